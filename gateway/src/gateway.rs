@@ -71,7 +71,7 @@ use tidemill_cluster::{
     ClusterView, NewRequest, Rejection,
     class::{ClassId, Classes},
 };
-use tidemill_grammar::{GrammarError, helper::handle::AskError, lark, schema::Whitespace};
+use tidemill_grammar::{GrammarError, helper::handle::AskError, lark, schema::Terms};
 use tidemill_proto::{
     block::Token,
     grammar::Grammar,
@@ -756,11 +756,11 @@ impl Gateway {
         let rules = AnswerRules { tokenizer: &self.text().tokenizer, thought: thought.as_ref(), calls, answer: answer.as_deref() };
         let mut hearing = self.hearing();
         let mut unavailable = None;
-        let prepare = &mut |schema: &Value| {
+        let prepare = &mut |schema: &Value, strict| {
             if unavailable.is_some() {
                 return Err(GrammarError::Invalid("it was not checked".into()));
             }
-            hearing.part(schema, Whitespace::default()).map_err(|error| match error {
+            hearing.part(schema, Terms { strict, ..Terms::default() }).map_err(|error| match error {
                 AskError::Refused(error) => error,
                 // Not the schema's fault: no looser one may take its place.
                 AskError::Unavailable(error) => {

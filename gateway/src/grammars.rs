@@ -18,7 +18,7 @@ use helper::{
 };
 use serde_json::Value;
 use std::{io, num::NonZero, path::PathBuf, thread, time::Duration};
-use tidemill_grammar::{GrammarError, schema::Whitespace};
+use tidemill_grammar::{GrammarError, schema::Terms};
 use tidemill_proto::grammar::Grammar;
 use turns::{Turn, Turns};
 use verdicts::{Key, Verdicts};
@@ -63,8 +63,8 @@ pub struct Hearing<'a> {
 
 impl Hearing<'_> {
     /// A schema as a grammar of its own, which has passed.
-    pub fn schema(&mut self, schema: &Value, layout: Whitespace) -> Result<Grammar, AskError> {
-        let question = Question::Schema { schema: schema.to_string(), layout, model: Some(self.model) };
+    pub fn schema(&mut self, schema: &Value, terms: Terms) -> Result<Grammar, AskError> {
+        let question = Question::Schema { schema: schema.to_string(), terms, model: Some(self.model) };
         let text = self.ask(question)?;
         let grammar = Grammar::JsonSchema(text.into());
         // It was compiled for that.
@@ -74,8 +74,8 @@ impl Hearing<'_> {
     }
 
     /// A schema as a part of a grammar that has yet to pass.
-    pub fn part(&mut self, schema: &Value, layout: Whitespace) -> Result<String, AskError> {
-        self.ask(Question::Schema { schema: schema.to_string(), layout, model: None })
+    pub fn part(&mut self, schema: &Value, terms: Terms) -> Result<String, AskError> {
+        self.ask(Question::Schema { schema: schema.to_string(), terms, model: None })
     }
 
     /// Whether a grammar may be followed.

@@ -12,7 +12,7 @@ use tidemill_gateway::{
         tools::grammar::{AnswerRules, Forced},
     },
 };
-use tidemill_grammar::{Compiler, Matcher, Vocabulary, compiler::json_schema, schema::Whitespace};
+use tidemill_grammar::{Compiler, Matcher, Vocabulary, compiler::json_schema, schema::Terms};
 use tidemill_proto::{
     block::Token,
     grammar::{Constraint, Grammar},
@@ -120,7 +120,9 @@ impl World {
         let calls = output.calls.as_ref().unwrap();
         let rules =
             AnswerRules { tokenizer: &model.tokenizer, thought: output.thought.as_ref(), calls: Some((calls, forced)), answer: None };
-        let prepare = &mut |schema: &Value| json_schema(schema, Whitespace::Some).map(|grammar| grammar.text().to_owned());
+        let prepare = &mut |schema: &Value, strict| {
+            json_schema(schema, Terms { strict, ..Terms::default() }).map(|grammar| grammar.text().to_owned())
+        };
         let lark = rules.lark(prepare).unwrap();
         let constraint = Constraint { grammar: Grammar::Lark(lark.as_str().into()), end_tokens: vec![EOS], ends_late: false };
         let compiler = Compiler::new(&Vocabulary::new(&tokenizers::Tokenizer::from_bytes(tokenizer_json(marks)).unwrap(), WIDTH));

@@ -6,8 +6,9 @@
 
 use crate::{
     helper,
-    schema::{self, Prepared, SchemaError},
+    schema::{self, Prepared, SchemaError, Terms},
     vocabulary::Vocabulary,
+    wording,
 };
 use llguidance::{
     GrammarBuilder, JsonCompileOptions, ParserFactory,
@@ -148,7 +149,9 @@ impl Compiler {
         };
         let matcher = llguidance::Matcher::new(self.factory.create_parser(input));
         if let Some(error) = matcher.get_error() {
-            return Err(GrammarError::Invalid(message(&error)));
+            let message = message(&error);
+            let is_schema = matches!(grammar, Grammar::JsonSchema(_));
+            return Err(GrammarError::Invalid(if is_schema { wording::of_schema(&message) } else { message }));
         }
         // Most that would fail later fail here: a grammar without any text, or one whose first lexeme is too complex.
         let mut trial = matcher.deep_clone();
@@ -192,14 +195,15 @@ impl fmt::Debug for Compiler {
 }
 
 /// A client's schema as a grammar. The error names the part at fault.
-pub fn json_schema(schema: &Value, layout: schema::Whitespace) -> Result<Grammar, GrammarError> {
+pub fn json_schema(schema: &Value, terms: impl Into<Terms>) -> Result<Grammar, GrammarError> {
     check_size(schema.to_string().len())?;
-    on_deep_stack(|| json_schema_here(schema, layout, None))
+    let terms = terms.into();
+    on_deep_stack(|| json_schema_here(schema, terms, None))
 }
 
 /// The same on the caller's stack, of a schema that is not too large. With a `compiler`, it compiles for that vocabulary, too.
-pub(crate) fn json_schema_here(schema: &Value, layout: schema::Whitespace, compiler: Option<&Compiler>) -> Result<Grammar, GrammarError> {
-    let prepared = schema::prepare(schema, layout)?;
+pub(crate) fn json_schema_here(schema: &Value, terms: Terms, compiler: Option<&Compiler>) -> Result<Grammar, GrammarError> {
+    let prepared = schema::prepare(schema, terms)?;
     let text = prepared.document().to_string();
     check_size(text.len())?;
     let grammar = Grammar::JsonSchema(text.into());
@@ -220,6 +224,11 @@ fn try_schema(schema: Value) -> Result<(), String> {
     outcome.map(|_| ()).map_err(|error| message(&error.to_string()))
 }
 
+/// Whether no value matches a schema, as far as the compiler can tell.
+pub(crate) fn is_unsatisfiable(schema: Value) -> bool {
+    try_schema(schema).is_err_and(|problem| wording::is_unsatisfiable(&problem))
+}
+
 /// The smallest part of a schema that fails as the whole does, as far as some trials can tell. One part is cut out at a time.
 fn fault(prepared: &Prepared, problem: String) -> SchemaError {
     let mut found = SchemaError { path: String::new(), problem };
@@ -234,18 +243,14 @@ fn fault(prepared: &Prepared, problem: String) -> SchemaError {
             continue;
         }
         // An option without a value is no fault, unless the whole has none.
-        let is_empty = |problem: &str| problem.starts_with("Unsatisfiable");
         if let Err(problem) = try_schema(part)
-            && is_empty(&problem) == is_empty(&found.problem)
+            && wording::is_unsatisfiable(&problem) == wording::is_unsatisfiable(&found.problem)
         {
             found = SchemaError { path: prepared.path(&place), problem };
             parts = prepared.parts(&place);
         }
     }
-    if found.problem.starts_with("oneOf constraints") {
-        "its options in `oneOf` may hold at the same time: tell them apart by a required property with another `const` in each, or use `anyOf`"
-            .clone_into(&mut found.problem);
-    }
+    found.problem = wording::of_schema(&found.problem);
     found
 }
 

@@ -21,7 +21,7 @@ pub use process::run;
 
 use crate::{
     compiler::{Compiler, GrammarError, check_size, json_schema_here},
-    schema::Whitespace,
+    schema::Terms,
 };
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ pub struct Model {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Question {
     /// How the compiler takes this schema, and whether it compiles: for a model's vocabulary, or alone, as a part of a larger grammar.
-    Schema { schema: String, layout: Whitespace, model: Option<usize> },
+    Schema { schema: String, terms: Terms, model: Option<usize> },
     /// Whether this grammar compiles.
     Grammar { grammar: Grammar, model: usize },
 }
@@ -64,10 +64,10 @@ impl Question {
         self.check_size()?;
         let compiler = |model: usize| compilers.get(model).ok_or_else(|| GrammarError::Invalid(format!("there is no model {model}")));
         match self {
-            Self::Schema { schema, layout, model } => {
+            Self::Schema { schema, terms, model } => {
                 let schema = serde_json::from_str(schema).map_err(|error| GrammarError::Invalid(format!("it is not JSON: {error}")))?;
                 let compiler = model.map(compiler).transpose()?;
-                json_schema_here(&schema, *layout, compiler).map(|grammar| grammar.text().to_owned())
+                json_schema_here(&schema, *terms, compiler).map(|grammar| grammar.text().to_owned())
             }
             Self::Grammar { grammar, model } => compiler(*model)?.compile_anew(grammar).map(|_| String::new()),
         }

@@ -1,6 +1,7 @@
 //! Constrained decoding: from a client's schema, expression or grammar to the set of tokens that may be drawn next.
 //!
-//! - [`schema`]: a client's JSON Schema, checked and rewritten to what the compiler takes; `disjoint`: when `oneOf` is `anyOf`
+//! - [`schema`]: a client's JSON Schema, checked and rewritten to what the compiler takes; `disjoint`: when `oneOf` is `anyOf`;
+//!   `expression`: patterns without look-around; `wording`: what the compiler says, in words of schemas
 //! - [`gbnf`]: llama.cpp's grammars to Lark; [`lark`]: pieces of Lark
 //! - [`vocabulary`]: the bytes of each token, and their trie
 //! - [`compiler`]: grammars to compiled ones, bounded and cached
@@ -13,12 +14,14 @@
 
 pub mod compiler;
 mod disjoint;
+mod expression;
 pub mod gbnf;
 pub mod helper;
 pub mod lark;
 pub mod matcher;
 pub mod schema;
 pub mod vocabulary;
+mod wording;
 
 pub use compiler::{Compiled, Compiler, GrammarError};
 pub use matcher::{MatchError, Matcher};

@@ -2,13 +2,26 @@
 //!
 //! What is a constraint and cannot be kept is refused, with its path. What constrains nothing (titles, unknown keywords, formats that no
 //! draft defines) is left out. References may be pointers, anchors or ids within the schema; what they name moves to `$defs` under plain
-//! names. `oneOf` becomes `anyOf` where its options exclude each other.
+//! names. Keywords that the compiler lacks are rewritten with those that it has:
+//!
+//! - `conditions`: `if`, `dependent…`, `contains`, `oneOf` as choices between schemas; `negation`: `not`, and what the others need of it
+//! - `values`: schemas with few values, and lists without repetition made of them; `names`: `propertyNames`
+//! - `formats`: those that are patterns, and those that a pattern contradicts
+//! - `merged`: how many expressions meet at one text
+//!
+//! Some constraints can only be relaxed: they are refused where the client is strict, and left to the model elsewhere.
 //!
 //! A schema may refer to itself many times over, so all of this has a budget: how much is rewritten, compared, and how deep it lies.
 
+mod conditions;
+mod formats;
 mod merged;
+mod names;
+mod negation;
+mod values;
 
-use crate::disjoint::{Budget, disjoint};
+use crate::{disjoint::Budget, expression};
+use conditions::Conditional;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::{
@@ -47,6 +60,20 @@ pub enum Whitespace {
     None,
 }
 
+/// How a schema is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct Terms {
+    pub whitespace: Whitespace,
+    /// Refuses what could only be kept in part.
+    pub strict: bool,
+}
+
+impl From<Whitespace> for Terms {
+    fn from(whitespace: Whitespace) -> Self {
+        Self { whitespace, strict: false }
+    }
+}
+
 /// At most this much at one place.
 const WHITESPACE: &str = r"( |\r?\n[ \t]{0,40})";
 
@@ -56,6 +83,8 @@ pub(crate) struct Prepared {
     document: Value,
     /// Where each definition was, by its new name.
     origins: BTreeMap<String, String>,
+    /// The client's places of the parts that the rewriting has made or moved.
+    moved: BTreeMap<String, String>,
 }
 
 impl Prepared {
@@ -116,9 +145,23 @@ impl Prepared {
         if let Some((name, rest)) = place.strip_prefix("/$defs/").map(|rest| rest.split_once('/').unwrap_or((rest, "")))
             && let Some(origin) = self.origins.get(name)
         {
-            return format!("{}{}", path_of(origin), path_of(format!("/{rest}").trim_end_matches('/')));
+            return path_of(&self.unmoved(&format!("{origin}{}", format!("/{rest}").trim_end_matches('/'))));
         }
-        path_of(place)
+        path_of(&self.unmoved(place))
+    }
+
+    /// The client's place for one that may lie in what the rewriting has made.
+    fn unmoved(&self, place: &str) -> String {
+        let ends = place.match_indices('/').map(|(end, _)| end).chain([place.len()]);
+        let made = ends.filter_map(|end| Some((end, self.moved.get(&place[..end])?))).last();
+        match made {
+            // Within a member of a list that was moved, all is as it was. What was made of a keyword has no such places.
+            Some((end, moved)) if moved.rsplit('/').next().is_some_and(|last| last.parse::<usize>().is_ok()) => {
+                format!("{moved}{}", &place[end..])
+            }
+            Some((_, made)) => made.clone(),
+            None => place.to_owned(),
+        }
     }
 }
 
@@ -170,7 +213,7 @@ fn part_of(keyword: &str) -> Part {
 }
 
 /// Rewrites a schema, or says which part of it cannot be kept.
-pub(crate) fn prepare(schema: &Value, whitespace: Whitespace) -> Result<Prepared, SchemaError> {
+pub(crate) fn prepare(schema: &Value, terms: Terms) -> Result<Prepared, SchemaError> {
     let mut preparer = Preparer {
         root: schema,
         anchors: BTreeMap::new(),
@@ -180,6 +223,10 @@ pub(crate) fn prepare(schema: &Value, whitespace: Whitespace) -> Result<Prepared
         numbers: HashMap::new(),
         comparisons: Budget::default(),
         left: REWRITTEN_MAX,
+        strict: terms.strict,
+        work: expression::Work::default(),
+        patterns: HashMap::new(),
+        moved: BTreeMap::new(),
     };
     preparer.collect_anchors(schema, &mut String::new())?;
     let mut document = match preparer.schema(schema, "")? {
@@ -202,11 +249,13 @@ pub(crate) fn prepare(schema: &Value, whitespace: Whitespace) -> Result<Prepared
     if !definitions.is_empty() {
         document.insert("$defs".into(), definitions.into());
     }
-    let layout = match whitespace {
+    let layout = match terms.whitespace {
         Whitespace::Some => json!({"whitespace_pattern": WHITESPACE}),
         Whitespace::None => json!({"whitespace_flexible": false}),
     };
-    let mut prepared = Prepared { document: document.into(), origins };
+    let mut document = document.into();
+    formats::settle(&mut document);
+    let mut prepared = Prepared { document, origins, moved: preparer.moved };
     merged::check(&prepared)?;
     prepared.document["x-guidance"] = layout;
     Ok(prepared)
@@ -226,7 +275,16 @@ struct Preparer<'a> {
     comparisons: Budget,
     /// Keywords and values that may still be rewritten.
     left: usize,
+    strict: bool,
+    work: expression::Work,
+    /// Patterns without look-around, by those with it.
+    patterns: HashMap<String, Option<Vec<String>>>,
+    /// The places of what is made or moved, and where the client has it.
+    moved: BTreeMap<String, String>,
 }
+
+/// Schemas that apply beside the keywords of one, and the keyword that each is made of.
+type Extra<'a> = Vec<(&'a str, Value)>;
 
 impl<'a> Preparer<'a> {
     fn collect_anchors(&mut self, value: &'a Value, place: &mut String) -> Result<(), SchemaError> {
@@ -324,20 +382,38 @@ impl<'a> Preparer<'a> {
         };
         self.pay(1 + object.len(), at)?;
         let mut new = Map::new();
+        let mut extra = Extra::new();
+        let conditionals = self.conditionals(object, at);
         for (key, value) in object {
-            self.keyword(object, key, value, at, &mut new)?;
+            self.keyword(object, key, value, at, &mut new, &mut extra, &conditionals)?;
+        }
+        self.conditions(object, &conditionals, at, &mut extra)?;
+        for (keyword, part) in extra {
+            let number = push_all_of(&mut new, part);
+            self.moved.insert(format!("{at}/allOf/{number}"), format!("{at}/{keyword}"));
         }
         check_together(object, &new, at)?;
         Ok(new.into())
     }
 
+    /// Leaves a constraint to the model, unless the client is strict.
+    fn relax(&self, at: &str, key: &str, reason: &str) -> Result<(), SchemaError> {
+        match self.strict {
+            true => Err(refused(at, key, format!("`{key}` cannot be kept here, and the request is strict: {reason}"))),
+            false => Ok(()),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
     fn keyword(
         &mut self,
         object: &'a Map<String, Value>,
-        key: &str,
+        key: &'a str,
         value: &'a Value,
         at: &str,
         new: &mut Map<String, Value>,
+        extra: &mut Extra<'a>,
+        conditionals: &[Conditional<'a>],
     ) -> Result<(), SchemaError> {
         let wrong = |what: &str| Err(refused(at, key, format!("`{key}` must be {what}")));
         let unsupported = || Err(refused(at, key, format!("`{key}` is not supported")));
@@ -355,7 +431,19 @@ impl<'a> Preparer<'a> {
                 },
             },
             "items" if value.is_array() => self.list(value, &inner)?,
-            "oneOf" => return self.one_of(value, &inner, at, new),
+            "oneOf" => return self.one_of(value, &inner, at, new, extra),
+            "allOf" if !conditionals.is_empty() => return self.without_conditionals(value, &inner, conditionals, new),
+            "patternProperties" if value.is_object() => {
+                let mut rewritten = Map::new();
+                for (pattern, value) in value.as_object().into_iter().flatten() {
+                    let place = format!("{inner}/{}", escaped(pattern));
+                    let value = self.schema(value, &place)?;
+                    let name =
+                        self.one_pattern(pattern).ok_or_else(|| SchemaError { path: path_of(&place), problem: LOOKS_AROUND.into() })?;
+                    rewritten.insert(name, value);
+                }
+                rewritten.into()
+            }
             _ => match (part_of(key), value) {
                 (Part::Schema, _) => self.schema(value, &inner)?,
                 (Part::Schemas, Value::Array(list)) if !list.is_empty() => self.list(value, &inner)?,
@@ -381,34 +469,52 @@ impl<'a> Preparer<'a> {
                         None => return wrong("a whole number, 0 or more"),
                     },
                     "exclusiveMinimum" | "exclusiveMaximum" if value.is_boolean() => value.clone(),
-                    "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" if value.is_number() => exact(value, at, key)?,
+                    "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" if value.is_number() => bound(value, at, key)?,
                     "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => return wrong("a number"),
                     "multipleOf" if value.as_f64().is_some_and(|step| step > 0.0) => value.clone(),
                     "multipleOf" => return wrong("a number above 0"),
-                    "pattern" if value.is_string() => value.clone(),
-                    "pattern" => return wrong("a string"),
+                    "pattern" => match value.as_str() {
+                        None => return wrong("a string"),
+                        Some(pattern) => {
+                            let patterns = self.patterns(pattern).ok_or_else(|| refused(at, key, LOOKS_AROUND.into()))?;
+                            let mut patterns = patterns.into_iter();
+                            let first = patterns.next().expect("there is one at least");
+                            extra.extend(patterns.map(|pattern| ("pattern", typed(object, json!({"pattern": pattern})))));
+                            first.into()
+                        }
+                    },
                     "format" => match value.as_str() {
                         None => return wrong("a string"),
-                        Some(format) if FORMATS.contains(&format) => value.clone(),
-                        Some(format) if FORMATS_MISSING.contains(&format) => {
-                            return Err(refused(at, key, format!("the format `{format}` is not supported")));
+                        Some(format) if formats::BUILT_IN.contains(&format) => value.clone(),
+                        Some(format) => {
+                            match formats::pattern(format) {
+                                Some(pattern) => extra.push(("format", typed(object, json!({"pattern": pattern})))),
+                                None if formats::MISSING.contains(&format) => {
+                                    self.relax(at, key, &format!("the format `{format}` is not supported"))?;
+                                }
+                                None => {}
+                            }
+                            return Ok(());
                         }
-                        Some(_) => return Ok(()),
                     },
-                    "uniqueItems" if *value == Value::Bool(false) || object.get("maxItems").and_then(count).is_some_and(|max| max <= 1) => {
+                    "uniqueItems" => return self.unique_items(object, value, at, extra),
+                    "propertyNames" => return self.property_names(object, value, &inner, at, extra),
+                    "not" => {
+                        let Some(negation) = self.negation(value, &inner, DEPTH_MAX) else {
+                            let problem = "`not` is supported of types, values, patterns, bounds, required and named properties, and of \
+                                           combinations of these";
+                            return Err(refused(at, key, problem.into()));
+                        };
+                        extra.push((key, typed(object, negation)));
                         return Ok(());
                     }
-                    "then" | "else" if !has("if") => return Ok(()),
-                    "minContains" | "maxContains" if !has("contains") => return Ok(()),
-                    "dependencies" | "dependentRequired" | "dependentSchemas" if value.as_object().is_some_and(Map::is_empty) => {
-                        return Ok(());
+                    "contains" => return self.contains(object, value, &inner, at, extra),
+                    // They are looked at with what they belong to.
+                    "if" | "then" | "else" | "minContains" | "maxContains" => return Ok(()),
+                    "dependencies" | "dependentRequired" | "dependentSchemas" => {
+                        return self.dependent(object, key, value, &inner, at, extra);
                     }
-                    "propertyNames" | "unevaluatedProperties" | "unevaluatedItems" | "contains"
-                        if is_anything(value) && key != "contains" =>
-                    {
-                        return Ok(());
-                    }
-                    "propertyNames" if *value == json!({"type": "string"}) => return Ok(()),
+                    "unevaluatedProperties" | "unevaluatedItems" if is_anything(value) => return Ok(()),
                     // Without other schemas in the same place, all that is not named is unevaluated.
                     "unevaluatedProperties" if !APPLIED.iter().any(|key| has(key)) && !has("additionalProperties") => {
                         new.insert("additionalProperties".into(), self.schema(value, &inner)?);
@@ -418,86 +524,74 @@ impl<'a> Preparer<'a> {
                         new.insert("items".into(), self.schema(value, &inner)?);
                         return Ok(());
                     }
-                    "not"
-                    | "if"
-                    | "then"
-                    | "else"
-                    | "uniqueItems"
-                    | "contains"
-                    | "minContains"
-                    | "maxContains"
-                    | "dependencies"
-                    | "dependentRequired"
-                    | "dependentSchemas"
-                    | "propertyNames"
-                    | "unevaluatedProperties"
-                    | "unevaluatedItems"
-                    | "$dynamicRef"
-                    | "$recursiveRef"
-                    | "x-guidance" => return unsupported(),
+                    "unevaluatedProperties" | "unevaluatedItems" | "$dynamicRef" | "$recursiveRef" | "x-guidance" => return unsupported(),
                     _ => return Ok(()),
                 },
             },
         };
         // `anyOf` may be there already, made of `oneOf`.
         match new.contains_key(key) {
-            true => push_all_of(new, json!({key: kept})),
+            true => drop(push_all_of(new, json!({key: kept}))),
             false => drop(new.insert(key.to_owned(), kept)),
         }
         Ok(())
+    }
+
+    /// Patterns without look-around that say the same together.
+    fn patterns(&mut self, pattern: &str) -> Option<Vec<String>> {
+        if !expression::looks_around(pattern) {
+            return Some(vec![pattern.to_owned()]);
+        }
+        if let Some(known) = self.patterns.get(pattern) {
+            return known.clone();
+        }
+        let rewritten = expression::without_look_around(pattern, &mut self.work);
+        self.patterns.insert(pattern.to_owned(), rewritten.clone());
+        rewritten
+    }
+
+    fn one_pattern(&mut self, pattern: &str) -> Option<String> {
+        let mut patterns = self.patterns(pattern)?;
+        if patterns.len() == 1 { patterns.pop() } else { expression::all_of(&patterns, &mut self.work) }
     }
 
     fn list(&mut self, value: &'a Value, at: &str) -> Result<Value, SchemaError> {
         let list = value.as_array().into_iter().flatten();
         list.enumerate().map(|(i, value)| self.schema(value, &format!("{at}/{i}"))).collect::<Result<Vec<_>, _>>().map(Value::from)
     }
-
-    fn one_of(&mut self, value: &'a Value, inner: &str, at: &str, new: &mut Map<String, Value>) -> Result<(), SchemaError> {
-        let Some(options) = value.as_array().filter(|options| !options.is_empty()) else {
-            return Err(refused(at, "oneOf", "`oneOf` must be a list of schemas, not empty".into()));
-        };
-        let root = self.root;
-        let resolve = |reference: &str| self.place_of(reference).and_then(|place| root.pointer(&place));
-        let pairs = || (0..options.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
-        let exclude =
-            options.len() <= OPTIONS_COMPARED_MAX && pairs().all(|(a, b)| disjoint(&options[a], &options[b], &resolve, &self.comparisons));
-        let key = if exclude { "anyOf" } else { "oneOf" };
-        let rewritten = self.list(value, inner)?;
-        match new.contains_key(key) {
-            true => push_all_of(new, json!({key: rewritten})),
-            false => drop(new.insert(key.into(), rewritten)),
-        }
-        Ok(())
-    }
 }
 
 /// Characters of the path to a part that lies too deep.
 const PATH_SHOWN_MAX: usize = 200;
 
-/// Options of one `oneOf` that are compared with each other.
-const OPTIONS_COMPARED_MAX: usize = 300;
+/// References that are followed one from another where a schema is looked into.
+const DEPTH_MAX: usize = 16;
+
+const LOOKS_AROUND: &str = "its look-around (`(?=…)`, `(?!…)`, `(?<…)`) could not be rewritten: write the pattern without it";
 
 /// Keywords that apply other schemas to the same value.
 const APPLIED: [&str; 5] = ["allOf", "anyOf", "oneOf", "$ref", "if"];
 
-/// Formats of the drafts that the compiler has.
-const FORMATS: [&str; 10] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
-/// Those that it lacks. Other formats are notes to people.
-const FORMATS_MISSING: [&str; 9] = [
-    "idn-email",
-    "idn-hostname",
-    "iri",
-    "iri-reference",
-    "uri-reference",
-    "uri-template",
-    "json-pointer",
-    "relative-json-pointer",
-    "regex",
-];
-
-fn push_all_of(schema: &mut Map<String, Value>, part: Value) {
+/// Adds a schema that applies, too, and says which one it is.
+fn push_all_of(schema: &mut Map<String, Value>, part: Value) -> usize {
     let all = schema.entry("allOf").or_insert_with(|| json!([]));
-    all.as_array_mut().expect("`allOf` was rewritten as a list").push(part);
+    let all = all.as_array_mut().expect("`allOf` was rewritten as a list");
+    all.push(part);
+    all.len() - 1
+}
+
+/// A part that is made for a schema, with that schema's type: what is said of objects is said of nothing else then.
+fn typed(object: &Map<String, Value>, mut part: Value) -> Value {
+    if let (Some(kind @ Value::String(_)), Some(part)) = (object.get("type"), part.as_object_mut())
+        && !part.contains_key("type")
+        && !part.contains_key("$ref")
+    {
+        match part.get_mut("anyOf").and_then(Value::as_array_mut) {
+            Some(options) => options.iter_mut().for_each(|option| *option = typed(object, option.take())),
+            None => drop(part.insert("type".into(), kind.clone())),
+        }
+    }
+    part
 }
 
 /// Keywords of one schema that cannot be kept together.
@@ -564,6 +658,16 @@ fn exact(value: &Value, at: &str, key: &str) -> Result<Value, SchemaError> {
     match numbers(value).find(|number| !fits(number)) {
         Some(number) => Err(refused(at, key, format!("{number} is too large to be exact: write numbers from 2^53 on as strings"))),
         None => Ok(value.clone()),
+    }
+}
+
+/// A bound of numbers. One so far out that all exact integers are within it is as good as the last of these.
+fn bound(value: &Value, at: &str, key: &str) -> Result<Value, SchemaError> {
+    let last = EXACT_INTEGER_MAX - 1.0;
+    match value.as_f64() {
+        Some(bound) if bound > last && key.ends_with("aximum") => Ok((last as u64).into()),
+        Some(bound) if bound < -last && key.ends_with("inimum") => Ok((-last as i64).into()),
+        _ => exact(value, at, key),
     }
 }
 

@@ -237,12 +237,12 @@ fn a_part_that_the_compiler_refuses_is_found() {
             "unclosed",
         ),
         (
-            json!({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"properties": {"y": {"pattern": "(?=a)"}}}}}),
+            json!({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"properties": {"y": {"pattern": "(?<=a)"}}}}}),
             ".$defs.x.properties.y",
             "look",
         ),
         (
-            json!({"type": "object", "additionalProperties": false, "properties": {"a": {"pattern": "a(?=b)"}, "b": false}}),
+            json!({"type": "object", "additionalProperties": false, "properties": {"a": {"pattern": "a(?<=b)"}, "b": false}}),
             ".properties.a",
             "look",
         ),

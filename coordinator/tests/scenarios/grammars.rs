@@ -28,7 +28,7 @@ fn helper() -> Handle {
 }
 
 fn schema(schema: &Value) -> Question {
-    Question::Schema { schema: schema.to_string(), layout: Default::default(), model: Some(0) }
+    Question::Schema { schema: schema.to_string(), terms: Default::default(), model: Some(0) }
 }
 
 fn grammar(grammar: Grammar) -> Question {

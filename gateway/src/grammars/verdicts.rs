@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn questions_differ_in_all_that_they_ask() {
-        let schema = |model| Question::Schema { schema: "{}".into(), layout: Default::default(), model };
+        let schema = |model| Question::Schema { schema: "{}".into(), terms: Default::default(), model };
         let grammar = |model| Question::Grammar { grammar: tidemill_proto::grammar::Grammar::Regex("{}".into()), model };
         let questions = [schema(None), schema(Some(0)), schema(Some(1)), grammar(0), grammar(1)];
         let keys: std::collections::HashSet<_> = questions.iter().map(Key::of).collect();

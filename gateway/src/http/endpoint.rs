@@ -223,7 +223,7 @@ fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8], sto
     let body: E::Body = parse::json(body)?;
     let asked = {
         let mut hearing = gateway.hearing();
-        structured::grammar(&mut request, &mut |schema, layout| hearing.schema(schema, layout))?
+        structured::grammar(&mut request, &mut |schema, terms| hearing.schema(schema, terms))?
     };
     let mut options = gateway.options(arrived, request)?;
     if let Some(asked) = asked {

@@ -9,12 +9,12 @@ use tidemill_grammar::{
     gbnf,
     helper::handle::AskError,
     lark,
-    schema::Whitespace,
+    schema::{Terms, Whitespace},
 };
 use tidemill_proto::grammar::Grammar;
 
 /// Judges a schema, and says how the compiler takes it.
-pub type JudgeSchema<'a> = &'a mut dyn FnMut(&Value, Whitespace) -> Result<Grammar, AskError>;
+pub type JudgeSchema<'a> = &'a mut dyn FnMut(&Value, Terms) -> Result<Grammar, AskError>;
 
 /// vLLM's object of constraints. One of them, and how JSON is laid out.
 #[derive(Debug, Default, Deserialize)]
@@ -41,9 +41,11 @@ pub struct ResponseFormat {
 
 #[derive(Debug, Deserialize)]
 pub struct JsonSchema {
-    /// Kept whether or not the client calls it strict.
     #[serde(default)]
     pub schema: Option<Value>,
+    /// Refuses what can only be kept in part. All else is kept either way.
+    #[serde(default)]
+    pub strict: Option<bool>,
 }
 
 /// A grammar, and the field of the request that asked for it.
@@ -123,10 +125,11 @@ pub fn flat_format(
 ) -> Result<Option<Asked>, ApiError> {
     match format["type"].as_str() {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), Whitespace::default(), judge)?, param })),
+        Some("json_object") => Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), Terms::default(), judge)?, param })),
         Some("json_schema") => {
             let schema = format.get("schema").ok_or_else(|| ApiError::invalid(schema_param, format!("`{schema_param}` is missing")))?;
-            Ok(Some(Asked { grammar: schema_grammar(schema_param, schema, Whitespace::default(), judge)?, param: schema_param }))
+            let terms = Terms { strict: format["strict"].as_bool().unwrap_or(false), ..Terms::default() };
+            Ok(Some(Asked { grammar: schema_grammar(schema_param, schema, terms, judge)?, param: schema_param }))
         }
         _ => {
             let message = format!("`{param}.type` is {}: it must be `text`, `json_object` or `json_schema`", format["type"]);
@@ -151,18 +154,18 @@ pub fn unjudged(param: &str, error: &AskError) -> ApiError {
 }
 
 fn response_format(format: ResponseFormat, judge: JudgeSchema<'_>) -> Result<Option<Asked>, ApiError> {
-    let whitespace = Whitespace::default();
     match format.r#type.as_str() {
         "text" => Ok(None),
         "json_object" => {
             let param = "response_format";
-            Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), whitespace, judge)?, param }))
+            Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), Terms::default(), judge)?, param }))
         }
         "json_schema" => {
             let param = "response_format.json_schema.schema";
-            let schema = format.json_schema.and_then(|json_schema| json_schema.schema);
+            let (schema, strict) = format.json_schema.map_or((None, None), |json_schema| (json_schema.schema, json_schema.strict));
+            let terms = Terms { strict: strict.unwrap_or(false), ..Terms::default() };
             let schema = schema.ok_or_else(|| ApiError::invalid(param, format!("`{param}` is missing")))?;
-            Ok(Some(Asked { grammar: schema_grammar(param, &schema, whitespace, judge)?, param }))
+            Ok(Some(Asked { grammar: schema_grammar(param, &schema, terms, judge)?, param }))
         }
         other => {
             let message = format!("`response_format.type` is `{other}`: it must be `text`, `json_object` or `json_schema`");
@@ -186,8 +189,8 @@ fn check_layout(request: &GenerateRequest, outputs: &StructuredOutputs) -> Resul
     Ok(if outputs.disable_any_whitespace == Some(true) { Whitespace::None } else { Whitespace::default() })
 }
 
-fn schema_grammar(param: &str, schema: &Value, whitespace: Whitespace, judge: JudgeSchema<'_>) -> Result<Grammar, ApiError> {
-    judge(schema, whitespace).map_err(|error| unjudged(param, &error))
+fn schema_grammar(param: &str, schema: &Value, terms: impl Into<Terms>, judge: JudgeSchema<'_>) -> Result<Grammar, ApiError> {
+    judge(schema, terms.into()).map_err(|error| unjudged(param, &error))
 }
 
 /// A schema may come as its text.
@@ -221,7 +224,7 @@ mod tests {
     use tidemill_grammar::compiler::{GRAMMAR_BYTES_MAX, json_schema};
 
     fn asked(body: &Value) -> Result<Option<Asked>, ApiError> {
-        let judge = &mut |schema: &Value, layout| Ok(json_schema(schema, layout)?);
+        let judge = &mut |schema: &Value, terms: Terms| Ok(json_schema(schema, terms)?);
         grammar(&mut parse::json(body.to_string().as_bytes()).unwrap(), judge)
     }
 
@@ -285,6 +288,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_followed_is_refused_by_name() {
+        let set = json!({"type": "array", "items": {"type": "string"}, "uniqueItems": true});
+        for strict in [json!(false), Value::Null] {
+            let schema = json!({"name": "s", "strict": strict, "schema": set});
+            assert!(asked(&json!({"response_format": {"type": "json_schema", "json_schema": schema}})).unwrap().is_some(), "relaxed");
+        }
         for (body, param, word) in [
             (json!({"response_format": {"type": "xml"}}), "response_format.type", "json_schema"),
             (
@@ -300,9 +308,14 @@ mod tests {
             (json!({"guided_choice": []}), "guided_choice", "empty"),
             (json!({"guided_grammar": "root ::= x"}), "guided_grammar", "line 1"),
             (
-                json!({"guided_json": {"properties": {"a": {"type": "array", "uniqueItems": true}}}}),
-                "guided_json.properties.a.uniqueItems",
+                json!({"guided_json": {"properties": {"a": {"type": "array", "contains": {}, "maxContains": 2}}}}),
+                "guided_json.properties.a.maxContains",
                 "not supported",
+            ),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"strict": true, "schema": set}}}),
+                "response_format.json_schema.schema.uniqueItems",
+                "strict",
             ),
             (json!({"guided_json": {"items": {"pattern": "("}}}), "guided_json.items", "unclosed"),
         ] {

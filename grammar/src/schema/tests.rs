@@ -1,7 +1,7 @@
 use super::*;
 
 fn prepared(schema: &Value) -> Value {
-    let mut document = prepare(schema, Whitespace::None).unwrap().document;
+    let mut document = prepare(schema, Whitespace::None.into()).unwrap().document;
     document.as_object_mut().unwrap().remove("x-guidance");
     document
 }
@@ -52,7 +52,11 @@ fn one_of_is_any_of_where_its_options_exclude_each_other() {
     let schema = json!({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": option("a"), "b": option("b")}});
     assert!(prepared(&schema).get("anyOf").is_some());
     let same = json!({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], "$defs": {"a": option("a")}});
-    assert!(prepared(&same).get("oneOf").is_some());
+    assert_eq!(prepared(&same)["allOf"][0]["anyOf"].as_array().map(Vec::len), Some(2), "each without the other");
+    let steps = json!({"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]});
+    assert!(prepared(&steps).get("anyOf").is_some());
+    let strict = prepare(&steps, Terms { strict: true, ..Terms::default() }).unwrap();
+    assert!(strict.document.get("oneOf").is_some());
     let both = json!({"anyOf": [true], "oneOf": [{"type": "null"}, {"type": "string"}]});
     assert_eq!(prepared(&both), json!({"anyOf": [true], "allOf": [{"anyOf": [{"type": "null"}, {"type": "string"}]}]}));
 }
@@ -60,10 +64,14 @@ fn one_of_is_any_of_where_its_options_exclude_each_other() {
 #[test]
 fn what_cannot_be_kept_is_refused_with_its_path() {
     for (schema, path, word) in [
-        (json!({"properties": {"tags": {"type": "array", "uniqueItems": true}}}), ".properties.tags.uniqueItems", "not supported"),
-        (json!({"anyOf": [{"type": "null"}, {"not": {"type": "null"}}]}), ".anyOf[1].not", "not supported"),
-        (json!({"if": {}, "then": {}}), ".if", "not supported"),
-        (json!({"$ref": "#/$defs/x", "$defs": {"x": {"items": {"contains": {}}}}}), ".$defs.x.items.contains", "not supported"),
+        (json!({"properties": {"tags": {"type": "array", "uniqueItems": true}}}), ".properties.tags.uniqueItems", "strict"),
+        (json!({"anyOf": [{"type": "null"}, {"not": {"type": "integer"}}]}), ".anyOf[1].not", "supported of"),
+        (json!({"if": {"uniqueItems": true}, "then": {}}), ".if", "condition"),
+        (
+            json!({"$ref": "#/$defs/x", "$defs": {"x": {"items": {"contains": {}, "maxContains": 1}}}}),
+            ".$defs.x.items.maxContains",
+            "not supported",
+        ),
         (json!({"properties": {"a b": {"format": "iri"}}}), r#".properties["a b"].format"#, "`iri`"),
         (json!({"$ref": "http://elsewhere/schema"}), ".$ref", "names nothing"),
         (json!({"items": {"$ref": "#/$defs/none"}}), ".items.$ref", "names nothing"),
@@ -83,7 +91,7 @@ fn what_cannot_be_kept_is_refused_with_its_path() {
         (json!("text"), "", "a schema is"),
         (json!(false), "", "no value"),
     ] {
-        let error = prepare(&schema, Whitespace::Some).unwrap_err();
+        let error = prepare(&schema, Terms { strict: true, ..Terms::default() }).unwrap_err();
         assert!(error.path == path && error.problem.contains(word), "{schema}: {} {error}", error.path);
     }
 }

@@ -119,7 +119,7 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Re
     request.stop = rest.stop_sequences.map(StopField::Many);
     let asked = {
         let mut hearing = gateway.hearing();
-        let judge = &mut |schema: &Value, layout| hearing.schema(schema, layout);
+        let judge = &mut |schema: &Value, terms| hearing.schema(schema, terms);
         let format = match &rest.format {
             Some(format) => structured::flat_format("output_config.format", "output_config.format.schema", format, judge)?,
             None => None,

@@ -129,7 +129,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> R
     let format = body.text.and_then(|text| text.format).unwrap_or_else(|| json!({"type": "text"}));
     let asked = {
         let mut hearing = gateway.hearing();
-        let judge = &mut |schema: &Value, layout| hearing.schema(schema, layout);
+        let judge = &mut |schema: &Value, terms| hearing.schema(schema, terms);
         let asked = structured::flat_format("text.format", "text.format.schema", &format, judge)?;
         structured::grammar_beside(&mut request, asked, judge)?
     };

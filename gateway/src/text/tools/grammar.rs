@@ -44,8 +44,11 @@ pub enum Forced<'a> {
     Nothing,
 }
 
-/// Checks a schema, and writes it as the compiler takes it.
-pub type PrepareSchema<'a> = &'a mut dyn FnMut(&Value) -> Result<String, GrammarError>;
+/// Checks a schema of a tool that is strict or not, and writes it as the compiler takes it.
+pub type PrepareSchema<'a> = &'a mut dyn FnMut(&Value, bool) -> Result<String, GrammarError>;
+
+/// The same for the parts of one tool.
+type PreparePart<'a> = &'a mut dyn FnMut(&Value) -> Result<String, GrammarError>;
 
 /// The tool whose schema is refused.
 #[derive(Debug, PartialEq, Eq)]
@@ -146,6 +149,7 @@ impl AnswerRules<'_> {
         prepare: PrepareSchema<'_>,
         lark: &mut String,
     ) -> Result<(), GrammarError> {
+        let prepare: PreparePart<'_> = &mut |schema: &Value| prepare(schema, tool.strict);
         let anything = json!({"type": "object"});
         let schema = tool.parameters.clone().unwrap_or_else(|| json!({"type": "object", "properties": {}, "additionalProperties": false}));
         // Checked as a whole, so that what is refused does not depend on the notation.
@@ -179,7 +183,7 @@ impl AnswerRules<'_> {
         &self,
         i: usize,
         schema: &Value,
-        prepare: PrepareSchema<'_>,
+        prepare: PreparePart<'_>,
         lark: &mut String,
         written: &dyn Fn(&str, &str) -> String,
         join: &str,
@@ -218,7 +222,7 @@ impl AnswerRules<'_> {
         rule: &str,
         property: &Value,
         schema: &Value,
-        prepare: PrepareSchema<'_>,
+        prepare: PreparePart<'_>,
         lark: &mut String,
     ) -> Result<(), GrammarError> {
         let end = "\n</parameter>\n";
@@ -320,7 +324,7 @@ mod tests {
         GrammarError::Invalid("no".into())
     }
 
-    fn prepare(schema: &Value) -> Result<String, GrammarError> {
+    fn prepare(schema: &Value, _: bool) -> Result<String, GrammarError> {
         if schema.to_string().contains("forbidden") { Err(no()) } else { Ok(schema.to_string()) }
     }
 
@@ -449,9 +453,9 @@ row: "" call ("\n" call)* ""
         let calls = Calls { tools: [tool].as_slice().into(), ..calls(&qwen_coder::FORMAT, false) };
         let rules = AnswerRules { tokenizer: &sentencepiece(), thought: None, calls: Some((&calls, Forced::Any)), answer: None };
         let mut judged = 0;
-        let refused = rules.lark(&mut |schema| {
+        let refused = rules.lark(&mut |schema, strict| {
             judged += 1;
-            prepare(schema)
+            prepare(schema, strict)
         });
         assert!(matches!(refused, Err(Refused { tool: 0, error: GrammarError::TooLarge { .. } })), "{refused:?}");
         assert_eq!(judged, 1);

@@ -1,0 +1,155 @@
+//! `format`: an annotation (JSON Schema 2020-12, Validation, 7.2.1), which is kept as far as it can be. Where a pattern, or the values, say
+//! something else, they win: libraries write formats beside patterns of their own that differ in a time zone or a letter.
+
+use super::{DEPTH_MAX, Part, REWRITTEN_MAX, part_of, push_all_of, size};
+use crate::compiler::is_unsatisfiable;
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+
+/// Formats of the drafts that the compiler has.
+pub(super) const BUILT_IN: [&str; 10] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+/// Those that nothing here has, and that no answer keeps to. Other formats are notes to people, and so is `regex`: what is an expression
+/// depends on who reads it.
+pub(super) const MISSING: [&str; 6] = ["idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference", "uri-template"];
+/// Combinations of a format with patterns that are tried for one document. More are taken as they are.
+const TRIED_MAX: usize = 200;
+/// A pattern that is read counts as so many schemas.
+const PATTERN_BYTES_PER_STEP: usize = 64;
+
+/// A format of the drafts that is a simple pattern (RFC 6901; relative pointers: draft-bhutton-relative-json-pointer).
+pub(super) fn pattern(format: &str) -> Option<&'static str> {
+    match format {
+        "json-pointer" => Some("^(?:/(?:[^~/]|~[01])*)*$"),
+        "relative-json-pointer" => Some("^(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^~/]|~[01])*)*)$"),
+        _ => None,
+    }
+}
+
+/// The pattern of a format that names of properties may have. `Some(None)`: it says nothing.
+pub(super) fn name_pattern(format: &str) -> Option<Option<&'static str>> {
+    match format {
+        "uuid" => Some(Some("^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")),
+        "date" => Some(Some(
+            "^[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))$",
+        )),
+        "ipv4" => Some(Some(r"^(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])$")),
+        format if BUILT_IN.contains(&format) || MISSING.contains(&format) => None,
+        format => Some(pattern(format)),
+    }
+}
+
+/// Takes out the formats of a rewritten document that contradict the patterns or values of the same text, whatever brings them together:
+/// the same schema, `allOf` or a reference.
+pub(super) fn settle(document: &mut Value) {
+    let definitions = document.get("$defs").cloned().unwrap_or_default();
+    let mut settling = Settling { definitions: &definitions, known: HashMap::new(), left: REWRITTEN_MAX };
+    settling.schema(document);
+    if let Some(own) = document.get_mut("$defs").and_then(Value::as_object_mut) {
+        own.values_mut().for_each(|definition| settling.schema(definition));
+    }
+}
+
+struct Settling<'d> {
+    definitions: &'d Value,
+    /// By a format and the patterns beside it: whether no text has both.
+    known: HashMap<(String, Vec<String>), bool>,
+    /// Schemas that may still be looked at or copied. What is left then stays as it is.
+    left: usize,
+}
+
+/// What is said of one text.
+#[derive(Default)]
+struct Said {
+    formats: Vec<String>,
+    patterns: Vec<String>,
+    has_values: bool,
+}
+
+impl<'d> Settling<'d> {
+    fn schema(&mut self, schema: &mut Value) {
+        let mut said = Said::default();
+        self.collect(schema, DEPTH_MAX, &mut said);
+        for format in std::mem::take(&mut said.formats) {
+            if said.has_values || self.contradict(&format, &said.patterns) {
+                self.take_out(schema, &format, DEPTH_MAX);
+            }
+        }
+        for (key, value) in schema.as_object_mut().into_iter().flatten() {
+            match (part_of(key), value) {
+                (Part::Schema | Part::Schemas, Value::Array(list)) => list.iter_mut().for_each(|part| self.schema(part)),
+                (Part::Schema, part) => self.schema(part),
+                (Part::Named, Value::Object(named)) => named.values_mut().for_each(|part| self.schema(part)),
+                _ => {}
+            }
+        }
+    }
+
+    fn target(&self, schema: &Map<String, Value>) -> Option<&'d Value> {
+        self.definitions.get(schema.get("$ref")?.as_str()?.strip_prefix("#/$defs/")?)
+    }
+
+    fn pay(&mut self, schemas: usize) -> bool {
+        let left = self.left.checked_sub(schemas);
+        self.left = left.unwrap_or(0);
+        left.is_some()
+    }
+
+    fn collect(&mut self, schema: &Value, depth: usize, said: &mut Said) {
+        let Some(schema) = schema.as_object() else { return };
+        let bytes = schema.get("pattern").and_then(Value::as_str).map_or(0, str::len);
+        if !self.pay(1 + bytes / PATTERN_BYTES_PER_STEP) {
+            return;
+        }
+        let text = |key: &str| schema.get(key).and_then(Value::as_str).map(str::to_owned);
+        said.formats.extend(text("format"));
+        said.patterns.extend(text("pattern"));
+        said.has_values |= schema.contains_key("enum") || schema.contains_key("const");
+        if depth == 0 || said.formats.len() + said.patterns.len() > TRIED_MAX {
+            return;
+        }
+        if let Some(target) = self.target(schema) {
+            self.collect(target, depth - 1, said);
+        }
+        for part in schema.get("allOf").and_then(Value::as_array).into_iter().flatten() {
+            self.collect(part, depth - 1, said);
+        }
+    }
+
+    fn contradict(&mut self, format: &str, patterns: &[String]) -> bool {
+        let key = (format.to_owned(), patterns.to_vec());
+        if patterns.is_empty() || (self.known.len() >= TRIED_MAX && !self.known.contains_key(&key)) {
+            return false;
+        }
+        *self.known.entry(key).or_insert_with(|| {
+            let all: Vec<Value> = patterns.iter().map(|pattern| json!({"type": "string", "pattern": pattern})).collect();
+            let without = json!({"type": "string", "allOf": all});
+            let mut with = without.clone();
+            with["format"] = format.into();
+            is_unsatisfiable(with) && !is_unsatisfiable(without)
+        })
+    }
+
+    /// Takes a format out of a schema and of what it refers to, which is copied for that: elsewhere it holds.
+    fn take_out(&mut self, schema: &mut Value, format: &str, depth: usize) {
+        let Some(schema) = schema.as_object_mut() else { return };
+        if schema.get("format").is_some_and(|own| own == format) {
+            schema.remove("format");
+        }
+        if depth == 0 {
+            return;
+        }
+        for part in schema.get_mut("allOf").and_then(Value::as_array_mut).into_iter().flatten() {
+            self.take_out(part, format, depth - 1);
+        }
+        let mut said = Said::default();
+        if let Some(target) = self.target(schema) {
+            self.collect(target, depth - 1, &mut said);
+            if said.formats.iter().any(|other| other == format) && self.pay(size(target)) {
+                let mut copy = target.clone();
+                self.take_out(&mut copy, format, depth - 1);
+                schema.remove("$ref");
+                push_all_of(schema, copy);
+            }
+        }
+    }
+}
