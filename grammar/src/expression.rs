@@ -17,11 +17,11 @@ use parse::Node;
 use regex_syntax::hir::Hir;
 use std::collections::HashMap;
 
-/// Bytes of an expression that is rewritten.
+/// The most bytes of an expression that is rewritten.
 const EXPRESSION_BYTES_MAX: usize = 4096;
-/// Transitions computed for one document: about 100 ms.
-const WORK_MAX: usize = 1 << 21;
-/// Times that a repeated part with look-around in it is written out.
+/// The most transitions computed for one document, which take about a quarter of a second.
+const WORK_MAX: usize = 1 << 19;
+/// The most repetitions of a part with look-around, which are written out one by one.
 const UNROLLED_MAX: u32 = 4;
 
 /// The transitions that may still be computed for a document.
@@ -37,7 +37,7 @@ impl Default for Work {
 }
 
 impl Work {
-    /// `None`: there is not so much left.
+    /// Takes `transitions` from what is left, or returns `None` where less is left.
     fn pay(&mut self, transitions: usize) -> Option<()> {
         let left = self.left.checked_sub(transitions);
         self.left = left.unwrap_or(0);
@@ -50,8 +50,8 @@ pub(crate) fn looks_around(pattern: &str) -> bool {
     ["(?=", "(?!", "(?<=", "(?<!"].iter().any(|mark| pattern.contains(mark))
 }
 
-/// Patterns without look-around that all hold exactly where `pattern` does. `None`: it takes too much work, looks behind, or does so in a
-/// part that repeats.
+/// Returns patterns without look-around that all hold exactly where `pattern` does, or `None` where it takes too much work, looks behind,
+/// or looks around in a part that repeats without end.
 pub(crate) fn without_look_around(pattern: &str, work: &mut Work) -> Option<Vec<String>> {
     let root = parse::parse(pattern).filter(|_| pattern.len() <= EXPRESSION_BYTES_MAX)?;
     let Node::Concat(parts) = &root else { return Some(vec![rewritten(&root, work)?]) };
@@ -74,7 +74,7 @@ pub(crate) fn without_look_around(pattern: &str, work: &mut Work) -> Option<Vec<
     Some(patterns)
 }
 
-/// A pattern that holds where none of `patterns` does. `None`: it takes too much work.
+/// Returns a pattern that holds where none of `patterns` does, or `None` where it takes too much work.
 pub(crate) fn none_of(patterns: &[String], work: &mut Work) -> Option<String> {
     let nodes = parsed(patterns)?;
     let mut languages = Languages::of(nodes.iter(), work)?;
@@ -86,7 +86,7 @@ pub(crate) fn none_of(patterns: &[String], work: &mut Work) -> Option<String> {
     print::pattern(&all, &languages.alphabet)
 }
 
-/// One pattern that holds where all of `patterns` do. `None`: it takes too much work.
+/// Returns a pattern that holds where all of `patterns` do, or `None` where it takes too much work.
 pub(crate) fn all_of(patterns: &[String], work: &mut Work) -> Option<String> {
     let nodes = parsed(patterns)?;
     let mut languages = Languages::of(nodes.iter(), work)?;
@@ -98,7 +98,7 @@ pub(crate) fn all_of(patterns: &[String], work: &mut Work) -> Option<String> {
     print::pattern(&all, &languages.alphabet)
 }
 
-/// An expression that matches this text alone.
+/// Returns an expression that matches `text` alone.
 pub(crate) fn literal(text: &str) -> String {
     format!("^{}$", regex_syntax::escape(text))
 }
@@ -117,7 +117,7 @@ fn rewritten(root: &Node, work: &mut Work) -> Option<String> {
     print::pattern(&language, &languages.alphabet)
 }
 
-/// Where in the text a part is looked for.
+/// The place in a text where a part of an expression begins to match.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Position {
     Start,
@@ -157,7 +157,7 @@ impl<'w> Languages<'w> {
         Dfa::combined(a, b, |a, b| a || b, self.work)
     }
 
-    /// Texts in which `root` is found somewhere.
+    /// Returns the language of all texts in which `root` matches somewhere.
     fn searched(&mut self, root: &Node) -> Option<Dfa> {
         let any = self.any();
         let first = self.followed(root, &any, Position::Start)?;
@@ -166,7 +166,7 @@ impl<'w> Languages<'w> {
         self.either(&first, &later)
     }
 
-    /// Texts that begin with `node` and go on as `rest`.
+    /// Returns the language of all texts that begin with a match of `node` and go on with a text of `rest`.
     fn followed(&mut self, node: &Node, rest: &Dfa, at: Position) -> Option<Dfa> {
         match node {
             Node::Plain(text) => rest.after(&self.plain[text], &self.alphabet, self.work),

@@ -60,11 +60,11 @@ pub enum Whitespace {
     None,
 }
 
-/// How a schema is read.
+/// The terms on which a schema is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Terms {
     pub whitespace: Whitespace,
-    /// Refuses what could only be kept in part.
+    /// Whether constraints that could only be relaxed are refused.
     pub strict: bool,
 }
 
@@ -150,18 +150,21 @@ impl Prepared {
         path_of(&self.unmoved(place))
     }
 
-    /// The client's place for one that may lie in what the rewriting has made.
+    /// Translates a place that may lie in a part made or moved by the rewriting to the client's.
     fn unmoved(&self, place: &str) -> String {
-        let ends = place.match_indices('/').map(|(end, _)| end).chain([place.len()]);
-        let made = ends.filter_map(|end| Some((end, self.moved.get(&place[..end])?))).last();
-        match made {
-            // Within a member of a list that was moved, all is as it was. What was made of a keyword has no such places.
-            Some((end, moved)) if moved.rsplit('/').next().is_some_and(|last| last.parse::<usize>().is_ok()) => {
-                format!("{moved}{}", &place[end..])
+        let mut client = String::new();
+        for part in place.split('/').skip(1) {
+            client.push('/');
+            client.push_str(part);
+            if let Some(moved) = self.moved.get(&client) {
+                client.clone_from(moved);
+                // What was made of a keyword has no places of the client's within it, as a member of a list that was moved has.
+                if moved.rsplit('/').next().is_none_or(|last| last.parse::<usize>().is_err()) {
+                    break;
+                }
             }
-            Some((_, made)) => made.clone(),
-            None => place.to_owned(),
         }
+        client
     }
 }
 
@@ -277,13 +280,13 @@ struct Preparer<'a> {
     left: usize,
     strict: bool,
     work: expression::Work,
-    /// Patterns without look-around, by those with it.
+    /// The patterns that take the place of one with look-around.
     patterns: HashMap<String, Option<Vec<String>>>,
-    /// The places of what is made or moved, and where the client has it.
+    /// The client's places of the parts that are made or moved.
     moved: BTreeMap<String, String>,
 }
 
-/// Schemas that apply beside the keywords of one, and the keyword that each is made of.
+/// The schemas made of a schema's keywords that apply beside it, each with its keyword.
 type Extra<'a> = Vec<(&'a str, Value)>;
 
 impl<'a> Preparer<'a> {
@@ -432,7 +435,9 @@ impl<'a> Preparer<'a> {
             },
             "items" if value.is_array() => self.list(value, &inner)?,
             "oneOf" => return self.one_of(value, &inner, at, new, extra),
-            "allOf" if !conditionals.is_empty() => return self.without_conditionals(value, &inner, conditionals, new),
+            "allOf" if conditionals.iter().any(Conditional::is_member) => {
+                return self.without_conditionals(value, &inner, conditionals, new);
+            }
             "patternProperties" if value.is_object() => {
                 let mut rewritten = Map::new();
                 for (pattern, value) in value.as_object().into_iter().flatten() {
@@ -537,7 +542,7 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Patterns without look-around that say the same together.
+    /// Returns patterns without look-around that say the same as `pattern` together.
     fn patterns(&mut self, pattern: &str) -> Option<Vec<String>> {
         if !expression::looks_around(pattern) {
             return Some(vec![pattern.to_owned()]);
@@ -564,7 +569,7 @@ impl<'a> Preparer<'a> {
 /// Characters of the path to a part that lies too deep.
 const PATH_SHOWN_MAX: usize = 200;
 
-/// References that are followed one from another where a schema is looked into.
+/// The most references followed one from another.
 const DEPTH_MAX: usize = 16;
 
 const LOOKS_AROUND: &str = "its look-around (`(?=…)`, `(?!…)`, `(?<…)`) could not be rewritten: write the pattern without it";
@@ -572,7 +577,7 @@ const LOOKS_AROUND: &str = "its look-around (`(?=…)`, `(?!…)`, `(?<…)`) co
 /// Keywords that apply other schemas to the same value.
 const APPLIED: [&str; 5] = ["allOf", "anyOf", "oneOf", "$ref", "if"];
 
-/// Adds a schema that applies, too, and says which one it is.
+/// Adds a schema to `allOf`, and returns its number there.
 fn push_all_of(schema: &mut Map<String, Value>, part: Value) -> usize {
     let all = schema.entry("allOf").or_insert_with(|| json!([]));
     let all = all.as_array_mut().expect("`allOf` was rewritten as a list");
@@ -580,7 +585,7 @@ fn push_all_of(schema: &mut Map<String, Value>, part: Value) -> usize {
     all.len() - 1
 }
 
-/// A part that is made for a schema, with that schema's type: what is said of objects is said of nothing else then.
+/// Gives a part made for a schema that schema's type, so that the compiler has fewer types to tell apart.
 fn typed(object: &Map<String, Value>, mut part: Value) -> Value {
     if let (Some(kind @ Value::String(_)), Some(part)) = (object.get("type"), part.as_object_mut())
         && !part.contains_key("type")
@@ -661,7 +666,7 @@ fn exact(value: &Value, at: &str, key: &str) -> Result<Value, SchemaError> {
     }
 }
 
-/// A bound of numbers. One so far out that all exact integers are within it is as good as the last of these.
+/// Returns a bound of numbers, at most as far out as the last integer that is exact.
 fn bound(value: &Value, at: &str, key: &str) -> Result<Value, SchemaError> {
     let last = EXACT_INTEGER_MAX - 1.0;
     match value.as_f64() {

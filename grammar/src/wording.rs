@@ -1,9 +1,9 @@
 //! What the compiler says of a schema, in words of schemas: its own messages show expressions that it has made, and options that a client
 //! does not have.
 
-/// How the compiler begins to say that no value matches.
+/// The beginning of the compiler's messages that no value matches.
 const UNSATISFIABLE: &str = "Unsatisfiable schema: ";
-/// The compiler's beginnings of messages, and ours. What follows in them is the compiler's own affair.
+/// The beginnings of the compiler's messages, and the words that take their place.
 const WORDS: [(&str, &str); 16] = [
     (
         "Unsatisfiable schema: Regex is empty",
@@ -15,7 +15,8 @@ const WORDS: [(&str, &str); 16] = [
     ),
     (
         "oneOf constraints",
-        "its options in `oneOf` may hold at the same time: tell them apart by a required property with another `const` in each, or use `anyOf`",
+        "its options in `oneOf` may hold at the same time: tell them apart by a required property with another `const` in each, or use \
+         `anyOf`",
     ),
     ("patternProperty regexes", "a name may match two of its `patternProperties`: write expressions that exclude each other"),
     (
@@ -44,7 +45,7 @@ pub(crate) fn is_unsatisfiable(message: &str) -> bool {
     message.starts_with(UNSATISFIABLE)
 }
 
-/// A message of the compiler's about a schema, as a client can use it.
+/// Rewords a message of the compiler about a schema.
 pub(crate) fn of_schema(message: &str) -> String {
     if let Some((_, words)) = WORDS.iter().find(|(beginning, _)| message.starts_with(beginning)) {
         return (*words).to_owned();

@@ -241,7 +241,10 @@ fn negations_are_schemas() {
         (json!({"type": "object", "not": {"required": ["a"]}}), values![{}, {"b": 1}], values![{"a": 1}]),
         (json!({"type": "object", "not": {"required": ["a", "b"]}}), values![{"a": 1}, {"b": 1}], values![{"a": 1, "b": 1}]),
         (
-            json!({"type": "object", "not": {"properties": {"k": {"const": "x"}}, "required": ["k"]}, "properties": {"k": {"type": "string"}}}),
+            json!({
+                "type": "object", "properties": {"k": {"type": "string"}},
+                "not": {"properties": {"k": {"const": "x"}}, "required": ["k"]},
+            }),
             values![{}, {"k": "y"}],
             values![{"k": "x"}, {"k": 1}],
         ),
@@ -258,13 +261,7 @@ fn negations_are_schemas() {
     ] {
         world.check(STRICT, &schema, &valid, &invalid);
     }
-    for not in [
-        json!({"type": "integer"}),
-        json!({"const": []}),
-        json!({"items": {"type": "null"}}),
-        json!({"$ref": "#"}),
-        json!({"multipleOf": 2}),
-    ] {
+    for not in [json!({"type": "integer"}), json!({"const": []}), json!({"items": {"type": "null"}}), json!({"multipleOf": 2})] {
         let error = json_schema(&json!({"properties": {"a": {"not": not}}}), LOOSE).unwrap_err();
         assert!(error.path() == Some(".properties.a.not") && error.to_string().contains("is supported of"), "{not}: {error}");
     }
@@ -276,7 +273,10 @@ fn conditions_are_choices() {
     let kind = |value: &str| json!({"properties": {"kind": {"const": value}}, "required": ["kind"]});
     let needs = |name: &str| json!({"required": [name]});
     let properties = json!({"kind": {"type": "string"}, "a": {"type": "integer"}, "b": {"type": "integer"}});
-    let one = json!({"type": "object", "properties": properties, "additionalProperties": false, "if": kind("x"), "then": needs("a"), "else": needs("b")});
+    let one = json!({
+        "type": "object", "properties": properties, "additionalProperties": false,
+        "if": kind("x"), "then": needs("a"), "else": needs("b"),
+    });
     let valid = values![{"kind": "x", "a": 1}, {"kind": "y", "b": 1}, {"b": 1}, {"kind": "x", "a": 1, "b": 2}];
     world.check(STRICT, &one, &valid, &values![{"kind": "x"}, {"kind": "x", "b": 1}, {"kind": "y", "a": 1}, {"a": 1}, {"c": 1}]);
     // Without `required`, the condition holds where the property is not there.
@@ -372,7 +372,8 @@ fn whole_schemas_of_libraries_are_followed() {
         "required": ["tags", "colors", "by", "days", "price", "rx", "big"], "title": "Model", "type": "object",
     });
     let good = json!({
-        "tags": ["a", "b"], "colors": ["red", "green"], "by": {"red": 0.5}, "days": {"2026-03-01": 3}, "price": "9.99", "rx": "a+", "big": 7,
+        "tags": ["a", "b"], "colors": ["red", "green"], "by": {"red": 0.5}, "days": {"2026-03-01": 3},
+        "price": "9.99", "rx": "a+", "big": 7,
     });
     let with = |name: &str, value: Value| {
         let mut changed = good.clone();
@@ -392,7 +393,10 @@ fn whole_schemas_of_libraries_are_followed() {
             "email": {"type": "string", "format": "email", "pattern": ZOD_EMAIL},
             "at": {"type": "string", "format": "time", "pattern": ZOD_TIME},
             "length": {"type": "string", "format": "duration", "pattern": ZOD_DURATION},
-            "scores": {"type": "object", "propertyNames": {"type": "string", "enum": ["x", "y"]}, "additionalProperties": {"type": "number"}, "required": ["x", "y"]},
+            "scores": {
+                "type": "object", "propertyNames": {"type": "string", "enum": ["x", "y"]},
+                "additionalProperties": {"type": "number"}, "required": ["x", "y"],
+            },
             "count": {"type": "integer", "minimum": -9_007_199_254_740_991_i64, "maximum": 9_007_199_254_740_991_i64},
             "none": {"not": {}},
         },
@@ -412,4 +416,72 @@ fn whole_schemas_of_libraries_are_followed() {
         with("none", json!(1)),
     ];
     world.check(STRICT, &zod, std::slice::from_ref(&good), &bad);
+}
+
+fn nested(depth: usize, inner: Value, around: impl Fn(Value) -> Value) -> Value {
+    (0..depth).fold(inner, |inner, _| around(inner))
+}
+
+/// Schemas that the rewriting could lose itself in. What each takes is printed, and bounded by the helper's process in service.
+#[test]
+fn hostile_schemas_are_refused_or_compiled_and_never_end_the_process() {
+    let endless = |k: usize, keyword: &str| {
+        let x = vec![json!({"$ref": "#/$defs/x"}); k];
+        let two = json!([{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/x"}]);
+        let one = json!({"$ref": "#/$defs/x"});
+        json!({keyword: if keyword == "oneOf" { two } else { one }, "$defs": {"x": {"allOf": x}}})
+    };
+    let chained = |keyword: &str| {
+        let link = |n: usize| (format!("d{n}"), json!({keyword: vec![json!({"$ref": format!("#/$defs/d{}", n + 1)}); 8]}));
+        let mut definitions: serde_json::Map<_, _> = (0..14).map(link).collect();
+        definitions.insert("d14".into(), json!({"enum": (0..900).map(|n| format!("v{n}")).collect::<Vec<_>>()}));
+        definitions
+    };
+    let named = |many: usize, schema: &dyn Fn(usize) -> Value| -> Value {
+        let properties: serde_json::Map<_, _> = (0..many).map(|n| (format!("p{n}"), schema(n))).collect();
+        json!({"type": "object", "properties": properties})
+    };
+    let five = json!({"type": "array", "uniqueItems": true, "items": {"enum": [1, 2, 3, 4, 5]}});
+    let kind = |n: usize| json!({"if": {"properties": {"kind": {"const": n}}}, "then": {"required": [format!("p{n}")]}});
+    let property = |n: usize| json!({"if": {"properties": {format!("k{n}"): {"const": n}}}, "then": {"required": [format!("p{n}")]}});
+    let dependent = |n: usize| json!({"dependentRequired": {format!("a{n}"): ["b"], format!("c{n}"): ["d"]}});
+    let mut big = named(2000, &|_| json!({}));
+    big["format"] = "date".into();
+    let hostile = vec![
+        ("oneOf of itself", endless(1, "oneOf")),
+        ("oneOf of itself, often", endless(20, "oneOf")),
+        ("not of itself", endless(1, "not")),
+        ("not of itself, often", endless(20, "not")),
+        ("contains itself", endless(3, "contains")),
+        ("names of itself", endless(3, "propertyNames")),
+        ("values of values", json!({"type": "array", "uniqueItems": true, "items": {"$ref": "#/$defs/d0"}, "$defs": chained("anyOf")})),
+        ("names of names", json!({"propertyNames": {"$ref": "#/$defs/d0"}, "$defs": chained("anyOf")})),
+        ("not of many", json!({"not": {"$ref": "#/$defs/d0"}, "$defs": chained("allOf")})),
+        ("formats of many", json!({"$ref": "#/$defs/d0", "format": "date", "pattern": "^x$", "$defs": chained("allOf")})),
+        ("many sets", named(400, &|_| five.clone())),
+        ("sets of sets", nested(6, five.clone(), |inner| json!({"type": "array", "uniqueItems": true, "items": inner}))),
+        ("many look-aheads", named(400, &|n| json!({"type": "string", "pattern": format!("^(?!.*a.{{18}}{n})b")}))),
+        ("many small look-aheads", named(3000, &|n| json!({"type": "string", "pattern": format!("^(?!a{n})")}))),
+        ("conditions of one property", json!({"type": "object", "allOf": (0..1500).map(kind).collect::<Vec<_>>()})),
+        ("conditions of many properties", json!({"type": "object", "allOf": (0..40).map(property).collect::<Vec<_>>()})),
+        ("conditions of conditions", nested(10, json!(true), |inner| json!({"if": {"type": "string"}, "then": inner, "else": inner}))),
+        ("dependents", json!({"allOf": (0..30).map(dependent).collect::<Vec<_>>()})),
+        ("copies", json!({"items": vec![json!({"$ref": "#/$defs/big", "pattern": "^x$"}); 3000], "$defs": {"big": big}})),
+        ("many names", json!({"propertyNames": {"enum": (0..20_000).map(|n| format!("n{n}")).collect::<Vec<_>>()}})),
+        ("lists in lists", nested(12, json!({"const": 1}), |inner| json!({"type": "array", "contains": inner}))),
+        (
+            "options in options",
+            nested(8, json!({"maxLength": 3}), |inner| json!({"oneOf": [inner, {"minLength": 2}, {"type": "null"}, {}]})),
+        ),
+        ("not of not", nested(60, json!({"type": "string"}), |inner| json!({"not": inner}))),
+        ("other values", named(300, &|n| json!({"not": {"enum": (0..40).map(|m| format!("{n} {m}")).collect::<Vec<_>>()}}))),
+    ];
+    for (name, schema) in hostile {
+        assert!(schema.to_string().len() <= tidemill_grammar::compiler::GRAMMAR_BYTES_MAX, "{name}");
+        let started = std::time::Instant::now();
+        let outcome = json_schema(&schema, LOOSE);
+        let said = outcome.as_ref().map_or_else(|error| error.to_string(), |grammar| format!("{} bytes", grammar.text().len()));
+        println!("{name}: {:?}: {said:.120}", started.elapsed());
+        assert!(outcome.is_ok() || !said.is_empty());
+    }
 }

@@ -1,8 +1,11 @@
 """Constrained answers of a model with random weights, which would say anything else: each is read by a validator of its own."""
 
 import concurrent.futures
+import datetime
+import enum
 import json
 import re
+import typing
 
 import httpx
 import jsonschema
@@ -140,6 +143,47 @@ def test_the_official_client_parses_into_a_model(client, model):
     point = completion.choices[0].message.parsed
     assert isinstance(point, Point)
     assert -9 <= point.x <= 9
+
+
+def test_sets_and_dictionaries_of_a_model_come_back_as_such(answer):
+    class Color(enum.StrEnum):
+        RED = "red"
+        GREEN = "green"
+
+    class Paint(pydantic.BaseModel):
+        colors: set[Color] = pydantic.Field(min_length=1)
+        order: frozenset[typing.Literal["a", "b", "c"]]
+        by_color: dict[Color, bool]
+        by_day: dict[datetime.date, bool] = pydantic.Field(max_length=2)
+
+    ended = 0
+    for seed in range(8):
+        choice = answer(response_format=strict(Paint.model_json_schema()), seed=seed)
+        if choice["finish_reason"] == "stop":
+            value = json.loads(choice["message"]["content"])
+            paint = Paint.model_validate(value)
+            assert len(paint.colors) == len(value["colors"])
+            assert len(paint.order) == len(value["order"])
+            ended += 1
+    assert ended >= 4
+
+
+def test_a_constraint_that_cannot_be_kept_is_relaxed_only_where_the_client_is_not_strict(post):
+    words = {"type": "array", "uniqueItems": True, "maxItems": 2, "items": {"type": "string", "maxLength": 2}}
+
+    def ask(**more):
+        return post("/chat/completions", messages=QUESTION, max_tokens=60, **more)
+
+    assert ask(response_format=strict(words)).status_code == 400
+    loose = {"type": "json_schema", "json_schema": {"name": "answer", "schema": words}}
+    for body in [{"response_format": loose}, {"guided_json": words}, {"structured_outputs": {"json": words}}]:
+        response = ask(**body)
+        assert response.status_code == 200, response.text
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"words": words}}}}
+    assert ask(tools=[tool], tool_choice="required").status_code == 200
+    tool["function"]["strict"] = True
+    error = ask(tools=[tool], tool_choice="required").json()["error"]
+    assert "words.uniqueItems" in error["message"], error
 
 
 def test_choices_follow_it_each_for_itself(post):

@@ -66,8 +66,8 @@ async fn what_took_a_coordinator_minutes_or_gigabytes_is_refused_and_the_next_re
     let messages = json!([{"role": "user", "content": "hi"}]);
     let schemas = [1, 2, 3, 4, 20].map(compared_endlessly).into_iter().chain([12, 14, 16, 20, 100].map(intersected)).chain([faulty(1000)]);
     for schema in schemas {
-        let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
-        let flat = json!({"type": "json_schema", "name": "s", "schema": schema});
+        let format = json!({"type": "json_schema", "json_schema": {"name": "s", "strict": true, "schema": schema}});
+        let flat = json!({"type": "json_schema", "name": "s", "strict": true, "schema": schema});
         for (path, body, param) in [
             ("/v1/chat/completions", json!({"messages": messages, "response_format": format}), "response_format.json_schema.schema"),
             ("/v1/completions", json!({"prompt": "hi", "response_format": format}), "response_format.json_schema.schema"),
@@ -166,7 +166,7 @@ fn sessions_run_side_by_side() {
     });
 }
 
-const EXPRESSIONS: [&str; 14] = [
+const EXPRESSIONS: [&str; 17] = [
     ".*10.*",
     "^(a+)+$",
     "(a|a|ab)*b",
@@ -180,6 +180,9 @@ const EXPRESSIONS: [&str; 14] = [
     "(.{1,40}){1,40}",
     "((((a?){9}){9}){9}){9}",
     "[^a]*a.{18}",
+    "^(?!.*a.{18}$)(?=b|c)",
+    r"^(?!\.)(?!.*\.\.)[a-z.]*(?:c(?!d)){1,3}$",
+    "(?<=x)",
     "",
 ];
 
@@ -208,6 +211,11 @@ fn any_schema() -> impl Strategy<Value = Value> {
                 json!({"type": "object", "properties": named, "patternProperties": patterns, "additionalProperties": rest, "required": required})
             }),
             (inner.clone(), count.clone(), count.clone()).prop_map(|(items, min, max)| json!({"items": items, "minItems": min, "maxItems": max})),
+            (prop::sample::select(vec!["not", "contains", "propertyNames"]), inner.clone()).prop_map(|(key, one)| json!({key: one})),
+            (inner.clone(), inner.clone(), inner.clone()).prop_map(|(a, b, c)| json!({"if": a, "then": b, "else": c})),
+            (inner.clone(), inner.clone()).prop_map(|(a, b)| json!({"type": "object", "dependentSchemas": {"a": a, "b": b}})),
+            (inner.clone(), count.clone())
+                .prop_map(|(items, max)| json!({"type": "array", "uniqueItems": true, "items": items, "maxItems": max})),
             (inner.clone(), inner).prop_map(|(mut a, b)| {
                 if let (Some(a), Value::Object(b)) = (a.as_object_mut(), b) {
                     a.extend(b);

@@ -43,7 +43,7 @@ pub struct ResponseFormat {
 pub struct JsonSchema {
     #[serde(default)]
     pub schema: Option<Value>,
-    /// Refuses what can only be kept in part. All else is kept either way.
+    /// Whether constraints that could only be relaxed are refused. All others are kept either way.
     #[serde(default)]
     pub strict: Option<bool>,
 }

@@ -7,15 +7,15 @@ use std::{
     hash::Hash,
 };
 
-/// States of an automaton.
+/// The most states of an automaton.
 const STATES_MAX: usize = 4096;
-/// Past the last character.
+/// The number behind that of the last character.
 const END: u32 = 0x11_0000;
 const SURROGATES: (u32, u32) = (0xd800, 0xe000);
 
 type Ranges = Vec<(u32, u32)>;
 
-/// Characters by classes: all of one class are treated alike.
+/// The characters in classes, so that an expression treats all of one class alike.
 pub(super) struct Alphabet {
     /// The ranges of each class, without their ends.
     ranges: Vec<Ranges>,
@@ -61,7 +61,7 @@ impl Alphabet {
         self.ranges.len()
     }
 
-    /// The ranges of some classes, in order.
+    /// Returns the ranges of some classes in order, without their ends.
     pub(super) fn ranges(&self, classes: &[usize]) -> Ranges {
         let mut all: Ranges = classes.iter().flat_map(|&class| self.ranges[class].iter().copied()).collect();
         all.sort_unstable();
@@ -76,7 +76,7 @@ impl Alphabet {
     }
 }
 
-/// The sets of characters that an expression names. `None`: it is one of bytes, or is anchored.
+/// Collects the sets of characters that an expression names, or returns `None` where it is anchored or one of bytes.
 fn collect(expression: &Hir, sets: &mut HashMap<Ranges, ()>) -> Option<()> {
     match expression.kind() {
         HirKind::Empty => {}
@@ -104,10 +104,10 @@ fn ranges(class: &Class) -> Option<Ranges> {
     }
 }
 
-/// A complete automaton, which begins in state 0.
+/// A complete deterministic automaton, which begins in state 0.
 #[derive(Clone)]
 pub(super) struct Dfa {
-    /// By state and class.
+    /// The next state, by state and class of characters.
     pub(super) next: Vec<Vec<usize>>,
     pub(super) accepts: Vec<bool>,
 }
@@ -136,7 +136,7 @@ impl Dfa {
         Self::explored((0, 0), classes, next, |&(x, y)| accepts(a.accepts[x], b.accepts[y]), |_| 1, work)
     }
 
-    /// One character or more, then this.
+    /// Returns the language of one character or more, followed by a text of this one.
     pub(super) fn after_something(&self, work: &mut Work) -> Option<Self> {
         let classes = self.next[0].len();
         let next = |states: &BTreeSet<usize>, class: usize| {
@@ -145,7 +145,7 @@ impl Dfa {
         Self::explored(BTreeSet::new(), classes, next, |states| states.iter().any(|&state| self.accepts[state]), BTreeSet::len, work)
     }
 
-    /// A text of `expression`, then this.
+    /// Returns the language of a text that `expression` matches, followed by a text of this one.
     pub(super) fn after(&self, expression: &Hir, alphabet: &Alphabet, work: &mut Work) -> Option<Self> {
         let mut nfa = Nfa { edges: Vec::new(), skips: Vec::new() };
         let (start, end) = (nfa.state()?, nfa.state()?);
@@ -176,7 +176,7 @@ impl Dfa {
         Self::explored(first, alphabet.classes(), next, is_accepting, |(states, rest)| states.len() + rest.len(), work)
     }
 
-    /// All that is reached from `first`, with as few states as can be.
+    /// Builds the automaton of all states reached from `first`, and merges those that are equivalent.
     fn explored<S: Clone + Eq + Hash>(
         first: S,
         classes: usize,
@@ -208,7 +208,7 @@ impl Dfa {
         Self { next, accepts }.least(work)
     }
 
-    /// The same with states merged that nothing tells apart (Moore).
+    /// Merges equivalent states (Moore's algorithm).
     fn least(self, work: &mut Work) -> Option<Self> {
         let classes = self.next[0].len();
         let mut block: Vec<usize> = self.accepts.iter().map(|&accepts| accepts.into()).collect();
@@ -239,7 +239,7 @@ impl Dfa {
     }
 }
 
-/// An expression's automaton (Thompson).
+/// The nondeterministic automaton of an expression (Thompson's construction).
 struct Nfa {
     edges: Vec<Vec<(Vec<usize>, usize)>>,
     skips: Vec<Vec<usize>>,

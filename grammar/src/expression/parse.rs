@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-/// Groups in groups.
+/// The most groups, one within another.
 const DEPTH_MAX: usize = 64;
 
 /// A part of an expression.
 #[derive(Clone, Debug)]
 pub(super) enum Node {
-    /// Without look-around and anchors.
+    /// Text without look-around and anchors, which stays as it is.
     Plain(String),
     Concat(Vec<Node>),
     Or(Vec<Node>),
@@ -17,7 +17,7 @@ pub(super) enum Node {
         least: u32,
         most: Option<u32>,
     },
-    /// `(?=inner)`, `(?!inner)`: where the text of `inner` is, and where all of it ends.
+    /// A look-ahead, `(?=inner)` or `(?!inner)`, with the places where the text of `inner` is and where the look-ahead ends.
     Ahead {
         inner: Box<Node>,
         negative: bool,
@@ -47,7 +47,7 @@ impl Node {
         }
     }
 
-    /// Whether it only ever matches the empty text.
+    /// Whether the part only ever matches the empty text.
     pub(super) fn is_empty(&self) -> bool {
         match self {
             Self::Plain(text) => text.is_empty(),
@@ -57,7 +57,7 @@ impl Node {
         }
     }
 
-    /// Characters that it matches at least; 0 where that is not known.
+    /// Returns the fewest characters that the part matches, 0 where that is not known.
     pub(super) fn least(&self) -> usize {
         match self {
             Self::Plain(text) => regex_syntax::parse(text).ok().and_then(|parsed| parsed.properties().minimum_len()).unwrap_or(0),
@@ -68,7 +68,7 @@ impl Node {
         }
     }
 
-    /// The texts of all that is plain in it.
+    /// Collects the texts of all plain parts.
     pub(super) fn plain<'n>(&'n self, texts: &mut Vec<&'n str>) {
         match self {
             Self::Plain(text) => texts.push(text),
@@ -79,7 +79,7 @@ impl Node {
     }
 }
 
-/// `None`: it looks behind, refers back, has word boundaries or flags, or is no expression.
+/// Parses an expression, or returns `None` where it looks behind, refers back, has word boundaries or flags, or is none.
 pub(super) fn parse(text: &str) -> Option<Node> {
     let mut parser = Parser { text, at: 0 };
     let node = parser.alternatives(DEPTH_MAX)?;
@@ -133,7 +133,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// One atom. `Some(None)`: it is plain, and the text says it all.
+    /// Parses one atom, and returns `Some(None)` for one that is plain.
     fn atom(&mut self, depth: usize) -> Option<Option<Node>> {
         let mut chars = self.rest().chars();
         match chars.next()? {
@@ -203,7 +203,7 @@ impl<'a> Parser<'a> {
         None
     }
 
-    /// `None`: it is one that nothing can be repeated by.
+    /// Parses a quantifier if there is one, and returns `None` for one that is malformed.
     #[allow(clippy::type_complexity)]
     fn quantifier(&mut self) -> Option<Option<(u32, Option<u32>)>> {
         let range = match self.rest().chars().next() {

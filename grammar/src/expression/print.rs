@@ -3,12 +3,12 @@
 use super::automaton::{Alphabet, Dfa};
 use std::{collections::BTreeMap, fmt::Write};
 
-/// States that are taken out: the expression may grow by a factor with each.
+/// The most states of an automaton that is printed: each may multiply the length of the expression.
 const STATES_MAX: usize = 64;
-/// Bytes of the expression.
+/// The most bytes of a printed expression.
 const BYTES_MAX: usize = 8192;
 
-/// A pattern for the whole text. `None`: it would be too long. What matches nothing is a pattern, too.
+/// Returns a pattern for whole texts of `language`, or `None` where it would be too long.
 pub(super) fn pattern(language: &Dfa, alphabet: &Alphabet) -> Option<String> {
     let states = language.next.len();
     if states > STATES_MAX {
@@ -90,7 +90,7 @@ impl Part {
         Self { text: String::new(), level: Level::Atom, is_optional: true }
     }
 
-    /// As a text that holds together at least so tightly.
+    /// Returns the expression's text, in a group unless it holds together at least as tightly as `level`.
     fn written(&self, level: Level) -> String {
         if self.text.is_empty() {
             return String::new();
@@ -105,22 +105,24 @@ impl Part {
 
     fn or(self, other: Self) -> Self {
         let is_optional = self.is_optional || other.is_optional;
-        match () {
-            () if self.text.is_empty() || self.text == other.text => Self { is_optional, ..other },
-            () if other.text.is_empty() => Self { is_optional, ..self },
-            () => Self { text: format!("{}|{}", self.text, other.text), level: Level::Or, is_optional },
+        if self.text.is_empty() || self.text == other.text {
+            return Self { is_optional, ..other };
         }
+        if other.text.is_empty() {
+            return Self { is_optional, ..self };
+        }
+        Self { text: format!("{}|{}", self.text, other.text), level: Level::Or, is_optional }
     }
 
     fn then(self, other: &Self) -> Self {
-        match () {
-            () if self.text.is_empty() => other.clone(),
-            () if other.text.is_empty() => self,
-            () => {
-                let text = self.written(Level::Sequence) + &other.written(Level::Sequence);
-                Self { text, level: Level::Sequence, is_optional: false }
-            }
+        if self.text.is_empty() {
+            return other.clone();
         }
+        if other.text.is_empty() {
+            return self;
+        }
+        let text = self.written(Level::Sequence) + &other.written(Level::Sequence);
+        Self { text, level: Level::Sequence, is_optional: false }
     }
 
     fn repeated(self) -> Self {
@@ -132,7 +134,7 @@ impl Part {
     }
 }
 
-/// Some ranges of characters, without their ends.
+/// Returns the class of the characters in `ranges`, which are without their ends.
 fn class(ranges: &[(u32, u32)]) -> Part {
     let mut text = String::from("[");
     for &(start, end) in ranges {

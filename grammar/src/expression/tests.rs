@@ -1,14 +1,15 @@
 use super::*;
 use fancy_regex::Regex;
 
-/// zod 4's `z.email()`, and its durations.
+/// The pattern of zod 4's `z.email()`.
 const EMAIL: &str = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$";
+/// The pattern of zod 4's `z.iso.duration()`.
 const DURATION: &str = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$";
-/// Pydantic 2.12's `Decimal`.
+/// The pattern of Pydantic 2.12's `Decimal`.
 const DECIMAL: &str = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$";
 const PASSWORD: &str = r"^(?=.*[A-Z])(?=.*\d)(?=.*[a-z])[A-Za-z\d@$!%*?&]{3,}$";
 
-/// Every text of these characters, up to a length.
+/// Returns every text of `characters` up to `length`.
 fn texts(characters: &str, length: usize) -> Vec<String> {
     let mut all = vec![String::new()];
     let mut last = 0;

@@ -9,39 +9,45 @@ use super::{
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
-/// Options of one `oneOf` that are kept apart by subtracting the others from each.
+/// The most options of one `oneOf` that are kept apart by subtracting the others from each.
 const SUBTRACTED_MAX: usize = 8;
-/// Properties of one schema on which others depend: each is a choice of its own.
+/// The most properties of one schema on which others depend: each doubles the choices.
 const DEPENDENT_MAX: usize = 6;
-/// Places of a list where what it must contain is looked for.
+/// The number of a list's first items among which one matches `contains`.
 const CONTAINED_WITHIN: u64 = 8;
 
-/// `if`, with its `then` and `else`.
+/// An `if` with its `then` and `else`.
 pub(super) struct Conditional<'a> {
     condition: &'a Value,
     then: Option<&'a Value>,
     otherwise: Option<&'a Value>,
-    /// The schema that has them.
+    /// The place of the schema that has the `if`.
     at: String,
-    /// Its number in the `allOf` that it is a part of.
+    /// The schema's number in an `allOf`, if it is a member of one.
     member: Option<usize>,
+}
+
+impl Conditional<'_> {
+    pub(super) fn is_member(&self) -> bool {
+        self.member.is_some()
+    }
 }
 
 /// A condition that looks at the value of one property.
 struct Test {
     property: String,
     values: Vec<Value>,
-    /// The property must be there; else it holds without it.
+    /// Whether the condition fails where the property is missing.
     is_required: bool,
-    /// It does not hold of what is no object; else it does.
+    /// Whether the condition fails for values that are no objects.
     of_objects: bool,
 }
 
 impl<'a> Preparer<'a> {
-    /// The conditionals of one schema: its own, and those that are all of a member of its `allOf`.
+    /// Returns the conditionals of one schema: its own, and the members of its `allOf` that have nothing else.
     pub(super) fn conditionals(&self, object: &'a Map<String, Value>, at: &str) -> Vec<Conditional<'a>> {
         let of = |object: &'a Map<String, Value>, at: String, member| {
-            let condition = object.get("if")?;
+            let condition = object.get("if").filter(|_| object.contains_key("then") || object.contains_key("else"))?;
             Some(Conditional { condition, then: object.get("then"), otherwise: object.get("else"), at, member })
         };
         let is_all = |part: &Map<String, Value>| {
@@ -54,7 +60,7 @@ impl<'a> Preparer<'a> {
         of(object, at.to_owned(), None).into_iter().chain(members).collect()
     }
 
-    /// `allOf` without the members that are conditionals.
+    /// Rewrites an `allOf` without its members that are conditionals.
     pub(super) fn without_conditionals(
         &mut self,
         value: &'a Value,
@@ -104,7 +110,7 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// One choice of two.
+    /// Rewrites a conditional as a choice: the condition and `then`, or its negation and `else`.
     fn condition(&mut self, conditional: &Conditional<'a>) -> Result<Value, SchemaError> {
         let Conditional { condition, then, otherwise, at, .. } = conditional;
         let place = |key: &str| format!("{at}/{key}");
@@ -120,7 +126,7 @@ impl<'a> Preparer<'a> {
         Ok(json!({"anyOf": [{"allOf": holds}, {"allOf": fails}]}))
     }
 
-    /// A condition that is one property's `const` or `enum`.
+    /// Reads a condition that is the `const` or `enum` of one property.
     fn test(&mut self, condition: &'a Value) -> Option<Test> {
         let object = condition.as_object()?;
         let known = |key: &String| ["properties", "required", "type"].contains(&key.as_str()) || ANNOTATIONS.contains(&key.as_str());
@@ -138,7 +144,8 @@ impl<'a> Preparer<'a> {
         Some(Test { property: property.clone(), values, is_required: !names.is_empty(), of_objects: object.contains_key("type") })
     }
 
-    /// One choice between the values of a property: for each, what the conditionals ask then. `None`: the other values cannot be written.
+    /// Rewrites conditionals of one property as a choice between its values, each with what they then ask for, or returns `None` where
+    /// the other values cannot be written.
     fn cases(
         &mut self,
         object: &'a Map<String, Value>,
@@ -197,7 +204,7 @@ impl<'a> Preparer<'a> {
         Ok(Some(json!({"anyOf": any})))
     }
 
-    /// A list that has an item of a kind: it is one of the first.
+    /// Rewrites `contains` as a choice between the first items of the list.
     pub(super) fn contains(
         &mut self,
         object: &'a Map<String, Value>,
@@ -228,7 +235,7 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// `dependentRequired`, `dependentSchemas` and `dependencies`: a property is not there, or what it asks for holds.
+    /// Rewrites `dependentRequired`, `dependentSchemas` and `dependencies` as choices: a property is missing, or what it asks for holds.
     pub(super) fn dependent(
         &mut self,
         object: &'a Map<String, Value>,
@@ -260,7 +267,7 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// `oneOf` is `anyOf` where its options exclude each other. Else the others are subtracted from each.
+    /// Rewrites `oneOf` as `anyOf` where its options exclude each other or can be subtracted from each other, and else relaxes it.
     pub(super) fn one_of(
         &mut self,
         value: &'a Value,
@@ -287,7 +294,7 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Each option without the others that it overlaps with.
+    /// Returns the options as a choice, each without those that it overlaps with, or `None` where that cannot be written.
     fn apart(&mut self, options: &'a [Value], rewritten: &Value, inner: &str) -> Option<Value> {
         if options.len() > SUBTRACTED_MAX {
             return None;
@@ -315,7 +322,7 @@ impl<'a> Preparer<'a> {
 const UNWRITTEN: &str = "`if` is supported where its condition is made of types, values, patterns, bounds, required and named properties, \
                          so that what fails it can be written";
 
-/// The keyword that a conditional's part is made of.
+/// Returns the keyword whose place is named in an error about a conditional.
 fn keyword<'a>(conditional: &Conditional<'a>) -> &'a str {
     if conditional.member.is_some() { "allOf" } else { "if" }
 }

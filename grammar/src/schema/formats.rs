@@ -1,22 +1,23 @@
 //! `format`: an annotation (JSON Schema 2020-12, Validation, 7.2.1), which is kept as far as it can be. Where a pattern, or the values, say
 //! something else, they win: libraries write formats beside patterns of their own that differ in a time zone or a letter.
 
-use super::{DEPTH_MAX, Part, REWRITTEN_MAX, part_of, push_all_of, size};
+use super::{DEPTH_MAX, Part, part_of, push_all_of, size};
 use crate::compiler::is_unsatisfiable;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-/// Formats of the drafts that the compiler has.
+/// The formats of the drafts that the compiler has.
 pub(super) const BUILT_IN: [&str; 10] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
-/// Those that nothing here has, and that no answer keeps to. Other formats are notes to people, and so is `regex`: what is an expression
-/// depends on who reads it.
+/// The formats of the drafts that are not supported. All others are notes to people, and so is `regex`, which depends on who reads it.
 pub(super) const MISSING: [&str; 6] = ["idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference", "uri-template"];
-/// Combinations of a format with patterns that are tried for one document. More are taken as they are.
+/// The most combinations of a format with patterns that are tried for one document; all others stay.
 const TRIED_MAX: usize = 200;
-/// A pattern that is read counts as so many schemas.
+/// The most schemas that are read or copied to settle the formats of one document.
+const LOOKED_AT_MAX: usize = 1 << 16;
+/// The bytes of a pattern that count as one schema.
 const PATTERN_BYTES_PER_STEP: usize = 64;
 
-/// A format of the drafts that is a simple pattern (RFC 6901; relative pointers: draft-bhutton-relative-json-pointer).
+/// Returns the pattern of a format of the drafts that is a simple one (RFC 6901; relative pointers: draft-bhutton-relative-json-pointer).
 pub(super) fn pattern(format: &str) -> Option<&'static str> {
     match format {
         "json-pointer" => Some("^(?:/(?:[^~/]|~[01])*)*$"),
@@ -25,12 +26,13 @@ pub(super) fn pattern(format: &str) -> Option<&'static str> {
     }
 }
 
-/// The pattern of a format that names of properties may have. `Some(None)`: it says nothing.
+/// Returns the pattern of a format for names of properties, `Some(None)` for a format that says nothing, and `None` for one that is not
+/// supported there.
 pub(super) fn name_pattern(format: &str) -> Option<Option<&'static str>> {
     match format {
         "uuid" => Some(Some("^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")),
         "date" => Some(Some(
-            "^[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))$",
+            r"^\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))$",
         )),
         "ipv4" => Some(Some(r"^(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])$")),
         format if BUILT_IN.contains(&format) || MISSING.contains(&format) => None,
@@ -42,7 +44,7 @@ pub(super) fn name_pattern(format: &str) -> Option<Option<&'static str>> {
 /// the same schema, `allOf` or a reference.
 pub(super) fn settle(document: &mut Value) {
     let definitions = document.get("$defs").cloned().unwrap_or_default();
-    let mut settling = Settling { definitions: &definitions, known: HashMap::new(), left: REWRITTEN_MAX };
+    let mut settling = Settling { definitions: &definitions, known: HashMap::new(), left: LOOKED_AT_MAX };
     settling.schema(document);
     if let Some(own) = document.get_mut("$defs").and_then(Value::as_object_mut) {
         own.values_mut().for_each(|definition| settling.schema(definition));
@@ -51,13 +53,13 @@ pub(super) fn settle(document: &mut Value) {
 
 struct Settling<'d> {
     definitions: &'d Value,
-    /// By a format and the patterns beside it: whether no text has both.
+    /// Whether a format and the patterns beside it exclude each other.
     known: HashMap<(String, Vec<String>), bool>,
-    /// Schemas that may still be looked at or copied. What is left then stays as it is.
+    /// The schemas that may still be read or copied.
     left: usize,
 }
 
-/// What is said of one text.
+/// The constraints of one text that formats are compared with.
 #[derive(Default)]
 struct Said {
     formats: Vec<String>,

@@ -48,7 +48,7 @@ impl<'a> Preparer<'a> {
         }
     }
 
-    /// Patterns that a name of this schema matches, all of them. `None`: there is more to it.
+    /// Collects the patterns that all names of this schema match, or returns `None` where it asks for more than patterns.
     fn name_patterns(&mut self, schema: &'a Value, depth: usize, patterns: &mut Vec<String>) -> Option<()> {
         let object = match schema {
             Value::Bool(true) => return Some(()),

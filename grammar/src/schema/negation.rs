@@ -8,9 +8,9 @@ use crate::{disjoint::disjoint, expression};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
-/// The types that are told apart here. An integer is a number.
+/// The types of values, where an integer is a number.
 const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
-/// Keywords whose negation is not written. Others say nothing, or are known below.
+/// The keywords whose negation is not written.
 const UNKNOWN: [&str; 21] = [
     "items",
     "prefixItems",
@@ -36,7 +36,7 @@ const UNKNOWN: [&str; 21] = [
 ];
 
 impl<'a> Preparer<'a> {
-    /// `None`: it cannot be written, or takes too much. Formats never fail: they are annotations.
+    /// Returns the negation of a schema, or `None` where it cannot be written or takes too much. Formats never fail: they are annotations.
     pub(super) fn negation(&mut self, schema: &'a Value, at: &str, depth: usize) -> Option<Value> {
         let object = match schema {
             Value::Bool(is_anything) => return Some(Value::Bool(!is_anything)),
@@ -51,7 +51,7 @@ impl<'a> Preparer<'a> {
         Some(any_of(options))
     }
 
-    /// Adds the values that fail by one keyword.
+    /// Adds the schemas of values that fail one keyword.
     fn keyword_negation(
         &mut self,
         object: &'a Map<String, Value>,
@@ -62,10 +62,8 @@ impl<'a> Preparer<'a> {
         options: &mut Vec<Value>,
     ) -> Option<()> {
         let count = || super::count(value);
-        let is_old_bound = || {
-            object.values().any(Value::is_boolean)
-                && matches!(object.get("exclusiveMinimum").or(object.get("exclusiveMaximum")), Some(Value::Bool(_)))
-        };
+        // Draft 4 says by these whether its bounds are within.
+        let is_old_bound = || ["exclusiveMinimum", "exclusiveMaximum"].iter().any(|key| object.get(*key).is_some_and(Value::is_boolean));
         let inner = format!("{at}/{}", super::escaped(key));
         match key {
             "type" => {
@@ -145,7 +143,7 @@ impl<'a> Preparer<'a> {
         Some(())
     }
 
-    /// All values but these. Lists and objects among them cannot be told from others.
+    /// Returns the schema of all values but `values`, or `None` where lists or objects are among them.
     pub(super) fn other_values(&mut self, values: &[Value]) -> Option<Value> {
         self.left = self.left.checked_sub(values.len())?;
         let has = |kind: &str| values.iter().any(|value| is_of(value, kind));
@@ -188,10 +186,10 @@ impl<'a> Preparer<'a> {
     }
 }
 
-/// Options of one `oneOf` that are compared with each other.
+/// The most options of one `oneOf` that are compared with each other.
 const OPTIONS_COMPARED_MAX: usize = 300;
 
-/// A schema of what matches one of these.
+/// Returns a schema of all values that match one of `options`.
 fn any_of(mut options: Vec<Value>) -> Value {
     options.retain(|option| *option != Value::Bool(false));
     match options.len() {

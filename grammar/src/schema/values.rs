@@ -5,16 +5,16 @@ use super::{DEPTH_MAX, Extra, Preparer, SchemaError, count, refused};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
-/// Values of a schema that is looked at value by value.
+/// The most values of a schema that is read value by value.
 const VALUES_MAX: usize = 1000;
-/// Lists that are written out: each is a row of its own in the parser. All orders of five values are 326.
+/// The most lists that are written out, each a row of its own in the parser. All orders of five values are 326.
 const LISTS_MAX: usize = 350;
-/// Keywords that take no value away from a schema.
+/// The keywords that take no value away from a schema.
 pub(super) const ANNOTATIONS: [&str; 11] =
     ["title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment", "$defs", "definitions"];
 
 impl<'a> Preparer<'a> {
-    /// Every value of a schema, where all are scalars and there are few: each once, as JSON counts (1.0 is 1).
+    /// Returns every value of a schema once (1.0 is 1), or `None` where there are many, or lists or objects among them.
     pub(super) fn values(&mut self, schema: &'a Value, depth: usize) -> Option<Vec<Value>> {
         let object = schema.as_object()?;
         self.left = self.left.checked_sub(1 + object.len())?;
@@ -55,7 +55,7 @@ impl<'a> Preparer<'a> {
         Some(values.into_iter().filter(|value| has_type(value) && known.insert(same(value))).collect())
     }
 
-    /// `uniqueItems`: exact where the lists can be written out, else relaxed.
+    /// Rewrites `uniqueItems` as all the lists that there can be, or relaxes it where these are too many.
     pub(super) fn unique_items(
         &mut self,
         object: &'a Map<String, Value>,
@@ -96,7 +96,7 @@ impl<'a> Preparer<'a> {
     }
 }
 
-/// A schema of lists for a schema that may have other values, too.
+/// Makes a schema of lists one of lists and all other values, unless `object` allows lists alone.
 pub(super) fn list_or_other(object: &Map<String, Value>, lists: Value) -> Value {
     match object.get("type").and_then(Value::as_str) {
         Some("array") => lists,
@@ -124,7 +124,7 @@ pub(super) fn is_of(value: &Value, kind: &str) -> bool {
     }
 }
 
-/// A text that is the same for the same value.
+/// Returns a text that is the same for equal values.
 pub(super) fn same(value: &Value) -> String {
     match value.as_f64() {
         // Adding zero makes the negative zero the other one.
@@ -133,7 +133,7 @@ pub(super) fn same(value: &Value) -> String {
     }
 }
 
-/// All lists of `values` in which none comes twice, the shortest first. `None`: there are too many.
+/// Returns all lists of `values` in which none comes twice, the shortest first, or `None` where there are too many.
 fn lists(values: &[Value], most: usize) -> Option<Vec<Vec<Value>>> {
     let mut all: Vec<Vec<usize>> = vec![Vec::new()];
     let mut last = 0;

@@ -47,7 +47,7 @@ pub enum Forced<'a> {
 /// Checks a schema of a tool that is strict or not, and writes it as the compiler takes it.
 pub type PrepareSchema<'a> = &'a mut dyn FnMut(&Value, bool) -> Result<String, GrammarError>;
 
-/// The same for the parts of one tool.
+/// Checks a part of one tool's schema, and writes it as the compiler takes it.
 type PreparePart<'a> = &'a mut dyn FnMut(&Value) -> Result<String, GrammarError>;
 
 /// The tool whose schema is refused.
