@@ -15,7 +15,8 @@ const WORDS: [(&str, &str); 16] = [
     ),
     (
         "oneOf constraints",
-        "its options in `oneOf` may hold at the same time: tell them apart by a required property with another `const` in each, or use `anyOf`",
+        "its options in `oneOf` may hold at the same time: tell them apart by a required property with another `const` in each, or use \
+         `anyOf`",
     ),
     ("patternProperty regexes", "a name may match two of its `patternProperties`: write expressions that exclude each other"),
     (

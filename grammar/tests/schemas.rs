@@ -241,7 +241,10 @@ fn negations_are_schemas() {
         (json!({"type": "object", "not": {"required": ["a"]}}), values![{}, {"b": 1}], values![{"a": 1}]),
         (json!({"type": "object", "not": {"required": ["a", "b"]}}), values![{"a": 1}, {"b": 1}], values![{"a": 1, "b": 1}]),
         (
-            json!({"type": "object", "not": {"properties": {"k": {"const": "x"}}, "required": ["k"]}, "properties": {"k": {"type": "string"}}}),
+            json!({
+                "type": "object", "properties": {"k": {"type": "string"}},
+                "not": {"properties": {"k": {"const": "x"}}, "required": ["k"]},
+            }),
             values![{}, {"k": "y"}],
             values![{"k": "x"}, {"k": 1}],
         ),
@@ -270,7 +273,10 @@ fn conditions_are_choices() {
     let kind = |value: &str| json!({"properties": {"kind": {"const": value}}, "required": ["kind"]});
     let needs = |name: &str| json!({"required": [name]});
     let properties = json!({"kind": {"type": "string"}, "a": {"type": "integer"}, "b": {"type": "integer"}});
-    let one = json!({"type": "object", "properties": properties, "additionalProperties": false, "if": kind("x"), "then": needs("a"), "else": needs("b")});
+    let one = json!({
+        "type": "object", "properties": properties, "additionalProperties": false,
+        "if": kind("x"), "then": needs("a"), "else": needs("b"),
+    });
     let valid = values![{"kind": "x", "a": 1}, {"kind": "y", "b": 1}, {"b": 1}, {"kind": "x", "a": 1, "b": 2}];
     world.check(STRICT, &one, &valid, &values![{"kind": "x"}, {"kind": "x", "b": 1}, {"kind": "y", "a": 1}, {"a": 1}, {"c": 1}]);
     // Without `required`, the condition holds where the property is not there.
@@ -366,7 +372,8 @@ fn whole_schemas_of_libraries_are_followed() {
         "required": ["tags", "colors", "by", "days", "price", "rx", "big"], "title": "Model", "type": "object",
     });
     let good = json!({
-        "tags": ["a", "b"], "colors": ["red", "green"], "by": {"red": 0.5}, "days": {"2026-03-01": 3}, "price": "9.99", "rx": "a+", "big": 7,
+        "tags": ["a", "b"], "colors": ["red", "green"], "by": {"red": 0.5}, "days": {"2026-03-01": 3},
+        "price": "9.99", "rx": "a+", "big": 7,
     });
     let with = |name: &str, value: Value| {
         let mut changed = good.clone();
@@ -386,7 +393,10 @@ fn whole_schemas_of_libraries_are_followed() {
             "email": {"type": "string", "format": "email", "pattern": ZOD_EMAIL},
             "at": {"type": "string", "format": "time", "pattern": ZOD_TIME},
             "length": {"type": "string", "format": "duration", "pattern": ZOD_DURATION},
-            "scores": {"type": "object", "propertyNames": {"type": "string", "enum": ["x", "y"]}, "additionalProperties": {"type": "number"}, "required": ["x", "y"]},
+            "scores": {
+                "type": "object", "propertyNames": {"type": "string", "enum": ["x", "y"]},
+                "additionalProperties": {"type": "number"}, "required": ["x", "y"],
+            },
             "count": {"type": "integer", "minimum": -9_007_199_254_740_991_i64, "maximum": 9_007_199_254_740_991_i64},
             "none": {"not": {}},
         },
@@ -434,6 +444,7 @@ fn hostile_schemas_are_refused_or_compiled_and_never_end_the_process() {
     let five = json!({"type": "array", "uniqueItems": true, "items": {"enum": [1, 2, 3, 4, 5]}});
     let kind = |n: usize| json!({"if": {"properties": {"kind": {"const": n}}}, "then": {"required": [format!("p{n}")]}});
     let property = |n: usize| json!({"if": {"properties": {format!("k{n}"): {"const": n}}}, "then": {"required": [format!("p{n}")]}});
+    let dependent = |n: usize| json!({"dependentRequired": {format!("a{n}"): ["b"], format!("c{n}"): ["d"]}});
     let mut big = named(2000, &|_| json!({}));
     big["format"] = "date".into();
     let hostile = vec![
@@ -454,14 +465,8 @@ fn hostile_schemas_are_refused_or_compiled_and_never_end_the_process() {
         ("conditions of one property", json!({"type": "object", "allOf": (0..1500).map(kind).collect::<Vec<_>>()})),
         ("conditions of many properties", json!({"type": "object", "allOf": (0..40).map(property).collect::<Vec<_>>()})),
         ("conditions of conditions", nested(10, json!(true), |inner| json!({"if": {"type": "string"}, "then": inner, "else": inner}))),
-        (
-            "dependents",
-            json!({"allOf": (0..30).map(|n| json!({"dependentRequired": {format!("a{n}"): ["b"], format!("c{n}"): ["d"]}})).collect::<Vec<_>>()}),
-        ),
-        (
-            "copies",
-            json!({"items": (0..3000).map(|_| json!({"$ref": "#/$defs/big", "pattern": "^x$"})).collect::<Vec<_>>(), "$defs": {"big": big}}),
-        ),
+        ("dependents", json!({"allOf": (0..30).map(dependent).collect::<Vec<_>>()})),
+        ("copies", json!({"items": vec![json!({"$ref": "#/$defs/big", "pattern": "^x$"}); 3000], "$defs": {"big": big}})),
         ("many names", json!({"propertyNames": {"enum": (0..20_000).map(|n| format!("n{n}")).collect::<Vec<_>>()}})),
         ("lists in lists", nested(12, json!({"const": 1}), |inner| json!({"type": "array", "contains": inner}))),
         (

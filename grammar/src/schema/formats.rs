@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 /// The formats of the drafts that the compiler has.
 pub(super) const BUILT_IN: [&str; 10] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
-/// The formats of the drafts that are not supported. All others are notes to people, and so is `regex`, which depends on the reader's dialect.
+/// The formats of the drafts that are not supported. All others are notes to people, and so is `regex`, which depends on who reads it.
 pub(super) const MISSING: [&str; 6] = ["idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference", "uri-template"];
 /// The most combinations of a format with patterns that are tried for one document; all others stay.
 const TRIED_MAX: usize = 200;
@@ -32,7 +32,7 @@ pub(super) fn name_pattern(format: &str) -> Option<Option<&'static str>> {
     match format {
         "uuid" => Some(Some("^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")),
         "date" => Some(Some(
-            "^[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))$",
+            r"^\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))$",
         )),
         "ipv4" => Some(Some(r"^(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])$")),
         format if BUILT_IN.contains(&format) || MISSING.contains(&format) => None,
