@@ -230,9 +230,9 @@ async fn every_failure_is_openais_error_object() {
         (chat, json!({"messages": hi, "top_logprobs": 21, "logprobs": true}), 400, json!("top_logprobs"), Value::Null),
         (
             chat,
-            json!({"messages": hi, "guided_json": {"items": {"uniqueItems": true}}}),
+            json!({"messages": hi, "guided_json": {"items": {"$dynamicRef": "#x"}}}),
             400,
-            json!("guided_json.items.uniqueItems"),
+            json!("guided_json.items.$dynamicRef"),
             Value::Null,
         ),
         (chat, json!({"messages": hi, "tools": [{"type": "function"}]}), 400, json!("tools[0].function"), Value::Null),

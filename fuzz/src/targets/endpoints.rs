@@ -45,6 +45,8 @@ fn open(requests: &'static str, operators: bool) -> anyhow::Result<Box<dyn Subje
     let keys = json::keys(templates.iter().map(|template| &template.body));
     let client = Client::builder().timeout(ANSWER_MAX).build()?;
     Ok(Box::new(move |dice: &mut Dice| {
+        // The whole of it: its data directory goes with it.
+        let cluster = &cluster;
         let mut session = Session { url: if operators { &cluster.admin } else { &cluster.url }, client: &client, made: HashMap::new() };
         for _ in 0..dice.few(5) {
             let template = dice.pick(&templates);
@@ -73,6 +75,7 @@ impl Session<'_> {
         }
         // What no client can send on its line.
         path.retain(|c| !c.is_control() && c != ' ');
+        path = path.chars().take(PATH_CHARS_MAX).collect();
         let (kind, body) = self.body(dice, template, keys);
         let method = if dice.one_in(30) { *dice.pick(&["GET", "POST", "PUT", "DELETE", "HEAD", "PATCH"]) } else { &template.method };
         dice.show(&format!("{method} {path}"), &body);
@@ -216,6 +219,8 @@ fn check(status: u16, answer: &[u8]) -> Result<(), String> {
     match status {
         // The store is full of what earlier cases have put there.
         507 => Ok(()),
+        // The echo engine has nothing to embed with.
+        500 if text().contains("gives no hidden states") => Ok(()),
         500.. => Err(format!("{status}: {}", text())),
         400..=499 if answer.is_empty() || status == 405 || status == 404 => Ok(()),
         400..=499 => match serde_json::from_slice::<Value>(answer) {
@@ -225,6 +230,9 @@ fn check(status: u16, answer: &[u8]) -> Result<(), String> {
         _ => Ok(()),
     }
 }
+
+/// The longest path: written with percent signs, the client's library takes no more than 64 KiB.
+const PATH_CHARS_MAX: usize = 2000;
 
 const PATH_WORDS: &[&str] = &[
     "?",

@@ -60,6 +60,8 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
     let events = frames::decodable::<WorkerEvent>();
     let client = reqwest::Client::new();
     Ok(Box::new(move |dice: &mut Dice| {
+        // The whole of it: its data directory goes with it.
+        let cluster = &cluster;
         runtime.block_on(async {
             for _ in 0..dice.below(4) {
                 let body = format!(
