@@ -752,6 +752,11 @@ impl Gateway {
     }
 
     fn render(&self, param: &str, dialog: &Dialog) -> Result<DialogPrompt, ApiError> {
+        // Each message takes a token at least, and a template may be tried on all of them several times.
+        let (messages, context) = (dialog.messages.len() as u64, self.context_tokens_max());
+        if messages > u64::from(context) {
+            return Err(ApiError::context_length(param, context, messages, 0));
+        }
         dialog.prompt(self.text(), SystemTime::now()).map_err(|error| match error {
             DialogError::NoTools | DialogError::NoSuchTool(_) => ApiError::invalid("tool_choice", error.to_string()),
             DialogError::ToolName(_) | DialogError::TooManyTools(_) | DialogError::ToolTwice(_) | DialogError::Parameters(_) => {

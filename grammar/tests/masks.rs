@@ -251,7 +251,11 @@ fn a_part_that_the_compiler_refuses_is_found() {
             ".properties.a",
             "look",
         ),
-        (json!({"type": "object", "required": ["b"], "properties": {"b": {"type": "integer", "minimum": 3, "maximum": 2}}}), "", "b"),
+        (
+            json!({"type": "object", "required": ["b"], "properties": {"b": {"type": "integer", "minimum": 3, "maximum": 2}}}),
+            ".properties.b",
+            "minimum",
+        ),
     ] {
         let error = json_schema(&schema, Whitespace::Some).unwrap_err();
         assert!(

@@ -1,6 +1,8 @@
 //! Schemas as libraries make them, followed by the matcher that decides over a model's tokens: each instance is put to it character by
 //! character, and what the schema allows is taken to its end, and nothing else.
 
+#![allow(clippy::useless_vec, reason = "lists of several lengths stand in one table")]
+
 use serde_json::{Value, json};
 use std::path::Path;
 use tidemill_grammar::{

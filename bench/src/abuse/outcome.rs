@@ -159,8 +159,8 @@ mod tests {
     use crate::abuse::attacks::ALL;
 
     fn outcome(ttft_ms: &[u64]) -> Outcome {
-        let mut chats = Chats::default();
-        chats.answered = ttft_ms.iter().copied().map(Duration::from_millis).collect();
+        let answered = ttft_ms.iter().copied().map(Duration::from_millis).collect();
+        let chats = Chats { answered, ..Chats::default() };
         let seen = Seen { answers: BTreeMap::from([("400".into(), 1)]), findings: Vec::new() };
         Outcome::new(&ALL[0], &chats, Watched::default(), seen, Vec::new(), None)
     }

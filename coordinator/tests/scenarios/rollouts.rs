@@ -222,6 +222,10 @@ async fn shadows_are_compared_and_never_seen() {
     let wanted =
         json!({"from": "old", "to": "new", "steps": [0, 100], "step_s": 1, "no_gate": true, "shadow": 1.0, "limits": {"requests_min": 10}});
     assert_eq!(operate(&cluster, "/rollouts", &wanted).await.0, 200);
+    // What coordinators agree on reaches the front door a moment later.
+    while !status(&cluster).await["shadows"].is_object() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let stream = json!({"model": "old", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "stream": true});
     let said = cluster.post("/v1/chat/completions", stream).await.text().await.unwrap();
     assert!(said.contains("\"model\":\"old\"") && !said.contains("\"new\""), "{said}");

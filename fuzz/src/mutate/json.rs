@@ -99,7 +99,7 @@ fn number_of(dice: &mut Dice) -> Value {
     match dice.below(10) {
         0 => Value::from(f64::from_bits(dice.bits())),
         1 => as_it_is(&dice.integer().to_string()),
-        2 => as_it_is(*dice.pick(&[
+        2 => as_it_is(dice.pick::<&str>(&[
             "1e400",
             "-1e400",
             "1e-400",

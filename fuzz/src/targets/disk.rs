@@ -114,14 +114,20 @@ const KINDS: &[Kind] = &[
     ),
     (
         "registry",
-        |dir| Ok(drop(tidemill_registry::sqlite::Sqlite::open(Some(&dir.join("registry.sqlite")), ReplicaId(5))?)),
+        |dir| {
+            tidemill_registry::sqlite::Sqlite::open(Some(&dir.join("registry.sqlite")), ReplicaId(5))?;
+            Ok(())
+        },
         |dir, _| {
             drop(tidemill_registry::sqlite::Sqlite::open(Some(&dir.join("registry.sqlite")), ReplicaId(6)));
         },
     ),
     (
         "tenants",
-        |dir| Ok(drop(keeper::sqlite::Sqlite::open(&dir.join("tenants.sqlite"))?)),
+        |dir| {
+            keeper::sqlite::Sqlite::open(&dir.join("tenants.sqlite"))?;
+            Ok(())
+        },
         |dir, _| {
             drop(keeper::sqlite::Sqlite::open(&dir.join("tenants.sqlite")));
         },

@@ -107,12 +107,12 @@ fn terms(dice: &mut Dice) -> Terms {
 }
 
 fn schema_text(dice: &mut Dice) -> String {
-    let mut tree = if dice.one_in(3) { serde_json::from_str(*dice.pick(SCHEMA_SEEDS)).unwrap_or_default() } else { schema(dice, 0) };
-    if dice.one_in(2) {
-        if let Value::Object(fields) = &mut tree {
-            let defs = (0..dice.below(5)).map(|i| (DEFINED[i % DEFINED.len()].to_owned(), schema(dice, 1)));
-            fields.insert("$defs".into(), Value::Object(defs.collect::<Vec<_>>().into_iter().collect()));
-        }
+    let mut tree = if dice.one_in(3) { serde_json::from_str(dice.pick::<&str>(SCHEMA_SEEDS)).unwrap_or_default() } else { schema(dice, 0) };
+    if dice.one_in(2)
+        && let Value::Object(fields) = &mut tree
+    {
+        let defs = (0..dice.below(5)).map(|i| (DEFINED[i % DEFINED.len()].to_owned(), schema(dice, 1)));
+        fields.insert("$defs".into(), Value::Object(defs.collect::<Vec<_>>().into_iter().collect()));
     }
     if dice.one_in(2) {
         let keys: Vec<String> = KEYWORDS.iter().map(|&key| key.to_owned()).collect();
