@@ -86,10 +86,10 @@ def test_a_run_passes_is_kept_and_a_worse_one_trips_the_gate(served, tmp_path):
 
 
 def test_who_does_not_answer_has_failed(served, tmp_path):
-    cases = written(tmp_path / "cases.jsonl", GOOD[0], forced("too-long", "x", {"contains": "x"}, max_tokens=10**6))
+    cases = written(tmp_path / "cases.jsonl", GOOD[0], forced("too-long", "x", {"contains": "x"}, min_tokens=10**6))
     results = tmp_path / "eval.sqlite"
     said = tidemill("eval", "run", "--model", "llama3", "--url", served, "--cases", cases, "--results", results, status=1)
-    assert "too-long: This model's maximum context length" in said and "1 without an answer" in said
+    assert "too-long: `min_tokens` is 1000000" in said and "1 without an answer" in said
     nowhere = ["--url", "http://127.0.0.1:9/v1", "--results", results, "--cases", cases]
     assert "no answer from" in tidemill("eval", "run", "--model", "llama3", *nowhere, status=1)
     broken = written(tmp_path / "broken.jsonl", {"id": "a", "prompt": "p", "checks": [{"regex": "("}]})

@@ -285,8 +285,7 @@ async fn requests_that_need_no_answer_count_as_requests() {
     let over = post_as(&cluster, &free, "/v1/chat/completions", chat()).await;
     assert_eq!(over.status(), 429, "of all kinds together");
     assert_eq!(over.headers()["x-ratelimit-remaining-requests"], "0");
-    for path in ["/v1/batches", "/v1/batches/batch_x", "/v1/responses/resp_x", "/v1/responses/resp_x/input_items", "/v1/completions/cmpl-x"]
-    {
+    for path in ["/v1/batches", "/v1/responses/resp_x", "/v1/responses/resp_x/input_items", "/v1/completions/cmpl-x"] {
         assert_eq!(get_as(&cluster, &free, path).await.status(), 429, "{path}");
     }
     assert_eq!(get_as(&cluster, &free, "/v1/models").await.status(), 200, "it may ask what there is");

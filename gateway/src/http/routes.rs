@@ -21,6 +21,8 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer))
         // Whoever has used its quota up may still end what it has begun, and ask what there is.
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        // A client that waits for a batch asks often, and the batch needs the quota.
+        .route("/v1/batches/{id}", get(batches::retrieve))
         .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
@@ -49,7 +51,6 @@ fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/v1/completions/{id}", get(replay::by_id))
         .route("/v1/messages/{id}", get(replay::by_id))
         .route("/v1/batches", post(batches::create).get(batches::list))
-        .route("/v1/batches/{id}", get(batches::retrieve))
         .route("/v1/conversations", get(conversations::list).post(conversations::create))
         .route("/v1/conversations/export", get(conversations::export_all))
         .route("/v1/conversations/{id}", get(conversations::retrieve).post(conversations::update).delete(conversations::delete))
