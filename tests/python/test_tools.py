@@ -144,7 +144,7 @@ def test_the_client_parses_answers_and_arguments_into_its_own_types(caller):
 
 
 def test_a_strict_schema_that_cannot_be_kept_is_refused(caller):
-    parameters = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)b"}}}
+    parameters = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?<=a)b"}}}
     strict = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
     with pytest.raises(openai.BadRequestError) as refusal:
         ask(caller, tools=[strict])
