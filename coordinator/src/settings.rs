@@ -242,7 +242,7 @@ pub struct Flags {
     /// Names that the front door, while it is open, and --admin may be asked for by, besides addresses and `localhost`
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub hosts: Option<Vec<String>>,
-    /// Origins of web pages that may use the front door, such as https://chat.example, or `*` [default: none but its own]
+    /// Origins of web pages that may use the front door, such as `https://chat.example`, or `*` [default: none but its own]
     #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',')]
     pub cors_origins: Option<Vec<String>>,
     /// Time to first token that the class `standard` promises, in milliseconds, where no `[[class]]` is given [default: 2000]

@@ -23,10 +23,11 @@ async fn operate(cluster: &Cluster, path: &str, body: &Value) -> (u16, Value) {
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
+/// The first rollout. `null`: the front door has not heard of one yet.
 async fn status(cluster: &Cluster) -> Value {
     let url = format!("{}/rollouts", cluster.admin.as_ref().unwrap());
     let mut listed: Value = reqwest::get(url).await.unwrap().json().await.unwrap();
-    listed["rollouts"][0].take()
+    listed["rollouts"].get_mut(0).map(Value::take).unwrap_or_default()
 }
 
 /// The answering model of each user's request; `None`: it failed.
