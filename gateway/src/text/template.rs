@@ -2,8 +2,8 @@
 //! there): the same Jinja settings, the same extra functions, Python's way to print values.
 //!
 //! - `source`: what Jinja2 has and MiniJinja has not, written otherwise
-//! - `python`: printing, tests and methods of values; [`json`]: `tojson`
-//! - [`takes`]: what a template makes of messages that not every template takes
+//! - `python`: printing, tests and methods of values; `json`: `tojson`
+//! - `takes`: what a template makes of messages that not every template takes
 
 pub(crate) mod json;
 mod python;
