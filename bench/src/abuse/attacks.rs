@@ -64,7 +64,7 @@ pub const ALL: &[Attack] = attacks! {
     "json-many-keys", "400,000 fields that mean nothing", [200, 400], texts::many_keys;
     "json-numbers", "numbers of a megabyte", [200, 400], texts::numbers;
     "json-escapes", "a text of a million escapes", [400], texts::escapes;
-    "messages-many", "200,000 system messages", [400], texts::many_messages;
+    "messages-many", "50,000 system messages", [400], texts::many_messages;
     "template-kwargs", "variables of 7 MiB for the chat template", [200, 400], texts::template_kwargs;
     "logit-bias-and-stops", "300,000 biases, 300,000 stop strings", [400], texts::biases_and_stops;
     "control-tokens", "messages that spell special tokens: they must stay text", [200], texts::control_tokens;
