@@ -151,7 +151,7 @@ async fn attack_all(args: &AbuseArgs, cluster: &mut Cluster, chosen: &[&'static 
 }
 
 /// Runs an attack on a thread that gets what the cluster and the premium tenant leave of the cores, as if it were on another machine.
-/// What has not ended within its grace is ended.
+/// Requests that still run when the grace is over are cut.
 async fn attack_apart(attack: &'static Attack, attacker: Attacker, until: Instant, short: bool) -> anyhow::Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build().context("cannot start the attacker's thread")?;
     let (told, ended) = oneshot::channel();

@@ -731,12 +731,6 @@ impl Gateway {
         Ok(())
     }
 
-    /// Refuses more messages than a context has tokens: each takes one at least, and much more than that until it is tokens.
-    pub fn check_messages(&self, param: &str, messages: usize) -> Result<(), ApiError> {
-        let (messages, context) = (messages as u64, self.context_tokens_max());
-        if messages > u64::from(context) { Err(ApiError::context_length(param, context, messages, 0)) } else { Ok(()) }
-    }
-
     /// A dialog as a prompt; `options` learn how its answer is read. `param`: the field with its messages, for errors. Takes a
     /// while: see [`compute`](Self::compute).
     pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
@@ -758,7 +752,11 @@ impl Gateway {
     }
 
     fn render(&self, param: &str, dialog: &Dialog) -> Result<DialogPrompt, ApiError> {
-        self.check_messages(param, dialog.messages.len())?;
+        // Each message takes a token at least, and a template may be tried on all of them several times.
+        let (messages, context) = (dialog.messages.len() as u64, self.context_tokens_max());
+        if messages > u64::from(context) {
+            return Err(ApiError::context_length(param, context, messages, 0));
+        }
         dialog.prompt(self.text(), SystemTime::now()).map_err(|error| match error {
             DialogError::NoTools | DialogError::NoSuchTool(_) => ApiError::invalid("tool_choice", error.to_string()),
             DialogError::ToolName(_) | DialogError::TooManyTools(_) | DialogError::ToolTwice(_) | DialogError::Parameters(_) => {

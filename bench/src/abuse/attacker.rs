@@ -31,7 +31,7 @@ use tokio::{
 
 /// The attacker waits this long for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Of an answer's text, for a finding.
+/// A finding quotes this many bytes of an answer's text.
 const EXCERPT_BYTES: usize = 200;
 const FINDINGS_MAX: usize = 10;
 /// Findings that begin alike are one.
@@ -43,7 +43,7 @@ const ALWAYS: [u16; 2] = [429, 503];
 pub struct Attacker {
     pub key: String,
     pub model: String,
-    /// What belongs to others.
+    /// The ids of things that belong to other tenants.
     pub others: Arc<Ids>,
     /// An answer that is kept for another's repeat.
     pub kept: Kept,
@@ -73,12 +73,12 @@ impl Answer {
     }
 }
 
-/// What the attacker saw.
+/// The answers that the attacker got, and the findings among them.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Status codes, and other ends of requests.
     pub answers: BTreeMap<String, u64>,
-    /// What it should not have got.
+    /// Answers that the attacker should not have got.
     pub findings: Vec<String>,
 }
 

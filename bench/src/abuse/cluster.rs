@@ -60,7 +60,7 @@ pub struct Cluster {
     _settings: TempDir,
 }
 
-/// What the cluster's processes said.
+/// The log lines of the cluster's processes.
 #[derive(Default)]
 struct Log {
     last: VecDeque<String>,

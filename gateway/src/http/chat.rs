@@ -120,7 +120,6 @@ impl Endpoint for Chat {
         options: &mut Options,
     ) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
         let calls = Calls::of(&chat);
-        gateway.check_messages(Self::PROMPT, chat.messages.len())?;
         if options.max_tokens == Some(0) {
             return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: an answer has at least one token"));
         }

@@ -1,4 +1,4 @@
-//! What belongs to others or to operators, and keys that nobody has.
+//! Attacks on things of other tenants and of operators, and guesses of keys.
 
 use super::{
     super::attacker::Attacker,

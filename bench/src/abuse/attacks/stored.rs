@@ -1,4 +1,4 @@
-//! What is stored: conversations, responses, facts, files and batches, as much as there is room for and more.
+//! Attacks that fill the stores: conversations, responses, facts, files and batches, as much as there is room for and more.
 
 use super::super::attacker::{Attacker, FORM_TYPE};
 use bytes::Bytes;
