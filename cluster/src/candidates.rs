@@ -1,11 +1,12 @@
 //! The scheduler's candidates: members joined with their load.
 
 use crate::{
+    class::Classes,
     cost::CostModel,
     index::Leading,
     load::{DecodeLoad, Load},
     membership::{Member, Membership, sequence_tokens_max},
-    schedule::{DecodeCandidate, PoolCandidate, PrefillCandidate},
+    schedule::{DecodeCandidate, Policy, PoolCandidate, PrefillCandidate},
     shortlist::{BEST_MAX, Shortlist, Standing},
 };
 use std::{cmp::Reverse, time::Duration};
@@ -154,7 +155,7 @@ fn most_cached(blocks: &Leading, seed: u64) -> Vec<Epoch> {
 }
 
 /// Where a member belongs on the shortlist.
-pub(crate) fn standing(books: &Books<'_>, worker: Epoch, sequences_max: Option<u32>, now: Duration) -> Standing {
+pub(crate) fn standing(books: &Books<'_>, worker: Epoch, policy: &Policy, classes: &Classes, now: Duration) -> Standing {
     let (Some(member), Some(load)) = (books.membership.get(worker), books.load.get(worker)) else { return Standing::Out };
     let micros = |ms: f64| (ms * 1e3) as u64;
     match &member.role {
@@ -165,7 +166,10 @@ pub(crate) fn standing(books: &Books<'_>, worker: Epoch, sequences_max: Option<u
             let cost = books.cost.steps(worker, Role::Decode);
             let tails_ms = if tail_tokens == 0 { 0.0 } else { cost.prefill_ms(tail_tokens, 0) };
             let wait_ms = tails_ms + cost.step_ms(u64::from(sequences) + 1, tokens + TYPICAL_TOKENS);
-            let is_full = sequences >= sequences_max.map_or(info.work_max, |most| most.min(info.work_max));
+            // It has room for the first class as long as that does not fill it itself.
+            let yielding = classes.yielding_to_first().map(|id| load.decode.classes[usize::from(id.0)].sequences).sum::<u32>();
+            let most = policy.decode_sequences_max.map_or(info.work_max, |most| most.min(info.work_max));
+            let is_full = sequences - yielding >= most;
             if is_full { Standing::Out } else { Standing::Decode(micros(wait_ms)) }
         }
         RoleInfo::Prefill(info) => {

@@ -148,6 +148,12 @@ impl Classes {
         self.0.iter().enumerate().map(|(place, class)| (ClassId(place as u8), class))
     }
 
+    /// Those that give up their places to the first.
+    pub fn yielding_to_first(&self) -> impl Iterator<Item = ClassId> {
+        let first = self.0.iter().map(|class| class.priority).max().unwrap_or_default();
+        self.iter().filter(move |(_, class)| class.priority < first).map(|(id, _)| id)
+    }
+
     /// The one for what nobody waits for: it goes last, and is worth least.
     pub fn background(&self) -> &Class {
         let last = self.0.iter().min_by(|a, b| a.priority.cmp(&b.priority).then(a.weight.total_cmp(&b.weight)));

@@ -225,7 +225,7 @@ impl Cluster {
     /// Brings the shortlist's orders up to date.
     pub(crate) fn reorder(&mut self, now: Duration) {
         for worker in self.load.take_touched() {
-            let standing = candidates::standing(&self.books(), worker, self.settings.policy.decode_sequences_max, now);
+            let standing = candidates::standing(&self.books(), worker, &self.settings.policy, &self.settings.classes, now);
             self.shortlist.stand(worker, standing);
         }
     }

@@ -222,8 +222,9 @@ fn the_queue_goes_by_priority_and_by_tenant_and_clients_hear_their_places() {
     let (mut cluster, now) = (Cluster::new(ClusterSettings { admission: AdmissionPolicy { queue_max: 20 }, ..settings() }, model()), START);
     let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
     let mut running = Vec::new();
+    let first = classes().by_tier(Some("priority")).unwrap();
     for _ in 0..3 {
-        cluster.submit(now, NewRequest { salt: b"flood".to_vec(), ..request(300, 1) }).unwrap();
+        cluster.submit(now, NewRequest { class: first, salt: b"flood".to_vec(), ..request(300, 1) }).unwrap();
         running.extend(decode_jobs(&drain(&mut cluster)).into_iter().map(|(_, job)| job.sequence));
     }
     let mut submit = |tier, salt: &[u8]| submit_as(&mut cluster, now, tier, salt, 100);
@@ -238,6 +239,22 @@ fn the_queue_goes_by_priority_and_by_tenant_and_clients_hear_their_places() {
     running.truncate(1);
     let order = order_of_places(&mut cluster, now, decode, running);
     assert_eq!(order, [urgent, quiet, flood[0].0, flood[1].0, flood[2].0, batch]);
+}
+
+#[test]
+fn a_class_waits_for_no_place_of_a_lower_one() {
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+    cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let flood: Vec<_> = (0..6).map(|_| submit_as(&mut cluster, now, "default", b"flood", 40).1).collect();
+    assert_eq!(flood.concat(), [1, 2, 3], "three have a place, and three wait");
+    let submit = |cluster: &mut Cluster, tier| {
+        let class = classes().by_tier(Some(tier)).unwrap();
+        cluster.submit(now, NewRequest { class, salt: b"quiet".to_vec(), ..request(40, 1) }).unwrap();
+        decode_jobs(&drain(cluster)).len()
+    };
+    let placed: Vec<_> =
+        ["flex", "default", "priority", "priority", "priority", "priority"].map(|tier| submit(&mut cluster, tier)).to_vec();
+    assert_eq!(placed, [0, 0, 1, 1, 1, 0], "the worker makes room until the first class fills it by itself");
 }
 
 #[test]
@@ -268,7 +285,8 @@ fn requests_that_come_together_are_placed_told_and_given_up_together() {
 fn a_full_queue_displaces_the_newest_of_the_flood_and_tells_it() {
     let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
-    let flood: Vec<_> = (0..9).map(|_| submit_as(&mut cluster, now, "default", b"flood", 40).0).collect();
+    let placed = (0..3).map(|_| "priority").chain((0..6).map(|_| "default"));
+    let flood: Vec<_> = placed.map(|tier| submit_as(&mut cluster, now, tier, b"flood", 40).0).collect();
     let more = NewRequest { salt: b"flood".to_vec(), ..request(40, 1) };
     assert!(matches!(cluster.submit(now, more).unwrap_err(), crate::Rejection::Full { .. }), "it displaces nobody, not even itself");
     let quiet = cluster.submit(now, NewRequest { salt: b"quiet".to_vec(), ..request(40, 2) }).unwrap();

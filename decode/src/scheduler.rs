@@ -6,7 +6,8 @@
 //! - **A step** has at most `step_tokens` tokens: first one for each sequence that decodes, then chunks of tails, in order, as many as fit
 //!   into the time that the tightest limit of the sequences that decode leaves (`step_limit_ms`). So neither
 //!   tails nor local prefill stall them.
-//! - **Preemption** takes the blocks of the youngest sequence of the lowest priority and puts it back at the front of the queue.
+//! - **Preemption** takes the blocks of the youngest sequence of the lowest priority and puts it back at the front of its priority's queue:
+//!   for the next token of another, and for one of a higher priority that finds no room.
 
 mod integrity;
 mod role;
@@ -91,6 +92,7 @@ impl Scheduler {
     pub fn admit(&mut self, link: LinkId, job: DecodeJob, now: Duration) {
         let id = Sequence::job_id(job.sequence);
         let is_full = self.sequences.len() >= self.limits.sequences_max.saturating_add(self.limits.waiting_max);
+        let is_full = is_full && !self.return_one_below(job.urgency.priority);
         let refusal = match self.limits.unfit(&job, self.residency.device_blocks()) {
             Some(reason) => Finish::Failed { reason },
             None if is_full || self.sequences.contains_key(&id) => Finish::Returned,
@@ -109,6 +111,14 @@ impl Scheduler {
         self.send_finished(link, job.sequence, refusal, Provenance::default());
     }
 
+    /// Gives the youngest waiting sequence of the lowest priority back to its coordinator, if that is lower than this.
+    fn return_one_below(&mut self, priority: u8) -> bool {
+        let lowest = self.waiting.iter().min_by_key(|id| (self.sequences[id].job.urgency.priority, Reverse(self.sequences[id].number)));
+        let Some(&id) = lowest.filter(|id| self.sequences[id].job.urgency.priority < priority) else { return false };
+        self.end(id, Finish::Returned);
+        true
+    }
+
     /// The client went away, or the coordinator wants the sequence elsewhere.
     pub fn cancel(&mut self, sequence: SequenceId) {
         self.forget(Sequence::job_id(sequence));
@@ -123,14 +133,17 @@ impl Scheduler {
         }
     }
 
-    /// In order, as far as there is room. One for which there is none lets others of its priority pass, unless its client has had a token
-    /// or it has been passed too often.
+    /// In order, as far as there is room, which lower priorities make. One for which there is none lets others of its priority pass, unless its
+    /// client has had a token or it has been passed too often.
     fn admit_waiting(&mut self, ranks: &HashMap<JobId, Rank>, now: Duration) {
         let oldest = self.waiting.iter().copied().min_by_key(|id| self.sequences[id].number);
         let overdue = oldest.filter(|id| self.sequences[id].passed >= PASSED_MAX);
         let is_next = |id, state: &Sequence| state.is_streaming() || overdue == Some(id);
         let mut waiting = self.waiting.clone();
-        waiting.sort_by_key(|id| (Reverse(is_next(*id, &self.sequences[id])), ranks[id]));
+        waiting.sort_by_key(|id| {
+            let state = &self.sequences[id];
+            (overdue != Some(*id), Reverse(state.job.urgency.priority), !state.is_streaming(), ranks[id])
+        });
         let mut priority_min = 0;
         for id in waiting {
             let priority = self.sequences[&id].job.urgency.priority;
@@ -152,13 +165,11 @@ impl Scheduler {
     }
 
     fn admit_one(&mut self, id: JobId, now: Duration) -> bool {
-        // Room to grow by one block each keeps a full device from admitting what it would preempt at once.
-        let headroom = self.admitted.len();
-        let state = self.sequences.get_mut(&id).expect(LIVE);
-        let (reusable, needed) = (state.reusable_blocks(), state.blocks_needed());
-        if headroom >= self.limits.sequences_max || !self.residency.admit(&mut state.kv, reusable, needed, headroom) {
-            return false;
+        while !self.take_room(id) {
+            let Some(victim) = self.yields_to(id) else { return false };
+            self.preempt(victim);
         }
+        let state = self.sequences.get_mut(&id).expect(LIVE);
         self.waiting.retain(|&waiting| waiting != id);
         self.admitted.push(id);
         state.note_admitted(now);
@@ -168,6 +179,27 @@ impl Scheduler {
             self.start(id, &nothing, now);
         }
         true
+    }
+
+    fn take_room(&mut self, id: JobId) -> bool {
+        // Room to grow by one block each keeps a full device from admitting what it would preempt at once.
+        let headroom = self.admitted.len();
+        let state = self.sequences.get_mut(&id).expect(LIVE);
+        let (reusable, needed) = (state.reusable_blocks(), state.blocks_needed());
+        headroom < self.limits.sequences_max && self.residency.admit(&mut state.kv, reusable, needed, headroom)
+    }
+
+    /// The youngest of the lowest priority that holds blocks, if that is lower than this sequence's, and all such sequences hold enough. One
+    /// that has been passed too often keeps its place.
+    fn yields_to(&self, id: JobId) -> Option<JobId> {
+        let priority = |id: &JobId| self.sequences[id].job.urgency.priority;
+        let own = priority(&id);
+        let lower =
+            || self.admitted.iter().copied().filter(|admitted| priority(admitted) < own && self.sequences[admitted].passed < PASSED_MAX);
+        let held: usize = lower().map(|id| self.sequences[&id].kv.table().len()).sum();
+        let stay = self.admitted.len() - lower().count();
+        let needed = self.sequences[&id].blocks_needed() + stay;
+        lower().rev().min_by_key(priority).filter(|_| stay < self.limits.sequences_max && needed <= held + self.residency.free_blocks())
     }
 
     /// The place in the order of every sequence that waits for device blocks or has a tail to compute.

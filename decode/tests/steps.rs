@@ -1,12 +1,12 @@
-//! How much of a prompt a decode worker computes in a step beside sequences that decode, in virtual time.
+//! Which sequences a decode worker's steps have, and how much of a prompt beside those that decode, in virtual time.
 
 use std::time::Duration;
 use tidemill_decode::{limits::Limits, scheduler::Scheduler};
-use tidemill_engine::role::Role;
+use tidemill_engine::{job::Action, role::Role};
 use tidemill_proto::{
     block::LayoutFingerprint,
     ids::{LinkId, RequestId, SequenceId},
-    message::DecodeJob,
+    message::{DecodeJob, Finish, WorkerEvent},
     sampling::{Sampling, StopRule},
     step::{SegmentResult, Wanted},
     urgency::Urgency,
@@ -108,4 +108,55 @@ fn a_short_prompt_passes_a_long_one_and_does_not_wait_for_its_tokens() {
     machine.admit(64, Urgency::default());
     assert_eq!(machine.step(), [(0, 1), (2, 64)]);
     assert_eq!(machine.step(), [(0, 1), (2, 1), (1, 192)]);
+}
+
+/// Priority 1 beside a limit that nothing comes near.
+fn important() -> Urgency {
+    Urgency { priority: 1, ..Urgency::default() }
+}
+
+#[test]
+fn a_higher_priority_takes_a_place_at_once_and_an_equal_one_waits() {
+    let mut machine = Machine::new();
+    (0..8).for_each(|_| machine.admit(40, Urgency::default()));
+    while machine.step().iter().any(|(_, len)| *len > 1) {}
+    machine.admit(40, Urgency::default());
+    let numbers = |step: Vec<(u64, usize)>| step.into_iter().map(|(number, _)| number).collect::<Vec<_>>();
+    assert_eq!(numbers(machine.step()), [0, 1, 2, 3, 4, 5, 6, 7], "all places are taken");
+    machine.admit(40, important());
+    assert_eq!(numbers(machine.step()), [0, 1, 2, 3, 4, 5, 6, 9], "the youngest gave up its place");
+    machine.scheduler.cancel(SequenceId(9));
+    assert_eq!(numbers(machine.step()), [0, 1, 2, 3, 4, 5, 6, 7], "and goes on before one that has not begun");
+}
+
+#[test]
+fn blocks_are_given_up_only_if_that_is_enough() {
+    let mut machine = Machine { scheduler: Scheduler::new(LayoutFingerprint([1; 16]), 16, LIMITS), now: Duration::ZERO, sequences: 0 };
+    machine.admit(100, important());
+    machine.admit(60, Urgency::default());
+    machine.step();
+    machine.admit(160, important());
+    assert!(machine.step().iter().any(|(number, _)| *number == 1), "what the low one holds would not do, so it keeps it");
+    machine.admit(70, important());
+    let step = machine.step();
+    assert!(step.iter().any(|(number, _)| *number == 3) && step.iter().all(|(number, _)| *number != 1), "{step:?}");
+}
+
+#[test]
+fn a_full_worker_returns_the_lowest_that_waits() {
+    let mut machine = Machine::new();
+    (0..16).for_each(|_| machine.admit(40, Urgency::default()));
+    let mut returned = |urgency| {
+        machine.admit(40, urgency);
+        let actions = machine.scheduler.residency_mut().take_actions();
+        actions
+            .into_iter()
+            .filter_map(|action| match action {
+                Action::Send { event: WorkerEvent::Finished { sequence, reason: Finish::Returned, .. }, .. } => Some(sequence.0),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(returned(Urgency::default()), [16], "no room for one more of the same");
+    assert_eq!(returned(important()), [15], "the youngest makes room for a higher one");
 }

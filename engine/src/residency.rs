@@ -155,6 +155,11 @@ impl Residency {
         self.device.total()
     }
 
+    /// Those that a job could have.
+    pub fn free_blocks(&self) -> usize {
+        self.device.free_blocks()
+    }
+
     /// Device blocks by state.
     pub fn blocks(&self, bytes_per_block: u64) -> Blocks {
         self.device.report(bytes_per_block)

@@ -104,10 +104,20 @@ impl<'a> Planner<'a> {
 
     /// What a worker has of the classes that do not yield to this sequence's.
     fn ahead(&self, worker: &DecodeCandidate<'a>) -> impl Iterator<Item = &'a ClassLoad> {
+        self.held_by(worker, |held, own| held >= own)
+    }
+
+    /// What it has of those that do.
+    fn yielding(&self, worker: &DecodeCandidate<'a>) -> impl Iterator<Item = &'a ClassLoad> {
+        self.held_by(worker, |held, own| held < own)
+    }
+
+    /// What a worker has of classes whose priorities are so, beside this sequence's.
+    fn held_by(&self, worker: &DecodeCandidate<'a>, is_so: impl Fn(u8, u8) -> bool) -> impl Iterator<Item = &'a ClassLoad> {
         let classes = self.snapshot.classes;
-        let priority = classes.get(self.demand.class).priority;
+        let own = classes.get(self.demand.class).priority;
         let held = worker.classes.iter().zip(0..);
-        held.filter_map(move |(held, id)| (classes.get(ClassId(id)).priority >= priority).then_some(held))
+        held.filter_map(move |(held, id)| is_so(classes.get(ClassId(id)).priority, own).then_some(held))
     }
 
     /// What follows from who decodes.
@@ -172,11 +182,16 @@ impl<'a> Planner<'a> {
     }
 
     fn has_room(&self, worker: &DecodeCandidate<'_>) -> bool {
-        let blocks = |sequences: u64, tokens: u64| tokens / BLOCK_TOKENS as u64 + sequences;
-        let together = blocks(u64::from(worker.sequences) + 1, worker.tokens + u64::from(self.demand.tokens));
+        // Lower classes give up their places there, and the blocks that they hold.
+        let (mut sequences, mut tokens) = (worker.sequences, worker.tokens);
+        for class in self.yielding(worker) {
+            sequences -= class.sequences;
+            tokens -= class.tokens;
+        }
+        let together = (tokens + u64::from(self.demand.tokens)) / BLOCK_TOKENS as u64 + u64::from(sequences) + 1;
         self.demand.tokens_max <= worker.context_tokens.into()
-            && worker.sequences < self.policy.decode_sequences_max.map_or(worker.work_max, |most| most.min(worker.work_max))
-            && (worker.sequences == 0 || together <= OVERCOMMIT * u64::from(worker.device_blocks))
+            && sequences < self.policy.decode_sequences_max.map_or(worker.work_max, |most| most.min(worker.work_max))
+            && (sequences == 0 || together <= OVERCOMMIT * u64::from(worker.device_blocks))
     }
 }
 
