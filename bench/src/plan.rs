@@ -116,7 +116,7 @@ fn text(args: &PlanArgs, assumptions: &Assumptions, fleet: &Fleet) -> String {
     line("output tokens/s at peak", short(f.peak_output_tokens_per_s), "");
     line("prompt tokens/s at peak", short(f.peak_prompt_tokens_per_s), "without cached ones");
     line("turns in flight", short(f.turns_in_flight), "Little's law, both limits just kept");
-    line("KV per token", format!("{:.1} KiB", f.kv_bytes_per_token / 1024.0), "2 × layers × KV heads × dimension × bytes");
+    line("KV per token", format!("{:.1} KiB", f.kv_bytes_per_token / 1024.0), "layers × (2 × KV heads × dimension, or the latent) × bytes");
     line("KV in flight", format!("{}B", short(f.kv_in_flight_gb * 1e9)), "");
     line(
         "GPUs per instance",

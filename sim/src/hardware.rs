@@ -4,15 +4,15 @@
 //! ms = max(operations / (peak · efficiency), bytes / (bandwidth · efficiency)) + overhead
 //! ```
 //!
-//! Operations: two per weight and token, four per attention head, dimension and pair of positions. Bytes: weights once per step, and
-//! each sequence's K and V. The communication of tensor parallelism is part of the efficiency and the overhead.
+//! Operations: two per weight and token, and those of attention per pair of positions. Bytes: the weights that a step's tokens use, once,
+//! and each sequence's K and V or state. The communication of tensor parallelism is part of the efficiency and the overhead.
 
-use crate::random::Random;
+use crate::{random::Random, shape::Shape};
 use serde::Serialize;
 use std::time::Duration;
 pub use tidemill_cluster::cost::StepCoefficients;
 use tidemill_engine::job::ScheduledChunk;
-use tidemill_proto::{block::BLOCK_TOKENS, message::StepSample};
+use tidemill_proto::message::StepSample;
 
 /// A kind of GPU. Peaks are the vendor's, dense, with bf16 inputs and f32 sums.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
@@ -28,57 +28,6 @@ pub const GPUS: [Gpu; 4] = [
     Gpu { name: "h100", tera_flops: 989.0, memory_gb_per_s: 3350.0, memory_gib: 80.0 },
     Gpu { name: "h200", tera_flops: 989.0, memory_gb_per_s: 4800.0, memory_gib: 141.0 },
     Gpu { name: "l40s", tera_flops: 362.0, memory_gb_per_s: 864.0, memory_gib: 48.0 },
-];
-
-/// The shape of a decoder, with weights and KV of two bytes.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct Shape {
-    pub name: &'static str,
-    pub layers: u32,
-    pub hidden: u32,
-    pub heads: u32,
-    pub kv_heads: u32,
-    pub head_dim: u32,
-    pub intermediate: u32,
-    pub vocab: u32,
-    pub context_tokens: u32,
-}
-
-pub const SHAPES: [Shape; 3] = [
-    // As the paper's dummy model: the context is longer than the real one's, since the trace's prompts are.
-    Shape {
-        name: "llama2-70b",
-        layers: 80,
-        hidden: 8192,
-        heads: 64,
-        kv_heads: 8,
-        head_dim: 128,
-        intermediate: 28672,
-        vocab: 32000,
-        context_tokens: 200_000,
-    },
-    Shape {
-        name: "llama-3.1-8b",
-        layers: 32,
-        hidden: 4096,
-        heads: 32,
-        kv_heads: 8,
-        head_dim: 128,
-        intermediate: 14336,
-        vocab: 128_256,
-        context_tokens: 200_000,
-    },
-    Shape {
-        name: "smollm-135m",
-        layers: 30,
-        hidden: 576,
-        heads: 9,
-        kv_heads: 3,
-        head_dim: 64,
-        intermediate: 1536,
-        vocab: 49152,
-        context_tokens: 8192,
-    },
 ];
 
 /// What is measured of a step and what the cost model learns from: the same sums.
@@ -117,41 +66,6 @@ pub struct Roofline {
     pub flops_per_s: f64,
     pub bytes_per_s: f64,
     pub overhead: Duration,
-}
-
-impl Shape {
-    pub fn find(name: &str) -> Option<Shape> {
-        SHAPES.into_iter().find(|shape| shape.name == name)
-    }
-
-    /// Weights that every token passes.
-    pub fn body_weights(&self) -> f64 {
-        let (hidden, head) = (f64::from(self.hidden), f64::from(self.head_dim));
-        let attention = hidden * head * f64::from(2 * self.heads + 2 * self.kv_heads);
-        f64::from(self.layers) * (attention + 3.0 * hidden * f64::from(self.intermediate))
-    }
-
-    /// Weights that a row of logits takes.
-    pub fn head_weights(&self) -> f64 {
-        f64::from(self.hidden) * f64::from(self.vocab)
-    }
-
-    pub fn weight_bytes(&self) -> f64 {
-        2.0 * (self.body_weights() + 2.0 * self.head_weights())
-    }
-
-    pub fn kv_token_bytes(&self) -> u64 {
-        u64::from(self.layers) * 2 * u64::from(self.kv_heads) * u64::from(self.head_dim) * 2
-    }
-
-    pub fn block_bytes(&self) -> u64 {
-        BLOCK_TOKENS as u64 * self.kv_token_bytes()
-    }
-
-    /// Operations of attention for one pair of positions.
-    fn pair_flops(&self) -> f64 {
-        4.0 * f64::from(self.layers) * f64::from(self.heads) * f64::from(self.head_dim)
-    }
 }
 
 impl Gpu {
@@ -201,11 +115,12 @@ impl Speed {
 impl Roofline {
     fn step(&self, work: &Work) -> Duration {
         let shape = &self.shape;
-        let tokens = (work.prefill_tokens + work.decode_rows) as f64;
-        let pairs = (work.prefill_context + work.decode_context) as f64;
-        let flops = 2.0 * (shape.body_weights() * tokens + shape.head_weights() * work.logit_rows as f64) + shape.pair_flops() * pairs;
-        let head = if work.logit_rows > 0 { shape.head_weights() } else { 0.0 };
-        let bytes = 2.0 * (shape.body_weights() + head) + (shape.kv_token_bytes() * work.kv_tokens) as f64;
+        let (prompt, rows) = (work.prefill_tokens as f64, work.decode_rows as f64);
+        let matrices = shape.active_weights() * (prompt + rows) + shape.head_weights() * work.logit_rows as f64;
+        let attention = shape.prefill_flops(prompt, work.prefill_context as f64) + shape.decode_flops(rows, work.decode_context as f64);
+        let flops = 2.0 * matrices + attention;
+        let head = if work.logit_rows > 0 { 2.0 * shape.head_weights() } else { 0.0 };
+        let bytes = shape.bytes_read(prompt + rows) + head + shape.kv_read(prompt, rows, work.kv_tokens as f64);
         Duration::from_secs_f64((flops / self.flops_per_s).max(bytes / self.bytes_per_s)) + self.overhead
     }
 }
@@ -227,21 +142,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_have_the_sizes_they_are_named_after() {
-        let billions = |name: &str| Shape::find(name).unwrap().weight_bytes() / 2e9;
-        assert!((billions("llama2-70b") - 69.0).abs() < 0.5, "{}", billions("llama2-70b"));
-        assert!((billions("llama-3.1-8b") - 8.0).abs() < 0.1, "{}", billions("llama-3.1-8b"));
-        assert!((billions("smollm-135m") - 0.163).abs() < 0.01, "with both ends of the tied embedding: {}", billions("smollm-135m"));
-        assert_eq!(Shape::find("llama2-70b").unwrap().kv_token_bytes(), 327_680);
-    }
-
-    #[test]
     fn prefill_is_bound_by_arithmetic_and_decode_by_memory() {
         let shape = Shape::find("llama-3.1-8b").unwrap();
         let roofline = Roofline { shape, flops_per_s: 500e12, bytes_per_s: 2.5e12, overhead: Duration::ZERO };
         let prefill = Work { prefill_tokens: 8192, prefill_context: 8192 * 4096, kv_tokens: 8192, ..Work::default() };
         let ms = |work: &Work| roofline.step(work).as_secs_f64() * 1e3;
-        let flops = 2.0 * shape.body_weights() * 8192.0 + 4.0 * 32.0 * 4096.0 * (8192.0 * 4096.0);
+        let flops = 2.0 * shape.active_weights() * 8192.0 + 4.0 * 32.0 * 4096.0 * (8192.0 * 4096.0);
         assert!((ms(&prefill) - flops / 500e9).abs() < 1e-3);
         let decode = |rows: u64| Work {
             decode_rows: rows,

@@ -5,7 +5,7 @@
 //!
 //! - [`settings`]: what is simulated
 //! - [`workload`]: clients: arrivals, prompts, tokens
-//! - [`hardware`]: devices: the time of a step
+//! - [`hardware`]: devices: the time of a step; [`shape`]: the models that they compute
 //! - [`flows`]: links: bytes that share them
 //! - [`world`]: everything together; [`world::World::run`] is a run
 //! - [`faults`]: another driver of the same world: everything fails that can
@@ -19,5 +19,6 @@ pub mod outcome;
 pub mod queue;
 pub mod random;
 pub mod settings;
+pub mod shape;
 pub mod workload;
 pub mod world;

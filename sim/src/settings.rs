@@ -1,13 +1,16 @@
 //! What is simulated, as a scenario file says it. Every key has a default but those that make no sense without a choice.
 
-use crate::hardware::{Gpu, Shape, StepCoefficients};
+use crate::{
+    hardware::{Gpu, StepCoefficients},
+    shape::Shape,
+};
 use serde::{Deserialize, Serialize};
 use tidemill_cluster::class;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// `llama2-70b`, `llama-3.1-8b` or `smollm-135m`.
+    /// One of [`SHAPES`](crate::shape::SHAPES), by name.
     pub model: String,
     pub cluster: ClusterShape,
     #[serde(default)]

@@ -33,7 +33,7 @@ const MODEL: &str = "the model's config.json";
 const SHEET: &str = "the vendor's data sheet, dense";
 
 #[rustfmt::skip]
-pub const TABLE: [Assumption; 38] = [
+pub const TABLE: [Assumption; 40] = [
     row("users", "traffic", "daily users", "", 1e6, (1e3, 1e8), OWN),
     row("sessions", "traffic", "sessions per user and day", "", 3.0, (1.0, 20.0), OWN),
     row("turns", "traffic", "turns per session", "", 5.0, (1.0, 50.0), OWN),
@@ -53,6 +53,8 @@ pub const TABLE: [Assumption; 38] = [
     row("heads", "model", "attention heads", "", 64.0, (4.0, 256.0), MODEL),
     row("kv_heads", "model", "KV heads", "", 8.0, (1.0, 128.0), MODEL),
     row("head_dim", "model", "dimension of a head", "", 128.0, (32.0, 256.0), MODEL),
+    row("kv_layers", "model", "layers that keep K and V (0: all)", "", 0.0, (0.0, 160.0), "recurrent layers keep none"),
+    row("kv_latent", "model", "numbers of a compressed K and V (0: there are K and V)", "", 0.0, (0.0, 1_024.0), "kv_lora_rank + qk_rope_head_dim"),
     row("weight_bits", "model", "bits of a weight", "", 16.0, (4.0, 16.0), "bf16; 8 for fp8 or int8"),
     row("kv_bits", "model", "bits of a number in the KV cache", "", 16.0, (4.0, 16.0), "bf16; 8 for fp8 or int8"),
     row("memory_gb", "hardware", "memory of a GPU", "GB", 80.0, (16.0, 1_000.0), SHEET),

@@ -66,7 +66,9 @@ impl Fleet {
         let peak_output_tokens_per_s = peak_requests_per_s * v("output_tokens");
         let turns_in_flight = peak_requests_per_s * (v("ttft_s") + v("output_tokens") * v("tpot_ms") / 1e3);
 
-        let kv_bytes_per_token = 2.0 * v("layers") * v("kv_heads") * v("head_dim") * v("kv_bits") / 8.0;
+        let kv_layers = if v("kv_layers") > 0.0 { v("kv_layers") } else { v("layers") };
+        let kv_numbers = if v("kv_latent") > 0.0 { v("kv_latent") } else { 2.0 * v("kv_heads") * v("head_dim") };
+        let kv_bytes_per_token = kv_layers * kv_numbers * v("kv_bits") / 8.0;
         let kv_gb_per_turn = (v("input_tokens") + v("output_tokens") / 2.0) * kv_bytes_per_token / 1e9;
         let weights_gb = v("params_b") * v("weight_bits") / 8.0;
         let free_gb = v("memory_gb") - v("reserve_gb");
@@ -83,7 +85,7 @@ impl Fleet {
         let step_s = ((weights_gb + batch * kv_gb_per_turn) / bytes_s).max(batch * token_flops / (flops * gpus_per_instance));
         let decode_tok_s_per_gpu = if v("decode_tok_s") > 0.0 { v("decode_tok_s") } else { batch / step_s / gpus_per_instance };
         // Each token attends to half the prompt: four operations per head, dimension and pair.
-        let attention_flops = 4.0 * v("layers") * v("heads") * v("head_dim") * v("input_tokens") / 2.0;
+        let attention_flops = 4.0 * kv_layers * v("heads") * v("head_dim") * v("input_tokens") / 2.0;
         let prefill_tok_s_per_gpu = if v("prefill_tok_s") > 0.0 { v("prefill_tok_s") } else { flops / (token_flops + attention_flops) };
 
         let prefill_needed = peak_prompt_tokens_per_s / (prefill_tok_s_per_gpu * v("utilization"));

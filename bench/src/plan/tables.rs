@@ -14,18 +14,44 @@ pub struct ModelRow {
     pub heads: f64,
     pub kv_heads: f64,
     pub head_dim: f64,
+    /// Layers that keep K and V; 0: all.
+    pub kv_layers: f64,
+    /// Numbers of a compressed K and V; 0: there are K and V.
+    pub kv_latent: f64,
+    /// As published.
+    pub weight_bits: f64,
 }
 
+const DENSE: ModelRow = ModelRow {
+    name: "",
+    params_b: 0.0,
+    active_b: 0.0,
+    layers: 0.0,
+    heads: 0.0,
+    kv_heads: 0.0,
+    head_dim: 128.0,
+    kv_layers: 0.0,
+    kv_latent: 0.0,
+    weight_bits: 16.0,
+};
+
 #[rustfmt::skip]
-pub const MODELS: [ModelRow; 8] = [
-    ModelRow { name: "llama2-70b", params_b: 69.0, active_b: 69.0, layers: 80.0, heads: 64.0, kv_heads: 8.0, head_dim: 128.0 },
-    ModelRow { name: "llama-3.1-70b", params_b: 70.6, active_b: 70.6, layers: 80.0, heads: 64.0, kv_heads: 8.0, head_dim: 128.0 },
-    ModelRow { name: "llama-3.1-8b", params_b: 8.03, active_b: 8.03, layers: 32.0, heads: 32.0, kv_heads: 8.0, head_dim: 128.0 },
-    ModelRow { name: "llama-3.1-405b", params_b: 405.9, active_b: 405.9, layers: 126.0, heads: 128.0, kv_heads: 8.0, head_dim: 128.0 },
-    ModelRow { name: "llama2-7b", params_b: 6.74, active_b: 6.74, layers: 32.0, heads: 32.0, kv_heads: 32.0, head_dim: 128.0 },
-    ModelRow { name: "qwen2.5-7b", params_b: 7.62, active_b: 7.62, layers: 28.0, heads: 28.0, kv_heads: 4.0, head_dim: 128.0 },
-    ModelRow { name: "mixtral-8x7b", params_b: 46.7, active_b: 12.9, layers: 32.0, heads: 32.0, kv_heads: 8.0, head_dim: 128.0 },
-    ModelRow { name: "smollm-135m", params_b: 0.135, active_b: 0.135, layers: 30.0, heads: 9.0, kv_heads: 3.0, head_dim: 64.0 },
+pub const MODELS: [ModelRow; 12] = [
+    ModelRow { name: "llama2-70b", params_b: 69.0, active_b: 69.0, layers: 80.0, heads: 64.0, kv_heads: 8.0, ..DENSE },
+    ModelRow { name: "llama-3.1-70b", params_b: 70.6, active_b: 70.6, layers: 80.0, heads: 64.0, kv_heads: 8.0, ..DENSE },
+    ModelRow { name: "llama-3.1-8b", params_b: 8.03, active_b: 8.03, layers: 32.0, heads: 32.0, kv_heads: 8.0, ..DENSE },
+    ModelRow { name: "llama-3.1-405b", params_b: 405.9, active_b: 405.9, layers: 126.0, heads: 128.0, kv_heads: 8.0, ..DENSE },
+    ModelRow { name: "llama2-7b", params_b: 6.74, active_b: 6.74, layers: 32.0, heads: 32.0, kv_heads: 32.0, ..DENSE },
+    ModelRow { name: "qwen2.5-7b", params_b: 7.62, active_b: 7.62, layers: 28.0, heads: 28.0, kv_heads: 4.0, ..DENSE },
+    ModelRow { name: "mixtral-8x7b", params_b: 46.7, active_b: 12.9, layers: 32.0, heads: 32.0, kv_heads: 8.0, ..DENSE },
+    ModelRow { name: "smollm-135m", params_b: 0.135, active_b: 0.135, layers: 30.0, heads: 9.0, kv_heads: 3.0, head_dim: 64.0, ..DENSE },
+    ModelRow { name: "deepseek-v3", params_b: 671.0, active_b: 37.0, layers: 61.0, heads: 128.0, kv_heads: 1.0, head_dim: 160.0, kv_latent: 576.0,
+        weight_bits: 8.0, ..DENSE },
+    ModelRow { name: "gpt-oss-120b", params_b: 116.8, active_b: 5.1, layers: 36.0, heads: 64.0, kv_heads: 8.0, head_dim: 64.0,
+        weight_bits: 4.3, ..DENSE },
+    ModelRow { name: "qwen3-30b-a3b", params_b: 30.5, active_b: 3.3, layers: 48.0, heads: 32.0, kv_heads: 4.0, ..DENSE },
+    ModelRow { name: "qwen3-next-80b-a3b", params_b: 80.0, active_b: 3.0, layers: 48.0, heads: 16.0, kv_heads: 2.0, head_dim: 256.0,
+        kv_layers: 12.0, ..DENSE },
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -60,6 +86,9 @@ impl ModelRow {
             ("heads", self.heads),
             ("kv_heads", self.kv_heads),
             ("head_dim", self.head_dim),
+            ("kv_layers", self.kv_layers),
+            ("kv_latent", self.kv_latent),
+            ("weight_bits", self.weight_bits),
         ])
     }
 }
@@ -110,9 +139,13 @@ struct Config {
     num_experts: Option<f64>,
     num_experts_per_tok: Option<f64>,
     moe_intermediate_size: Option<f64>,
+    layer_types: Option<Vec<String>>,
+    kv_lora_rank: Option<f64>,
+    qk_rope_head_dim: Option<f64>,
 }
 
-/// Counts the parameters of a decoder with gated MLPs, dense or of experts.
+/// Counts the parameters of a decoder with gated MLPs, dense or of experts, and grouped attention in each layer; where `config.json` speaks
+/// of another kind of layer, what that takes of KV is right and the parameters are those of such a decoder: `--set params_b=…`.
 fn from_config(text: &str, assumptions: Assumptions) -> anyhow::Result<Assumptions> {
     let config: Config = serde_json::from_str(text)?;
     let Config { hidden_size: hidden, num_hidden_layers: layers, num_attention_heads: heads, .. } = config;
@@ -124,6 +157,10 @@ fn from_config(text: &str, assumptions: Assumptions) -> anyhow::Result<Assumptio
     let experts = config.num_experts.unwrap_or(1.0);
     let used = config.num_experts_per_tok.unwrap_or(1.0).min(experts);
     let embeddings = hidden * config.vocab_size * if config.tie_word_embeddings { 1.0 } else { 2.0 };
+    let kv_layers = config
+        .layer_types
+        .map_or(0.0, |types| types.iter().filter(|kind| kind.ends_with("attention") && *kind != "linear_attention").count() as f64);
+    let kv_latent = config.kv_lora_rank.map_or(0.0, |latent| latent + config.qk_rope_head_dim.unwrap_or(0.0));
     let params = |experts: f64| (layers * (attention + experts * expert) + embeddings) / 1e9;
     Ok(assumptions.with(&[
         ("params_b", params(experts)),
@@ -132,12 +169,15 @@ fn from_config(text: &str, assumptions: Assumptions) -> anyhow::Result<Assumptio
         ("heads", heads),
         ("kv_heads", kv_heads),
         ("head_dim", head_dim),
+        ("kv_layers", kv_layers),
+        ("kv_latent", kv_latent),
     ]))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::fleet::Fleet, *};
+    use tidemill_sim::shape::SHAPES;
 
     #[test]
     fn a_config_gives_the_published_parameters() {
@@ -156,6 +196,25 @@ mod tests {
             "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}"#);
         assert!((params / 46.7 - 1.0).abs() < 2e-3 && (active / 12.9 - 1.0).abs() < 3e-3, "{params} {active}");
         assert!(from_config("{}", Assumptions::default()).is_err());
+    }
+
+    #[test]
+    fn a_token_takes_what_its_model_keeps() {
+        let bytes = |name: &str| Fleet::plan(&model(name, Assumptions::default()).unwrap()).kv_bytes_per_token;
+        // The simulator's shapes are counted from the tensors.
+        for shape in SHAPES {
+            assert_eq!(bytes(shape.name), shape.kv_token_bytes() as f64, "{}", shape.name);
+        }
+        let of = |text: &str| Fleet::plan(&from_config(text, Assumptions::default()).unwrap()).kv_bytes_per_token;
+        let config = |more: &str| {
+            format!(
+                r#"{{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 512{more}}}"#
+            )
+        };
+        assert_eq!(of(&config("")), 4.0 * 2.0 * 64.0 * 2.0);
+        assert_eq!(of(&config(r#", "kv_lora_rank": 32, "qk_rope_head_dim": 8"#)), 4.0 * 40.0 * 2.0);
+        let mixed = r#", "layer_types": ["linear_attention", "full_attention", "sliding_attention", "conv"]"#;
+        assert_eq!(of(&config(mixed)), 2.0 * 2.0 * 64.0 * 2.0);
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! `--validate`: the plan in the simulator, that is, under the production schedulers, at the peak's rate. A large fleet is simulated in
 //! part, with as much less traffic.
 
-use super::{assumptions::Assumptions, fleet::Fleet};
+use super::{assumptions::Assumptions, fleet::Fleet, tables::MODELS};
 use crate::sim::summary::Summary;
 use anyhow::{Context, ensure};
 use serde::Serialize;
 use std::time::Duration;
 use tidemill_sim::{
-    hardware::{GPUS, SHAPES},
+    hardware::GPUS,
     settings::{Arrivals, Class, ClusterShape, OnMiss, Settings, Stream, WorkloadSettings},
+    shape::{SHAPES, Shape},
     workload,
     world::{Unwatched, World},
 };
@@ -36,16 +37,14 @@ pub struct Validation {
     pub cached_share: f64,
 }
 
-/// `model` and `hardware` as they were named. The model itself is the simulator's, in 16 bits.
+/// `model` and `hardware` as they were named. The model itself is the simulator's.
 pub fn run(model: &str, hardware: &str, a: &Assumptions, fleet: &Fleet) -> anyhow::Result<Validation> {
     let gpu = if hardware == "a100" { "a800" } else { hardware };
-    ensure!(
-        SHAPES.iter().any(|shape| shape.name == model),
-        "--validate: the simulator knows {}",
-        SHAPES.map(|shape| shape.name).join(", ")
-    );
+    let own = MODELS.iter().find(|row| row.name == model && Shape::find(model).is_some());
+    let own = own.with_context(|| format!("--validate: the simulator knows {}", SHAPES.map(|shape| shape.name).join(", ")))?;
     ensure!(GPUS.iter().any(|known| known.name == gpu), "--validate: the simulator knows {}", GPUS.map(|gpu| gpu.name).join(", "));
-    ensure!(a.get("kv_bits") == 16.0 && a.get("weight_bits") == 16.0, "--validate: the simulator computes in 16 bits");
+    let as_published = a.get("kv_bits") == 16.0 && a.get("weight_bits") == own.weight_bits;
+    ensure!(as_published, "--validate: the simulator computes with K and V in 16 bits, and with weights of {}", own.weight_bits);
     let all = (fleet.prefill_gpus + fleet.decode_gpus) / fleet.gpus_per_instance;
     ensure!(all >= 2.0, "--validate: a plan without an instance per role");
     let part = (INSTANCES_MAX / all).min(1.0);

@@ -2,9 +2,10 @@
 
 use super::{QUIET, RECOVERED};
 use crate::{
-    hardware::{Shape, StepCoefficients},
+    hardware::StepCoefficients,
     random::Random,
     settings::{ClusterShape, NetworkSettings, PolicySettings, Settings, WorkloadSettings},
+    shape::Shape,
     workload::Ask,
     world::{CoordinatorIndex, PoolIndex, Process, WorkerIndex, disk::Health, reader::Manners},
 };

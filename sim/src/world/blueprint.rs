@@ -13,9 +13,10 @@ use super::{
     uplink::Uplink,
 };
 use crate::{
-    hardware::{Device, Gpu, Roofline, Shape, Speed},
+    hardware::{Device, Gpu, Roofline, Speed},
     random::mix,
     settings::{Class, ClusterShape, InvalidSetting, Settings},
+    shape::Shape,
 };
 use std::time::Duration;
 use tidemill_cluster::{

@@ -2,8 +2,9 @@
 
 use super::{blueprint::device, *};
 use crate::{
-    hardware::{Gpu, Shape, Work},
+    hardware::{Gpu, Work},
     settings::{Arrivals, Class, ClusterShape, NetworkSettings, OnMiss, PolicySettings, Stream, WorkloadSettings},
+    shape::Shape,
     workload,
 };
 

@@ -57,7 +57,9 @@ function plan(a) {
   const peak_output_tokens_per_s = peak_requests_per_s * v("output_tokens");
   const turns_in_flight = peak_requests_per_s * (v("ttft_s") + (v("output_tokens") * v("tpot_ms")) / 1e3);
 
-  const kv_bytes_per_token = (2 * v("layers") * v("kv_heads") * v("head_dim") * v("kv_bits")) / 8;
+  const kv_layers = v("kv_layers") > 0 ? v("kv_layers") : v("layers");
+  const kv_numbers = v("kv_latent") > 0 ? v("kv_latent") : 2 * v("kv_heads") * v("head_dim");
+  const kv_bytes_per_token = (kv_layers * kv_numbers * v("kv_bits")) / 8;
   const kv_gb_per_turn = ((v("input_tokens") + v("output_tokens") / 2) * kv_bytes_per_token) / 1e9;
   const weights_gb = (v("params_b") * v("weight_bits")) / 8;
   const free_gb = v("memory_gb") - v("reserve_gb");
@@ -73,7 +75,7 @@ function plan(a) {
   const batch = Math.max(Math.min(by_memory, by_time, by_compute, v("sequences_max")), 0);
   const step_s = Math.max((weights_gb + batch * kv_gb_per_turn) / bytes_s, (batch * token_flops) / (flops * gpus_per_instance));
   const decode_tok_s_per_gpu = v("decode_tok_s") > 0 ? v("decode_tok_s") : batch / step_s / gpus_per_instance;
-  const attention_flops = (4 * v("layers") * v("heads") * v("head_dim") * v("input_tokens")) / 2;
+  const attention_flops = (4 * kv_layers * v("heads") * v("head_dim") * v("input_tokens")) / 2;
   const prefill_tok_s_per_gpu = v("prefill_tok_s") > 0 ? v("prefill_tok_s") : flops / (token_flops + attention_flops);
 
   const prefill_needed = peak_prompt_tokens_per_s / (prefill_tok_s_per_gpu * v("utilization"));
