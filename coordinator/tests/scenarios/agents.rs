@@ -1,15 +1,24 @@
-//! A model that calls one tool and is done, for coding agents to be tried against. Nothing here runs by itself:
+//! A model that calls a tool some times and is done, for coding agents to be tried against. Nothing here runs by itself:
 //!
 //! ```sh
-//! AGENTS_HTTP=127.0.0.1:8123 cargo test --release -p tidemill-coordinator --test scenarios agents -- --ignored
+//! AGENTS_HTTP=127.0.0.1:8123 AGENTS_TURNS=20 cargo test --release -p tidemill-coordinator --test scenarios agents -- --ignored --nocapture
 //! ```
 //!
-//! serves it for as long as `AGENTS_SECONDS` (600) says. Point an agent at it, and ask it for anything.
+//! serves it for as long as `AGENTS_SECONDS` (600) says, with `AGENTS_TURNS` (1) calls. Point an agent at it, and ask it for anything. Each
+//! prompt's length is printed, and how much of it begins as an earlier prompt with its answer did: what a cache of KV blocks would have.
 
 use crate::support::{Cluster, Script, engine_of, fixture};
-use std::{env, fs, path::Path, sync::Arc, time::Duration};
+use std::{
+    env, fs,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 use tidemill_gateway::text::TextModel;
-use tidemill_proto::message::{EngineInfo, RoleInfo};
+use tidemill_proto::{
+    block::BLOCK_TOKENS,
+    message::{EngineInfo, RoleInfo},
+};
 
 /// As Qwen's models have it, in short.
 const TEMPLATE: &str = "\
@@ -30,9 +39,9 @@ const TOOLS: [(&str, &str); 4] = [
     ("shell", r#"{"command": ["bash", "-c", "echo agent-$((6*7))"]}"#),
 ];
 
-/// What the model says to a prompt.
-fn reply(prompt: &str) -> String {
-    if prompt.contains("agent-42") {
+/// What the model says to a prompt, which shows the result of each call so far.
+fn reply(prompt: &str, turns: usize) -> String {
+    if prompt.matches("agent-42").count() >= turns {
         return "The command printed agent-42.".into();
     }
     let tool = TOOLS.iter().find(|(name, _)| prompt.contains(&format!("\"name\": \"{name}\"")));
@@ -68,8 +77,16 @@ async fn a_model_for_agents_to_try() {
 /// Ids to ids: the reply, and the end of the turn.
 fn replies(model: &Path) -> impl Fn(&[u32]) -> Vec<u32> + Send + Sync + use<> {
     let model = TextModel::load(model).unwrap();
+    let turns = env::var("AGENTS_TURNS").map_or(1, |turns| turns.parse().unwrap());
+    let known = Mutex::new(Vec::<Vec<u32>>::new());
     move |prompt| {
-        let reply = reply(&model.tokenizer.decode(prompt, false));
-        [model.tokenizer.encode(&reply, false).unwrap(), model.eos_tokens()].concat()
+        let reply = reply(&model.tokenizer.decode(prompt, false), turns);
+        let reply = [model.tokenizer.encode(&reply, false).unwrap(), model.eos_tokens()].concat();
+        let mut known = known.lock().unwrap();
+        let alike = |known: &Vec<u32>| prompt.iter().zip(known).take_while(|(a, b)| a == b).count() / BLOCK_TOKENS * BLOCK_TOKENS;
+        let cached = known.iter().map(alike).max().unwrap_or(0);
+        eprintln!("prompt {}: {} tokens, {cached} known ({} %)", known.len() + 1, prompt.len(), 100 * cached / prompt.len().max(1));
+        known.push([prompt, &reply].concat());
+        reply
     }
 }
