@@ -32,11 +32,12 @@ const TEMPLATE: &str = "\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
 
 /// Agents name the tool that runs a command differently. Its name as the prompt shows it, and what to call it with.
-const TOOLS: [(&str, &str); 4] = [
+const TOOLS: [(&str, &str); 5] = [
     ("Bash", r#"{"command": "echo agent-$((6*7))", "description": "Answer"}"#),
     ("exec_command", r#"{"cmd": "echo agent-$((6*7))"}"#),
     ("shell_command", r#"{"command": "echo agent-$((6*7))"}"#),
     ("shell", r#"{"command": ["bash", "-c", "echo agent-$((6*7))"]}"#),
+    ("run_commands", r#"{"commands": ["echo agent-$((6*7))"]}"#),
 ];
 
 /// What the model says to a prompt, which shows the result of each call so far.
