@@ -14,6 +14,9 @@ import urllib.error
 import urllib.request
 
 BLOCK = 16
+ANSWER_MAX = 300
+# Of so many turns, the model may choose in one whether it calls a tool, and must in the others: a small one seldom does by itself.
+FREE_EVERY = 4
 SYSTEM = """You are a careful programmer who works on a small Python project with the tools that you are given. Look at the files before you \
 change them. Change one thing at a time, and run the tests after each change. Paths are relative to the project. Call one tool per turn. \
 When the task is done, say so in one sentence, and wait for the next one."""
@@ -70,9 +73,10 @@ def run(files, name, arguments):
 
 class Chat:
     path = "/chat/completions"
+    choices = "auto", "required"
 
     def __init__(self, model):
-        self.body = {"model": model, "max_tokens": 4096, "temperature": 0, "messages": [{"role": "system", "content": SYSTEM}]}
+        self.body = {"model": model, "max_tokens": ANSWER_MAX, "temperature": 0, "messages": [{"role": "system", "content": SYSTEM}]}
         self.body["tools"] = [{"type": "function", "function": dict(zip(("name", "description", "parameters"), t))} for t in TOOLS]
 
     def say(self, text):
@@ -91,9 +95,10 @@ class Chat:
 
 class Responses:
     path = "/responses"
+    choices = "auto", "required"
 
     def __init__(self, model):
-        self.body = {"model": model, "max_output_tokens": 4096, "temperature": 0, "instructions": SYSTEM, "input": [], "store": False}
+        self.body = {"model": model, "max_output_tokens": ANSWER_MAX, "temperature": 0, "instructions": SYSTEM, "input": [], "store": False}
         self.body["tools"] = [{"type": "function"} | dict(zip(("name", "description", "parameters"), t)) for t in TOOLS]
 
     def say(self, text):
@@ -111,9 +116,10 @@ class Responses:
 
 class Messages:
     path = "/messages"
+    choices = {"type": "auto"}, {"type": "any"}
 
     def __init__(self, model):
-        self.body = {"model": model, "max_tokens": 4096, "temperature": 0, "system": SYSTEM, "messages": []}
+        self.body = {"model": model, "max_tokens": ANSWER_MAX, "temperature": 0, "system": SYSTEM, "messages": []}
         self.body["tools"] = [dict(zip(("name", "description", "input_schema"), t)) for t in TOOLS]
 
     def say(self, text):
@@ -150,10 +156,12 @@ def object_of(arguments):
 def work(protocol, url, turns):
     """Whether all went well."""
     print(f"\n{protocol.path}\n turn  prompt  cached  share  expected  answer  calls                     seconds")
+    free, forced = protocol.choices
     files, tasks, before, known, good = dict(FILES), list(TASKS), 0, 0, True
     protocol.say(tasks.pop(0))
     for turn in range(1, turns + 1):
         begun = time.monotonic()
+        protocol.body["tool_choice"] = free if turn % FREE_EVERY == 0 else forced
         status, answer = post(url + protocol.path, protocol.body)
         if status != 200:
             print(f"{turn:5}  {status}: {answer}")

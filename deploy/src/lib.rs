@@ -24,6 +24,7 @@ pub mod cluster;
 pub mod demo_model;
 pub mod eval;
 pub mod feedback;
+pub mod gguf;
 pub mod golden;
 pub mod keys;
 pub mod processes;

@@ -2,7 +2,7 @@
 //! classifier.
 
 use clap::{Parser, Subcommand};
-use tidemill_deploy::{appeals, audit, certs, chat, cluster, eval, feedback, keys, registry, rollout, safety, up, usage};
+use tidemill_deploy::{appeals, audit, certs, chat, cluster, eval, feedback, gguf, keys, registry, rollout, safety, up, usage};
 use tidemill_net::process::{self, Failed};
 
 /// Disaggregated prefill/decode serving for large language models
@@ -49,6 +49,8 @@ enum Command {
     /// Ask models golden cases, and compare them
     #[command(subcommand)]
     Eval(Box<eval::EvalCommand>),
+    /// Turn a GGUF file into a model directory, for processes that are started by themselves; `up` does so by itself
+    Unpack(gguf::UnpackArgs),
     /// Make a cluster CA, and certificates for its processes; again, to renew them
     Certs(certs::CertsArgs),
 }
@@ -70,6 +72,7 @@ async fn main() -> Result<(), Failed> {
         Command::Appeals(command) => appeals::appeals(command).await?,
         Command::Feedback(command) => feedback::feedback(command).await?,
         Command::Eval(command) => eval::eval(*command).await?,
+        Command::Unpack(args) => gguf::unpack(&args)?,
         Command::Certs(args) => certs::certs(&args)?,
     }
     Ok(())

@@ -3,7 +3,7 @@
 mod rolling;
 
 use crate::{
-    demo_model,
+    demo_model, gguf,
     processes::{Process, Tended},
 };
 use anyhow::{Context, bail};
@@ -20,14 +20,15 @@ use tidemill_net::{
     model_dir::{self, Download, Hub},
     process,
 };
+use tokio::task::spawn_blocking;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
-    /// Model directory, or a hub id such as org/name; a small built-in model that explains Tidemill if not given. Several times
+    /// Model directory, a GGUF file, or a hub id such as org/name; a small built-in model that explains Tidemill if not given. Several times
     /// for several models: each gets the workers and pool nodes that the other options say
     #[arg(long)]
     model: Vec<String>,
-    /// Name that clients know the model by (default: the directory's or the hub's); as often as --model, in the same order
+    /// Name that clients know the model by (default: the directory's, the file's or the hub's); as often as --model, in the same order
     #[arg(long)]
     served_model_name: Vec<String>,
     /// Prefill workers of each model; with 0, decode workers compute prompts themselves
@@ -583,6 +584,13 @@ async fn resolve_models(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<(Strin
     };
     let (mut names, mut dirs) = (Vec::new(), Vec::new());
     for model in &args.model {
+        if gguf::is_one(model) {
+            let file = PathBuf::from(model);
+            names.push(gguf::name(&file));
+            let kept = data.join("models");
+            dirs.push(spawn_blocking(move || gguf::resolve(&file, &kept)).await.context("unpacking a GGUF file")??);
+            continue;
+        }
         let dir = model_dir::resolve(model, &hub, progress).await?;
         names.push(if Path::new(model).is_dir() { directory_name(&dir) } else { model.clone() });
         dirs.push(dir);

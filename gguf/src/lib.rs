@@ -1,0 +1,38 @@
+//! GGUF files (version 2 and 3, of one part or several), as directories in Hugging Face's layout, which is what everything else reads.
+//!
+//! - [`file`]: the container: metadata, and where tensors lie
+//! - [`blocks`]: quantized blocks to floats
+//! - `family`: an architecture's tensors and settings by their Hugging Face names
+//! - `config`: metadata to `config.json` and `generation_config.json`
+//! - `tokenizer`: metadata to `tokenizer.json` and `tokenizer_config.json`; `pieces`: SentencePiece's scores to merges
+//! - [`directory`]: all of it, written
+//!
+//! Weights in blocks are expanded to bf16. What was F32, F16 or BF16 stays so.
+//!
+//! The format: github.com/ggml-org/ggml, docs/gguf.md.
+
+pub mod blocks;
+mod config;
+pub mod directory;
+mod family;
+pub mod file;
+mod pieces;
+mod reader;
+mod tokenizer;
+
+use std::{io, path::PathBuf};
+
+/// A GGUF file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum GgufError {
+    #[error("reading {path} failed: {source}")]
+    Read { path: PathBuf, source: io::Error },
+    #[error("writing {path} failed: {source}")]
+    Write { path: PathBuf, source: io::Error },
+    #[error("{path} is not a usable GGUF file: {problem}")]
+    Malformed { path: PathBuf, problem: String },
+    #[error("{path}: tensor {tensor}: {problem}")]
+    Tensor { path: PathBuf, tensor: String, problem: String },
+    #[error("{path}: {problem}")]
+    Unsupported { path: PathBuf, problem: String },
+}
