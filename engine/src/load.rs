@@ -12,7 +12,7 @@ use tidemill_net::{
     config::{ConfigError, invalid},
     process::Progress,
 };
-use tidemill_proto::message::{EngineInfo, ModelIdentity};
+use tidemill_proto::message::{EngineInfo, IdentityKeys, ModelIdentity};
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -61,7 +61,9 @@ fn identity(dir: &Path) -> Result<ModelIdentity, ModelError> {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(source) => return Err(ModelError::Io { path, source }),
     };
-    Ok(ModelIdentity { tokenizer_digest, ..read_json(&dir.join("config.json"))? })
+    let path = dir.join("config.json");
+    let (identity, _) = read_json::<IdentityKeys>(&path)?.identity().map_err(|problem| ModelError::Config { path, problem })?;
+    Ok(ModelIdentity { tokenizer_digest, ..identity })
 }
 
 /// A model with its device memory.

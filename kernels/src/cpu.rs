@@ -12,12 +12,13 @@
 //!
 //! - `isa`: instruction sets; `dispatch`: running a kernel on one; `simd`: the 16-lane machine
 //! - `threads`: the thread pool; `memory`: aligned memory in huge pages
-//! - `element`, `bf16`, `exp`: numbers on 16 lanes
+//! - `element`, `bf16`, `exp`: numbers on 16 lanes; [`activation`]: the functions of feed-forward layers, and soft caps
 //! - [`gemm`]: activations times weights
 //! - [`attention`]: attention over paged K and V; [`kv`]: the memory that holds them
-//! - [`elementwise`], [`embedding`], [`vocab`]: norm, rotary embedding and SiLU; row look-up; a sampler's operations on
-//!   logits
+//! - [`elementwise`], [`layer_norm`], [`embedding`], [`vocab`]: norms, rotary embedding and scaled sums; row look-up; a sampler's
+//!   operations on logits
 
+pub mod activation;
 pub mod attention;
 mod bf16;
 mod dispatch;
@@ -28,6 +29,7 @@ mod exp;
 pub mod gemm;
 mod isa;
 pub mod kv;
+pub mod layer_norm;
 pub(crate) mod memory;
 #[cfg(test)]
 mod shapes;

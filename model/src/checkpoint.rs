@@ -1,7 +1,10 @@
 //! Weights as Hugging Face stores them: one safetensors file, or several with an index. Files are mapped; the tensors
 //! taken from them are checked against the configuration and remembered for the digest.
 
-use crate::{error::ModelError, json::read_json};
+use crate::{
+    error::ModelError,
+    json::{LFS_POINTER, read_json},
+};
 use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::{
     Dtype as FileDtype, SafeTensorError, SafeTensors,
@@ -22,6 +25,8 @@ use tidemill_kernels::{
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// All weights with other names: some repositories have it beside the other files, or alone.
+const CONSOLIDATED: &str = "consolidated.safetensors";
 /// Hub checkpoints of a trillion parameters have some hundreds of files.
 const FILES_MAX: usize = 4096;
 
@@ -35,6 +40,12 @@ pub(crate) struct Mapped {
 impl Mapped {
     pub(crate) fn get(&self) -> &[u8] {
         &self.map[self.range.clone()]
+    }
+
+    /// Some of these bytes.
+    pub(crate) fn part(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.range.len(), "a part of them");
+        Self { map: self.map.clone(), range: self.range.start + range.start..self.range.start + range.end }
     }
 
     /// Bytes in memory.
@@ -62,6 +73,11 @@ impl WeightMatrix {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         self.bytes.get()
+    }
+
+    pub(crate) fn rows_of(&self, rows: Range<usize>) -> Self {
+        let size = self.cols * self.dtype.bytes();
+        Self { bytes: self.bytes.part(rows.start * size..rows.end * size), dtype: self.dtype, rows: rows.len(), cols: self.cols }
     }
 }
 
@@ -111,7 +127,11 @@ impl Checkpoint {
             return Self::open_sharded(dir, index);
         }
         if !single.exists() {
-            return Err(ModelError::NoWeights { dir: dir.to_owned() });
+            let consolidated = dir.join(CONSOLIDATED);
+            return Err(match consolidated.exists() {
+                true => ModelError::Consolidated { path: consolidated },
+                false => ModelError::NoWeights { dir: dir.to_owned() },
+            });
         }
         Ok(Self { files: vec![TensorFile::open(single.clone())?], index: None, looked_in: single, taken: Vec::new() })
     }
@@ -127,6 +147,13 @@ impl Checkpoint {
         }
         if let Some(name) = names.iter().find(|name| Path::new(name).file_name().is_none_or(|file| file != name.as_str())) {
             return Err(problem(format!("{name:?} is not the name of a file beside it")));
+        }
+        let missing = names.iter().map(|name| dir.join(name)).find(|part| !part.exists());
+        if let Some(part) = missing {
+            return Err(ModelError::MissingPart { path: part, index: path });
+        }
+        if let Some(part) = parts_beside(dir)?.into_iter().find(|part| !names.contains(&part)) {
+            return Err(ModelError::SurplusPart { path: dir.join(part), index: path });
         }
         let numbers: HashMap<&String, usize> = names.iter().enumerate().map(|(i, name)| (*name, i)).collect();
         let index = weight_map.iter().map(|(tensor, file)| (tensor.clone(), numbers[file])).collect();
@@ -321,11 +348,29 @@ impl TensorFile {
         // SAFETY: the map is read-only and private to this process. Changing a checkpoint's file under a running server
         // breaks the promise that a checkpoint is immutable; every program that maps weights relies on it.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        if map.starts_with(LFS_POINTER) {
+            return Err(ModelError::LfsPointer { path });
+        }
         match SafeTensors::read_metadata(&map) {
             Ok((header_bytes, metadata)) => Ok(Self { path, map: Arc::new(map), metadata, data: LENGTH_BYTES + header_bytes }),
             Err(error) => Err(ModelError::Safetensors { problem: problem(&map, error), path }),
         }
     }
+}
+
+/// The names of a directory's files that look like parts of a checkpoint: `model-00001-of-00004.safetensors`.
+fn parts_beside(dir: &Path) -> Result<Vec<String>, ModelError> {
+    let entries = std::fs::read_dir(dir).map_err(|source| ModelError::Io { path: dir.to_owned(), source })?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let is_part = |name: &String| {
+        let numbers =
+            name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors")).and_then(|rest| rest.split_once("-of-"));
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        numbers.is_some_and(|(nth, of)| is_number(nth) && is_number(of))
+    };
+    let mut parts: Vec<String> = names.filter(is_part).collect();
+    parts.sort_unstable();
+    Ok(parts)
 }
 
 /// Bytes of the length that begins the header.

@@ -3,21 +3,26 @@
 
 use crate::{
     error::ModelError,
-    family::{FAMILIES, Family, Flag, WindowRule},
+    family::{self, FAMILIES, Factor, Family, Flag, QkNorm, RopeRule, WindowRule},
     generation::{self, TokenIds},
     json::read_json,
     quantization::Fp8Scheme,
-    rope::RopeConfig,
+    rope::{Beside, RopeConfig},
 };
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value};
 use std::path::Path;
+use tidemill_kernels::cpu::activation::Activation;
 use tidemill_proto::block::Token;
 
-/// A model's dimensions and settings. The serialized fields, besides the weights, decide the arithmetic.
+/// A model's dimensions and settings. The serialized fields, besides the weights, decide the arithmetic; those of later families are left
+/// out where they say nothing, so that earlier layouts stay.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ModelConfig {
+    /// Decides everything that the family's row says.
     pub(crate) architecture: &'static str,
+    #[serde(skip)]
+    pub(crate) family: &'static Family,
     pub(crate) vocab: usize,
     pub(crate) hidden: usize,
     pub(crate) intermediate: usize,
@@ -27,6 +32,12 @@ pub struct ModelConfig {
     pub(crate) head_dim: usize,
     pub(crate) norm_epsilon: f32,
     pub(crate) rope: RopeConfig,
+    /// Of layers with a window, where these rotate otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) windowed_rope: Option<RopeConfig>,
+    /// Layers that do not rotate queries and keys.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) unrotated: Vec<usize>,
     /// Tokens that each layer attends to; `None`: all.
     pub(crate) windows: Vec<Option<usize>>,
     /// The head shares the embedding's weights.
@@ -35,6 +46,24 @@ pub struct ModelConfig {
     pub(crate) output_bias: bool,
     pub(crate) mlp_bias: bool,
     pub(crate) qk_norm: bool,
+    #[serde(skip_serializing_if = "is_silu", serialize_with = "as_debug")]
+    pub(crate) activation: Activation,
+    /// Of scores; `None`: `1 / sqrt(head_dim)`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) score_factor: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) score_cap: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) query_growth: Option<QueryGrowth>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) embedding_factor: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) residual_factor: Option<f32>,
+    /// This and the cap do not change KV blocks, but a worker's answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) logit_factor: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) logit_cap: Option<f32>,
     /// How weights in FP8 are scaled, if some are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fp8: Option<Fp8Scheme>,
@@ -43,6 +72,19 @@ pub struct ModelConfig {
     /// Tokens that end a sequence, ascending.
     #[serde(skip)]
     pub(crate) eos: Vec<Token>,
+}
+
+/// Queries times `1 + beta ln(1 + floor(position / positions))`, as in Llama 4.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub(crate) struct QueryGrowth {
+    beta: f32,
+    positions: f32,
+}
+
+impl QueryGrowth {
+    pub(crate) fn factor(&self, position: usize) -> f32 {
+        1.0 + self.beta * (1.0 + (position as f32 / self.positions).floor()).ln()
+    }
 }
 
 /// As in the file.
@@ -56,18 +98,19 @@ struct RawConfig {
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
     max_position_embeddings: usize,
-    rms_norm_eps: Option<f64>,
-    hidden_act: Option<String>,
+    original_max_position_embeddings: Option<f64>,
+    partial_rotary_factor: Option<f64>,
     rope_theta: Option<f64>,
     rope_scaling: Option<Value>,
     rope_parameters: Option<Value>,
     tie_word_embeddings: Option<bool>,
-    attention_bias: Option<bool>,
-    mlp_bias: Option<bool>,
     sliding_window: Option<usize>,
     use_sliding_window: Option<bool>,
+    sliding_window_pattern: Option<Value>,
     max_window_layers: Option<usize>,
     layer_types: Option<Vec<String>>,
+    no_rope_layers: Option<Vec<u8>>,
+    no_rope_layer_interval: Option<usize>,
     quantization_config: Option<Value>,
     eos_token_id: Option<TokenIds>,
 }
@@ -79,26 +122,22 @@ const CONTEXT_MAX: usize = 1 << 24;
 const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
 
-/// The default for `config.json`.
-const NORM_EPSILON_DEFAULT: f64 = 1e-6;
+/// The default of [`RopeRule::ExceptListed`].
+const NO_ROPE_INTERVAL: usize = 4;
 
 impl ModelConfig {
     /// Reads `config.json` and `generation_config.json` of a checkpoint.
     pub(crate) fn load(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         // The architecture decides how to read the rest, so it is checked first.
-        let value: Value = read_json(&path)?;
-        let family = family(&path, &value)?;
-        let raw: RawConfig = serde_json::from_value(value).map_err(|source| ModelError::Json { path: path.clone(), source })?;
+        let (family, fields) = family_and_fields(&path, read_json(&path)?)?;
+        let raw: RawConfig =
+            serde_json::from_value(fields.clone().into()).map_err(|source| ModelError::Json { path: path.clone(), source })?;
         let eos = generation::eos_ids(dir, raw.eos_token_id.clone(), raw.vocab_size)?;
-        Self::new(family, raw, eos).map_err(|problem| ModelError::Config { path, problem })
+        Self::new(family, raw, &fields, eos).map_err(|problem| ModelError::Config { path, problem })
     }
 
-    fn new(family: &Family, raw: RawConfig, eos: Vec<Token>) -> Result<Self, String> {
-        let activation = raw.hidden_act.as_deref().unwrap_or("silu");
-        if !["silu", "swish"].contains(&activation) {
-            return Err(format!("hidden_act {activation:?} is not supported; supported is silu"));
-        }
+    fn new(family: &'static Family, raw: RawConfig, fields: &Map<String, Value>, eos: Vec<Token>) -> Result<Self, String> {
         let within = |name: &str, n: usize, max: usize| {
             if (1..=max).contains(&n) { Ok(n) } else { Err(format!("{name} is {n}, which is not within 1..={max}")) }
         };
@@ -109,22 +148,25 @@ impl ModelConfig {
         if !heads.is_multiple_of(kv_heads) {
             return Err(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"));
         }
-        let head_dim = within("head_dim", raw.head_dim.or(family.head_dim).unwrap_or(hidden / heads), SIZE_MAX)?;
+        let head_dim = within("head_dim", raw.head_dim.unwrap_or(hidden / heads), SIZE_MAX)?;
         if !head_dim.is_multiple_of(2) {
             return Err(format!("head_dim {head_dim} is odd: the rotary embedding turns pairs"));
         }
-        let norm_epsilon = raw.rms_norm_eps.unwrap_or(NORM_EPSILON_DEFAULT) as f32;
+        let columns = Columns { fields, hidden };
+        let norm_epsilon = columns.number(family.norm_epsilon)?.unwrap_or_default() as f32;
         if !(norm_epsilon.is_finite() && norm_epsilon >= 0.0) {
-            return Err(format!("rms_norm_eps {norm_epsilon} makes no sense"));
+            return Err(format!("{} {norm_epsilon} makes no sense", family.norm_epsilon));
         }
-        let flag = |flag| match flag {
-            Flag::Never => false,
-            Flag::Always => true,
-            Flag::AttentionBias => raw.attention_bias.unwrap_or(false),
-            Flag::MlpBias => raw.mlp_bias.unwrap_or(false),
-        };
+        let windows = windows(family.window, &raw, layers)?;
+        let (rope, windowed_rope) = ropes(family.rope, &raw, fields)?;
+        for rope in [Some(&rope), windowed_rope.as_ref()].into_iter().flatten() {
+            rope.check_heads(head_dim)?;
+        }
+        let positions = within("max_position_embeddings", raw.max_position_embeddings, CONTEXT_MAX)?;
+        let context_tokens = rope.extended_positions().map_or(positions, |extended| positions.max((extended as usize).min(CONTEXT_MAX)));
         Ok(Self {
             architecture: family.architecture,
+            family,
             vocab: within("vocab_size", raw.vocab_size, VOCAB_MAX)?,
             hidden,
             intermediate: within("intermediate_size", raw.intermediate_size, SIZE_MAX)?,
@@ -133,17 +175,33 @@ impl ModelConfig {
             kv_heads,
             head_dim,
             norm_epsilon,
-            rope: RopeConfig::parse(raw.rope_parameters.as_ref().or(raw.rope_scaling.as_ref()), raw.rope_theta)?,
-            windows: windows(family.window, &raw, layers)?,
-            tied: raw.tie_word_embeddings.unwrap_or(family.tied),
-            qkv_bias: flag(family.qkv_bias),
-            output_bias: flag(family.output_bias),
-            mlp_bias: flag(family.mlp_bias),
-            qk_norm: family.qk_norm,
+            unrotated: unrotated(family.rope, &raw, &windows)?,
+            rope,
+            windowed_rope,
+            windows,
+            tied: raw.tie_word_embeddings.unwrap_or(false),
+            qkv_bias: columns.flag(family.qkv_bias)?,
+            output_bias: columns.flag(family.output_bias)?,
+            mlp_bias: columns.flag(family.mlp_bias)?,
+            qk_norm: family.qk_norm != QkNorm::None,
+            activation: columns.activation(family.activation)?,
+            score_factor: columns.factor(family.score_factor)?,
+            score_cap: columns.cap(family.score_cap)?,
+            query_growth: if family.has_query_growth { query_growth(&raw)? } else { None },
+            embedding_factor: columns.factor(family.embedding_factor)?,
+            residual_factor: columns.factor(family.residual_factor)?.filter(|factor| *factor != 1.0),
+            logit_factor: columns.factor(family.logit_factor)?.filter(|factor| *factor != 1.0),
+            logit_cap: columns.cap(family.logit_cap)?,
             fp8: Fp8Scheme::parse(raw.quantization_config.as_ref())?,
-            context_tokens: within("max_position_embeddings", raw.max_position_embeddings, CONTEXT_MAX)?,
+            context_tokens,
             eos,
         })
+    }
+
+    /// Which rotary settings a layer has: 0 for [`rope`](Self::rope), 1 for [`windowed_rope`](Self::windowed_rope).
+    pub(crate) fn rope_of(&self, layer: usize) -> Option<usize> {
+        let is_windowed = self.windowed_rope.is_some() && self.windows[layer].is_some();
+        (!self.unrotated.contains(&layer)).then_some(usize::from(is_windowed))
     }
 
     /// Tokens in the vocabulary; ids are below this.
@@ -162,31 +220,126 @@ impl ModelConfig {
     }
 }
 
-fn family(path: &Path, config: &Value) -> Result<&'static Family, ModelError> {
+fn is_silu(activation: &Activation) -> bool {
+    *activation == Activation::Silu
+}
+
+fn as_debug<S: Serializer>(activation: &Activation, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&format!("{activation:?}"))
+}
+
+/// The family of a checkpoint, and the fields of its text model with the family's defaults.
+fn family_and_fields(path: &Path, config: Value) -> Result<(&'static Family, Map<String, Value>), ModelError> {
     let names: Vec<&str> = config["architectures"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    FAMILIES.iter().find(|family| names.contains(&family.architecture)).ok_or_else(|| ModelError::Architecture {
-        path: path.to_owned(),
-        found: names.join(", "),
-        supported: FAMILIES.map(|family| family.architecture).join(", "),
-    })
+    let unknown = |found: String| {
+        let supported = family::architectures().collect::<Vec<_>>().join(", ");
+        let nearest = family::nearest(&found).to_owned();
+        ModelError::Architecture { path: path.to_owned(), found, nearest, supported }
+    };
+    let (family, fields) = if names.iter().any(|name| family::MULTIMODAL.contains(name)) {
+        let mut text = config["text_config"].clone();
+        let model_type = text["model_type"].as_str().unwrap_or_default();
+        let family = family::of_model_type(model_type).ok_or_else(|| ModelError::Config {
+            path: path.to_owned(),
+            problem: format!(
+                "text_config's model_type {model_type:?} is not supported; supported are {}",
+                FAMILIES.iter().map(|family| family.model_type).collect::<Vec<_>>().join(", ")
+            ),
+        })?;
+        for key in ["tie_word_embeddings", "quantization_config", "eos_token_id"] {
+            if text.get(key).is_none() && config.get(key).is_some() {
+                text[key] = config[key].clone();
+            }
+        }
+        (family, text)
+    } else {
+        let family = names.iter().find_map(|name| family::of_architecture(name)).ok_or_else(|| unknown(names.join(", ")))?;
+        (family, config)
+    };
+    let Value::Object(mut fields) = fields else { unreachable!("what has fields is an object") };
+    let defaults: Map<String, Value> = serde_json::from_str(family.defaults).expect("a row's defaults are an object");
+    for (key, value) in defaults {
+        fields.entry(key).or_insert(value);
+    }
+    Ok((family, fields))
+}
+
+/// The fields that a family's row names.
+struct Columns<'a> {
+    fields: &'a Map<String, Value>,
+    hidden: usize,
+}
+
+impl Columns<'_> {
+    fn flag(&self, flag: Flag) -> Result<bool, String> {
+        match flag {
+            Flag::Never => Ok(false),
+            Flag::Always => Ok(true),
+            Flag::Key(key) => match self.fields.get(key) {
+                None | Some(Value::Null) => Ok(false),
+                Some(value) => value.as_bool().ok_or(format!("{key} is {value}, where true or false is needed")),
+            },
+        }
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>, String> {
+        match self.fields.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => value.as_f64().map(Some).ok_or(format!("{key} is {value}, where a number is needed")),
+        }
+    }
+
+    /// A number above zero.
+    fn positive(&self, key: &str) -> Result<f32, String> {
+        let number = self.number(key)?.ok_or(format!("{key} is missing"))? as f32;
+        if number.is_finite() && number > 0.0 { Ok(number) } else { Err(format!("{key} is {number}, which makes no sense")) }
+    }
+
+    fn factor(&self, factor: Factor) -> Result<Option<f32>, String> {
+        Ok(match factor {
+            Factor::One => None,
+            Factor::Key(key) => Some(self.positive(key)?),
+            Factor::InverseKey(key) => Some(1.0 / self.positive(key)?),
+            Factor::InverseRootKey(key) => Some(1.0 / self.positive(key)?.sqrt()),
+            Factor::RootOfHidden => Some((self.hidden as f32).sqrt()),
+        })
+    }
+
+    fn cap(&self, key: Option<&str>) -> Result<Option<f32>, String> {
+        match key {
+            Some(key) if self.number(key)?.is_some() => Ok(Some(self.positive(key)?)),
+            _ => Ok(None),
+        }
+    }
+
+    fn activation(&self, key: &str) -> Result<Activation, String> {
+        match self.fields.get(key) {
+            None | Some(Value::Null) => Ok(Activation::Silu),
+            Some(name) => match name.as_str() {
+                Some("silu" | "swish") => Ok(Activation::Silu),
+                Some("gelu") => Ok(Activation::Gelu),
+                Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+                _ => Err(format!("{key} {name} is not supported; supported are silu, gelu, gelu_pytorch_tanh and gelu_new")),
+            },
+        }
+    }
 }
 
 /// The sliding window of each layer.
 fn windows(rule: WindowRule, raw: &RawConfig, layers: usize) -> Result<Vec<Option<usize>>, String> {
     let window = match rule {
         WindowRule::Never => None,
-        WindowRule::Everywhere => raw.sliding_window,
-        WindowRule::ByLayer => raw.sliding_window.filter(|_| raw.use_sliding_window == Some(true)),
+        WindowRule::Everywhere | WindowRule::AllBut(_) => raw.sliding_window,
+        WindowRule::IfUsed => raw.sliding_window.filter(|_| raw.use_sliding_window == Some(true)),
     };
     let Some(window) = window else { return Ok(vec![None; layers]) };
     if window == 0 {
         return Err("sliding_window is 0: leave it out for full attention".into());
     }
     match (rule, &raw.layer_types) {
-        (WindowRule::ByLayer, Some(types)) if types.len() != layers => {
-            Err(format!("layer_types has {} entries for {layers} layers", types.len()))
-        }
-        (WindowRule::ByLayer, Some(types)) => types
+        (WindowRule::Everywhere | WindowRule::Never, _) => Ok(vec![Some(window); layers]),
+        (_, Some(types)) if types.len() != layers => Err(format!("layer_types has {} entries for {layers} layers", types.len())),
+        (_, Some(types)) => types
             .iter()
             .map(|kind| match kind.as_str() {
                 "full_attention" => Ok(None),
@@ -194,11 +347,68 @@ fn windows(rule: WindowRule, raw: &RawConfig, layers: usize) -> Result<Vec<Optio
                 other => Err(format!("layer_types: {other:?} is not supported; supported are full_attention and sliding_attention")),
             })
             .collect(),
-        (WindowRule::ByLayer, None) => {
+        (WindowRule::IfUsed, None) => {
             let first = raw.max_window_layers.ok_or("use_sliding_window needs max_window_layers or layer_types")?;
             Ok((0..layers).map(|layer| (layer >= first).then_some(window)).collect())
         }
-        _ => Ok(vec![Some(window); layers]),
+        (WindowRule::AllBut(default), None) => {
+            let every = match &raw.sliding_window_pattern {
+                None | Some(Value::Null) => default,
+                Some(every) => every.as_u64().filter(|every| *every > 0).ok_or_else(|| {
+                    format!("sliding_window_pattern is {every}, which is not a number of layers: give layer_types instead")
+                })? as usize,
+            };
+            Ok((1..=layers).map(|nth| (!nth.is_multiple_of(every)).then_some(window)).collect())
+        }
+    }
+}
+
+/// The rotary settings, and those of layers with a window where they have their own.
+fn ropes(rule: RopeRule, raw: &RawConfig, fields: &Map<String, Value>) -> Result<(RopeConfig, Option<RopeConfig>), String> {
+    let beside = Beside {
+        theta: raw.rope_theta,
+        part: raw.partial_rotary_factor,
+        positions: raw.max_position_embeddings,
+        original_positions: raw.original_max_position_embeddings,
+    };
+    let section = raw.rope_scaling.as_ref().filter(|section| !section.is_null()).or(raw.rope_parameters.as_ref());
+    let RopeRule::ByWindow { local_theta } = rule else { return Ok((RopeConfig::parse(section, beside)?, None)) };
+    let local = Beside { theta: fields.get(local_theta).and_then(Value::as_f64), ..beside };
+    let (full, windowed) = match &raw.rope_parameters {
+        Some(Value::Object(by_kind)) if by_kind.values().any(Value::is_object) => {
+            (by_kind.get("full_attention"), by_kind.get("sliding_attention"))
+        }
+        _ => (section, None),
+    };
+    Ok((RopeConfig::parse(full, beside)?, Some(RopeConfig::parse(windowed, local)?)))
+}
+
+/// The layers that do not rotate queries and keys.
+fn unrotated(rule: RopeRule, raw: &RawConfig, windows: &[Option<usize>]) -> Result<Vec<usize>, String> {
+    let layers = 0..windows.len();
+    match (rule, &raw.no_rope_layers) {
+        (RopeRule::Everywhere | RopeRule::ByWindow { .. }, _) => Ok(Vec::new()),
+        (RopeRule::Windowed, _) if raw.sliding_window.is_none() => Ok(Vec::new()),
+        (RopeRule::Windowed, _) => Ok(layers.filter(|&layer| windows[layer].is_none()).collect()),
+        (RopeRule::ExceptListed, Some(listed)) if listed.len() != windows.len() => {
+            Err(format!("no_rope_layers has {} entries for {} layers", listed.len(), windows.len()))
+        }
+        (RopeRule::ExceptListed, Some(listed)) => Ok(layers.filter(|&layer| listed[layer] == 0).collect()),
+        (RopeRule::ExceptListed, None) => match raw.no_rope_layer_interval.unwrap_or(NO_ROPE_INTERVAL) {
+            0 => Err("no_rope_layer_interval is 0: give no_rope_layers instead".into()),
+            every => Ok(layers.filter(|layer| (layer + 1).is_multiple_of(every)).collect()),
+        },
+    }
+}
+
+fn query_growth(raw: &RawConfig) -> Result<Option<QueryGrowth>, String> {
+    let section = raw.rope_parameters.as_ref().or(raw.rope_scaling.as_ref());
+    let number = |key: &str| section.and_then(|section| section.get(key)).and_then(Value::as_f64).map(|number| number as f32);
+    let Some(beta) = number("llama_4_scaling_beta").filter(|beta| *beta != 0.0) else { return Ok(None) };
+    let positions = number("original_max_position_embeddings").unwrap_or(raw.max_position_embeddings as f32);
+    match beta.is_finite() && positions.is_finite() && positions > 0.0 {
+        true => Ok(Some(QueryGrowth { beta, positions })),
+        false => Err(format!("llama_4_scaling_beta {beta} with original_max_position_embeddings {positions} makes no sense")),
     }
 }
 
@@ -213,8 +423,9 @@ mod tests {
             "num_attention_heads": 4, "num_key_value_heads": null, "max_position_embeddings": 2048, "rope_scaling": null,
         });
         edit(&mut config);
-        let family = family(Path::new("config.json"), &config).map_err(|e| e.to_string())?;
-        ModelConfig::new(family, serde_json::from_value(config).map_err(|e| e.to_string())?, Vec::new())
+        let (family, fields) = family_and_fields(Path::new("config.json"), config).map_err(|e| e.to_string())?;
+        let raw = serde_json::from_value(fields.clone().into()).map_err(|e| e.to_string())?;
+        ModelConfig::new(family, raw, &fields, Vec::new())
     }
 
     #[test]
@@ -228,13 +439,24 @@ mod tests {
 
     #[test]
     fn a_tie_is_the_files_or_else_the_familys() {
-        for family in &FAMILIES {
-            let tied = |tie: Value| {
-                let config = parse(|c| (c["architectures"], c["tie_word_embeddings"]) = (json!([family.architecture]), tie));
+        for (architecture, default) in [("LlamaForCausalLM", false), ("Gemma2ForCausalLM", true), ("Cohere2ForCausalLM", true)] {
+            let tied = |edit: fn(&mut Value)| {
+                let config = parse(|c| {
+                    c["architectures"] = json!([architecture]);
+                    edit(c);
+                });
                 config.unwrap().tied
             };
-            assert_eq!((tied(json!(null)), tied(json!(true)), tied(json!(false))), (family.tied, true, false), "{}", family.architecture);
+            let [yes, no]: [fn(&mut Value); 2] = [|c| c["tie_word_embeddings"] = json!(true), |c| c["tie_word_embeddings"] = json!(false)];
+            assert_eq!((tied(|_| ()), tied(yes), tied(no)), (default, true, false), "{architecture}");
         }
+    }
+
+    #[test]
+    fn fields_of_later_families_leave_earlier_fingerprints_as_they_were() {
+        let written = serde_json::to_string(&parse(|_| ()).unwrap()).unwrap();
+        let expected = r#"{"architecture":"Qwen2ForCausalLM","vocab":100,"hidden":64,"intermediate":128,"layers":4,"heads":4,"kv_heads":4,"head_dim":16,"norm_epsilon":1e-6,"rope":{"theta":10000.0,"scaling":"None"},"windows":[null,null,null,null],"tied":false,"qkv_bias":true,"output_bias":false,"mlp_bias":false,"qk_norm":false}"#;
+        assert_eq!(written, expected);
     }
 
     #[test]
@@ -273,5 +495,60 @@ mod tests {
         let mistral = |window: Value| parse(|c| (c["architectures"], c["sliding_window"]) = (json!(["MistralForCausalLM"]), window));
         assert_eq!(mistral(json!(8)).unwrap().windows, [Some(8); 4]);
         assert_eq!(mistral(json!(null)).unwrap().windows, [None; 4]);
+    }
+
+    #[test]
+    fn older_layouts_of_rotary_settings_mean_the_same_as_newer_ones() {
+        let of = |architecture: &'static str, settings: Value| {
+            let config = parse(|c| {
+                c["architectures"] = json!([architecture]);
+                c.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+            });
+            let config = config.unwrap();
+            (config.rope, config.windowed_rope)
+        };
+        let linear = json!({"rope_type": "linear", "factor": 8.0});
+        let old = of("Gemma3ForCausalLM", json!({"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": linear}));
+        let by_kind = json!({
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        });
+        assert_eq!(old, of("Gemma3ForCausalLM", json!({"rope_parameters": by_kind})));
+        assert_eq!((old.0.theta, old.1.unwrap().theta), (1e6, 1e4));
+        let part = of("Glm4ForCausalLM", json!({"head_dim": 16}));
+        assert_eq!(part.0.part, Some(0.5), "the family's default");
+        assert_eq!(part, of("Glm4ForCausalLM", json!({"head_dim": 16, "rope_parameters": {"partial_rotary_factor": 0.5}})));
+    }
+
+    #[test]
+    fn layers_without_rotation_and_windows_follow_the_familys_patterns() {
+        let of = |architecture: &'static str, settings: Value| {
+            let config = parse(|c| {
+                c["architectures"] = json!([architecture]);
+                c.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+            });
+            config.map(|config| (config.windows.iter().map(Option::is_some).collect::<Vec<_>>(), config.unrotated))
+        };
+        assert_eq!(of("Gemma2ForCausalLM", json!({})).unwrap(), (vec![true, false, true, false], vec![]));
+        assert_eq!(of("Gemma3ForCausalLM", json!({"sliding_window_pattern": 3})).unwrap(), (vec![true, true, false, true], vec![]));
+        assert_eq!(of("Cohere2ForCausalLM", json!({})).unwrap(), (vec![true, true, true, false], vec![3]));
+        let exaone = |settings: Value| {
+            let mut settings = settings;
+            settings["num_key_value_heads"] = json!(4);
+            of("Exaone4ForCausalLM", settings)
+        };
+        assert_eq!(exaone(json!({"sliding_window": null})).unwrap(), (vec![false; 4], vec![]), "everywhere, without windows");
+        assert!(exaone(json!({"sliding_window_pattern": "LLLG"})).unwrap_err().contains("layer_types"));
+        assert_eq!(of("SmolLM3ForCausalLM", json!({})).unwrap(), (vec![false; 4], vec![3]));
+        assert_eq!(of("SmolLM3ForCausalLM", json!({"no_rope_layers": [0, 1, 1, 0]})).unwrap(), (vec![false; 4], vec![0, 3]));
+        assert!(of("SmolLM3ForCausalLM", json!({"no_rope_layers": [0]})).unwrap_err().contains("1 entries for 4 layers"));
+    }
+
+    #[test]
+    fn yarn_settings_extend_the_context() {
+        let config = parse(|c| {
+            c["rope_scaling"] = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024});
+        });
+        assert_eq!(config.unwrap().context_tokens, 4096);
     }
 }

@@ -5,7 +5,7 @@
 //! next token from one token (`decode`: a recorded graph), and all others (`prefill`). Each part waits for its results;
 //! meanwhile the host only takes in blocks, which cross the bus on streams of their own (`blocks`).
 //!
-//! - `shape`: the model's sizes, padded for the kernels; `weights`: the checkpoint on the device; `layers`: a batch
+//! - `lacks`: what the kernels do not compute; `shape`: the model's sizes, padded for the kernels; `weights`: the checkpoint on the device; `layers`: a batch
 //!   through the layers
 //! - `decode`, `prefill`: the two kinds of batches; `inputs`: what the host sends along; `sampling`: from logits to tokens
 //! - `blocks`: KV blocks to and from the device; `outgoing`: pinned memory for those that leave
@@ -16,6 +16,7 @@ pub(crate) mod blocks;
 pub mod checks;
 mod decode;
 mod inputs;
+mod lacks;
 mod layers;
 mod outgoing;
 mod prefill;

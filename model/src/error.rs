@@ -11,10 +11,21 @@ pub enum ModelError {
     Json { path: PathBuf, source: serde_json::Error },
     #[error("{path}: {problem}")]
     Config { path: PathBuf, problem: String },
-    #[error("{path}: architecture {found:?} is not supported; supported are {supported}")]
-    Architecture { path: PathBuf, found: String, supported: String },
+    #[error("{path}: architecture {found:?} is not supported; the nearest that is: {nearest}; supported are {supported}")]
+    Architecture { path: PathBuf, found: String, nearest: String, supported: String },
     #[error("{dir} has neither model.safetensors nor model.safetensors.index.json: convert other weight formats to safetensors first")]
     NoWeights { dir: PathBuf },
+    #[error(
+        "{path} is in the layout of Mistral's own loader, which is not supported: download the model.safetensors files of the same model, or \
+         convert it with transformers"
+    )]
+    Consolidated { path: PathBuf },
+    #[error("{path} is a Git LFS pointer instead of the file that it stands for: run git lfs pull there, or download the file again")]
+    LfsPointer { path: PathBuf },
+    #[error("{path} is missing, although {index} names it: the download is incomplete, so fetch this file too")]
+    MissingPart { path: PathBuf, index: PathBuf },
+    #[error("{path} is not named in {index}: it is of another checkpoint, so remove it, or download the index that belongs to it")]
+    SurplusPart { path: PathBuf, index: PathBuf },
     #[error("{path} is not a valid safetensors file: {problem}; download or convert it again")]
     Safetensors { path: PathBuf, problem: String },
     #[error("tensor {tensor} is missing: {path} does not have it; the checkpoint is incomplete or of another architecture")]

@@ -1,83 +1,443 @@
-//! The differences between model families: a row each.
+//! The differences between model families: a row each. What a row does not say is as in the row that it begins from.
 
 /// Where a flag comes from.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Flag {
     Never,
     Always,
-    /// `attention_bias` of `config.json`; false if absent.
-    AttentionBias,
-    /// `mlp_bias` of `config.json`; false if absent.
-    MlpBias,
+    /// A key of `config.json`; false if absent.
+    Key(&'static str),
 }
 
-/// Which layers attend to a sliding window.
-#[derive(Clone, Copy)]
+/// Where a factor comes from.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Factor {
+    One,
+    /// A key of `config.json`.
+    Key(&'static str),
+    /// 1 through it.
+    InverseKey(&'static str),
+    /// 1 through its square root.
+    InverseRootKey(&'static str),
+    RootOfHidden,
+}
+
+/// Which layers attend to a sliding window, of `sliding_window` tokens if that is set.
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum WindowRule {
     Never,
-    /// All layers, if `sliding_window` is set.
     Everywhere,
     /// If `use_sliding_window`: the layers that `layer_types` names, or else those from `max_window_layers` on.
-    ByLayer,
+    IfUsed,
+    /// The layers that `layer_types` names, or else all but every n-th: `sliding_window_pattern`, or this.
+    AllBut(usize),
 }
 
+/// Which layers rotate queries and keys, and how.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum RopeRule {
+    Everywhere,
+    /// Layers with a window have settings of their own: those under `sliding_attention`, or else unscaled ones with the base that this key
+    /// has.
+    ByWindow {
+        local_theta: &'static str,
+    },
+    /// Only layers with a window, where the model has windows.
+    Windowed,
+    /// Not the layers with a 0 in `no_rope_layers`, or else not every `no_rope_layer_interval`-th.
+    ExceptListed,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum NormKind {
+    /// Root mean square.
+    Rms,
+    /// The same, times one more than the stored weight.
+    RmsPlusOne,
+    /// With the mean taken out.
+    Layer { has_bias: bool },
+}
+
+/// The names of a layer's norms, where it has them: before a part of the layer, on its input, and after it, on what it adds to the residual
+/// stream.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct NormNames {
+    pub(crate) before_attention: Option<&'static str>,
+    pub(crate) after_attention: Option<&'static str>,
+    pub(crate) before_mlp: Option<&'static str>,
+    pub(crate) after_mlp: Option<&'static str>,
+}
+
+/// A norm over queries and keys, before the rotation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum QkNorm {
+    None,
+    /// Over each head.
+    Heads,
+    /// Over all heads together.
+    All,
+}
+
+/// The feed-forward layer's projections.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Mlp {
+    /// `gate_proj`, `up_proj`, `down_proj`
+    Gated,
+    /// `gate_up_proj`, the gate's outputs first, and `down_proj`.
+    FusedGate,
+    /// `c_fc`, `c_proj`, without a gate.
+    Plain,
+}
+
+#[derive(PartialEq, Debug)]
 pub(crate) struct Family {
     /// In `config.json`'s `architectures`.
     pub(crate) architecture: &'static str,
+    /// `model_type` of a text model's configuration within a multimodal one.
+    pub(crate) model_type: &'static str,
+    /// What `config.json` means where it has no such key, as in transformers' configuration classes.
+    pub(crate) defaults: &'static str,
+    pub(crate) norm: NormKind,
+    pub(crate) norm_epsilon: &'static str,
+    pub(crate) norms: NormNames,
+    /// The attention and the feed-forward layer both read the layer's input.
+    pub(crate) is_parallel: bool,
+    /// Query, key and value projections are one, `qkv_proj`.
+    pub(crate) has_fused_qkv: bool,
     /// Of the query, key and value projections.
     pub(crate) qkv_bias: Flag,
     /// Of the attention's output projection.
     pub(crate) output_bias: Flag,
+    pub(crate) qk_norm: QkNorm,
+    pub(crate) window: WindowRule,
+    pub(crate) rope: RopeRule,
+    /// Neighbouring numbers of a head rotate together, not those half a head apart.
+    pub(crate) is_interleaved: bool,
+    /// Of scores; `One`: `1 / sqrt(head_dim)`.
+    pub(crate) score_factor: Factor,
+    /// The key of the scores' soft cap.
+    pub(crate) score_cap: Option<&'static str>,
+    /// Queries grow with their position by `llama_4_scaling_beta`.
+    pub(crate) has_query_growth: bool,
+    pub(crate) mlp: Mlp,
     /// Of the feed-forward projections.
     pub(crate) mlp_bias: Flag,
-    /// RMSNorm over each query and key head before the rotation.
-    pub(crate) qk_norm: bool,
-    pub(crate) window: WindowRule,
-    /// Whether the head shares the embedding's weights where `tie_word_embeddings` is absent, as in transformers' configuration classes.
-    pub(crate) tied: bool,
-    /// Default size of a head; `None`: `hidden_size / num_attention_heads`.
-    pub(crate) head_dim: Option<usize>,
+    /// The key of the feed-forward layer's activation.
+    pub(crate) activation: &'static str,
+    pub(crate) embedding_factor: Factor,
+    /// Of what a layer's parts add to the residual stream.
+    pub(crate) residual_factor: Factor,
+    pub(crate) logit_factor: Factor,
+    /// The key of the logits' soft cap.
+    pub(crate) logit_cap: Option<&'static str>,
 }
 
-pub(crate) const FAMILIES: [Family; 4] = [
-    Family {
-        architecture: "LlamaForCausalLM",
-        qkv_bias: Flag::AttentionBias,
-        output_bias: Flag::AttentionBias,
-        mlp_bias: Flag::MlpBias,
-        qk_norm: false,
-        window: WindowRule::Never,
-        tied: false,
-        head_dim: None,
-    },
-    Family {
-        architecture: "MistralForCausalLM",
-        qkv_bias: Flag::Never,
-        output_bias: Flag::Never,
-        mlp_bias: Flag::Never,
-        qk_norm: false,
-        window: WindowRule::Everywhere,
-        tied: false,
-        head_dim: None,
-    },
+const BEFORE: NormNames = NormNames {
+    before_attention: Some("input_layernorm"),
+    after_attention: None,
+    before_mlp: Some("post_attention_layernorm"),
+    after_mlp: None,
+};
+const AFTER: NormNames = NormNames {
+    before_attention: None,
+    after_attention: Some("post_attention_layernorm"),
+    before_mlp: None,
+    after_mlp: Some("post_feedforward_layernorm"),
+};
+const AROUND: NormNames = NormNames {
+    before_attention: Some("input_layernorm"),
+    after_attention: Some("post_attention_layernorm"),
+    before_mlp: Some("pre_feedforward_layernorm"),
+    after_mlp: Some("post_feedforward_layernorm"),
+};
+
+const LLAMA: Family = Family {
+    architecture: "LlamaForCausalLM",
+    model_type: "llama",
+    defaults: r#"{"rms_norm_eps": 1e-6, "tie_word_embeddings": false}"#,
+    norm: NormKind::Rms,
+    norm_epsilon: "rms_norm_eps",
+    norms: BEFORE,
+    is_parallel: false,
+    has_fused_qkv: false,
+    qkv_bias: Flag::Key("attention_bias"),
+    output_bias: Flag::Key("attention_bias"),
+    qk_norm: QkNorm::None,
+    window: WindowRule::Never,
+    rope: RopeRule::Everywhere,
+    is_interleaved: false,
+    score_factor: Factor::One,
+    score_cap: None,
+    has_query_growth: false,
+    mlp: Mlp::Gated,
+    mlp_bias: Flag::Key("mlp_bias"),
+    activation: "hidden_act",
+    embedding_factor: Factor::One,
+    residual_factor: Factor::One,
+    logit_factor: Factor::One,
+    logit_cap: None,
+};
+
+const MISTRAL: Family = Family {
+    architecture: "MistralForCausalLM",
+    model_type: "mistral",
+    qkv_bias: Flag::Never,
+    output_bias: Flag::Never,
+    mlp_bias: Flag::Never,
+    window: WindowRule::Everywhere,
+    ..LLAMA
+};
+
+const GEMMA2: Family = Family {
+    architecture: "Gemma2ForCausalLM",
+    model_type: "gemma2",
+    defaults: r#"{
+        "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": true, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0
+    }"#,
+    norm: NormKind::RmsPlusOne,
+    norms: AROUND,
+    window: WindowRule::AllBut(2),
+    score_factor: Factor::InverseRootKey("query_pre_attn_scalar"),
+    score_cap: Some("attn_logit_softcapping"),
+    mlp_bias: Flag::Never,
+    activation: "hidden_activation",
+    embedding_factor: Factor::RootOfHidden,
+    logit_cap: Some("final_logit_softcapping"),
+    ..LLAMA
+};
+
+const OLMO2: Family = Family {
+    architecture: "Olmo2ForCausalLM",
+    model_type: "olmo2",
+    defaults: r#"{"rms_norm_eps": 1e-5, "tie_word_embeddings": false}"#,
+    norms: AFTER,
+    qk_norm: QkNorm::All,
+    mlp_bias: Flag::Never,
+    ..LLAMA
+};
+
+pub(crate) static FAMILIES: [Family; 17] = [
+    LLAMA,
+    MISTRAL,
     Family {
         architecture: "Qwen2ForCausalLM",
+        model_type: "qwen2",
         qkv_bias: Flag::Always,
         output_bias: Flag::Never,
         mlp_bias: Flag::Never,
-        qk_norm: false,
-        window: WindowRule::ByLayer,
-        tied: false,
-        head_dim: None,
+        window: WindowRule::IfUsed,
+        ..LLAMA
     },
     Family {
         architecture: "Qwen3ForCausalLM",
-        qkv_bias: Flag::AttentionBias,
-        output_bias: Flag::AttentionBias,
+        model_type: "qwen3",
+        defaults: r#"{"rms_norm_eps": 1e-6, "tie_word_embeddings": false, "head_dim": 128}"#,
         mlp_bias: Flag::Never,
-        qk_norm: true,
-        window: WindowRule::ByLayer,
-        tied: false,
-        head_dim: Some(128),
+        qk_norm: QkNorm::Heads,
+        window: WindowRule::IfUsed,
+        ..LLAMA
+    },
+    GEMMA2,
+    Family {
+        architecture: "Gemma3ForCausalLM",
+        model_type: "gemma3_text",
+        defaults: r#"{
+            "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+            "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": true, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+            "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0
+        }"#,
+        qk_norm: QkNorm::Heads,
+        window: WindowRule::AllBut(6),
+        rope: RopeRule::ByWindow { local_theta: "rope_local_base_freq" },
+        score_cap: None,
+        ..GEMMA2
+    },
+    Family {
+        architecture: "Phi3ForCausalLM",
+        model_type: "phi3",
+        defaults: r#"{"rms_norm_eps": 1e-5, "tie_word_embeddings": false, "original_max_position_embeddings": 4096}"#,
+        has_fused_qkv: true,
+        qkv_bias: Flag::Never,
+        output_bias: Flag::Never,
+        mlp: Mlp::FusedGate,
+        mlp_bias: Flag::Never,
+        window: WindowRule::Everywhere,
+        ..LLAMA
+    },
+    OLMO2,
+    Family {
+        architecture: "Olmo3ForCausalLM",
+        model_type: "olmo3",
+        defaults: r#"{"rms_norm_eps": 1e-5, "tie_word_embeddings": false, "sliding_window": 4096, "rope_theta": 500000.0}"#,
+        window: WindowRule::AllBut(4),
+        rope: RopeRule::ByWindow { local_theta: "rope_theta" },
+        ..OLMO2
+    },
+    Family {
+        architecture: "GraniteForCausalLM",
+        model_type: "granite",
+        defaults: r#"{
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "attention_multiplier": 1.0, "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0, "logits_scaling": 1.0
+        }"#,
+        score_factor: Factor::Key("attention_multiplier"),
+        embedding_factor: Factor::Key("embedding_multiplier"),
+        residual_factor: Factor::Key("residual_multiplier"),
+        logit_factor: Factor::InverseKey("logits_scaling"),
+        ..LLAMA
+    },
+    Family {
+        architecture: "SmolLM3ForCausalLM",
+        model_type: "smollm3",
+        defaults: r#"{"rms_norm_eps": 1e-6, "tie_word_embeddings": true, "num_key_value_heads": 4, "rope_theta": 2000000.0}"#,
+        window: WindowRule::IfUsed,
+        rope: RopeRule::ExceptListed,
+        ..LLAMA
+    },
+    Family {
+        architecture: "Glm4ForCausalLM",
+        model_type: "glm4",
+        defaults: r#"{
+            "rms_norm_eps": 1.5625e-7, "tie_word_embeddings": false, "head_dim": 128, "num_key_value_heads": 2, "attention_bias": true,
+            "partial_rotary_factor": 0.5
+        }"#,
+        norms: NormNames {
+            before_attention: Some("input_layernorm"),
+            after_attention: Some("post_self_attn_layernorm"),
+            before_mlp: Some("post_attention_layernorm"),
+            after_mlp: Some("post_mlp_layernorm"),
+        },
+        output_bias: Flag::Never,
+        is_interleaved: true,
+        mlp: Mlp::FusedGate,
+        mlp_bias: Flag::Never,
+        ..LLAMA
+    },
+    Family {
+        architecture: "Cohere2ForCausalLM",
+        model_type: "cohere2",
+        defaults: r#"{"layer_norm_eps": 1e-5, "tie_word_embeddings": true, "sliding_window": 4096, "logit_scale": 0.0625}"#,
+        norm: NormKind::Layer { has_bias: false },
+        norm_epsilon: "layer_norm_eps",
+        norms: NormNames { before_attention: Some("input_layernorm"), after_attention: None, before_mlp: None, after_mlp: None },
+        is_parallel: true,
+        mlp_bias: Flag::Never,
+        window: WindowRule::AllBut(4),
+        rope: RopeRule::Windowed,
+        is_interleaved: true,
+        logit_factor: Factor::Key("logit_scale"),
+        ..LLAMA
+    },
+    Family {
+        architecture: "Starcoder2ForCausalLM",
+        model_type: "starcoder2",
+        defaults: r#"{
+            "norm_epsilon": 1e-5, "tie_word_embeddings": true, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh", "use_bias": true
+        }"#,
+        norm: NormKind::Layer { has_bias: true },
+        norm_epsilon: "norm_epsilon",
+        qkv_bias: Flag::Key("use_bias"),
+        output_bias: Flag::Key("use_bias"),
+        window: WindowRule::Everywhere,
+        mlp: Mlp::Plain,
+        mlp_bias: Flag::Key("use_bias"),
+        ..LLAMA
+    },
+    Family {
+        architecture: "Exaone4ForCausalLM",
+        model_type: "exaone4",
+        defaults: r#"{"rms_norm_eps": 1e-5, "tie_word_embeddings": false, "num_key_value_heads": 32, "sliding_window": 4096}"#,
+        norms: AFTER,
+        qkv_bias: Flag::Never,
+        output_bias: Flag::Never,
+        qk_norm: QkNorm::Heads,
+        window: WindowRule::AllBut(4),
+        rope: RopeRule::Windowed,
+        mlp_bias: Flag::Never,
+        ..LLAMA
+    },
+    Family {
+        architecture: "SeedOssForCausalLM",
+        model_type: "seed_oss",
+        defaults: r#"{"rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 8, "head_dim": 128, "attention_bias": true}"#,
+        output_bias: Flag::Key("attention_out_bias"),
+        ..LLAMA
+    },
+    Family {
+        architecture: "Ministral3ForCausalLM",
+        model_type: "ministral3",
+        defaults: r#"{"rms_norm_eps": 1e-5, "tie_word_embeddings": false, "num_key_value_heads": 8, "head_dim": 128}"#,
+        has_query_growth: true,
+        ..MISTRAL
     },
 ];
+
+/// Architectures with a text model among others, whose settings are under `text_config`: its `model_type` says of which family it is.
+pub(crate) const MULTIMODAL: [&str; 2] = ["Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"];
+
+/// The family of a text configuration's `model_type`.
+pub(crate) fn of_model_type(model_type: &str) -> Option<&'static Family> {
+    FAMILIES.iter().find(|family| family.model_type == model_type)
+}
+
+/// The family of an architecture.
+pub(crate) fn of_architecture(name: &str) -> Option<&'static Family> {
+    FAMILIES.iter().find(|family| family.architecture == name)
+}
+
+/// All architectures that can be loaded.
+pub(crate) fn architectures() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().map(|family| family.architecture).chain(MULTIMODAL)
+}
+
+/// The architecture whose name is nearest, by the insertions, deletions and replacements between the two.
+pub(crate) fn nearest(name: &str) -> &'static str {
+    architectures().min_by_key(|known| distance(name, known)).expect("there are families")
+}
+
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut before = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let replaced = before + usize::from(from != *to);
+            before = row[j + 1];
+            row[j + 1] = replaced.min(before + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_defaults_are_objects() {
+        for (i, family) in FAMILIES.iter().enumerate() {
+            let others = &FAMILIES[..i];
+            assert!(others.iter().all(|other| other.architecture != family.architecture && other.model_type != family.model_type));
+            let defaults: serde_json::Value = serde_json::from_str(family.defaults).expect(family.architecture);
+            let has = |key: &str| defaults.get(key).is_some();
+            assert!(defaults.is_object() && has("tie_word_embeddings") && has(family.norm_epsilon), "{}", family.architecture);
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_has_a_nearest_one() {
+        for (name, expected) in [
+            ("Gemma2ForCausalML", "Gemma2ForCausalLM"),
+            ("GlmForCausalLM", "Glm4ForCausalLM"),
+            ("Phi4ForCausalLM", "Phi3ForCausalLM"),
+            ("Mistral4ForConditionalGeneration", "Mistral3ForConditionalGeneration"),
+        ] {
+            assert_eq!(nearest(name), expected);
+        }
+    }
+}

@@ -14,5 +14,12 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
         let problem = format!("{bytes} bytes are more than the {JSON_BYTES_MAX} that are read");
         return Err(ModelError::Config { path: path.to_owned(), problem });
     }
-    serde_json::from_slice(&fs::read(path).map_err(io)?).map_err(|source| ModelError::Json { path: path.to_owned(), source })
+    let bytes = fs::read(path).map_err(io)?;
+    if bytes.starts_with(LFS_POINTER) {
+        return Err(ModelError::LfsPointer { path: path.to_owned() });
+    }
+    serde_json::from_slice(&bytes).map_err(|source| ModelError::Json { path: path.to_owned(), source })
 }
+
+/// How a file begins that a clone without Git LFS has in place of a large one.
+pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";

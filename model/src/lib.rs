@@ -4,7 +4,7 @@
 //! - `config`: `config.json`, checked; `family`: the differences; `generation`: end-of-sequence ids; `json`: reading
 //!   such files
 //! - `quantization`: how FP8 weights are scaled, as `config.json` says; `weight`: a projection's weight, plain or FP8
-//! - `rope`: rotary frequencies
+//! - `rope`: rotary frequencies; `norm`: a norm's weights
 //! - `checkpoint`: safetensors files, mapped and checked; their digest; `tensors`: the place of each tensor in the
 //!   model
 //! - `fingerprint`, `kv`: what a KV block's bytes depend on, and its shape in the kernels' words
@@ -29,6 +29,7 @@ mod fingerprint;
 mod generation;
 mod json;
 mod kv;
+mod norm;
 mod penalties;
 mod quantization;
 mod rng;

@@ -5,6 +5,8 @@ use crate::{
     checkpoint::{Checkpoint, WeightMatrix},
     config::ModelConfig,
     error::ModelError,
+    family::{Mlp, QkNorm},
+    norm::Norm,
     weight::{Storage, Weight},
 };
 use tidemill_kernels::Dtype;
@@ -14,85 +16,228 @@ pub(crate) struct Linear {
     pub(crate) name: String,
     pub(crate) weight: Weight,
     pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) order: RowOrder,
+}
+
+/// The order in which a projection's outputs are used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowOrder {
+    AsStored,
+    /// Of each head's first `rotated` outputs, the even ones come first and then the odd ones. So pairs of neighbours lie half of `rotated`
+    /// apart, where the rotation looks for them; scores are the same, as queries and keys have one order.
+    EvenFirst {
+        head_dim: usize,
+        rotated: usize,
+    },
+}
+
+impl RowOrder {
+    /// The stored row of output `row`; the biases are already in order.
+    pub(crate) fn stored(self, row: usize) -> usize {
+        match self {
+            Self::AsStored => row,
+            Self::EvenFirst { head_dim, rotated } => {
+                let (head, i) = (row / head_dim * head_dim, row % head_dim);
+                match (i < rotated / 2, i < rotated) {
+                    (true, _) => head + 2 * i,
+                    (false, true) => head + 2 * (i - rotated / 2) + 1,
+                    (false, false) => row,
+                }
+            }
+        }
+    }
 }
 
 pub(crate) struct Tensors {
     /// `[vocab, hidden]`
     pub(crate) embedding: WeightMatrix,
     pub(crate) layers: Vec<LayerTensors>,
-    pub(crate) final_norm: Vec<f32>,
+    pub(crate) final_norm: Norm,
     pub(crate) head: Linear,
 }
 
 /// The tensors of one decoder layer.
 pub(crate) struct LayerTensors {
-    pub(crate) attention_norm: Vec<f32>,
+    pub(crate) attention_norm: Option<Norm>,
     pub(crate) q: Linear,
     pub(crate) k: Linear,
     pub(crate) v: Linear,
     pub(crate) output: Linear,
-    /// Norms over each head's query and key.
-    pub(crate) qk_norm: Option<(Vec<f32>, Vec<f32>)>,
-    pub(crate) mlp_norm: Vec<f32>,
-    pub(crate) gate: Linear,
+    /// Norms over each head's query and key, or over all heads together.
+    pub(crate) qk_norm: Option<(Norm, Norm)>,
+    /// Of what the attention adds to the residual stream.
+    pub(crate) after_attention: Option<Norm>,
+    pub(crate) mlp_norm: Option<Norm>,
+    /// `None`: the feed-forward layer has no gate.
+    pub(crate) gate: Option<Linear>,
     pub(crate) up: Linear,
     pub(crate) down: Linear,
+    pub(crate) after_mlp: Option<Norm>,
 }
+
+/// Where the text model's tensors and its head are: in a checkpoint of its own, and in two layouts of multimodal ones.
+const PLACES: [(&str, &str); 3] =
+    [("model", "lm_head"), ("language_model.model", "language_model.lm_head"), ("model.language_model", "lm_head")];
 
 impl Tensors {
     /// Takes all tensors. Their order is that of the checkpoint's digest.
     pub(crate) fn take(checkpoint: &mut Checkpoint, config: &ModelConfig) -> Result<Self, ModelError> {
         let storage = Storage::new(config.fp8.as_ref());
-        let embedding = checkpoint.matrix("model.embed_tokens.weight", config.vocab, config.hidden)?;
-        let layers = (0..config.layers).map(|i| LayerTensors::take(checkpoint, config, &storage, i)).collect::<Result<_, _>>()?;
-        checkpoint.must_not_have(&format!("model.layers.{}.input_layernorm.weight", config.layers))?;
-        let final_norm = checkpoint.vector("model.norm.weight", config.hidden)?;
+        let has_embedding = |(model, _): &(&str, &str)| checkpoint.has(&format!("{model}.embed_tokens.weight"));
+        let (model, head) = PLACES.into_iter().find(has_embedding).unwrap_or(PLACES[0]);
+        let embedding = checkpoint.matrix(&format!("{model}.embed_tokens.weight"), config.vocab, config.hidden)?;
+        let mut layers = Vec::new();
+        for index in 0..config.layers {
+            let of = TakeLayer { checkpoint, config, storage: &storage, prefix: format!("{model}.layers.{index}") };
+            layers.push(of.take()?);
+        }
+        // Every layer has this, or the same projection fused.
+        for part in ["input_layernorm.weight", "self_attn.o_proj.weight"] {
+            checkpoint.must_not_have(&format!("{model}.layers.{}.{part}", config.layers))?;
+        }
+        let final_norm = Norm::take(checkpoint, config, &format!("{model}.norm"), config.hidden)?;
         let weight = match config.tied {
             true => Weight::Plain(embedding.clone()),
-            false => storage.take(checkpoint, "lm_head", config.vocab, config.hidden)?,
+            false => storage.take(checkpoint, head, config.vocab, config.hidden)?,
         };
-        Ok(Self { embedding, layers, final_norm, head: Linear { name: "lm_head.weight".into(), weight, bias: None } })
+        let head = Linear { name: format!("{head}.weight"), weight, bias: None, order: RowOrder::AsStored };
+        Ok(Self { embedding, layers, final_norm, head })
     }
 
     /// Whether every matrix is bf16 once FP8 is dequantized.
     pub(crate) fn matrices_are_bf16(&self) -> bool {
-        let projections = self.layers.iter().flat_map(LayerTensors::projections).chain([&self.head]);
-        self.embedding.view().dtype() == Dtype::Bf16 && projections.into_iter().all(|linear| linear.weight.dtype() == Dtype::Bf16)
+        let mut projections = self.layers.iter().flat_map(LayerTensors::projections).chain([&self.head]);
+        self.embedding.view().dtype() == Dtype::Bf16 && projections.all(|linear| linear.weight.dtype() == Dtype::Bf16)
     }
 }
 
 impl LayerTensors {
-    fn take(checkpoint: &mut Checkpoint, config: &ModelConfig, storage: &Storage<'_>, index: usize) -> Result<Self, ModelError> {
+    fn projections(&self) -> impl Iterator<Item = &Linear> {
+        let Self { q, k, v, output, gate, up, down, .. } = self;
+        [q, k, v, output].into_iter().chain(gate).chain([up, down])
+    }
+}
+
+/// Takes the tensors of one layer.
+struct TakeLayer<'a> {
+    checkpoint: &'a mut Checkpoint,
+    config: &'a ModelConfig,
+    storage: &'a Storage<'a>,
+    /// Of the layer's tensors.
+    prefix: String,
+}
+
+impl TakeLayer<'_> {
+    fn take(mut self) -> Result<LayerTensors, ModelError> {
+        let config = self.config;
         let (hidden, inner, d) = (config.hidden, config.intermediate, config.head_dim);
         let (q_rows, kv_rows) = (config.heads * d, config.kv_heads * d);
-        let name = |part: &str| format!("model.layers.{index}.{part}");
-        let mut linear = |part: &str, rows, cols, bias| {
-            let weight = storage.take(checkpoint, &name(part), rows, cols)?;
-            let bias = if bias { Some(checkpoint.vector(&name(&format!("{part}.bias")), rows)?) } else { None };
-            Ok::<_, ModelError>(Linear { name: name(&format!("{part}.weight")), weight, bias })
+        let [mut q, mut k, v] = self.qkv([q_rows, kv_rows, kv_rows])?;
+        if config.family.is_interleaved {
+            let order = RowOrder::EvenFirst { head_dim: d, rotated: config.rope.rotated(d) };
+            q.reorder(order);
+            k.reorder(order);
+        }
+        let output = self.linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?;
+        let bias = config.mlp_bias;
+        let (gate, up) = match config.family.mlp {
+            Mlp::Gated => (Some(self.linear("mlp.gate_proj", inner, hidden, bias)?), self.linear("mlp.up_proj", inner, hidden, bias)?),
+            Mlp::FusedGate => {
+                let [gate, up] = self.fused("mlp.gate_up_proj", [inner; 2], bias)?;
+                (Some(gate), up)
+            }
+            Mlp::Plain => (None, self.linear("mlp.c_fc", inner, hidden, bias)?),
         };
-        let q = linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias)?;
-        let k = linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias)?;
-        let v = linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias)?;
-        let output = linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?;
-        let gate = linear("mlp.gate_proj", inner, hidden, config.mlp_bias)?;
-        let up = linear("mlp.up_proj", inner, hidden, config.mlp_bias)?;
-        let down = linear("mlp.down_proj", hidden, inner, config.mlp_bias)?;
-        let mut norm = |part: &str, len| checkpoint.vector(&name(&format!("{part}.weight")), len);
-        let attention_norm = norm("input_layernorm", hidden)?;
-        let mlp_norm = norm("post_attention_layernorm", hidden)?;
-        let qk_norm = if config.qk_norm { Some((norm("self_attn.q_norm", d)?, norm("self_attn.k_norm", d)?)) } else { None };
-        for scale in ["k_scale", "v_scale"].map(|scale| name(&format!("self_attn.{scale}"))) {
-            if checkpoint.has(&scale) {
+        let down = if config.family.mlp == Mlp::Plain { "mlp.c_proj" } else { "mlp.down_proj" };
+        let down = self.linear(down, hidden, inner, bias)?;
+        let norms = config.family.norms;
+        let attention_norm = self.norm(norms.before_attention)?;
+        let mlp_norm = self.norm(norms.before_mlp)?;
+        let widths = match config.family.qk_norm {
+            QkNorm::None => None,
+            QkNorm::Heads => Some((d, d)),
+            QkNorm::All => Some((q_rows, kv_rows)),
+        };
+        let qk_norm = match widths {
+            Some((q, k)) => Some((self.norm_over("self_attn.q_norm", q)?, self.norm_over("self_attn.k_norm", k)?)),
+            None => None,
+        };
+        let (after_attention, after_mlp) = (self.norm(norms.after_attention)?, self.norm(norms.after_mlp)?);
+        for scale in ["k_scale", "v_scale"].map(|scale| self.name(&format!("self_attn.{scale}"))) {
+            if self.checkpoint.has(&scale) {
                 let problem = "scales for K and V in FP8 are not supported: use a checkpoint without them".into();
-                return Err(checkpoint.problem_of(&scale, problem));
+                return Err(self.checkpoint.problem_of(&scale, problem));
             }
         }
-        Ok(Self { attention_norm, q, k, v, output, qk_norm, mlp_norm, gate, up, down })
+        Ok(LayerTensors { attention_norm, q, k, v, output, qk_norm, after_attention, mlp_norm, gate, up, down, after_mlp })
     }
 
-    fn projections(&self) -> [&Linear; 7] {
-        let Self { q, k, v, output, gate, up, down, .. } = self;
-        [q, k, v, output, gate, up, down]
+    fn name(&self, part: &str) -> String {
+        format!("{}.{part}", self.prefix)
+    }
+
+    fn norm(&mut self, part: Option<&str>) -> Result<Option<Norm>, ModelError> {
+        part.map(|part| self.norm_over(part, self.config.hidden)).transpose()
+    }
+
+    fn norm_over(&mut self, part: &str, len: usize) -> Result<Norm, ModelError> {
+        let name = self.name(part);
+        Norm::take(self.checkpoint, self.config, &name, len)
+    }
+
+    fn qkv(&mut self, rows: [usize; 3]) -> Result<[Linear; 3], ModelError> {
+        let (hidden, bias) = (self.config.hidden, self.config.qkv_bias);
+        if self.config.family.has_fused_qkv {
+            return self.fused("self_attn.qkv_proj", rows, bias);
+        }
+        let [q, k, v] = rows;
+        Ok([
+            self.linear("self_attn.q_proj", q, hidden, bias)?,
+            self.linear("self_attn.k_proj", k, hidden, bias)?,
+            self.linear("self_attn.v_proj", v, hidden, bias)?,
+        ])
+    }
+
+    fn linear(&mut self, part: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear, ModelError> {
+        let name = self.name(part);
+        let weight = self.storage.take(self.checkpoint, &name, rows, cols)?;
+        let bias = if bias { Some(self.checkpoint.vector(&format!("{name}.bias"), rows)?) } else { None };
+        Ok(Linear { name: format!("{name}.weight"), weight, bias, order: RowOrder::AsStored })
+    }
+
+    /// Projections of the layer's input that are stored as one, with so many outputs each, one after the other.
+    fn fused<const N: usize>(&mut self, part: &str, rows: [usize; N], bias: bool) -> Result<[Linear; N], ModelError> {
+        let all = self.linear(part, rows.iter().sum(), self.config.hidden, bias)?;
+        let mut parts = Vec::new();
+        let mut start = 0;
+        for rows in rows {
+            let range = start..start + rows;
+            start = range.end;
+            let weight = all.weight.rows_of(range.clone()).map_err(|problem| self.checkpoint.problem_of(&all.name, problem))?;
+            let bias = all.bias.as_ref().map(|bias| bias[range].to_vec());
+            parts.push(Linear { name: all.name.clone(), weight, bias, order: RowOrder::AsStored });
+        }
+        Ok(parts.try_into().unwrap_or_else(|_| unreachable!("a part for each number of rows")))
+    }
+}
+
+impl Linear {
+    fn reorder(&mut self, order: RowOrder) {
+        self.order = order;
+        if let Some(bias) = &mut self.bias {
+            *bias = (0..bias.len()).map(|row| bias[order.stored(row)]).collect();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn even_outputs_of_a_heads_rotated_part_come_first() {
+        let order = RowOrder::EvenFirst { head_dim: 8, rotated: 6 };
+        assert_eq!((0..16).map(|row| order.stored(row)).collect::<Vec<_>>(), [0, 2, 4, 1, 3, 5, 6, 7, 8, 10, 12, 9, 11, 13, 14, 15]);
+        assert_eq!(RowOrder::AsStored.stored(5), 5);
     }
 }

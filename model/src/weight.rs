@@ -5,7 +5,7 @@ use crate::{
     error::ModelError,
     quantization::{Fp8Scheme, Inputs, ScalePer, Unquantized},
 };
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::Range};
 use tidemill_kernels::{
     Cpu, Dtype, Matrix,
     dtype::{E4M3_MAX, e4m3_to_bf16},
@@ -39,6 +39,13 @@ pub(crate) struct Floats<'a> {
 impl<'a> Floats<'a> {
     pub(crate) fn view(&self) -> Matrix<'_> {
         Matrix::new(&self.bytes, self.dtype, self.rows, self.cols)
+    }
+
+    /// Row `stored(row)` at every `row`.
+    pub(crate) fn reordered(self, stored: impl Fn(usize) -> usize) -> Self {
+        let size = self.cols * self.dtype.bytes();
+        let bytes = (0..self.rows).flat_map(|row| &self.bytes[stored(row) * size..][..size]).copied().collect();
+        Self { bytes: Cow::Owned(bytes), ..self }
     }
 
     /// The same numbers in another type.
@@ -108,6 +115,14 @@ fn scales(checkpoint: &mut Checkpoint, name: &str, shapes: &[Vec<usize>]) -> Res
 }
 
 impl Weight {
+    /// Some of its rows. The error completes "tensor …: …".
+    pub(crate) fn rows_of(&self, rows: Range<usize>) -> Result<Self, String> {
+        match self {
+            Self::Plain(matrix) => Ok(Self::Plain(matrix.rows_of(rows))),
+            Self::Fp8(matrix) => matrix.rows_of(rows).map(Self::Fp8),
+        }
+    }
+
     pub(crate) fn rows(&self) -> usize {
         match self {
             Self::Plain(matrix) => matrix.view().rows(),
@@ -141,6 +156,26 @@ impl Weight {
 }
 
 impl Fp8Matrix {
+    fn rows_of(&self, rows: Range<usize>) -> Result<Self, String> {
+        let is_one_block = self.block.0 >= self.rows;
+        if !is_one_block && !rows.start.is_multiple_of(self.block.0) {
+            let problem = "a block of scales spans two of the projections that are stored as one";
+            return Err(format!("{problem} (rows from {} in blocks of {}): use an unquantized checkpoint", rows.start, self.block.0));
+        }
+        let across = self.cols.div_ceil(self.block.1);
+        let blocks = match is_one_block {
+            true => 0..1,
+            false => rows.start / self.block.0..rows.end.div_ceil(self.block.0),
+        };
+        Ok(Self {
+            bytes: self.bytes.part(rows.start * self.cols..rows.end * self.cols),
+            rows: rows.len(),
+            cols: self.cols,
+            block: self.block,
+            scales: self.scales[blocks.start * across..blocks.end * across].to_vec(),
+        })
+    }
+
     /// Each number times its scale, rounded to bf16.
     fn to_bf16(&self, cpu: &Cpu) -> Vec<u8> {
         let row_bytes = 2 * self.cols;
@@ -180,6 +215,18 @@ mod tests {
     fn matrix(rows: usize, cols: usize) -> Fp8Matrix {
         let scales = (1..=rows.div_ceil(2) * cols.div_ceil(4)).map(|i| i as f32).collect();
         Fp8Matrix { bytes: Mapped::of(&vec![0x38; rows * cols]), rows, cols, block: (2, 4), scales }
+    }
+
+    #[test]
+    fn rows_of_a_matrix_keep_their_scales() {
+        let cpu = Cpu::new(None, 1).unwrap();
+        let bytes = |matrix: &Fp8Matrix| matrix.to_bf16(&cpu);
+        let all = matrix(7, 6);
+        let lower = all.rows_of(4..7).unwrap();
+        assert_eq!(bytes(&lower), bytes(&all)[4 * 12..]);
+        assert!(all.rows_of(3..7).err().unwrap().contains("rows from 3 in blocks of 2"));
+        let one_scale = Fp8Matrix { block: (7, 6), scales: vec![3.0], ..matrix(7, 6) };
+        assert_eq!(bytes(&one_scale.rows_of(3..5).unwrap()), bytes(&one_scale)[3 * 12..5 * 12]);
     }
 
     #[test]

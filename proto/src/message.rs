@@ -92,6 +92,42 @@ pub struct ModelIdentity {
     pub tokenizer_digest: Option<[u8; 16]>,
 }
 
+/// The keys of `config.json` that make up a [`ModelIdentity`]: those of the text model, where it is one among several.
+#[derive(Default, Deserialize)]
+pub struct IdentityKeys {
+    #[serde(default)]
+    model_type: String,
+    vocab_size: Option<u32>,
+    hidden_size: Option<u32>,
+    num_hidden_layers: Option<u32>,
+    max_position_embeddings: Option<u32>,
+    text_config: Option<Box<IdentityKeys>>,
+}
+
+/// What the published configurations of a text model inside another leave out.
+const GEMMA3_TEXT: (&str, u32, u32) = ("gemma3_text", 262_208, 131_072);
+
+impl IdentityKeys {
+    /// The identity, and the context in tokens. The error completes "config.json: …".
+    pub fn identity(self) -> Result<(ModelIdentity, u32), String> {
+        let mut keys = self.text_config.map_or(Self { text_config: None, ..self }, |text| *text);
+        if keys.model_type == GEMMA3_TEXT.0 {
+            keys.vocab_size = keys.vocab_size.or(Some(GEMMA3_TEXT.1));
+            keys.max_position_embeddings = keys.max_position_embeddings.or(Some(GEMMA3_TEXT.2));
+        }
+        let need = |value: Option<u32>, key| value.ok_or(format!("missing field `{key}`"));
+        let context = need(keys.max_position_embeddings, "max_position_embeddings")?;
+        let identity = ModelIdentity {
+            model_type: keys.model_type,
+            vocab_size: need(keys.vocab_size, "vocab_size")?,
+            hidden_size: need(keys.hidden_size, "hidden_size")?,
+            num_hidden_layers: need(keys.num_hidden_layers, "num_hidden_layers")?,
+            tokenizer_digest: None,
+        };
+        Ok((identity, context))
+    }
+}
+
 impl ModelIdentity {
     pub fn digest(tokenizer: &[u8]) -> [u8; 16] {
         *blake3::hash(tokenizer).as_bytes().first_chunk().expect("a hash has 32 bytes")

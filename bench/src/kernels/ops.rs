@@ -127,7 +127,7 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
                 move |cpu: &Cpu| {
                     let spans: Vec<_> = tables.iter().map(|blocks| Span { blocks, start: context - rows, rows }).collect();
                     for layer in 0..layers {
-                        attention(cpu, &kv, Attention { layer, heads, window: None }, &spans, &q, &mut out, &mut buffers);
+                        attention(cpu, &kv, Attention::plain(layer, heads), &spans, &q, &mut out, &mut buffers);
                     }
                 }
             });
@@ -152,7 +152,7 @@ fn small(bench: &mut Bench, label: &str, shape: &Shape) {
     let angles = head_dim / 2;
     bench.row("rope", format!("{label} {rope_rows} × {heads} × {head_dim}"), read(rope_rows * (heads + 1) * head_dim), 1, |_| {
         let (mut x, cos, sin) = (numbers(rope_rows * heads * head_dim), numbers(rope_rows * angles), numbers(rope_rows * angles));
-        move |cpu: &Cpu| elementwise::rotate(cpu, &mut x, head_dim, &cos, &sin)
+        move |cpu: &Cpu| elementwise::rotate(cpu, &mut x, rope_rows, head_dim, &cos, &sin)
     });
     // A sampler runs on one thread: several rows, so that they come from memory.
     bench.row("sampling argmax", format!("{label} {vocab_rows} × {vocab}"), read(vocab_rows * vocab), 1, |_| {

@@ -10,7 +10,7 @@ use std::{
     ops::{Bound, RangeBounds, RangeInclusive},
     path::Path,
 };
-use tidemill_proto::message::ModelIdentity;
+use tidemill_proto::message::{IdentityKeys, ModelIdentity};
 
 #[derive(Clone, Debug, Default)]
 pub struct ModelConfig {
@@ -73,8 +73,7 @@ impl SamplingDefaults {
 #[derive(Deserialize)]
 struct ConfigJson {
     #[serde(flatten)]
-    identity: ModelIdentity,
-    max_position_embeddings: u32,
+    identity: IdentityKeys,
     eos_token_id: Option<OneOrMany>,
 }
 
@@ -116,7 +115,9 @@ struct NamedTemplate {
 
 impl ModelConfig {
     pub fn load(dir: &Path) -> Result<Self, ModelError> {
-        let config: ConfigJson = required(&dir.join("config.json"))?;
+        let path = dir.join("config.json");
+        let config: ConfigJson = required(&path)?;
+        let (identity, context_tokens) = config.identity.identity().map_err(|reason| ModelError::Invalid { path, reason })?;
         let generation: GenerationJson = optional(&dir.join("generation_config.json"))?.unwrap_or_default();
         let tokenizer: TokenizerJson = optional(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
         let file = read_optional(&dir.join("chat_template.jinja"))?;
@@ -132,8 +133,8 @@ impl ModelConfig {
         };
         generation.sampling.check().map_err(|reason| ModelError::Invalid { path: dir.join("generation_config.json"), reason })?;
         Ok(Self {
-            identity: config.identity,
-            context_tokens: config.max_position_embeddings,
+            identity,
+            context_tokens,
             eos_ids,
             bos_token: content(tokenizer.bos_token),
             eos_token: content(tokenizer.eos_token),
@@ -213,6 +214,19 @@ mod tests {
         let config = config.unwrap();
         assert_eq!((config.chat_template.as_deref(), &config.eos_ids[..]), (Some("new"), &[4, 5][..]));
         assert_eq!(config.sampling, SamplingDefaults { temperature: Some(0.6), ..SamplingDefaults::default() });
+    }
+
+    #[test]
+    fn a_text_model_inside_another_has_its_own_identity() {
+        // huggingface.co/google/gemma-3-4b-it, as published.
+        let config = r#"{"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
+            "text_config": {"hidden_size": 2560, "model_type": "gemma3_text", "num_hidden_layers": 34, "sliding_window": 1024}}"#;
+        let config = load(&[("config.json", config)]).unwrap();
+        assert_eq!(
+            (config.identity.model_type.as_str(), config.identity.vocab_size, config.identity.hidden_size),
+            ("gemma3_text", 262_208, 2560)
+        );
+        assert_eq!((config.context_tokens, &config.eos_ids[..]), (131_072, &[1, 106][..]));
     }
 
     #[test]

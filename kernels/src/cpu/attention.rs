@@ -1,7 +1,7 @@
 //! Attention over paged K and V.
 //!
 //! **The arithmetic.** A score is a chain of fused multiply-adds over the head's dimensions, with the query scaled by
-//! `log2(e) / sqrt(head_dim)`. Positions are cut into splits at multiples of 256, counted from the sequence's
+//! `log2(e) / sqrt(head_dim)`, or another factor, and capped softly where a model does. Positions are cut into splits at multiples of 256, counted from the sequence's
 //! beginning. In a split: the maximum of the visible scores, the powers of 2 relative to it, their sum lane by lane and
 //! then in the fixed tree, and for each output a chain over the visible positions. Splits are merged in ascending
 //! order, each side scaled to the larger maximum (online softmax: Dao, 2023, section 3.1). All of this depends on the
@@ -55,6 +55,17 @@ pub struct Attention {
     pub heads: usize,
     /// A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
     pub window: Option<usize>,
+    /// Factor of scores; `None`: `1 / sqrt(head_dim)`.
+    pub scale: Option<f32>,
+    /// Scaled scores become `cap tanh(score / cap)`.
+    pub cap: Option<f32>,
+}
+
+impl Attention {
+    /// With neither window nor cap, and scores scaled by `1 / sqrt(head_dim)`.
+    pub fn plain(layer: usize, heads: usize) -> Self {
+        Self { layer, heads, window: None, scale: None, cap: None }
+    }
 }
 
 /// Buffers kept from call to call, so that a call allocates nothing.
@@ -72,7 +83,7 @@ const SPLIT_BLOCKS: usize = SPLIT / BLOCK_POSITIONS;
 /// Pairs in a block of products, for AMX's order.
 const BLOCK_LINES: usize = 16;
 
-/// `out = softmax(q Kᵀ / sqrt(head_dim)) V` for each query head of each row of the spans. `kv` already holds their K
+/// `out = softmax(scale q Kᵀ) V` for each query head of each row of the spans. `kv` already holds their K
 /// and V and those of all positions before. `q` is `[rows of all spans, heads, head_dim]`, and so is `out`, packed.
 pub fn attention(
     cpu: &Cpu,
@@ -83,18 +94,20 @@ pub fn attention(
     out: &mut FloatActivations,
     buffers: &mut AttentionBuffers,
 ) {
-    let Attention { layer, heads, window } = what;
+    let Attention { layer, heads, window, scale, cap } = what;
     let layout = kv.layout();
     let width = heads * layout.head_dim;
     assert!(heads > 0 && heads.is_multiple_of(layout.kv_heads), "query heads in equal groups");
     assert!(layout.dtype != KvStorage::Int8 || layout.head_dim <= INT8_HEAD_DIM_MAX, "sums of integers have room in 32 bits");
     assert!(window != Some(0), "a window holds at least the row itself");
+    assert!(cap.is_none_or(|cap| cap > 0.0), "a cap leaves room");
     let rows: usize = spans.iter().map(|span| span.rows).sum();
     assert!(q.len() == rows * width, "q is [rows, heads, head_dim]");
     out.resize(cpu, rows, width);
 
     let group = heads / layout.kv_heads;
-    let call = Call { kv, layer, spans, q, heads, group, window, out: &out.shared() };
+    let (scale, cap) = (score_scale(layout.head_dim, scale), cap.map(|cap| cap * std::f32::consts::LOG2_E));
+    let call = Call { kv, layer, spans, q, heads, group, window, scale, cap, out: &out.shared() };
     let AttentionBuffers { tasks, merges, partial } = buffers;
     let positions: usize = spans.iter().map(|span| span.rows * (span.start + span.rows)).sum();
     let is_small = positions * width < NUMBERS_MIN_TO_SHARE;
@@ -150,8 +163,11 @@ fn scale_of_query<S: Simd>(simd: S, q: &[f32], scale: S::V) -> (f32, f32) {
 }
 
 /// Scales scores for powers of 2, where softmax has powers of e.
-fn score_scale(head_dim: usize) -> f32 {
-    std::f32::consts::LOG2_E / (head_dim as f32).sqrt()
+fn score_scale(head_dim: usize, scale: Option<f32>) -> f32 {
+    match scale {
+        Some(scale) => std::f32::consts::LOG2_E * scale,
+        None => std::f32::consts::LOG2_E / (head_dim as f32).sqrt(),
+    }
 }
 
 fn part(index: usize, len: usize) -> Range<usize> {
@@ -175,6 +191,10 @@ struct Call<'a> {
     /// Query heads per KV head.
     group: usize,
     window: Option<usize>,
+    /// Of queries, for powers of 2.
+    scale: f32,
+    /// Of scaled scores.
+    cap: Option<f32>,
     out: &'a SharedActivations<'a>,
 }
 
@@ -289,7 +309,7 @@ impl Call<'_> {
     ) {
         let head_dim = self.kv.layout().head_dim;
         let words_per_vector = const { LANES / L::INPUTS };
-        let scale = simd.splat(score_scale(head_dim));
+        let scale = simd.splat(self.scale);
         for (i, index) in queries.clone().enumerate() {
             let (row, head) = self.query(task, index);
             let q = &self.q[(row * self.heads + head) * head_dim..][..head_dim];
@@ -363,16 +383,19 @@ mod tests {
 
     impl Fixture {
         fn run(&self, cpu: &Cpu, rows: Range<usize>, window: Option<usize>) -> Vec<f32> {
+            self.run_as(cpu, rows, Attention { window, ..Attention::plain(1, self.heads) })
+        }
+
+        fn run_as(&self, cpu: &Cpu, rows: Range<usize>, what: Attention) -> Vec<f32> {
             let width = self.heads * self.layout.head_dim;
             let mut out = FloatActivations::default();
             let span = Span { blocks: &self.table, start: rows.start, rows: rows.len() };
             let q = &self.q[rows.start * width..rows.end * width];
-            let what = Attention { layer: 1, heads: self.heads, window };
             attention(cpu, &self.kv, what, &[span], q, &mut out, &mut AttentionBuffers::default());
             out.to_rows()
         }
 
-        fn reference(&self, window: Option<usize>) -> Vec<f64> {
+        fn reference(&self, Attention { window, scale, cap, .. }: Attention) -> Vec<f64> {
             let (d, group) = (self.layout.head_dim, self.heads / self.layout.kv_heads);
             let of_head = |part, head: usize| -> Vec<Vec<f64>> {
                 self.table.iter().flat_map(|&id| stored(&self.kv, id, 1, part, head)).take(self.positions).collect()
@@ -382,7 +405,7 @@ mod tests {
             let mut out = Vec::new();
             for row in 0..self.positions {
                 for head in 0..self.heads {
-                    let scale = score_scale(d);
+                    let scale = score_scale(d, scale);
                     let q: Vec<f32> = self.q[(row * self.heads + head) * d..][..d].iter().map(|q| q * scale).collect();
                     let largest = q.iter().fold(0.0f32, |largest, q| largest.max(q.abs()));
                     let in_16_bits = |q: f32| (q * (32767.0 / largest)).round_ties_even() * (largest / 32767.0);
@@ -392,8 +415,10 @@ mod tests {
                         _ => q,
                     };
                     let first = window.map_or(0, |w| (row + 1).saturating_sub(w));
-                    let scores: Vec<f64> =
-                        (first..=row).map(|p| keys[head / group][p].iter().zip(&q).map(|(k, &q)| k * f64::from(q)).sum()).collect();
+                    let product = |p: usize| keys[head / group][p].iter().zip(&q).map(|(k, &q)| k * f64::from(q)).sum::<f64>();
+                    let cap = cap.map(|cap| f64::from(cap) * std::f64::consts::LOG2_E);
+                    let capped = |score: f64| cap.map_or(score, |cap| cap * (score / cap).tanh());
+                    let scores: Vec<f64> = (first..=row).map(|p| capped(product(p))).collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let total: f64 = scores.iter().map(|s| (s - max).exp2()).sum();
                     let mut sums = vec![0.0; d];
@@ -411,23 +436,24 @@ mod tests {
 
     #[test]
     fn matches_the_f64_reference_with_the_same_bits_everywhere() {
-        for (positions, kv_heads, group, head_dim, dtype, window) in [
-            (1, 1, 1, 8, KvStorage::Float(Dtype::F32), None),
-            (37, 2, 3, 24, KvStorage::Float(Dtype::F32), None),
-            (50, 1, 7, 16, KvStorage::Float(Dtype::F16), None),
-            (49, 2, 4, 64, KvStorage::Float(Dtype::Bf16), None),
-            (70, 2, 2, 32, KvStorage::Float(Dtype::F32), Some(24)),
-            (40, 1, 1, 80, KvStorage::Float(Dtype::Bf16), Some(1)),
-            (600, 1, 3, 40, KvStorage::Float(Dtype::Bf16), None),
-            (530, 2, 16, 16, KvStorage::Float(Dtype::F16), Some(300)),
-            (37, 2, 3, 24, KvStorage::Int8, None),
-            (620, 1, 5, 80, KvStorage::Int8, None),
-            (540, 2, 13, 6, KvStorage::Int8, Some(270)),
+        for (positions, kv_heads, group, head_dim, dtype, window, (scale, cap)) in [
+            (1, 1, 1, 8, KvStorage::Float(Dtype::F32), None, (None, None)),
+            (37, 2, 3, 24, KvStorage::Float(Dtype::F32), None, (Some(0.05), None)),
+            (50, 1, 7, 16, KvStorage::Float(Dtype::F16), None, (None, None)),
+            (49, 2, 4, 64, KvStorage::Float(Dtype::Bf16), None, (None, Some(2.0))),
+            (70, 2, 2, 32, KvStorage::Float(Dtype::F32), Some(24), (Some(0.3), Some(1.5))),
+            (40, 1, 1, 80, KvStorage::Float(Dtype::Bf16), Some(1), (None, None)),
+            (600, 1, 3, 40, KvStorage::Float(Dtype::Bf16), None, (None, Some(4.0))),
+            (530, 2, 16, 16, KvStorage::Float(Dtype::F16), Some(300), (None, Some(0.7))),
+            (37, 2, 3, 24, KvStorage::Int8, None, (None, None)),
+            (620, 1, 5, 80, KvStorage::Int8, None, (Some(0.1), Some(3.0))),
+            (540, 2, 13, 6, KvStorage::Int8, Some(270), (None, None)),
         ] {
             let mut first: HashMap<Bf16Products, Vec<f32>> = HashMap::new();
             for cpu in cpus() {
                 let fixture = fixture(&cpu, positions, kv_heads, group, head_dim, dtype);
-                let out = fixture.run(&cpu, 0..positions, window);
+                let what = Attention { window, scale, cap, ..Attention::plain(1, fixture.heads) };
+                let out = fixture.run_as(&cpu, 0..positions, what);
                 let first = first.entry(order(cpu.isa(), dtype == KvStorage::Float(Dtype::Bf16))).or_insert_with(|| {
                     // V is within ±1. Weights in bf16 are off by up to 2^-9 each; those in 16 bits by up to 2^-16 of
                     // the largest, and a split has 256.
@@ -436,7 +462,7 @@ mod tests {
                         KvStorage::Int8 => 2f64.powi(-12),
                         _ => 3e-6,
                     };
-                    close(&out, fixture.reference(window).into_iter(), tolerance);
+                    close(&out, fixture.reference(what).into_iter(), tolerance);
                     out.clone()
                 });
                 assert_eq!(*first, out, "{} with {} threads", cpu.isa(), cpu.threads());
@@ -481,7 +507,7 @@ mod tests {
                 let width = fixture.heads * 24;
                 let rows = |x: &[f32]| [&x[40 * width..], &x[3 * width..4 * width], &x[..40 * width]].concat();
                 let mut out = FloatActivations::default();
-                let what = Attention { layer: 1, heads: fixture.heads, window };
+                let what = Attention { window, ..Attention::plain(1, fixture.heads) };
                 attention(&cpu, &fixture.kv, what, &spans, &rows(&fixture.q), &mut out, &mut AttentionBuffers::default());
                 assert_eq!(out.to_rows(), rows(&whole), "several spans at once");
             }

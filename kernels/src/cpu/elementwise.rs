@@ -1,9 +1,9 @@
-//! Operations with little work per number: norm, rotary embedding, SiLU. Threads share the rows when there are enough.
+//! Operations with little work per number: norm, rotary embedding, scaled sums. Threads share the rows when there are enough.
 
 use crate::cpu::{
     Cpu,
+    activation::soft_cap,
     element::{load_part, store_part},
-    exp::exp,
     gemm::float::activations::{FloatActivations, SharedActivations},
     simd::{Kernel, LANES, Simd},
     threads::disjoint::Disjoint,
@@ -29,26 +29,51 @@ pub fn rms_norm_into(cpu: &Cpu, x: &[f32], weight: &[f32], epsilon: f32, y: &mut
     });
 }
 
-/// Rotates pairs of each head's numbers: `(x[i], x[i + d/2])` by the angle with cosine `cos[i]` and sine `sin[i]` of
-/// that row (Su et al., 2021, in the half-split order of Hugging Face checkpoints). `x` is `[rows, heads, head_dim]`;
-/// `cos` and `sin` are `[rows, head_dim / 2]`.
-pub fn rotate(cpu: &Cpu, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
-    let half = head_dim / 2;
-    assert!(half > 0 && head_dim.is_multiple_of(2), "head_dim is even");
-    assert!(cos.len() == sin.len() && cos.len().is_multiple_of(half), "cos and sin are [rows, head_dim / 2]");
-    let rows = cos.len() / half;
+/// Rotates pairs of each head's numbers: `(x[i], x[i + r/2])` for `i < r/2` by the angle with cosine `cos[i]` and sine `sin[i]` of that
+/// row (Su et al., 2021, in the half-split order of Hugging Face checkpoints); the numbers from `r` on stay as they are. `x` is
+/// `[rows, heads, head_dim]`; `cos` and `sin` are `[rows, r / 2]` with `r <= head_dim`.
+pub fn rotate(cpu: &Cpu, x: &mut [f32], rows: usize, head_dim: usize, cos: &[f32], sin: &[f32]) {
     if rows == 0 {
         return;
     }
+    assert!(cos.len() == sin.len() && cos.len().is_multiple_of(rows), "cos and sin are [rows, pairs]");
+    let pairs = cos.len() / rows;
+    assert!(pairs > 0 && 2 * pairs <= head_dim, "at most head_dim / 2 pairs");
     assert!(x.len().is_multiple_of(rows * head_dim), "x is [rows, heads, head_dim]");
     share_rows(cpu, x, x.len() / rows, |rows, x| {
-        let angles = rows.start * half..rows.end * half;
-        cpu.isa().dispatch(Rotate { x, rows: rows.len(), cos: &cos[angles.clone()], sin: &sin[angles] });
+        let angles = rows.start * pairs..rows.end * pairs;
+        cpu.isa().dispatch(Rotate { x, rows: rows.len(), head_dim, cos: &cos[angles.clone()], sin: &sin[angles] });
+    });
+}
+
+/// `x += factor * y`
+pub fn add_scaled(cpu: &Cpu, x: &mut [f32], y: &[f32], factor: f32) {
+    assert_eq!(x.len(), y.len(), "as many numbers");
+    share_pieces(cpu, x, |range, x| cpu.isa().dispatch(AddScaled { x, y: &y[range], factor }));
+}
+
+/// `x *= factor`, and then, with a cap, `x = cap tanh(x / cap)`.
+pub fn scale_and_cap(cpu: &Cpu, x: &mut [f32], factor: f32, cap: Option<f32>) {
+    share_pieces(cpu, x, |_, x| cpu.isa().dispatch(ScaleAndCap { x, factor, cap }));
+}
+
+/// Calls `task(range, its numbers)` for pieces of `x`, in parallel if that pays.
+fn share_pieces(cpu: &Cpu, x: &mut [f32], task: impl Fn(Range<usize>, &mut [f32]) + Sync + Send) {
+    let (len, per_task) = (x.len(), cpu.rows_per_task(LANES) * LANES);
+    if len <= per_task {
+        return task(0..len, x);
+    }
+    let x = Disjoint::new(x);
+    cpu.for_each(len.div_ceil(per_task), |i| {
+        let range = i * per_task..((i + 1) * per_task).min(len);
+        // SAFETY: tasks have disjoint ranges.
+        let part = unsafe { x.part(range.clone()) };
+        task(range, part);
     });
 }
 
 /// Calls `task(rows, their numbers)` for all rows of `x`, in parallel if that pays.
-fn share_rows(cpu: &Cpu, x: &mut [f32], width: usize, task: impl Fn(Range<usize>, &mut [f32]) + Sync + Send) {
+pub(crate) fn share_rows(cpu: &Cpu, x: &mut [f32], width: usize, task: impl Fn(Range<usize>, &mut [f32]) + Sync + Send) {
     assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width}");
     let rows = x.len() / width;
     let per_task = cpu.rows_per_task(width);
@@ -141,6 +166,7 @@ pub(crate) fn rms_scale<S: Simd>(simd: S, x: &[f32], epsilon: f32) -> f32 {
 struct Rotate<'a> {
     x: &'a mut [f32],
     rows: usize,
+    head_dim: usize,
     cos: &'a [f32],
     sin: &'a [f32],
 }
@@ -155,8 +181,8 @@ impl Kernel for Rotate<'_> {
         for (row, (cos, sin)) in self.x.chunks_exact_mut(self.x.len() / self.rows).zip(angles) {
             let (cos, cos_rest) = cos.as_chunks::<LANES>();
             let (sin, sin_rest) = sin.as_chunks::<LANES>();
-            for head in row.chunks_exact_mut(2 * half) {
-                let (a, b) = head.split_at_mut(half);
+            for head in row.chunks_exact_mut(self.head_dim) {
+                let (a, b) = head[..2 * half].split_at_mut(half);
                 let (a, a_rest) = a.as_chunks_mut::<LANES>();
                 let (b, b_rest) = b.as_chunks_mut::<LANES>();
                 for i in 0..cos.len() {
@@ -181,21 +207,55 @@ fn turn<S: Simd>(simd: S, a: S::V, b: S::V, cos: S::V, sin: S::V) -> (S::V, S::V
     (simd.sub(simd.mul(a, cos), simd.mul(b, sin)), simd.fma(b, cos, simd.mul(a, sin)))
 }
 
-/// `gate * sigmoid(gate) * up`.
-#[inline(always)]
-pub(crate) fn silu_mul_vector<S: Simd>(simd: S, gate: S::V, up: S::V) -> S::V {
-    let one = simd.splat(1.0);
-    let sigmoid = simd.div(one, simd.add(one, exp(simd, simd.sub(simd.zero(), gate))));
-    simd.mul(simd.mul(gate, sigmoid), up)
+struct AddScaled<'a> {
+    x: &'a mut [f32],
+    y: &'a [f32],
+    factor: f32,
+}
+
+impl Kernel for AddScaled<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let factor = simd.splat(self.factor);
+        let ((x, x_rest), (y, y_rest)) = (self.x.as_chunks_mut::<LANES>(), self.y.as_chunks::<LANES>());
+        for (x, y) in x.iter_mut().zip(y) {
+            simd.store(simd.fma(simd.load(y), factor, simd.load(x)), x);
+        }
+        if !x_rest.is_empty() {
+            let sum = simd.fma(load_part(simd, y_rest), factor, load_part(simd, x_rest));
+            store_part(simd, sum, x_rest);
+        }
+    }
+}
+
+struct ScaleAndCap<'a> {
+    x: &'a mut [f32],
+    factor: f32,
+    cap: Option<f32>,
+}
+
+impl Kernel for ScaleAndCap<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let factor = simd.splat(self.factor);
+        for numbers in self.x.chunks_mut(LANES) {
+            let mut x = simd.mul(load_part(simd, numbers), factor);
+            if let Some(cap) = self.cap {
+                x = soft_cap(simd, x, cap);
+            }
+            store_part(simd, x, numbers);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::{
-        isa::Isa,
-        testing::{close, cpus, numbers},
-    };
+    use crate::cpu::testing::{close, cpus, numbers};
 
     const WIDTHS: [usize; 5] = [1, 15, 16, 24, 2050];
 
@@ -233,55 +293,42 @@ mod tests {
 
     #[test]
     fn rotate_matches_the_reference() {
-        for (rows, heads, head_dim) in [(1, 1, 2), (3, 2, 24), (5, 3, 64), (700, 2, 80)] {
+        for (rows, heads, head_dim, rotated) in
+            [(1, 1, 2, 2), (3, 2, 24, 24), (5, 3, 64, 64), (700, 2, 80, 80), (7, 2, 24, 18), (300, 3, 64, 16), (3, 1, 80, 40)]
+        {
             let x = numbers(rows * heads * head_dim, 3);
-            let half = head_dim / 2;
+            let half = rotated / 2;
             let angles = numbers(rows * half, 4);
             let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
             let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
-            let y = everywhere(&x, |cpu, x| rotate(cpu, x, head_dim, &cos, &sin));
+            let y = everywhere(&x, |cpu, x| rotate(cpu, x, rows, head_dim, &cos, &sin));
             let expected = (0..x.len()).map(|i| {
                 let (row, d) = (i / (heads * head_dim), i % head_dim);
                 let angle = row * half + d % half;
                 let (cos, sin) = (f64::from(cos[angle]), f64::from(sin[angle]));
                 if d < half {
                     f64::from(x[i]) * cos - f64::from(x[i + half]) * sin
-                } else {
+                } else if d < rotated {
                     f64::from(x[i]) * cos + f64::from(x[i - half]) * sin
+                } else {
+                    f64::from(x[i])
                 }
             });
             close(&y, expected, 1e-6);
         }
     }
 
-    struct SiluMul([f32; LANES], [f32; LANES]);
-
-    impl Kernel for SiluMul {
-        type Output = [f32; LANES];
-        #[inline(always)]
-        fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
-            simd.to_array(silu_mul_vector(simd, simd.load(&self.0), simd.load(&self.1)))
-        }
-    }
-
     #[test]
-    fn silu_mul_matches_the_reference() {
-        let everywhere = |gate: [f32; LANES], up: [f32; LANES]| {
-            let y = Isa::Portable.dispatch(SiluMul(gate, up));
-            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-                assert_eq!(isa.dispatch(SiluMul(gate, up)), y, "{isa}");
-            }
-            y
-        };
-        for seed in 0..200 {
-            let gate: [f32; LANES] = numbers(LANES, seed).try_into().unwrap();
-            let (gate, up) = (gate.map(|x| x * 30.0), numbers(LANES, seed + 1000).try_into().unwrap());
-            let expected = gate.iter().zip(&up).map(|(&g, &u)| f64::from(g) / (1.0 + (-f64::from(g)).exp()) * f64::from(u));
-            close(&everywhere(gate, up), expected, 1e-5);
+    fn scaled_sums_match_the_reference() {
+        for len in [1, 16, 37, 70_000] {
+            let (x, y) = (numbers(len, 1), numbers(len, 2));
+            let sums = everywhere(&x, |cpu, x| add_scaled(cpu, x, &y, 0.22));
+            close(&sums, x.iter().zip(&y).map(|(&x, &y)| f64::from(x) + f64::from(0.22f32) * f64::from(y)), 1e-7);
+            assert!(everywhere(&x, |cpu, x| add_scaled(cpu, x, &y, 1.0)).iter().zip(x.iter().zip(&y)).all(|(sum, (x, y))| *sum == x + y));
+            let scaled = everywhere(&x, |cpu, x| scale_and_cap(cpu, x, 12.5, None));
+            assert!(scaled.iter().zip(&x).all(|(scaled, x)| *scaled == x * 12.5));
+            let capped = everywhere(&x, |cpu, x| scale_and_cap(cpu, x, 12.5, Some(5.0)));
+            close(&capped, scaled.iter().map(|&x| 5.0 * (f64::from(x) / 5.0).tanh()), 1e-6);
         }
-        let mut gate = [0.0; LANES];
-        gate[..4].copy_from_slice(&[-1e30, 1e30, -100.0, 100.0]);
-        let extremes = everywhere(gate, [1.0; LANES]);
-        assert!(extremes[0].abs() < 1e-6 && extremes[1] == 1e30 && extremes[2].abs() < 1e-30 && extremes[3] == 100.0);
     }
 }

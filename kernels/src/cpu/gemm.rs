@@ -17,6 +17,8 @@ pub(crate) mod prefetch;
 pub(crate) mod scratch;
 pub(crate) mod tiling;
 
+use crate::cpu::activation::Activation;
+
 /// One product of several that share their activations. `W`: packed weights, `A`: packed activations.
 pub struct Product<'a, W, A> {
     pub weights: &'a W,
@@ -28,8 +30,8 @@ pub enum Output<'a, A> {
     Set(&'a mut [f32]),
     /// Adds `y` to what is there.
     Add(&'a mut [f32]),
-    /// `silu(gate) * up`, from gated weights, packed as activations for the next product.
-    SiluMul(&'a mut A),
+    /// `activation(gate) * up` from gated weights, `activation(y)` from others, packed as activations for the next product.
+    Activated(Activation, &'a mut A),
 }
 
 impl<'a, W, A> Product<'a, W, A> {
@@ -42,7 +44,7 @@ impl<'a, W, A> Product<'a, W, A> {
         let output = match self.output {
             Output::Set(y) => Output::Set(y),
             Output::Add(y) => Output::Add(y),
-            Output::SiluMul(y) => Output::SiluMul(activations(y)),
+            Output::Activated(activation, y) => Output::Activated(activation, activations(y)),
         };
         Product { weights: weights(self.weights), output }
     }

@@ -7,6 +7,7 @@
 use crate::{
     BLOCK_POSITIONS, Bf16Products, Cpu, Dtype, KvLayout, KvStorage, Matrix,
     cpu::{
+        activation::Activation,
         attention::{Attention, AttentionBuffers, attention},
         elementwise,
         gemm::{
@@ -15,6 +16,7 @@ use crate::{
             int8::{self, Int8Activations, Int8Weights},
         },
         kv::{self, KvMemory, KvRows, Span},
+        layer_norm::{LayerNorm, layer_norm},
         testing::{cpus, numbers, order},
     },
     dtype::encode,
@@ -76,6 +78,8 @@ struct Sequence {
     layout: KvLayout,
     heads: usize,
     window: Option<usize>,
+    scale: Option<f32>,
+    cap: Option<f32>,
     positions: usize,
     start: usize,
     k: Vec<f32>,
@@ -89,7 +93,7 @@ impl Sequence {
         let (heads, start) = (layout.kv_heads * group, positions.saturating_sub(20));
         let [k, v] = [2, 3].map(|i| numbers(positions * layout.kv_heads * layout.head_dim, seed ^ i));
         let q = numbers((positions - start) * heads * layout.head_dim, seed);
-        Self { layout, heads, window, positions, start, k, v, q }
+        Self { layout, heads, window, scale: None, cap: None, positions, start, k, v, q }
     }
 
     fn width(&self) -> usize {
@@ -108,7 +112,8 @@ impl Sequence {
         let (mut out, mut buffers) = (FloatActivations::default(), AttentionBuffers::default());
         let spans = [Span { blocks: &table, start: self.start + rows.start, rows: rows.len() }];
         let q = &self.q[rows.start * self.width()..rows.end * self.width()];
-        attention(cpu, &kv, Attention { layer: 0, heads: self.heads, window: self.window }, &spans, q, &mut out, &mut buffers);
+        let what = Attention { window: self.window, scale: self.scale, cap: self.cap, ..Attention::plain(0, self.heads) };
+        attention(cpu, &kv, what, &spans, q, &mut out, &mut buffers);
         out.to_rows()
     }
 }
@@ -137,12 +142,42 @@ proptest! {
     }
 
     #[test]
+    fn activated_products(
+        (rows, outputs, inputs) in (1usize..120, 1usize..150, 1usize..300),
+        (dtype, activation, gated, at_once, seed) in (0usize..3, 0usize..3, any::<bool>(), 1usize..20, any::<u64>()),
+    ) {
+        let (dtype, activation) = (DTYPES[dtype], [Activation::Silu, Activation::Gelu, Activation::GeluTanh][activation]);
+        let [gate, up] = [0, 2].map(|i| encode(dtype, &numbers(outputs * inputs, seed ^ i)));
+        let x = numbers(rows * inputs, seed ^ 1);
+        assert_same_bits(rows, at_once, outputs, dtype == Dtype::Bf16, |cpu, rows| {
+            let [gate, up] = [&gate, &up].map(|bytes| Matrix::new(bytes, dtype, outputs, inputs));
+            let weights = if gated { FloatWeights::gated(cpu, (gate, None), (up, None)) } else { FloatWeights::new(cpu, gate, None) };
+            let (mut tiles, mut y) = (FloatActivations::for_weights(dtype), FloatActivations::default());
+            tiles.copy_from(cpu, &x[rows.start * inputs..rows.end * inputs], inputs);
+            matmul(cpu, &tiles, [Product { weights: &weights, output: Output::Activated(activation, &mut y) }]);
+            y.to_rows()
+        })?;
+    }
+
+    #[test]
+    fn layer_norms((rows, width, has_bias, at_once, seed) in (1usize..120, 1usize..600, any::<bool>(), 1usize..20, any::<u64>())) {
+        let [x, weight, bias] = [rows * width, width, width].map(|len| numbers(len, seed ^ len as u64));
+        let norm = LayerNorm { weight: &weight, bias: has_bias.then_some(&bias), epsilon: 1e-5 };
+        assert_same_bits(rows, at_once, width, false, |cpu, rows| {
+            let mut x = x[rows.start * width..rows.end * width].to_vec();
+            layer_norm(cpu, &mut x, norm);
+            x
+        })?;
+    }
+
+    #[test]
     fn attentions(
         (positions, kv_heads, group, pairs) in (1usize..600, 1usize..3, 1usize..15, 1usize..40),
         (dtype, window, at_once, seed) in (0usize..4, proptest::option::of(1usize..400), 1usize..20, any::<u64>()),
+        (scale, cap) in (proptest::option::of(0.01f32..2.0), proptest::option::of(0.1f32..50.0)),
     ) {
         let layout = KvLayout { layers: 1, kv_heads, head_dim: 2 * pairs, dtype: KV_DTYPES[dtype] };
-        let sequence = Sequence::new(layout, group, window, positions, seed);
+        let sequence = Sequence { scale, cap, ..Sequence::new(layout, group, window, positions, seed) };
         let rows = positions - sequence.start;
         assert_same_bits(rows, at_once, sequence.width(), layout.dtype == KvStorage::Float(Dtype::Bf16), |cpu, rows| sequence.attention(cpu, rows))?;
     }

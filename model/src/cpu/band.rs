@@ -33,6 +33,13 @@ pub(super) struct Band<'a> {
     pub(super) q: Vec<f32>,
     pub(super) k: Vec<f32>,
     pub(super) v: Vec<f32>,
+    /// For each of the model's ropes.
+    pub(super) angles: Vec<Angles>,
+}
+
+/// Cosines and sines, `[rows, pairs]`.
+#[derive(Default)]
+pub(super) struct Angles {
     pub(super) cos: Vec<f32>,
     pub(super) sin: Vec<f32>,
 }
@@ -43,6 +50,8 @@ pub(super) struct Scratch {
     pub(super) attention: AttentionBuffers,
     pub(super) attended: Activations,
     pub(super) activated: Activations,
+    /// What a part of the layer adds to the residual stream, if that takes more than adding.
+    pub(super) added: Vec<f32>,
 }
 
 impl Buffers {
@@ -50,7 +59,7 @@ impl Buffers {
     pub(super) fn new(arithmetic: Arithmetic, threads: usize) -> Self {
         let scratch = || {
             let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(arithmetic));
-            Mutex::new(Scratch { normed, attention: AttentionBuffers::default(), attended, activated })
+            Mutex::new(Scratch { normed, attention: AttentionBuffers::default(), attended, activated, added: Vec::new() })
         };
         let scratch = std::iter::repeat_with(scratch).take(threads).collect();
         Self { bands: Vec::new(), tail: Band::default(), scratch, logits: Vec::new(), hidden: Vec::new() }
@@ -79,11 +88,18 @@ impl<'a> Band<'a> {
         KvRows { spans: &self.spans, k: &self.k, v: &self.v }
     }
 
-    /// Appends the rows of `band` that have logits: `x`, `[rows, hidden]`, and `angles` cosines and sines of each.
-    pub(super) fn follow(&mut self, band: &Band<'_>, hidden: usize, angles: usize) {
-        let parts = [(&mut self.x, &band.x, hidden), (&mut self.cos, &band.cos, angles), (&mut self.sin, &band.sin, angles)];
-        for (to, from, width) in parts {
+    /// Appends the rows of `band` that have logits: `x`, `[rows, hidden]`, and the angles of each.
+    pub(super) fn follow(&mut self, band: &Band<'_>, hidden: usize) {
+        let rows = band.tokens.len();
+        let copy = |to: &mut Vec<f32>, from: &[f32], width: usize| {
             band.followed.iter().for_each(|row| to.extend_from_slice(&from[row * width..(row + 1) * width]));
+        };
+        copy(&mut self.x, &band.x, hidden);
+        self.angles.resize_with(band.angles.len(), Angles::default);
+        for (to, from) in self.angles.iter_mut().zip(&band.angles) {
+            let pairs = from.cos.len() / rows;
+            copy(&mut to.cos, &from.cos, pairs);
+            copy(&mut to.sin, &from.sin, pairs);
         }
     }
 
@@ -91,11 +107,13 @@ impl<'a> Band<'a> {
     pub(super) fn recycle<'b>(mut self) -> Band<'b> {
         self.tokens.clear();
         self.followed.clear();
-        for numbers in [&mut self.x, &mut self.cos, &mut self.sin] {
-            numbers.clear();
+        self.x.clear();
+        for Angles { cos, sin } in &mut self.angles {
+            cos.clear();
+            sin.clear();
         }
-        let Self { spans, tokens, followed, x, q, k, v, cos, sin } = self;
-        Band { spans: recycle(spans), tokens, followed, x, q, k, v, cos, sin }
+        let Self { spans, tokens, followed, x, q, k, v, angles } = self;
+        Band { spans: recycle(spans), tokens, followed, x, q, k, v, angles }
     }
 }
 

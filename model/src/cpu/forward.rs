@@ -1,10 +1,11 @@
 //! A batch of chunks through the layers: K and V of every row into paged memory, logits of the requested rows.
 
 use super::{
-    band::{Band, Buffers, Scratch, band_start, free},
+    band::{Angles, Band, Buffers, Scratch, band_start, free},
     model::{Layer, Model},
-    projection::project,
+    projection::{Activations, Projection, project},
 };
+use crate::norm::Norm;
 use std::ops::Range;
 use tidemill_kernels::{
     Cpu,
@@ -114,7 +115,7 @@ impl Model {
         if !tail.spans.is_empty() {
             // From here on only rows with logits matter.
             for band in &*bands {
-                tail.follow(band, self.config.hidden, self.config.head_dim / 2);
+                tail.follow(band, self.config.hidden);
             }
             let scratch = &mut free(scratch);
             self.project(last, Rows::Queries, &mut tail, scratch);
@@ -122,10 +123,14 @@ impl Model {
             buffers.hidden.clear();
             if chunks.iter().any(|chunk| chunk.logits == LogitRows::LastHidden) {
                 buffers.hidden.extend_from_slice(&tail.x);
-                elementwise::rms_norm(cpu, &mut buffers.hidden, &self.final_norm, self.config.norm_epsilon);
+                self.final_norm.apply(cpu, &mut buffers.hidden);
             }
-            scratch.normed.rms_norm_from(cpu, &tail.x, &self.final_norm, self.config.norm_epsilon);
+            scratch.normed.norm_from(cpu, &tail.x, &self.final_norm);
             project(cpu, &scratch.normed, [Product { weights: &self.head, output: Output::Set(&mut buffers.logits) }]);
+            let (factor, cap) = (self.config.logit_factor, self.config.logit_cap);
+            if factor.is_some() || cap.is_some() {
+                elementwise::scale_and_cap(cpu, &mut buffers.logits, factor.unwrap_or(1.0), cap);
+            }
         }
         buffers.bands = all.into_iter().map(Band::recycle).collect();
         buffers.tail = tail.recycle();
@@ -185,8 +190,14 @@ impl Model {
     fn embed(&self, band: &mut Band<'_>) {
         resize(&mut band.x, band.tokens.len() * self.config.hidden);
         embedding::lookup(&self.cpu, self.embedding.view(), &band.tokens, &mut band.x);
-        for position in band.spans.iter().flat_map(|span| span.start..span.start + span.rows) {
-            self.rope.push(position, &mut band.cos, &mut band.sin);
+        if let Some(factor) = self.embedding_factor {
+            elementwise::scale_and_cap(&self.cpu, &mut band.x, factor, None);
+        }
+        band.angles.resize_with(self.ropes.len(), Angles::default);
+        for (rope, Angles { cos, sin }) in self.ropes.iter().zip(&mut band.angles) {
+            for position in band.spans.iter().flat_map(|span| span.start..span.start + span.rows) {
+                rope.push(position, cos, sin);
+            }
         }
     }
 
@@ -195,7 +206,7 @@ impl Model {
         let (cpu, config) = (&self.cpu, &self.config);
         let Band { x, q, k, v, .. } = &mut *band;
         let normed = &mut scratch.normed;
-        normed.rms_norm_from(cpu, x, &layer.attention_norm, config.norm_epsilon);
+        self.fill(normed, x, layer.attention_norm.as_ref());
         let products = [(&layer.q, q, config.heads), (&layer.k, k, config.kv_heads), (&layer.v, v, config.kv_heads)];
         let [q, k, v] = products.map(|(weights, to, heads)| {
             resize(to, normed.rows() * heads * config.head_dim);
@@ -207,27 +218,82 @@ impl Model {
             Rows::Queries => return project(cpu, normed, [q]),
         }
         if let Some((_, norm)) = &layer.qk_norm {
-            elementwise::rms_norm(cpu, &mut band.k, norm, config.norm_epsilon);
+            norm.apply(cpu, &mut band.k);
         }
-        elementwise::rotate(cpu, &mut band.k, config.head_dim, &band.cos, &band.sin);
+        self.rotate(layer, &mut band.k, &band.angles);
     }
 
     /// Attention and feed-forward, with the queries of [`project`](Self::project).
     fn rest_of_layer(&self, layer: &Layer, index: usize, kv: &KvMemory, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
-        let Band { spans, x, q, cos, sin, .. } = band;
-        let Scratch { normed, attention: buffers, attended, activated } = scratch;
-        if let Some((norm, _)) = &layer.qk_norm {
-            elementwise::rms_norm(cpu, q, norm, config.norm_epsilon);
+        let Band { spans, x, q, angles, .. } = band;
+        let Scratch { normed, attention: buffers, attended, activated, added } = scratch;
+        if config.family.is_parallel {
+            // Before the attention is added to what both read.
+            self.activate(layer, x, normed, activated);
         }
-        elementwise::rotate(cpu, q, config.head_dim, cos, sin);
-        let what = Attention { layer: index, heads: config.heads, window: config.windows[index] };
+        if let Some((norm, _)) = &layer.qk_norm {
+            norm.apply(cpu, q);
+        }
+        self.rotate(layer, q, angles);
+        self.grow(spans, q);
+        let (window, scale, cap) = (config.windows[index], config.score_factor, config.score_cap);
+        let what = Attention { layer: index, heads: config.heads, window, scale, cap };
         attended.fill(cpu, |attended| attention(cpu, kv, what, spans, q, attended, buffers));
-        project(cpu, attended, [Product { weights: &layer.output, output: Output::Add(x) }]);
+        self.add(attended, &layer.output, layer.after_attention.as_ref(), x, added);
+        if !config.family.is_parallel {
+            self.activate(layer, x, normed, activated);
+        }
+        self.add(activated, &layer.down, layer.after_mlp.as_ref(), x, added);
+    }
 
-        normed.rms_norm_from(cpu, x, &layer.mlp_norm, config.norm_epsilon);
-        project(cpu, normed, [Product { weights: &layer.gate_up, output: Output::SiluMul(activated) }]);
-        project(cpu, activated, [Product { weights: &layer.down, output: Output::Add(x) }]);
+    /// The feed-forward layer up to its activation.
+    fn activate(&self, layer: &Layer, x: &[f32], normed: &mut Activations, activated: &mut Activations) {
+        let norm = if self.config.family.is_parallel { &layer.attention_norm } else { &layer.mlp_norm };
+        self.fill(normed, x, norm.as_ref());
+        project(&self.cpu, normed, [Product { weights: &layer.gate_up, output: Output::Activated(self.config.activation, activated) }]);
+    }
+
+    /// Adds what a projection makes of `from` to the residual stream, normed and scaled where the family does.
+    fn add(&self, from: &Activations, weights: &Projection, norm: Option<&Norm>, x: &mut [f32], added: &mut Vec<f32>) {
+        let (cpu, factor) = (&self.cpu, self.config.residual_factor);
+        if norm.is_none() && factor.is_none() {
+            return project(cpu, from, [Product { weights, output: Output::Add(x) }]);
+        }
+        resize(added, x.len());
+        project(cpu, from, [Product { weights, output: Output::Set(added) }]);
+        if let Some(norm) = norm {
+            norm.apply(cpu, added);
+        }
+        elementwise::add_scaled(cpu, x, added, factor.unwrap_or(1.0));
+    }
+
+    /// Packs rows of the residual stream, normed if the layer norms them there.
+    fn fill(&self, normed: &mut Activations, x: &[f32], norm: Option<&Norm>) {
+        match norm {
+            Some(norm) => normed.norm_from(&self.cpu, x, norm),
+            None => normed.copy_from(&self.cpu, x, self.config.hidden),
+        }
+    }
+
+    /// Rotates queries or keys, if the layer does.
+    fn rotate(&self, layer: &Layer, heads: &mut [f32], angles: &[Angles]) {
+        if let Some(rope) = layer.rope {
+            let Angles { cos, sin } = &angles[rope];
+            elementwise::rotate(&self.cpu, heads, cos.len() / self.ropes[rope].pairs(), self.config.head_dim, cos, sin);
+        }
+    }
+
+    /// Scales queries by their positions, if the model does.
+    fn grow(&self, spans: &[Span<'_>], q: &mut [f32]) {
+        let Some(growth) = &self.config.query_growth else { return };
+        let positions = spans.iter().flat_map(|span| span.start..span.start + span.rows);
+        for (position, q) in positions.zip(q.chunks_exact_mut(self.config.heads * self.config.head_dim)) {
+            let factor = growth.factor(position);
+            if factor != 1.0 {
+                elementwise::scale_and_cap(&self.cpu, q, factor, None);
+            }
+        }
     }
 }
 

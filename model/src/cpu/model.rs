@@ -10,6 +10,7 @@ use crate::{
     error::ModelError,
     fingerprint::fingerprint,
     kv,
+    norm::Norm,
     rope::Rope,
     tensors::{LayerTensors, Tensors},
 };
@@ -17,6 +18,7 @@ use std::{panic::resume_unwind, path::Path, thread};
 use tidemill_kernels::{
     Bf16Products, Cpu, Isa, KvLayout,
     cpu::kv::{INT8_HEAD_DIM_MAX, KvMemory},
+    dtype::{decode, encode},
 };
 use tidemill_proto::block::{KvDtype, KvShape, LayoutFingerprint};
 
@@ -36,29 +38,38 @@ pub struct LoadOptions {
 pub struct Model {
     pub(crate) config: ModelConfig,
     pub(crate) cpu: Cpu,
-    pub(crate) rope: Rope,
+    /// Of layers that attend to everything, and of those with a window where they rotate otherwise.
+    pub(crate) ropes: Vec<Rope>,
     /// Left in the file: a step looks up only a few rows.
     pub(crate) embedding: WeightMatrix,
+    /// Of the embedding.
+    pub(crate) embedding_factor: Option<f32>,
     pub(crate) layers: Vec<Layer>,
-    pub(crate) final_norm: Vec<f32>,
+    pub(crate) final_norm: Norm,
     pub(crate) head: Projection,
     pub(super) buffers: Buffers,
     kv_shape: KvShape,
     layout: LayoutFingerprint,
 }
 
-/// The weights of one decoder layer.
+/// One decoder layer.
 pub(crate) struct Layer {
-    pub(crate) attention_norm: Vec<f32>,
+    /// Which of the model's [`ropes`](Model::ropes) turns queries and keys.
+    pub(crate) rope: Option<usize>,
+    pub(crate) attention_norm: Option<Norm>,
     pub(crate) q: Projection,
     pub(crate) k: Projection,
     pub(crate) v: Projection,
     pub(crate) output: Projection,
-    /// Norms over each head's query and key.
-    pub(crate) qk_norm: Option<(Vec<f32>, Vec<f32>)>,
-    pub(crate) mlp_norm: Vec<f32>,
+    /// Norms over each head's query and key, or over all heads together.
+    pub(crate) qk_norm: Option<(Norm, Norm)>,
+    /// Of what the attention adds to the residual stream.
+    pub(crate) after_attention: Option<Norm>,
+    pub(crate) mlp_norm: Option<Norm>,
+    /// The gate with what it multiplies, or only the latter.
     pub(crate) gate_up: Projection,
     pub(crate) down: Projection,
+    pub(crate) after_mlp: Option<Norm>,
 }
 
 impl Model {
@@ -77,7 +88,9 @@ impl Model {
         // Both read the files from start to end, so each finds in memory what the other has read.
         let (weights, packed) = thread::scope(|scope| {
             let packed = scope.spawn(|| {
-                let layers = layers.into_iter().map(|layer| Layer::pack(layer, &cpu, arithmetic)).collect::<Result<_, _>>()?;
+                let layers = layers.into_iter().enumerate();
+                let layers = layers.map(|(index, layer)| Layer::pack(layer, config.rope_of(index), &cpu, arithmetic));
+                let layers = layers.collect::<Result<_, _>>()?;
                 Ok::<_, ModelError>((layers, head.pack(&cpu, arithmetic)?))
             });
             (checkpoint.digest(progress), packed.join().unwrap_or_else(|panic| resume_unwind(panic)))
@@ -87,9 +100,13 @@ impl Model {
         let kv_shape = KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, dtype: options.kv_dtype };
         let layout =
             LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, cpu.isa())), &kv_shape);
-        let rope = Rope::new(&config.rope, config.head_dim);
+        let ropes = [Some(&config.rope), config.windowed_rope.as_ref()].into_iter().flatten();
+        let ropes = ropes.map(|rope| Rope::new(rope, config.head_dim)).collect();
+        // As transformers multiplies: in the type of the embedding.
+        let dtype = embedding.view().dtype();
+        let embedding_factor = config.embedding_factor.map(|factor| decode(dtype, &encode(dtype, &[factor]))[0]);
         let buffers = Buffers::new(arithmetic, cpu.threads());
-        Ok(Model { config, cpu, rope, embedding, layers, final_norm, head, buffers, kv_shape, layout })
+        Ok(Model { config, cpu, ropes, embedding, embedding_factor, layers, final_norm, head, buffers, kv_shape, layout })
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -135,18 +152,24 @@ fn arithmetic_number(arithmetic: Arithmetic, kv_dtype: KvDtype, isa: Isa) -> u8 
 }
 
 impl Layer {
-    fn pack(tensors: LayerTensors, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Layer, ModelError> {
-        let LayerTensors { attention_norm, q, k, v, output, qk_norm, mlp_norm, gate, up, down } = tensors;
+    fn pack(tensors: LayerTensors, rope: Option<usize>, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Layer, ModelError> {
+        let LayerTensors { attention_norm, q, k, v, output, qk_norm, after_attention, mlp_norm, gate, up, down, after_mlp } = tensors;
         Ok(Layer {
+            rope,
             attention_norm,
             q: q.pack(cpu, arithmetic)?,
             k: k.pack(cpu, arithmetic)?,
             v: v.pack(cpu, arithmetic)?,
             output: output.pack(cpu, arithmetic)?,
             qk_norm,
+            after_attention,
             mlp_norm,
-            gate_up: gate.pack_gated(&up, cpu, arithmetic)?,
+            gate_up: match gate {
+                Some(gate) => gate.pack_gated(&up, cpu, arithmetic)?,
+                None => up.pack(cpu, arithmetic)?,
+            },
             down: down.pack(cpu, arithmetic)?,
+            after_mlp,
         })
     }
 

@@ -2,7 +2,8 @@
 
 use crate::{
     error::ModelError,
-    tensors::{Linear, Tensors},
+    norm::Norm,
+    tensors::{Linear, RowOrder, Tensors},
     weight::Floats,
 };
 use tidemill_kernels::{
@@ -14,6 +15,7 @@ use tidemill_kernels::{
             float::{self, FloatActivations, FloatWeights},
             int8::{self, INPUTS_MAX, Int8Activations, Int8Weights},
         },
+        layer_norm::layer_norm_into,
     },
     dtype::{decode, encode},
 };
@@ -100,7 +102,10 @@ impl Linear {
         if arithmetic == Arithmetic::Int8 {
             self.check_inputs()?;
         }
-        let floats = self.weight.floats(cpu);
+        let mut floats = self.weight.floats(cpu);
+        if self.order != RowOrder::AsStored {
+            floats = floats.reordered(|row| self.order.stored(row));
+        }
         Ok(match (arithmetic, floats.dtype) {
             (Arithmetic::F32, Dtype::Bf16) => {
                 let widened = encode(Dtype::F32, &decode(Dtype::Bf16, &floats.bytes));
@@ -165,11 +170,24 @@ impl Activations {
         rows
     }
 
-    /// The root mean square norm of every row of `weight.len()` numbers.
-    pub(crate) fn rms_norm_from(&mut self, cpu: &Cpu, x: &[f32], weight: &[f32], epsilon: f32) {
+    /// Packs every row of `cols` numbers as it is.
+    pub(crate) fn copy_from(&mut self, cpu: &Cpu, x: &[f32], cols: usize) {
         match self {
-            Self::Float(tiles) => elementwise::rms_norm_into(cpu, x, weight, epsilon, tiles),
-            Self::Int8 { rows, .. } => rows.rms_norm_from(cpu, x, weight, epsilon),
+            Self::Float(tiles) => tiles.copy_from(cpu, x, cols),
+            Self::Int8 { rows, .. } => rows.copy_from(cpu, x, cols),
+        }
+    }
+
+    /// Packs the norm of every row of as many numbers as it has weights.
+    pub(crate) fn norm_from(&mut self, cpu: &Cpu, x: &[f32], norm: &Norm) {
+        match (self, norm.centered()) {
+            (Self::Float(tiles), None) => elementwise::rms_norm_into(cpu, x, &norm.weight, norm.epsilon(), tiles),
+            (Self::Float(tiles), Some(norm)) => layer_norm_into(cpu, x, norm, tiles),
+            (Self::Int8 { rows, .. }, None) => rows.rms_norm_from(cpu, x, &norm.weight, norm.epsilon()),
+            (Self::Int8 { rows, exact }, Some(norm)) => {
+                layer_norm_into(cpu, x, norm, exact);
+                rows.copy_from_tiles(cpu, exact);
+            }
         }
     }
 }

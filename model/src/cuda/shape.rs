@@ -1,6 +1,7 @@
 //! A model's sizes, padded for the device's kernels: heads with zeros to a multiple of 16 numbers, the feed-forward
 //! layer to a multiple of 16. Neither changes the result.
 
+use super::lacks::lacks;
 use crate::{config::ModelConfig, error::ModelError, kv};
 use tidemill_kernels::{KvLayout, cuda::compile::Heads};
 use tidemill_proto::block::{KvDtype, KvShape};
@@ -30,6 +31,10 @@ impl DeviceShape {
     pub(super) fn of(config: &ModelConfig, kv_dtype: KvDtype) -> Result<Self, ModelError> {
         let head_dim = config.head_dim.next_multiple_of(16);
         let unfit = |problem: String| Err(ModelError::NotOnDevice { problem });
+        let lacks = lacks(config);
+        if !lacks.is_empty() {
+            return unfit(format!("{} needs {}", config.architecture, lacks.join(", ")));
+        }
         if head_dim > HEAD_DIM_MAX {
             return unfit(format!("heads of {} numbers are larger than {HEAD_DIM_MAX}", config.head_dim));
         }

@@ -4,6 +4,7 @@ use super::shape::DeviceShape;
 use crate::{
     checkpoint::WeightMatrix,
     config::ModelConfig,
+    norm::Norm,
     quantization::{Inputs, ScalePer},
     tensors::{LayerTensors, Linear, Tensors},
     weight::{Fp8Matrix, Weight},
@@ -122,7 +123,7 @@ impl DeviceWeights {
         let layers = tensors.layers.iter().map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
         let head = if tied { None } else { Some(loader.head(&tensors.head.weight)?) };
         device.synchronize()?;
-        Ok(Self { embedding, layers, final_norm: device.upload(&tensors.final_norm)?, head })
+        Ok(Self { embedding, layers, final_norm: device.upload(&tensors.final_norm.weight)?, head })
     }
 }
 
@@ -140,14 +141,16 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn layer(&mut self, layer: &LayerTensors) -> Result<DeviceLayer, CudaError> {
         let shape = self.shape;
-        let LayerTensors { q, k, v, output, gate, up, down, .. } = layer;
-        let qk_norm = layer.qk_norm.as_ref().map(|(q, k)| Ok::<_, CudaError>((self.head_norm(q)?, self.head_norm(k)?))).transpose()?;
+        let LayerTensors { q, k, v, output, up, down, .. } = layer;
+        let gate = gate_of(layer);
+        let qk_norm = layer.qk_norm.as_ref();
+        let qk_norm = qk_norm.map(|(q, k)| Ok::<_, CudaError>((self.head_norm(&q.weight)?, self.head_norm(&k.weight)?))).transpose()?;
         Ok(DeviceLayer {
-            attention_norm: self.device.upload(&layer.attention_norm)?,
+            attention_norm: self.device.upload(norm_of(&layer.attention_norm))?,
             qkv: self.qkv([q, k, v])?,
             output: self.linear(&[output], shape.hidden, shape.q(), Columns::ByHead(shape), |row| Some((output, row)))?,
             qk_norm,
-            mlp_norm: self.device.upload(&layer.mlp_norm)?,
+            mlp_norm: self.device.upload(norm_of(&layer.mlp_norm))?,
             gate_up: self.gate_up([gate, up])?,
             down: self.linear(&[down], shape.hidden, shape.intermediate, Columns::InFront, |row| Some((down, row)))?,
         })
@@ -155,7 +158,8 @@ impl Loader<'_> {
 
     fn layer_bytes(&self, layer: &LayerTensors) -> usize {
         let DeviceShape { hidden, intermediate, .. } = self.shape;
-        let LayerTensors { q, k, v, output, gate, up, down, .. } = layer;
+        let LayerTensors { q, k, v, output, up, down, .. } = layer;
+        let gate = gate_of(layer);
         let bytes = |parts: &[&Linear], numbers: usize| if self.stays_fp8(parts) { numbers } else { 2 * numbers };
         bytes(&[q, k, v], self.shape.qkv() * hidden)
             + bytes(&[output], self.shape.q() * hidden)
@@ -277,6 +281,16 @@ impl Loader<'_> {
         self.device.upload(&placed)
     }
 }
+
+fn norm_of(norm: &Option<Norm>) -> &[f32] {
+    &norm.as_ref().expect(REFUSED).weight
+}
+
+fn gate_of(layer: &LayerTensors) -> &Linear {
+    layer.gate.as_ref().expect(REFUSED)
+}
+
+const REFUSED: &str = "models without it are refused";
 
 /// Where a row's numbers go; zeros elsewhere.
 #[derive(Clone, Copy)]

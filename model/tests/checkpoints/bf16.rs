@@ -1,7 +1,7 @@
 //! Checkpoints in bf16, whose products round numbers to bf16: how far that is from f32.
 
 use crate::{
-    fixtures::{FAMILIES, all_logits, argmax, greedy_together, is_bf16, load, load_dir, load_f32, reference, restored},
+    fixtures::{FAMILIES, all_logits, argmax, greedy_together, is_bf16, load, load_dir, load_f32, prompt_of, reference, restored},
     reference::largest_difference,
 };
 use tidemill_kernels::Dtype;
@@ -73,12 +73,23 @@ fn greedy_tokens_are_the_same_whatever_the_chunks_and_the_batch() {
 #[test]
 fn a_checkpoint_with_one_matrix_in_f32_is_computed_in_f32() {
     for family in families() {
-        let tokens = reference(family).0.prompts.swap_remove(5).ids;
-        for kept in ["model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.k_proj.weight"] {
-            let mixed = restored(family, |name| if name == kept { Dtype::F32 } else { Dtype::Bf16 });
+        let tokens = prompt_of(family, 100);
+        for kept in ["model.layers.0.mlp", "model.layers.1.self_attn"].map(|part| matrix_of(family, part)) {
+            let mixed = restored(family, |name| if *name == kept { Dtype::F32 } else { Dtype::Bf16 });
             let mut mixed = load_dir(mixed.path(), KvDtype::F32, 2, None);
             let mut exact = load_f32(family, KvDtype::F32);
             assert!(all_logits(&mut mixed, &tokens, 32) == all_logits(&mut exact, &tokens, 32), "{family} with {kept}");
         }
     }
+}
+
+/// A matrix of this part of the family's layers, whatever its name.
+fn matrix_of(family: &str, part: &str) -> String {
+    let mut seen = Vec::new();
+    restored(family, |name| {
+        seen.push(name.to_owned());
+        Dtype::Bf16
+    });
+    let is_matrix = |name: &String| name.starts_with(part) && name.ends_with(".weight") && !name.contains("norm");
+    seen.into_iter().filter(is_matrix).max().expect("a matrix")
 }

@@ -74,8 +74,10 @@ fn the_copies_are_sound_until_they_are_broken() {
 #[test]
 fn wrong_settings_are_named() {
     type Edit = fn(&mut Value);
-    let cases: [(Edit, &[&str]); 17] = [
+    let cases: [(Edit, &[&str]); 19] = [
         (|c| c["architectures"] = json!(["GPT2LMHeadModel"]), &["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
+        (|c| c["architectures"] = json!(["Olmo4ForCausalLM"]), &["Olmo4ForCausalLM", "the nearest that is: Olmo"]),
+        (|c| c["architectures"] = json!(["Gemma3ForConditionalGeneration"]), &["config.json", "text_config", "gemma3_text"]),
         (|c| c["architectures"] = json!(null), &["architecture", "MistralForCausalLM"]),
         (|c| _ = c.as_object_mut().unwrap().remove("hidden_size"), &["config.json", "hidden_size"]),
         (|c| c["hidden_size"] = json!("64"), &["config.json", "string"]),
@@ -85,10 +87,10 @@ fn wrong_settings_are_named() {
         (|c| c["num_attention_heads"] = json!(0), &["num_attention_heads"]),
         (|c| c["num_key_value_heads"] = json!(3), &["num_key_value_heads", "multiple"]),
         (|c| c["head_dim"] = json!(15), &["head_dim", "odd"]),
-        (|c| c["hidden_act"] = json!("gelu"), &["hidden_act", "gelu", "silu"]),
+        (|c| c["hidden_act"] = json!("relu2"), &["hidden_act", "relu2", "silu"]),
         (|c| c["rms_norm_eps"] = json!(-1), &["rms_norm_eps"]),
         (|c| c["quantization_config"] = json!({"quant_method": "awq"}), &["quantized"]),
-        (|c| c["rope_scaling"] = json!({"rope_type": "yarn", "factor": 4.0}), &["unsupported rope type", "yarn"]),
+        (|c| c["rope_scaling"] = json!({"rope_type": "axial", "factor": 4.0}), &["unsupported rope type", "axial"]),
         (|c| c["intermediate_size"] = json!(128), &["mlp.gate_proj.weight", "[172, 64]", "[128, 64]", "model.safetensors"]),
         (|c| c["num_hidden_layers"] = json!(2), &["model.layers.2.input_layernorm.weight", "num_hidden_layers"]),
         (|c| c["num_hidden_layers"] = json!(4), &["model.layers.3.self_attn.q_proj.weight", "missing"]),
@@ -168,7 +170,7 @@ fn wrong_files_are_named() {
 
     let dir = copy("qwen3");
     fs::remove_file(dir.path().join("model-00003-of-00004.safetensors")).unwrap();
-    fails(dir.path(), &["cannot read", "model-00003-of-00004.safetensors"]);
+    fails(dir.path(), &["model-00003-of-00004.safetensors", "index.json", "incomplete"]);
     let index = dir.path().join("model.safetensors.index.json");
     for (text, word) in [
         (r#"{"weight_map": {"lm_head.weight": "../../etc/passwd"}}"#, "not the name of a file beside it"),
@@ -181,6 +183,27 @@ fn wrong_files_are_named() {
         fs::write(&index, text).unwrap();
         fails(dir.path(), &[word]);
     }
+}
+
+#[test]
+fn parts_of_other_checkpoints_and_files_that_stand_for_others_are_named() {
+    let dir = copy("qwen3");
+    fs::copy(dir.path().join("model-00001-of-00004.safetensors"), dir.path().join("model-00005-of-00005.safetensors")).unwrap();
+    fails(dir.path(), &["model-00005-of-00005.safetensors", "index.json", "remove it"]);
+    fs::remove_file(dir.path().join("model-00005-of-00005.safetensors")).unwrap();
+    load(dir.path()).unwrap();
+    let part = dir.path().join("model-00002-of-00004.safetensors");
+    let whole = fs::read(&part).unwrap();
+    fs::write(&part, &whole[..whole.len() - 1]).unwrap();
+    fails(dir.path(), &["model-00002-of-00004.safetensors", "cut off within tensor"]);
+    for name in ["model-00002-of-00004.safetensors", "model.safetensors.index.json", "config.json"] {
+        fs::write(dir.path().join(name), "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n").unwrap();
+        fails(dir.path(), &[name, "git lfs pull"]);
+    }
+
+    let dir = copy("llama");
+    fs::rename(dir.path().join("model.safetensors"), dir.path().join("consolidated.safetensors")).unwrap();
+    fails(dir.path(), &["consolidated.safetensors", "Mistral", "model.safetensors"]);
 }
 
 proptest! {

@@ -12,7 +12,26 @@ use tidemill_kernels::{
 use tidemill_model::{Chunk, Isa, KvMemory, LoadOptions, LogitRows, Model};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
-pub(crate) const FAMILIES: [&str; 5] = ["llama", "llama3", "mistral", "qwen2", "qwen3"];
+pub(crate) const FAMILIES: [&str; 18] = [
+    "llama",
+    "llama3",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "smollm3",
+    "glm4",
+    "cohere2",
+    "starcoder2",
+    "exaone4",
+    "seed-oss",
+    "ministral3",
+];
 
 /// Checkpoints with weights in FP8, one per form.
 pub(crate) const FP8: [&str; 4] = ["fp8-channel", "fp8-tensor", "fp8-fbgemm", "fp8-blocks"];
@@ -49,6 +68,12 @@ pub(crate) fn reference(family: &str) -> (Reference, Vec<Vec<f32>>) {
     (reference, logits)
 }
 
+/// The reference's prompt of this length.
+pub(crate) fn prompt_of(family: &str, length: usize) -> Vec<Token> {
+    let prompts = reference(family).0.prompts;
+    prompts.into_iter().map(|prompt| prompt.ids).find(|ids| ids.len() == length).expect("a prompt of this length")
+}
+
 pub(crate) fn load(family: &str, kv_dtype: KvDtype) -> Model {
     load_on(family, kv_dtype, 2, None)
 }
@@ -70,11 +95,11 @@ pub(crate) fn load_f32(family: &str, kv_dtype: KvDtype) -> Model {
 }
 
 pub(crate) fn is_bf16(family: &str) -> bool {
-    ["llama3", "qwen2", "qwen3"].contains(&family) || FP8.contains(&family)
+    !["llama", "mistral"].contains(&family)
 }
 
 /// A checkpoint of the same numbers, without FP8; `dtype` chooses how each tensor is stored.
-pub(crate) fn restored(family: &str, dtype: impl Fn(&str) -> Dtype) -> TempDir {
+pub(crate) fn restored(family: &str, mut dtype: impl FnMut(&str) -> Dtype) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut config: Value = serde_json::from_slice(&std::fs::read(fixture(family).join("config.json")).unwrap()).unwrap();
     config.as_object_mut().unwrap().remove("quantization_config");

@@ -6,4 +6,6 @@ mod exact;
 mod fixtures;
 mod fp8;
 mod int8;
+mod multimodal;
 mod reference;
+mod trained;

@@ -55,7 +55,7 @@ fn greedy_tokens_are_those_of_the_reference_whatever_the_chunks() {
     for family in FAMILIES {
         let (reference, _) = reference(family);
         let prompts: Vec<_> = reference.prompts.iter().filter(|p| !p.greedy.is_empty()).collect();
-        assert!(prompts.len() >= 7 && prompts.iter().all(|p| p.greedy.len() == 64));
+        assert!(prompts.len() >= 5 && prompts.iter().all(|p| p.greedy.len() == 64));
         let mut model = load_f32(family, KvDtype::F32);
         for chunk in [1, 7, 16, 32, 512] {
             let ids: Vec<_> = prompts.iter().map(|p| &p.ids[..]).collect();

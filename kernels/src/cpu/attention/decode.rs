@@ -234,9 +234,9 @@ impl<E: KvElement, const IN_BLOCKS: bool> DecodeKernel<'_, E, IN_BLOCKS> {
         for i in 0..T {
             let (scores, weights, scales) = (&mut scores[i], &mut weights[i], (q_scales[queries.start + i], &*scales));
             normalizers[i] = if IN_BLOCKS {
-                weigh::<S, Bf16AsF32>(simd, scores, weights, &panels, &visible, scales, prefetch)
+                weigh::<S, Bf16AsF32>(simd, scores, weights, &panels, &visible, scales, self.call.cap, prefetch)
             } else {
-                weigh::<S, E::PanelFormat>(simd, scores, weights, &panels, &visible, scales, prefetch)
+                weigh::<S, E::PanelFormat>(simd, scores, weights, &panels, &visible, scales, self.call.cap, prefetch)
             };
         }
         let lines = visible.start / inputs::<E>()..visible.end.div_ceil(inputs::<E>());

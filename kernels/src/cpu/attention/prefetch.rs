@@ -209,7 +209,18 @@ mod tests {
             let mut out = FloatActivations::default();
             out.resize(&cpu, 1, kv_heads * head_dim);
             let spans = [Span { blocks: &table, start: positions - 1, rows: 1 }];
-            let call = Call { kv: &kv, layer: 1, spans: &spans, q: &[], heads: kv_heads, group: 1, window, out: &out.shared() };
+            let call = Call {
+                kv: &kv,
+                layer: 1,
+                spans: &spans,
+                q: &[],
+                heads: kv_heads,
+                group: 1,
+                window,
+                scale: 1.0,
+                cap: None,
+                out: &out.shared(),
+            };
             let task = Task { span: 0, first: 0, rows: 0..1, kv_heads: 0..kv_heads, splits: None };
             let (mut pieces, mut asked) = (Vec::new(), Vec::new());
             let mut next = Some(Stretch::first_of(&call, &task));

@@ -3,6 +3,7 @@
 use super::{SPLIT, SPLIT_BLOCKS, prefetch::Prefetch};
 use crate::{
     cpu::{
+        activation::SoftCap,
         element::F32,
         exp::exp2,
         gemm::{int8::quantize, micro_kernel::Broadcast, panel::PANEL, prefetch::CACHE_LINE},
@@ -106,7 +107,8 @@ impl ScoreRow for PanelRow<'_> {
 pub(super) const EXP_PRODUCTS: u32 = 20;
 
 /// Turns the scores of panels `panels` into weights: powers of 2 at the split's `visible` positions, 0 elsewhere.
-/// `None` if no position is visible (then all weights are 0). `q_scale`, `scales`: used where `L` has scales.
+/// `None` if no position is visible (then all weights are 0). `q_scale`, `scales`: used where `L` has scales. `cap`: of scores, as in
+/// [`Attention`](super::Attention).
 #[inline(always)]
 pub(super) fn weigh<S: Simd, L: KvPanelFormat>(
     simd: S,
@@ -115,6 +117,7 @@ pub(super) fn weigh<S: Simd, L: KvPanelFormat>(
     panels: &Range<usize>,
     visible: &Range<usize>,
     (q_scale, scales): (f32, &Scales),
+    cap: Option<f32>,
     prefetch: &mut Prefetch<'_>,
 ) -> Option<Normalizer> {
     let words = const { LANES / L::INPUTS };
@@ -132,6 +135,11 @@ pub(super) fn weigh<S: Simd, L: KvPanelFormat>(
             let mut score = L::numbers(simd, simd.load(scores));
             if const { L::HAS_SCALES } {
                 score = simd.mul(simd.mul(score, simd.load(&scales.k[vector])), simd.splat(q_scale));
+            }
+            if let Some(cap) = cap {
+                simd.store(score, scores);
+                simd.call(SoftCap { numbers: scores, cap });
+                score = simd.load(scores);
             }
             if is_cut {
                 score = only_visible(simd, vector, visible, score, hidden);

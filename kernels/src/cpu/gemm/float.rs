@@ -20,8 +20,8 @@ pub use weights::FloatWeights;
 
 use crate::cpu::{
     Cpu,
+    activation::Activation,
     element::with_element,
-    elementwise::silu_mul_vector,
     gemm::{
         Output, Product, locate,
         micro_kernel::{PackedRows, Start, multiply_tile, with_tile_rows},
@@ -41,14 +41,14 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &FloatActivations, products: [Produc
     let products = products.map(|Product { weights, output }| {
         assert_eq!(x.cols(), weights.inputs(), "x is [rows, inputs]");
         assert!(x.are_for(weights.dtype()), "x is for {:?} weights", weights.dtype());
-        assert_eq!(matches!(output, Output::SiluMul(_)), weights.columns().is_gated, "gated weights, and no others, are for SiluMul");
+        assert!(!weights.columns().is_gated || matches!(output, Output::Activated(..)), "gated weights are for activations");
         let len = rows * weights.outputs();
         let output = match output {
             Output::Set(y) => (y.len() == len).then(|| SharedOutput::Set(Disjoint::new(y))),
             Output::Add(y) => (y.len() == len).then(|| SharedOutput::Add(Disjoint::new(y))),
-            Output::SiluMul(y) => {
+            Output::Activated(activation, y) => {
                 y.resize(cpu, rows, weights.outputs());
-                Some(SharedOutput::SiluMul(y.shared()))
+                Some(SharedOutput::Activated(activation, y.shared()))
             }
         };
         SharedProduct { weights, output: output.expect("y is [rows, outputs]") }
@@ -121,7 +121,7 @@ struct SharedProduct<'a> {
 enum SharedOutput<'a> {
     Set(Disjoint<'a, f32>),
     Add(Disjoint<'a, f32>),
-    SiluMul(SharedActivations<'a>),
+    Activated(Activation, SharedActivations<'a>),
 }
 
 /// Some panels times a block of rows.
@@ -287,12 +287,23 @@ impl<E: WeightFormat> Task<'_, E> {
                     }
                 }
             }
-            SharedOutput::SiluMul(y) => {
+            SharedOutput::Activated(activation, y) if weights.columns().is_gated => {
                 let tile = y.tiling.tile_of(row);
                 for (columns, halves) in panels {
-                    let product = simd.to_array(silu_mul_vector(simd, simd.load(&halves[0]), simd.load(&halves[1])));
+                    let gate = activation.apply(simd, simd.load(&halves[0]));
+                    let product = simd.to_array(simd.mul(gate, simd.load(&halves[1])));
                     // SAFETY: no two tasks have the same rows and columns.
                     unsafe { y.put(simd, &tile, row, columns.start, &product[..columns.len()]) };
+                }
+            }
+            SharedOutput::Activated(activation, y) => {
+                let tile = y.tiling.tile_of(row);
+                for (columns, halves) in panels {
+                    for (start, half) in columns.clone().step_by(LANES).zip(halves) {
+                        let activated = simd.to_array(activation.apply(simd, simd.load(half)));
+                        // SAFETY: as above.
+                        unsafe { y.put(simd, &tile, row, start, &activated[..LANES.min(columns.end - start)]) };
+                    }
                 }
             }
         }
@@ -375,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn gated_weights_multiply_by_the_activated_gate() {
+    fn activations_are_of_the_outputs_and_multiply_the_gated_ones() {
         for (m, n, k) in SHAPES {
             let (x, bias) = (numbers(m * k, 1), numbers(n, 4));
             let (gate, up) = (encode(Dtype::Bf16, &numbers(n * k, 2)), encode(Dtype::Bf16, &numbers(n * k, 3)));
@@ -387,8 +398,15 @@ mod tests {
             for cpu in cpus() {
                 let matrix = |bytes| Matrix::new(bytes, Dtype::Bf16, n, k);
                 let weights = FloatWeights::gated(&cpu, (matrix(&gate), Some(&bias)), (matrix(&up), None));
-                let mut y = FloatActivations::default();
-                matmul(&cpu, &tiles(&cpu, Dtype::Bf16, &x, k), [Product { weights: &weights, output: Output::SiluMul(&mut y) }]);
+                let ungated = FloatWeights::new(&cpu, matrix(&gate), Some(&bias));
+                let (mut y, mut of_gate) = (FloatActivations::default(), FloatActivations::default());
+                let x = tiles(&cpu, Dtype::Bf16, &x, k);
+                matmul(&cpu, &x, [Product { weights: &weights, output: Output::Activated(Activation::Silu, &mut y) }]);
+                matmul(&cpu, &x, [Product { weights: &ungated, output: Output::Activated(Activation::Silu, &mut of_gate) }]);
+                let silu = gates.iter().map(|(g, _)| g / (1.0 + (-g).exp()));
+                for (got, (expected, (_, size))) in of_gate.to_rows().iter().zip(silu.zip(&gates)) {
+                    assert!((f64::from(*got) - expected).abs() <= 1e-5 * (1.0 + size), "{got} is not {expected}");
+                }
                 let rows = y.to_rows();
                 for (got, (expected, size)) in rows.iter().zip(expected.iter().zip(&ups)) {
                     assert!((f64::from(*got) - expected).abs() <= 1e-4 * (1.0 + size.1), "{got} is not {expected}");

@@ -23,7 +23,7 @@ pub use weights::Int8Weights;
 
 use crate::cpu::{
     Cpu,
-    elementwise::silu_mul_vector,
+    activation::Activation,
     gemm::{Output, Product, locate, micro_kernel::with_tile_rows, prefetch::WeightPrefetch},
     simd::{LANES, Simd},
     threads::disjoint::Disjoint,
@@ -47,7 +47,7 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &Int8Activations, mut products: [Pro
         x.unit().dispatch(Task { x, product, panels });
     });
     for Product { weights, output } in products {
-        if let Output::SiluMul(y) = output {
+        if let Output::Activated(_, y) = output {
             y.copy_from_exact(cpu, weights.outputs());
         }
     }
@@ -82,7 +82,7 @@ struct SharedProduct<'a> {
 enum Store {
     Set,
     Add,
-    SiluMul,
+    Activated(Activation),
 }
 
 impl<'a> SharedProduct<'a> {
@@ -93,12 +93,12 @@ impl<'a> SharedProduct<'a> {
         let (y, store) = match &mut product.output {
             Output::Set(y) => (&mut **y, Store::Set),
             Output::Add(y) => (&mut **y, Store::Add),
-            Output::SiluMul(y) => {
+            Output::Activated(activation, y) => {
                 y.exact.resize(len, 0.0);
-                (&mut y.exact[..], Store::SiluMul)
+                (&mut y.exact[..], Store::Activated(*activation))
             }
         };
-        assert_eq!(matches!(store, Store::SiluMul), weights.columns().is_gated, "gated weights, and no others, are for SiluMul");
+        assert!(!weights.columns().is_gated || matches!(store, Store::Activated(_)), "gated weights are for activations");
         assert_eq!(y.len(), len, "y is [rows, outputs]");
         Self { weights, y: Disjoint::new(y), store }
     }
@@ -250,8 +250,12 @@ impl Task<'_> {
         for (line, y) in y.iter_mut().enumerate() {
             *y = simd.add(simd.mul(simd.mul(*y, panel.scales[line]), scale), panel.bias[line]);
         }
-        if matches!(self.product.store, Store::SiluMul) {
-            return self.store(simd, row, &panel.outputs[0], silu_mul_vector(simd, y[0], y[1]));
+        if let Store::Activated(activation) = self.product.store {
+            y[0] = activation.apply(simd, y[0]);
+            if self.product.weights.columns().is_gated {
+                return self.store(simd, row, &panel.outputs[0], simd.mul(y[0], y[1]));
+            }
+            y[1] = activation.apply(simd, y[1]);
         }
         for (outputs, y) in panel.outputs.iter().zip(y) {
             self.store(simd, row, outputs, y);
@@ -370,13 +374,13 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    struct SiluMul(f32, f32);
+    struct Activate(Activation, f32);
 
-    impl Kernel for SiluMul {
+    impl Kernel for Activate {
         type Output = f32;
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) -> f32 {
-            simd.to_array(silu_mul_vector(simd, simd.splat(self.0), simd.splat(self.1)))[0]
+            simd.to_array(self.0.apply(simd, simd.splat(self.1)))[0]
         }
     }
 
@@ -458,18 +462,21 @@ mod tests {
                 let gated = Int8Weights::gated(&cpu, (a, Some(&bias)), (b, None));
                 let mut rows = Int8Activations::default();
                 rows.copy_from(&cpu, &x, k);
-                let (mut gate, mut up, mut added, mut activated) =
-                    (vec![0.0; m * n], vec![0.0; m * n], vec![2.0; m * n], Int8Activations::default());
+                let (mut gate, mut up, mut added) = (vec![0.0; m * n], vec![0.0; m * n], vec![2.0; m * n]);
+                let (mut activated, mut ungated) = (Int8Activations::default(), Int8Activations::default());
                 let products = [
                     Product { weights: &gates, output: Output::Set(&mut gate) },
                     Product { weights: &ups, output: Output::Set(&mut up) },
                     Product { weights: &ups, output: Output::Add(&mut added) },
-                    Product { weights: &gated, output: Output::SiluMul(&mut activated) },
+                    Product { weights: &gated, output: Output::Activated(Activation::Silu, &mut activated) },
+                    Product { weights: &ups, output: Output::Activated(Activation::GeluTanh, &mut ungated) },
                 ];
                 matmul(&cpu, &rows, products);
                 assert!(added.iter().zip(&up).all(|(added, up)| *added == 2.0 + up));
-                let gate: Vec<f32> = gate.iter().zip(&up).map(|(&gate, &up)| cpu.isa().dispatch(SiluMul(gate, up))).collect();
+                let activate = |activation, x| cpu.isa().dispatch(Activate(activation, x));
+                let gate: Vec<f32> = gate.iter().zip(&up).map(|(&gate, &up)| activate(Activation::Silu, gate) * up).collect();
                 assert_eq!(activated.exact, gate, "the same bits as one by one");
+                assert!(ungated.exact.iter().zip(&up).all(|(ungated, &up)| *ungated == activate(Activation::GeluTanh, up)));
                 let mut expected = Int8Activations::default();
                 expected.copy_from(&cpu, &gate, n);
                 assert_same(&activated, &expected);

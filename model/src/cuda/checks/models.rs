@@ -120,9 +120,14 @@ fn checkpoint(dir: &Path, kv_dtype: KvDtype, cache: &Path, checks: &mut Checks) 
         kv_dtype,
     };
     let load = || CudaExecutor::load(dir, &options, &mut |_, _| {});
+    let mut executor = match load() {
+        Err(error @ ModelError::NotOnDevice { .. }) => {
+            checks.left_out.push(format!("{family}: {error}"));
+            return Ok(None);
+        }
+        loaded => loaded?,
+    };
     let mut judge = Judge::new(dir, kv_dtype)?;
-
-    let mut executor = load()?;
     let tolerance = match (executor.multiplies_fp8(), kv_dtype) {
         (false, KvDtype::Int8) => BF16_WITH_INT8_KV,
         (false, _) => BF16,

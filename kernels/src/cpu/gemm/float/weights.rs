@@ -36,7 +36,7 @@ impl FloatWeights {
         Self::pack(cpu, &[(weight, bias)])
     }
 
-    /// For [`Output::SiluMul`](crate::cpu::gemm::Output::SiluMul): `gate` and `up` have one shape and one type.
+    /// For [`Output::Activated`](crate::cpu::gemm::Output::Activated): `gate` and `up` have one shape and one type.
     pub fn gated(cpu: &Cpu, gate: (Matrix<'_>, Option<&[f32]>), up: (Matrix<'_>, Option<&[f32]>)) -> Self {
         assert_eq!(gate.0.dtype(), up.0.dtype(), "gate and up have one type");
         Self::pack(cpu, &[gate, up])

@@ -50,7 +50,7 @@ impl Int8Weights {
         Self::pack(cpu, &[(weight, bias)])
     }
 
-    /// For [`Output::SiluMul`](crate::cpu::gemm::Output::SiluMul): `gate` and `up` have one shape.
+    /// For [`Output::Activated`](crate::cpu::gemm::Output::Activated): `gate` and `up` have one shape.
     pub fn gated(cpu: &Cpu, gate: (Matrix<'_>, Option<&[f32]>), up: (Matrix<'_>, Option<&[f32]>)) -> Self {
         Self::pack(cpu, &[gate, up])
     }

@@ -1,0 +1,52 @@
+//! A norm's weights, and applying it.
+
+use crate::{checkpoint::Checkpoint, config::ModelConfig, error::ModelError, family::NormKind};
+use tidemill_kernels::{
+    Cpu,
+    cpu::{
+        elementwise::rms_norm,
+        layer_norm::{LayerNorm, layer_norm},
+    },
+};
+
+pub(crate) struct Norm {
+    /// What the normed numbers are multiplied by.
+    pub(crate) weight: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    /// The mean is taken out.
+    is_centered: bool,
+    epsilon: f32,
+}
+
+impl Norm {
+    /// Takes the norm `name` over `len` numbers, of the family's kind.
+    pub(crate) fn take(checkpoint: &mut Checkpoint, config: &ModelConfig, name: &str, len: usize) -> Result<Self, ModelError> {
+        let mut weight = checkpoint.vector(&format!("{name}.weight"), len)?;
+        let mut bias = None;
+        match config.family.norm {
+            NormKind::Rms => {}
+            NormKind::RmsPlusOne => weight.iter_mut().for_each(|weight| *weight += 1.0),
+            NormKind::Layer { has_bias } if has_bias => bias = Some(checkpoint.vector(&format!("{name}.bias"), len)?),
+            NormKind::Layer { .. } => {}
+        }
+        Ok(Self { weight, bias, is_centered: matches!(config.family.norm, NormKind::Layer { .. }), epsilon: config.norm_epsilon })
+    }
+
+    /// The parameters of a norm that takes out the mean; `None` for others.
+    pub(crate) fn centered(&self) -> Option<LayerNorm<'_>> {
+        let Self { weight, bias, is_centered, epsilon } = self;
+        is_centered.then_some(LayerNorm { weight, bias: bias.as_deref(), epsilon: *epsilon })
+    }
+
+    pub(crate) fn epsilon(&self) -> f32 {
+        self.epsilon
+    }
+
+    /// Norms every row of as many numbers as there are weights.
+    pub(crate) fn apply(&self, cpu: &Cpu, x: &mut [f32]) {
+        match self.centered() {
+            Some(norm) => layer_norm(cpu, x, norm),
+            None => rms_norm(cpu, x, &self.weight, self.epsilon),
+        }
+    }
+}
