@@ -43,12 +43,15 @@ pub fn name(file: &Path) -> String {
     }
 }
 
-/// The directory of a file, under `models`: written unless that has been done since the file last changed.
+/// The directory of a file, under `models`: written unless that has been done since the file last changed, in place of the one before.
 pub fn resolve(file: &Path, models: &Path) -> anyhow::Result<PathBuf> {
     let gguf = Gguf::open(file)?;
-    let dir = models.join(format!("gguf--{}--{}", name(file), state(&gguf)?));
+    let absolute = fs::canonicalize(file).with_context(|| format!("reading {} failed", file.display()))?;
+    let of_file = format!("gguf--{}--{}-", name(file), short(&blake3::hash(absolute.as_os_str().as_encoded_bytes())));
+    let dir = models.join(format!("{of_file}{}", state(&gguf)?));
     if !dir.is_dir() {
         fs::create_dir_all(models).with_context(|| format!("creating {} failed", models.display()))?;
+        remove_all(models, &of_file)?;
         write(&gguf, &dir)?;
     }
     Ok(dir)
@@ -62,11 +65,27 @@ fn state(gguf: &Gguf) -> anyhow::Result<String> {
         let reading = || format!("reading {} failed", path.display());
         let metadata = fs::metadata(path).with_context(reading)?;
         let changed = metadata.modified().with_context(reading)?.duration_since(UNIX_EPOCH).unwrap_or_default();
-        hasher.update(fs::canonicalize(path).with_context(reading)?.as_os_str().as_encoded_bytes());
         hasher.update(&metadata.len().to_le_bytes());
         hasher.update(&changed.as_nanos().to_le_bytes());
     }
-    Ok(hasher.finalize().to_hex()[..16].to_owned())
+    Ok(short(&hasher.finalize()))
+}
+
+fn short(hash: &blake3::Hash) -> String {
+    hash.to_hex()[..12].to_owned()
+}
+
+/// Removes the directories whose names begin so, and drafts of such that a killed process has left.
+fn remove_all(models: &Path, prefix: &str) -> anyhow::Result<()> {
+    let reading = || format!("reading {} failed", models.display());
+    for entry in fs::read_dir(models).with_context(reading)? {
+        let path = entry.with_context(reading)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.trim_start_matches('.').starts_with(prefix) {
+            fs::remove_dir_all(&path).with_context(|| format!("removing {} failed", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 fn write(gguf: &Gguf, dir: &Path) -> anyhow::Result<()> {
@@ -88,5 +107,21 @@ mod tests {
             assert_eq!(name(Path::new(file)), expected);
         }
         assert!(is_one("x.GGUF") && !is_one("org/model-gguf"));
+    }
+
+    #[test]
+    fn a_file_that_changed_is_unpacked_again_in_place_of_what_was() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (file, models) = (temporary.path().join("tiny.gguf"), temporary.path().join("models"));
+        fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../gguf/tests/fixtures/llama3.gguf"), &file).unwrap();
+        let first = resolve(&file, &models).unwrap();
+        let written = fs::metadata(first.join("config.json")).unwrap().modified().unwrap();
+        assert_eq!(resolve(&file, &models).unwrap(), first);
+        assert_eq!(fs::metadata(first.join("config.json")).unwrap().modified().unwrap(), written, "once is enough");
+        fs::create_dir(models.join(format!(".{}.17", first.file_name().unwrap().to_str().unwrap()))).unwrap();
+        fs::OpenOptions::new().append(true).open(&file).unwrap().set_len(400_000).unwrap();
+        let second = resolve(&file, &models).unwrap();
+        assert!(second != first && second.join("model.safetensors").is_file());
+        assert_eq!(fs::read_dir(&models).unwrap().count(), 1, "the one before is gone, and what was left of a draft");
     }
 }

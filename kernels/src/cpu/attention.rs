@@ -1,8 +1,8 @@
 //! Attention over paged K and V.
 //!
 //! **The arithmetic.** A score is a chain of fused multiply-adds over the head's dimensions, with the query scaled by
-//! `log2(e) / sqrt(head_dim)`, or another factor, and capped softly where a model does. Positions are cut into splits at multiples of 256, counted from the sequence's
-//! beginning. In a split: the maximum of the visible scores, the powers of 2 relative to it, their sum lane by lane and
+//! `log2(e) / sqrt(head_dim)`, or another factor, and capped softly where a model does. Positions are cut into splits at
+//! multiples of 256, counted from the sequence's beginning. In a split: the maximum of the visible scores, the powers of 2 relative to it, their sum lane by lane and
 //! then in the fixed tree, and for each output a chain over the visible positions. Splits are merged in ascending
 //! order, each side scaled to the larger maximum (online softmax: Dao, 2023, section 3.1). All of this depends on the
 //! query's own position alone: not on how a prompt was cut into chunks, nor on the kernel that computes it.
