@@ -4,7 +4,7 @@
 //!   coordinators tell each other, and what they find on disk
 //! - [`endpoints`]: requests of clients and of operators, to a coordinator with a worker behind it
 //! - [`grammars`]: schemas, expressions and grammars, through the helper that judges them
-//! - [`templates`], [`tokenizers`], [`checkpoints`]: a model's files; [`settings`]: files of operators; [`disk`]: what is found in data
+//! - [`templates`], [`tokenizers`], [`checkpoints`], [`gguf`]: a model's files; [`settings`]: files of operators; [`disk`]: what is found in data
 //!   directories
 //!
 //! [`tree`] is where seeds come from: this repository's own fixtures.
@@ -13,6 +13,7 @@ mod checkpoints;
 mod disk;
 mod endpoints;
 mod frames;
+mod gguf;
 mod grammars;
 mod members;
 mod registry;
@@ -35,6 +36,7 @@ pub(crate) const ALL: &[&Target] = &[
     &templates::TEMPLATES,
     &tokenizers::TOKENIZERS,
     &checkpoints::CHECKPOINTS,
+    &gguf::GGUF,
     &settings::SETTINGS,
     &disk::DISK,
 ];

@@ -42,12 +42,17 @@ const TOOLS: [(&str, &str); 5] = [
 
 /// What the model says to a prompt, which shows the result of each call so far.
 fn reply(prompt: &str, turns: usize) -> String {
-    if prompt.matches("agent-42").count() >= turns {
+    let called = prompt.matches("agent-42").count();
+    if called >= turns {
         return "The command printed agent-42.".into();
     }
     let tool = TOOLS.iter().find(|(name, _)| prompt.contains(&format!("\"name\": \"{name}\"")));
     match tool {
-        Some((name, arguments)) => format!("I look.\n<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>"),
+        Some((name, arguments)) => {
+            // Agents give up when a call repeats itself.
+            let arguments = arguments.replace("echo ", &format!("echo {called} "));
+            format!("I look.\n<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+        }
         None => "There is no tool that runs a command.".into(),
     }
 }
