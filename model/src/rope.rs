@@ -418,7 +418,7 @@ mod tests {
         };
         assert_eq!(scaling(4096, 4096.0), RopeScaling::Long { factors: vec![1.0, 1.25], attention_factor: 1.0 });
         let RopeScaling::Long { factors, attention_factor } = scaling(131_072, 4096.0) else { panic!("longrope") };
-        assert_eq!((factors, attention_factor), (vec![2.0, 4.0], 1.190_238));
+        assert_eq!((factors, attention_factor), (vec![2.0, 4.0], 1.190_238_1));
         let config = RopeConfig::parse(Some(&section), Beside { positions: 64, ..Beside::default() }).unwrap();
         assert!(config.check_heads(4).is_ok() && config.check_heads(8).unwrap_err().contains("2 factors for 4 pairs"));
     }

@@ -175,7 +175,7 @@ fn wrong_files_are_named() {
     for (text, word) in [
         (r#"{"weight_map": {"lm_head.weight": "../../etc/passwd"}}"#, "not the name of a file beside it"),
         (r#"{"weight_map": {"lm_head.weight": ".."}}"#, "not the name of a file beside it"),
-        (r#"{"weight_map": {}}"#, "model.embed_tokens.weight"),
+        (r#"{"weight_map": {}}"#, "model-00001-of-00004.safetensors is not named in"),
         (r#"{"weight_map": []}"#, "index.json"),
         ("{}", "weight_map"),
         ("\0\u{1f}", "index.json"),
