@@ -3,7 +3,7 @@
 
 use crate::{
     error::ModelError,
-    family::{self, FAMILIES, Factor, Family, Flag, QkNorm, RopeRule, WindowRule},
+    family::{self, ExpertRule, FAMILIES, Factor, Family, Flag, QkNorm, RopeRule, WindowRule},
     generation::{self, TokenIds},
     json::read_json,
     quantization::Fp8Scheme,
@@ -46,6 +46,8 @@ pub struct ModelConfig {
     pub(crate) output_bias: bool,
     pub(crate) mlp_bias: bool,
     pub(crate) qk_norm: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) experts: Option<ExpertConfig>,
     #[serde(skip_serializing_if = "is_silu", serialize_with = "as_debug")]
     pub(crate) activation: Activation,
     /// Of scores; `None`: `1 / sqrt(head_dim)`.
@@ -72,6 +74,18 @@ pub struct ModelConfig {
     /// Tokens that end a sequence, ascending.
     #[serde(skip)]
     pub(crate) eos: Vec<Token>,
+}
+
+/// Feed-forward layers of experts.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(crate) struct ExpertConfig {
+    pub(crate) count: usize,
+    /// Of each row.
+    pub(crate) chosen: usize,
+    pub(crate) intermediate: usize,
+    pub(crate) is_normalized: bool,
+    /// Layers without experts, ascending.
+    pub(crate) dense_layers: Vec<usize>,
 }
 
 /// Queries times `1 + beta ln(1 + floor(position / positions))`, as in Llama 4.
@@ -111,6 +125,8 @@ struct RawConfig {
     layer_types: Option<Vec<String>>,
     no_rope_layers: Option<Vec<u8>>,
     no_rope_layer_interval: Option<usize>,
+    mlp_only_layers: Option<Vec<usize>>,
+    decoder_sparse_step: Option<usize>,
     quantization_config: Option<Value>,
     eos_token_id: Option<TokenIds>,
 }
@@ -121,6 +137,7 @@ const SIZE_MAX: usize = 1 << 20;
 const CONTEXT_MAX: usize = 1 << 24;
 const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
+const EXPERTS_MAX: usize = 1 << 12;
 
 /// The default of [`RopeRule::ExceptListed`].
 const NO_ROPE_INTERVAL: usize = 4;
@@ -184,6 +201,7 @@ impl ModelConfig {
             output_bias: columns.flag(family.output_bias)?,
             mlp_bias: columns.flag(family.mlp_bias)?,
             qk_norm: family.qk_norm != QkNorm::None,
+            experts: columns.experts(family.experts.as_ref(), &raw)?,
             activation: columns.activation(family.activation)?,
             score_factor: columns.factor(family.score_factor)?,
             score_cap: columns.cap(family.score_cap)?,
@@ -196,6 +214,11 @@ impl ModelConfig {
             context_tokens,
             eos,
         })
+    }
+
+    /// The experts of a layer; `None`: it is dense.
+    pub(crate) fn experts_of(&self, layer: usize) -> Option<&ExpertConfig> {
+        self.experts.as_ref().filter(|experts| experts.dense_layers.binary_search(&layer).is_err())
     }
 
     /// Which rotary settings a layer has: 0 for [`rope`](Self::rope), 1 for [`windowed_rope`](Self::windowed_rope).
@@ -310,6 +333,26 @@ impl Columns<'_> {
             Some(key) if self.number(key)?.is_some() => Ok(Some(self.positive(key)?)),
             _ => Ok(None),
         }
+    }
+
+    fn experts(&self, rule: Option<&ExpertRule>, raw: &RawConfig) -> Result<Option<ExpertConfig>, String> {
+        let Some(rule) = rule else { return Ok(None) };
+        let count = |key: &str, max: usize| match self.fields.get(key).and_then(Value::as_u64) {
+            Some(n) if (1..=max as u64).contains(&n) => Ok(n as usize),
+            _ => Err(format!("{key} is {}, which is not within 1..={max}", self.fields.get(key).unwrap_or(&Value::Null))),
+        };
+        let [usual, other] = rule.count;
+        let experts = count(if self.fields.contains_key(other) { other } else { usual }, EXPERTS_MAX)?;
+        let step = raw.decoder_sparse_step.unwrap_or(1);
+        let listed = raw.mlp_only_layers.as_deref().unwrap_or_default();
+        let is_dense = |layer: &usize| listed.contains(layer) || step == 0 || !(layer + 1).is_multiple_of(step);
+        Ok(Some(ExpertConfig {
+            count: experts,
+            chosen: count(rule.chosen, experts)?,
+            intermediate: count(rule.intermediate, SIZE_MAX)?,
+            is_normalized: self.flag(rule.is_normalized)?,
+            dense_layers: (0..raw.num_hidden_layers).filter(is_dense).collect(),
+        }))
     }
 
     fn activation(&self, key: &str) -> Result<Activation, String> {

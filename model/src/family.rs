@@ -89,6 +89,22 @@ pub(crate) enum Mlp {
     Plain,
 }
 
+/// Feed-forward layers of experts, of which a softmax over a router's logits chooses some for each row.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct ExpertRule {
+    /// The keys of how many there are, of which a file has one.
+    pub(crate) count: [&'static str; 2],
+    /// Of how many a row has, and of the width of each.
+    pub(crate) chosen: &'static str,
+    pub(crate) intermediate: &'static str,
+    /// The chosen ones' probabilities are scaled to sum to 1.
+    pub(crate) is_normalized: Flag,
+    /// Where the router (`gate`) and the experts are in a layer.
+    pub(crate) block: &'static str,
+    /// An expert's gate, up and down projections.
+    pub(crate) projections: [&'static str; 3],
+}
+
 #[derive(PartialEq, Debug)]
 pub(crate) struct Family {
     /// In `config.json`'s `architectures`.
@@ -120,6 +136,8 @@ pub(crate) struct Family {
     /// Queries grow with their position by `llama_4_scaling_beta`.
     pub(crate) has_query_growth: bool,
     pub(crate) mlp: Mlp,
+    /// `None`: all feed-forward layers are dense.
+    pub(crate) experts: Option<ExpertRule>,
     /// Of the feed-forward projections.
     pub(crate) mlp_bias: Flag,
     /// The key of the feed-forward layer's activation.
@@ -131,6 +149,9 @@ pub(crate) struct Family {
     /// The key of the logits' soft cap.
     pub(crate) logit_cap: Option<&'static str>,
 }
+
+/// Transformers 5 writes the second for either.
+const EXPERT_COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
 const BEFORE: NormNames = NormNames {
     before_attention: Some("input_layernorm"),
@@ -170,6 +191,7 @@ const LLAMA: Family = Family {
     score_cap: None,
     has_query_growth: false,
     mlp: Mlp::Gated,
+    experts: None,
     mlp_bias: Flag::Key("mlp_bias"),
     activation: "hidden_act",
     embedding_factor: Factor::One,
@@ -219,7 +241,17 @@ const OLMO2: Family = Family {
     ..LLAMA
 };
 
-pub(crate) static FAMILIES: [Family; 17] = [
+const QWEN3: Family = Family {
+    architecture: "Qwen3ForCausalLM",
+    model_type: "qwen3",
+    defaults: r#"{"rms_norm_eps": 1e-6, "tie_word_embeddings": false, "head_dim": 128}"#,
+    mlp_bias: Flag::Never,
+    qk_norm: QkNorm::Heads,
+    window: WindowRule::IfUsed,
+    ..LLAMA
+};
+
+pub(crate) static FAMILIES: [Family; 19] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -231,15 +263,7 @@ pub(crate) static FAMILIES: [Family; 17] = [
         window: WindowRule::IfUsed,
         ..LLAMA
     },
-    Family {
-        architecture: "Qwen3ForCausalLM",
-        model_type: "qwen3",
-        defaults: r#"{"rms_norm_eps": 1e-6, "tie_word_embeddings": false, "head_dim": 128}"#,
-        mlp_bias: Flag::Never,
-        qk_norm: QkNorm::Heads,
-        window: WindowRule::IfUsed,
-        ..LLAMA
-    },
+    QWEN3,
     GEMMA2,
     Family {
         architecture: "Gemma3ForCausalLM",
@@ -373,6 +397,39 @@ pub(crate) static FAMILIES: [Family; 17] = [
         defaults: r#"{"rms_norm_eps": 1e-5, "tie_word_embeddings": false, "num_key_value_heads": 8, "head_dim": 128}"#,
         has_query_growth: true,
         ..MISTRAL
+    },
+    Family {
+        architecture: "MixtralForCausalLM",
+        model_type: "mixtral",
+        defaults: r#"{
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "num_key_value_heads": 8, "num_experts_per_tok": 2
+        }"#,
+        experts: Some(ExpertRule {
+            count: EXPERT_COUNTS,
+            chosen: "num_experts_per_tok",
+            intermediate: "intermediate_size",
+            is_normalized: Flag::Always,
+            block: "block_sparse_moe",
+            projections: ["w1", "w3", "w2"],
+        }),
+        ..MISTRAL
+    },
+    Family {
+        architecture: "Qwen3MoeForCausalLM",
+        model_type: "qwen3_moe",
+        defaults: r#"{
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 4, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768, "norm_topk_prob": false
+        }"#,
+        experts: Some(ExpertRule {
+            count: EXPERT_COUNTS,
+            chosen: "num_experts_per_tok",
+            intermediate: "moe_intermediate_size",
+            is_normalized: Flag::Key("norm_topk_prob"),
+            block: "mlp",
+            projections: ["gate_proj", "up_proj", "down_proj"],
+        }),
+        ..QWEN3
     },
 ];
 

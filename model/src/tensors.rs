@@ -68,11 +68,27 @@ pub(crate) struct LayerTensors {
     /// Of what the attention adds to the residual stream.
     pub(crate) after_attention: Option<Norm>,
     pub(crate) mlp_norm: Option<Norm>,
-    /// `None`: the feed-forward layer has no gate.
+    pub(crate) mlp: MlpTensors,
+    pub(crate) after_mlp: Option<Norm>,
+}
+
+pub(crate) enum MlpTensors {
+    Dense(DenseTensors),
+    Experts(ExpertTensors),
+}
+
+pub(crate) struct DenseTensors {
+    /// `None`: there is no gate.
     pub(crate) gate: Option<Linear>,
     pub(crate) up: Linear,
     pub(crate) down: Linear,
-    pub(crate) after_mlp: Option<Norm>,
+}
+
+pub(crate) struct ExpertTensors {
+    /// `[experts, hidden]`
+    pub(crate) router: Linear,
+    /// Gate, up and down projections.
+    pub(crate) experts: Vec<[Linear; 3]>,
 }
 
 /// Where the text model's tensors and its head are: in a checkpoint of its own, and in two layouts of multimodal ones.
@@ -88,7 +104,7 @@ impl Tensors {
         let embedding = checkpoint.matrix(&format!("{model}.embed_tokens.weight"), config.vocab, config.hidden)?;
         let mut layers = Vec::new();
         for index in 0..config.layers {
-            let of = TakeLayer { checkpoint, config, storage: &storage, prefix: format!("{model}.layers.{index}") };
+            let of = TakeLayer { checkpoint, config, storage: &storage, index, prefix: format!("{model}.layers.{index}") };
             layers.push(of.take()?);
         }
         // Every layer has this, or the same projection fused.
@@ -112,9 +128,15 @@ impl Tensors {
 }
 
 impl LayerTensors {
+    /// All that multiply in the model's arithmetic: a router does not.
     fn projections(&self) -> impl Iterator<Item = &Linear> {
-        let Self { q, k, v, output, gate, up, down, .. } = self;
-        [q, k, v, output].into_iter().chain(gate).chain([up, down])
+        let Self { q, k, v, output, mlp, .. } = self;
+        let (dense, experts) = match mlp {
+            MlpTensors::Dense(dense) => (Some(dense), <&[_]>::default()),
+            MlpTensors::Experts(tensors) => (None, &tensors.experts[..]),
+        };
+        let dense = dense.into_iter().flat_map(|DenseTensors { gate, up, down }| gate.iter().chain([up, down]));
+        [q, k, v, output].into_iter().chain(dense).chain(experts.iter().flatten())
     }
 }
 
@@ -123,6 +145,7 @@ struct TakeLayer<'a> {
     checkpoint: &'a mut Checkpoint,
     config: &'a ModelConfig,
     storage: &'a Storage<'a>,
+    index: usize,
     /// Of the layer's tensors.
     prefix: String,
 }
@@ -130,7 +153,7 @@ struct TakeLayer<'a> {
 impl TakeLayer<'_> {
     fn take(mut self) -> Result<LayerTensors, ModelError> {
         let config = self.config;
-        let (hidden, inner, d) = (config.hidden, config.intermediate, config.head_dim);
+        let (hidden, d) = (config.hidden, config.head_dim);
         let (q_rows, kv_rows) = (config.heads * d, config.kv_heads * d);
         let [mut q, mut k, v] = self.qkv([q_rows, kv_rows, kv_rows])?;
         if config.family.is_interleaved {
@@ -139,17 +162,10 @@ impl TakeLayer<'_> {
             k.reorder(order);
         }
         let output = self.linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?;
-        let bias = config.mlp_bias;
-        let (gate, up) = match config.family.mlp {
-            Mlp::Gated => (Some(self.linear("mlp.gate_proj", inner, hidden, bias)?), self.linear("mlp.up_proj", inner, hidden, bias)?),
-            Mlp::FusedGate => {
-                let [gate, up] = self.fused("mlp.gate_up_proj", [inner; 2], bias)?;
-                (Some(gate), up)
-            }
-            Mlp::Plain => (None, self.linear("mlp.c_fc", inner, hidden, bias)?),
+        let mlp = match config.experts_of(self.index) {
+            Some(experts) => MlpTensors::Experts(self.experts(experts.count, experts.intermediate)?),
+            None => MlpTensors::Dense(self.dense()?),
         };
-        let down = if config.family.mlp == Mlp::Plain { "mlp.c_proj" } else { "mlp.down_proj" };
-        let down = self.linear(down, hidden, inner, bias)?;
         let norms = config.family.norms;
         let attention_norm = self.norm(norms.before_attention)?;
         let mlp_norm = self.norm(norms.before_mlp)?;
@@ -169,7 +185,41 @@ impl TakeLayer<'_> {
                 return Err(self.checkpoint.problem_of(&scale, problem));
             }
         }
-        Ok(LayerTensors { attention_norm, q, k, v, output, qk_norm, after_attention, mlp_norm, gate, up, down, after_mlp })
+        Ok(LayerTensors { attention_norm, q, k, v, output, qk_norm, after_attention, mlp_norm, mlp, after_mlp })
+    }
+
+    fn dense(&mut self) -> Result<DenseTensors, ModelError> {
+        let (hidden, inner, bias, mlp) = (self.config.hidden, self.config.intermediate, self.config.mlp_bias, self.config.family.mlp);
+        let (gate, up) = match mlp {
+            Mlp::Gated => (Some(self.linear("mlp.gate_proj", inner, hidden, bias)?), self.linear("mlp.up_proj", inner, hidden, bias)?),
+            Mlp::FusedGate => {
+                let [gate, up] = self.fused("mlp.gate_up_proj", [inner; 2], bias)?;
+                (Some(gate), up)
+            }
+            Mlp::Plain => (None, self.linear("mlp.c_fc", inner, hidden, bias)?),
+        };
+        let down = if mlp == Mlp::Plain { "mlp.c_proj" } else { "mlp.down_proj" };
+        Ok(DenseTensors { gate, up, down: self.linear(down, hidden, inner, bias)? })
+    }
+
+    fn experts(&mut self, count: usize, inner: usize) -> Result<ExpertTensors, ModelError> {
+        let (hidden, rule) = (self.config.hidden, self.config.family.experts.expect("a layer of experts"));
+        let [gate, up, down] = rule.projections;
+        let router = self.linear(&format!("{}.gate", rule.block), count, hidden, false)?;
+        let mut experts = Vec::new();
+        for expert in 0..count {
+            let name = |projection| format!("{}.experts.{expert}.{projection}", rule.block);
+            experts.push([
+                self.linear(&name(gate), inner, hidden, false)?,
+                self.linear(&name(up), inner, hidden, false)?,
+                self.linear(&name(down), hidden, inner, false)?,
+            ]);
+        }
+        let surplus = self.name(&format!("{}.experts.{count}.{gate}.weight", rule.block));
+        match self.checkpoint.has(&surplus) {
+            true => Err(self.checkpoint.problem_of(&surplus, format!("it is of one expert more than config.json counts ({count})"))),
+            false => Ok(ExpertTensors { router, experts }),
+        }
     }
 
     fn name(&self, part: &str) -> String {

@@ -1,6 +1,9 @@
 //! Bands: the rows of a batch that go through the layers together, and the buffers that they use.
 
-use super::projection::{Activations, Arithmetic};
+use super::{
+    experts::ExpertScratch,
+    projection::{Activations, Arithmetic},
+};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use tidemill_kernels::cpu::{
     attention::AttentionBuffers,
@@ -52,6 +55,7 @@ pub(super) struct Scratch {
     pub(super) activated: Activations,
     /// What a part of the layer adds to the residual stream, if that takes more than adding.
     pub(super) added: Vec<f32>,
+    pub(super) experts: ExpertScratch,
 }
 
 impl Buffers {
@@ -59,7 +63,14 @@ impl Buffers {
     pub(super) fn new(arithmetic: Arithmetic, threads: usize) -> Self {
         let scratch = || {
             let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(arithmetic));
-            Mutex::new(Scratch { normed, attention: AttentionBuffers::default(), attended, activated, added: Vec::new() })
+            Mutex::new(Scratch {
+                normed,
+                attention: AttentionBuffers::default(),
+                attended,
+                activated,
+                added: Vec::new(),
+                experts: ExpertScratch::new(arithmetic),
+            })
         };
         let scratch = std::iter::repeat_with(scratch).take(threads).collect();
         Self { bands: Vec::new(), tail: Band::default(), scratch, logits: Vec::new(), hidden: Vec::new() }

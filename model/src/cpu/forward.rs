@@ -2,7 +2,7 @@
 
 use super::{
     band::{Angles, Band, Buffers, Scratch, band_start, free},
-    model::{Layer, Model},
+    model::{Dense, FeedForward, Layer, Model},
     projection::{Activations, Projection, project},
 };
 use crate::norm::Norm;
@@ -227,10 +227,10 @@ impl Model {
     fn rest_of_layer(&self, layer: &Layer, index: usize, kv: &KvMemory, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
         let Band { spans, x, q, angles, .. } = band;
-        let Scratch { normed, attention: buffers, attended, activated, added } = scratch;
-        if config.family.is_parallel {
+        let Scratch { normed, attention: buffers, attended, activated, added, experts: expert_scratch } = scratch;
+        if let (FeedForward::Dense(dense), true) = (&layer.mlp, config.family.is_parallel) {
             // Before the attention is added to what both read.
-            self.activate(layer, x, normed, activated);
+            self.activate(dense, layer.attention_norm.as_ref(), x, normed, activated);
         }
         if let Some((norm, _)) = &layer.qk_norm {
             norm.apply(cpu, q);
@@ -241,31 +241,47 @@ impl Model {
         let what = Attention { layer: index, heads: config.heads, window, scale, cap };
         attended.fill(cpu, |attended| attention(cpu, kv, what, spans, q, attended, buffers));
         self.add(attended, &layer.output, layer.after_attention.as_ref(), x, added);
-        if !config.family.is_parallel {
-            self.activate(layer, x, normed, activated);
+        match &layer.mlp {
+            FeedForward::Dense(dense) => {
+                if !config.family.is_parallel {
+                    self.activate(dense, layer.mlp_norm.as_ref(), x, normed, activated);
+                }
+                self.add(activated, &dense.down, layer.after_mlp.as_ref(), x, added);
+            }
+            FeedForward::Experts(experts) => {
+                let normed = &mut expert_scratch.normed;
+                normed.clear();
+                normed.extend_from_slice(x);
+                if let Some(norm) = &layer.mlp_norm {
+                    norm.apply(cpu, normed);
+                }
+                experts.apply(cpu, config.hidden, config.activation, expert_scratch, added);
+                self.add_up(added, layer.after_mlp.as_ref(), x);
+            }
         }
-        self.add(activated, &layer.down, layer.after_mlp.as_ref(), x, added);
     }
 
-    /// The feed-forward layer up to its activation.
-    fn activate(&self, layer: &Layer, x: &[f32], normed: &mut Activations, activated: &mut Activations) {
-        let norm = if self.config.family.is_parallel { &layer.attention_norm } else { &layer.mlp_norm };
-        self.fill(normed, x, norm.as_ref());
-        project(&self.cpu, normed, [Product { weights: &layer.gate_up, output: Output::Activated(self.config.activation, activated) }]);
+    /// A dense feed-forward layer up to its activation.
+    fn activate(&self, dense: &Dense, norm: Option<&Norm>, x: &[f32], normed: &mut Activations, activated: &mut Activations) {
+        self.fill(normed, x, norm);
+        project(&self.cpu, normed, [Product { weights: &dense.gate_up, output: Output::Activated(self.config.activation, activated) }]);
     }
 
     /// Adds what a projection makes of `from` to the residual stream, normed and scaled where the family does.
     fn add(&self, from: &Activations, weights: &Projection, norm: Option<&Norm>, x: &mut [f32], added: &mut Vec<f32>) {
-        let (cpu, factor) = (&self.cpu, self.config.residual_factor);
-        if norm.is_none() && factor.is_none() {
-            return project(cpu, from, [Product { weights, output: Output::Add(x) }]);
+        if norm.is_none() && self.config.residual_factor.is_none() {
+            return project(&self.cpu, from, [Product { weights, output: Output::Add(x) }]);
         }
         resize(added, x.len());
-        project(cpu, from, [Product { weights, output: Output::Set(added) }]);
+        project(&self.cpu, from, [Product { weights, output: Output::Set(added) }]);
+        self.add_up(added, norm, x);
+    }
+
+    fn add_up(&self, added: &mut [f32], norm: Option<&Norm>, x: &mut [f32]) {
         if let Some(norm) = norm {
-            norm.apply(cpu, added);
+            norm.apply(&self.cpu, added);
         }
-        elementwise::add_scaled(cpu, x, added, factor.unwrap_or(1.0));
+        elementwise::add_scaled(&self.cpu, x, added, self.config.residual_factor.unwrap_or(1.0));
     }
 
     /// Packs rows of the residual stream, normed if the layer norms them there.

@@ -2,6 +2,7 @@
 
 use super::{
     band::Buffers,
+    experts::{Experts, Routing},
     projection::{Arithmetic, Projection, Quantization},
 };
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
     kv,
     norm::Norm,
     rope::Rope,
-    tensors::{LayerTensors, Tensors},
+    tensors::{DenseTensors, LayerTensors, MlpTensors, Tensors},
 };
 use std::{panic::resume_unwind, path::Path, thread};
 use tidemill_kernels::{
@@ -66,10 +67,19 @@ pub(crate) struct Layer {
     /// Of what the attention adds to the residual stream.
     pub(crate) after_attention: Option<Norm>,
     pub(crate) mlp_norm: Option<Norm>,
+    pub(crate) mlp: FeedForward,
+    pub(crate) after_mlp: Option<Norm>,
+}
+
+pub(crate) enum FeedForward {
+    Dense(Dense),
+    Experts(Experts),
+}
+
+pub(crate) struct Dense {
     /// The gate with what it multiplies, or only the latter.
     pub(crate) gate_up: Projection,
     pub(crate) down: Projection,
-    pub(crate) after_mlp: Option<Norm>,
 }
 
 impl Model {
@@ -89,7 +99,7 @@ impl Model {
         let (weights, packed) = thread::scope(|scope| {
             let packed = scope.spawn(|| {
                 let layers = layers.into_iter().enumerate();
-                let layers = layers.map(|(index, layer)| Layer::pack(layer, config.rope_of(index), &cpu, arithmetic));
+                let layers = layers.map(|(index, layer)| Layer::pack(layer, index, &config, &cpu, arithmetic));
                 let layers = layers.collect::<Result<_, _>>()?;
                 Ok::<_, ModelError>((layers, head.pack(&cpu, arithmetic)?))
             });
@@ -152,10 +162,10 @@ fn arithmetic_number(arithmetic: Arithmetic, kv_dtype: KvDtype, isa: Isa) -> u8 
 }
 
 impl Layer {
-    fn pack(tensors: LayerTensors, rope: Option<usize>, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Layer, ModelError> {
-        let LayerTensors { attention_norm, q, k, v, output, qk_norm, after_attention, mlp_norm, gate, up, down, after_mlp } = tensors;
+    fn pack(tensors: LayerTensors, index: usize, config: &ModelConfig, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Layer, ModelError> {
+        let LayerTensors { attention_norm, q, k, v, output, qk_norm, after_attention, mlp_norm, mlp, after_mlp } = tensors;
         Ok(Layer {
-            rope,
+            rope: config.rope_of(index),
             attention_norm,
             q: q.pack(cpu, arithmetic)?,
             k: k.pack(cpu, arithmetic)?,
@@ -164,18 +174,31 @@ impl Layer {
             qk_norm,
             after_attention,
             mlp_norm,
-            gate_up: match gate {
-                Some(gate) => gate.pack_gated(&up, cpu, arithmetic)?,
-                None => up.pack(cpu, arithmetic)?,
+            mlp: match (&mlp, config.experts_of(index)) {
+                (MlpTensors::Experts(tensors), Some(experts)) => {
+                    let rule = Routing { chosen: experts.chosen, is_normalized: experts.is_normalized };
+                    FeedForward::Experts(Experts::pack(tensors, rule, cpu, arithmetic)?)
+                }
+                (MlpTensors::Dense(DenseTensors { gate, up, down }), _) => {
+                    let gate_up = match gate {
+                        Some(gate) => gate.pack_gated(up, cpu, arithmetic)?,
+                        None => up.pack(cpu, arithmetic)?,
+                    };
+                    FeedForward::Dense(Dense { gate_up, down: down.pack(cpu, arithmetic)? })
+                }
+                (MlpTensors::Experts(_), None) => unreachable!("experts were taken for layers that have some"),
             },
-            down: down.pack(cpu, arithmetic)?,
             after_mlp,
         })
     }
 
     /// Bytes that one pass over the projections' weights reads.
     pub(crate) fn projection_bytes(&self) -> usize {
-        let Self { q, k, v, output, gate_up, down, .. } = self;
-        [q, k, v, output, gate_up, down].map(Projection::bytes).into_iter().sum()
+        let Self { q, k, v, output, mlp, .. } = self;
+        let mlp = match mlp {
+            FeedForward::Dense(Dense { gate_up, down }) => gate_up.bytes() + down.bytes(),
+            FeedForward::Experts(experts) => experts.bytes(),
+        };
+        [q, k, v, output].map(Projection::bytes).into_iter().sum::<usize>() + mlp
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     config::ModelConfig,
     norm::Norm,
     quantization::{Inputs, ScalePer},
-    tensors::{LayerTensors, Linear, Tensors},
+    tensors::{DenseTensors, LayerTensors, Linear, MlpTensors, Tensors},
     weight::{Fp8Matrix, Weight},
 };
 use cudarc::driver::CudaSlice;
@@ -141,8 +141,8 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn layer(&mut self, layer: &LayerTensors) -> Result<DeviceLayer, CudaError> {
         let shape = self.shape;
-        let LayerTensors { q, k, v, output, up, down, .. } = layer;
-        let gate = gate_of(layer);
+        let LayerTensors { q, k, v, output, .. } = layer;
+        let (gate, up, down) = dense_of(layer);
         let qk_norm = layer.qk_norm.as_ref();
         let qk_norm = qk_norm.map(|(q, k)| Ok::<_, CudaError>((self.head_norm(&q.weight)?, self.head_norm(&k.weight)?))).transpose()?;
         Ok(DeviceLayer {
@@ -158,8 +158,8 @@ impl Loader<'_> {
 
     fn layer_bytes(&self, layer: &LayerTensors) -> usize {
         let DeviceShape { hidden, intermediate, .. } = self.shape;
-        let LayerTensors { q, k, v, output, up, down, .. } = layer;
-        let gate = gate_of(layer);
+        let LayerTensors { q, k, v, output, .. } = layer;
+        let (gate, up, down) = dense_of(layer);
         let bytes = |parts: &[&Linear], numbers: usize| if self.stays_fp8(parts) { numbers } else { 2 * numbers };
         bytes(&[q, k, v], self.shape.qkv() * hidden)
             + bytes(&[output], self.shape.q() * hidden)
@@ -286,11 +286,15 @@ fn norm_of(norm: &Option<Norm>) -> &[f32] {
     &norm.as_ref().expect(REFUSED).weight
 }
 
-fn gate_of(layer: &LayerTensors) -> &Linear {
-    layer.gate.as_ref().expect(REFUSED)
+/// The gate, up and down projections.
+fn dense_of(layer: &LayerTensors) -> (&Linear, &Linear, &Linear) {
+    match &layer.mlp {
+        MlpTensors::Dense(DenseTensors { gate: Some(gate), up, down }) => (gate, up, down),
+        _ => panic!("{REFUSED}"),
+    }
 }
 
-const REFUSED: &str = "models without it are refused";
+const REFUSED: &str = "models that the kernels do not compute are refused";
 
 /// Where a row's numbers go; zeros elsewhere.
 #[derive(Clone, Copy)]

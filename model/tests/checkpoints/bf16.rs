@@ -1,14 +1,14 @@
 //! Checkpoints in bf16, whose products round numbers to bf16: how far that is from f32.
 
 use crate::{
-    fixtures::{FAMILIES, all_logits, argmax, greedy_together, is_bf16, load, load_dir, load_f32, prompt_of, reference, restored},
+    fixtures::{all_logits, argmax, dense, greedy_together, is_bf16, load, load_dir, load_f32, prompt_of, reference, restored},
     reference::largest_difference,
 };
 use tidemill_kernels::Dtype;
 use tidemill_proto::block::KvDtype;
 
 fn families() -> impl Iterator<Item = &'static str> {
-    FAMILIES.into_iter().filter(|family| is_bf16(family))
+    dense().filter(|family| is_bf16(family))
 }
 
 /// Logits of the reference are within ±8. Every activation that a projection multiplies is rounded to 8 bits of

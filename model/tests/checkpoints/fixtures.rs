@@ -12,7 +12,7 @@ use tidemill_kernels::{
 use tidemill_model::{Chunk, Isa, KvMemory, LoadOptions, LogitRows, Model};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
-pub(crate) const FAMILIES: [&str; 18] = [
+pub(crate) const FAMILIES: [&str; 20] = [
     "llama",
     "llama3",
     "mistral",
@@ -31,7 +31,14 @@ pub(crate) const FAMILIES: [&str; 18] = [
     "exaone4",
     "seed-oss",
     "ministral3",
+    "mixtral",
+    "qwen3-moe",
 ];
+
+/// Families without experts: the least rounding may choose other experts, and then logits differ by any amount.
+pub(crate) fn dense() -> impl Iterator<Item = &'static str> {
+    FAMILIES.into_iter().filter(|family| !["mixtral", "qwen3-moe"].contains(family))
+}
 
 /// Checkpoints with weights in FP8, one per form.
 pub(crate) const FP8: [&str; 4] = ["fp8-channel", "fp8-tensor", "fp8-fbgemm", "fp8-blocks"];
