@@ -12,7 +12,8 @@
 //!
 //! - `isa`: instruction sets; `dispatch`: running a kernel on one; `simd`: the 16-lane machine
 //! - `threads`: the thread pool; `memory`: aligned memory in huge pages
-//! - `element`, `bf16`, `exp`: numbers on 16 lanes; [`activation`]: the functions of feed-forward layers, and soft caps
+//! - `element`, `bf16`, `exp`: numbers on 16 lanes; [`activation`]: the functions of feed-forward layers, and soft caps; `hadamard`:
+//!   spreading outliers before rounding to 8 bits
 //! - [`gemm`]: activations times weights
 //! - [`attention`]: attention over paged K and V; [`kv`]: the memory that holds them
 //! - [`elementwise`], [`layer_norm`], [`embedding`], [`vocab`]: norms, rotary embedding and scaled sums; row look-up; a sampler's
@@ -27,6 +28,7 @@ pub mod elementwise;
 pub mod embedding;
 mod exp;
 pub mod gemm;
+pub(crate) mod hadamard;
 mod isa;
 pub mod kv;
 pub mod layer_norm;

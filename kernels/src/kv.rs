@@ -10,7 +10,8 @@ pub const BLOCK_POSITIONS: usize = 16;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum KvStorage {
     Float(Dtype),
-    /// 8-bit integers, and for each position and head an f32 scale that makes the largest number 127.
+    /// 8-bit integers, and for each position and head an f32 scale that makes the largest number 127. On a CPU, of a head's
+    /// Hadamard transform.
     Int8,
 }
 

@@ -2,12 +2,14 @@
 //!
 //! - [`model`]: loading, and what a loaded model tells about itself
 //! - `projection`: packed weights and activations, in f32, bf16 or 8-bit integers
+//! - `key_offset`: what keys in 8 bits are stored without
 //! - [`forward`]: a batch of chunks through the layers, to logits; `band`: the rows that go through them together;
 //!   `experts`: feed-forward layers of experts
 
 mod band;
 mod experts;
 pub mod forward;
+mod key_offset;
 pub mod model;
 mod projection;
 

@@ -3,7 +3,7 @@
 use crate::config::ModelConfig;
 
 /// Changes whenever the same weights and tokens would give other KV bytes than before.
-const ARITHMETIC_VERSION: u32 = 7;
+const ARITHMETIC_VERSION: u32 = 8;
 
 /// Digest of weights, settings and arithmetic. Each backend numbers its arithmetics differently.
 pub(crate) fn fingerprint(weights: &[u8; 32], config: &ModelConfig, arithmetic: u8) -> [u8; 32] {

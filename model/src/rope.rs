@@ -269,6 +269,16 @@ impl Rope {
             sin.push(s as f32 * self.factor);
         }
     }
+
+    /// The mean cosines and sines of the first `positions` positions' angles.
+    pub(crate) fn mean(&self, positions: usize) -> (Vec<f32>, Vec<f32>) {
+        let mean = |frequency: &f32, part: fn(f64) -> f64| {
+            let sum: f64 = (0..positions).map(|position| part(f64::from(position as f32 * frequency))).sum();
+            (sum / positions as f64) as f32 * self.factor
+        };
+        let all = |part| self.frequencies.iter().map(|frequency| mean(frequency, part)).collect();
+        (all(f64::cos), all(f64::sin))
+    }
 }
 
 /// The pairs between which YaRN goes over from kept to divided frequencies.

@@ -13,7 +13,8 @@
 //!
 //! K and V in 8 bits are multiplied as integers with 16-bit integers: queries, each scaled so that its largest number
 //! is 32,767, and powers times the scales of V at their positions, scaled so that the largest of the split is. So both
-//! lose less than in bf16, and integer sums are exact. Sums are converted and scaled at the end.
+//! lose less than in bf16, and integer sums are exact. Sums are converted and scaled at the end. K and V are stored
+//! transformed ([`hadamard`](crate::cpu::hadamard)): queries are transformed too, and so is the result, back.
 //!
 //! - `prefill`: many queries. A split's K and V are packed into panels once, and tiles of queries go over them as in a
 //!   matrix product
@@ -37,7 +38,11 @@ use crate::{
             int8::quantize,
             tiling::Tiling,
         },
-        kv::{INT8_HEAD_DIM_MAX, KvMemory, Span, element::KvPanelFormat},
+        hadamard,
+        kv::{
+            INT8_HEAD_DIM_MAX, KvMemory, Span,
+            element::{INT8_HEAD_VECTORS, KvPanelFormat},
+        },
         memory::Memory,
         simd::{LANES, Simd},
         threads::disjoint::Disjoint,
@@ -312,9 +317,10 @@ impl Call<'_> {
         let scale = simd.splat(self.scale);
         for (i, index) in queries.clone().enumerate() {
             let (row, head) = self.query(task, index);
-            let q = &self.q[(row * self.heads + head) * head_dim..][..head_dim];
-            let mut inverse = 1.0;
+            let mut q = &self.q[(row * self.heads + head) * head_dim..][..head_dim];
+            let (mut transformed, mut inverse) = ([[0.0; LANES]; INT8_HEAD_VECTORS], 1.0);
             if const { L::HAS_SCALES } {
+                q = hadamard::transformed(simd, q, &mut transformed);
                 (scales[index], inverse) = scale_of_query(simd, q, scale);
             }
             for (q, packed) in q.chunks(LANES).zip(packed.chunks_mut(words_per_vector * queries.len())) {
@@ -332,10 +338,23 @@ impl Call<'_> {
         let (row, head) = self.query(task, index);
         let head_dim = self.kv.layout().head_dim;
         let tile = self.out.tiling.tile_of(row);
+        if self.kv.layout().dtype == KvStorage::Int8 {
+            let mut room = [[0.0; LANES]; INT8_HEAD_VECTORS];
+            let result = &mut room[..head_dim.div_ceil(LANES)];
+            for (i, result) in result.iter_mut().enumerate() {
+                simd.store(state.result(simd, i), result);
+            }
+            hadamard::transform(simd, head_dim, result);
+            for (i, numbers) in result.as_flattened()[..head_dim].chunks(LANES).enumerate() {
+                // SAFETY: tasks have disjoint (row, head) pairs.
+                unsafe { self.out.put(simd, &tile, row, head * head_dim + i * LANES, numbers) };
+            }
+            return;
+        }
         for start in (0..head_dim).step_by(LANES) {
             let result = simd.to_array(state.result(simd, start / LANES));
             let numbers = &result[..(head_dim - start).min(LANES)];
-            // SAFETY: tasks have disjoint (row, head) pairs.
+            // SAFETY: as above.
             unsafe { self.out.put(simd, &tile, row, head * head_dim + start, numbers) };
         }
     }
@@ -348,7 +367,7 @@ mod tests {
         cpu::{
             isa::Bf16Products,
             kv::{KvRows, write},
-            testing::{close, cpus, numbers, order, stored},
+            testing::{close, cpus, numbers, order, stored, transformed},
         },
         dtype::{Dtype, decode, encode},
         kv::{KvLayout, Part},
@@ -407,11 +426,9 @@ mod tests {
                 for head in 0..self.heads {
                     let scale = score_scale(d, scale);
                     let q: Vec<f32> = self.q[(row * self.heads + head) * d..][..d].iter().map(|q| q * scale).collect();
-                    let largest = q.iter().fold(0.0f32, |largest, q| largest.max(q.abs()));
-                    let in_16_bits = |q: f32| (q * (32767.0 / largest)).round_ties_even() * (largest / 32767.0);
                     let q = match self.layout.dtype {
                         KvStorage::Float(Dtype::Bf16) => decode(Dtype::Bf16, &encode(Dtype::Bf16, &q)),
-                        KvStorage::Int8 => q.into_iter().map(in_16_bits).collect(),
+                        KvStorage::Int8 => in_16_bits(transformed(&q)),
                         _ => q,
                     };
                     let first = window.map_or(0, |w| (row + 1).saturating_sub(w));
@@ -427,11 +444,20 @@ mod tests {
                             *sum += (score - max).exp2() / total * v;
                         }
                     }
+                    if self.layout.dtype == KvStorage::Int8 {
+                        sums = transformed(&sums.iter().map(|sum| *sum as f32).collect::<Vec<_>>()).into_iter().map(f64::from).collect();
+                    }
                     out.extend(sums);
                 }
             }
             out
         }
+    }
+
+    /// Rounded to the integers that stand for a query.
+    fn in_16_bits(q: Vec<f32>) -> Vec<f32> {
+        let largest = q.iter().fold(0.0f32, |largest, q| largest.max(q.abs()));
+        q.into_iter().map(|q| (q * (32767.0 / largest)).round_ties_even() * (largest / 32767.0)).collect()
     }
 
     #[test]

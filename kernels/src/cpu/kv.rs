@@ -9,13 +9,14 @@ use crate::{
         Cpu,
         element::load_part,
         gemm::int8::quantize,
+        hadamard::{self, block_of},
         memory::Memory,
         simd::{Kernel, LANES, Simd},
         threads::disjoint::Disjoint,
     },
     kv::{BLOCK_POSITIONS, KvLayout, Part},
 };
-use element::{KvElement, KvPanelFormat, inputs, with_kv_element};
+use element::{INT8_HEAD_VECTORS, KvElement, KvPanelFormat, inputs, with_kv_element};
 use std::ops::Range;
 
 /// Consecutive positions of one sequence, and the blocks that hold the sequence from position 0 on.
@@ -95,8 +96,8 @@ impl KvMemory {
 /// In bf16 and int8, V of an even position leaves a zero for the next one, whose number shares its word: so positions
 /// of a block must be written in ascending order. In bf16, denormals become zeros.
 ///
-/// In int8, a head's numbers become `round(x * (127 / max |x|))`, ties to even, and its scale `max |x| / 127`; all are
-/// 0 if no `|x|` reaches 1e-30.
+/// In int8, a head's numbers are transformed, in blocks of `2^n` ([`hadamard`]), and become `round(t * (127 / max |t|))`,
+/// ties to even, with the scale `max |t| / 127 / 2^n`; all are 0 if no `|t|` reaches 1e-30.
 pub fn write<'a>(cpu: &Cpu, kv: &mut KvMemory, layer: usize, rows: impl Iterator<Item = KvRows<'a>> + Clone + Sync) {
     let layout = kv.layout;
     let width = layout.kv_heads * layout.head_dim;
@@ -165,11 +166,12 @@ impl Store<'_> {
     #[inline(always)]
     fn head<S: Simd, E: KvElement>(&mut self, simd: S, head: usize, from: &[f32]) {
         let Self { layout, layer, part, slot, .. } = *self;
-        let mut factor = 1.0;
+        let (mut transformed, mut from, mut factor) = ([[0.0; LANES]; INT8_HEAD_VECTORS], from, 1.0);
         if const { E::PanelFormat::HAS_SCALES } {
+            from = hadamard::transformed(simd, from, &mut transformed);
             let (scale, inverse) = quantize::scale_of(simd, from);
             let (scales, _) = self.block[layout.scales(layer, part, head)].as_chunks_mut();
-            scales[slot] = scale.to_le_bytes();
+            scales[slot] = (scale / block_of(from.len()) as f32).to_le_bytes();
             factor = inverse;
         }
         let numbers = &mut self.block[layout.numbers(layer, part, head)];
@@ -216,7 +218,7 @@ fn put_along<E: KvElement>(numbers: &[u8], words: &mut [u8], nth: usize) {
 mod tests {
     use super::*;
     use crate::{
-        cpu::testing::{cpus, numbers, stored},
+        cpu::testing::{cpus, numbers, stored, transformed},
         dtype::{Dtype, decode, encode},
         kv::KvStorage,
     };
@@ -313,7 +315,9 @@ mod tests {
             let mut kv = KvMemory::new(layout, 1);
             kv.block_mut(0).fill(0xff);
             let spans = &[Span { blocks: &[0], start: 6, rows: 1 }];
-            write(cpu, &mut kv, 0, [KvRows { spans, k: &[1.0; 20], v: &[1.0; 20] }].into_iter());
+            // Ones, also after a transform in blocks of four.
+            let ones: [f32; 20] = std::array::from_fn(|i| if dtype == KvStorage::Int8 && i % 4 > 0 { 0.0 } else { 1.0 });
+            write(cpu, &mut kv, 0, [KvRows { spans, k: &ones, v: &ones }].into_iter());
             let numbers = layout.numbers(0, Part::V, 0);
             let line = &kv.block(0)[numbers.start + 3 * 2 * numbers.len() / BLOCK_POSITIONS..][..2 * numbers.len() / BLOCK_POSITIONS];
             let (one, places) = if dtype == KvStorage::Float(Dtype::Bf16) { (&[0x80, 0x3f][..], 4) } else { (&[127][..], 2) };
@@ -325,9 +329,10 @@ mod tests {
     fn in_int8_the_largest_number_of_a_head_is_127() {
         for head_dim in [2, 6, 16, 40, 64] {
             assert_written(KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: KvStorage::Int8 }, |from| {
+                let from = transformed(from);
                 let largest = from.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
                 let integers = from.iter().map(|x| (x * (127.0 / largest)).round_ties_even());
-                integers.map(|integer| f64::from(integer) * f64::from(largest / 127.0)).collect()
+                integers.map(|integer| f64::from(integer) * f64::from(largest / 127.0 / block_of(from.len()) as f32)).collect()
             });
         }
     }

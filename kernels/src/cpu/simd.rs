@@ -128,6 +128,9 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// mantissa into the exponent.
     fn exp2_of_shifted(self, v: Self::V) -> Self::V;
 
+    /// Each lane `i` from lane `i ^ STRIDE`. `STRIDE` is 1, 2, 4 or 8.
+    fn swap_lanes<const STRIDE: usize>(self, v: Self::V) -> Self::V;
+
     /// The largest lane. Unspecified if one is NaN.
     fn max_lane(self, v: Self::V) -> f32;
 

@@ -2,9 +2,10 @@
 
 use crate::{
     cpu::{
-        Cpu,
+        Cpu, hadamard,
         isa::{Bf16Products, Isa},
         kv::KvMemory,
+        simd::{LANES, portable::Portable},
     },
     dtype::{self, Dtype},
     kv::{BLOCK_POSITIONS, KvStorage, Part},
@@ -43,7 +44,12 @@ pub(crate) fn close(got: &[f32], expected: impl Iterator<Item = f64>, tolerance:
     assert_eq!(count, got.len());
 }
 
-/// The numbers that a head's K or V in a block stands for: `[position][dimension]`.
+/// `row` as 8-bit products take it: by the definition of [`hadamard`], on the portable instruction set.
+pub(crate) fn transformed(row: &[f32]) -> Vec<f32> {
+    hadamard::transformed(Portable, row, &mut vec![[0.0; LANES]; row.len().div_ceil(LANES)]).to_vec()
+}
+
+/// The numbers that a head's K or V in a block stands for, transformed if they are in 8 bits: `[position][dimension]`.
 pub(crate) fn stored(kv: &KvMemory, block: u32, layer: usize, part: Part, head: usize) -> Vec<Vec<f64>> {
     let (layout, bytes) = (kv.layout(), kv.block(block));
     let numbers = &bytes[layout.numbers(layer, part, head)];

@@ -2,6 +2,7 @@
 
 use super::{
     band::{Angles, Band, Buffers, Scratch, band_start, free},
+    key_offset,
     model::{Dense, FeedForward, Layer, Model},
     projection::{Activations, Projection, project},
 };
@@ -221,6 +222,9 @@ impl Model {
             norm.apply(cpu, &mut band.k);
         }
         self.rotate(layer, &mut band.k, &band.angles);
+        if let Some(offset) = &layer.key_offset {
+            key_offset::subtract(&mut band.k, offset);
+        }
     }
 
     /// Attention and feed-forward, with the queries of [`project`](Self::project).

@@ -3,6 +3,7 @@
 use super::{
     band::Buffers,
     experts::{Experts, Routing},
+    key_offset::KeyOffsets,
     projection::{Arithmetic, Projection, Quantization},
 };
 use crate::{
@@ -64,6 +65,8 @@ pub(crate) struct Layer {
     pub(crate) output: Projection,
     /// Norms over each head's query and key, or over all heads together.
     pub(crate) qk_norm: Option<(Norm, Norm)>,
+    /// What keys are stored without ([`key_offset`](super::key_offset)).
+    pub(crate) key_offset: Option<Vec<f32>>,
     /// Of what the attention adds to the residual stream.
     pub(crate) after_attention: Option<Norm>,
     pub(crate) mlp_norm: Option<Norm>,
@@ -95,11 +98,16 @@ impl Model {
         let tensors = Tensors::take(&mut checkpoint, &config)?;
         let arithmetic = Arithmetic::of(&tensors, options.quantize);
         let Tensors { embedding, layers, final_norm, head } = tensors;
+        let ropes = [Some(&config.rope), config.windowed_rope.as_ref()].into_iter().flatten();
+        let ropes: Vec<_> = ropes.map(|rope| Rope::new(rope, config.head_dim)).collect();
+        // A norm would scale the bias, differently for each key, and a cap would notice it.
+        let has_offsets = options.kv_dtype == KvDtype::Int8 && !config.qk_norm && config.score_cap.is_none();
+        let key_offsets = has_offsets.then(|| KeyOffsets::new(&ropes, config.head_dim));
         // Both read the files from start to end, so each finds in memory what the other has read.
         let (weights, packed) = thread::scope(|scope| {
             let packed = scope.spawn(|| {
                 let layers = layers.into_iter().enumerate();
-                let layers = layers.map(|(index, layer)| Layer::pack(layer, index, &config, &cpu, arithmetic));
+                let layers = layers.map(|(index, layer)| Layer::pack(layer, index, &config, &cpu, arithmetic, key_offsets.as_ref()));
                 let layers = layers.collect::<Result<_, _>>()?;
                 Ok::<_, ModelError>((layers, head.pack(&cpu, arithmetic)?))
             });
@@ -110,8 +118,6 @@ impl Model {
         let kv_shape = KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, dtype: options.kv_dtype };
         let layout =
             LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, cpu.isa())), &kv_shape);
-        let ropes = [Some(&config.rope), config.windowed_rope.as_ref()].into_iter().flatten();
-        let ropes = ropes.map(|rope| Rope::new(rope, config.head_dim)).collect();
         // As transformers multiplies: in the type of the embedding.
         let dtype = embedding.view().dtype();
         let embedding_factor = config.embedding_factor.map(|factor| decode(dtype, &encode(dtype, &[factor]))[0]);
@@ -162,10 +168,19 @@ fn arithmetic_number(arithmetic: Arithmetic, kv_dtype: KvDtype, isa: Isa) -> u8 
 }
 
 impl Layer {
-    fn pack(tensors: LayerTensors, index: usize, config: &ModelConfig, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Layer, ModelError> {
+    fn pack(
+        tensors: LayerTensors,
+        index: usize,
+        config: &ModelConfig,
+        cpu: &Cpu,
+        arithmetic: Arithmetic,
+        key_offsets: Option<&KeyOffsets>,
+    ) -> Result<Layer, ModelError> {
+        let rope = config.rope_of(index);
+        let key_offset = key_offsets.zip(tensors.k.bias.as_deref()).map(|(offsets, bias)| offsets.of(bias, rope));
         let LayerTensors { attention_norm, q, k, v, output, qk_norm, after_attention, mlp_norm, mlp, after_mlp } = tensors;
         Ok(Layer {
-            rope: config.rope_of(index),
+            rope,
             attention_norm,
             q: q.pack(cpu, arithmetic)?,
             k: k.pack(cpu, arithmetic)?,
@@ -173,6 +188,7 @@ impl Layer {
             output: output.pack(cpu, arithmetic)?,
             qk_norm,
             after_attention,
+            key_offset,
             mlp_norm,
             mlp: match (&mlp, config.experts_of(index)) {
                 (MlpTensors::Experts(tensors), Some(experts)) => {

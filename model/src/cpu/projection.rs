@@ -23,8 +23,8 @@ use tidemill_kernels::{
 /// Overrides the arithmetic that the stored weights ask for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Quantization {
-    /// Weights with a scale per output and activations with a scale per row, both in 8-bit integers. The embedding
-    /// table stays as it is, even where the head shares it.
+    /// Weights with a scale per output and activations with a scale per row, both in 8-bit integers, after a Hadamard
+    /// transform that spreads outliers. The embedding table stays as it is, even where the head shares it.
     Int8,
 }
 

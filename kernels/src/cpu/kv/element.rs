@@ -97,6 +97,8 @@ pub(crate) struct Int16Pairs;
 
 /// Largest head size whose products with K in 8 bits fit 32 bits.
 pub const INT8_HEAD_DIM_MAX: usize = (i32::MAX / (i8::MAX as i32 * i16::MAX as i32)) as usize;
+/// Room for such a head.
+pub(crate) const INT8_HEAD_VECTORS: usize = INT8_HEAD_DIM_MAX.div_ceil(LANES);
 
 impl PanelFormat for Int16Pairs {
     type Line = KvLine;

@@ -285,6 +285,18 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn swap_lanes<const STRIDE: usize>(self, [low, high]: V) -> V {
+        intrinsics! {
+            match STRIDE {
+                1 => [_mm256_permute_ps::<0b10_11_00_01>(low), _mm256_permute_ps::<0b10_11_00_01>(high)],
+                2 => [_mm256_permute_ps::<0b01_00_11_10>(low), _mm256_permute_ps::<0b01_00_11_10>(high)],
+                4 => [_mm256_permute2f128_ps::<1>(low, low), _mm256_permute2f128_ps::<1>(high, high)],
+                _ => [high, low],
+            }
+        }
+    }
+
+    #[inline(always)]
     fn max_lane(self, v: V) -> f32 {
         intrinsics! {
             let v = _mm256_max_ps(v[0], v[1]);

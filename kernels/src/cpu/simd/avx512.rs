@@ -247,6 +247,18 @@ impl<const PAIRS: bool> Simd for Avx512<PAIRS> {
     }
 
     #[inline(always)]
+    fn swap_lanes<const STRIDE: usize>(self, v: __m512) -> __m512 {
+        intrinsics! {
+            match STRIDE {
+                1 => _mm512_permute_ps::<0b10_11_00_01>(v),
+                2 => _mm512_permute_ps::<0b01_00_11_10>(v),
+                4 => _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v),
+                _ => _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v),
+            }
+        }
+    }
+
+    #[inline(always)]
     fn max_lane(self, v: __m512) -> f32 {
         intrinsics!(_mm512_reduce_max_ps(v))
     }

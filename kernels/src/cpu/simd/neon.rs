@@ -215,6 +215,18 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn swap_lanes<const STRIDE: usize>(self, v: V) -> V {
+        intrinsics! {
+            match STRIDE {
+                1 => v.map(|v| vrev64q_f32(v)),
+                2 => v.map(|v| vextq_f32::<2>(v, v)),
+                4 => [v[1], v[0], v[3], v[2]],
+                _ => [v[2], v[3], v[0], v[1]],
+            }
+        }
+    }
+
+    #[inline(always)]
     fn max_lane(self, v: V) -> f32 {
         intrinsics!(vmaxvq_f32(vmaxq_f32(vmaxq_f32(v[0], v[2]), vmaxq_f32(v[1], v[3]))))
     }

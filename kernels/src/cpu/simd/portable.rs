@@ -173,6 +173,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn swap_lanes<const STRIDE: usize>(self, v: V) -> V {
+        from_fn(|i| v[i ^ STRIDE])
+    }
+
+    #[inline(always)]
     fn max_lane(self, v: V) -> f32 {
         v.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }

@@ -19,7 +19,7 @@ use crate::{
     },
     dtype::Dtype,
 };
-use std::ops::Range;
+use std::{cell::RefCell, ops::Range};
 
 /// Quantized rows `[rows, cols]`. Reuses its memory.
 ///
@@ -98,7 +98,10 @@ impl Int8Activations {
                 let rows = tiling.tile(index);
                 // SAFETY: tiles do not overlap.
                 let (quads, quantized) = unsafe { (quads.part(tiling.numbers(&rows)), quantized.part(rows.clone())) };
-                cpu.isa().dispatch(FillTile { sources, rows, quads, quantized });
+                TRANSFORMED.with_borrow_mut(|transformed| {
+                    transformed.resize(cols.div_ceil(LANES), [0.0; LANES]);
+                    cpu.isa().dispatch(FillTile { sources, rows, transformed, quads, quantized });
+                });
             }
         });
     }
@@ -132,6 +135,11 @@ impl Int8Activations {
     pub(super) fn quantized(&self, row: usize) -> Quantized {
         self.quantized[row]
     }
+}
+
+thread_local! {
+    /// A row before it is rounded, kept from task to task.
+    static TRANSFORMED: RefCell<Vec<[f32; LANES]>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Where rows come from.
@@ -227,6 +235,7 @@ impl Source for Norm<'_> {
 struct FillTile<'a, F> {
     sources: F,
     rows: Range<usize>,
+    transformed: &'a mut [[f32; LANES]],
     quads: &'a mut [[i8; 4]],
     quantized: &'a mut [Quantized],
 }
@@ -241,7 +250,7 @@ impl<F: Sources> Kernel for FillTile<'_, F> {
             // Only a tile of one row has more room than that.
             let after = source.len().div_ceil(4) * self.rows.len();
             self.quads[after..].fill([0; 4]);
-            self.quantized[i] = quantize_on(simd, source, &mut self.quads[i..], self.rows.len());
+            self.quantized[i] = quantize_on(simd, source, self.transformed, &mut self.quads[i..], self.rows.len());
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::cpu::{
     element::load_part,
+    hadamard,
     isa::Isa,
     simd::{Kernel, LANES, Simd},
 };
@@ -37,13 +38,16 @@ pub(super) struct Quantized {
     pub(super) sum: i32,
 }
 
-/// Writes groups of four integers to every `stride`th place of `to`, padded with zeros.
+/// Transforms the row ([`hadamard`]) and writes groups of four integers to every `stride`th place of `to`, padded with
+/// zeros.
 pub(super) fn quantize(isa: Isa, row: &[f32], to: &mut [[i8; 4]], stride: usize) -> Quantized {
-    isa.dispatch(Quantize { row, to, stride })
+    let mut transformed = vec![[0.0; LANES]; row.len().div_ceil(LANES)];
+    isa.dispatch(Quantize { row, transformed: &mut transformed, to, stride })
 }
 
 struct Quantize<'a> {
     row: &'a [f32],
+    transformed: &'a mut [[f32; LANES]],
     to: &'a mut [[i8; 4]],
     stride: usize,
 }
@@ -53,13 +57,25 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Quantized {
-        quantize_on(simd, self.row, self.to, self.stride)
+        quantize_on(simd, self.row, self.transformed, self.to, self.stride)
     }
 }
 
-/// [`quantize`], inside a kernel.
+/// [`quantize`], inside a kernel. `transformed` has room for the row's vectors.
 #[inline(always)]
-pub(super) fn quantize_on<S: Simd>(simd: S, row: impl Source, to: &mut [[i8; 4]], stride: usize) -> Quantized {
+pub(super) fn quantize_on<S: Simd>(
+    simd: S,
+    row: impl Source,
+    transformed: &mut [[f32; LANES]],
+    to: &mut [[i8; 4]],
+    stride: usize,
+) -> Quantized {
+    let transformed = &mut transformed[..row.len().div_ceil(LANES)];
+    for (i, to) in transformed.iter_mut().enumerate() {
+        simd.store(row.vector(simd, i), to);
+    }
+    hadamard::transform(simd, row.len(), transformed);
+    let row = &transformed.as_flattened()[..row.len()];
     let (scale, inverse) = scale_of(simd, row);
     let mut sums = simd.zero();
     for i in 0..row.len().div_ceil(LANES) {
@@ -107,7 +123,7 @@ pub(crate) const ROUND: f32 = 12_582_912.0;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::testing::numbers;
+    use crate::cpu::testing::{numbers, transformed};
 
     fn isas() -> impl Iterator<Item = Isa> {
         Isa::ALL.into_iter().filter(|isa| isa.is_available())
@@ -117,7 +133,8 @@ mod tests {
     fn numbers_are_rounded_to_the_nearest_of_255_steps_alike_everywhere() {
         for len in [1, 3, 4, 15, 16, 17, 50, 576] {
             let x: Vec<f32> = numbers(len, len as u64).iter().map(|x| 3.0 * x).collect();
-            let largest = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+            let t = transformed(&x);
+            let largest = t.iter().fold(0.0f32, |a, t| a.max(t.abs()));
             for isa in isas() {
                 let mut to = vec![[i8::MIN; 4]; 3 * len.div_ceil(4)];
                 let Quantized { scale, sum } = quantize(isa, &x, &mut to, 3);
@@ -125,7 +142,7 @@ mod tests {
                 assert_eq!(scale, largest / 127.0);
                 assert_eq!(sum, q.iter().map(|q| i32::from(*q)).sum());
                 for (i, q) in q.iter().enumerate() {
-                    let exact = x.get(i).map_or(0.0, |x| f64::from(*x) * f64::from(127.0 / largest));
+                    let exact = t.get(i).map_or(0.0, |t| f64::from(*t) * f64::from(127.0 / largest));
                     assert_eq!(f64::from(*q), exact.round_ties_even(), "{i} of {len} on {isa}");
                 }
                 assert!(q.iter().any(|q| q.abs() == 127));

@@ -12,6 +12,7 @@ use crate::{
             packing::{Columns, Linear},
             panel::PANEL,
         },
+        hadamard::block_of,
         memory::Memory,
         simd::LANES,
         threads::disjoint::Disjoint,
@@ -74,7 +75,7 @@ impl Int8Weights {
                     let Some((layer, output)) = columns.source(panel, column) else { continue };
                     let weight = layers[layer].0;
                     let row = decode(weight.dtype(), weight.row(output));
-                    *scale = quantize(cpu.isa(), &row, &mut integers, 1).scale;
+                    *scale = quantize(cpu.isa(), &row, &mut integers, 1).scale / block_of(inputs) as f32;
                     let places = bytes.as_chunks_mut::<4>().0.iter_mut().skip(column).step_by(PANEL);
                     for (place, quad) in places.zip(&integers) {
                         *place = quad.map(|q| (q ^ SIGN) as u8);
