@@ -73,7 +73,7 @@ pub(crate) struct LayerTensors {
 }
 
 pub(crate) enum MlpTensors {
-    Dense(DenseTensors),
+    Dense(Box<DenseTensors>),
     Experts(ExpertTensors),
 }
 
@@ -132,7 +132,7 @@ impl LayerTensors {
     fn projections(&self) -> impl Iterator<Item = &Linear> {
         let Self { q, k, v, output, mlp, .. } = self;
         let (dense, experts) = match mlp {
-            MlpTensors::Dense(dense) => (Some(dense), <&[_]>::default()),
+            MlpTensors::Dense(dense) => (Some(&**dense), <&[_]>::default()),
             MlpTensors::Experts(tensors) => (None, &tensors.experts[..]),
         };
         let dense = dense.into_iter().flat_map(|DenseTensors { gate, up, down }| gate.iter().chain([up, down]));
@@ -164,7 +164,7 @@ impl TakeLayer<'_> {
         let output = self.linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?;
         let mlp = match config.experts_of(self.index) {
             Some(experts) => MlpTensors::Experts(self.experts(experts.count, experts.intermediate)?),
-            None => MlpTensors::Dense(self.dense()?),
+            None => MlpTensors::Dense(Box::new(self.dense()?)),
         };
         let norms = config.family.norms;
         let attention_norm = self.norm(norms.before_attention)?;

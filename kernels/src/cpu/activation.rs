@@ -101,7 +101,7 @@ fn erfc<S: Simd>(simd: S, z: S::V) -> S::V {
 }
 
 /// `(tanh(x) - x) / x³` as a polynomial in `x²` on `|x| < 0.625`, highest power first (Cephes, `tanhf`).
-const TANH_COEFFICIENTS: [f32; 5] = [-5.704_988_7e-3, 2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1];
+const TANH_COEFFICIENTS: [f32; 5] = [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1];
 const TANH_SMALL: f32 = 0.625;
 
 #[inline(always)]

@@ -195,7 +195,8 @@ impl Layer {
                     let rule = Routing { chosen: experts.chosen, is_normalized: experts.is_normalized };
                     FeedForward::Experts(Experts::pack(tensors, rule, cpu, arithmetic)?)
                 }
-                (MlpTensors::Dense(DenseTensors { gate, up, down }), _) => {
+                (MlpTensors::Dense(dense), _) => {
+                    let DenseTensors { gate, up, down } = &**dense;
                     let gate_up = match gate {
                         Some(gate) => gate.pack_gated(up, cpu, arithmetic)?,
                         None => up.pack(cpu, arithmetic)?,

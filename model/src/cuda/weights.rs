@@ -289,8 +289,11 @@ fn norm_of(norm: &Option<Norm>) -> &[f32] {
 /// The gate, up and down projections.
 fn dense_of(layer: &LayerTensors) -> (&Linear, &Linear, &Linear) {
     match &layer.mlp {
-        MlpTensors::Dense(DenseTensors { gate: Some(gate), up, down }) => (gate, up, down),
-        _ => panic!("{REFUSED}"),
+        MlpTensors::Dense(dense) => {
+            let DenseTensors { gate, up, down } = &**dense;
+            (gate.as_ref().expect(REFUSED), up, down)
+        }
+        MlpTensors::Experts(_) => panic!("{REFUSED}"),
     }
 }
 

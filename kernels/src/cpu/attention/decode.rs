@@ -232,11 +232,11 @@ impl<E: KvElement, const IN_BLOCKS: bool> DecodeKernel<'_, E, IN_BLOCKS> {
         simd.call(ScoreSplit::<E, T, IN_BLOCKS> { stored, q, panels: panels.clone(), scores, prefetch, element: PhantomData });
         let mut normalizers = [None; T];
         for i in 0..T {
-            let (scores, weights, scales) = (&mut scores[i], &mut weights[i], (q_scales[queries.start + i], &*scales));
+            let (scores, weights, scales) = (&mut scores[i], &mut weights[i], (q_scales[queries.start + i], &*scales, self.call.cap));
             normalizers[i] = if IN_BLOCKS {
-                weigh::<S, Bf16AsF32>(simd, scores, weights, &panels, &visible, scales, self.call.cap, prefetch)
+                weigh::<S, Bf16AsF32>(simd, scores, weights, &panels, &visible, scales, prefetch)
             } else {
-                weigh::<S, E::PanelFormat>(simd, scores, weights, &panels, &visible, scales, self.call.cap, prefetch)
+                weigh::<S, E::PanelFormat>(simd, scores, weights, &panels, &visible, scales, prefetch)
             };
         }
         let lines = visible.start / inputs::<E>()..visible.end.div_ceil(inputs::<E>());

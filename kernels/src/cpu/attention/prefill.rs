@@ -272,9 +272,8 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
         for (row, query) in queries.clone().enumerate() {
             let seen = within(split, &self.call.visible_to(self.task, query));
             let mut scores = PanelRow { panels: scores, rows, row };
-            let scales = (q_scales[query], &*scales);
-            let normalizer =
-                weigh::<S, P>(simd, &mut scores, &mut weights[row], panels, &seen, scales, self.call.cap, &mut Prefetch::nothing());
+            let scales = (q_scales[query], &*scales, self.call.cap);
+            let normalizer = weigh::<S, P>(simd, &mut scores, &mut weights[row], panels, &seen, scales, &mut Prefetch::nothing());
             let Some(normalizer) = normalizer else {
                 merges.push(None);
                 continue;

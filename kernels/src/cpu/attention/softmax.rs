@@ -116,8 +116,7 @@ pub(super) fn weigh<S: Simd, L: KvPanelFormat>(
     weights: &mut Weights,
     panels: &Range<usize>,
     visible: &Range<usize>,
-    (q_scale, scales): (f32, &Scales),
-    cap: Option<f32>,
+    (q_scale, scales, cap): (f32, &Scales, Option<f32>),
     prefetch: &mut Prefetch<'_>,
 ) -> Option<Normalizer> {
     let words = const { LANES / L::INPUTS };
