@@ -4,6 +4,7 @@ use anyhow::Context;
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::UNIX_EPOCH,
 };
 use tidemill_gguf::{
@@ -88,8 +89,17 @@ fn remove_all(models: &Path, prefix: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Progress is shown again after so many bytes.
+const SHOWN_EVERY: u64 = 64 << 20;
+
 fn write(gguf: &Gguf, dir: &Path) -> anyhow::Result<()> {
-    let progress = |done: u64, all: u64| eprint!("\rtidemill: unpacking into {}, {} of {} MiB  ", dir.display(), done >> 20, all >> 20);
+    let shown = AtomicU64::new(0);
+    let progress = |done: u64, all: u64| {
+        if done == all || done >= shown.load(Relaxed) + SHOWN_EVERY {
+            shown.store(done, Relaxed);
+            eprint!("\rtidemill: unpacking into {}, {} of {} MiB  ", dir.display(), done >> 20, all >> 20);
+        }
+    };
     let written = directory::write(gguf, dir, &progress);
     eprintln!();
     Ok(written?)

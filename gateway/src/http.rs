@@ -1,6 +1,6 @@
 //! OpenAI's API over HTTP.
 //!
-//! - [`access`]: who asks; [`doors`]: whether a web page does; [`cors`]: pages that may; [`admin`]: tenants and keys, for operators
+//! - [`access`]: who asks; [`doors`]: whether a web page does; `leftover`: bodies that nothing read; [`cors`]: pages that may; [`admin`]: tenants and keys, for operators
 //! - [`routes`]: both ports' routes; `paths`: which route a path means; [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
@@ -36,6 +36,7 @@ pub mod endpoint;
 pub mod errors;
 pub mod feedback;
 pub mod files;
+mod leftover;
 pub mod memories;
 pub mod messages;
 pub mod models;

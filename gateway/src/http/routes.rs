@@ -2,15 +2,15 @@
 
 use super::{
     access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, doors, embeddings, endpoint,
-    errors::ApiError, feedback, files, memories, messages, models, moderations, operator, records, replay, responses, rollouts, tokenize,
-    watch,
+    errors::ApiError, feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, responses, rollouts,
+    tokenize, watch,
 };
 use crate::gateway::Gateway;
 use axum::{
     Router,
     extract::DefaultBodyLimit,
     http::{Method, StatusCode, Uri},
-    middleware::from_fn_with_state,
+    middleware::{from_fn, from_fn_with_state},
     routing::{delete, get, post, put},
 };
 use std::sync::Arc;
@@ -33,6 +33,7 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = if operators_too { routes.merge(operators()) } else { routes };
     let cors = gateway.cors().layer();
     let routes = finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::clients));
+    let routes = routes.layer(from_fn(leftover::layer));
     // Around everything: pages read errors, too, and browsers ask without a key.
     match cors {
         Some(cors) => routes.layer(cors),
@@ -100,7 +101,7 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
         .route("/rollouts/{action}", post(rollouts::act))
         .route("/coordinators/{name}", delete(records::remove_coordinator));
     let routes = everywhere().merge(operators()).merge(records);
-    finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::operators))
+    finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::operators)).layer(from_fn(leftover::layer))
 }
 
 /// Probes, and the console: it shows what the port that it came from serves.
