@@ -19,7 +19,7 @@ use std::{
 };
 
 /// A layer around a whole port.
-pub async fn layer(request: Request, next: Next) -> Response {
+pub(super) async fn layer(request: Request, next: Next) -> Response {
     if request.body().is_end_stream() || request.version() > Version::HTTP_11 {
         return next.run(request).await;
     }

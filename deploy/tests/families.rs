@@ -1,0 +1,57 @@
+//! Every family of models in clusters of real processes: prompts computed by one worker and decoded by another, cold and out of the pool, have
+//! the tokens that one worker alone draws.
+
+mod support;
+
+use serde_json::json;
+use support::{Answer, Case, Cluster, mixed_cases};
+
+/// One fixture of each family, a few for each cluster.
+const FAMILIES: [[&str; 3]; 6] = [
+    ["mistral", "qwen2", "qwen3"],
+    ["gemma2", "gemma3", "phi3"],
+    ["olmo2", "olmo3", "granite"],
+    ["smollm3", "glm4", "cohere2"],
+    ["starcoder2", "exaone4", "seed-oss"],
+    ["ministral3", "mixtral", "qwen3-moe"],
+];
+
+/// Prompts of several blocks, longer than any fixture's window.
+fn cases() -> Vec<Case> {
+    let cases = mixed_cases(7).into_iter().filter(|case| case.prompt.len() > 60).take(2);
+    cases.map(|case| Case { prompt: case.prompt.iter().map(|token| token % 250).collect(), ..case }).collect()
+}
+
+async fn answer(cluster: &Cluster, model: &str, case: &Case) -> Answer {
+    let mut body = case.body();
+    body["model"] = json!(model);
+    let (status, answer) = cluster.post("/completions", &body).await;
+    assert_eq!(status, 200, "{model}: {answer}");
+    let tokens = answer["choices"][0]["token_ids"].as_array().expect("ids").iter();
+    Answer { tokens: tokens.map(|id| id.as_u64().expect("an id") as u32).collect(), usage: answer["usage"].clone() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_family_has_the_same_tokens_disaggregated_and_cached() {
+    let cases = cases();
+    assert!(!cases.is_empty());
+    for names in FAMILIES {
+        let dirs = names.map(|name| format!("{}/../model/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR")));
+        let models: Vec<(&str, &str)> = names.into_iter().zip(dirs.iter().map(String::as_str)).collect();
+        let alone = Cluster::start_with(&models, &["--prefill", "0", "--kvpool", "0"]);
+        let cluster = Cluster::start_with(&models, &["--local-tail-tokens", "0", "--threads", "1"]);
+        for name in names {
+            for case in &cases {
+                let expected = answer(&alone, name, case).await;
+                let cold = answer(&cluster, name, case).await;
+                assert_eq!(cold.tokens, expected.tokens, "{name}, cold");
+                assert!(cold.usage["tidemill"]["prefill_worker"].is_string(), "{name}: {}", cold.usage);
+                let again = answer(&cluster, name, case).await;
+                assert_eq!(again.tokens, expected.tokens, "{name}, cached");
+                assert!(again.cached() > 0, "{name}: {}", again.usage);
+            }
+        }
+        alone.stop();
+        cluster.stop();
+    }
+}
