@@ -149,7 +149,7 @@ mod tests {
         for len in [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 64, 80, 96, 128, 192, 256, 896] {
             let (x, block) = (numbers(len, len as u64), block_of(len));
             assert!(len.is_multiple_of(block) && (block == BLOCK_MAX || !len.is_multiple_of(2 * block)));
-            let sign = |row: usize, column: usize| if (row & column).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+            let sign = |row: usize, column: usize| if (row & column).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
             let number = |i: usize| -> f64 {
                 let first = i / block * block;
                 (0..block).map(|j| sign(i - first, j) * f64::from(x[first + j])).sum()
