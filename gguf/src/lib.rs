@@ -1,6 +1,6 @@
 //! GGUF files (version 2 and 3, of one part or several), as directories in Hugging Face's layout, which is what everything else reads.
 //!
-//! - [`file`]: the container: metadata, and where tensors lie
+//! - [`mod@file`]: the container: metadata, and where tensors lie
 //! - [`blocks`]: quantized blocks to floats
 //! - `family`: an architecture's tensors and settings by their Hugging Face names
 //! - `config`: metadata to `config.json` and `generation_config.json`

@@ -14,7 +14,7 @@
 //! K and V in 8 bits are multiplied as integers with 16-bit integers: queries, each scaled so that its largest number
 //! is 32,767, and powers times the scales of V at their positions, scaled so that the largest of the split is. So both
 //! lose less than in bf16, and integer sums are exact. Sums are converted and scaled at the end. K and V are stored
-//! transformed ([`hadamard`](crate::cpu::hadamard)): queries are transformed too, and so is the result, back.
+//! transformed (`hadamard`): queries are transformed too, and so is the result, back.
 //!
 //! - `prefill`: many queries. A split's K and V are packed into panels once, and tiles of queries go over them as in a
 //!   matrix product

@@ -96,7 +96,7 @@ impl KvMemory {
 /// In bf16 and int8, V of an even position leaves a zero for the next one, whose number shares its word: so positions
 /// of a block must be written in ascending order. In bf16, denormals become zeros.
 ///
-/// In int8, a head's numbers are transformed, in blocks of `2^n` ([`hadamard`]), and become `round(t * (127 / max |t|))`,
+/// In int8, a head's numbers are transformed, in blocks of `2^n` (`hadamard`), and become `round(t * (127 / max |t|))`,
 /// ties to even, with the scale `max |t| / 127 / 2^n`; all are 0 if no `|t|` reaches 1e-30.
 pub fn write<'a>(cpu: &Cpu, kv: &mut KvMemory, layer: usize, rows: impl Iterator<Item = KvRows<'a>> + Clone + Sync) {
     let layout = kv.layout;

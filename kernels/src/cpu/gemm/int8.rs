@@ -1,7 +1,7 @@
 //! Products in 8-bit integers.
 //!
 //! Weights are quantized once, with a scale per output; activations on the fly, with a scale per row. Both are first
-//! transformed along their inputs, in blocks of `2^n` ([`hadamard`](crate::cpu::hadamard)), and quantized symmetrically:
+//! transformed along their inputs, in blocks of `2^n` (`hadamard`), and quantized symmetrically:
 //!
 //! ```text
 //! t     = H x                  scale = max |t| / 127        q = round(t * (127 / max |t|)), ties to even
