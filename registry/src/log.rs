@@ -25,6 +25,14 @@ pub(crate) struct Log {
     entries: VecDeque<Entry>,
 }
 
+/// Whether these are voters and learners that raft takes: each of them once, and not in the middle of a change.
+pub(crate) fn is_group(conf: &ConfState) -> bool {
+    let is_changing = !conf.voters_outgoing.is_empty() || !conf.learners_next.is_empty() || conf.auto_leave;
+    let mut ids: Vec<_> = conf.voters.iter().chain(&conf.learners).collect();
+    ids.sort_unstable();
+    !is_changing && !conf.voters.is_empty() && *ids[0] != 0 && ids.windows(2).all(|pair| pair[0] < pair[1])
+}
+
 impl Log {
     /// An error says what is broken.
     pub(crate) fn read(found: &Found) -> Result<Self, String> {
@@ -38,6 +46,9 @@ impl Log {
         log.base = (meta.index, meta.term);
         log.conf = meta.get_conf_state().clone();
         let of_snapshot = meta.index;
+        if of_snapshot > 0 && !is_group(&log.conf) {
+            return Err("the snapshot's group is none".into());
+        }
         log.snapshot = snapshot;
         for (place, bytes) in found.entries.iter().enumerate() {
             let entry = Entry::decode(&bytes[..]).map_err(|error| broken("an entry", error))?;

@@ -174,7 +174,10 @@ impl State {
             return Err(Unreadable::Malformed(format!("it is a snapshot of entry {index}, with the state of entry {}", state.applied)));
         }
         state.advance(index);
-        Ok(state)
+        match state.fault() {
+            Some(fault) => Err(Unreadable::Malformed(fault.into())),
+            None => Ok(state),
+        }
     }
 
     pub(crate) fn advance(&mut self, index: u64) {
@@ -224,16 +227,26 @@ impl State {
 
     /// Panics if an invariant is broken. Tests call it after every step.
     pub fn check_integrity(&self) {
-        assert!(self.members.len() <= MEMBERS_MAX && self.records.len() <= RECORDS_MAX && self.record_bytes() <= RECORD_BYTES_MAX);
+        assert_eq!(self.fault(), None);
+    }
+
+    /// The invariant that is broken, if one is.
+    fn fault(&self) -> Option<&'static str> {
         let mut epochs: Vec<_> = self.members.values().map(|member| member.epoch).collect();
         epochs.sort_unstable();
-        assert!(epochs.windows(2).all(|pair| pair[0] < pair[1]), "an epoch is one member's");
-        assert!(epochs.iter().all(|epoch| epoch.0 < self.next_epoch), "an epoch was never given out");
-        assert!(self.records.values().all(|record| record.revision <= self.applied), "a record from the future");
-        for (id, session) in &self.sessions {
-            assert!(self.replicas.contains_key(id), "a session of a stranger");
-            assert!(session.outcomes.len() as u64 <= SESSION_WINDOW);
-        }
+        let fits = self.members.len() <= MEMBERS_MAX && self.records.len() <= RECORDS_MAX && self.record_bytes() <= RECORD_BYTES_MAX;
+        let faults = [
+            (!fits, "it holds more than a registry may"),
+            (epochs.windows(2).any(|pair| pair[0] == pair[1]), "an epoch is of two members"),
+            (epochs.iter().any(|epoch| epoch.0 >= self.next_epoch), "an epoch was never given out"),
+            (self.records.values().any(|record| record.revision > self.applied), "a record is from the future"),
+            (self.sessions.keys().any(|id| !self.replicas.contains_key(id)), "a session is a stranger's"),
+            (
+                self.sessions.values().any(|session| session.outcomes.len() as u64 > SESSION_WINDOW),
+                "a session has more outcomes than one keeps",
+            ),
+        ];
+        faults.into_iter().find(|(is_broken, _)| *is_broken).map(|(_, fault)| fault)
     }
 }
 
@@ -252,6 +265,19 @@ mod tests {
 
     fn state() -> State {
         State::found(1, 100, ME, "a")
+    }
+
+    #[test]
+    fn a_snapshot_with_a_broken_invariant_is_refused() {
+        let member = Member { epoch: Epoch(100), name: "d".into(), role: Role::Decode };
+        let mut broken = state();
+        broken.members.insert(Instance(1), member.clone());
+        let refused = |state: &State| State::of_snapshot(&state.encode().unwrap(), 50).map(|_| ()).unwrap_err().to_string();
+        assert!(refused(&broken).contains("never given out"));
+        broken.next_epoch = 101;
+        assert!(State::of_snapshot(&broken.encode().unwrap(), 50).is_ok());
+        broken.members.insert(Instance(2), member);
+        assert!(refused(&broken).contains("of two members"));
     }
 
     struct Applied {

@@ -135,6 +135,9 @@ pub(crate) fn keys<'a>(trees: impl IntoIterator<Item = &'a Value>) -> Vec<String
     keys_of_all
 }
 
+/// Beyond so many bytes no key comes twice: each level of a deep tree would double what is below it.
+const DOUBLED_MAX: usize = 1 << 16;
+
 /// The tree as text, in which a key may come twice.
 pub(crate) fn text(dice: &mut Dice, tree: &Value) -> String {
     let mut out = String::new();
@@ -148,7 +151,7 @@ fn write(dice: &mut Dice, tree: &Value, doubles: bool, out: &mut String) {
         Value::Object(fields) => {
             out.push('{');
             for (i, (key, value)) in fields.iter().enumerate() {
-                for time in 0..if doubles && dice.one_in(4) { 2 } else { 1 } {
+                for time in 0..if doubles && out.len() < DOUBLED_MAX && dice.one_in(4) { 2 } else { 1 } {
                     if i + time > 0 {
                         out.push(',');
                     }

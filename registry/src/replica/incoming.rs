@@ -3,6 +3,7 @@
 use super::Replica;
 use crate::{
     command::{ReplicaId, Unreadable},
+    log::is_group,
     state::State,
     wire::Wire,
 };
@@ -117,12 +118,7 @@ impl Replica {
             MessageType::MsgSnapshot => {
                 let meta = message.get_snapshot().get_metadata();
                 State::of_snapshot(&message.get_snapshot().data, meta.index)?;
-                let conf = meta.get_conf_state();
-                let joint = !conf.voters_outgoing.is_empty() || !conf.learners_next.is_empty() || conf.auto_leave;
-                let twice = conf.learners.iter().any(|id| conf.voters.contains(id) || *id == 0);
-                let mut ids: Vec<_> = conf.voters.iter().chain(&conf.learners).collect();
-                ids.sort_unstable();
-                if joint || twice || conf.voters.is_empty() || conf.voters.contains(&0) || ids.windows(2).any(|pair| pair[0] == pair[1]) {
+                if !is_group(meta.get_conf_state()) {
                     return Err(BadMessage::Raft("its group is none".into()));
                 }
             }
@@ -150,7 +146,7 @@ mod tests {
         *,
     };
     use crate::disk::Found;
-    use raft::eraftpb::{Entry, Snapshot};
+    use raft::eraftpb::{Entry, HardState, Snapshot};
 
     /// One that has founded its own group.
     fn alone() -> Replica {
@@ -205,6 +201,34 @@ mod tests {
         snapshot.mut_metadata().index = 200;
         hear(&mut replica, MessageType::MsgSnapshot, message(&snapshot)).unwrap();
         assert_eq!(replica.status().applied, 200);
+    }
+
+    /// Voters, and whether a replica with a snapshot of such a group opens.
+    #[test]
+    fn a_snapshot_on_disk_is_checked_as_one_of_a_peer_is() {
+        let replica = alone();
+        let state = replica.state.clone().unwrap();
+        let open = |voters: &[u64], data: Vec<u8>| {
+            let mut snapshot = Snapshot { data, ..Snapshot::default() };
+            let meta = snapshot.mut_metadata();
+            (meta.index, meta.term) = (50, 1);
+            meta.mut_conf_state().voters = voters.to_vec();
+            let hard_state = HardState { term: 1, commit: 50, ..HardState::default() };
+            let found = Found {
+                id: ReplicaId(5),
+                boot: 2,
+                hard_state: Some(hard_state.encode_to_vec()),
+                snapshot: Some(snapshot.encode_to_vec()),
+                entries: Vec::new(),
+            };
+            let settings = Settings { name: "a".into(), peers: vec!["b".into()], seed: 1, group: 7, first_epoch: 1 };
+            Replica::open(settings, &found).err().map(|error| error.to_string())
+        };
+        let data = state.encode().unwrap();
+        assert_eq!(open(&[5, 9], data.clone()), None);
+        for voters in [&[][..], &[5, 0], &[5, 9, 9]] {
+            assert!(open(voters, data.clone()).is_some_and(|error| error.contains("group is none")), "{voters:?}");
+        }
     }
 
     #[test]
