@@ -25,4 +25,4 @@ mod wording;
 
 pub use compiler::{Compiled, Compiler, GrammarError};
 pub use matcher::{MatchError, Matcher};
-pub use vocabulary::{TokenBytes, Vocabulary};
+pub use vocabulary::{TokenBytes, Vocabulary, read_tokenizer};

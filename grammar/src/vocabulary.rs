@@ -1,12 +1,20 @@
 //! The bytes that the tokens of a model stand for, and the trie of them that masks are computed on.
 
-use std::{collections::HashMap, fmt, path::Path, sync::Arc};
+use std::{collections::HashMap, fmt, fs, panic::catch_unwind, path::Path, sync::Arc};
 use tidemill_proto::block::Token;
 use tokenizers::{AddedToken, Decoder, DecoderWrapper, Tokenizer};
 use toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
 /// Tokens of more bytes are never allowed: the trie cannot hold them. They are runs of spaces.
 const TOKEN_BYTES_MAX: usize = 1000;
+
+/// A tokenizer from the bytes of its file. The library panics at a malformed decoder, which is an error like any other here.
+pub fn read_tokenizer(bytes: &[u8]) -> Result<Tokenizer, String> {
+    match catch_unwind(|| Tokenizer::from_bytes(bytes)) {
+        Ok(read) => read.map_err(|error| error.to_string()),
+        Err(_) => Err("its decoder is malformed".into()),
+    }
+}
 
 /// From a token to its bytes.
 #[derive(Debug)]
@@ -103,8 +111,8 @@ impl Vocabulary {
 
     /// From the `tokenizer.json` at `path`.
     pub fn load(path: &Path, width: usize) -> Result<Self, VocabularyError> {
-        let tokenizer = Tokenizer::from_file(path);
-        let tokenizer = tokenizer.map_err(|error| VocabularyError { path: path.display().to_string(), reason: error.to_string() })?;
+        let read = fs::read(path).map_err(|error| error.to_string()).and_then(|bytes| read_tokenizer(&bytes));
+        let tokenizer = read.map_err(|reason| VocabularyError { path: path.display().to_string(), reason })?;
         Ok(Self::new(&tokenizer, width))
     }
 
@@ -138,5 +146,23 @@ impl TokenizerEnv for Environment {
     /// Tokens are never forced, so nobody needs to know how text would be cut into them.
     fn tokenize_is_canonical(&self) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_malformed_decoder_is_an_error() {
+        let file = |decoder: &str| {
+            format!(
+                r#"{{"version": "1.0", "added_tokens": [], "decoder": {decoder}, "model": {{"type": "BPE", "vocab": {{"a": 0}}, "merges": []}}}}"#
+            )
+        };
+        assert!(read_tokenizer(file(r#"{"type": "Fuse"}"#).as_bytes()).is_ok());
+        for decoder in ["nul", "[]", "7", r#"{"type": "Fuse", "x": 1e999}"#, r#"{"type": "None"}"#] {
+            assert!(read_tokenizer(file(decoder).as_bytes()).is_err(), "{decoder}");
+        }
     }
 }

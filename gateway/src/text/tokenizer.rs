@@ -2,7 +2,7 @@
 
 use super::{ModelError, marks::Sewn};
 use std::{borrow::Cow, path::Path};
-use tidemill_grammar::TokenBytes;
+use tidemill_grammar::{TokenBytes, read_tokenizer};
 use tidemill_proto::block::Token;
 use tokenizers::{AddedToken, DecoderWrapper, NormalizedString, Normalizer, NormalizerWrapper};
 
@@ -63,8 +63,8 @@ pub struct EncodeError(String);
 impl Tokenizer {
     /// From the bytes of the file at `path`.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, ModelError> {
-        let inner = tokenizers::Tokenizer::from_bytes(bytes);
-        Ok(Self::new(inner.map_err(|e| ModelError::Invalid { path: path.to_owned(), reason: e.to_string() })?))
+        let inner = read_tokenizer(bytes).map_err(|reason| ModelError::Invalid { path: path.to_owned(), reason })?;
+        Ok(Self::new(inner))
     }
 
     pub fn new(mut inner: tokenizers::Tokenizer) -> Self {
