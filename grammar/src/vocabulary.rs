@@ -8,11 +8,18 @@ use toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 /// Tokens of more bytes are never allowed: the trie cannot hold them. They are runs of spaces.
 const TOKEN_BYTES_MAX: usize = 1000;
 
-/// A tokenizer from the bytes of its file. The library panics at a malformed decoder, which is an error like any other here.
+/// A tokenizer from the bytes of its file. The library panics at a malformed decoder, and at a post-processor's unknown token when it first
+/// encodes, which are errors like any other here.
 pub fn read_tokenizer(bytes: &[u8]) -> Result<Tokenizer, String> {
-    match catch_unwind(|| Tokenizer::from_bytes(bytes)) {
+    let read = catch_unwind(|| {
+        let tokenizer = Tokenizer::from_bytes(bytes)?;
+        // A text that cannot be encoded is its sender's error.
+        let _ = tokenizer.encode_fast("", true);
+        Ok::<_, tokenizers::Error>(tokenizer)
+    });
+    match read {
         Ok(read) => read.map_err(|error| error.to_string()),
-        Err(_) => Err("its decoder is malformed".into()),
+        Err(_) => Err("its decoder or post-processor is malformed".into()),
     }
 }
 
@@ -154,15 +161,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_malformed_decoder_is_an_error() {
-        let file = |decoder: &str| {
+    fn malformed_parts_are_errors() {
+        let parts = |decoder: &str, post_processor: &str| {
             format!(
-                r#"{{"version": "1.0", "added_tokens": [], "decoder": {decoder}, "model": {{"type": "BPE", "vocab": {{"a": 0}}, "merges": []}}}}"#
+                r#"{{"version": "1.0", "added_tokens": [], "post_processor": {post_processor}, "decoder": {decoder},
+                    "model": {{"type": "BPE", "vocab": {{"a": 0}}, "merges": []}}}}"#
             )
         };
+        let file = |decoder: &str| parts(decoder, "null");
         assert!(read_tokenizer(file(r#"{"type": "Fuse"}"#).as_bytes()).is_ok());
         for decoder in ["nul", "[]", "7", r#"{"type": "Fuse", "x": 1e999}"#, r#"{"type": "None"}"#] {
             assert!(read_tokenizer(file(decoder).as_bytes()).is_err(), "{decoder}");
         }
+        let template = |known: &str| {
+            let single = r#"[{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]"#;
+            let tokens = format!(r#"{{"{known}": {{"id": "{known}", "ids": [0], "tokens": ["{known}"]}}}}"#);
+            format!(r#"{{"type": "TemplateProcessing", "single": {single}, "pair": {single}, "special_tokens": {tokens}}}"#)
+        };
+        assert!(read_tokenizer(parts("null", &template("<s>")).as_bytes()).is_ok());
+        assert!(read_tokenizer(parts("null", &template("<t>")).as_bytes()).is_err());
     }
 }

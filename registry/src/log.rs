@@ -60,6 +60,11 @@ impl Log {
                 return Err(format!("entry {} follows entry {}", entry.index, log.last()));
             }
         }
+        // Raft answers with the hard state's term, and panics if that is none.
+        let latest = log.entries.iter().map(|entry| entry.term).fold(log.base.1, u64::max);
+        if log.hard_state.term < latest {
+            return Err(format!("an entry of term {latest} does not go together with a hard state of term {}", log.hard_state.term));
+        }
         if log.last() < of_snapshot || !(of_snapshot..=log.last()).contains(&log.hard_state.commit) {
             let commit = log.hard_state.commit;
             return Err(format!("snapshot {of_snapshot}, commit {commit} and last entry {} do not go together", log.last()));

@@ -127,9 +127,13 @@ impl Replica {
                     return contradiction("it has what was never sent");
                 }
             }
-            MessageType::MsgRequestVote
-            | MessageType::MsgRequestVoteResponse
-            | MessageType::MsgRequestPreVote
+            MessageType::MsgRequestVote | MessageType::MsgRequestPreVote => {
+                // No replica has one. A negative one would be refused, with the term of a replica that may have none yet.
+                if message.priority != 0 || message.deprecated_priority != 0 {
+                    return Err(BadMessage::Raft("it has a priority".into()));
+                }
+            }
+            MessageType::MsgRequestVoteResponse
             | MessageType::MsgRequestPreVoteResponse
             | MessageType::MsgHeartbeatResponse
             | MessageType::MsgTimeoutNow => {}
@@ -208,12 +212,12 @@ mod tests {
     fn a_snapshot_on_disk_is_checked_as_one_of_a_peer_is() {
         let replica = alone();
         let state = replica.state.clone().unwrap();
-        let open = |voters: &[u64], data: Vec<u8>| {
+        let open_in = |term: u64, voters: &[u64], data: Vec<u8>| {
             let mut snapshot = Snapshot { data, ..Snapshot::default() };
             let meta = snapshot.mut_metadata();
             (meta.index, meta.term) = (50, 1);
             meta.mut_conf_state().voters = voters.to_vec();
-            let hard_state = HardState { term: 1, commit: 50, ..HardState::default() };
+            let hard_state = HardState { term, commit: 50, ..HardState::default() };
             let found = Found {
                 id: ReplicaId(5),
                 boot: 2,
@@ -224,11 +228,13 @@ mod tests {
             let settings = Settings { name: "a".into(), peers: vec!["b".into()], seed: 1, group: 7, first_epoch: 1 };
             Replica::open(settings, &found).err().map(|error| error.to_string())
         };
+        let open = |voters: &[u64], data| open_in(1, voters, data);
         let data = state.encode().unwrap();
         assert_eq!(open(&[5, 9], data.clone()), None);
         for voters in [&[][..], &[5, 0], &[5, 9, 9]] {
             assert!(open(voters, data.clone()).is_some_and(|error| error.contains("group is none")), "{voters:?}");
         }
+        assert!(open_in(0, &[5, 9], data).is_some_and(|error| error.contains("hard state of term 0")));
     }
 
     #[test]
@@ -241,5 +247,7 @@ mod tests {
         ] {
             assert!(matches!(hear(&mut replica, MessageType::MsgAppend, wrong), Err(BadMessage::Raft(_))));
         }
+        let urgent = Message { priority: -1, ..Message::default() };
+        assert!(matches!(hear(&mut replica, MessageType::MsgRequestPreVote, urgent), Err(BadMessage::Raft(_))));
     }
 }
