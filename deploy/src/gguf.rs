@@ -34,7 +34,7 @@ pub fn is_one(model: &str) -> bool {
     Path::new(model).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// What clients call such a model: the file's name without its ending, and without its number if it is one of several.
+/// The name by which clients know a file's model: the file's own, without its ending and without its number if it is one of several.
 pub fn name(file: &Path) -> String {
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     let number = |part: &str| part.len() == 5 && part.bytes().all(|byte| byte.is_ascii_digit());

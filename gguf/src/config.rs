@@ -8,7 +8,7 @@ use crate::{
 use serde_json::{Map, Value, json};
 use std::f64::consts::PI;
 
-/// What the rest of a conversion needs to know.
+/// The settings of a model, and those that the rest of a conversion needs by themselves.
 pub(crate) struct Config {
     pub(crate) family: &'static Family,
     pub(crate) heads: u64,

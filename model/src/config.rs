@@ -32,7 +32,7 @@ pub struct ModelConfig {
     pub(crate) head_dim: usize,
     pub(crate) norm_epsilon: f32,
     pub(crate) rope: RopeConfig,
-    /// Of layers with a window, where these rotate otherwise.
+    /// The rotation of layers with a window, where theirs differs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) windowed_rope: Option<RopeConfig>,
     /// Layers that do not rotate queries and keys.
@@ -50,7 +50,7 @@ pub struct ModelConfig {
     pub(crate) experts: Option<ExpertConfig>,
     #[serde(skip_serializing_if = "is_silu", serialize_with = "as_debug")]
     pub(crate) activation: Activation,
-    /// Of scores; `None`: `1 / sqrt(head_dim)`.
+    /// The factor of scores; `None`: `1 / sqrt(head_dim)`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) score_factor: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,7 +80,7 @@ pub struct ModelConfig {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct ExpertConfig {
     pub(crate) count: usize,
-    /// Of each row.
+    /// The number of experts of each row.
     pub(crate) chosen: usize,
     pub(crate) intermediate: usize,
     pub(crate) is_normalized: bool,

@@ -54,7 +54,7 @@ pub(crate) enum NormKind {
     Rms,
     /// The same, times one more than the stored weight.
     RmsPlusOne,
-    /// With the mean taken out.
+    /// LayerNorm: the mean is taken out first.
     Layer { has_bias: bool },
 }
 
@@ -94,7 +94,7 @@ pub(crate) enum Mlp {
 pub(crate) struct ExpertRule {
     /// The keys of how many there are, of which a file has one.
     pub(crate) count: [&'static str; 2],
-    /// Of how many a row has, and of the width of each.
+    /// The keys of how many experts a row has, and of the width of each.
     pub(crate) chosen: &'static str,
     pub(crate) intermediate: &'static str,
     /// The chosen ones' probabilities are scaled to sum to 1.
@@ -111,7 +111,7 @@ pub(crate) struct Family {
     pub(crate) architecture: &'static str,
     /// `model_type` of a text model's configuration within a multimodal one.
     pub(crate) model_type: &'static str,
-    /// What `config.json` means where it has no such key, as in transformers' configuration classes.
+    /// The values of keys that `config.json` lacks, as in transformers' configuration classes.
     pub(crate) defaults: &'static str,
     pub(crate) norm: NormKind,
     pub(crate) norm_epsilon: &'static str,
@@ -129,7 +129,7 @@ pub(crate) struct Family {
     pub(crate) rope: RopeRule,
     /// Neighbouring numbers of a head rotate together, not those half a head apart.
     pub(crate) is_interleaved: bool,
-    /// Of scores; `One`: `1 / sqrt(head_dim)`.
+    /// The factor of scores; `One`: `1 / sqrt(head_dim)`.
     pub(crate) score_factor: Factor,
     /// The key of the scores' soft cap.
     pub(crate) score_cap: Option<&'static str>,
@@ -143,7 +143,7 @@ pub(crate) struct Family {
     /// The key of the feed-forward layer's activation.
     pub(crate) activation: &'static str,
     pub(crate) embedding_factor: Factor,
-    /// Of what a layer's parts add to the residual stream.
+    /// The factor of what a layer's parts add to the residual stream.
     pub(crate) residual_factor: Factor,
     pub(crate) logit_factor: Factor,
     /// The key of the logits' soft cap.

@@ -10,7 +10,7 @@ use tidemill_kernels::{
 };
 
 pub(crate) struct Norm {
-    /// What the normed numbers are multiplied by.
+    /// The factors of the normed numbers.
     pub(crate) weight: Vec<f32>,
     bias: Option<Vec<f32>>,
     /// The mean is taken out.

@@ -52,7 +52,7 @@ pub(crate) struct RopeConfig {
     pub(crate) part: Option<f64>,
 }
 
-/// What `config.json` says beside the rotary settings.
+/// Settings beside the rotary ones that `config.json` has for them.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Beside {
     pub(crate) theta: Option<f64>,
@@ -226,7 +226,7 @@ fn scaling(kind: &str, settings: Settings, beside: Beside) -> Result<RopeScaling
 /// By how much each pair of a head's numbers rotates from one position to the next.
 pub(crate) struct Rope {
     frequencies: Vec<f32>,
-    /// Of cosines and sines.
+    /// The factor of cosines and sines.
     factor: f32,
 }
 

@@ -23,8 +23,8 @@ pub(crate) struct Linear {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowOrder {
     AsStored,
-    /// Of each head's first `rotated` outputs, the even ones come first and then the odd ones. So pairs of neighbours lie half of `rotated`
-    /// apart, where the rotation looks for them; scores are the same, as queries and keys have one order.
+    /// The first `rotated` outputs of each head are reordered: the even ones, then the odd ones. So pairs of neighbours lie half of
+    /// `rotated` apart, where the rotation looks for them; scores are the same, as queries and keys have one order.
     EvenFirst {
         head_dim: usize,
         rotated: usize,
@@ -65,7 +65,7 @@ pub(crate) struct LayerTensors {
     pub(crate) output: Linear,
     /// Norms over each head's query and key, or over all heads together.
     pub(crate) qk_norm: Option<(Norm, Norm)>,
-    /// Of what the attention adds to the residual stream.
+    /// The norm over what the attention adds to the residual stream.
     pub(crate) after_attention: Option<Norm>,
     pub(crate) mlp_norm: Option<Norm>,
     pub(crate) mlp: MlpTensors,
@@ -146,7 +146,7 @@ struct TakeLayer<'a> {
     config: &'a ModelConfig,
     storage: &'a Storage<'a>,
     index: usize,
-    /// Of the layer's tensors.
+    /// The beginning of the names of the layer's tensors.
     prefix: String,
 }
 

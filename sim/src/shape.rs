@@ -44,9 +44,9 @@ pub struct Windows {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Recurrent {
     pub layers: u32,
-    /// Of one layer.
+    /// Weights of one layer.
     pub weights: u32,
-    /// Of one layer and sequence.
+    /// Bytes of one layer's state of a sequence.
     pub state_bytes: u32,
 }
 
@@ -54,7 +54,7 @@ pub struct Recurrent {
 pub struct Experts {
     pub layers: u32,
     pub count: u32,
-    /// Of `count`, for each token.
+    /// Experts among `count` that a token passes.
     pub used: u32,
     /// Experts of the same size that each token passes besides.
     pub shared: u32,
@@ -76,7 +76,7 @@ const fn dense(name: &'static str, layers: u32, hidden: u32, attention: Attentio
     Shape { name, hidden, vocab: 0, context_tokens: 0, layers, attention, windows: None, recurrent: None, dense, experts: None }
 }
 
-/// From the models' own `config.json`.
+/// The shapes that are known by name, from the models' own `config.json`.
 pub const SHAPES: [Shape; 7] = [
     // As the paper's dummy model: the context is longer than the real one's, since the trace's prompts are.
     Shape { vocab: 32_000, context_tokens: 200_000, ..dense("llama2-70b", 80, 8192, grouped(64, 8, 128), 28_672) },
@@ -236,7 +236,7 @@ impl Shape {
 }
 
 impl Attention {
-    /// Of one layer.
+    /// Weights of one layer.
     fn weights(self, hidden: f64) -> f64 {
         match self {
             Self::Grouped { heads, kv_heads, head_dim, queries } => {

@@ -102,17 +102,17 @@ impl<'a> Planner<'a> {
         ended * self.snapshot.cost.output_tokens() * worker.cost.step_ms(worker.decoding.into(), worker.tokens.min(capacity))
     }
 
-    /// What a worker has of the classes that do not yield to this sequence's.
+    /// A worker's sequences of the classes that do not yield to this sequence's.
     fn ahead(&self, worker: &DecodeCandidate<'a>) -> impl Iterator<Item = &'a ClassLoad> {
         self.held_by(worker, |held, own| held >= own)
     }
 
-    /// What it has of those that do.
+    /// A worker's sequences of the classes that yield to this sequence's.
     fn yielding(&self, worker: &DecodeCandidate<'a>) -> impl Iterator<Item = &'a ClassLoad> {
         self.held_by(worker, |held, own| held < own)
     }
 
-    /// What a worker has of classes whose priorities are so, beside this sequence's.
+    /// A worker's sequences of the classes for which `is_so(their priority, this sequence's)` holds.
     fn held_by(&self, worker: &DecodeCandidate<'a>, is_so: impl Fn(u8, u8) -> bool) -> impl Iterator<Item = &'a ClassLoad> {
         let classes = self.snapshot.classes;
         let own = classes.get(self.demand.class).priority;

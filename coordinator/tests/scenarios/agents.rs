@@ -40,7 +40,7 @@ const TOOLS: [(&str, &str); 5] = [
     ("run_commands", r#"{"commands": ["echo agent-$((6*7))"]}"#),
 ];
 
-/// What the model says to a prompt, which shows the result of each call so far.
+/// The model's answer to a prompt, in which the result of each call so far stands.
 fn reply(prompt: &str, turns: usize) -> String {
     let called = prompt.matches("agent-42").count();
     if called >= turns {

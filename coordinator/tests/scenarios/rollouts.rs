@@ -223,7 +223,7 @@ async fn shadows_are_compared_and_never_seen() {
     let wanted =
         json!({"from": "old", "to": "new", "steps": [0, 100], "step_s": 1, "no_gate": true, "shadow": 1.0, "limits": {"requests_min": 10}});
     assert_eq!(operate(&cluster, "/rollouts", &wanted).await.0, 200);
-    // What coordinators agree on reaches the front door a moment later.
+    // The front door learns a moment later of what the coordinators agree on.
     while !status(&cluster).await["shadows"].is_object() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -2,10 +2,11 @@
 //!
 //! **The arithmetic.** A score is a chain of fused multiply-adds over the head's dimensions, with the query scaled by
 //! `log2(e) / sqrt(head_dim)`, or another factor, and capped softly where a model does. Positions are cut into splits at
-//! multiples of 256, counted from the sequence's beginning. In a split: the maximum of the visible scores, the powers of 2 relative to it, their sum lane by lane and
-//! then in the fixed tree, and for each output a chain over the visible positions. Splits are merged in ascending
-//! order, each side scaled to the larger maximum (online softmax: Dao, 2023, section 3.1). All of this depends on the
-//! query's own position alone: not on how a prompt was cut into chunks, nor on the kernel that computes it.
+//! multiples of 256, counted from the sequence's beginning. In a split: the maximum of the visible scores, the powers
+//! of 2 relative to it, their sum lane by lane and then in the fixed tree, and for each output a chain over the visible
+//! positions. Splits are merged in ascending order, each side scaled to the larger maximum (online softmax: Dao, 2023,
+//! section 3.1). All of this depends on the query's own position alone: not on how a prompt was cut into chunks, nor on
+//! the kernel that computes it.
 //!
 //! K and V in bf16 are multiplied like bf16 weights (`gemm::panel`): queries and powers are rounded to bf16, and chains
 //! take pairs of dimensions and pairs of positions 2i and 2i + 1, or blocks of 32 dimensions and 32 positions
@@ -67,7 +68,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// With neither window nor cap, and scores scaled by `1 / sqrt(head_dim)`.
+    /// Attention without window or cap, whose scores are scaled by `1 / sqrt(head_dim)`.
     pub fn plain(layer: usize, heads: usize) -> Self {
         Self { layer, heads, window: None, scale: None, cap: None }
     }
@@ -196,9 +197,9 @@ struct Call<'a> {
     /// Query heads per KV head.
     group: usize,
     window: Option<usize>,
-    /// Of queries, for powers of 2.
+    /// The factor of queries, for powers of 2.
     scale: f32,
-    /// Of scaled scores.
+    /// The soft cap of scaled scores.
     cap: Option<f32>,
     out: &'a SharedActivations<'a>,
 }

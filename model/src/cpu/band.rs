@@ -36,7 +36,7 @@ pub(super) struct Band<'a> {
     pub(super) q: Vec<f32>,
     pub(super) k: Vec<f32>,
     pub(super) v: Vec<f32>,
-    /// For each of the model's ropes.
+    /// The angles of the rows, for each of the model's ropes.
     pub(super) angles: Vec<Angles>,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Scratch {
     pub(super) attention: AttentionBuffers,
     pub(super) attended: Activations,
     pub(super) activated: Activations,
-    /// What a part of the layer adds to the residual stream, if that takes more than adding.
+    /// The output of a part of the layer that is normed or scaled before it is added to the residual stream.
     pub(super) added: Vec<f32>,
     pub(super) experts: ExpertScratch,
 }

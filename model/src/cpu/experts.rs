@@ -5,7 +5,8 @@
 //! chosen experts make of the row is summed in ascending order of their numbers, each times its probability, or its share of the chosen
 //! ones' sum. None of this depends on other rows: these only decide which products are computed together.
 //!
-//! Rows are gathered by expert, so that a step reads each expert's weights once.
+//! The rows of a band are gathered by expert, so that it reads the weights of each chosen expert once. Bands go side by side, and each
+//! reads for itself.
 
 use super::projection::{Activations, Arithmetic, Projection, project};
 use crate::{
@@ -49,9 +50,9 @@ pub(super) struct ExpertScratch {
     pub(super) normed: Vec<f32>,
     router_input: Activations,
     logits: Vec<f32>,
-    /// Of one row's experts.
+    /// The powers of one row's logits, by expert.
     powers: Vec<f32>,
-    /// Of every row, `[rows, chosen]`.
+    /// The choices of all rows, `[rows, chosen]`.
     choices: Vec<Choice>,
     gathered: Vec<f32>,
     input: Activations,

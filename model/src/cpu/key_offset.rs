@@ -1,4 +1,4 @@
-//! What is subtracted from every key before it is rounded to 8 bits.
+//! The constant that is subtracted from every key before it is rounded to 8 bits.
 //!
 //! In Qwen2 most of a key is its projection's bias, up to a hundred times as large as the rest, in the pairs that rotate
 //! slowest: with 8 bits for all of it, few are left for what tells positions apart. A constant that is subtracted from all keys

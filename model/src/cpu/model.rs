@@ -40,11 +40,11 @@ pub struct LoadOptions {
 pub struct Model {
     pub(crate) config: ModelConfig,
     pub(crate) cpu: Cpu,
-    /// Of layers that attend to everything, and of those with a window where they rotate otherwise.
+    /// The rotations of layers that attend to everything, and of those with a window where theirs differ.
     pub(crate) ropes: Vec<Rope>,
     /// Left in the file: a step looks up only a few rows.
     pub(crate) embedding: WeightMatrix,
-    /// Of the embedding.
+    /// The factor of the embedding's rows.
     pub(crate) embedding_factor: Option<f32>,
     pub(crate) layers: Vec<Layer>,
     pub(crate) final_norm: Norm,
@@ -65,9 +65,9 @@ pub(crate) struct Layer {
     pub(crate) output: Projection,
     /// Norms over each head's query and key, or over all heads together.
     pub(crate) qk_norm: Option<(Norm, Norm)>,
-    /// What keys are stored without ([`key_offset`](super::key_offset)).
+    /// The constant that is taken from each key before it is stored ([`key_offset`](super::key_offset)).
     pub(crate) key_offset: Option<Vec<f32>>,
-    /// Of what the attention adds to the residual stream.
+    /// The norm over what the attention adds to the residual stream.
     pub(crate) after_attention: Option<Norm>,
     pub(crate) mlp_norm: Option<Norm>,
     pub(crate) mlp: FeedForward,

@@ -1,4 +1,4 @@
-//! What a model needs that the device's kernels do not compute.
+//! The columns of a model that the device's kernels lack.
 
 use crate::{
     config::ModelConfig,
