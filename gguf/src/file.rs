@@ -102,10 +102,6 @@ impl Gguf {
         &self.parts[tensor.part].1[tensor.range.clone()]
     }
 
-    pub fn get(&self, key: &str) -> Option<&Value> {
-        self.metadata.get(key)
-    }
-
     pub fn number(&self, key: &str) -> Result<Option<u64>, GgufError> {
         self.read(key, "a number from 0 up", |value| match value {
             Value::Unsigned(n) => Some(*n),
