@@ -7,13 +7,14 @@ use serde_json::json;
 use support::{Answer, Case, Cluster, mixed_cases};
 
 /// One fixture of each family, a few for each cluster.
-const FAMILIES: [[&str; 3]; 6] = [
+const FAMILIES: [[&str; 3]; 7] = [
     ["mistral", "qwen2", "qwen3"],
     ["gemma2", "gemma3", "phi3"],
     ["olmo2", "olmo3", "granite"],
     ["smollm3", "glm4", "cohere2"],
     ["starcoder2", "exaone4", "seed-oss"],
     ["ministral3", "mixtral", "qwen3-moe"],
+    ["qwen2-moe", "glm4-moe", "minimax-m2"],
 ];
 
 /// Prompts of several blocks, longer than any fixture's window.

@@ -1,9 +1,13 @@
 //! `config.json`, checked, with the family's rules applied: everything that decides which tensors there are and how
 //! they are used.
 
+mod experts;
+
+pub(crate) use self::experts::{ExpertConfig, ExpertGroups};
+
 use crate::{
     error::ModelError,
-    family::{self, ExpertRule, FAMILIES, Factor, Family, Flag, QkNorm, RopeRule, WindowRule},
+    family::{self, FAMILIES, Factor, Family, Flag, QkNorm, RopeRule, WindowRule},
     generation::{self, TokenIds},
     json::read_json,
     quantization::Fp8Scheme,
@@ -69,23 +73,14 @@ pub struct ModelConfig {
     /// How weights in FP8 are scaled, if some are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fp8: Option<Fp8Scheme>,
+    /// Layers after the model's own that a checkpoint may have, to draft tokens: they are left in the file.
+    #[serde(skip)]
+    pub(crate) draft_layers: usize,
     #[serde(skip)]
     pub(crate) context_tokens: usize,
     /// Tokens that end a sequence, ascending.
     #[serde(skip)]
     pub(crate) eos: Vec<Token>,
-}
-
-/// Feed-forward layers of experts.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub(crate) struct ExpertConfig {
-    pub(crate) count: usize,
-    /// The number of experts of each row.
-    pub(crate) chosen: usize,
-    pub(crate) intermediate: usize,
-    pub(crate) is_normalized: bool,
-    /// Layers without experts, ascending.
-    pub(crate) dense_layers: Vec<usize>,
 }
 
 /// Queries times `1 + beta ln(1 + floor(position / positions))`, as in Llama 4.
@@ -114,6 +109,7 @@ struct RawConfig {
     max_position_embeddings: usize,
     original_max_position_embeddings: Option<f64>,
     partial_rotary_factor: Option<f64>,
+    rotary_dim: Option<f64>,
     rope_theta: Option<f64>,
     rope_scaling: Option<Value>,
     rope_parameters: Option<Value>,
@@ -127,6 +123,8 @@ struct RawConfig {
     no_rope_layer_interval: Option<usize>,
     mlp_only_layers: Option<Vec<usize>>,
     decoder_sparse_step: Option<usize>,
+    first_k_dense_replace: Option<usize>,
+    num_nextn_predict_layers: Option<usize>,
     quantization_config: Option<Value>,
     eos_token_id: Option<TokenIds>,
 }
@@ -137,7 +135,6 @@ const SIZE_MAX: usize = 1 << 20;
 const CONTEXT_MAX: usize = 1 << 24;
 const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
-const EXPERTS_MAX: usize = 1 << 12;
 
 /// The default of [`RopeRule::ExceptListed`].
 const NO_ROPE_INTERVAL: usize = 4;
@@ -200,7 +197,7 @@ impl ModelConfig {
             qkv_bias: columns.flag(family.qkv_bias)?,
             output_bias: columns.flag(family.output_bias)?,
             mlp_bias: columns.flag(family.mlp_bias)?,
-            qk_norm: family.qk_norm != QkNorm::None,
+            qk_norm: columns.qk_norm(family.qk_norm)?,
             experts: columns.experts(family.experts.as_ref(), &raw)?,
             activation: columns.activation(family.activation)?,
             score_factor: columns.factor(family.score_factor)?,
@@ -211,6 +208,7 @@ impl ModelConfig {
             logit_factor: columns.factor(family.logit_factor)?.filter(|factor| *factor != 1.0),
             logit_cap: columns.cap(family.logit_cap)?,
             fp8: Fp8Scheme::parse(raw.quantization_config.as_ref())?,
+            draft_layers: raw.num_nextn_predict_layers.unwrap_or(0),
             context_tokens,
             eos,
         })
@@ -305,6 +303,14 @@ impl Columns<'_> {
         }
     }
 
+    fn qk_norm(&self, norm: QkNorm) -> Result<bool, String> {
+        match norm {
+            QkNorm::None => Ok(false),
+            QkNorm::Heads | QkNorm::All => Ok(true),
+            QkNorm::HeadsIf(key) => self.flag(Flag::Key(key)),
+        }
+    }
+
     fn number(&self, key: &str) -> Result<Option<f64>, String> {
         match self.fields.get(key) {
             None | Some(Value::Null) => Ok(None),
@@ -333,26 +339,6 @@ impl Columns<'_> {
             Some(key) if self.number(key)?.is_some() => Ok(Some(self.positive(key)?)),
             _ => Ok(None),
         }
-    }
-
-    fn experts(&self, rule: Option<&ExpertRule>, raw: &RawConfig) -> Result<Option<ExpertConfig>, String> {
-        let Some(rule) = rule else { return Ok(None) };
-        let count = |key: &str, max: usize| match self.fields.get(key).and_then(Value::as_u64) {
-            Some(n) if (1..=max as u64).contains(&n) => Ok(n as usize),
-            _ => Err(format!("{key} is {}, which is not within 1..={max}", self.fields.get(key).unwrap_or(&Value::Null))),
-        };
-        let [usual, other] = rule.count;
-        let experts = count(if self.fields.contains_key(other) { other } else { usual }, EXPERTS_MAX)?;
-        let step = raw.decoder_sparse_step.unwrap_or(1);
-        let listed = raw.mlp_only_layers.as_deref().unwrap_or_default();
-        let is_dense = |layer: &usize| listed.contains(layer) || step == 0 || !(layer + 1).is_multiple_of(step);
-        Ok(Some(ExpertConfig {
-            count: experts,
-            chosen: count(rule.chosen, experts)?,
-            intermediate: count(rule.intermediate, SIZE_MAX)?,
-            is_normalized: self.flag(rule.is_normalized)?,
-            dense_layers: (0..raw.num_hidden_layers).filter(is_dense).collect(),
-        }))
     }
 
     fn activation(&self, key: &str) -> Result<Activation, String> {
@@ -410,7 +396,7 @@ fn windows(rule: WindowRule, raw: &RawConfig, layers: usize) -> Result<Vec<Optio
 fn ropes(rule: RopeRule, raw: &RawConfig, fields: &Map<String, Value>) -> Result<(RopeConfig, Option<RopeConfig>), String> {
     let beside = Beside {
         theta: raw.rope_theta,
-        part: raw.partial_rotary_factor,
+        part: raw.partial_rotary_factor.or_else(|| Some(raw.rotary_dim? / raw.head_dim? as f64)),
         positions: raw.max_position_embeddings,
         original_positions: raw.original_max_position_embeddings,
     };
@@ -560,6 +546,8 @@ mod tests {
         assert_eq!((old.0.theta, old.1.unwrap().theta), (1e6, 1e4));
         let part = of("Glm4ForCausalLM", json!({"head_dim": 16}));
         assert_eq!(part.0.part, Some(0.5), "the family's default");
+        let minimax = json!({"head_dim": 16, "intermediate_size": 32, "num_key_value_heads": 4, "rotary_dim": 8});
+        assert_eq!(of("MiniMaxM2ForCausalLM", minimax).0.part, Some(0.5));
         assert_eq!(part, of("Glm4ForCausalLM", json!({"head_dim": 16, "rope_parameters": {"partial_rotary_factor": 0.5}})));
     }
 

@@ -4,7 +4,7 @@
 //! - `projection`: packed weights and activations, in f32, bf16 or 8-bit integers
 //! - `key_offset`: what keys in 8 bits are stored without
 //! - [`forward`]: a batch of chunks through the layers, to logits; `band`: the rows that go through them together;
-//!   `experts`: feed-forward layers of experts
+//!   `experts`: feed-forward layers of experts; `router`: which rows go to which
 
 mod band;
 mod experts;
@@ -12,6 +12,7 @@ pub mod forward;
 mod key_offset;
 pub mod model;
 mod projection;
+mod router;
 
 pub use projection::Quantization;
 

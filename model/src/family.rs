@@ -74,6 +74,8 @@ pub(crate) enum QkNorm {
     None,
     /// Over each head.
     Heads,
+    /// Over each head, if this key is true.
+    HeadsIf(&'static str),
     /// Over all heads together.
     All,
 }
@@ -89,7 +91,33 @@ pub(crate) enum Mlp {
     Plain,
 }
 
-/// Feed-forward layers of experts, of which a softmax over a router's logits chooses some for each row.
+/// What a router makes of its logits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Scores {
+    /// Over the logits of all experts.
+    Softmax,
+    /// Of each logit.
+    Sigmoid,
+}
+
+/// An expert that every row goes through.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct SharedExpert {
+    /// Where its projections are in the block.
+    pub(crate) name: &'static str,
+    pub(crate) width: SharedWidth,
+    /// The projection to one number, whose sigmoid is the expert's weight; `None`: the weight is 1.
+    pub(crate) gate: Option<&'static str>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum SharedWidth {
+    Key(&'static str),
+    /// So many times the width of a routed expert.
+    TimesKey(&'static str),
+}
+
+/// Feed-forward layers of experts, of which a router chooses some for each row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct ExpertRule {
     /// The keys of how many there are, of which a file has one.
@@ -97,8 +125,16 @@ pub(crate) struct ExpertRule {
     /// The keys of how many experts a row has, and of the width of each.
     pub(crate) chosen: &'static str,
     pub(crate) intermediate: &'static str,
-    /// The chosen ones' probabilities are scaled to sum to 1.
+    pub(crate) scores: Scores,
+    /// The vector in the block that is added to scores to choose by them, and only for that.
+    pub(crate) correction: Option<&'static str>,
+    /// The keys of how many groups of experts there are, and from how many of them a row's experts come.
+    pub(crate) groups: Option<[&'static str; 2]>,
+    /// The chosen ones' scores are scaled to sum to 1.
     pub(crate) is_normalized: Flag,
+    /// The factor of the chosen ones' scores, or of their shares.
+    pub(crate) factor: Factor,
+    pub(crate) shared: Option<SharedExpert>,
     /// Where the router (`gate`) and the experts are in a layer.
     pub(crate) block: &'static str,
     /// An expert's gate, up and down projections.
@@ -152,6 +188,38 @@ pub(crate) struct Family {
 
 /// Transformers 5 writes the second for either.
 const EXPERT_COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
+
+const MIXTRAL_EXPERTS: ExpertRule = ExpertRule {
+    count: EXPERT_COUNTS,
+    chosen: "num_experts_per_tok",
+    intermediate: "intermediate_size",
+    scores: Scores::Softmax,
+    correction: None,
+    groups: None,
+    is_normalized: Flag::Always,
+    factor: Factor::One,
+    shared: None,
+    block: "block_sparse_moe",
+    projections: ["w1", "w3", "w2"],
+};
+
+const QWEN3_EXPERTS: ExpertRule = ExpertRule {
+    intermediate: "moe_intermediate_size",
+    is_normalized: Flag::Key("norm_topk_prob"),
+    block: "mlp",
+    projections: ["gate_proj", "up_proj", "down_proj"],
+    ..MIXTRAL_EXPERTS
+};
+
+const DEEPSEEK_EXPERTS: ExpertRule = ExpertRule {
+    count: ["n_routed_experts", "num_local_experts"],
+    scores: Scores::Sigmoid,
+    correction: Some("gate.e_score_correction_bias"),
+    groups: Some(["n_group", "topk_group"]),
+    factor: Factor::Key("routed_scaling_factor"),
+    shared: Some(SharedExpert { name: "shared_experts", width: SharedWidth::TimesKey("n_shared_experts"), gate: None }),
+    ..QWEN3_EXPERTS
+};
 
 const BEFORE: NormNames = NormNames {
     before_attention: Some("input_layernorm"),
@@ -251,7 +319,7 @@ const QWEN3: Family = Family {
     ..LLAMA
 };
 
-pub(crate) static FAMILIES: [Family; 19] = [
+pub(crate) static FAMILIES: [Family; 22] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -404,14 +472,7 @@ pub(crate) static FAMILIES: [Family; 19] = [
         defaults: r#"{
             "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "num_key_value_heads": 8, "num_experts_per_tok": 2
         }"#,
-        experts: Some(ExpertRule {
-            count: EXPERT_COUNTS,
-            chosen: "num_experts_per_tok",
-            intermediate: "intermediate_size",
-            is_normalized: Flag::Always,
-            block: "block_sparse_moe",
-            projections: ["w1", "w3", "w2"],
-        }),
+        experts: Some(MIXTRAL_EXPERTS),
         ..MISTRAL
     },
     Family {
@@ -421,15 +482,57 @@ pub(crate) static FAMILIES: [Family; 19] = [
             "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 4, "num_experts_per_tok": 8,
             "moe_intermediate_size": 768, "norm_topk_prob": false
         }"#,
-        experts: Some(ExpertRule {
-            count: EXPERT_COUNTS,
-            chosen: "num_experts_per_tok",
-            intermediate: "moe_intermediate_size",
-            is_normalized: Flag::Key("norm_topk_prob"),
-            block: "mlp",
-            projections: ["gate_proj", "up_proj", "down_proj"],
-        }),
+        experts: Some(QWEN3_EXPERTS),
         ..QWEN3
+    },
+    Family {
+        architecture: "Qwen2MoeForCausalLM",
+        model_type: "qwen2_moe",
+        defaults: r#"{
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "norm_topk_prob": false, "qkv_bias": true
+        }"#,
+        qkv_bias: Flag::Key("qkv_bias"),
+        output_bias: Flag::Never,
+        mlp_bias: Flag::Never,
+        window: WindowRule::IfUsed,
+        experts: Some(ExpertRule {
+            shared: Some(SharedExpert {
+                name: "shared_expert",
+                width: SharedWidth::Key("shared_expert_intermediate_size"),
+                gate: Some("shared_expert_gate"),
+            }),
+            ..QWEN3_EXPERTS
+        }),
+        ..LLAMA
+    },
+    Family {
+        architecture: "Glm4MoeForCausalLM",
+        model_type: "glm4_moe",
+        defaults: r#"{
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "num_key_value_heads": 8, "partial_rotary_factor": 0.5,
+            "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1, "n_group": 1,
+            "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": true, "routed_scaling_factor": 1.0
+        }"#,
+        output_bias: Flag::Never,
+        qk_norm: QkNorm::HeadsIf("use_qk_norm"),
+        mlp_bias: Flag::Never,
+        experts: Some(DEEPSEEK_EXPERTS),
+        ..LLAMA
+    },
+    Family {
+        architecture: "MiniMaxM2ForCausalLM",
+        model_type: "minimax_m2",
+        defaults: r#"{
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 5000000.0,
+            "num_local_experts": 256, "num_experts_per_tok": 8
+        }"#,
+        qkv_bias: Flag::Never,
+        output_bias: Flag::Never,
+        qk_norm: QkNorm::All,
+        mlp_bias: Flag::Never,
+        experts: Some(ExpertRule { scores: Scores::Sigmoid, correction: Some("e_score_correction_bias"), ..MIXTRAL_EXPERTS }),
+        ..LLAMA
     },
 ];
 

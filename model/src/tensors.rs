@@ -3,7 +3,7 @@
 
 use crate::{
     checkpoint::{Checkpoint, WeightMatrix},
-    config::ModelConfig,
+    config::{ExpertConfig, ModelConfig},
     error::ModelError,
     family::{Mlp, QkNorm},
     norm::Norm,
@@ -74,7 +74,7 @@ pub(crate) struct LayerTensors {
 
 pub(crate) enum MlpTensors {
     Dense(Box<DenseTensors>),
-    Experts(ExpertTensors),
+    Experts(Box<ExpertTensors>),
 }
 
 pub(crate) struct DenseTensors {
@@ -87,8 +87,18 @@ pub(crate) struct DenseTensors {
 pub(crate) struct ExpertTensors {
     /// `[experts, hidden]`
     pub(crate) router: Linear,
+    /// What is added to the router's scores to choose by them.
+    pub(crate) correction: Option<Vec<f32>>,
     /// Gate, up and down projections.
     pub(crate) experts: Vec<[Linear; 3]>,
+    pub(crate) shared: Option<SharedTensors>,
+}
+
+/// An expert that every row goes through.
+pub(crate) struct SharedTensors {
+    /// `[1, hidden]`
+    pub(crate) gate: Option<Linear>,
+    pub(crate) projections: [Linear; 3],
 }
 
 /// Where the text model's tensors and its head are: in a checkpoint of its own, and in two layouts of multimodal ones.
@@ -109,7 +119,7 @@ impl Tensors {
         }
         // Every layer has this, or the same projection fused.
         for part in ["input_layernorm.weight", "self_attn.o_proj.weight"] {
-            checkpoint.must_not_have(&format!("{model}.layers.{}.{part}", config.layers))?;
+            checkpoint.must_not_have(&format!("{model}.layers.{}.{part}", config.layers.saturating_add(config.draft_layers)))?;
         }
         let final_norm = Norm::take(checkpoint, config, &format!("{model}.norm"), config.hidden)?;
         let weight = match config.tied {
@@ -128,15 +138,17 @@ impl Tensors {
 }
 
 impl LayerTensors {
-    /// All that multiply in the model's arithmetic: a router does not.
+    /// All that multiply in the model's arithmetic: a router and a shared expert's gate do not.
     fn projections(&self) -> impl Iterator<Item = &Linear> {
         let Self { q, k, v, output, mlp, .. } = self;
         let (dense, experts) = match mlp {
-            MlpTensors::Dense(dense) => (Some(&**dense), <&[_]>::default()),
-            MlpTensors::Experts(tensors) => (None, &tensors.experts[..]),
+            MlpTensors::Dense(dense) => (Some(&**dense), None),
+            MlpTensors::Experts(tensors) => (None, Some(&**tensors)),
         };
+        let experts =
+            experts.into_iter().flat_map(|tensors| tensors.experts.iter().chain(tensors.shared.iter().map(|shared| &shared.projections)));
         let dense = dense.into_iter().flat_map(|DenseTensors { gate, up, down }| gate.iter().chain([up, down]));
-        [q, k, v, output].into_iter().chain(dense).chain(experts.iter().flatten())
+        [q, k, v, output].into_iter().chain(dense).chain(experts.flatten())
     }
 }
 
@@ -163,16 +175,16 @@ impl TakeLayer<'_> {
         }
         let output = self.linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?;
         let mlp = match config.experts_of(self.index) {
-            Some(experts) => MlpTensors::Experts(self.experts(experts.count, experts.intermediate)?),
+            Some(experts) => MlpTensors::Experts(Box::new(self.experts(experts)?)),
             None => MlpTensors::Dense(Box::new(self.dense()?)),
         };
         let norms = config.family.norms;
         let attention_norm = self.norm(norms.before_attention)?;
         let mlp_norm = self.norm(norms.before_mlp)?;
         let widths = match config.family.qk_norm {
-            QkNorm::None => None,
-            QkNorm::Heads => Some((d, d)),
+            _ if !config.qk_norm => None,
             QkNorm::All => Some((q_rows, kv_rows)),
+            QkNorm::None | QkNorm::Heads | QkNorm::HeadsIf(_) => Some((d, d)),
         };
         let qk_norm = match widths {
             Some((q, k)) => Some((self.norm_over("self_attn.q_norm", q)?, self.norm_over("self_attn.k_norm", k)?)),
@@ -202,24 +214,35 @@ impl TakeLayer<'_> {
         Ok(DenseTensors { gate, up, down: self.linear(down, hidden, inner, bias)? })
     }
 
-    fn experts(&mut self, count: usize, inner: usize) -> Result<ExpertTensors, ModelError> {
+    fn experts(&mut self, experts: &ExpertConfig) -> Result<ExpertTensors, ModelError> {
         let (hidden, rule) = (self.config.hidden, self.config.family.experts.expect("a layer of experts"));
-        let [gate, up, down] = rule.projections;
+        let ExpertConfig { count, intermediate, shared, .. } = *experts;
         let router = self.linear(&format!("{}.gate", rule.block), count, hidden, false)?;
-        let mut experts = Vec::new();
-        for expert in 0..count {
-            let name = |projection| format!("{}.experts.{expert}.{projection}", rule.block);
-            experts.push([
-                self.linear(&name(gate), inner, hidden, false)?,
-                self.linear(&name(up), inner, hidden, false)?,
-                self.linear(&name(down), hidden, inner, false)?,
-            ]);
+        let correction = match rule.correction {
+            Some(part) => Some(self.checkpoint.vector(&self.name(&format!("{}.{part}", rule.block)), count)?),
+            None => None,
+        };
+        let expert = |expert: usize| format!("{}.experts.{expert}", rule.block);
+        let experts = (0..count).map(|index| self.expert(&expert(index), intermediate)).collect::<Result<_, _>>()?;
+        let surplus = self.name(&format!("{}.{}.weight", expert(count), rule.projections[0]));
+        if self.checkpoint.has(&surplus) {
+            return Err(self.checkpoint.problem_of(&surplus, format!("it is of one expert more than config.json counts ({count})")));
         }
-        let surplus = self.name(&format!("{}.experts.{count}.{gate}.weight", rule.block));
-        match self.checkpoint.has(&surplus) {
-            true => Err(self.checkpoint.problem_of(&surplus, format!("it is of one expert more than config.json counts ({count})"))),
-            false => Ok(ExpertTensors { router, experts }),
-        }
+        let shared = match rule.shared.zip(shared) {
+            Some((shared, width)) => {
+                let gate = shared.gate.map(|gate| self.linear(&format!("{}.{gate}", rule.block), 1, hidden, false)).transpose()?;
+                Some(SharedTensors { gate, projections: self.expert(&format!("{}.{}", rule.block, shared.name), width)? })
+            }
+            None => None,
+        };
+        Ok(ExpertTensors { router, correction, experts, shared })
+    }
+
+    /// The projections of the expert that has this name.
+    fn expert(&mut self, name: &str, inner: usize) -> Result<[Linear; 3], ModelError> {
+        let (hidden, rule) = (self.config.hidden, self.config.family.experts.expect("a layer of experts"));
+        let [gate, up, down] = rule.projections.map(|projection| format!("{name}.{projection}"));
+        Ok([self.linear(&gate, inner, hidden, false)?, self.linear(&up, inner, hidden, false)?, self.linear(&down, hidden, inner, false)?])
     }
 
     fn name(&self, part: &str) -> String {

@@ -2,7 +2,7 @@
 
 use super::{
     band::Buffers,
-    experts::{Experts, Routing},
+    experts::Experts,
     key_offset::KeyOffsets,
     projection::{Arithmetic, Projection, Quantization},
 };
@@ -76,7 +76,7 @@ pub(crate) struct Layer {
 
 pub(crate) enum FeedForward {
     Dense(Dense),
-    Experts(Experts),
+    Experts(Box<Experts>),
 }
 
 pub(crate) struct Dense {
@@ -192,8 +192,7 @@ impl Layer {
             mlp_norm,
             mlp: match (&mlp, config.experts_of(index)) {
                 (MlpTensors::Experts(tensors), Some(experts)) => {
-                    let rule = Routing { chosen: experts.chosen, is_normalized: experts.is_normalized };
-                    FeedForward::Experts(Experts::pack(tensors, rule, cpu, arithmetic)?)
+                    FeedForward::Experts(Box::new(Experts::pack(tensors, experts, cpu, arithmetic)?))
                 }
                 (MlpTensors::Dense(dense), _) => {
                     let DenseTensors { gate, up, down } = &**dense;

@@ -116,6 +116,50 @@ fn wrong_settings_are_named() {
 }
 
 #[test]
+fn wrong_settings_of_experts_are_named() {
+    type Edit = fn(&mut Value);
+    let cases: [(Edit, &[&str]); 10] = [
+        (|c| c["scoring_func"] = json!("softmax"), &["config.json", "scoring_func", "softmax", "sigmoid"]),
+        (|c| c["topk_method"] = json!("group_limited_greedy"), &["topk_method", "group_limited_greedy", "noaux_tc"]),
+        (|c| c["n_group"] = json!(3), &["n_group", "3", "8 experts"]),
+        (|c| c["n_group"] = json!(8), &["n_group", "two or more"]),
+        (|c| c["topk_group"] = json!(1), &["topk_group", "3"]),
+        (|c| c["topk_group"] = json!(5), &["topk_group", "1..=4"]),
+        (|c| c["num_experts_per_tok"] = json!(9), &["num_experts_per_tok", "1..=8"]),
+        (|c| c["routed_scaling_factor"] = json!(0), &["routed_scaling_factor"]),
+        (|c| c["n_shared_experts"] = json!(3), &["mlp.shared_experts.gate_proj.weight", "[72, 64]", "[48, 64]"]),
+        (|c| c["first_k_dense_replace"] = json!(2), &["model.layers.1.mlp.gate_proj.weight", "missing"]),
+    ];
+    for (edit, words) in cases {
+        let dir = copy("glm4-moe");
+        edit_config(dir.path(), edit);
+        fails(dir.path(), words);
+    }
+    let tensors = [
+        ("glm4-moe", "model.layers.1.mlp.gate.e_score_correction_bias"),
+        ("minimax-m2", "model.layers.0.block_sparse_moe.e_score_correction_bias"),
+        ("qwen2-moe", "model.layers.1.mlp.shared_expert_gate.weight"),
+        ("qwen2-moe", "model.layers.1.mlp.shared_expert.down_proj.weight"),
+    ];
+    for (family, tensor) in tensors {
+        let dir = copy(family);
+        edit_header(&dir.path().join("model.safetensors"), |header| rename(header, tensor, "x"));
+        fails(dir.path(), &[tensor, "missing"]);
+    }
+}
+
+#[test]
+fn layers_that_draft_tokens_are_left_in_the_file() {
+    let dir = copy("glm4-moe");
+    edit_config(dir.path(), |c| c["num_hidden_layers"] = json!(2));
+    load(dir.path()).unwrap();
+    edit_config(dir.path(), |c| c["num_nextn_predict_layers"] = json!(0));
+    fails(dir.path(), &["model.layers.2.input_layernorm.weight", "num_hidden_layers"]);
+    edit_config(dir.path(), |c| c["num_nextn_predict_layers"] = json!(u64::MAX));
+    _ = load(dir.path());
+}
+
+#[test]
 fn heads_that_are_too_wide_for_k_and_v_in_8_bits_are_named() {
     let dir = copy("llama");
     edit_config(dir.path(), |c| c["head_dim"] = json!(518));

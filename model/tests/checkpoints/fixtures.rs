@@ -12,7 +12,7 @@ use tidemill_kernels::{
 use tidemill_model::{Chunk, Isa, KvMemory, LoadOptions, LogitRows, Model};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
-pub(crate) const FAMILIES: [&str; 20] = [
+pub(crate) const FAMILIES: [&str; 23] = [
     "llama",
     "llama3",
     "mistral",
@@ -33,11 +33,16 @@ pub(crate) const FAMILIES: [&str; 20] = [
     "ministral3",
     "mixtral",
     "qwen3-moe",
+    "qwen2-moe",
+    "glm4-moe",
+    "minimax-m2",
 ];
+
+const EXPERTS: [&str; 5] = ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2"];
 
 /// Families without experts: the least rounding may choose other experts, and then logits differ by any amount.
 pub(crate) fn dense() -> impl Iterator<Item = &'static str> {
-    FAMILIES.into_iter().filter(|family| !["mixtral", "qwen3-moe"].contains(family))
+    FAMILIES.into_iter().filter(|family| !EXPERTS.contains(family))
 }
 
 /// Checkpoints with weights in FP8, one per form.
