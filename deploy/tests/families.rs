@@ -7,14 +7,15 @@ use serde_json::json;
 use support::{Answer, Case, Cluster, mixed_cases};
 
 /// One fixture of each family, a few for each cluster.
-const FAMILIES: [[&str; 3]; 7] = [
-    ["mistral", "qwen2", "qwen3"],
-    ["gemma2", "gemma3", "phi3"],
-    ["olmo2", "olmo3", "granite"],
-    ["smollm3", "glm4", "cohere2"],
-    ["starcoder2", "exaone4", "seed-oss"],
-    ["ministral3", "mixtral", "qwen3-moe"],
-    ["qwen2-moe", "glm4-moe", "minimax-m2"],
+const FAMILIES: [&[&str]; 8] = [
+    &["mistral", "qwen2", "qwen3"],
+    &["gemma2", "gemma3", "phi3"],
+    &["olmo2", "olmo3", "granite"],
+    &["smollm3", "glm4", "cohere2"],
+    &["starcoder2", "exaone4", "seed-oss"],
+    &["ministral3", "mixtral", "qwen3-moe"],
+    &["qwen2-moe", "glm4-moe", "minimax-m2"],
+    &["deepseek-v2", "deepseek-v3"],
 ];
 
 /// Prompts of several blocks, longer than any fixture's window.
@@ -37,8 +38,8 @@ async fn each_family_has_the_same_tokens_disaggregated_and_cached() {
     let cases = cases();
     assert!(!cases.is_empty());
     for names in FAMILIES {
-        let dirs = names.map(|name| format!("{}/../model/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR")));
-        let models: Vec<(&str, &str)> = names.into_iter().zip(dirs.iter().map(String::as_str)).collect();
+        let dirs: Vec<_> = names.iter().map(|name| format!("{}/../model/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))).collect();
+        let models: Vec<(&str, &str)> = names.iter().copied().zip(dirs.iter().map(String::as_str)).collect();
         let alone = Cluster::start_with(&models, &["--prefill", "0", "--kvpool", "0"]);
         let cluster = Cluster::start_with(&models, &["--local-tail-tokens", "0", "--threads", "1"]);
         for name in names {

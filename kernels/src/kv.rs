@@ -42,13 +42,15 @@ impl KvStorage {
 ///
 /// In K a vector holds one dimension of 16 positions, so that their scores need no sums across lanes. In bf16 and int8
 /// a word holds two numbers that one instruction multiplies: two dimensions in K, two positions in V. Scales and
-/// numbers start on cache lines.
+/// numbers start on cache lines. In a latent layout there is K alone (DeepSeek-V2, 2024, section 2.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvLayout {
     pub layers: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
     pub dtype: KvStorage,
+    /// V is the first so many numbers of K, an even number, and not stored by itself; `None`: V is stored, of `head_dim` numbers.
+    pub latent: Option<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +61,17 @@ pub(crate) enum Part {
 
 impl KvLayout {
     pub fn block_bytes(&self) -> usize {
-        2 * self.layers * self.kv_heads * self.head_bytes()
+        self.parts() * self.layers * self.kv_heads * self.head_bytes()
+    }
+
+    /// Numbers of V for each position and head.
+    pub fn value_dim(&self) -> usize {
+        self.latent.unwrap_or(self.head_dim)
+    }
+
+    /// K and V, or K alone.
+    fn parts(&self) -> usize {
+        if self.latent.is_some() { 1 } else { 2 }
     }
 
     /// Bytes of one head's 16 positions.
@@ -91,8 +103,8 @@ impl KvLayout {
 
     #[inline(always)]
     fn head(&self, layer: usize, part: Part, head: usize) -> usize {
-        assert!(layer < self.layers && head < self.kv_heads);
-        ((2 * layer + part as usize) * self.kv_heads + head) * self.head_bytes()
+        assert!(layer < self.layers && head < self.kv_heads && (part as usize) < self.parts());
+        ((self.parts() * layer + part as usize) * self.kv_heads + head) * self.head_bytes()
     }
 }
 
@@ -107,7 +119,7 @@ mod tests {
     fn parts_follow_each_other_on_cache_lines_and_int8_is_about_half_of_bf16() {
         for head_dim in [2, 6, 64, 128] {
             for dtype in [KvStorage::Float(Dtype::F32), KvStorage::Float(Dtype::F16), KvStorage::Float(Dtype::Bf16), KvStorage::Int8] {
-                let layout = KvLayout { layers: 2, kv_heads: 3, head_dim, dtype };
+                let layout = KvLayout { layers: 2, kv_heads: 3, head_dim, dtype, latent: None };
                 let mut end = 0;
                 for (layer, part, head) in (0..2)
                     .flat_map(|layer| [Part::K, Part::V].into_iter().flat_map(move |part| (0..3).map(move |head| (layer, part, head))))
@@ -121,7 +133,15 @@ mod tests {
                 assert_eq!(end, layout.block_bytes());
             }
         }
-        let bytes = |dtype| KvLayout { layers: 16, kv_heads: 8, head_dim: 128, dtype }.block_bytes() as f64;
+        let bytes = |dtype| KvLayout { layers: 16, kv_heads: 8, head_dim: 128, dtype, latent: None }.block_bytes() as f64;
         assert_eq!(bytes(KvStorage::Int8) / bytes(KvStorage::Float(Dtype::Bf16)), 33.0 / 64.0);
+    }
+
+    #[test]
+    fn a_latent_layout_has_one_part() {
+        let layout = KvLayout { layers: 61, kv_heads: 1, head_dim: 576, dtype: KvStorage::Float(Dtype::Bf16), latent: Some(512) };
+        assert_eq!(layout.block_bytes(), 61 * 16 * 576 * 2);
+        assert_eq!(layout.numbers(2, Part::K, 0).start, 2 * 16 * 576 * 2);
+        assert_eq!(layout.value_dim(), 512);
     }
 }

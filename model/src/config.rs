@@ -10,6 +10,7 @@ use crate::{
     family::{self, FAMILIES, Factor, Family, Flag, QkNorm, RopeRule, WindowRule},
     generation::{self, TokenIds},
     json::read_json,
+    latent::LatentConfig,
     quantization::Fp8Scheme,
     rope::{Beside, RopeConfig},
 };
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::path::Path;
 use tidemill_kernels::cpu::activation::Activation;
-use tidemill_proto::block::Token;
+use tidemill_proto::block::{KvDtype, KvShape, Token};
 
 /// A model's dimensions and settings. The serialized fields, besides the weights, decide the arithmetic; those of later families are left
 /// out where they say nothing, so that earlier layouts stay.
@@ -32,8 +33,12 @@ pub struct ModelConfig {
     pub(crate) intermediate: usize,
     pub(crate) layers: usize,
     pub(crate) heads: usize,
+    /// 1 for latent attention.
     pub(crate) kv_heads: usize,
+    /// For latent attention, of the part that rotates.
     pub(crate) head_dim: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) latent: Option<LatentConfig>,
     pub(crate) norm_epsilon: f32,
     pub(crate) rope: RopeConfig,
     /// The rotation of layers with a window, where theirs differs.
@@ -129,8 +134,18 @@ struct RawConfig {
     eos_token_id: Option<TokenIds>,
 }
 
+/// The fields of a text model.
+pub(crate) type Fields = Map<String, Value>;
+
+impl RawConfig {
+    /// The rotary settings, in the older layout or the newer one.
+    fn rope_section(&self) -> Option<&Value> {
+        self.rope_scaling.as_ref().filter(|section| !section.is_null()).or(self.rope_parameters.as_ref())
+    }
+}
+
 /// No real model is larger, and products of three stay far from overflow.
-const SIZE_MAX: usize = 1 << 20;
+pub(crate) const SIZE_MAX: usize = 1 << 20;
 /// f32 counts positions exactly up to here.
 const CONTEXT_MAX: usize = 1 << 24;
 const LAYERS_MAX: usize = 1 << 12;
@@ -151,7 +166,7 @@ impl ModelConfig {
         Self::new(family, raw, &fields, eos).map_err(|problem| ModelError::Config { path, problem })
     }
 
-    fn new(family: &'static Family, raw: RawConfig, fields: &Map<String, Value>, eos: Vec<Token>) -> Result<Self, String> {
+    fn new(family: &'static Family, raw: RawConfig, fields: &Fields, eos: Vec<Token>) -> Result<Self, String> {
         let within = |name: &str, n: usize, max: usize| {
             if (1..=max).contains(&n) { Ok(n) } else { Err(format!("{name} is {n}, which is not within 1..={max}")) }
         };
@@ -162,7 +177,18 @@ impl ModelConfig {
         if !heads.is_multiple_of(kv_heads) {
             return Err(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"));
         }
-        let head_dim = within("head_dim", raw.head_dim.unwrap_or(hidden / heads), SIZE_MAX)?;
+        let latent = if family.has_latent { Some(LatentConfig::parse(fields)?) } else { None };
+        if latent.is_some() && kv_heads != heads {
+            return Err(format!("num_key_value_heads {kv_heads} is not num_attention_heads {heads}, where each head has keys of its own"));
+        }
+        if latent.is_some() && raw.first_k_dense_replace.is_some_and(|dense| dense < layers) {
+            return Err(
+                "layers of experts (first_k_dense_replace is less than num_hidden_layers) are not served for this family yet".into()
+            );
+        }
+        let kv_heads = if latent.is_some() { 1 } else { kv_heads };
+        let head_dim = latent.map_or(raw.head_dim.unwrap_or(hidden / heads), |latent| latent.rotated);
+        let head_dim = within("head_dim", head_dim, SIZE_MAX)?;
         if !head_dim.is_multiple_of(2) {
             return Err(format!("head_dim {head_dim} is odd: the rotary embedding turns pairs"));
         }
@@ -188,6 +214,7 @@ impl ModelConfig {
             heads,
             kv_heads,
             head_dim,
+            latent,
             norm_epsilon,
             unrotated: unrotated(family.rope, &raw, &windows)?,
             rope,
@@ -200,7 +227,10 @@ impl ModelConfig {
             qk_norm: columns.qk_norm(family.qk_norm)?,
             experts: columns.experts(family.experts.as_ref(), &raw)?,
             activation: columns.activation(family.activation)?,
-            score_factor: columns.factor(family.score_factor)?,
+            score_factor: match latent {
+                Some(latent) => Some(latent.score_factor(raw.rope_section())?),
+                None => columns.factor(family.score_factor)?,
+            },
             score_cap: columns.cap(family.score_cap)?,
             query_growth: if family.has_query_growth { query_growth(&raw)? } else { None },
             embedding_factor: columns.factor(family.embedding_factor)?,
@@ -212,6 +242,12 @@ impl ModelConfig {
             context_tokens,
             eos,
         })
+    }
+
+    /// What a block of KV holds.
+    pub(crate) fn kv_shape(&self, dtype: KvDtype) -> KvShape {
+        let head_dim = self.latent.map_or(self.head_dim, |latent| latent.stored_dim());
+        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim, dtype, latent: self.latent.map(|latent| latent.rank) }
     }
 
     /// The experts of a layer; `None`: it is dense.
@@ -287,7 +323,7 @@ fn family_and_fields(path: &Path, config: Value) -> Result<(&'static Family, Map
 
 /// The fields that a family's row names.
 struct Columns<'a> {
-    fields: &'a Map<String, Value>,
+    fields: &'a Fields,
     hidden: usize,
 }
 
@@ -393,14 +429,14 @@ fn windows(rule: WindowRule, raw: &RawConfig, layers: usize) -> Result<Vec<Optio
 }
 
 /// The rotary settings, and those of layers with a window where they have their own.
-fn ropes(rule: RopeRule, raw: &RawConfig, fields: &Map<String, Value>) -> Result<(RopeConfig, Option<RopeConfig>), String> {
+fn ropes(rule: RopeRule, raw: &RawConfig, fields: &Fields) -> Result<(RopeConfig, Option<RopeConfig>), String> {
     let beside = Beside {
         theta: raw.rope_theta,
         part: raw.partial_rotary_factor.or_else(|| Some(raw.rotary_dim? / raw.head_dim? as f64)),
         positions: raw.max_position_embeddings,
         original_positions: raw.original_max_position_embeddings,
     };
-    let section = raw.rope_scaling.as_ref().filter(|section| !section.is_null()).or(raw.rope_parameters.as_ref());
+    let section = raw.rope_section();
     let RopeRule::ByWindow { local_theta } = rule else { return Ok((RopeConfig::parse(section, beside)?, None)) };
     let local = Beside { theta: fields.get(local_theta).and_then(Value::as_f64), ..beside };
     let (full, windowed) = match &raw.rope_parameters {

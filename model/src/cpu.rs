@@ -4,12 +4,13 @@
 //! - `projection`: packed weights and activations, in f32, bf16 or 8-bit integers
 //! - `key_offset`: what keys in 8 bits are stored without
 //! - [`forward`]: a batch of chunks through the layers, to logits; `band`: the rows that go through them together;
-//!   `experts`: feed-forward layers of experts; `router`: which rows go to which
+//!   `experts`: feed-forward layers of experts; `router`: which rows go to which; `latent`: attention over a compressed latent
 
 mod band;
 mod experts;
 pub mod forward;
 mod key_offset;
+mod latent;
 pub mod model;
 mod projection;
 mod router;

@@ -66,7 +66,7 @@ impl EchoExecutor {
     pub fn load(dir: &Path, options: &EchoOptions) -> Result<Self, ModelError> {
         let config = ModelConfig::load(dir)?;
         let head_dim = options.block_bytes.div_ceil(BLOCK_TOKENS * POSITION_BYTES_PER_DIM).next_multiple_of(2).max(2);
-        let shape = KvShape { layers: 1, kv_heads: 1, head_dim, dtype: KvDtype::Bf16 };
+        let shape = KvShape { layers: 1, kv_heads: 1, head_dim, dtype: KvDtype::Bf16, latent: None };
         Ok(Self { config, shape, step: options.step, memory: Vec::new(), logits: Vec::new(), scratch: SamplerScratch::new() })
     }
 

@@ -54,6 +54,8 @@ pub enum ModelError {
         max = tidemill_kernels::cpu::kv::INT8_HEAD_DIM_MAX
     )]
     TooWideForInt8Kv { head_dim: usize },
+    #[error("a latent in 8 bits is not supported: load the model without --kv-dtype int8")]
+    LatentInInt8,
     #[error("the GPU's kernels cannot run this: {problem}; run on the CPU (--device cpu)")]
     NotOnDevice { problem: String },
     #[error(

@@ -161,6 +161,8 @@ pub(crate) struct Family {
     /// Of the attention's output projection.
     pub(crate) output_bias: Flag,
     pub(crate) qk_norm: QkNorm,
+    /// Keys and values are made from a latent.
+    pub(crate) has_latent: bool,
     pub(crate) window: WindowRule,
     pub(crate) rope: RopeRule,
     /// Neighbouring numbers of a head rotate together, not those half a head apart.
@@ -252,6 +254,7 @@ const LLAMA: Family = Family {
     qkv_bias: Flag::Key("attention_bias"),
     output_bias: Flag::Key("attention_bias"),
     qk_norm: QkNorm::None,
+    has_latent: false,
     window: WindowRule::Never,
     rope: RopeRule::Everywhere,
     is_interleaved: false,
@@ -319,7 +322,18 @@ const QWEN3: Family = Family {
     ..LLAMA
 };
 
-pub(crate) static FAMILIES: [Family; 22] = [
+const DEEPSEEK2: Family = Family {
+    architecture: "DeepseekV2ForCausalLM",
+    model_type: "deepseek_v2",
+    defaults: r#"{
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128
+    }"#,
+    has_latent: true,
+    ..LLAMA
+};
+
+pub(crate) static FAMILIES: [Family; 24] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -534,6 +548,8 @@ pub(crate) static FAMILIES: [Family; 22] = [
         experts: Some(ExpertRule { scores: Scores::Sigmoid, correction: Some("e_score_correction_bias"), ..MIXTRAL_EXPERTS }),
         ..LLAMA
     },
+    DEEPSEEK2,
+    Family { architecture: "DeepseekV3ForCausalLM", model_type: "deepseek_v3", mlp_bias: Flag::Never, ..DEEPSEEK2 },
 ];
 
 /// Architectures with a text model among others, whose settings are under `text_config`: its `model_type` says of which family it is.

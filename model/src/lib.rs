@@ -4,6 +4,7 @@
 //! - `config`: `config.json`, checked; `family`: the differences; `generation`: end-of-sequence ids; `json`: reading
 //!   such files
 //! - `quantization`: how FP8 weights are scaled, as `config.json` says; `weight`: a projection's weight, plain or FP8
+//! - `latent`: the settings of latent attention
 //! - `rope`: rotary frequencies; `norm`: a norm's weights
 //! - `checkpoint`: safetensors files, mapped and checked; their digest; `tensors`: the place of each tensor in the
 //!   model
@@ -29,6 +30,7 @@ mod fingerprint;
 mod generation;
 mod json;
 mod kv;
+mod latent;
 mod norm;
 mod penalties;
 mod quantization;

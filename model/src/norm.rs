@@ -9,6 +9,7 @@ use tidemill_kernels::{
     },
 };
 
+#[derive(Clone)]
 pub(crate) struct Norm {
     /// The factors of the normed numbers.
     pub(crate) weight: Vec<f32>,
@@ -30,6 +31,11 @@ impl Norm {
             NormKind::Layer { .. } => {}
         }
         Ok(Self { weight, bias, is_centered: matches!(config.family.norm, NormKind::Layer { .. }), epsilon: config.norm_epsilon })
+    }
+
+    /// The same with another epsilon.
+    pub(crate) fn with_epsilon(self, epsilon: f32) -> Self {
+        Self { epsilon, ..self }
     }
 
     /// The parameters of a norm that takes out the mean; `None` for others.

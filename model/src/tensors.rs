@@ -6,6 +6,7 @@ use crate::{
     config::{ExpertConfig, ModelConfig},
     error::ModelError,
     family::{Mlp, QkNorm},
+    latent::LatentConfig,
     norm::Norm,
     weight::{Storage, Weight},
 };
@@ -29,6 +30,12 @@ pub(crate) enum RowOrder {
         head_dim: usize,
         rotated: usize,
     },
+    /// The last `rotated` outputs of each head come before its `plain` ones; interleaved, in the order of `EvenFirst`.
+    RotatedFirst {
+        plain: usize,
+        rotated: usize,
+        is_interleaved: bool,
+    },
 }
 
 impl RowOrder {
@@ -43,6 +50,11 @@ impl RowOrder {
                     (false, true) => head + 2 * (i - rotated / 2) + 1,
                     (false, false) => row,
                 }
+            }
+            Self::RotatedFirst { plain, rotated, is_interleaved } => {
+                let (head, i) = (row / (plain + rotated) * (plain + rotated), row % (plain + rotated));
+                let order = if is_interleaved { Self::EvenFirst { head_dim: rotated, rotated } } else { Self::AsStored };
+                head + if i < rotated { plain + order.stored(i) } else { i - rotated }
             }
         }
     }
@@ -59,9 +71,7 @@ pub(crate) struct Tensors {
 /// The tensors of one decoder layer.
 pub(crate) struct LayerTensors {
     pub(crate) attention_norm: Option<Norm>,
-    pub(crate) q: Linear,
-    pub(crate) k: Linear,
-    pub(crate) v: Linear,
+    pub(crate) inputs: InputTensors,
     pub(crate) output: Linear,
     /// Norms over each head's query and key, or over all heads together.
     pub(crate) qk_norm: Option<(Norm, Norm)>,
@@ -70,6 +80,27 @@ pub(crate) struct LayerTensors {
     pub(crate) mlp_norm: Option<Norm>,
     pub(crate) mlp: MlpTensors,
     pub(crate) after_mlp: Option<Norm>,
+}
+
+/// What makes queries, keys and values of the layer's input.
+pub(crate) enum InputTensors {
+    /// Queries, keys and values.
+    Heads(Box<[Linear; 3]>),
+    Latent(Box<LatentTensors>),
+}
+
+pub(crate) struct LatentTensors {
+    /// What queries are made from is compressed, and normed.
+    pub(crate) compress: Option<(Linear, Norm)>,
+    /// `[heads, rotated and plain part, inputs]`
+    pub(crate) query: Linear,
+    /// `[rank, hidden]`
+    pub(crate) latent: Linear,
+    pub(crate) norm: Norm,
+    /// `[rotated, hidden]`
+    pub(crate) rotated: Linear,
+    /// For each head, its key's plain part, `[plain, rank]`, and its value, `[value, rank]`.
+    pub(crate) heads: Vec<[Linear; 2]>,
 }
 
 pub(crate) enum MlpTensors {
@@ -100,6 +131,9 @@ pub(crate) struct SharedTensors {
     pub(crate) gate: Option<Linear>,
     pub(crate) projections: [Linear; 3],
 }
+
+/// Of the norms over latents, whatever `rms_norm_eps` says, as in transformers.
+const LATENT_EPSILON: f32 = 1e-6;
 
 /// Where the text model's tensors and its head are: in a checkpoint of its own, and in two layouts of multimodal ones.
 const PLACES: [(&str, &str); 3] =
@@ -140,7 +174,11 @@ impl Tensors {
 impl LayerTensors {
     /// All that multiply in the model's arithmetic: a router and a shared expert's gate do not.
     fn projections(&self) -> impl Iterator<Item = &Linear> {
-        let Self { q, k, v, output, mlp, .. } = self;
+        let Self { inputs, output, mlp, .. } = self;
+        let inputs = match inputs {
+            InputTensors::Heads(heads) => heads.iter().collect(),
+            InputTensors::Latent(latent) => latent.projections(),
+        };
         let (dense, experts) = match mlp {
             MlpTensors::Dense(dense) => (Some(&**dense), None),
             MlpTensors::Experts(tensors) => (None, Some(&**tensors)),
@@ -148,7 +186,7 @@ impl LayerTensors {
         let experts =
             experts.into_iter().flat_map(|tensors| tensors.experts.iter().chain(tensors.shared.iter().map(|shared| &shared.projections)));
         let dense = dense.into_iter().flat_map(|DenseTensors { gate, up, down }| gate.iter().chain([up, down]));
-        [q, k, v, output].into_iter().chain(dense).chain(experts.flatten())
+        inputs.into_iter().chain([output]).chain(dense).chain(experts.flatten())
     }
 }
 
@@ -165,15 +203,14 @@ struct TakeLayer<'a> {
 impl TakeLayer<'_> {
     fn take(mut self) -> Result<LayerTensors, ModelError> {
         let config = self.config;
-        let (hidden, d) = (config.hidden, config.head_dim);
+        let d = config.head_dim;
         let (q_rows, kv_rows) = (config.heads * d, config.kv_heads * d);
-        let [mut q, mut k, v] = self.qkv([q_rows, kv_rows, kv_rows])?;
-        if config.family.is_interleaved {
-            let order = RowOrder::EvenFirst { head_dim: d, rotated: config.rope.rotated(d) };
-            q.reorder(order);
-            k.reorder(order);
-        }
-        let output = self.linear("self_attn.o_proj", hidden, q_rows, config.output_bias)?;
+        let inputs = match config.latent {
+            Some(latent) => InputTensors::Latent(Box::new(self.latent(latent)?)),
+            None => self.heads([q_rows, kv_rows, kv_rows])?,
+        };
+        let attended = config.heads * config.latent.map_or(d, |latent| latent.value);
+        let output = self.linear("self_attn.o_proj", config.hidden, attended, config.output_bias)?;
         let mlp = match config.experts_of(self.index) {
             Some(experts) => MlpTensors::Experts(Box::new(self.experts(experts)?)),
             None => MlpTensors::Dense(Box::new(self.dense()?)),
@@ -197,7 +234,41 @@ impl TakeLayer<'_> {
                 return Err(self.checkpoint.problem_of(&scale, problem));
             }
         }
-        Ok(LayerTensors { attention_norm, q, k, v, output, qk_norm, after_attention, mlp_norm, mlp, after_mlp })
+        Ok(LayerTensors { attention_norm, inputs, output, qk_norm, after_attention, mlp_norm, mlp, after_mlp })
+    }
+
+    fn heads(&mut self, rows: [usize; 3]) -> Result<InputTensors, ModelError> {
+        let [mut q, mut k, v] = self.qkv(rows)?;
+        if self.config.family.is_interleaved {
+            let head_dim = self.config.head_dim;
+            let order = RowOrder::EvenFirst { head_dim, rotated: self.config.rope.rotated(head_dim) };
+            q.reorder(order);
+            k.reorder(order);
+        }
+        Ok(InputTensors::Heads(Box::new([q, k, v])))
+    }
+
+    fn latent(&mut self, latent: LatentConfig) -> Result<LatentTensors, ModelError> {
+        let LatentConfig { query_rank, rank, plain, rotated, value, is_interleaved } = latent;
+        let (hidden, heads, bias) = (self.config.hidden, self.config.heads, self.config.qkv_bias);
+        let q_rows = heads * latent.query_dim();
+        let (compress, query) = match query_rank {
+            None => (None, self.linear("self_attn.q_proj", q_rows, hidden, false)?),
+            Some(query_rank) => {
+                let down = self.linear("self_attn.q_a_proj", query_rank, hidden, bias)?;
+                let norm = self.norm_over("self_attn.q_a_layernorm", query_rank)?.with_epsilon(LATENT_EPSILON);
+                (Some((down, norm)), self.linear("self_attn.q_b_proj", q_rows, query_rank, false)?)
+            }
+        };
+        let query = query.reordered(RowOrder::RotatedFirst { plain, rotated, is_interleaved });
+        let both = self.linear("self_attn.kv_a_proj_with_mqa", rank + rotated, hidden, bias)?;
+        let [compressed, key] = self.parts(&both, [rank, rotated])?;
+        let norm = self.norm_over("self_attn.kv_a_layernorm", rank)?.with_epsilon(LATENT_EPSILON);
+        let all = self.linear("self_attn.kv_b_proj", heads * (plain + value), rank, false)?;
+        let mut of_heads = self.parts_of(&all, [plain, value].repeat(heads).as_slice())?.into_iter();
+        let heads = (0..heads).map(|_| std::array::from_fn(|_| of_heads.next().expect("two parts for each head"))).collect();
+        let key = if is_interleaved { key.reordered(RowOrder::EvenFirst { head_dim: rotated, rotated }) } else { key };
+        Ok(LatentTensors { compress, query, latent: compressed, norm, rotated: key, heads })
     }
 
     fn dense(&mut self) -> Result<DenseTensors, ModelError> {
@@ -281,20 +352,43 @@ impl TakeLayer<'_> {
     /// Projections of the layer's input that are stored as one, with so many outputs each, one after the other.
     fn fused<const N: usize>(&mut self, part: &str, rows: [usize; N], bias: bool) -> Result<[Linear; N], ModelError> {
         let all = self.linear(part, rows.iter().sum(), self.config.hidden, bias)?;
+        self.parts(&all, rows)
+    }
+
+    fn parts<const N: usize>(&self, all: &Linear, rows: [usize; N]) -> Result<[Linear; N], ModelError> {
+        let parts = self.parts_of(all, &rows)?;
+        Ok(parts.try_into().unwrap_or_else(|_| unreachable!("a part for each number of rows")))
+    }
+
+    /// Consecutive parts of a projection's outputs, so many in each.
+    fn parts_of(&self, all: &Linear, rows: &[usize]) -> Result<Vec<Linear>, ModelError> {
         let mut parts = Vec::new();
         let mut start = 0;
-        for rows in rows {
+        for &rows in rows {
             let range = start..start + rows;
             start = range.end;
             let weight = all.weight.rows_of(range.clone()).map_err(|problem| self.checkpoint.problem_of(&all.name, problem))?;
             let bias = all.bias.as_ref().map(|bias| bias[range].to_vec());
             parts.push(Linear { name: all.name.clone(), weight, bias, order: RowOrder::AsStored });
         }
-        Ok(parts.try_into().unwrap_or_else(|_| unreachable!("a part for each number of rows")))
+        Ok(parts)
+    }
+}
+
+impl LatentTensors {
+    fn projections(&self) -> Vec<&Linear> {
+        let Self { compress, query, latent, rotated, heads, .. } = self;
+        let compress = compress.iter().map(|(linear, _)| linear);
+        compress.chain([query, latent, rotated]).chain(heads.iter().flatten()).collect()
     }
 }
 
 impl Linear {
+    fn reordered(mut self, order: RowOrder) -> Self {
+        self.reorder(order);
+        self
+    }
+
     fn reorder(&mut self, order: RowOrder) {
         self.order = order;
         if let Some(bias) = &mut self.bias {
@@ -312,5 +406,8 @@ mod tests {
         let order = RowOrder::EvenFirst { head_dim: 8, rotated: 6 };
         assert_eq!((0..16).map(|row| order.stored(row)).collect::<Vec<_>>(), [0, 2, 4, 1, 3, 5, 6, 7, 8, 10, 12, 9, 11, 13, 14, 15]);
         assert_eq!(RowOrder::AsStored.stored(5), 5);
+        let order = |is_interleaved| RowOrder::RotatedFirst { plain: 3, rotated: 4, is_interleaved };
+        assert_eq!((0..14).map(|row| order(true).stored(row)).collect::<Vec<_>>(), [3, 5, 4, 6, 0, 1, 2, 10, 12, 11, 13, 7, 8, 9]);
+        assert_eq!((0..7).map(|row| order(false).stored(row)).collect::<Vec<_>>(), [3, 4, 5, 6, 0, 1, 2]);
     }
 }

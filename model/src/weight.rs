@@ -48,6 +48,16 @@ impl<'a> Floats<'a> {
         Self { bytes: Cow::Owned(bytes), ..self }
     }
 
+    /// Columns as rows.
+    pub(crate) fn transposed(self) -> Self {
+        let (size, row_bytes) = (self.dtype.bytes(), self.cols * self.dtype.bytes());
+        let mut bytes = Vec::with_capacity(self.rows * row_bytes);
+        for col in 0..self.cols {
+            self.bytes.chunks_exact(row_bytes).for_each(|row| bytes.extend_from_slice(&row[col * size..(col + 1) * size]));
+        }
+        Self { bytes: Cow::Owned(bytes), rows: self.cols, cols: self.rows, ..self }
+    }
+
     /// The same numbers in another type.
     pub(crate) fn stored(self, dtype: Dtype, bytes: Vec<u8>) -> Self {
         Self { bytes: Cow::Owned(bytes), dtype, ..self }

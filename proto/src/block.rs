@@ -42,6 +42,8 @@ pub struct KvShape {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub dtype: KvDtype,
+    /// Latent attention: V is the first so many numbers of K, and there is K alone. `None`: both are there.
+    pub latent: Option<usize>,
 }
 
 impl KvShape {
@@ -56,9 +58,10 @@ impl KvShape {
         bytes.next_multiple_of(CACHE_LINE)
     }
 
-    /// Bytes of one layer's slice of a block (K and V).
+    /// Bytes of one layer's slice of a block (K and V, or a latent).
     pub fn layer_bytes(&self) -> usize {
-        2 * self.kv_heads * self.head_bytes()
+        let parts = if self.latent.is_some() { 1 } else { 2 };
+        parts * self.kv_heads * self.head_bytes()
     }
 
     /// Bytes of one block.
@@ -88,6 +91,9 @@ impl LayoutFingerprint {
             KvDtype::Bf16 => 2,
             KvDtype::Int8 => 3,
         }]);
+        if let Some(latent) = shape.latent {
+            hasher.update(&(latent as u64).to_le_bytes());
+        }
         Self(first_16(&hasher.finalize()))
     }
 }
@@ -270,7 +276,7 @@ mod tests {
         assert_eq!(after(&[3, 4]), after(&[3, 4]));
     }
 
-    const SHAPE: KvShape = KvShape { layers: 2, kv_heads: 2, head_dim: 8, dtype: KvDtype::F32 };
+    const SHAPE: KvShape = KvShape { layers: 2, kv_heads: 2, head_dim: 8, dtype: KvDtype::F32, latent: None };
 
     #[test]
     fn a_chain_grows_to_the_same_keys_as_one_made_at_once() {
@@ -316,5 +322,8 @@ mod tests {
         assert_eq!(SHAPE.block_bytes(), 2 * SHAPE.layer_bytes());
         let int8 = KvShape { head_dim: 128, dtype: KvDtype::Int8, ..SHAPE };
         assert_eq!(int8.layer_bytes(), 2 * 2 * 16 * (4 + 128));
+        let latent = KvShape { layers: 61, kv_heads: 1, head_dim: 576, dtype: KvDtype::Bf16, latent: Some(512) };
+        assert_eq!(latent.block_bytes(), 16 * 61 * 576 * 2);
+        assert_ne!(LayoutFingerprint::new(&[7; 32], &latent), LayoutFingerprint::new(&[7; 32], &KvShape { latent: None, ..latent }));
     }
 }

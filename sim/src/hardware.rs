@@ -117,7 +117,8 @@ impl Roofline {
         let shape = &self.shape;
         let (prompt, rows) = (work.prefill_tokens as f64, work.decode_rows as f64);
         let matrices = shape.active_weights() * (prompt + rows) + shape.head_weights() * work.logit_rows as f64;
-        let attention = shape.prefill_flops(prompt, work.prefill_context as f64) + shape.decode_flops(rows, work.decode_context as f64);
+        let attention =
+            shape.attention_flops(prompt, work.prefill_context as f64) + shape.attention_flops(rows, work.decode_context as f64);
         let flops = 2.0 * matrices + attention;
         let head = if work.logit_rows > 0 { 2.0 * shape.head_weights() } else { 0.0 };
         let bytes = shape.bytes_read(prompt + rows) + head + shape.kv_read(prompt, rows, work.kv_tokens as f64);

@@ -210,16 +210,10 @@ impl Shape {
         per_layer * (full + windowed) + 2.0 * rows * self.state_bytes() as f64
     }
 
-    /// Operations of attention and recurrence for so many prompt tokens, which attend to so many pairs of positions.
-    pub fn prefill_flops(&self, tokens: f64, pairs: f64) -> f64 {
+    /// Operations of attention and recurrence for so many tokens, which attend to so many positions in all.
+    pub fn attention_flops(&self, tokens: f64, pairs: f64) -> f64 {
         let (full, windowed) = self.in_windows(pairs, |window| tokens * window);
-        self.attention.pair_flops(false) * (full + windowed) + self.state_flops() * tokens
-    }
-
-    /// The same for rows that decode.
-    pub fn decode_flops(&self, rows: f64, pairs: f64) -> f64 {
-        let (full, windowed) = self.in_windows(pairs, |window| rows * window);
-        self.attention.pair_flops(true) * (full + windowed) + self.state_flops() * rows
+        self.attention.pair_flops() * (full + windowed) + self.state_flops() * tokens
     }
 
     /// `amount` in each layer that attends to everything, and at most `most(window)` in each of the others.
@@ -260,12 +254,11 @@ impl Attention {
         }
     }
 
-    /// Operations for one pair of positions in one layer. A latent is expanded for prompts, and attended to as it is by rows that decode.
-    fn pair_flops(self, decodes: bool) -> f64 {
+    /// Operations for one pair of positions in one layer. A latent is attended to as it is, by prompts too.
+    fn pair_flops(self) -> f64 {
         let numbers = match self {
             Self::Grouped { heads, head_dim, .. } => heads * 2 * head_dim,
-            Self::Latent { heads, latent, rotated, .. } if decodes => heads * (2 * latent + rotated),
-            Self::Latent { heads, rotated, plain, value, .. } => heads * (plain + rotated + value),
+            Self::Latent { heads, latent, rotated, .. } => heads * (2 * latent + rotated),
         };
         2.0 * f64::from(numbers)
     }
@@ -274,6 +267,7 @@ impl Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidemill_proto::block::{KvDtype, KvShape};
 
     #[test]
     fn shapes_have_the_published_sizes() {
@@ -312,9 +306,11 @@ mod tests {
         let ratio = windowed.kv_read(0.0, 1.0, 100_000.0) / everywhere.kv_read(0.0, 1.0, 100_000.0);
         assert!((0.5..0.51).contains(&ratio), "half the layers read 256 positions: {ratio}");
         let latent = Shape::find("deepseek-v3").unwrap();
-        assert!(
-            latent.decode_flops(1.0, 1e4) > 3.0 * latent.prefill_flops(1.0, 1e4),
-            "absorbed, a pair takes more operations than expanded"
-        );
+        let Attention::Latent { heads, rotated, plain, value, .. } = latent.attention else { panic!("a latent") };
+        let expanded = 2.0 * f64::from(latent.layers) * f64::from(heads * (plain + rotated + value)) * 1e4;
+        let ratio = latent.attention_flops(1.0, 1e4) / expanded;
+        assert!((3.3..3.5).contains(&ratio), "absorbed, a pair takes more operations than expanded: {ratio}");
+        let shape = KvShape { layers: 61, kv_heads: 1, head_dim: 576, dtype: KvDtype::Bf16, latent: Some(512) };
+        assert_eq!(latent.block_bytes(), shape.block_bytes() as u64, "a pool's blocks");
     }
 }

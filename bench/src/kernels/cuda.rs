@@ -152,6 +152,6 @@ impl Sizes {
     }
 
     fn kv_layout(&self, layers: usize) -> KvLayout {
-        KvLayout { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: KvStorage::Float(Dtype::Bf16) }
+        KvLayout { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: KvStorage::Float(Dtype::Bf16), latent: None }
     }
 }

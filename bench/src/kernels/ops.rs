@@ -37,6 +37,7 @@ pub(super) fn measure(bench: &mut Bench) {
         attentions(bench, label, shape);
         small(bench, label, shape);
     }
+    latent_attentions(bench);
 }
 
 /// How many copies of an operand of `bytes` each run works through.
@@ -105,7 +106,7 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
     let loads = [("prefill", 1, 512), ("decode", 1, 1), ("decode", 8, 1), ("decode", 32, 1)];
     for ((phase, sequences, rows), (kv, dtype)) in loads.into_iter().flat_map(|load| KV_DTYPES.map(|dtype| (load, dtype))) {
         for context in [512usize, 2048, 4096] {
-            let layer = KvLayout { layers: 1, kv_heads, head_dim, dtype };
+            let layer = KvLayout { layers: 1, kv_heads, head_dim, dtype, latent: None };
             let blocks = context.div_ceil(BLOCK_POSITIONS);
             let attended: usize = (context - rows + 1..=context).sum();
             let bytes = sequences * blocks * layer.block_bytes();
@@ -119,18 +120,46 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
             let layers = copies(bench, bytes, &work);
             let name = format!("attention {phase} {kv}");
             bench.row(&name, format!("{label} {sequences} × {rows} of {context}"), work, layers, |_| {
-                let mut kv = KvMemory::new(KvLayout { layers, ..layer }, sequences * blocks);
-                (0..(sequences * blocks) as u32).for_each(|id| kv.block_mut(id).fill(SOME_NUMBER));
-                let tables: Vec<Vec<u32>> = (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|id| id as u32).collect()).collect();
-                let q = numbers(sequences * rows * heads * head_dim);
-                let (mut out, mut buffers) = (FloatActivations::default(), AttentionBuffers::default());
-                move |cpu: &Cpu| {
-                    let spans: Vec<_> = tables.iter().map(|blocks| Span { blocks, start: context - rows, rows }).collect();
-                    for layer in 0..layers {
-                        attention(cpu, &kv, Attention::plain(layer, heads), &spans, &q, &mut out, &mut buffers);
-                    }
-                }
+                attend(KvLayout { layers, ..layer }, heads, sequences, rows, context)
             });
+        }
+    }
+}
+
+/// Attention over DeepSeek-V3's latents, of which each position has 576 numbers for 128 heads: some rows of a prompt at the end of a
+/// context, and decode steps. So many heads read a number that products are the limit, not memory.
+fn latent_attentions(bench: &mut Bench) {
+    const HEADS: usize = 128;
+    let layer = KvLayout { layers: 1, kv_heads: 1, head_dim: 576, dtype: KvStorage::Float(Dtype::Bf16), latent: Some(512) };
+    let contexts = if bench.quick { &[512][..] } else { &[512, 4096] };
+    for ((phase, sequences, rows), &context) in [("prefill", 1, 64), ("decode", 1, 1), ("decode", 8, 1)]
+        .into_iter()
+        .flat_map(|load| contexts.iter().map(move |context| (load, context)))
+    {
+        let blocks = context.div_ceil(BLOCK_POSITIONS);
+        let attended: usize = (context - rows + 1..=context).sum();
+        let bytes = sequences * blocks * layer.block_bytes();
+        let operations = sequences * attended * HEADS * 2 * (layer.head_dim + layer.value_dim());
+        let work = Work { bf16_flops: operations as f64, bytes: bytes as f64, ..Work::default() };
+        let layers = copies(bench, bytes, &work);
+        bench.row(&format!("attention {phase} latent bf16"), format!("v3 {sequences} × {rows} of {context}"), work, layers, |_| {
+            attend(KvLayout { layers, ..layer }, HEADS, sequences, rows, context)
+        });
+    }
+}
+
+/// Attention in each layer of `layout`, for the last `rows` of `context` positions of some sequences.
+fn attend(layout: KvLayout, heads: usize, sequences: usize, rows: usize, context: usize) -> impl FnMut(&Cpu) {
+    let blocks = context.div_ceil(BLOCK_POSITIONS);
+    let mut kv = KvMemory::new(layout, sequences * blocks);
+    (0..(sequences * blocks) as u32).for_each(|id| kv.block_mut(id).fill(SOME_NUMBER));
+    let tables: Vec<Vec<u32>> = (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|id| id as u32).collect()).collect();
+    let q = numbers(sequences * rows * heads * layout.head_dim);
+    let (mut out, mut buffers) = (FloatActivations::default(), AttentionBuffers::default());
+    move |cpu: &Cpu| {
+        let spans: Vec<_> = tables.iter().map(|blocks| Span { blocks, start: context - rows, rows }).collect();
+        for layer in 0..layout.layers {
+            attention(cpu, &kv, Attention::plain(layer, heads), &spans, &q, &mut out, &mut buffers);
         }
     }
 }

@@ -17,14 +17,19 @@
 //! lose less than in bf16, and integer sums are exact. Sums are converted and scaled at the end. K and V are stored
 //! transformed (`hadamard`): queries are transformed too, and so is the result, back.
 //!
+//! In a latent layout all query heads share one K, whose first numbers are V. So many queries per row are like many rows: `prefill`
+//! computes single rows too, and takes V from the K that it has packed.
+//!
 //! - `prefill`: many queries. A split's K and V are packed into panels once, and tiles of queries go over them as in a
 //!   matrix product
 //! - `decode`: the queries of one row. K and V are read once, as stored, at the speed of memory; splits of a long
 //!   sequence may go to different threads and are merged afterwards
+//! - `latent`: the groups of query heads that share a latent
 //! - `softmax`: from scores to weights, and merging splits; `split_kv`: one head's stored K and V; `prefetch`: bringing
 //!   them
 
 mod decode;
+mod latent;
 mod prefetch;
 mod prefill;
 mod softmax;
@@ -90,7 +95,8 @@ const SPLIT_BLOCKS: usize = SPLIT / BLOCK_POSITIONS;
 const BLOCK_LINES: usize = 16;
 
 /// `out = softmax(scale q Kᵀ) V` for each query head of each row of the spans. `kv` already holds their K
-/// and V and those of all positions before. `q` is `[rows of all spans, heads, head_dim]`, and so is `out`, packed.
+/// and V and those of all positions before. `q` is `[rows of all spans, heads, head_dim]`, and so is `out`, packed; in a latent layout, `out`
+/// has as many numbers for each head as V.
 pub fn attention(
     cpu: &Cpu,
     kv: &KvMemory,
@@ -104,22 +110,30 @@ pub fn attention(
     let layout = kv.layout();
     let width = heads * layout.head_dim;
     assert!(heads > 0 && heads.is_multiple_of(layout.kv_heads), "query heads in equal groups");
+    assert!(
+        layout.latent.is_none_or(|latent| layout.kv_heads == 1
+            && layout.dtype != KvStorage::Int8
+            && latent <= layout.head_dim
+            && latent.is_multiple_of(2)),
+        "a latent is one head's numbers, in whole pairs"
+    );
     assert!(layout.dtype != KvStorage::Int8 || layout.head_dim <= INT8_HEAD_DIM_MAX, "sums of integers have room in 32 bits");
     assert!(window != Some(0), "a window holds at least the row itself");
     assert!(cap.is_none_or(|cap| cap > 0.0), "a cap leaves room");
     let rows: usize = spans.iter().map(|span| span.rows).sum();
     assert!(q.len() == rows * width, "q is [rows, heads, head_dim]");
-    out.resize(cpu, rows, width);
+    out.resize(cpu, rows, heads * layout.value_dim());
 
-    let group = heads / layout.kv_heads;
+    let kv_heads = if layout.latent.is_some() { latent::head_groups(heads, rows, cpu.threads()) } else { layout.kv_heads };
+    let group = heads / kv_heads;
     let (scale, cap) = (score_scale(layout.head_dim, scale), cap.map(|cap| cap * std::f32::consts::LOG2_E));
-    let call = Call { kv, layer, spans, q, heads, group, window, scale, cap, out: &out.shared() };
+    let call = Call { kv, layer, spans, q, heads, kv_heads, group, window, scale, cap, out: &out.shared() };
     let AttentionBuffers { tasks, merges, partial } = buffers;
     let positions: usize = spans.iter().map(|span| span.rows * (span.start + span.rows)).sum();
     let is_small = positions * width < NUMBERS_MIN_TO_SHARE;
     call.plan(if is_small { 1 } else { cpu.threads() }, tasks, merges);
     // Room for all heads, even where a task has few.
-    let states_len = heads * State::len(layout.head_dim);
+    let states_len = heads * State::len(layout.value_dim());
     let partials = tasks.iter().filter(|task| task.splits.is_some()).count() * states_len;
     if partial.as_slice().len() < partials {
         *partial = Memory::new(partials);
@@ -131,7 +145,7 @@ pub fn attention(
         match &task.splits {
             // SAFETY: tasks with splits come first, and each has its own part.
             Some(_) => decode::run(cpu, &call, task, next, Some(unsafe { states.part(part(index, states_len)) })),
-            None if task.rows.len() == 1 => decode::run(cpu, &call, task, next, None),
+            None if call.is_single(task.rows.len()) => decode::run(cpu, &call, task, next, None),
             None => prefill::run(cpu, &call, task),
         }
     };
@@ -194,6 +208,8 @@ struct Call<'a> {
     spans: &'a [Span<'a>],
     q: &'a [f32],
     heads: usize,
+    /// KV heads; in a latent layout, groups of query heads, which all read the only one.
+    kv_heads: usize,
     /// Query heads per KV head.
     group: usize,
     window: Option<usize>,
@@ -227,8 +243,8 @@ impl Call<'_> {
     fn plan(&self, threads: usize, tasks: &mut Vec<Task>, merges: &mut Vec<usize>) {
         tasks.clear();
         merges.clear();
-        let kv_heads = self.kv.layout().kv_heads;
-        let single_rows = || self.spans.iter().filter(|span| span.rows == 1);
+        let kv_heads = self.kv_heads;
+        let single_rows = || self.spans.iter().filter(|span| self.is_single(span.rows));
         let split = threads > 1 && single_rows().count() * kv_heads < TASKS_PER_THREAD * threads;
         let splits = |span: &Span<'_>| self.splits(&self.visible(span.start));
         let pieces = single_rows().map(|span| if split { splits(span).len() } else { 1 }).sum::<usize>() * kv_heads;
@@ -238,7 +254,7 @@ impl Call<'_> {
         let head_groups = || (0..kv_heads).step_by(heads_per_task).map(|head| head..(head + heads_per_task).min(kv_heads));
         let firsts = |spans: &[Span<'_>]| spans.iter().map(|span| span.rows).sum::<usize>();
         if split {
-            for (index, span) in self.spans.iter().enumerate().filter(|(_, span)| span.rows == 1) {
+            for (index, span) in self.spans.iter().enumerate().filter(|(_, span)| self.is_single(span.rows)) {
                 let splits = splits(span);
                 if splits.len() > 1 {
                     let first = firsts(&self.spans[..index]);
@@ -256,7 +272,7 @@ impl Call<'_> {
         for (index, span) in self.spans.iter().enumerate() {
             assert!(span.blocks.len() * BLOCK_POSITIONS >= span.start + span.rows, "the block table ends before the span");
             let task = |rows: Range<usize>, kv_heads| Task { span: index, first, rows, kv_heads, splits: None };
-            if span.rows == 1 {
+            if self.is_single(span.rows) {
                 let is_split = split && splits(span).len() > 1;
                 tasks.extend(head_groups().filter(|_| !is_split).map(|kv_heads| task(0..1, kv_heads)));
                 first += 1;
@@ -268,6 +284,17 @@ impl Call<'_> {
             }
             first += span.rows;
         }
+    }
+
+    /// Whether a span of so many rows goes to [`decode`].
+    fn is_single(&self, rows: usize) -> bool {
+        rows == 1 && self.kv.layout().latent.is_none()
+    }
+
+    /// The stored head that a KV head's queries read.
+    #[inline(always)]
+    fn stored_head(&self, kv_head: usize) -> usize {
+        if self.kv.layout().latent.is_some() { 0 } else { kv_head }
     }
 
     /// Positions that a row at `position` attends to.
@@ -337,7 +364,7 @@ impl Call<'_> {
     #[inline(always)]
     fn finish<S: Simd>(&self, simd: S, task: &Task, index: usize, state: &State<'_>) {
         let (row, head) = self.query(task, index);
-        let head_dim = self.kv.layout().head_dim;
+        let head_dim = self.kv.layout().value_dim();
         let tile = self.out.tiling.tile_of(row);
         if self.kv.layout().dtype == KvStorage::Int8 {
             let mut room = [[0.0; LANES]; INT8_HEAD_VECTORS];
@@ -386,7 +413,7 @@ mod tests {
     }
 
     fn fixture(cpu: &Cpu, positions: usize, kv_heads: usize, group: usize, head_dim: usize, dtype: KvStorage) -> Fixture {
-        let layout = KvLayout { layers: 2, kv_heads, head_dim, dtype };
+        let layout = KvLayout { layers: 2, kv_heads, head_dim, dtype, latent: None };
         let blocks = positions.div_ceil(BLOCK_POSITIONS);
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
         let mut kv = KvMemory::new(layout, blocks);

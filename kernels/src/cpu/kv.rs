@@ -39,7 +39,7 @@ fn block_range(id: u32, blocks: usize, size: usize) -> Range<usize> {
 #[derive(Clone, Copy, Debug)]
 pub struct KvRows<'a> {
     pub spans: &'a [Span<'a>],
-    /// `[rows of all spans, kv_heads, head_dim]`, and `v` likewise.
+    /// `[rows of all spans, kv_heads, head_dim]`, and `v` likewise; in a latent layout `v` is empty.
     pub k: &'a [f32],
     pub v: &'a [f32],
 }
@@ -104,7 +104,8 @@ pub fn write<'a>(cpu: &Cpu, kv: &mut KvMemory, layer: usize, rows: impl Iterator
     let mut total = 0;
     for KvRows { spans, k, v } in rows.clone() {
         let rows: usize = spans.iter().map(|span| span.rows).sum();
-        assert!(k.len() == rows * width && v.len() == rows * width, "k and v are [rows, kv_heads, head_dim]");
+        let v_len = if layout.latent.is_some() { 0 } else { k.len() };
+        assert!(k.len() == rows * width && v.len() == v_len, "k and v are [rows, kv_heads, head_dim]");
         for span in spans {
             assert!(span.blocks.len() * BLOCK_POSITIONS >= span.start + span.rows, "the block table ends before the span");
         }
@@ -122,7 +123,7 @@ pub fn write<'a>(cpu: &Cpu, kv: &mut KvMemory, layer: usize, rows: impl Iterator
                     if task_of(id, tasks) == task {
                         // SAFETY: each block belongs to one task, and this is its only part alive.
                         let block = unsafe { memory.part(block_range(id, blocks, layout.block_bytes())) };
-                        for (part, from) in [(Part::K, k), (Part::V, v)] {
+                        for (part, from) in [(Part::K, k), (Part::V, v)].into_iter().filter(|(_, from)| !from.is_empty()) {
                             let from = &from[row * width..(row + 1) * width];
                             cpu.isa().dispatch(Store { layout, layer, part, slot: position % BLOCK_POSITIONS, from, block: &mut *block });
                         }
@@ -225,7 +226,7 @@ mod tests {
 
     #[test]
     fn blocks_are_apart_aligned_and_zero() {
-        let layout = KvLayout { layers: 2, kv_heads: 3, head_dim: 20, dtype: KvStorage::Float(Dtype::Bf16) };
+        let layout = KvLayout { layers: 2, kv_heads: 3, head_dim: 20, dtype: KvStorage::Float(Dtype::Bf16), latent: None };
         assert_eq!(layout.block_bytes(), 2 * 2 * 3 * 16 * 20 * 2);
         let mut kv = KvMemory::new(layout, 5);
         assert!(kv.block(0).as_ptr().addr().is_multiple_of(64));
@@ -278,7 +279,7 @@ mod tests {
             (KvStorage::Float(Dtype::Bf16), Dtype::Bf16),
         ] {
             for head_dim in [8, 16, 40] {
-                let layout = KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: kv_dtype };
+                let layout = KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: kv_dtype, latent: None };
                 assert_written(layout, |from| decode(dtype, &encode(dtype, from)).into_iter().map(f64::from).collect());
             }
         }
@@ -293,7 +294,7 @@ mod tests {
         let span = |first: usize, start, rows| Span { blocks: &blocks[first..], start, rows };
         let spans = [span(0, 3, 400), span(30, 7, 690), span(79, 0, 10)];
         for dtype in [KvStorage::Float(Dtype::F32), KvStorage::Float(Dtype::Bf16), KvStorage::Int8] {
-            let layout = KvLayout { layers: 1, kv_heads: 2, head_dim: 64, dtype };
+            let layout = KvLayout { layers: 1, kv_heads: 2, head_dim: 64, dtype, latent: None };
             let written = |threads| {
                 let cpu = Cpu::new(None, threads).unwrap();
                 assert!(threads == 1 || cpu.rows_per_task(2 * width) * threads <= 1100, "each thread has a share");
@@ -311,7 +312,7 @@ mod tests {
     fn in_pairs_an_even_position_leaves_a_zero_for_the_next_one() {
         let dtypes = [KvStorage::Float(Dtype::Bf16), KvStorage::Int8];
         for (cpu, dtype) in cpus().iter().flat_map(|cpu| dtypes.map(|dtype| (cpu, dtype))) {
-            let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype };
+            let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype, latent: None };
             let mut kv = KvMemory::new(layout, 1);
             kv.block_mut(0).fill(0xff);
             let spans = &[Span { blocks: &[0], start: 6, rows: 1 }];
@@ -328,7 +329,7 @@ mod tests {
     #[test]
     fn in_int8_the_largest_number_of_a_head_is_127() {
         for head_dim in [2, 6, 16, 40, 64] {
-            assert_written(KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: KvStorage::Int8 }, |from| {
+            assert_written(KvLayout { layers: 3, kv_heads: 2, head_dim, dtype: KvStorage::Int8, latent: None }, |from| {
                 let from = transformed(from);
                 let largest = from.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
                 let integers = from.iter().map(|x| (x * (127.0 / largest)).round_ties_even());
@@ -339,7 +340,7 @@ mod tests {
 
     #[test]
     fn in_int8_nothing_is_zero_and_needs_no_division() {
-        let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype: KvStorage::Int8 };
+        let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 20, dtype: KvStorage::Int8, latent: None };
         for nothing in [0.0, -0.0, 1e-40, -2e-31] {
             for cpu in cpus() {
                 let mut kv = KvMemory::new(layout, 1);

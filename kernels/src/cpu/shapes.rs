@@ -176,7 +176,7 @@ proptest! {
         (dtype, window, at_once, seed) in (0usize..4, proptest::option::of(1usize..400), 1usize..20, any::<u64>()),
         (scale, cap) in (proptest::option::of(0.01f32..2.0), proptest::option::of(0.1f32..50.0)),
     ) {
-        let layout = KvLayout { layers: 1, kv_heads, head_dim: 2 * pairs, dtype: KV_DTYPES[dtype] };
+        let layout = KvLayout { layers: 1, kv_heads, head_dim: 2 * pairs, dtype: KV_DTYPES[dtype], latent: None };
         let sequence = Sequence { scale, cap, ..Sequence::new(layout, group, window, positions, seed) };
         let rows = positions - sequence.start;
         assert_same_bits(rows, at_once, sequence.width(), layout.dtype == KvStorage::Float(Dtype::Bf16), |cpu, rows| sequence.attention(cpu, rows))?;
@@ -198,7 +198,7 @@ fn some_shapes_have_these_bits_on_every_architecture() {
             take(int8_product(&cpu, dtype, (0..rows, outputs, inputs), &weights, &x));
         }
         for dtype in KV_DTYPES {
-            let sequence = Sequence::new(KvLayout { layers: 1, kv_heads: 2, head_dim: 48, dtype }, 3, Some(400), 530, 3);
+            let sequence = Sequence::new(KvLayout { layers: 1, kv_heads: 2, head_dim: 48, dtype, latent: None }, 3, Some(400), 530, 3);
             take(sequence.attention(&cpu, 0..20));
         }
         let mut normed = x.clone();

@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn memory_is_divided_into_whole_blocks_and_a_reserve() {
-        let layout = KvLayout { layers: 32, kv_heads: 8, head_dim: 128, dtype: KvStorage::Float(Dtype::Bf16) };
+        let layout = KvLayout { layers: 32, kv_heads: 8, head_dim: 128, dtype: KvStorage::Float(Dtype::Bf16), latent: None };
         assert_eq!(layout.block_bytes(), 2 << 20);
         assert_eq!(blocks_that_fit(&layout, 100 << 20, 11 << 20), 44);
         assert_eq!(blocks_that_fit(&layout, 10 << 20, 11 << 20), 0);

@@ -2,6 +2,7 @@
 
 use super::{
     experts::ExpertScratch,
+    latent::LatentScratch,
     projection::{Activations, Arithmetic},
 };
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -56,6 +57,7 @@ pub(super) struct Scratch {
     /// The output of a part of the layer that is normed or scaled before it is added to the residual stream.
     pub(super) added: Vec<f32>,
     pub(super) experts: ExpertScratch,
+    pub(super) latent: LatentScratch,
 }
 
 impl Buffers {
@@ -70,6 +72,7 @@ impl Buffers {
                 activated,
                 added: Vec::new(),
                 experts: ExpertScratch::new(arithmetic),
+                latent: LatentScratch::new(arithmetic),
             })
         };
         let scratch = std::iter::repeat_with(scratch).take(threads).collect();
@@ -95,6 +98,7 @@ pub(super) fn free(scratch: &[Mutex<Scratch>]) -> MutexGuard<'_, Scratch> {
 }
 
 impl<'a> Band<'a> {
+    /// What the rows store; for a latent, keys alone.
     pub(super) fn keys_and_values(&self) -> KvRows<'_> {
         KvRows { spans: &self.spans, k: &self.k, v: &self.v }
     }

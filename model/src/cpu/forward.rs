@@ -3,7 +3,7 @@
 use super::{
     band::{Angles, Band, Buffers, Scratch, band_start, free},
     key_offset,
-    model::{Dense, FeedForward, Layer, Model},
+    model::{Dense, FeedForward, Inputs, Layer, Model},
     projection::{Activations, Projection, project},
 };
 use crate::norm::Norm;
@@ -205,10 +205,23 @@ impl Model {
     /// Queries, keys and values.
     fn project(&self, layer: &Layer, what: Rows, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
-        let Band { x, q, k, v, .. } = &mut *band;
+        let Band { x, q, k, v, angles, .. } = &mut *band;
         let normed = &mut scratch.normed;
         self.fill(normed, x, layer.attention_norm.as_ref());
-        let products = [(&layer.q, q, config.heads), (&layer.k, k, config.kv_heads), (&layer.v, v, config.kv_heads)];
+        let [weights_q, weights_k, weights_v] = match &layer.inputs {
+            Inputs::Heads(heads) => &**heads,
+            Inputs::Latent(latent) => {
+                let angles = &angles[layer.rope.expect("a latent's layers rotate")];
+                if !matches!(what, Rows::Queries) {
+                    latent.keys(cpu, normed, angles, k, &mut scratch.latent);
+                }
+                if !matches!(what, Rows::KeysAndValues) {
+                    latent.queries(cpu, normed, angles, q, &mut scratch.latent);
+                }
+                return;
+            }
+        };
+        let products = [(weights_q, q, config.heads), (weights_k, k, config.kv_heads), (weights_v, v, config.kv_heads)];
         let [q, k, v] = products.map(|(weights, to, heads)| {
             resize(to, normed.rows() * heads * config.head_dim);
             Product { weights, output: Output::Set(to) }
@@ -231,19 +244,24 @@ impl Model {
     fn rest_of_layer(&self, layer: &Layer, index: usize, kv: &KvMemory, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
         let Band { spans, x, q, angles, .. } = band;
-        let Scratch { normed, attention: buffers, attended, activated, added, experts: expert_scratch } = scratch;
+        let Scratch { normed, attention: buffers, attended, activated, added, experts: expert_scratch, latent: latent_scratch } = scratch;
         if let (FeedForward::Dense(dense), true) = (&layer.mlp, config.family.is_parallel) {
             // Before the attention is added to what both read.
             self.activate(dense, layer.attention_norm.as_ref(), x, normed, activated);
         }
-        if let Some((norm, _)) = &layer.qk_norm {
-            norm.apply(cpu, q);
-        }
-        self.rotate(layer, q, angles);
-        self.grow(spans, q);
         let (window, scale, cap) = (config.windows[index], config.score_factor, config.score_cap);
         let what = Attention { layer: index, heads: config.heads, window, scale, cap };
-        attended.fill(cpu, |attended| attention(cpu, kv, what, spans, q, attended, buffers));
+        match &layer.inputs {
+            Inputs::Heads(_) => {
+                if let Some((norm, _)) = &layer.qk_norm {
+                    norm.apply(cpu, q);
+                }
+                self.rotate(layer, q, angles);
+                self.grow(spans, q);
+                attended.fill(cpu, |attended| attention(cpu, kv, what, spans, q, attended, buffers));
+            }
+            Inputs::Latent(latent) => latent.attend(cpu, kv, what, spans, q, attended, buffers, latent_scratch),
+        }
         self.add(attended, &layer.output, layer.after_attention.as_ref(), x, added);
         match &layer.mlp {
             FeedForward::Dense(dense) => {

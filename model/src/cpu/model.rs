@@ -4,6 +4,7 @@ use super::{
     band::Buffers,
     experts::Experts,
     key_offset::KeyOffsets,
+    latent::Latent,
     projection::{Arithmetic, Projection, Quantization},
 };
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
     kv,
     norm::Norm,
     rope::Rope,
-    tensors::{DenseTensors, LayerTensors, MlpTensors, Tensors},
+    tensors::{DenseTensors, InputTensors, LayerTensors, MlpTensors, Tensors},
 };
 use std::{panic::resume_unwind, path::Path, thread};
 use tidemill_kernels::{
@@ -59,9 +60,7 @@ pub(crate) struct Layer {
     /// Which of the model's [`ropes`](Model::ropes) turns queries and keys.
     pub(crate) rope: Option<usize>,
     pub(crate) attention_norm: Option<Norm>,
-    pub(crate) q: Projection,
-    pub(crate) k: Projection,
-    pub(crate) v: Projection,
+    pub(crate) inputs: Inputs,
     pub(crate) output: Projection,
     /// Norms over each head's query and key, or over all heads together.
     pub(crate) qk_norm: Option<(Norm, Norm)>,
@@ -72,6 +71,13 @@ pub(crate) struct Layer {
     pub(crate) mlp_norm: Option<Norm>,
     pub(crate) mlp: FeedForward,
     pub(crate) after_mlp: Option<Norm>,
+}
+
+/// What makes queries, keys and values of the layer's input.
+pub(crate) enum Inputs {
+    /// Queries, keys and values.
+    Heads(Box<[Projection; 3]>),
+    Latent(Box<Latent>),
 }
 
 pub(crate) enum FeedForward {
@@ -90,6 +96,9 @@ impl Model {
     /// hashed.
     pub fn load(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Model, ModelError> {
         let config = ModelConfig::load(dir)?;
+        if options.kv_dtype == KvDtype::Int8 && config.latent.is_some() {
+            return Err(ModelError::LatentInInt8);
+        }
         if options.kv_dtype == KvDtype::Int8 && config.head_dim > INT8_HEAD_DIM_MAX {
             return Err(ModelError::TooWideForInt8Kv { head_dim: config.head_dim });
         }
@@ -115,7 +124,7 @@ impl Model {
         });
         let (weights, (layers, head)) = (weights?, packed?);
         checkpoint.release();
-        let kv_shape = KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, dtype: options.kv_dtype };
+        let kv_shape = config.kv_shape(options.kv_dtype);
         let layout =
             LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, cpu.isa())), &kv_shape);
         // As transformers multiplies: in the type of the embedding.
@@ -177,14 +186,23 @@ impl Layer {
         key_offsets: Option<&KeyOffsets>,
     ) -> Result<Layer, ModelError> {
         let rope = config.rope_of(index);
-        let key_offset = key_offsets.zip(tensors.k.bias.as_deref()).map(|(offsets, bias)| offsets.of(bias, rope));
-        let LayerTensors { attention_norm, q, k, v, output, qk_norm, after_attention, mlp_norm, mlp, after_mlp } = tensors;
+        let key_bias = match &tensors.inputs {
+            InputTensors::Heads(heads) => heads[1].bias.as_deref(),
+            InputTensors::Latent(_) => None,
+        };
+        let key_offset = key_offsets.zip(key_bias).map(|(offsets, bias)| offsets.of(bias, rope));
+        let LayerTensors { attention_norm, inputs, output, qk_norm, after_attention, mlp_norm, mlp, after_mlp } = tensors;
         Ok(Layer {
             rope,
             attention_norm,
-            q: q.pack(cpu, arithmetic)?,
-            k: k.pack(cpu, arithmetic)?,
-            v: v.pack(cpu, arithmetic)?,
+            inputs: match (&inputs, config.latent) {
+                (InputTensors::Latent(latent), Some(sizes)) => Inputs::Latent(Box::new(Latent::pack(latent, sizes, cpu, arithmetic)?)),
+                (InputTensors::Heads(heads), _) => {
+                    let [q, k, v] = &**heads;
+                    Inputs::Heads(Box::new([q.pack(cpu, arithmetic)?, k.pack(cpu, arithmetic)?, v.pack(cpu, arithmetic)?]))
+                }
+                (InputTensors::Latent(_), None) => unreachable!("latents were taken for models that have them"),
+            },
             output: output.pack(cpu, arithmetic)?,
             qk_norm,
             after_attention,
@@ -210,11 +228,15 @@ impl Layer {
 
     /// Bytes that one pass over the projections' weights reads.
     pub(crate) fn projection_bytes(&self) -> usize {
-        let Self { q, k, v, output, mlp, .. } = self;
+        let Self { inputs, output, mlp, .. } = self;
+        let inputs = match inputs {
+            Inputs::Heads(heads) => heads.iter().map(Projection::bytes).sum(),
+            Inputs::Latent(latent) => latent.bytes(),
+        };
         let mlp = match mlp {
             FeedForward::Dense(Dense { gate_up, down }) => gate_up.bytes() + down.bytes(),
             FeedForward::Experts(experts) => experts.bytes(),
         };
-        [q, k, v, output].map(Projection::bytes).into_iter().sum::<usize>() + mlp
+        inputs + output.bytes() + mlp
     }
 }

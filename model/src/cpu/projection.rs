@@ -84,6 +84,15 @@ impl Linear {
         })
     }
 
+    /// Packs the transposed matrix, `[inputs, outputs]` in the file's words.
+    pub(crate) fn pack_transposed(&self, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
+        let weight = self.numbers(cpu, arithmetic)?.transposed();
+        Ok(match arithmetic {
+            Arithmetic::F32 | Arithmetic::Bf16 => Projection::Float(FloatWeights::new(cpu, weight.view(), None)),
+            Arithmetic::Int8 => Projection::Int8(Int8Weights::new(cpu, weight.view(), None)),
+        })
+    }
+
     /// Packs `self` as the gate of `up`.
     pub(crate) fn pack_gated(&self, up: &Linear, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
         let (gate, up_weight) = (self.numbers(cpu, arithmetic)?, up.numbers(cpu, arithmetic)?);

@@ -20,6 +20,7 @@ pub(super) fn lacks(config: &ModelConfig) -> Vec<&'static str> {
         (family.qk_norm == QkNorm::All, "norms over all heads"),
         (family.mlp == Mlp::Plain, "feed-forward layers without a gate"),
         (config.experts.is_some(), "experts"),
+        (config.latent.is_some(), "latent attention"),
         (config.activation != Activation::Silu, "activations other than silu"),
         (family.is_interleaved, "the rotation of neighbouring numbers"),
         (rotated != config.head_dim, "the rotation of parts of heads"),

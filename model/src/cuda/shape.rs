@@ -86,7 +86,7 @@ impl DeviceShape {
     }
 
     pub(super) fn kv_shape(&self) -> KvShape {
-        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: self.kv_dtype }
+        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: self.kv_dtype, latent: None }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     config::ModelConfig,
     norm::Norm,
     quantization::{Inputs, ScalePer},
-    tensors::{DenseTensors, LayerTensors, Linear, MlpTensors, Tensors},
+    tensors::{DenseTensors, InputTensors, LayerTensors, Linear, MlpTensors, Tensors},
     weight::{Fp8Matrix, Weight},
 };
 use cudarc::driver::CudaSlice;
@@ -141,7 +141,7 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn layer(&mut self, layer: &LayerTensors) -> Result<DeviceLayer, CudaError> {
         let shape = self.shape;
-        let LayerTensors { q, k, v, output, .. } = layer;
+        let (LayerTensors { output, .. }, [q, k, v]) = (layer, heads_of(layer));
         let (gate, up, down) = dense_of(layer);
         let qk_norm = layer.qk_norm.as_ref();
         let qk_norm = qk_norm.map(|(q, k)| Ok::<_, CudaError>((self.head_norm(&q.weight)?, self.head_norm(&k.weight)?))).transpose()?;
@@ -158,7 +158,7 @@ impl Loader<'_> {
 
     fn layer_bytes(&self, layer: &LayerTensors) -> usize {
         let DeviceShape { hidden, intermediate, .. } = self.shape;
-        let LayerTensors { q, k, v, output, .. } = layer;
+        let (LayerTensors { output, .. }, [q, k, v]) = (layer, heads_of(layer));
         let (gate, up, down) = dense_of(layer);
         let bytes = |parts: &[&Linear], numbers: usize| if self.stays_fp8(parts) { numbers } else { 2 * numbers };
         bytes(&[q, k, v], self.shape.qkv() * hidden)
@@ -284,6 +284,14 @@ impl Loader<'_> {
 
 fn norm_of(norm: &Option<Norm>) -> &[f32] {
     &norm.as_ref().expect(REFUSED).weight
+}
+
+/// The query, key and value projections.
+fn heads_of(layer: &LayerTensors) -> &[Linear; 3] {
+    match &layer.inputs {
+        InputTensors::Heads(heads) => heads,
+        InputTensors::Latent(_) => panic!("{REFUSED}"),
+    }
 }
 
 /// The gate, up and down projections.

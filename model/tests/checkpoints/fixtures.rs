@@ -12,7 +12,7 @@ use tidemill_kernels::{
 use tidemill_model::{Chunk, Isa, KvMemory, LoadOptions, LogitRows, Model};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
-pub(crate) const FAMILIES: [&str; 23] = [
+pub(crate) const FAMILIES: [&str; 25] = [
     "llama",
     "llama3",
     "mistral",
@@ -36,6 +36,8 @@ pub(crate) const FAMILIES: [&str; 23] = [
     "qwen2-moe",
     "glm4-moe",
     "minimax-m2",
+    "deepseek-v2",
+    "deepseek-v3",
 ];
 
 const EXPERTS: [&str; 5] = ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2"];
@@ -43,6 +45,12 @@ const EXPERTS: [&str; 5] = ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "mi
 /// Families without experts: the least rounding may choose other experts, and then logits differ by any amount.
 pub(crate) fn dense() -> impl Iterator<Item = &'static str> {
     FAMILIES.into_iter().filter(|family| !EXPERTS.contains(family))
+}
+
+/// How a family's K and V can be stored: a latent not in 8 bits.
+pub(crate) fn kv_dtypes(family: &str) -> impl Iterator<Item = KvDtype> + use<> {
+    let has_int8 = !["deepseek-v2", "deepseek-v3"].contains(&family);
+    KvDtype::ALL.into_iter().filter(move |kv_dtype| has_int8 || *kv_dtype != KvDtype::Int8)
 }
 
 /// Checkpoints with weights in FP8, one per form.

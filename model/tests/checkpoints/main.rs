@@ -6,6 +6,7 @@ mod exact;
 mod fixtures;
 mod fp8;
 mod int8;
+mod latent;
 mod multimodal;
 mod reference;
 mod trained;

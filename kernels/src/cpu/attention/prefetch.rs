@@ -203,7 +203,7 @@ mod tests {
             (600, 2, 128, KvStorage::Float(Dtype::F16), Some(300)),
             (300, 5, 6, KvStorage::Int8, Some(20)),
         ] {
-            let layout = KvLayout { layers: 2, kv_heads, head_dim, dtype };
+            let layout = KvLayout { layers: 2, kv_heads, head_dim, dtype, latent: None };
             let table: Vec<u32> = (0..positions.div_ceil(BLOCK_POSITIONS) as u32).rev().collect();
             let kv = KvMemory::new(layout, table.len());
             let mut out = FloatActivations::default();
@@ -215,6 +215,7 @@ mod tests {
                 spans: &spans,
                 q: &[],
                 heads: kv_heads,
+                kv_heads,
                 group: 1,
                 window,
                 scale: 1.0,

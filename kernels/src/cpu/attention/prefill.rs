@@ -50,6 +50,9 @@ struct Scratch {
     sums: Vec<[f32; PANEL]>,
 }
 
+/// Bytes of a word: one number in f32, or a pair.
+const WORD: usize = size_of::<u32>();
+
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
@@ -64,7 +67,7 @@ pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task) {
 
 fn run_with<P: KvPanelFormat>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
     SCRATCH.with_borrow_mut(|scratch| {
-        let head_dim = call.kv.layout().head_dim;
+        let (head_dim, value_dim) = (call.kv.layout().head_dim, call.kv.layout().value_dim());
         let in_blocks = P::IS_BF16 && cpu.isa().bf16_products() == Bf16Products::Blocks;
         // For AMX, queries lie one after the other, padded with zeros to whole blocks like panels of K.
         let (words, tile_rows) = match in_blocks {
@@ -73,9 +76,9 @@ fn run_with<P: KvPanelFormat>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
         };
         let queries = Tiling::new(task.rows.len() * call.group, words, tile_rows);
         scratch.k.resize(SPLIT / PANEL * queries.cols, [0; _]);
-        scratch.v.resize(head_dim.div_ceil(PANEL) * SPLIT / P::INPUTS, [0; _]);
+        scratch.v.resize(value_dim.div_ceil(PANEL) * SPLIT / P::INPUTS, [0; _]);
         scratch.q.resize((queries.rows + if in_blocks { tile_rows } else { 0 }) * queries.cols, 0);
-        scratch.states.resize(queries.rows * State::len(head_dim), 0.0);
+        scratch.states.resize(queries.rows * State::len(value_dim), 0.0);
         scratch.q_scales.resize(queries.rows, 0.0);
         scratch.scores.resize(SPLIT / PANEL * tile_rows, [0.0; _]);
         scratch.weights.resize(tile_rows, [0; _]);
@@ -100,7 +103,7 @@ impl<P: KvPanelFormat> Kernel for PrefillKernel<'_, P> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let state_len = State::len(self.call.kv.layout().head_dim);
+        let state_len = State::len(self.call.kv.layout().value_dim());
         for index in 0..self.queries.tiles {
             let tile = self.queries.tile(index);
             let Scratch { q, q_scales, .. } = &mut *self.scratch;
@@ -146,7 +149,7 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
     #[inline(always)]
     fn widen<S: Simd, E: KvElement>(&mut self, simd: S, split: usize, visible: &Range<usize>) {
         let (call, task) = (self.call, self.task);
-        let (layout, words) = (call.kv.layout(), self.queries.cols);
+        let (layout, words, head) = (call.kv.layout(), self.queries.cols, call.stored_head(task.kv_heads.start));
         let visible = within(split, visible);
         let blocks = visible.start / BLOCK_POSITIONS..visible.end.div_ceil(BLOCK_POSITIONS);
         if self.in_blocks {
@@ -156,17 +159,21 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
             let bytes = call.kv.block(call.spans[task.span].blocks[split * SPLIT_BLOCKS + block]);
             if const { E::PanelFormat::HAS_SCALES } {
                 for part in [Part::K, Part::V] {
-                    let (scales, _) = bytes[layout.scales(call.layer, part, task.kv_heads.start)].as_chunks();
+                    let (scales, _) = bytes[layout.scales(call.layer, part, head)].as_chunks();
                     self.scratch.scales.set(simd, block, part, &scales[0]);
                 }
             }
             let first = block * BLOCK_POSITIONS;
             let panel = &mut self.scratch.k[first / PANEL * words..][..words];
-            let (k, _) = E::words(&bytes[layout.numbers(call.layer, Part::K, task.kv_heads.start)]);
+            let (k, _) = E::words(&bytes[layout.numbers(call.layer, Part::K, head)]);
             for (to, k) in panel.iter_mut().zip(k) {
                 simd.store_f32_bytes(E::widen(simd, k), &mut to.as_chunks_mut().0[first % PANEL / LANES]);
             }
-            let v = &bytes[layout.numbers(call.layer, Part::V, task.kv_heads.start)];
+            if layout.latent.is_some() {
+                self.values_from_keys::<E>(first, visible.end);
+                continue;
+            }
+            let v = &bytes[layout.numbers(call.layer, Part::V, head)];
             for (i, v) in v.chunks_exact(layout.head_dim * E::BYTES * inputs::<E>()).enumerate() {
                 let line = first / inputs::<E>() + i;
                 let (whole, rest) = E::words(v);
@@ -180,6 +187,34 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
                     let to = &mut self.scratch.v[vector * LANES / PANEL * (SPLIT / inputs::<E>()) + line];
                     simd.store_f32_bytes(value, &mut to.as_chunks_mut().0[vector % (PANEL / LANES)]);
                 }
+            }
+        }
+    }
+
+    /// Packs V of the block at position `first` of the split from its packed K. Positions from `end` on become zeros, as nothing may be
+    /// written there yet.
+    #[inline(always)]
+    fn values_from_keys<E: KvElement>(&mut self, first: usize, end: usize) {
+        let (words, value_dim) = (self.queries.cols, self.call.kv.layout().value_dim());
+        let Scratch { k, v, .. } = &mut *self.scratch;
+        let keys = &k[first / PANEL * words..][..value_dim / inputs::<E>()];
+        let written = end.saturating_sub(first);
+        for (word, key) in keys.iter().enumerate() {
+            let (key, _) = key[first % PANEL * WORD..].as_chunks::<WORD>();
+            let at = |position: usize| if position < written { u32::from_le_bytes(key[position]) } else { 0 };
+            let mut put = |line: usize, dim: usize, bits: u32| {
+                let line = &mut v[dim / PANEL * (SPLIT / inputs::<E>()) + first / inputs::<E>() + line];
+                line.as_chunks_mut::<WORD>().0[dim % PANEL] = bits.to_le_bytes();
+            };
+            for line in 0..BLOCK_POSITIONS / inputs::<E>() {
+                if const { inputs::<E>() == 1 } {
+                    put(line, word, at(line));
+                    continue;
+                }
+                // Pairs of dimensions become pairs of positions.
+                let (even, odd) = (at(2 * line), at(2 * line + 1));
+                put(line, 2 * word, even & 0xffff | odd << 16);
+                put(line, 2 * word + 1, even >> 16 | odd & 0xffff_0000);
             }
         }
     }
@@ -202,7 +237,7 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
     /// A tile of queries over one split.
     #[inline(always)]
     fn tile<S: Simd, const T: usize>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
-        let (words, head_dim) = (self.queries.cols, self.call.kv.layout().head_dim);
+        let (words, value_dim) = (self.queries.cols, self.call.kv.layout().value_dim());
         let visible = within(split, &self.visible_to_any(queries));
         if visible.is_empty() {
             return;
@@ -216,7 +251,7 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
         }
         self.weigh(simd, split, queries, &panels, T);
         let lines = visible.start / P::INPUTS..visible.end.div_ceil(P::INPUTS);
-        for panel in 0..head_dim.div_ceil(PANEL) {
+        for panel in 0..value_dim.div_ceil(PANEL) {
             let Scratch { v, weights, sums, .. } = &mut *self.scratch;
             let weights = weights.first_chunk().expect("weights of the whole tile");
             let weights = Weighted::<T> { weights, first: lines.start, len: lines.len() };
@@ -249,7 +284,7 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
         }
         self.weigh(simd, split, queries, &panels, rows);
         let lines = panels.start * BLOCK_LINES..panels.end * BLOCK_LINES;
-        for panel in 0..self.call.kv.layout().head_dim.div_ceil(PANEL) {
+        for panel in 0..self.call.kv.layout().value_dim().div_ceil(PANEL) {
             let Scratch { v, weights, sums, .. } = &mut *self.scratch;
             let v = Piece::in_caches(&v[panel * (SPLIT / P::INPUTS)..][lines.clone()]);
             unit.multiply::<Bf16Pairs>(&weights.as_flattened()[lines.start..], WEIGHTS_WORDS, v, &mut sums[..rows], Start::Zero);
@@ -266,7 +301,7 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
     /// queries' states.
     #[inline(always)]
     fn weigh<S: Simd>(&mut self, simd: S, split: usize, queries: &Range<usize>, panels: &Range<usize>, rows: usize) {
-        let state_len = State::len(self.call.kv.layout().head_dim);
+        let state_len = State::len(self.call.kv.layout().value_dim());
         let Scratch { scores, weights, scales, q_scales, states, merges, .. } = &mut *self.scratch;
         merges.clear();
         for (row, query) in queries.clone().enumerate() {
@@ -286,7 +321,7 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
     /// Adds a panel of a tile's weighted sums to the queries' states.
     #[inline(always)]
     fn add<S: Simd>(&mut self, simd: S, queries: &Range<usize>, panel: usize) {
-        let state_len = State::len(self.call.kv.layout().head_dim);
+        let state_len = State::len(self.call.kv.layout().value_dim());
         let Scratch { states, merges, sums, .. } = &mut *self.scratch;
         for ((query, merge), sums) in queries.clone().zip(merges).zip(sums) {
             if let Some(merge) = merge {

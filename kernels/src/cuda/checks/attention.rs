@@ -89,7 +89,7 @@ struct Paged {
 impl Paged {
     fn new(gpu: &mut TestGpu, heads: Heads, kv_heads: usize, lens: &[usize]) -> Result<Self, CudaError> {
         let head_dim = heads.dim;
-        let layout = KvLayout { layers: LAYERS, kv_heads, head_dim, dtype: heads.kv };
+        let layout = KvLayout { layers: LAYERS, kv_heads, head_dim, dtype: heads.kv, latent: None };
         let table_stride = lens.iter().max().expect("a sequence").div_ceil(16) + 1;
         let blocks: usize = lens.iter().map(|len| len.div_ceil(16)).sum::<usize>() + 1;
         let mut ids: Vec<u32> = (0..blocks as u32).collect();

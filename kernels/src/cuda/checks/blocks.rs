@@ -50,7 +50,7 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
 /// Random blocks to the device and back, by fetch and publish, in more than one round; then layer by layer.
 fn across_the_bus(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     const BLOCKS: usize = 150;
-    let layout = KvLayout { layers: 5, kv_heads: 3, head_dim: 80, dtype: KvStorage::Float(Dtype::Bf16) };
+    let layout = KvLayout { layers: 5, kv_heads: 3, head_dim: 80, dtype: KvStorage::Float(Dtype::Bf16), latent: None };
     let size = layout.block_bytes();
     let (mut from, mut to) = (HostMemory::new(gpu, BLOCKS * size)?, HostMemory::new(gpu, BLOCKS * size)?);
     rand::Rng::fill(&mut gpu.rng, from.as_slice_mut());

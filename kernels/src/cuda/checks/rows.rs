@@ -175,7 +175,7 @@ pub fn rope_kv_write(
     let weights = [gpu.f32s(d, 1.0), gpu.f32s(d, 1.0)];
 
     let kernels = gpu.kernels_of(of)?;
-    let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: of.kv };
+    let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: of.kv, latent: None };
     let mut kv = DeviceKv::new(&gpu.device, layout, tables.len())?;
     // Every block's slot, poisoned: unwritten bytes must stay so.
     let slots = gpu.poisoned::<u8>(tables.len() * layout.block_bytes())?;

@@ -113,6 +113,14 @@ impl FloatActivations {
         });
     }
 
+    /// Appends columns `cols` of every row to `to`, where rows are [apart](Self::rows_apart).
+    pub fn append_columns(&self, cols: Range<usize>, to: &mut Vec<f32>) {
+        assert!(self.apart && !self.paired, "each row is a tile of its own, in f32");
+        for row in 0..self.rows() {
+            to.extend(self.words(&(row..row + 1), cols.clone()).iter().map(|word| f32::from_bits(*word)));
+        }
+    }
+
     /// The unpacked rows: `[rows, cols]`.
     pub fn to_rows(&self) -> Vec<f32> {
         let word = |row: usize, word: usize| {
