@@ -131,7 +131,7 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
 fn latent_attentions(bench: &mut Bench) {
     const HEADS: usize = 128;
     let layer = KvLayout { layers: 1, kv_heads: 1, head_dim: 576, dtype: KvStorage::Float(Dtype::Bf16), latent: Some(512) };
-    let contexts = if bench.quick { &[512][..] } else { &[512, 4096] };
+    let contexts: &[usize] = if bench.quick { &[512] } else { &[512, 4096] };
     for ((phase, sequences, rows), &context) in [("prefill", 1, 64), ("decode", 1, 1), ("decode", 8, 1)]
         .into_iter()
         .flat_map(|load| contexts.iter().map(move |context| (load, context)))

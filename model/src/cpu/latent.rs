@@ -188,11 +188,15 @@ impl Latent {
                 parts.for_each(|query| scratch.gathered.extend_from_slice(&query[rotated..]));
                 scratch.multiply(cpu, plain, &self.heads[scratch.head].key, rank);
             });
-            absorbed.clear();
-            for (nth, query) in queries.chunks_exact(query_dim).enumerate() {
-                absorbed.extend_from_slice(&of_heads[nth % heads].output[nth / heads * rank..][..rank]);
-                absorbed.extend_from_slice(&query[..rotated]);
-            }
+            absorbed.resize(piece.len() * heads * self.sizes.stored_dim(), 0.0);
+            let of_row = |row: usize| queries[row * heads * query_dim..(row + 1) * heads * query_dim].chunks_exact(query_dim);
+            for_each_row(cpu, absorbed, piece.len(), |row, absorbed| {
+                for ((to, query), of_head) in absorbed.chunks_exact_mut(rank + rotated).zip(of_row(row)).zip(&*of_heads) {
+                    let (latent, turning) = to.split_at_mut(rank);
+                    latent.copy_from_slice(&of_head.output[row * rank..(row + 1) * rank]);
+                    turning.copy_from_slice(&query[..rotated]);
+                }
+            });
             attention(cpu, kv, what, &part_of(spans, &piece), absorbed, sums, buffers);
             let sums = &*sums;
             cpu.for_each_mut(of_heads, |scratch| {
@@ -201,9 +205,11 @@ impl Latent {
                 scratch.multiply(cpu, rank, &self.heads[scratch.head].value, value);
             });
             let outputs = &mut outputs[piece.start * heads * value..piece.end * heads * value];
-            for (nth, output) in outputs.chunks_exact_mut(value).enumerate() {
-                output.copy_from_slice(&of_heads[nth % heads].output[nth / heads * value..][..value]);
-            }
+            for_each_row(cpu, outputs, piece.len(), |row, outputs| {
+                for (to, of_head) in outputs.chunks_exact_mut(value).zip(&*of_heads) {
+                    to.copy_from_slice(&of_head.output[row * value..(row + 1) * value]);
+                }
+            });
         }
         attended.copy_from(cpu, outputs, heads * value);
     }
@@ -220,6 +226,13 @@ impl HeadScratch {
 
 /// Of DeepSeek-V3's 128 heads, 64 rows of absorbed queries and of sums are 34 MiB.
 const PIECE_ROWS: usize = 64;
+
+/// Calls `task(row, its numbers)` for each of the `rows` rows of `numbers`, in parallel.
+fn for_each_row(cpu: &Cpu, numbers: &mut [f32], rows: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
+    let width = numbers.len() / rows;
+    let mut rows: Vec<_> = numbers.chunks_exact_mut(width).enumerate().collect();
+    cpu.for_each_mut(&mut rows, |(row, numbers)| task(*row, numbers));
+}
 
 /// The spans of rows `rows` of all spans.
 fn part_of<'a>(spans: &[Span<'a>], rows: &Range<usize>) -> Vec<Span<'a>> {
