@@ -181,7 +181,7 @@ impl ModelConfig {
         if latent.is_some() && kv_heads != heads {
             return Err(format!("num_key_value_heads {kv_heads} is not num_attention_heads {heads}, where each head has keys of its own"));
         }
-        if latent.is_some() && raw.first_k_dense_replace.is_some_and(|dense| dense < layers) {
+        if latent.is_some() && family.experts.is_none() && raw.first_k_dense_replace.is_some_and(|dense| dense < layers) {
             return Err(
                 "layers of experts (first_k_dense_replace is less than num_hidden_layers) are not served for this family yet".into()
             );

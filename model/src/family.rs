@@ -549,7 +549,19 @@ pub(crate) static FAMILIES: [Family; 24] = [
         ..LLAMA
     },
     DEEPSEEK2,
-    Family { architecture: "DeepseekV3ForCausalLM", model_type: "deepseek_v3", mlp_bias: Flag::Never, ..DEEPSEEK2 },
+    Family {
+        architecture: "DeepseekV3ForCausalLM",
+        model_type: "deepseek_v3",
+        defaults: r#"{
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+            "n_shared_experts": 1, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "norm_topk_prob": true,
+            "routed_scaling_factor": 2.5
+        }"#,
+        mlp_bias: Flag::Never,
+        experts: Some(DEEPSEEK_EXPERTS),
+        ..DEEPSEEK2
+    },
 ];
 
 /// Architectures with a text model among others, whose settings are under `text_config`: its `model_type` says of which family it is.

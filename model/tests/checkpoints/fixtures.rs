@@ -40,7 +40,7 @@ pub(crate) const FAMILIES: [&str; 25] = [
     "deepseek-v3",
 ];
 
-const EXPERTS: [&str; 5] = ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2"];
+const EXPERTS: [&str; 6] = ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2", "deepseek-v3"];
 
 /// Families without experts: the least rounding may choose other experts, and then logits differ by any amount.
 pub(crate) fn dense() -> impl Iterator<Item = &'static str> {
