@@ -1,20 +1,27 @@
 //! Matrix products: activations times weights, both packed in the order in which the kernels read them.
 //!
-//! - [`float`]: f32, f16 and bf16 weights; [`int8`]: 8-bit integers. Each packs its own activations and weights
+//! - [`float`]: f32, f16 and bf16 weights; [`int8`]: 8-bit integers with a scale per output; [`groupwise`]: 4- and 8-bit integers
+//!   with a scale per group of inputs. Each packs its own activations and weights
 //! - `micro_kernel`: a tile of rows times a panel of 32 columns; `panel`: what a panel holds, per number type
 //! - `packing`: which outputs go into which panel; `tiling`: which rows go into which tile
+//! - `dot`: sums of 8-bit products for 16 outputs at a time, per instruction set; `sources`: rows to quantize; `epilogue`: where
+//!   the product's numbers go
 //! - `amx`: the same on matrix tiles; `prefetch`: asking memory for weights ahead of their use; `scratch`: each
 //!   thread's sums
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx;
+mod dot;
+mod epilogue;
 pub mod float;
+pub mod groupwise;
 pub mod int8;
 pub(crate) mod micro_kernel;
 pub(crate) mod packing;
 pub(crate) mod panel;
 pub(crate) mod prefetch;
 pub(crate) mod scratch;
+mod sources;
 pub(crate) mod tiling;
 
 use crate::cpu::activation::Activation;

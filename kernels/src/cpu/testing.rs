@@ -2,10 +2,12 @@
 
 use crate::{
     cpu::{
-        Cpu, hadamard,
+        Cpu,
+        activation::Activation,
+        hadamard,
         isa::{Bf16Products, Isa},
         kv::KvMemory,
-        simd::{LANES, portable::Portable},
+        simd::{Kernel, LANES, Simd, portable::Portable},
     },
     dtype::{self, Dtype},
     kv::{BLOCK_POSITIONS, KvStorage, Part},
@@ -42,6 +44,19 @@ pub(crate) fn close(got: &[f32], expected: impl Iterator<Item = f64>, tolerance:
         count += 1;
     }
     assert_eq!(count, got.len());
+}
+
+/// `activation(x)`.
+pub(crate) fn activated_number(cpu: &Cpu, activation: Activation, x: f32) -> f32 {
+    struct Activate(Activation, f32);
+    impl Kernel for Activate {
+        type Output = f32;
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> f32 {
+            simd.to_array(self.0.apply(simd, simd.splat(self.1)))[0]
+        }
+    }
+    cpu.isa().dispatch(Activate(activation, x))
 }
 
 /// `row` as 8-bit products take it: by the definition of [`hadamard`], on the portable instruction set.

@@ -11,10 +11,9 @@
 //! The integer sum is exact: no order, tiling or instruction set changes a bit, and a row depends on itself alone.
 //!
 //! - [`Int8Weights`], [`Int8Activations`]: quantized and packed; `quantize`: one row
-//! - [`matmul`]: the product; `dot`: sums of products for 16 outputs at a time, per instruction set
+//! - [`matmul`]: the product
 
 mod activations;
-mod dot;
 pub(crate) mod quantize;
 mod weights;
 
@@ -23,14 +22,18 @@ pub use weights::Int8Weights;
 
 use crate::cpu::{
     Cpu,
-    activation::Activation,
-    gemm::{Output, Product, locate, micro_kernel::with_tile_rows, prefetch::WeightPrefetch},
+    gemm::{
+        Output, Product,
+        dot::{Dot, DotKernel, DotUnit},
+        epilogue::{Epilogue, PanelOutputs},
+        locate,
+        micro_kernel::with_tile_rows,
+        panel::PANEL_LINES,
+        prefetch::WeightPrefetch,
+    },
     simd::{LANES, Simd},
-    threads::disjoint::Disjoint,
 };
-use dot::{Dot, DotKernel, DotUnit};
 use std::{array::from_fn, ops::Range};
-use weights::PANEL_LINES;
 
 /// The longest sum of products that fits 32 bits.
 pub const INPUTS_MAX: usize = i32::MAX as usize / (127 * 127);
@@ -72,55 +75,33 @@ const ROW_PANELS: usize = 4;
 /// A product that several tasks write.
 struct SharedProduct<'a> {
     weights: &'a Int8Weights,
-    /// `[rows, outputs]`
-    y: Disjoint<'a, f32>,
-    store: Store,
-}
-
-/// What happens to a number of the result.
-#[derive(Clone, Copy)]
-enum Store {
-    Set,
-    Add,
-    Activated(Activation),
+    epilogue: Epilogue<'a>,
 }
 
 impl<'a> SharedProduct<'a> {
     fn new(x: &Int8Activations, product: &'a mut Product<'_, Int8Weights, Int8Activations>) -> Self {
         let weights = product.weights;
         assert_eq!(x.cols(), weights.inputs(), "x is [rows, inputs]");
-        let len = x.rows() * weights.outputs();
-        let (y, store) = match &mut product.output {
-            Output::Set(y) => (&mut **y, Store::Set),
-            Output::Add(y) => (&mut **y, Store::Add),
-            Output::Activated(activation, y) => {
-                y.exact.resize(len, 0.0);
-                (&mut y.exact[..], Store::Activated(*activation))
-            }
-        };
-        assert!(!weights.columns().is_gated || matches!(store, Store::Activated(_)), "gated weights are for activations");
-        assert_eq!(y.len(), len, "y is [rows, outputs]");
-        Self { weights, y: Disjoint::new(y), store }
+        Self { weights, epilogue: Epilogue::new(x.rows(), weights.columns(), &mut product.output) }
     }
 }
 
-/// The epilogue of a panel: scales, biases and places of its outputs.
+/// Scales, biases and places of a panel's outputs.
 struct Panel<V> {
     scales: [V; PANEL_LINES],
     bias: [V; PANEL_LINES],
-    /// Per line.
-    outputs: [Range<usize>; PANEL_LINES],
+    outputs: PanelOutputs,
 }
 
 impl<V: Copy> Panel<V> {
     #[inline(always)]
-    fn of<S: Simd<V = V>>(simd: S, weights: &Int8Weights, panel: usize) -> Self {
+    fn of<S: Simd<V = V>>(simd: S, product: &SharedProduct<'_>, panel: usize) -> Self {
+        let weights = product.weights;
         let (scales, bias) = (weights.scales(panel).as_chunks().0, weights.bias(panel).as_chunks().0);
-        let mut this =
-            Self { scales: [simd.zero(); PANEL_LINES], bias: [simd.zero(); PANEL_LINES], outputs: [const { 0..0 }; PANEL_LINES] };
+        let outputs = product.epilogue.outputs(panel);
+        let mut this = Self { scales: [simd.zero(); PANEL_LINES], bias: [simd.zero(); PANEL_LINES], outputs };
         for line in 0..PANEL_LINES {
             (this.scales[line], this.bias[line]) = (simd.load(&scales[line]), simd.load(&bias[line]));
-            this.outputs[line] = weights.columns().outputs_of_vector(panel, line);
         }
         this
     }
@@ -193,22 +174,10 @@ impl Task<'_> {
                 for panel in panels.clone() {
                     let weights = Piece::of_many_rows(self.product.weights.lines(panel..panel + 1));
                     let sums = &mut sums[..rows.len().next_multiple_of(TILE)];
-                    self.prefetch_outputs(simd, panel, rows.clone());
+                    self.product.epilogue.prefetch(simd, panel, rows.clone());
                     unit.multiply::<Int8Fours>(self.x.quads_from(first), quads, weights, sums, Start::Zero);
                     self.finish_sums(simd, panel, rows.clone(), sums);
                 }
-            }
-        }
-    }
-
-    /// Prefetches the outputs of `rows`, to have them when the sums are ready.
-    #[inline(always)]
-    fn prefetch_outputs<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>) {
-        let weights = self.product.weights;
-        for line in 0..if weights.columns().is_gated { 1 } else { PANEL_LINES } {
-            let first = weights.columns().outputs_of_vector(panel, line).start;
-            for row in rows.clone() {
-                simd.prefetch_to_write(self.product.y.address(row * weights.outputs() + first));
             }
         }
     }
@@ -222,7 +191,7 @@ impl Task<'_> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn finish_sums<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>, sums: &[[i32; PANEL_LINES * LANES]]) {
-        let panel = Panel::of(simd, self.product.weights, panel);
+        let panel = Panel::of(simd, self.product, panel);
         // Loops, not closures: only inlined code is compiled for the instruction set.
         for (sums, row) in sums.iter().zip(rows) {
             let (start, mut numbers) = (self.start(row), [simd.zero(); PANEL_LINES]);
@@ -250,16 +219,7 @@ impl Task<'_> {
         for (line, y) in y.iter_mut().enumerate() {
             *y = simd.add(simd.mul(simd.mul(*y, panel.scales[line]), scale), panel.bias[line]);
         }
-        if let Store::Activated(activation) = self.product.store {
-            y[0] = activation.apply(simd, y[0]);
-            if self.product.weights.columns().is_gated {
-                return self.store(simd, row, &panel.outputs[0], simd.mul(y[0], y[1]));
-            }
-            y[1] = activation.apply(simd, y[1]);
-        }
-        for (outputs, y) in panel.outputs.iter().zip(y) {
-            self.store(simd, row, outputs, y);
-        }
+        self.product.epilogue.put(simd, row, &panel.outputs, y);
     }
 
     /// Multiplies the only row by [`ROW_PANELS`] panels, from `first` on.
@@ -287,7 +247,7 @@ impl Task<'_> {
             for line in 0..PANEL_LINES {
                 numbers[line] = dot.to_f32(sums[line]);
             }
-            self.finish(simd, &Panel::of(simd, self.product.weights, panel), 0, numbers);
+            self.finish(simd, &Panel::of(simd, self.product, panel), 0, numbers);
         }
     }
 
@@ -296,7 +256,7 @@ impl Task<'_> {
     fn tile<D: Dot, const T: usize>(&self, dot: D, panel: usize, index: usize) {
         let simd = dot.simd();
         let rows = self.x.tiling().tile(index);
-        self.prefetch_outputs(simd, panel, rows.clone());
+        self.product.epilogue.prefetch(simd, panel, rows.clone());
         let mut sums = [[simd.zero(); PANEL_LINES]; T];
         if D::LINES == PANEL_LINES {
             self.lines::<D, T, PANEL_LINES>(dot, panel, 0, index, &mut sums);
@@ -305,7 +265,7 @@ impl Task<'_> {
                 self.lines::<D, T, 1>(dot, panel, line, index, &mut sums);
             }
         }
-        let panel = Panel::of(simd, self.product.weights, panel);
+        let panel = Panel::of(simd, self.product, panel);
         for (row, sums) in rows.zip(sums) {
             self.finish(simd, &panel, row, sums);
         }
@@ -347,15 +307,6 @@ impl Task<'_> {
             }
         }
     }
-
-    /// Stores numbers of one row.
-    #[inline(always)]
-    fn store<S: Simd>(&self, simd: S, row: usize, outputs: &Range<usize>, v: S::V) {
-        let start = row * self.product.weights.outputs();
-        // SAFETY: tasks have disjoint outputs, and within a task this is the only part alive.
-        let y = unsafe { self.product.y.part(start + outputs.start..start + outputs.end) };
-        simd.store_part(v, y, matches!(self.product.store, Store::Add));
-    }
 }
 
 #[cfg(test)]
@@ -363,27 +314,17 @@ mod tests {
     use super::*;
     use crate::{
         cpu::{
+            activation::Activation,
             elementwise::rms_norm,
             gemm::float::activations::FloatActivations,
             hadamard::block_of,
             isa::Isa,
-            simd::Kernel,
-            testing::{cpus, numbers, transformed},
+            testing::{activated_number, cpus, numbers, transformed},
         },
         dtype::{Dtype, decode, encode},
         matrix::Matrix,
     };
     use proptest::prelude::*;
-
-    struct Activate(Activation, f32);
-
-    impl Kernel for Activate {
-        type Output = f32;
-        #[inline(always)]
-        fn run<S: Simd>(self, simd: S) -> f32 {
-            simd.to_array(self.0.apply(simd, simd.splat(self.1)))[0]
-        }
-    }
 
     /// [`matmul`] on any available unit, whatever the instruction set of `cpu`.
     fn product(unit: DotUnit, cpu: &Cpu, x: &[f32], w: &Int8Weights) -> Vec<f32> {
@@ -475,7 +416,7 @@ mod tests {
                 ];
                 matmul(&cpu, &rows, products);
                 assert!(added.iter().zip(&up).all(|(added, up)| *added == 2.0 + up));
-                let activate = |activation, x| cpu.isa().dispatch(Activate(activation, x));
+                let activate = |activation, x| activated_number(&cpu, activation, x);
                 let gate: Vec<f32> = gate.iter().zip(&up).map(|(&gate, &up)| activate(Activation::Silu, gate) * up).collect();
                 assert_eq!(activated.exact, gate, "the same bits as one by one");
                 assert!(ungated.exact.iter().zip(&up).all(|(ungated, &up)| *ungated == activate(Activation::GeluTanh, up)));

@@ -21,10 +21,15 @@ pub(crate) struct Columns {
 impl Columns {
     /// Of one layer, or of a gate and the layer that it multiplies.
     pub(crate) fn of(layers: &[Linear<'_>]) -> Self {
-        let shape = |(weight, _): &Linear<'_>| (weight.rows(), weight.cols());
-        let (outputs, inputs) = shape(&layers[0]);
+        let shapes: Vec<_> = layers.iter().map(|(weight, bias)| ((weight.rows(), weight.cols()), *bias)).collect();
+        Self::of_shapes(&shapes)
+    }
+
+    /// The same from `(outputs, inputs)` and the biases of each.
+    pub(crate) fn of_shapes(layers: &[((usize, usize), Option<&[f32]>)]) -> Self {
+        let (outputs, inputs) = layers[0].0;
         assert!(outputs > 0 && inputs > 0, "empty weights");
-        assert!(layers.iter().all(|layer| shape(layer) == (outputs, inputs)), "gate and up have one shape");
+        assert!(layers.iter().all(|layer| layer.0 == (outputs, inputs)), "gate and up have one shape");
         assert!(layers.iter().all(|(_, bias)| bias.is_none_or(|bias| bias.len() == outputs)), "bias is [outputs]");
         Self { inputs, outputs, is_gated: layers.len() > 1 }
     }
@@ -60,7 +65,11 @@ impl Columns {
 
     /// The biases of each panel's columns; zeros where there are none.
     pub(crate) fn biases(&self, layers: &[Linear<'_>]) -> Vec<[f32; PANEL]> {
-        let bias = |(layer, output): (usize, usize)| layers[layer].1.map_or(0.0, |bias| bias[output]);
+        self.biases_of(&layers.iter().map(|(_, bias)| *bias).collect::<Vec<_>>())
+    }
+
+    pub(crate) fn biases_of(&self, layers: &[Option<&[f32]>]) -> Vec<[f32; PANEL]> {
+        let bias = |(layer, output): (usize, usize)| layers[layer].map_or(0.0, |bias| bias[output]);
         (0..self.panels()).map(|panel| std::array::from_fn(|column| self.source(panel, column).map_or(0.0, bias))).collect()
     }
 }

@@ -11,7 +11,8 @@ use crate::cpu::{
 };
 
 /// Columns of a panel: two vectors.
-pub(crate) const PANEL: usize = 2 * LANES;
+pub(crate) const PANEL: usize = PANEL_LINES * LANES;
+pub(crate) const PANEL_LINES: usize = 2;
 
 /// How a panel of 32 outputs, two vectors, is stored and multiplied.
 pub(crate) trait PanelFormat {

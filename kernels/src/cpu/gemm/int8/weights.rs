@@ -1,16 +1,17 @@
 //! 8-bit weights, quantized and packed once from the matrices of a file.
 //!
 //! Outputs go in panels of 32. A panel keeps the weights of four inputs together, `[panel][four inputs][32
-//! outputs][input]`: a panel is one stream through memory, and a cache line of weights serves 16 outputs. Zeros fill up
-//! inputs to whole blocks of 64, as AMX takes them.
+//! outputs][input]`: a panel is one stream through memory, and a cache line of weights serves 16 outputs. Each weight is
+//! stored plus 128, without a sign. Zeros fill up inputs to whole blocks of 64, as AMX takes them.
 
 use super::{INPUTS_MAX, quantize::quantize};
 use crate::{
     cpu::{
         Cpu,
         gemm::{
+            dot::Line,
             packing::{Columns, Linear},
-            panel::PANEL,
+            panel::{PANEL, PANEL_LINES},
         },
         hadamard::block_of,
         memory::Memory,
@@ -23,12 +24,7 @@ use crate::{
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use std::ops::Range;
 
-/// Four inputs of 16 outputs. Each weight is stored plus 128: `vpdpbusd` wants unsigned weights.
-pub(super) type Line = [[u8; 4]; LANES];
-
 const LINE_BYTES: usize = size_of::<Line>();
-/// Lines of the same inputs in a panel.
-pub(super) const PANEL_LINES: usize = PANEL / LANES;
 /// Groups of four inputs that AMX takes at once.
 pub(super) const BLOCK_QUADS: usize = 16;
 /// Flipping this bit of a signed integer adds 128.

@@ -3,13 +3,15 @@
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::weights::Line;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::cpu::gemm::amx;
 use crate::cpu::{
     isa::Isa,
     simd::{LANES, Simd, portable},
 };
+
+/// Four inputs of 16 outputs, unsigned as `vpdpbusd` wants them.
+pub(super) type Line = [[u8; 4]; LANES];
 
 /// An instruction set's dot products. A value of an implementing type is the proof that this machine has the
 /// instructions.
@@ -22,11 +24,15 @@ pub(super) trait Dot: Copy {
     const TILE_ROWS: usize;
     /// 1 or 2.
     const LINES: usize;
+    /// Rows of a tile whose sums fit the registers twice.
+    const GROUPWISE_ROWS: usize;
 
     /// f32 arithmetic on the same machine.
     fn simd(self) -> Self::Simd;
     fn splat(self, sum: i32) -> Self::Sums;
     fn load(self, line: &Line) -> Self::Weights;
+    /// The low and the high halves of each byte.
+    fn nibbles(self, line: &Line) -> [Self::Weights; 2];
     /// `sums[o] + Σ weights[o][i] * x[i]`, unsigned times signed, without saturation.
     fn add_products(self, sums: Self::Sums, weights: Self::Weights, x: [i8; 4]) -> Self::Sums;
     /// Rounds each sum to the nearest f32.
@@ -127,6 +133,7 @@ impl Dot for Portable {
     type Simd = portable::Portable;
     const TILE_ROWS: usize = 2;
     const LINES: usize = 1;
+    const GROUPWISE_ROWS: usize = 2;
 
     #[inline(always)]
     fn simd(self) -> portable::Portable {
@@ -141,6 +148,11 @@ impl Dot for Portable {
     #[inline(always)]
     fn load(self, line: &Line) -> Line {
         *line
+    }
+
+    #[inline(always)]
+    fn nibbles(self, line: &Line) -> [Line; 2] {
+        [line.map(|bytes| bytes.map(|byte| byte & 0xf)), line.map(|bytes| bytes.map(|byte| byte >> 4))]
     }
 
     #[inline(always)]

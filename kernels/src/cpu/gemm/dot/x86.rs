@@ -49,6 +49,7 @@ impl Dot for Avx512Vnni {
     type Simd = Avx512;
     const TILE_ROWS: usize = 12;
     const LINES: usize = 2;
+    const GROUPWISE_ROWS: usize = 6;
 
     #[inline(always)]
     fn simd(self) -> Avx512 {
@@ -63,6 +64,14 @@ impl Dot for Avx512Vnni {
     #[inline(always)]
     fn load(self, line: &Line) -> __m512i {
         intrinsics!(_mm512_loadu_si512(line.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn nibbles(self, line: &Line) -> [__m512i; 2] {
+        intrinsics! {
+            let (bytes, low) = (self.load(line), _mm512_set1_epi8(0xf));
+            [_mm512_and_si512(bytes, low), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low)]
+        }
     }
 
     #[inline(always)]
@@ -87,6 +96,7 @@ macro_rules! halves {
         type Simd = avx2::Avx2;
         const TILE_ROWS: usize = 4;
         const LINES: usize = 1;
+        const GROUPWISE_ROWS: usize = 2;
 
         #[inline(always)]
         fn simd(self) -> avx2::Avx2 {
@@ -102,6 +112,15 @@ macro_rules! halves {
         fn load(self, line: &Line) -> Halves {
             let (low, high) = line.split_at(8);
             intrinsics!([_mm256_loadu_si256(low.as_ptr().cast()), _mm256_loadu_si256(high.as_ptr().cast())])
+        }
+
+        #[inline(always)]
+        fn nibbles(self, line: &Line) -> [Halves; 2] {
+            intrinsics! {
+                let ([a, b], low) = (self.load(line), _mm256_set1_epi8(0xf));
+                let high = [_mm256_srli_epi16::<4>(a), _mm256_srli_epi16::<4>(b)];
+                [[_mm256_and_si256(a, low), _mm256_and_si256(b, low)], [_mm256_and_si256(high[0], low), _mm256_and_si256(high[1], low)]]
+            }
         }
 
         #[inline(always)]
