@@ -23,7 +23,7 @@ pub struct PerplexityArgs {
     #[arg(long)]
     pub text: PathBuf,
     /// How projections compute.
-    #[arg(long, default_value = "none", value_parser = ["none", "int8"])]
+    #[arg(long, default_value = "none", value_parser = ["none", "int8", "int4", "dequantize"])]
     pub quantize: String,
     /// How K and V are stored.
     #[arg(long, default_value = KvDtype::Bf16.name(), value_parser = KvDtype::ALL.map(KvDtype::name))]
@@ -80,7 +80,7 @@ pub fn measure(args: &PerplexityArgs) -> anyhow::Result<Report> {
     ensure!(args.threads != Some(0), "--threads must be at least 1");
     let options = LoadOptions {
         kv_dtype: KvDtype::ALL.into_iter().find(|dtype| dtype.name() == args.kv_dtype).context("--kv-dtype")?,
-        quantize: (args.quantize == "int8").then_some(Quantization::Int8),
+        quantize: Quantization::of_name(&args.quantize).context("--quantize")?,
         threads: args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
         isa: None,
     };

@@ -90,8 +90,9 @@ pub struct UpArgs {
     /// Device memory of each prefill and decode worker for KV blocks (default: 1GiB on a CPU, an equal share of a GPU)
     #[arg(long)]
     kv_memory: Option<String>,
-    /// How projections compute: none (bf16 weights in bf16, others in f32) or int8 (weights and activations in 8-bit integers)
-    #[arg(long, default_value = "none", value_parser = ["none", "int8"])]
+    /// How projections compute: none (as weights are stored: bf16 in bf16, 4 bits with activations in 8, others in f32), int8 (weights and
+    /// activations in 8-bit integers), int4 (weights in 4 bits) or dequantize (weights in 4 bits as numbers of 16)
+    #[arg(long, default_value = "none", value_parser = ["none", "int8", "int4", "dequantize"])]
     quantize: String,
     /// How K and V are stored: bf16, f16, f32, or int8 (with a scale per position and head)
     #[arg(long, default_value = "bf16", value_parser = ["bf16", "f16", "f32", "int8"])]

@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, time::Duration};
 use tidemill_kvpool::client::{DeviceNames, TransportChoice};
-use tidemill_model::echo::{EchoOptions, StepTime};
+use tidemill_model::{
+    Quantization,
+    echo::{EchoOptions, StepTime},
+};
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required, within_memory},
     cores::Cores,
@@ -59,7 +62,7 @@ pub struct EngineFlags {
     /// Where the model computes: auto (a GPU where there is one that can run it), cpu or cuda
     #[arg(long)]
     pub device: Option<String>,
-    /// How projections compute: none (as weights are stored: bf16 in products of bf16, others in f32) or int8 (weights and activations in 8-bit integers)
+    /// How projections compute: none (as weights are stored: bf16 in products of bf16, 4 bits with activations in 8, others in f32), int8 (weights and activations in 8-bit integers), int4 (weights in 4 bits) or dequantize (weights in 4 bits as numbers of 16)
     #[arg(long)]
     pub quantize: Option<String>,
     /// How K and V are stored: bf16 (default), int8 (a scale for each position and head), or on CPUs alone f16 or f32
@@ -110,8 +113,8 @@ pub struct EngineSettings {
     /// `Some`: no model, but an echo.
     pub echo: Option<EchoOptions>,
     pub device: DeviceChoice,
-    /// Projections compute in 8-bit integers.
-    pub quantize_int8: bool,
+    /// `None`: projections compute as their weights are stored.
+    pub quantize: Option<Quantization>,
     pub kv_dtype: KvDtype,
     pub kv_memory_bytes: Option<u64>,
     pub device_share: f32,
@@ -136,11 +139,9 @@ impl EngineFlags {
             Some("cuda") => DeviceChoice::Cuda,
             Some(other) => return Err(invalid("device", other, "is not one of auto, cpu, cuda")),
         };
-        let quantize_int8 = match self.quantize.as_deref() {
-            None | Some("none") => false,
-            Some("int8") => true,
-            Some(other) => return Err(invalid("quantize", other, "is not one of none, int8")),
-        };
+        let quantize = self.quantize.as_deref().unwrap_or("none");
+        let quantize =
+            Quantization::of_name(quantize).ok_or_else(|| invalid("quantize", quantize, "is not one of none, int8, int4, dequantize"))?;
         let kv_dtype = match self.kv_dtype.as_deref() {
             None => KvDtype::Bf16,
             Some(name) => {
@@ -185,7 +186,7 @@ impl EngineFlags {
             model: required(Some("engine"), "model", self.model)?,
             echo,
             device,
-            quantize_int8,
+            quantize,
             kv_dtype,
             kv_memory_bytes,
             cores,

@@ -104,12 +104,7 @@ fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<Loaded
         None => None,
         Some(name) => Some(name.parse::<Isa>().map_err(|reason| invalid("isa", name, reason.to_string()))?),
     };
-    let options = LoadOptions {
-        kv_dtype: settings.kv_dtype,
-        quantize: settings.quantize_int8.then_some(Quantization::Int8),
-        threads: settings.threads,
-        isa,
-    };
+    let options = LoadOptions { kv_dtype: settings.kv_dtype, quantize: settings.quantize, threads: settings.threads, isa };
     let mut progress = Progress::new("loading weights:");
     let model = Model::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
     let blocks = settings.cpu_blocks(model.kv_shape().block_bytes())?;
@@ -127,8 +122,8 @@ fn load_echo(settings: &EngineSettings, options: &EchoOptions, sequences_max: us
 
 fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedRunner, ModelError> {
     let unfit = |problem: &str| Err(ModelError::NotOnDevice { problem: problem.to_owned() });
-    if settings.quantize_int8 {
-        return unfit("projections in 8-bit integers (--quantize int8) are the CPU's");
+    if let Some(quantize @ (Quantization::Int8 | Quantization::Int4)) = settings.quantize {
+        return unfit(&format!("projections in integers (--quantize {}) are the CPU's", quantize.name()));
     }
     let libraries = cuda::libraries()?;
     tracing::info!(driver = %libraries.driver, nvrtc = %libraries.nvrtc, cublaslt = %libraries.cublaslt, "CUDA's libraries");

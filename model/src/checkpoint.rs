@@ -113,6 +113,8 @@ struct Taken {
 enum Numbers {
     Float(Dtype),
     E4m3,
+    /// Packed integers.
+    I32,
 }
 
 #[derive(Deserialize)]
@@ -180,6 +182,18 @@ impl Checkpoint {
         Ok(self.take(name, &[vec![rows, cols]])?.bytes.clone())
     }
 
+    /// Takes the 32-bit integers `name`.
+    pub(crate) fn integers(&mut self, name: &str, shape: Vec<usize>) -> Result<Mapped, ModelError> {
+        let taken = self.take(name, &[shape])?;
+        match taken.numbers {
+            Numbers::I32 => Ok(taken.bytes.clone()),
+            _ => {
+                let (tensor, path) = (name.to_owned(), taken.path.clone());
+                Err(ModelError::Tensor { tensor, path, problem: "it is not stored as I32: convert the checkpoint again".into() })
+            }
+        }
+    }
+
     /// Takes the vector `name` of `len` numbers, widened to f32.
     pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         self.scales(name, &[vec![len]])
@@ -187,8 +201,13 @@ impl Checkpoint {
 
     /// Takes the tensor `name`, which must have one of these shapes, widened to f32.
     pub(crate) fn scales(&mut self, name: &str, shapes: &[Vec<usize>]) -> Result<Vec<f32>, ModelError> {
+        Ok(self.numbers(name, shapes)?.0)
+    }
+
+    /// The same, with the type in which they are stored.
+    pub(crate) fn numbers(&mut self, name: &str, shapes: &[Vec<usize>]) -> Result<(Vec<f32>, Dtype), ModelError> {
         let (bytes, dtype) = self.take_floats(name, shapes)?;
-        Ok(decode(dtype, bytes.get()))
+        Ok((decode(dtype, bytes.get()), dtype))
     }
 
     /// What is wrong with a tensor that is there.
@@ -216,6 +235,10 @@ impl Checkpoint {
                 let problem = "it is stored as F8_E4M3, but only weights of projections may be: convert the checkpoint again".into();
                 Err(ModelError::Tensor { tensor: name.to_owned(), path: taken.path.clone(), problem })
             }
+            Numbers::I32 => {
+                let problem = "it is stored as I32, but only weights of projections may be packed: convert the checkpoint again".into();
+                Err(ModelError::Tensor { tensor: name.to_owned(), path: taken.path.clone(), problem })
+            }
         }
     }
 
@@ -240,6 +263,7 @@ impl Checkpoint {
             FileDtype::F16 => Numbers::Float(Dtype::F16),
             FileDtype::BF16 => Numbers::Float(Dtype::Bf16),
             FileDtype::F8_E4M3 => Numbers::E4m3,
+            FileDtype::I32 => Numbers::I32,
             other => return Err(ModelError::Dtype { tensor: name.to_owned(), path: file.path.clone(), found: format!("{other:?}") }),
         };
         // The header was checked: the file holds exactly these bytes.
@@ -259,6 +283,7 @@ impl Checkpoint {
             let numbers = match taken.numbers {
                 Numbers::Float(dtype) => format!("{dtype:?}"),
                 Numbers::E4m3 => "E4m3".to_owned(),
+                Numbers::I32 => "I32".to_owned(),
             };
             let header = (&taken.name, numbers, &taken.shape);
             hasher.update(&serde_json::to_vec(&header).expect("strings and numbers serialize"));
@@ -290,6 +315,7 @@ impl Numbers {
     /// a time.
     fn any_faulty(self, bytes: &[u8]) -> bool {
         match self {
+            Self::I32 => false,
             Self::E4m3 => bytes.iter().fold(false, |found, &byte| found | is_e4m3_nan(byte)),
             Self::Float(Dtype::F32) => bytes.as_chunks().0.iter().fold(false, |found, &b| found | is_faulty(u32::from_le_bytes(b), F32)),
             Self::Float(Dtype::F16) => {
@@ -305,7 +331,7 @@ impl Numbers {
         match self {
             Self::E4m3 => 1,
             Self::Float(Dtype::F16 | Dtype::Bf16) => 2,
-            Self::Float(Dtype::F32) => 4,
+            Self::I32 | Self::Float(Dtype::F32) => 4,
         }
     }
 }
@@ -328,7 +354,7 @@ impl Taken {
         let at = each.position(|number| self.numbers.any_faulty(number)).unwrap_or_default();
         let number = &bytes[at * self.numbers.bytes()..][..self.numbers.bytes()];
         let is_infinite = match self.numbers {
-            Numbers::E4m3 => false,
+            Numbers::E4m3 | Numbers::I32 => false,
             Numbers::Float(dtype) => decode(dtype, number)[0].is_infinite(),
         };
         let fault = if is_infinite { "infinite" } else { "not a number" };

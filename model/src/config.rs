@@ -11,7 +11,7 @@ use crate::{
     generation::{self, TokenIds},
     json::read_json,
     latent::LatentConfig,
-    quantization::Fp8Scheme,
+    quantization::Scheme,
     rope::{Beside, RopeConfig},
 };
 use serde::{Deserialize, Serialize, Serializer};
@@ -75,9 +75,9 @@ pub struct ModelConfig {
     pub(crate) logit_factor: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) logit_cap: Option<f32>,
-    /// How weights in FP8 are scaled, if some are.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) fp8: Option<Fp8Scheme>,
+    /// How weights in FP8 or in 4 bits are stored, if some are: a field named after them.
+    #[serde(flatten)]
+    pub(crate) quantization: Option<Scheme>,
     /// Layers after the model's own that a checkpoint may have, to draft tokens: they are left in the file.
     #[serde(skip)]
     pub(crate) draft_layers: usize,
@@ -237,7 +237,7 @@ impl ModelConfig {
             residual_factor: columns.factor(family.residual_factor)?.filter(|factor| *factor != 1.0),
             logit_factor: columns.factor(family.logit_factor)?.filter(|factor| *factor != 1.0),
             logit_cap: columns.cap(family.logit_cap)?,
-            fp8: Fp8Scheme::parse(raw.quantization_config.as_ref())?,
+            quantization: Scheme::parse(raw.quantization_config.as_ref())?,
             draft_layers: raw.num_nextn_predict_layers.unwrap_or(0),
             context_tokens,
             eos,

@@ -34,6 +34,7 @@ use crate::{
     error::ModelError,
     executor::{BlockBytes, DeviceCopies, Executor, ExecutorError},
     fingerprint::fingerprint,
+    quantization::Scheme,
     tensors::Tensors,
 };
 use blocks::BlockCopies;
@@ -114,7 +115,8 @@ impl CudaExecutor {
         let mut checkpoint = Checkpoint::open(dir)?;
         let tensors = Tensors::take(&mut checkpoint, &config)?;
         let fp8 = Fp8Products::of(&config, shape, gemm.fp8_rows());
-        let fp8_lacks = (config.fp8.is_some() && !gemm.fp8_rows().multiply(true)).then(|| gemm.fp8_rows().to_string());
+        let fp8_lacks = (config.quantization.as_ref().and_then(Scheme::fp8).is_some() && !gemm.fp8_rows().multiply(true))
+            .then(|| gemm.fp8_rows().to_string());
         let (digest, weights) = thread::scope(|scope| {
             let digest = scope.spawn(|| checkpoint.digest(&mut |_, _| {}));
             let weights = DeviceWeights::load(&device, &tensors, config.tied, shape, fp8, progress);

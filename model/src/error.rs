@@ -35,12 +35,14 @@ pub enum ModelError {
     #[error("tensor {tensor} in {path} has shape {found:?}, but config.json asks for {expected:?}: the two do not belong together")]
     Shape { tensor: String, path: PathBuf, found: Vec<usize>, expected: Vec<usize> },
     #[error(
-        "tensor {tensor} in {path} is stored as {found}: only F32, F16 and BF16 weights are supported, and F8_E4M3 with scales, so use \
-         an unquantized checkpoint or one in FP8"
+        "tensor {tensor} in {path} is stored as {found}: only F32, F16 and BF16 weights are supported, F8_E4M3 with scales, and 4 bits \
+         in I32, so use an unquantized checkpoint or one in these"
     )]
     Dtype { tensor: String, path: PathBuf, found: String },
     #[error("tensor {tensor} in {path}: {problem}")]
     Tensor { tensor: String, path: PathBuf, problem: String },
+    #[error("{module} has a weight in 4 bits, but quantization_config lists it as not quantized: convert the checkpoint again")]
+    ListedInt4 { module: String },
     #[error("tensors {tensor} and {other} are stored in different types: convert the checkpoint to one type")]
     MixedDtypes { tensor: String, other: String },
     #[error(

@@ -28,6 +28,7 @@ pub mod executor;
 mod family;
 mod fingerprint;
 mod generation;
+mod int4;
 mod json;
 mod kv;
 mod latent;

@@ -1,13 +1,17 @@
-//! `quantization_config` of `config.json`: how a checkpoint's FP8 weights are scaled, in the three forms that are
+//! `quantization_config` of `config.json`: how a checkpoint's quantized weights are scaled, in the forms that are
 //! published. Everything else is refused by its name.
 //!
-//! - `compressed-tensors`, format `float-quantized` (llm-compressor): a scale per tensor, output channel or block
-//! - `fbgemm_fp8` (Meta's Llama 3.1): a scale per output channel, and a bound on activations
-//! - `fp8` with `weight_block_size` (DeepSeek, Qwen3): a scale per block
+//! - FP8, here: `compressed-tensors`, format `float-quantized` (llm-compressor): a scale per tensor, output channel or block;
+//!   `fbgemm_fp8` (Meta's Llama 3.1): a scale per output channel, and a bound on activations; `fp8` with `weight_block_size`
+//!   (DeepSeek, Qwen3): a scale per block
+//! - 4 bits: [`int4`]
 //!
-//! Which projections are in FP8 is up to their tensors' types (`weight`). Lists of modules that are not are checked
-//! against these.
+//! Which projections are quantized is up to their tensors (`weight`). Lists of modules that are not are checked against
+//! these.
 
+pub(crate) mod int4;
+
+use int4::Int4Scheme;
 use regex::Regex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -20,7 +24,7 @@ pub(crate) struct Fp8Scheme {
     pub(crate) scale_name: &'static str,
     pub(crate) scale_per: ScalePer,
     pub(crate) inputs: Inputs,
-    /// Modules that are said not to be in FP8, as the file writes them.
+    /// Modules that are said not to be quantized, as the file writes them.
     #[serde(skip)]
     unquantized: Vec<String>,
 }
@@ -69,28 +73,56 @@ impl ScalePer {
     }
 }
 
-impl Fp8Scheme {
+/// How weights are quantized.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Scheme {
+    Fp8(Fp8Scheme),
+    Int4(Int4Scheme),
+}
+
+impl Scheme {
     /// `None` for checkpoints that are not quantized.
     pub(crate) fn parse(config: Option<&Value>) -> Result<Option<Self>, String> {
         let Some(config) = config.filter(|config| !config.is_null()) else { return Ok(None) };
         let scheme = match config["quant_method"].as_str() {
             Some("compressed-tensors") => read::<CompressedTensors>(config)?.scheme(),
-            Some("fbgemm_fp8") => read::<Fbgemm>(config)?.scheme(),
-            Some("fp8") => read::<Blocks>(config)?.scheme(),
+            Some("fbgemm_fp8") => read::<Fbgemm>(config)?.scheme().map(Self::Fp8),
+            Some("fp8") => read::<Blocks>(config)?.scheme().map(Self::Fp8),
+            Some("awq") => read::<int4::Awq>(config)?.scheme().map(Self::Int4),
+            Some("gptq") => read::<int4::Gptq>(config)?.scheme().map(Self::Int4),
             Some(other) => Err(format!("quant_method {other:?} is not supported")),
             None => Err("it names no quant_method".into()),
         };
         scheme.map(Some).map_err(|problem| format!("quantization_config: {problem}; {WHAT_TO_DO}"))
     }
 
-    /// The modules that are said not to be in FP8.
+    pub(crate) fn fp8(&self) -> Option<&Fp8Scheme> {
+        match self {
+            Self::Fp8(scheme) => Some(scheme),
+            Self::Int4(_) => None,
+        }
+    }
+
+    pub(crate) fn int4(&self) -> Option<&Int4Scheme> {
+        match self {
+            Self::Int4(scheme) => Some(scheme),
+            Self::Fp8(_) => None,
+        }
+    }
+
+    /// The modules that are said not to be quantized.
     pub(crate) fn unquantized(&self) -> Unquantized {
-        Unquantized::new(&self.unquantized)
+        Unquantized::new(match self {
+            Self::Fp8(scheme) => &scheme.unquantized,
+            Self::Int4(scheme) => &scheme.unquantized,
+        })
     }
 }
 
-const WHAT_TO_DO: &str = "use the checkpoint in FP8 (compressed-tensors' float-quantized, fbgemm_fp8, or fp8 with weight_block_size), or \
-                          the unquantized one, with --quantize int8 for 8-bit weights on a CPU";
+const WHAT_TO_DO: &str = "use the checkpoint in FP8 (compressed-tensors' float-quantized, fbgemm_fp8, or fp8 with weight_block_size), in \
+                          4 bits (awq, gptq, or compressed-tensors' pack-quantized), or the unquantized one, with --quantize int8 for \
+                          8-bit weights on a CPU";
 
 fn read<T: DeserializeOwned>(config: &Value) -> Result<T, String> {
     T::deserialize(config).map_err(|error| format!("quantization_config: {error}; download config.json again"))
@@ -127,6 +159,8 @@ struct Numbers {
     #[serde(default)]
     dynamic: Value,
     block_structure: Option<Value>,
+    /// -1: all inputs.
+    group_size: Option<i64>,
 }
 
 fn yes() -> bool {
@@ -134,17 +168,19 @@ fn yes() -> bool {
 }
 
 impl CompressedTensors {
-    fn scheme(self) -> Result<Fp8Scheme, String> {
+    fn scheme(self) -> Result<Scheme, String> {
         let mut groups = self.config_groups.into_iter();
         let (name, group) = groups.next().ok_or("config_groups is empty")?;
         if let Some((other, _)) = groups.find(|(_, other)| *other != group) {
             return Err(format!("config_groups {name} and {other} differ, but one scheme is supported for all"));
         }
-        for format in [self.format, group.format].into_iter().flatten() {
-            if format != "float-quantized" {
-                return Err(format!("format {format:?} is not supported"));
-            }
+        let mut formats = [self.format.as_deref(), group.format.as_deref()].into_iter().flatten();
+        let format = formats.next().unwrap_or(FLOAT_QUANTIZED);
+        let known = [FLOAT_QUANTIZED, PACK_QUANTIZED];
+        if let Some(other) = std::iter::once(format).chain(formats).find(|other| *other != format || !known.contains(other)) {
+            return Err(format!("format {other:?} is not supported"));
         }
+        let is_packed = format == PACK_QUANTIZED;
         if self.kv_cache_scheme.is_some() {
             return Err("kv_cache_scheme (scales for K and V) is not supported".into());
         }
@@ -160,10 +196,17 @@ impl CompressedTensors {
             return Err("output_activations are not supported".into());
         }
         let weights = group.weights.ok_or("quantized activations of unquantized weights are not supported")?;
-        weights.must_be_e4m3("weights")?;
         if weights.dynamic != Value::Null && weights.dynamic != Value::Bool(false) {
             return Err("dynamic scales of weights are not supported".into());
         }
+        let unquantized = self.ignore.unwrap_or_default();
+        if is_packed {
+            if group.input_activations.is_some() {
+                return Err("activations that are quantized beside weights in 4 bits are not supported".into());
+            }
+            return int4::packed(&weights, unquantized).map(Scheme::Int4);
+        }
+        weights.must_be_e4m3("weights")?;
         let scale_per = match weights.strategy.as_deref().unwrap_or("tensor") {
             "tensor" => ScalePer::Tensor,
             "channel" => ScalePer::Row,
@@ -187,9 +230,12 @@ impl CompressedTensors {
                 }
             }
         };
-        Ok(Fp8Scheme { scale_name: "weight_scale", scale_per, inputs, unquantized: self.ignore.unwrap_or_default() })
+        Ok(Scheme::Fp8(Fp8Scheme { scale_name: "weight_scale", scale_per, inputs, unquantized }))
     }
 }
+
+const FLOAT_QUANTIZED: &str = "float-quantized";
+const PACK_QUANTIZED: &str = "pack-quantized";
 
 impl Numbers {
     fn must_be_e4m3(&self, what: &str) -> Result<(), String> {
@@ -255,7 +301,7 @@ fn block(size: &Value) -> Result<ScalePer, String> {
     }
 }
 
-/// Modules that are said not to be in FP8.
+/// Modules that are said not to be quantized.
 pub(crate) struct Unquantized(Vec<Listed>);
 
 enum Listed {
@@ -292,7 +338,7 @@ mod tests {
     use serde_json::json;
 
     fn parse(config: Value) -> Result<Fp8Scheme, String> {
-        Fp8Scheme::parse(Some(&config)).map(|scheme| scheme.expect("a scheme"))
+        Scheme::parse(Some(&config)).map(|scheme| scheme.and_then(|scheme| scheme.fp8().cloned()).expect("a scheme of FP8"))
     }
 
     /// As llm-compressor's FP8_DYNAMIC writes it.
@@ -341,17 +387,17 @@ mod tests {
         let blocks = json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]});
         let scheme = parse(blocks).unwrap();
         assert_eq!((scheme.scale_name, scheme.scale_per), ("weight_scale_inv", ScalePer::Block { rows: 128, columns: 128 }));
-        assert_eq!(Fp8Scheme::parse(None).unwrap(), None);
-        assert_eq!(Fp8Scheme::parse(Some(&json!(null))).unwrap(), None);
+        assert_eq!(Scheme::parse(None).unwrap(), None);
+        assert_eq!(Scheme::parse(Some(&json!(null))).unwrap(), None);
     }
 
     #[test]
     fn others_are_refused_by_name() {
         type Edit = fn(&mut Value);
         let cases: [(Edit, &str); 17] = [
-            (|c| c["quant_method"] = json!("awq"), "quant_method \"awq\""),
+            (|c| c["quant_method"] = json!("aqlm"), "quant_method \"aqlm\""),
             (|c| c["quant_method"] = json!(null), "quant_method"),
-            (|c| c["format"] = json!("pack-quantized"), "pack-quantized"),
+            (|c| c["format"] = json!("int-quantized"), "int-quantized"),
             (|c| c["config_groups"]["group_0"]["format"] = json!("nvfp4-pack-quantized"), "nvfp4-pack-quantized"),
             (|c| c["kv_cache_scheme"] = json!({"num_bits": 8}), "kv_cache_scheme"),
             (|c| c["sparsity_config"] = json!({"format": "sparse-24-bitmask"}), "sparsity_config"),

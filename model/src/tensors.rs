@@ -6,6 +6,7 @@ use crate::{
     config::{ExpertConfig, ModelConfig},
     error::ModelError,
     family::{Mlp, QkNorm},
+    int4::Int4Matrix,
     latent::LatentConfig,
     norm::Norm,
     weight::{Storage, Weight},
@@ -142,7 +143,7 @@ const PLACES: [(&str, &str); 3] =
 impl Tensors {
     /// Takes all tensors. Their order is that of the checkpoint's digest.
     pub(crate) fn take(checkpoint: &mut Checkpoint, config: &ModelConfig) -> Result<Self, ModelError> {
-        let storage = Storage::new(config.fp8.as_ref());
+        let storage = Storage::new(config.quantization.as_ref());
         let has_embedding = |(model, _): &(&str, &str)| checkpoint.has(&format!("{model}.embed_tokens.weight"));
         let (model, head) = PLACES.into_iter().find(has_embedding).unwrap_or(PLACES[0]);
         let embedding = checkpoint.matrix(&format!("{model}.embed_tokens.weight"), config.vocab, config.hidden)?;
@@ -164,10 +165,24 @@ impl Tensors {
         Ok(Self { embedding, layers, final_norm, head })
     }
 
-    /// Whether every matrix is bf16 once FP8 is dequantized.
+    /// Whether every matrix is bf16 once it is dequantized.
     pub(crate) fn matrices_are_bf16(&self) -> bool {
-        let mut projections = self.layers.iter().flat_map(LayerTensors::projections).chain([&self.head]);
-        self.embedding.view().dtype() == Dtype::Bf16 && projections.all(|linear| linear.weight.dtype() == Dtype::Bf16)
+        self.embedding.view().dtype() == Dtype::Bf16 && self.projections().all(|linear| linear.weight.dtype() == Dtype::Bf16)
+    }
+
+    /// Whether there are matrices in 4 bits, and products can take all of these as they are.
+    pub(crate) fn can_stay_int4(&self) -> bool {
+        let int4 = || {
+            self.projections().filter_map(|linear| match &linear.weight {
+                Weight::Int4(matrix) => Some(&**matrix),
+                _ => None,
+            })
+        };
+        int4().next().is_some() && int4().all(Int4Matrix::can_stay)
+    }
+
+    fn projections(&self) -> impl Iterator<Item = &Linear> {
+        self.layers.iter().flat_map(LayerTensors::projections).chain([&self.head])
     }
 }
 

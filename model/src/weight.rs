@@ -1,9 +1,10 @@
-//! A projection's weight: numbers as the file has them, or FP8 with scales, which is dequantized as it is used.
+//! A projection's weight: numbers as the file has them; FP8 with scales, which is dequantized as it is used; or 4 bits.
 
 use crate::{
     checkpoint::{Checkpoint, Mapped, WeightMatrix},
     error::ModelError,
-    quantization::{Fp8Scheme, Inputs, ScalePer, Unquantized},
+    int4::Int4Matrix,
+    quantization::{Inputs, ScalePer, Scheme, Unquantized},
 };
 use std::{borrow::Cow, ops::Range};
 use tidemill_kernels::{
@@ -15,6 +16,7 @@ use tidemill_kernels::{
 pub(crate) enum Weight {
     Plain(WeightMatrix),
     Fp8(Fp8Matrix),
+    Int4(Box<Int4Matrix>),
 }
 
 /// e4m3 numbers, and a scale for each block of them.
@@ -66,18 +68,28 @@ impl<'a> Floats<'a> {
 
 /// How the checkpoint says that its projections are stored.
 pub(crate) struct Storage<'a> {
-    scheme: Option<&'a Fp8Scheme>,
+    scheme: Option<&'a Scheme>,
     unquantized: Option<Unquantized>,
 }
 
 impl<'a> Storage<'a> {
-    pub(crate) fn new(scheme: Option<&'a Fp8Scheme>) -> Self {
-        Self { scheme, unquantized: scheme.map(Fp8Scheme::unquantized) }
+    pub(crate) fn new(scheme: Option<&'a Scheme>) -> Self {
+        Self { scheme, unquantized: scheme.map(Scheme::unquantized) }
     }
 
     /// Takes the weight of a module, with the scales that it needs.
     pub(crate) fn take(&self, checkpoint: &mut Checkpoint, module: &str, rows: usize, cols: usize) -> Result<Weight, ModelError> {
         let tensor = format!("{module}.weight");
+        let is_listed = self.unquantized.as_ref().is_some_and(|list| list.contains(module));
+        if let Some(scheme) = self.scheme.and_then(Scheme::int4)
+            && Int4Matrix::is_there(checkpoint, scheme, module)
+        {
+            let matrix = Int4Matrix::take(checkpoint, scheme, module, rows, cols)?;
+            return match is_listed {
+                true => Err(ModelError::ListedInt4 { module: module.to_owned() }),
+                false => Ok(Weight::Int4(Box::new(matrix))),
+            };
+        }
         if !checkpoint.is_fp8(&tensor)? {
             let matrix = checkpoint.matrix(&tensor, rows, cols)?;
             if let Some(scale) = SCALE_NAMES.map(|name| format!("{module}.{name}")).into_iter().find(|name| checkpoint.has(name)) {
@@ -85,12 +97,12 @@ impl<'a> Storage<'a> {
             }
             return Ok(Weight::Plain(matrix));
         }
-        let Some(scheme) = self.scheme else {
+        let Some(scheme) = self.scheme.and_then(Scheme::fp8) else {
             let problem = "it is stored as F8_E4M3, but config.json has no quantization_config that says how it is scaled: take \
                            config.json from where the weights are from";
             return Err(checkpoint.problem_of(&tensor, problem.into()));
         };
-        if self.unquantized.as_ref().is_some_and(|list| list.contains(module)) {
+        if is_listed {
             let problem = format!("it is stored as F8_E4M3, but quantization_config lists {module} as not quantized: {CONVERT}");
             return Err(checkpoint.problem_of(&tensor, problem));
         }
@@ -130,6 +142,7 @@ impl Weight {
         match self {
             Self::Plain(matrix) => Ok(Self::Plain(matrix.rows_of(rows))),
             Self::Fp8(matrix) => matrix.rows_of(rows).map(Self::Fp8),
+            Self::Int4(matrix) => Ok(Self::Int4(Box::new(matrix.rows_of(rows)))),
         }
     }
 
@@ -137,6 +150,7 @@ impl Weight {
         match self {
             Self::Plain(matrix) => matrix.view().rows(),
             Self::Fp8(matrix) => matrix.rows,
+            Self::Int4(matrix) => matrix.rows(),
         }
     }
 
@@ -144,6 +158,7 @@ impl Weight {
         match self {
             Self::Plain(matrix) => matrix.view().cols(),
             Self::Fp8(matrix) => matrix.cols,
+            Self::Int4(matrix) => matrix.cols(),
         }
     }
 
@@ -152,14 +167,16 @@ impl Weight {
         match self {
             Self::Plain(matrix) => matrix.view().dtype(),
             Self::Fp8(_) => Dtype::Bf16,
+            Self::Int4(matrix) => matrix.dtype(),
         }
     }
 
-    /// The numbers, dequantized if they are FP8.
+    /// The numbers, dequantized.
     pub(crate) fn floats(&self, cpu: &Cpu) -> Floats<'_> {
         let bytes = match self {
             Self::Plain(matrix) => Cow::Borrowed(matrix.bytes()),
             Self::Fp8(matrix) => Cow::Owned(matrix.to_bf16(cpu)),
+            Self::Int4(matrix) => Cow::Owned(matrix.dequantized(cpu)),
         };
         Floats { bytes, dtype: self.dtype(), rows: self.rows(), cols: self.cols() }
     }

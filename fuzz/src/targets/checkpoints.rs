@@ -103,7 +103,7 @@ fn use_it(dice: &mut Dice, dir: &Path) {
         let _ = (echo.layout(), echo.config().vocab());
     }
     let kv_dtype = *dice.pick(&KvDtype::ALL);
-    let quantize = dice.one_in(3).then_some(Quantization::Int8);
+    let quantize = dice.one_in(2).then(|| *dice.pick(&Quantization::ALL));
     let Ok(mut model) = Model::load(dir, &LoadOptions { kv_dtype, quantize, threads: 1, isa: None }, &mut |_, _| ()) else { return };
     let (vocab, context) = (model.config().vocab(), model.config().context_tokens());
     let length = (1 + dice.below(2 * BLOCK_TOKENS)).min(context);

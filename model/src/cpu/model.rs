@@ -20,7 +20,10 @@ use crate::{
 use std::{panic::resume_unwind, path::Path, thread};
 use tidemill_kernels::{
     Bf16Products, Cpu, Isa, KvLayout,
-    cpu::kv::{INT8_HEAD_DIM_MAX, KvMemory},
+    cpu::{
+        gemm::groupwise::Bits,
+        kv::{INT8_HEAD_DIM_MAX, KvMemory},
+    },
     dtype::{decode, encode},
 };
 use tidemill_proto::block::{KvDtype, KvShape, LayoutFingerprint};
@@ -29,7 +32,8 @@ use tidemill_proto::block::{KvDtype, KvShape, LayoutFingerprint};
 pub struct LoadOptions {
     /// How K and V are stored.
     pub kv_dtype: KvDtype,
-    /// `None`: projections multiply in the type of their weights, bf16 or f32 (also for f16), with sums in f32.
+    /// `None`: projections multiply in the type of their weights, bf16 or f32 (also for f16), with sums in f32; those in 4 bits with
+    /// activations in groups of 8 bits.
     pub quantize: Option<Quantization>,
     /// Compute threads, at least 1.
     pub threads: usize,
@@ -118,7 +122,7 @@ impl Model {
                 let layers = layers.into_iter().enumerate();
                 let layers = layers.map(|(index, layer)| Layer::pack(layer, index, &config, &cpu, arithmetic, key_offsets.as_ref()));
                 let layers = layers.collect::<Result<_, _>>()?;
-                Ok::<_, ModelError>((layers, head.pack(&cpu, arithmetic)?))
+                Ok::<_, ModelError>((layers, head.pack(&cpu, arithmetic.of_head())?))
             });
             (checkpoint.digest(progress), packed.join().unwrap_or_else(|panic| resume_unwind(panic)))
         });
@@ -168,6 +172,8 @@ fn arithmetic_number(arithmetic: Arithmetic, kv_dtype: KvDtype, isa: Isa) -> u8 
         Arithmetic::F32 => 0,
         Arithmetic::Int8 => 1,
         Arithmetic::Bf16 => 2,
+        Arithmetic::Groupwise(Bits::Eight) => 6,
+        Arithmetic::Groupwise(Bits::Four) => 7,
     };
     let in_bf16 = arithmetic == Arithmetic::Bf16 || kv_dtype == KvDtype::Bf16;
     match isa.bf16_products() {

@@ -4,7 +4,7 @@ use crate::{
     error::ModelError,
     norm::Norm,
     tensors::{Linear, RowOrder, Tensors},
-    weight::Floats,
+    weight::{Floats, Weight},
 };
 use tidemill_kernels::{
     Cpu, Dtype,
@@ -13,6 +13,7 @@ use tidemill_kernels::{
         gemm::{
             Product,
             float::{self, FloatActivations, FloatWeights},
+            groupwise::{self, Bits, GroupwiseActivations, GroupwiseMatrix, GroupwiseRow, GroupwiseWeights, Rounded},
             int8::{self, INPUTS_MAX, Int8Activations, Int8Weights},
         },
         layer_norm::layer_norm_into,
@@ -26,6 +27,31 @@ pub enum Quantization {
     /// Weights with a scale per output and activations with a scale per row, both in 8-bit integers, after a Hadamard
     /// transform that spreads outliers. The embedding table stays as it is, even where the head shares it.
     Int8,
+    /// Weights with a scale per group of 32 inputs in 4-bit integers, in 8 bits those of the head; activations in 8 bits, alike.
+    Int4,
+    /// None: weights in 4 bits are dequantized to 16.
+    Dequantize,
+}
+
+impl Quantization {
+    pub const ALL: [Self; 3] = [Self::Int8, Self::Int4, Self::Dequantize];
+
+    /// Its name among settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+            Self::Dequantize => "dequantize",
+        }
+    }
+
+    /// The one of this name; inside, `None` for `none`: as the weights are stored.
+    pub fn of_name(name: &str) -> Option<Option<Self>> {
+        match name {
+            "none" => Some(None),
+            _ => Self::ALL.into_iter().find(|quantization| quantization.name() == name).map(Some),
+        }
+    }
 }
 
 /// How all projections of a model multiply.
@@ -36,15 +62,28 @@ pub(crate) enum Arithmetic {
     /// Weights and activations in bf16, sums in f32.
     Bf16,
     Int8,
+    /// Weights in 4 bits as they are, activations in groups of 8 bits. Weights that have more are rounded to these.
+    Groupwise(Bits),
 }
 
 impl Arithmetic {
-    /// bf16 if all matrices of the checkpoint are, or FP8: in a mixed checkpoint, the others would lose precision.
+    /// That of 4 bits if products can take the checkpoint's; bf16 if all matrices are bf16 or dequantized to it: in a mixed
+    /// checkpoint, the others would lose precision.
     pub(crate) fn of(tensors: &Tensors, quantize: Option<Quantization>) -> Self {
         match quantize {
             Some(Quantization::Int8) => Self::Int8,
-            None if tensors.matrices_are_bf16() => Self::Bf16,
-            None => Self::F32,
+            Some(Quantization::Int4) => Self::Groupwise(Bits::Four),
+            None if tensors.can_stay_int4() => Self::Groupwise(Bits::Eight),
+            _ if tensors.matrices_are_bf16() => Self::Bf16,
+            _ => Self::F32,
+        }
+    }
+
+    /// The head's: rounding it costs more than any other matrix.
+    pub(crate) fn of_head(self) -> Self {
+        match self {
+            Self::Groupwise(_) => Self::Groupwise(Bits::Eight),
+            other => other,
         }
     }
 }
@@ -53,6 +92,7 @@ impl Arithmetic {
 pub(crate) enum Projection {
     Float(FloatWeights),
     Int8(Int8Weights),
+    Groupwise(GroupwiseWeights),
 }
 
 impl Projection {
@@ -61,6 +101,7 @@ impl Projection {
         match self {
             Self::Float(weights) => weights.as_bytes().len(),
             Self::Int8(weights) => weights.as_bytes().len(),
+            Self::Groupwise(weights) => weights.bytes(),
         }
     }
 
@@ -73,14 +114,24 @@ impl Projection {
         let Self::Int8(weights) = self else { panic!("{ONE_ARITHMETIC}") };
         weights
     }
+
+    fn groupwise(&self) -> &GroupwiseWeights {
+        let Self::Groupwise(weights) = self else { panic!("{ONE_ARITHMETIC}") };
+        weights
+    }
 }
 
 impl Linear {
     pub(crate) fn pack(&self, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
-        let (weight, bias) = (self.numbers(cpu, arithmetic)?, self.bias.as_deref());
+        let bias = self.bias.as_deref();
+        if let Arithmetic::Groupwise(bits) = arithmetic {
+            let packed = self.in_groups(cpu, bits, |weight| GroupwiseWeights::new(cpu, weight, bias));
+            return Ok(Projection::Groupwise(packed));
+        }
+        let weight = self.numbers(cpu, arithmetic)?;
         Ok(match arithmetic {
-            Arithmetic::F32 | Arithmetic::Bf16 => Projection::Float(FloatWeights::new(cpu, weight.view(), bias)),
             Arithmetic::Int8 => Projection::Int8(Int8Weights::new(cpu, weight.view(), bias)),
+            _ => Projection::Float(FloatWeights::new(cpu, weight.view(), bias)),
         })
     }
 
@@ -95,15 +146,38 @@ impl Linear {
 
     /// Packs `self` as the gate of `up`.
     pub(crate) fn pack_gated(&self, up: &Linear, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
-        let (gate, up_weight) = (self.numbers(cpu, arithmetic)?, up.numbers(cpu, arithmetic)?);
-        if arithmetic != Arithmetic::Int8 && gate.dtype != up_weight.dtype {
-            return Err(ModelError::MixedDtypes { tensor: self.name.clone(), other: up.name.clone() });
+        let mixed = || ModelError::MixedDtypes { tensor: self.name.clone(), other: up.name.clone() };
+        let biases = (self.bias.as_deref(), up.bias.as_deref());
+        if let Arithmetic::Groupwise(bits) = arithmetic {
+            let packed = self.in_groups(cpu, bits, |gate| {
+                up.in_groups(cpu, bits, |up| {
+                    let are_alike = GroupwiseWeights::are_of_one_form(gate, up);
+                    are_alike.then(|| GroupwiseWeights::gated(cpu, (gate, biases.0), (up, biases.1)))
+                })
+            });
+            return packed.map(Projection::Groupwise).ok_or_else(mixed);
         }
-        let (gate, up) = ((gate.view(), self.bias.as_deref()), (up_weight.view(), up.bias.as_deref()));
+        let (gate, up) = (self.numbers(cpu, arithmetic)?, up.numbers(cpu, arithmetic)?);
+        if arithmetic != Arithmetic::Int8 && gate.dtype != up.dtype {
+            return Err(mixed());
+        }
+        let (gate, up) = ((gate.view(), biases.0), (up.view(), biases.1));
         Ok(match arithmetic {
-            Arithmetic::F32 | Arithmetic::Bf16 => Projection::Float(FloatWeights::gated(cpu, gate, up)),
             Arithmetic::Int8 => Projection::Int8(Int8Weights::gated(cpu, gate, up)),
+            _ => Projection::Float(FloatWeights::gated(cpu, gate, up)),
         })
+    }
+
+    /// Gives `pack` the weight in groups: as it is if it has 4 bits, else rounded to these.
+    fn in_groups<T>(&self, cpu: &Cpu, bits: Bits, pack: impl FnOnce(&dyn GroupwiseMatrix) -> T) -> T {
+        if let Weight::Int4(matrix) = &self.weight
+            && matrix.can_stay()
+        {
+            matrix.unpack(cpu);
+            return pack(&Reordered { matrix: &**matrix, order: self.order });
+        }
+        let floats = self.weight.floats(cpu);
+        pack(&Reordered { matrix: &Rounded { matrix: floats.view(), bits }, order: self.order })
     }
 
     /// The weight as it is packed: for products in f32, bf16 is widened.
@@ -132,12 +206,49 @@ impl Linear {
     }
 }
 
+/// A matrix with its outputs in another order.
+struct Reordered<'a> {
+    matrix: &'a dyn GroupwiseMatrix,
+    order: RowOrder,
+}
+
+impl GroupwiseMatrix for Reordered<'_> {
+    fn outputs(&self) -> usize {
+        self.matrix.outputs()
+    }
+
+    fn inputs(&self) -> usize {
+        self.matrix.inputs()
+    }
+
+    fn bits(&self) -> Bits {
+        self.matrix.bits()
+    }
+
+    fn group(&self) -> usize {
+        self.matrix.group()
+    }
+
+    fn scale_dtype(&self) -> Dtype {
+        self.matrix.scale_dtype()
+    }
+
+    fn read(&self, output: usize, row: &mut GroupwiseRow) {
+        self.matrix.read(self.order.stored(output), row);
+    }
+}
+
 /// Packed activations. Reuses its memory.
 pub(crate) enum Activations {
     Float(FloatActivations),
     Int8 {
         rows: Int8Activations,
         /// Numbers before they are quantized.
+        exact: FloatActivations,
+    },
+    Groupwise {
+        rows: GroupwiseActivations,
+        /// Numbers before they are rounded.
         exact: FloatActivations,
     },
 }
@@ -148,6 +259,7 @@ impl Activations {
             Arithmetic::F32 => Self::Float(FloatActivations::for_weights(Dtype::F32)),
             Arithmetic::Bf16 => Self::Float(FloatActivations::for_weights(Dtype::Bf16)),
             Arithmetic::Int8 => Self::Int8 { rows: Int8Activations::default(), exact: FloatActivations::rows_apart() },
+            Arithmetic::Groupwise(_) => Self::Groupwise { rows: GroupwiseActivations::default(), exact: FloatActivations::rows_apart() },
         }
     }
 
@@ -155,6 +267,7 @@ impl Activations {
         match self {
             Self::Float(tiles) => tiles.rows(),
             Self::Int8 { rows, .. } => rows.rows(),
+            Self::Groupwise { rows, .. } => rows.rows(),
         }
     }
 
@@ -163,6 +276,10 @@ impl Activations {
         match self {
             Self::Float(tiles) => write(tiles),
             Self::Int8 { rows, exact } => {
+                write(exact);
+                rows.copy_from_tiles(cpu, exact);
+            }
+            Self::Groupwise { rows, exact } => {
                 write(exact);
                 rows.copy_from_tiles(cpu, exact);
             }
@@ -179,11 +296,17 @@ impl Activations {
         rows
     }
 
+    fn groupwise(&mut self) -> &mut GroupwiseActivations {
+        let Self::Groupwise { rows, .. } = self else { panic!("{ONE_ARITHMETIC}") };
+        rows
+    }
+
     /// Packs every row of `cols` numbers as it is.
     pub(crate) fn copy_from(&mut self, cpu: &Cpu, x: &[f32], cols: usize) {
         match self {
             Self::Float(tiles) => tiles.copy_from(cpu, x, cols),
             Self::Int8 { rows, .. } => rows.copy_from(cpu, x, cols),
+            Self::Groupwise { rows, .. } => rows.copy_from(cpu, x, cols),
         }
     }
 
@@ -197,6 +320,11 @@ impl Activations {
                 layer_norm_into(cpu, x, norm, exact);
                 rows.copy_from_tiles(cpu, exact);
             }
+            (Self::Groupwise { rows, .. }, None) => rows.rms_norm_from(cpu, x, &norm.weight, norm.epsilon()),
+            (Self::Groupwise { rows, exact }, Some(norm)) => {
+                layer_norm_into(cpu, x, norm, exact);
+                rows.copy_from_tiles(cpu, exact);
+            }
         }
     }
 }
@@ -206,6 +334,9 @@ pub(crate) fn project<const N: usize>(cpu: &Cpu, x: &Activations, products: [Pro
     match x {
         Activations::Float(x) => float::matmul(cpu, x, products.map(|product| product.map(Projection::float, Activations::float))),
         Activations::Int8 { rows: x, .. } => int8::matmul(cpu, x, products.map(|product| product.map(Projection::int8, Activations::int8))),
+        Activations::Groupwise { rows: x, .. } => {
+            groupwise::matmul(cpu, x, products.map(|product| product.map(Projection::groupwise, Activations::groupwise)));
+        }
     }
 }
 

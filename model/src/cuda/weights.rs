@@ -61,7 +61,7 @@ impl Fp8Products {
     /// `None`: FP8 weights are dequantized to bf16, because their scales are by block, their activations are not meant to
     /// be in FP8, or the device has no such products.
     pub(super) fn of(config: &ModelConfig, shape: DeviceShape, device_has: &Fp8Rows) -> Option<Self> {
-        let scheme = config.fp8.as_ref()?;
+        let scheme = config.quantization.as_ref()?.fp8()?;
         let largest_max = match scheme.inputs {
             Inputs::Unquantized => return None,
             Inputs::Dynamic { largest_max } => largest_max,
@@ -324,14 +324,19 @@ impl Columns {
                 matrix.write_row(row, &mut numbers, |bits| bits);
                 self.write(numbers.len(), to, |range, to| to.copy_from_slice(&numbers[range]));
             }
+            Weight::Int4(matrix) => self.write_numbers(matrix.dtype(), &matrix.row_bytes_of(row), to),
         }
     }
 
     fn write_plain(self, matrix: &WeightMatrix, row: usize, to: &mut [Bf16]) {
         let view = matrix.view();
         let size = view.dtype().bytes();
-        let bytes = &matrix.bytes()[row * view.cols() * size..][..view.cols() * size];
-        self.write(view.cols(), to, |range, to| write_bf16s(view.dtype(), &bytes[range.start * size..range.end * size], to));
+        self.write_numbers(view.dtype(), &matrix.bytes()[row * view.cols() * size..][..view.cols() * size], to);
+    }
+
+    fn write_numbers(self, dtype: Dtype, bytes: &[u8], to: &mut [Bf16]) {
+        let size = dtype.bytes();
+        self.write(bytes.len() / size, to, |range, to| write_bf16s(dtype, &bytes[range.start * size..range.end * size], to));
     }
 
     /// `write(range, to)` writes that range of a row's `columns` numbers.

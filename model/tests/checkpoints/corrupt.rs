@@ -89,7 +89,7 @@ fn wrong_settings_are_named() {
         (|c| c["head_dim"] = json!(15), &["head_dim", "odd"]),
         (|c| c["hidden_act"] = json!("relu2"), &["hidden_act", "relu2", "silu"]),
         (|c| c["rms_norm_eps"] = json!(-1), &["rms_norm_eps"]),
-        (|c| c["quantization_config"] = json!({"quant_method": "awq"}), &["quantized"]),
+        (|c| c["quantization_config"] = json!({"quant_method": "aqlm"}), &["quantized"]),
         (|c| c["rope_scaling"] = json!({"rope_type": "axial", "factor": 4.0}), &["unsupported rope type", "axial"]),
         (|c| c["intermediate_size"] = json!(128), &["mlp.gate_proj.weight", "[172, 64]", "[128, 64]", "model.safetensors"]),
         (|c| c["num_hidden_layers"] = json!(2), &["model.layers.2.input_layernorm.weight", "num_hidden_layers"]),

@@ -56,6 +56,9 @@ pub(crate) fn kv_dtypes(family: &str) -> impl Iterator<Item = KvDtype> + use<> {
 /// Checkpoints with weights in FP8, one per form.
 pub(crate) const FP8: [&str; 4] = ["fp8-channel", "fp8-tensor", "fp8-fbgemm", "fp8-blocks"];
 
+/// Checkpoints with weights in 4 bits, one per form.
+pub(crate) const INT4: [&str; 4] = ["int4-awq", "int4-gptq", "int4-gptq-v2", "int4-packed"];
+
 /// The output of transformers.
 #[derive(Deserialize)]
 pub(crate) struct Reference {

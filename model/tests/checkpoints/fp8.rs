@@ -205,7 +205,7 @@ fn what_tensors_and_config_say_must_not_contradict() {
     fails(dir.path(), &[embedding, "F8_E4M3", "projections"]);
 }
 
-fn rename(header: &mut Value, name: &str) {
+pub(crate) fn rename(header: &mut Value, name: &str) {
     let tensor = header.as_object_mut().unwrap().remove(name).unwrap();
     header["another"] = tensor;
 }
@@ -222,7 +222,7 @@ fn file_of(dir: &Path, name: &str) -> (std::path::PathBuf, Vec<u8>, Value, usize
     files.find(|(_, _, header, _)| header.get(name).is_some()).expect("a file holds it")
 }
 
-fn edit_tensor(dir: &Path, name: &str, edit: impl FnOnce(&mut [u8])) {
+pub(crate) fn edit_tensor(dir: &Path, name: &str, edit: impl FnOnce(&mut [u8])) {
     let (path, mut file, header, end) = file_of(dir, name);
     let at = |i: usize| end + header[name]["data_offsets"][i].as_u64().unwrap() as usize;
     edit(&mut file[at(0)..at(1)]);
@@ -230,7 +230,7 @@ fn edit_tensor(dir: &Path, name: &str, edit: impl FnOnce(&mut [u8])) {
 }
 
 /// Stores a bf16 tensor in f32, at the end of its file.
-fn widen(dir: &Path, name: &str) {
+pub(crate) fn widen(dir: &Path, name: &str) {
     let (path, mut file, mut header, end) = file_of(dir, name);
     let offsets = |i: usize| header[name]["data_offsets"][i].as_u64().unwrap() as usize;
     let (start, stop) = (offsets(0), offsets(1));

@@ -9,6 +9,9 @@ use std::ops::Range;
 /// A linear layer as a file has it: `[outputs, inputs]`, and biases `[outputs]` or none.
 pub(crate) type Linear<'a> = (Matrix<'a>, Option<&'a [f32]>);
 
+/// A layer's outputs and inputs, and its biases `[outputs]` or none.
+pub(crate) type Shape<'a> = ((usize, usize), Option<&'a [f32]>);
+
 /// The columns of all panels. A panel has 32 consecutive outputs; of gated weights, 16 gates and then the 16 numbers
 /// they multiply, for 16 outputs. The last panel is filled up with zeros.
 #[derive(Clone, Copy)]
@@ -25,8 +28,7 @@ impl Columns {
         Self::of_shapes(&shapes)
     }
 
-    /// The same from `(outputs, inputs)` and the biases of each.
-    pub(crate) fn of_shapes(layers: &[((usize, usize), Option<&[f32]>)]) -> Self {
+    pub(crate) fn of_shapes(layers: &[Shape<'_>]) -> Self {
         let (outputs, inputs) = layers[0].0;
         assert!(outputs > 0 && inputs > 0, "empty weights");
         assert!(layers.iter().all(|layer| layer.0 == (outputs, inputs)), "gate and up have one shape");

@@ -146,17 +146,17 @@ const VECTORS: usize = GROUP / LANES;
 #[inline(always)]
 fn round_group<S: Simd>(simd: S, row: impl Source, index: usize, quads: &mut GroupQuads) -> Group {
     let (mut x, mut largest) = ([simd.zero(); VECTORS], simd.zero());
-    for i in 0..VECTORS {
+    for (i, x) in x.iter_mut().enumerate() {
         let vector = VECTORS * index + i;
         if vector * LANES < row.len() {
-            x[i] = row.vector(simd, vector);
+            *x = row.vector(simd, vector);
         }
-        largest = simd.max(simd.max(x[i], simd.sub(simd.zero(), x[i])), largest);
+        largest = simd.max(simd.max(*x, simd.sub(simd.zero(), *x)), largest);
     }
     let (scale, inverse) = scale_and_inverse::<{ i8::MAX as i16 }>(simd.max_lane(largest));
     let mut sums = simd.zero();
-    for i in 0..VECTORS {
-        let rounded = simd.fma(x[i], simd.splat(inverse), simd.splat(ROUND));
+    for (i, x) in x.into_iter().enumerate() {
+        let rounded = simd.fma(x, simd.splat(inverse), simd.splat(ROUND));
         sums = simd.add(sums, simd.sub(rounded, simd.splat(ROUND)));
         let integers = simd.to_array(rounded).map(|x| x.to_bits() as i8);
         quads[i * LANES / 4..][..LANES / 4].copy_from_slice(integers.as_chunks().0);
