@@ -236,7 +236,7 @@ impl Checkpoint {
                 Err(ModelError::Tensor { tensor: name.to_owned(), path: taken.path.clone(), problem })
             }
             Numbers::I32 => {
-                let problem = "it is stored as I32, but only weights of projections may be packed: convert the checkpoint again".into();
+                let problem = "it is stored as I32, where F32, F16 or BF16 is needed: convert the checkpoint again".into();
                 Err(ModelError::Tensor { tensor: name.to_owned(), path: taken.path.clone(), problem })
             }
         }
