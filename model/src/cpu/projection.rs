@@ -141,6 +141,10 @@ impl Linear {
         Ok(match arithmetic {
             Arithmetic::F32 | Arithmetic::Bf16 => Projection::Float(FloatWeights::new(cpu, weight.view(), None)),
             Arithmetic::Int8 => Projection::Int8(Int8Weights::new(cpu, weight.view(), None)),
+            // Groups lie along the other side now, so 4 bits would be rounded again: 8 cost nothing beside that.
+            Arithmetic::Groupwise(_) => {
+                Projection::Groupwise(GroupwiseWeights::new(cpu, &Rounded { matrix: weight.view(), bits: Bits::Eight }, None))
+            }
         })
     }
 
