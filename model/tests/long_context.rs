@@ -42,7 +42,7 @@ fn bounded(kv: &mut KvMemory, work: impl FnOnce(&mut KvMemory)) {
     let before = status("VmRSS");
     work(kv);
     let needed = status("VmHWM") - before;
-    println!("{needed} KiB beside {} MiB of KV", kv.blocks() * kv.block(0).len() >> 20);
+    println!("{needed} KiB beside {} MiB of KV", (kv.blocks() * kv.block(0).len()) >> 20);
     assert!(needed <= BUFFERS_KIB_MAX, "{needed} KiB");
 }
 

@@ -92,7 +92,7 @@ impl Arithmetic {
 pub(crate) enum Projection {
     Float(FloatWeights),
     Int8(Int8Weights),
-    Groupwise(GroupwiseWeights),
+    Groupwise(Box<GroupwiseWeights>),
 }
 
 impl Projection {
@@ -126,7 +126,7 @@ impl Linear {
         let bias = self.bias.as_deref();
         if let Arithmetic::Groupwise(bits) = arithmetic {
             let packed = self.in_groups(cpu, bits, |weight| GroupwiseWeights::new(cpu, weight, bias));
-            return Ok(Projection::Groupwise(packed));
+            return Ok(Projection::Groupwise(Box::new(packed)));
         }
         let weight = self.numbers(cpu, arithmetic)?;
         Ok(match arithmetic {
@@ -143,7 +143,7 @@ impl Linear {
             Arithmetic::Int8 => Projection::Int8(Int8Weights::new(cpu, weight.view(), None)),
             // Groups lie along the other side now, so 4 bits would be rounded again: 8 cost nothing beside that.
             Arithmetic::Groupwise(_) => {
-                Projection::Groupwise(GroupwiseWeights::new(cpu, &Rounded { matrix: weight.view(), bits: Bits::Eight }, None))
+                Projection::Groupwise(Box::new(GroupwiseWeights::new(cpu, &Rounded { matrix: weight.view(), bits: Bits::Eight }, None)))
             }
         })
     }
@@ -159,7 +159,7 @@ impl Linear {
                     are_alike.then(|| GroupwiseWeights::gated(cpu, (gate, biases.0), (up, biases.1)))
                 })
             });
-            return packed.map(Projection::Groupwise).ok_or_else(mixed);
+            return packed.map(|packed| Projection::Groupwise(Box::new(packed))).ok_or_else(mixed);
         }
         let (gate, up) = (self.numbers(cpu, arithmetic)?, up.numbers(cpu, arithmetic)?);
         if arithmetic != Arithmetic::Int8 && gate.dtype != up.dtype {
