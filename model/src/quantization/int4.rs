@@ -152,7 +152,7 @@ mod tests {
         for (config, word) in [
             (gptq("bits", json!(3)), "weights in 3 bits"),
             (gptq("group_size", json!(0)), "group_size is 0"),
-            (gptq("group_size", json!("all")), "group_size"),
+            (gptq("group_size", json!("all")), "\"all\""),
             (gptq("checkpoint_format", json!("marlin")), "marlin"),
             (gptq("dynamic", json!({"lm_head": {"bits": 8}})), "dynamic"),
             (json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"}), "gemv"),
