@@ -33,9 +33,19 @@ fn every_kernel_and_phase_is_measured_against_a_limit() {
             assert!((fraction * limit / row["measured"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{row}");
         }
     }
-    for name in
-        ["ceiling", "matmul bf16", "matmul int8", "attention prefill", "attention decode", "norm", "rope", "sampling", "prefill", "decode"]
-    {
+    for name in [
+        "ceiling",
+        "matmul bf16",
+        "matmul int8",
+        "matmul int4",
+        "attention prefill",
+        "attention decode",
+        "norm",
+        "rope",
+        "sampling",
+        "prefill",
+        "decode",
+    ] {
         assert!(rows.iter().any(|row| row["name"].as_str().unwrap().starts_with(name)), "no row for {name}");
     }
 }

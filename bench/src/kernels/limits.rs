@@ -2,6 +2,8 @@
 //! 2009).
 
 use crate::model::shapes::Shape;
+use tidemill_kernels::cpu::gemm::groupwise::GROUP;
+use tidemill_model::Quantization;
 
 /// What the machine can do per second: a CPU with the measurement's threads, or a GPU.
 #[derive(Clone, Copy, Debug)]
@@ -59,15 +61,26 @@ pub enum Weights {
     Bf16,
     /// Multiplied with 8-bit integers.
     Int8,
+    /// In groups of 32 with a scale of 16 bits, multiplied with 8-bit integers. The head has 8 bits.
+    Int4,
 }
 
 impl Weights {
-    pub const ALL: [Weights; 2] = [Weights::Bf16, Weights::Int8];
+    pub const ALL: [Weights; 3] = [Weights::Bf16, Weights::Int8, Weights::Int4];
 
     pub fn name(self) -> &'static str {
         match self {
             Weights::Bf16 => "bf16",
             Weights::Int8 => "int8",
+            Weights::Int4 => "int4",
+        }
+    }
+
+    pub fn quantization(self) -> Option<Quantization> {
+        match self {
+            Weights::Bf16 => None,
+            Weights::Int8 => Some(Quantization::Int8),
+            Weights::Int4 => Some(Quantization::Int4),
         }
     }
 
@@ -78,7 +91,17 @@ impl Weights {
         match self {
             Weights::Bf16 => Work { bf16_flops: operations, bytes: bytes * BF16_BYTES, ..Work::default() },
             Weights::Int8 => Work { int8_ops: operations, bytes, ..Work::default() },
+            Weights::Int4 => Work { int8_ops: operations, bytes: bytes * (0.5 + SCALE_BYTES), ..Work::default() },
         }
+    }
+
+    /// The same of the head's numbers.
+    fn applied_to_head(self, numbers: f64, rows: usize) -> Work {
+        let mut work = self.applied(numbers, rows);
+        if self == Weights::Int4 && rows > 0 {
+            work.bytes = numbers * (1.0 + SCALE_BYTES);
+        }
+        work
     }
 }
 
@@ -98,7 +121,8 @@ pub fn batch(shape: &Shape, weights: Weights, batch: &[Rows]) -> Work {
 
     let mut work = weights.applied(kv_weights * layers, rows);
     work += weights.applied(rest_weights * (layers - 1.0), rows);
-    work += weights.applied(rest_weights + vocab * hidden, logit_rows);
+    work += weights.applied(rest_weights, logit_rows);
+    work += weights.applied_to_head(vocab * hidden, logit_rows);
     for rows in batch {
         let end = rows.start + rows.rows;
         let attended = (rows.start + 1..=end).sum::<usize>() as f64;
@@ -114,6 +138,8 @@ pub fn batch(shape: &Shape, weights: Weights, batch: &[Rows]) -> Work {
 }
 
 const BF16_BYTES: f64 = 2.0;
+/// Of a group's scale, for each of its numbers.
+const SCALE_BYTES: f64 = BF16_BYTES / GROUP as f64;
 
 impl std::ops::AddAssign for Work {
     fn add_assign(&mut self, more: Work) {

@@ -13,6 +13,7 @@ use tidemill_kernels::{
         gemm::{
             Output, Product,
             float::{FloatActivations, FloatWeights, matmul},
+            groupwise::{self, Bits, GroupwiseActivations, GroupwiseWeights, Rounded},
             int8::{self, Int8Activations, Int8Weights},
         },
         kv::{KvMemory, Span},
@@ -83,7 +84,7 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
 
             let work = limits::Weights::Int8.applied((n * k) as f64, m);
             let count = copies(bench, n * k, &work);
-            bench.row("matmul int8", shape, work, count, |cpu| {
+            bench.row("matmul int8", shape.clone(), work, count, |cpu| {
                 let stored = stored();
                 let copies: Vec<_> = (0..count).map(|_| Int8Weights::new(cpu, Matrix::new(&stored, Dtype::Bf16, n, k), None)).collect();
                 let (mut rows, mut y) = (Int8Activations::default(), vec![0.0; m * n]);
@@ -93,6 +94,22 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
                     for weights in &copies {
                         rows.copy_from(cpu, &x, k);
                         int8::matmul(cpu, &rows, [Product { weights, output: Output::Set(&mut y) }]);
+                    }
+                }
+            });
+
+            let work = limits::Weights::Int4.applied((n * k) as f64, m);
+            let count = copies(bench, n * k / 2, &work);
+            bench.row("matmul int4", shape, work, count, |cpu| {
+                let stored = stored();
+                let rounded = Rounded { matrix: Matrix::new(&stored, Dtype::Bf16, n, k), bits: Bits::Four };
+                let copies: Vec<_> = (0..count).map(|_| GroupwiseWeights::new(cpu, &rounded, None)).collect();
+                let (mut rows, mut y) = (GroupwiseActivations::default(), vec![0.0; m * n]);
+                let x = x();
+                move |cpu: &Cpu| {
+                    for weights in &copies {
+                        rows.copy_from(cpu, &x, k);
+                        groupwise::matmul(cpu, &rows, [Product { weights, output: Output::Set(&mut y) }]);
                     }
                 }
             });

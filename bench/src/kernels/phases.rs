@@ -10,7 +10,7 @@ use super::{
 use crate::model::{make_weights, shapes, weights::Dtype};
 use anyhow::Context;
 use std::{fs, path::Path};
-use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model, Quantization};
+use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
 /// The tokens to compute.
@@ -53,7 +53,7 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
                 fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
                 make_weights(&shape, &dir, Dtype::Bf16, 0)?;
             }
-            let quantize = (weights == Weights::Int8).then_some(Quantization::Int8);
+            let quantize = weights.quantization();
             let options =
                 LoadOptions { kv_dtype: KvDtype::Bf16, quantize, threads: bench.machine.cpu.threads(), isa: Some(bench.machine.cpu.isa()) };
             let mut model = Model::load(&dir, &options, &mut |_, _| {})?;
