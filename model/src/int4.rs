@@ -5,7 +5,10 @@ use crate::{
     error::ModelError,
     quantization::int4::{Int4Scheme, Packing},
 };
-use std::{ops::Range, sync::OnceLock};
+use std::{
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 use tidemill_kernels::{
     Cpu, Dtype,
     cpu::gemm::groupwise::{Bits, GROUP, GroupwiseMatrix, GroupwiseRow},
@@ -16,18 +19,18 @@ use tidemill_kernels::{
 pub(crate) struct Int4Matrix {
     words: Mapped,
     zeros: Option<Mapped>,
-    /// As stored: by group and output, or by output and group.
-    scales: Vec<f32>,
-    /// Of the scales.
+    /// Scales in the file's order: by group and output, or by output and group.
+    scales: Arc<[f32]>,
+    /// The type in which the file has the scales.
     dtype: Dtype,
     packing: Packing,
-    /// As stored, which may be more than are used.
+    /// Outputs in the file, which may be more than are used.
     outputs: usize,
     inputs: usize,
     /// Inputs of a group.
     group: usize,
     /// The group of each input, where they are not consecutive (GPTQ's `desc_act`).
-    groups_of_inputs: Option<Vec<u32>>,
+    groups_of_inputs: Option<Arc<[u32]>>,
     used: Range<usize>,
     unpacked: OnceLock<Int4Rows>,
 }
@@ -100,13 +103,13 @@ impl Int4Matrix {
         Ok(Self {
             words,
             zeros,
-            scales,
+            scales: scales.into(),
             dtype,
             packing: scheme.packing,
             outputs,
             inputs,
             group,
-            groups_of_inputs,
+            groups_of_inputs: groups_of_inputs.map(Arc::from),
             used: 0..outputs,
             unpacked: OnceLock::new(),
         })
@@ -157,21 +160,19 @@ impl Int4Matrix {
 
     /// Brings the integers into order, on all threads of `cpu`. Otherwise the first use does it on one.
     pub(crate) fn unpack(&self, cpu: &Cpu) {
-        self.unpacked.get_or_init(|| {
-            let mut integers = vec![0; self.rows() * self.row_bytes()];
-            let mut parts: Vec<_> = integers.chunks_mut(UNPACKED_TOGETHER * self.row_bytes()).enumerate().collect();
-            cpu.for_each_mut(&mut parts, |(index, part)| self.unpack_rows(*index * UNPACKED_TOGETHER, part));
-            self.with_scales(integers)
-        });
+        self.unpacked_by(|parts| cpu.for_each_mut(parts, |(first, part)| self.unpack_rows(*first, part)));
     }
 
     fn unpacked(&self) -> &Int4Rows {
+        self.unpacked_by(|parts| parts.iter_mut().for_each(|(first, part)| self.unpack_rows(*first, part)))
+    }
+
+    /// The rows in order; `unpack` fills parts of their integers, each from a row on.
+    fn unpacked_by(&self, unpack: impl FnOnce(&mut [(usize, &mut [u8])])) -> &Int4Rows {
         self.unpacked.get_or_init(|| {
             let mut integers = vec![0; self.rows() * self.row_bytes()];
-            integers
-                .chunks_mut(UNPACKED_TOGETHER * self.row_bytes())
-                .enumerate()
-                .for_each(|(index, part)| self.unpack_rows(index * UNPACKED_TOGETHER, part));
+            let parts = integers.chunks_mut(UNPACKED_TOGETHER * self.row_bytes()).enumerate();
+            unpack(&mut parts.map(|(index, part)| (index * UNPACKED_TOGETHER, part)).collect::<Vec<_>>());
             self.with_scales(integers)
         })
     }

@@ -3,8 +3,8 @@
 
 use crate::{
     corrupt::{copy, edit_config, edit_header, fails},
-    fixtures::{FP8, all_logits, fixture, greedy_together, load, load_dir, load_f32, reference, restored},
-    reference::largest_difference,
+    fixtures::{FP8, all_logits, fixture, load, load_dir, load_f32, reference, restored},
+    reference::{assert_dequantized, largest_difference},
 };
 use serde_json::{Value, json};
 use std::{fs, path::Path};
@@ -16,16 +16,7 @@ use tidemill_proto::block::KvDtype;
 fn dequantized_logits_and_greedy_tokens_are_those_of_the_reference() {
     for form in FP8 {
         let mut model = load_f32(form, KvDtype::F32);
-        for chunk in [4096, 7] {
-            let difference = largest_difference(form, &mut model, chunk);
-            println!("{form}, chunks of {chunk}: {difference:e}");
-            assert!(difference < 1e-4, "{form} in chunks of {chunk}: logits differ by {difference}");
-        }
-        let (reference, _) = reference(form);
-        let ids: Vec<_> = reference.prompts.iter().map(|prompt| &prompt.ids[..]).collect();
-        let greedy: Vec<_> = reference.prompts.iter().map(|prompt| prompt.greedy.clone()).collect();
-        assert!(greedy.len() == 3 && greedy.iter().all(|tokens| tokens.len() == 64));
-        assert_eq!(greedy_together(&mut model, &ids, 64, 16), greedy, "{form}");
+        assert_dequantized(form, &mut model);
     }
 }
 

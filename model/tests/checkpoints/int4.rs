@@ -3,9 +3,9 @@
 
 use crate::{
     corrupt::{copy, edit_config, edit_header, fails},
-    fixtures::{INT4, all_logits, fixture, greedy_together, reference},
+    fixtures::{INT4, all_logits, fixture, reference},
     fp8::{edit_tensor, rename, widen},
-    reference::largest_difference,
+    reference::{assert_dequantized, largest_difference},
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -30,16 +30,7 @@ fn dequantized_logits_and_greedy_tokens_are_those_of_the_reference() {
             widen(dir.path(), "model.embed_tokens.weight");
         }
         let mut model = load(dir.path(), Some(Quantization::Dequantize), 2, None);
-        for chunk in [4096, 7] {
-            let difference = largest_difference(form, &mut model, chunk);
-            println!("{form}, chunks of {chunk}: {difference:e}");
-            assert!(difference < 1e-4, "{form} in chunks of {chunk}: logits differ by {difference}");
-        }
-        let (reference, _) = reference(form);
-        let ids: Vec<_> = reference.prompts.iter().map(|prompt| &prompt.ids[..]).collect();
-        let greedy: Vec<_> = reference.prompts.iter().map(|prompt| prompt.greedy.clone()).collect();
-        assert!(greedy.len() == 3 && greedy.iter().all(|tokens| tokens.len() == 64));
-        assert_eq!(greedy_together(&mut model, &ids, 64, 16), greedy, "{form}");
+        assert_dequantized(form, &mut model);
     }
 }
 

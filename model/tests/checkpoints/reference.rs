@@ -24,6 +24,20 @@ pub(crate) fn largest_difference(family: &str, model: &mut Model, chunk: usize) 
     largest
 }
 
+/// Asserts that a quantized checkpoint, dequantized and computed in f32, has the reference's logits and greedy tokens.
+pub(crate) fn assert_dequantized(form: &str, model: &mut Model) {
+    for chunk in [4096, 7] {
+        let difference = largest_difference(form, model, chunk);
+        println!("{form}, chunks of {chunk}: {difference:e}");
+        assert!(difference < 1e-4, "{form} in chunks of {chunk}: logits differ by {difference}");
+    }
+    let (reference, _) = reference(form);
+    let ids: Vec<_> = reference.prompts.iter().map(|prompt| &prompt.ids[..]).collect();
+    let greedy: Vec<_> = reference.prompts.iter().map(|prompt| prompt.greedy.clone()).collect();
+    assert!(greedy.len() == 3 && greedy.iter().all(|tokens| tokens.len() == 64));
+    assert_eq!(greedy_together(model, &ids, 64, 16), greedy, "{form}");
+}
+
 #[test]
 fn logits_are_those_of_the_reference() {
     for family in FAMILIES {
