@@ -244,7 +244,7 @@ impl ModelConfig {
         })
     }
 
-    /// What a block of KV holds.
+    /// The shape of a KV block with this storage.
     pub(crate) fn kv_shape(&self, dtype: KvDtype) -> KvShape {
         let head_dim = self.latent.map_or(self.head_dim, |latent| latent.stored_dim());
         KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim, dtype, latent: self.latent.map(|latent| latent.rank) }

@@ -91,12 +91,12 @@ pub(crate) enum Mlp {
     Plain,
 }
 
-/// What a router makes of its logits.
+/// The function from a router's logits to scores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Scores {
-    /// Over the logits of all experts.
+    /// A softmax over the logits of all experts.
     Softmax,
-    /// Of each logit.
+    /// The sigmoid of each logit.
     Sigmoid,
 }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Numbers of the parts of queries, keys and values.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(crate) struct LatentConfig {
-    /// What queries are made from, compressed; `None`: from the layer's input.
+    /// The width that queries' input is compressed to; `None`: queries are made from the layer's input.
     pub(crate) query_rank: Option<usize>,
     /// The latent that keys and values of all heads are made from.
     pub(crate) rank: usize,

@@ -33,7 +33,7 @@ impl Norm {
         Ok(Self { weight, bias, is_centered: matches!(config.family.norm, NormKind::Layer { .. }), epsilon: config.norm_epsilon })
     }
 
-    /// The same with another epsilon.
+    /// This norm with another epsilon.
     pub(crate) fn with_epsilon(self, epsilon: f32) -> Self {
         Self { epsilon, ..self }
     }

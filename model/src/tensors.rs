@@ -83,7 +83,7 @@ pub(crate) struct LayerTensors {
     pub(crate) after_mlp: Option<Norm>,
 }
 
-/// What makes queries, keys and values of the layer's input.
+/// The projections of the layer's input to queries, keys and values.
 pub(crate) enum InputTensors {
     /// Queries, keys and values.
     Heads(Box<[Linear; 3]>),
@@ -91,7 +91,7 @@ pub(crate) enum InputTensors {
 }
 
 pub(crate) struct LatentTensors {
-    /// What queries are made from is compressed, and normed.
+    /// The projection that compresses queries' input, and the norm after it.
     pub(crate) compress: Option<(Linear, Norm)>,
     /// `[heads, rotated and plain part, inputs]`
     pub(crate) query: Linear,
@@ -119,7 +119,7 @@ pub(crate) struct DenseTensors {
 pub(crate) struct ExpertTensors {
     /// `[experts, hidden]`
     pub(crate) router: Linear,
-    /// What is added to the router's scores to choose by them.
+    /// The correction of each expert's score, for the choice alone.
     pub(crate) correction: Option<Vec<f32>>,
     /// Gate, up and down projections.
     pub(crate) experts: Vec<[Linear; 3]>,
@@ -133,7 +133,7 @@ pub(crate) struct SharedTensors {
     pub(crate) projections: [Linear; 3],
 }
 
-/// Of the norms over latents, whatever `rms_norm_eps` says, as in transformers.
+/// The epsilon of the norms over latents, whatever `rms_norm_eps` says, as in transformers.
 const LATENT_EPSILON: f32 = 1e-6;
 
 /// Where the text model's tensors and its head are: in a checkpoint of its own, and in two layouts of multimodal ones.

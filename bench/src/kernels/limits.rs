@@ -95,7 +95,7 @@ impl Weights {
         }
     }
 
-    /// The same of the head's numbers.
+    /// [`applied`](Self::applied) for the head's matrix, which has more bits in some forms.
     fn applied_to_head(self, numbers: f64, rows: usize) -> Work {
         let mut work = self.applied(numbers, rows);
         if self == Weights::Int4 && rows > 0 {
@@ -138,7 +138,7 @@ pub fn batch(shape: &Shape, weights: Weights, batch: &[Rows]) -> Work {
 }
 
 const BF16_BYTES: f64 = 2.0;
-/// Of a group's scale, for each of its numbers.
+/// A number's share of its group's scale.
 const SCALE_BYTES: f64 = BF16_BYTES / GROUP as f64;
 
 impl std::ops::AddAssign for Work {

@@ -98,7 +98,7 @@ pub(super) fn free(scratch: &[Mutex<Scratch>]) -> MutexGuard<'_, Scratch> {
 }
 
 impl<'a> Band<'a> {
-    /// What the rows store; for a latent, keys alone.
+    /// The keys and values that the rows store; for a latent, keys alone.
     pub(super) fn keys_and_values(&self) -> KvRows<'_> {
         KvRows { spans: &self.spans, k: &self.k, v: &self.v }
     }

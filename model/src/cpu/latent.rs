@@ -35,10 +35,10 @@ use tidemill_kernels::{
     },
 };
 
-/// What makes queries, keys and values of a layer's input.
+/// The packed projections of a layer with latent attention.
 pub(crate) struct Latent {
     sizes: LatentConfig,
-    /// What queries are made from is compressed, and normed.
+    /// The projection that compresses queries' input, and the norm after it.
     compress: Option<(Projection, Norm)>,
     /// `[heads, rotated and plain part, inputs]`
     query: Projection,
@@ -73,7 +73,7 @@ pub(super) struct LatentScratch {
     outputs: Vec<f32>,
 }
 
-/// Of one head, for the rows of a piece.
+/// Intermediate results of one head, for the rows of a piece.
 struct HeadScratch {
     head: usize,
     gathered: Vec<f32>,
@@ -224,7 +224,7 @@ impl HeadScratch {
     }
 }
 
-/// Of DeepSeek-V3's 128 heads, 64 rows of absorbed queries and of sums are 34 MiB.
+/// The absorbed queries and the sums of 64 rows take 34 MiB for DeepSeek-V3's 128 heads.
 const PIECE_ROWS: usize = 64;
 
 /// Calls `task(row, its numbers)` for each of the `rows` rows of `numbers`, in parallel.

@@ -77,7 +77,7 @@ pub(crate) struct Layer {
     pub(crate) after_mlp: Option<Norm>,
 }
 
-/// What makes queries, keys and values of the layer's input.
+/// The projections of the layer's input to queries, keys and values.
 pub(crate) enum Inputs {
     /// Queries, keys and values.
     Heads(Box<[Projection; 3]>),

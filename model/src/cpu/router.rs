@@ -16,7 +16,7 @@ pub(super) struct Router {
     /// Experts of a row.
     chosen: usize,
     scores: Scores,
-    /// What is added to scores to choose by them.
+    /// The correction of each expert's score, for the choice alone.
     correction: Option<Vec<f32>>,
     groups: Option<ExpertGroups>,
     /// The weights of a row are scaled so that they sum to 1.
@@ -30,7 +30,7 @@ pub(super) struct Choice {
     pub(super) weight: f32,
 }
 
-/// What a router keeps from row to row.
+/// Buffers that a router reuses from row to row.
 #[derive(Default)]
 pub(super) struct RouterScratch {
     /// By expert; a softmax's before they are divided by their sum.

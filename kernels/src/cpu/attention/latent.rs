@@ -2,7 +2,7 @@
 
 use super::TASKS_PER_THREAD;
 
-/// Into how many groups the query heads are cut, so that all threads have work with few rows.
+/// The number of groups that the query heads are cut into, so that all threads have work with few rows.
 pub(super) fn head_groups(heads: usize, rows: usize, threads: usize) -> usize {
     let suits = |groups: &usize| heads.is_multiple_of(*groups) && heads / groups >= GROUP_MIN;
     let wanted = if threads == 1 { 1 } else { (TASKS_PER_THREAD * threads).div_ceil(rows.max(1)) };

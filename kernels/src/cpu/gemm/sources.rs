@@ -6,7 +6,7 @@ use crate::cpu::{
     simd::{LANES, Simd},
 };
 
-/// Where rows come from.
+/// Rows that are computed as they are read.
 pub(super) trait Sources: Copy + Send + Sync {
     fn row<S: Simd>(&self, simd: S, row: usize) -> impl Source;
 }

@@ -81,7 +81,7 @@ pub struct GroupwiseWeights {
     groups: usize,
     /// `[panel][group]`; zeros beyond the last output.
     scales: Vec<[[u8; 2]; PANEL]>,
-    /// As the scales, in bf16; or the same zero for all, then there are none.
+    /// The zeros in bf16, in the scales' order; empty if all are the same.
     zeros: Vec<[[u8; 2]; PANEL]>,
     zero: i32,
     /// `[panel]`
