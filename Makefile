@@ -73,9 +73,11 @@ check-cores:
 		fi; \
 	done
 
-# What is linked, and from where, as `deny.toml` allows it. It reads the packages that the build has fetched, and nothing else.
+# The packages that are linked, and where they come from, as `deny.toml` allows it. Its list covers every platform, so those that only a
+# foreign one builds are fetched here as well; after that it reads what lies on disk, and nothing else.
 DENY = $(TARGET)/tools/bin/cargo-deny
 check-dependencies: setup-check
+	cargo fetch --quiet --locked
 	$(DENY) --locked --offline --log-level error check licenses sources bans
 
 # Where `make test-aarch64` has installed what that takes.
