@@ -105,7 +105,7 @@ fn measure(name: PolicyName, workers: usize) -> Vec<Duration> {
             choices: 1,
             constraint: None,
             prompt_logprobs: None,
-            embeds: false,
+            embeds: None,
             timeout: Duration::from_secs(600),
         };
         let started = Instant::now();

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
     ids::Epoch,
-    message::{EngineInfo, Host, ModelIdentity, PoolNode, Register, Role, RoleInfo},
+    message::{EngineInfo, Host, ModelIdentity, ModelKind, PoolNode, Register, Role, RoleInfo},
 };
 
 /// Members at a time: bounds what misbehaving peers can make this process remember.
@@ -127,6 +127,11 @@ impl Membership {
         let member = self.members.get_mut(&epoch).filter(|member| !member.unhealthy)?;
         (member.unhealthy, member.draining) = (true, true);
         Some(member)
+    }
+
+    /// Whether the model reads a text as a whole, so that nothing of a prefix can be used again.
+    pub fn reads_whole(&self) -> bool {
+        self.model.kind != ModelKind::Decoder
     }
 
     /// Number of tokens that the model knows.

@@ -365,7 +365,7 @@ impl Cluster {
                     constraint: None,
                     choices: 1,
                     prompt_logprobs: None,
-                    embeds: false,
+                    embeds: None,
                     timeout: TIMEOUT,
                 };
                 // A full cluster takes none; it is asked again in the next round.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidemill_proto::{
     block::Token,
     grammar::Constraint,
-    message::{Provenance, TokensBySource},
+    message::{Embeds, Provenance, TokensBySource},
     sampling::{Sampling, StopRule, TokenLogprob},
     tokens::Tokens,
 };
@@ -26,14 +26,14 @@ pub struct NewRequest {
     /// Report the prompt's log-probabilities (with the first choice), with this many likeliest tokens each.
     pub prompt_logprobs: Option<u32>,
     /// Report the prompt's embedding, and generate nothing.
-    pub embeds: bool,
+    pub embeds: Option<Embeds>,
     /// No request lives longer.
     pub timeout: Duration,
 }
 
 impl NewRequest {
     /// Asks for the embedding of a prompt, and for no token.
-    pub fn embedding(prompt: Tokens, salt: Vec<u8>, class: ClassId, timeout: Duration) -> Self {
+    pub fn embedding(prompt: Tokens, embeds: Embeds, salt: Vec<u8>, class: ClassId, timeout: Duration) -> Self {
         Self {
             prompt,
             salt,
@@ -43,7 +43,7 @@ impl NewRequest {
             constraint: None,
             choices: 1,
             prompt_logprobs: None,
-            embeds: true,
+            embeds: Some(embeds),
             timeout,
         }
     }
@@ -66,7 +66,7 @@ pub enum RequestEvent {
     },
     /// One entry per prompt token, the first `None`. Before the first token.
     PromptLogprobs(Vec<Option<TokenLogprob>>),
-    /// The hidden state of the prompt's last token, after the final norm.
+    /// The prompt's embedding.
     Embedding(Vec<f32>),
     /// Where the first choice's prompt comes from, as its decode worker says once it has it. Before the first token.
     Sources(TokensBySource),

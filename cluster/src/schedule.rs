@@ -109,7 +109,7 @@ pub struct Demand {
     pub tokens: u32,
     /// The longest it can become. A worker that cannot hold that would end it early, where another would not.
     pub tokens_max: u64,
-    /// The decode worker must compute all of it, since it needs every position's logits.
+    /// The decode worker must compute all of it, since it needs every position's logits, or reads texts as a whole.
     pub local_only: bool,
     /// Another sequence of the same request already has a prefill job: (pool node, leading blocks in common).
     pub joins: Option<(Epoch, u32)>,

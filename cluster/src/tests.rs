@@ -66,7 +66,7 @@ pub(crate) fn request(tokens: usize, choices: u32) -> NewRequest {
         constraint: None,
         choices,
         prompt_logprobs: None,
-        embeds: false,
+        embeds: None,
         timeout: TIMEOUT,
     }
 }

@@ -322,7 +322,7 @@ mod tests {
             constraint: None,
             choices,
             prompt_logprobs: None,
-            embeds: false,
+            embeds: None,
             timeout: Duration::from_secs(60),
         }
     }

@@ -1,6 +1,10 @@
 //! Bounds of one worker, and the jobs that they rule out.
 
-use tidemill_proto::{block::BLOCK_TOKENS, frame::FRAME_BYTES_MAX, message::DecodeJob};
+use tidemill_proto::{
+    block::BLOCK_TOKENS,
+    frame::FRAME_BYTES_MAX,
+    message::{DecodeJob, Embeds},
+};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -14,6 +18,8 @@ pub struct Limits {
     pub context_tokens: usize,
     /// Tokens in the model's vocabulary.
     pub vocab: usize,
+    /// The model reads a text as a whole, in one step, and generates nothing.
+    pub reads_whole: bool,
 }
 
 impl Limits {
@@ -42,6 +48,16 @@ impl Limits {
             return Some(fault);
         }
         let longest = self.longest(device_blocks);
+        if let Some(Embeds { second_text }) = job.embeds {
+            if second_text as usize > len {
+                return Some(format!("the second text begins at {second_text}, after the {len} tokens of both"));
+            }
+            let longest = if self.reads_whole { longest.min(self.step_tokens) } else { longest };
+            return (len > longest).then(|| format!("{len} tokens are more than the {longest} that this worker embeds"));
+        }
+        if self.reads_whole {
+            return Some("this model is an encoder: it computes embeddings alone".into());
+        }
         (len >= longest).then(|| {
             format!(
                 "{len} tokens leave no room to generate: this worker's limit is {longest} (model context {}, device memory {device_blocks} blocks of {BLOCK_TOKENS})",

@@ -102,7 +102,7 @@ impl Scheduler {
                     self.residency.act(Action::Constrain { job: id, group: job.urgency.group, constraint, generated });
                 }
                 self.shares.enter(&job.urgency);
-                self.sequences.insert(id, Sequence::new(link, job, self.sequences_seen, &self.layout, now));
+                self.sequences.insert(id, Sequence::new(link, job, self.sequences_seen, &self.layout, self.limits.reads_whole, now));
                 self.sequences_seen += 1;
                 self.waiting.push(id);
                 return;
@@ -257,7 +257,7 @@ impl Scheduler {
         let tails = states().filter(|(_, state)| !state.is_decoding());
         let candidate = |(job, state): (JobId, &Sequence)| {
             let (number, start, remaining) = (state.number, state.kv.computed(), state.remaining());
-            Candidate { job, rank: ranks[&job], number, start, remaining }
+            Candidate { job, rank: ranks[&job], number, start, remaining, is_whole: state.is_whole }
         };
         let tails: Vec<_> = tails.map(candidate).collect();
         let limit_ms = self.step_limit_ms();
@@ -334,6 +334,7 @@ impl Scheduler {
         let fresh = full.start.max(state.published)..full.end;
         if let Some(home) = state.job.home
             && !fresh.is_empty()
+            && !state.is_whole
         {
             state.published = fresh.end;
             self.residency.put(&state.kv, fresh, home, Delivery::BestEffort);

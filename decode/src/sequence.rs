@@ -11,7 +11,7 @@ use tidemill_kvpool::client::{Arrival, Source};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint, Token},
     ids::{LinkId, SequenceId},
-    message::{DecodeJob, Finish, PoolNode, Provenance, Run, SequenceToken, TokensBySource},
+    message::{DecodeJob, Embeds, Finish, PoolNode, Provenance, Run, SequenceToken, TokensBySource},
     sampling::TokenLogprob,
     step::{Draw, History, Segment, Unknown, Wanted},
 };
@@ -31,6 +31,8 @@ pub(crate) struct Sequence {
     history: History,
     /// Leading blocks that need not be put into the pool: they came from it, or have been put.
     pub(crate) published: usize,
+    /// The model reads it as a whole, in one step, so its blocks are of use to no other.
+    pub(crate) is_whole: bool,
     /// Log-probabilities of the prompt so far, if asked for.
     prompt_logprobs: Vec<Option<TokenLogprob>>,
     pub(crate) arrived: Duration,
@@ -41,7 +43,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub(crate) fn new(link: LinkId, job: DecodeJob, number: u64, layout: &LayoutFingerprint, now: Duration) -> Self {
+    pub(crate) fn new(link: LinkId, job: DecodeJob, number: u64, layout: &LayoutFingerprint, is_whole: bool, now: Duration) -> Self {
         let (prompt, generated) = job.tokens.split_at(job.prompt_tokens as usize);
         let mut history = History::new(prompt);
         for &token in generated {
@@ -49,12 +51,14 @@ impl Sequence {
         }
         Self {
             link,
-            kv: JobKv::new(Self::job_id(job.sequence), job.request, layout, &job.salt, &job.tokens),
+            // A chain of no blocks: none is found or published under a key.
+            kv: JobKv::new(Self::job_id(job.sequence), job.request, layout, &job.salt, if is_whole { &[] } else { &job.tokens }),
             number,
             passed: 0,
             awaits_grammar: job.constraint.is_some(),
             history,
             published: 0,
+            is_whole,
             prompt_logprobs: Vec::new(),
             arrived: now,
             ready: None,
@@ -97,7 +101,7 @@ impl Sequence {
 
     /// Leading blocks that may come from a cache: the last token is always computed, since its logits are needed.
     pub(crate) fn reusable_blocks(&self) -> usize {
-        if self.is_scoring() { 0 } else { (self.job.tokens.len() - 1) / BLOCK_TOKENS }
+        if self.is_scoring() || self.is_whole { 0 } else { (self.job.tokens.len() - 1) / BLOCK_TOKENS }
     }
 
     fn blocks_expected(&self) -> usize {
@@ -127,8 +131,11 @@ impl Sequence {
     pub(crate) fn segment(&self, start: usize, len: usize) -> Segment<'_> {
         let end = start + len;
         let draw = (end == self.job.tokens.len()).then(|| self.draw());
+        if let Some(Embeds { second_text }) = self.job.embeds {
+            let wanted = draw.map_or(Wanted::Nothing, |_| Wanted::Embedding { second_text: second_text as usize });
+            return Segment { tokens: &self.job.tokens[start..end], start, blocks: self.kv.table(), wanted };
+        }
         let wanted = match self.job.prompt_logprobs {
-            _ if self.job.embeds => draw.map_or(Wanted::Nothing, |_| Wanted::Embedding),
             Some(top) => {
                 let last = (end + 1).min(self.job.prompt_tokens as usize);
                 Wanted::Scores { targets: &self.job.tokens[(start + 1).min(last)..last], top, token: draw }
@@ -168,7 +175,7 @@ impl Sequence {
     /// Takes in the result of a step that computed the positions before `end`. If that is the whole prompt, an embedding job is
     /// done.
     pub(crate) fn finish_embedding(&self, end: usize, embedding: Option<Vec<f32>>) -> Option<(Option<Vec<f32>>, Finish)> {
-        if !self.job.embeds || end < self.job.tokens.len() {
+        if self.job.embeds.is_none() || end < self.job.tokens.len() {
             return None;
         }
         let unable =

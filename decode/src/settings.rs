@@ -80,13 +80,14 @@ impl RoleSettings for DecodeSettings {
         RoleInfo::Decode(info)
     }
 
-    fn scheduler(&self, EngineBounds { info, vocab, step_tokens, .. }: &EngineBounds) -> Scheduler {
+    fn scheduler(&self, EngineBounds { info, vocab, step_tokens, reads_whole, .. }: &EngineBounds) -> Scheduler {
         let limits = Limits {
             sequences_max: self.sequences_max,
             waiting_max: self.waiting_max,
             step_tokens: *step_tokens,
             context_tokens: info.context_tokens as usize,
             vocab: *vocab,
+            reads_whole: *reads_whole,
         };
         Scheduler::new(info.layout, info.device_blocks, limits)
     }

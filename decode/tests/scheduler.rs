@@ -31,7 +31,7 @@ fn node(port: u16) -> PoolNode {
 
 const VOCAB: usize = 100;
 const DEVICE_BLOCKS: u32 = 12;
-const LIMITS: Limits = Limits { sequences_max: 4, waiting_max: 6, step_tokens: 20, context_tokens: 150, vocab: VOCAB };
+const LIMITS: Limits = Limits { sequences_max: 4, waiting_max: 6, step_tokens: 20, context_tokens: 150, vocab: VOCAB, reads_whole: false };
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -170,7 +170,7 @@ impl World {
                     }),
                     urgency,
                     prompt_logprobs: scored.then_some(2),
-                    embeds,
+                    embeds: embeds.then_some(Embeds { second_text: prompt as u32 }),
                 };
                 self.live.insert(id);
                 let others: usize = self.live.iter().filter_map(|live| Some(self.jobs.get(live.0 as usize)?.tokens.len())).sum();
@@ -228,7 +228,7 @@ impl World {
                 assert_eq!((segment.start, segment.tokens.len()), (chunk.start, chunk.len));
                 assert!(segment.blocks.len() * BLOCK_TOKENS >= chunk.start + chunk.len, "the block table covers the chunk");
                 let (scores, draws) = match segment.wanted {
-                    Wanted::Nothing | Wanted::Embedding => (vec![], false),
+                    Wanted::Nothing | Wanted::Embedding { .. } => (vec![], false),
                     Wanted::Token(_) => (vec![], true),
                     Wanted::Scores { targets, token, .. } => {
                         (targets.iter().map(|_| TokenLogprob { logprob: -1.0, top: vec![] }).collect(), token.is_some())
@@ -244,7 +244,7 @@ impl World {
                 assert_eq!(is_constrained, draws && must_be, "no token of a constrained job is drawn without its grammar");
                 let fault = (is_constrained && chunk.start % 17 == 3).then(|| "dead end".to_owned());
                 let drawn = (draws && fault.is_none()).then(|| ((chunk.start as u32 * 31) % VOCAB as u32, None));
-                let embedding = matches!(segment.wanted, Wanted::Embedding).then(|| vec![chunk.start as f32]);
+                let embedding = matches!(segment.wanted, Wanted::Embedding { .. }).then(|| vec![chunk.start as f32]);
                 SegmentResult { scores, drawn, fault, embedding }
             })
             .collect();

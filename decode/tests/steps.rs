@@ -13,7 +13,7 @@ use tidemill_proto::{
 };
 
 const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
-const LIMITS: Limits = Limits { sequences_max: 8, waiting_max: 8, step_tokens: 512, context_tokens: 4096, vocab: 100 };
+const LIMITS: Limits = Limits { sequences_max: 8, waiting_max: 8, step_tokens: 512, context_tokens: 4096, vocab: 100, reads_whole: false };
 
 /// A machine whose steps take 10 ms for what decodes, and a millisecond for each token of a prompt.
 struct Machine {
@@ -46,7 +46,7 @@ impl Machine {
             constraint: None,
             urgency,
             prompt_logprobs: None,
-            embeds: false,
+            embeds: None,
         };
         self.scheduler.admit(LINK, job, self.now);
     }

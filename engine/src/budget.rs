@@ -20,6 +20,8 @@ pub struct Candidate {
     /// Position of the next token.
     pub start: usize,
     pub remaining: usize,
+    /// All of it is computed in one step, or nothing.
+    pub is_whole: bool,
 }
 
 /// Room for prompt tokens in a step.
@@ -30,10 +32,12 @@ pub struct Room {
 }
 
 /// Gives out a step's room: first what the oldest prompt is owed, then by rank. A prompt that ends with this step does not wait for tokens of
-/// those that go on. At least one block's tokens are computed, if `room` has the tokens: a step that is out of time goes on all the same.
+/// those that go on. At least one block's tokens are computed, or one prompt that cannot be cut, if `room` has the tokens: a step that is out of time
+/// goes on all the same.
 pub fn give_out(mut room: Room, mut candidates: Vec<Candidate>, pace: &Pace, owed: &mut Owed) -> Vec<ScheduledChunk> {
     let Some(oldest) = candidates.iter().min_by_key(|candidate| candidate.number).copied() else { return Vec::new() };
     let mut chunks: Vec<ScheduledChunk> = Vec::new();
+    let all_tokens = room.tokens;
     if pace.token_ms(0).is_none() {
         room.tokens = room.tokens.min(FIRST_TOKENS);
     }
@@ -41,16 +45,26 @@ pub fn give_out(mut room: Room, mut candidates: Vec<Candidate>, pace: &Pace, owe
     let due = owed.tokens(oldest.job).min(oldest.remaining);
     candidates.sort_unstable_by_key(|candidate| candidate.rank);
     for (candidate, most) in [(oldest, due)].into_iter().chain(candidates.iter().map(|candidate| (*candidate, candidate.remaining))) {
-        let Candidate { job, start, .. } = candidate;
+        let Candidate { job, start, is_whole, .. } = candidate;
         let at = chunks.iter().position(|chunk| chunk.job == job);
         let before = at.map_or(0, |at| chunks[at].len);
-        let len = fitting(&room, start + before, most - before.min(most), chunks.is_empty(), pace);
+        let len = match is_whole {
+            false => fitting(&room, start + before, most - before.min(most), chunks.is_empty(), pace),
+            true if chunks.is_empty() => {
+                if candidate.remaining <= all_tokens {
+                    candidate.remaining
+                } else {
+                    0
+                }
+            }
+            true => whole(&room, candidate.remaining - before, pace),
+        };
         let ends = before + len == candidate.remaining;
         if len == 0 || one_ends && !ends {
             continue;
         }
         one_ends |= ends;
-        room.tokens -= len;
+        room.tokens = room.tokens.saturating_sub(len);
         room.ms -= pace.prompt(start + before, len).as_secs_f64() * 1e3;
         match at {
             Some(at) => chunks[at].len += len,
@@ -61,6 +75,12 @@ pub fn give_out(mut room: Room, mut candidates: Vec<Candidate>, pace: &Pace, owe
     let all: usize = chunks.iter().map(|chunk| chunk.len).sum();
     owed.note(oldest.job, own, all - own);
     chunks
+}
+
+/// All of a prompt that cannot be cut, if there is room.
+fn whole(room: &Room, tokens: usize, pace: &Pace) -> usize {
+    let fits = tokens <= room.tokens && pace.prompt(0, tokens).as_secs_f64() * 1e3 <= room.ms;
+    if fits { tokens } else { 0 }
 }
 
 /// Tokens from position `start` on, of at most `most`, that there is room for. Where time cuts them, they end with the nearest block.
@@ -103,7 +123,14 @@ mod tests {
             let urgency = Urgency { due_ms: Some(due.parse().unwrap()), ..Urgency::default() };
             let standing = Standing { arrived: Duration::ZERO, work: Duration::ZERO, left: Duration::ZERO, over_share: false };
             let rank = Rank::new(&urgency, standing, number, Duration::ZERO);
-            Candidate { job: JobId(number), rank, number, start: start.parse().unwrap(), remaining: remaining.parse().unwrap() }
+            Candidate {
+                job: JobId(number),
+                rank,
+                number,
+                start: start.parse().unwrap(),
+                remaining: remaining.parse().unwrap(),
+                is_whole: false,
+            }
         };
         let candidates = (0..).zip(prompts.split_whitespace()).map(candidate).collect();
         let chunks = give_out(Room { tokens, ms }, candidates, &pace, owed);
@@ -151,6 +178,7 @@ mod tests {
             number: 1,
             start: 0,
             remaining: 10_000,
+            is_whole: false,
         };
         let chunks = give_out(Room { tokens: 8192, ms: 100.0 }, vec![candidate], &Pace::default(), &mut Owed::default());
         assert_eq!(chunks[0].len, FIRST_TOKENS);

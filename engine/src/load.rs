@@ -3,7 +3,8 @@
 use crate::flags::{DeviceChoice, EngineSettings};
 use std::{fs, io::ErrorKind, path::Path};
 use tidemill_model::{
-    CpuExecutor, CudaError, CudaExecutor, EchoExecutor, Executor, ExecutorError, Isa, LoadOptions, Model, ModelError, Quantization, Runner,
+    CpuExecutor, CudaError, CudaExecutor, EchoExecutor, Encoder, EncoderExecutor, EncoderOptions, Executor, ExecutorError, Isa,
+    LoadOptions, Model, ModelError, Quantization, Runner,
     cuda::{self, CudaOptions, KvBytes},
     echo::EchoOptions,
     read_json,
@@ -35,6 +36,8 @@ pub struct LoadedEngine {
 
 /// Tokens of a step, by default.
 const CPU_STEP_TOKENS: usize = 256;
+/// For an encoder.
+const ENCODER_STEP_TOKENS: usize = 1024;
 const CUDA_STEP_TOKENS: usize = 8192;
 const ECHO_STEP_TOKENS: usize = 8192;
 
@@ -48,7 +51,7 @@ pub fn load_engine(settings: &EngineSettings, sequences_max: usize, work_max: us
         layout: runner.layout(),
         block_bytes: runner.kv_shape().block_bytes() as u64,
         device_blocks: blocks as u32,
-        context_tokens: runner.config().context_tokens() as u32,
+        context_tokens: runner.context_tokens() as u32,
         work_max: work_max.try_into().unwrap_or(u32::MAX),
     };
     Ok(LoadedEngine { runner, info, step_tokens })
@@ -104,8 +107,15 @@ fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<Loaded
         None => None,
         Some(name) => Some(name.parse::<Isa>().map_err(|reason| invalid("isa", name, reason.to_string()))?),
     };
-    let options = LoadOptions { kv_dtype: settings.kv_dtype, quantize: settings.quantize, threads: settings.threads, isa };
     let mut progress = Progress::new("loading weights:");
+    let options = EncoderOptions { quantize: settings.quantize, threads: settings.threads, isa };
+    if let Some(encoder) = Encoder::load(&settings.model, &options, &mut |done, total| progress.update(done, total))? {
+        let blocks = settings.cpu_blocks(encoder.kv_shape().block_bytes())?;
+        // A text goes into one step, whatever its length.
+        let step_tokens = settings.step_tokens.unwrap_or(ENCODER_STEP_TOKENS).max(encoder.context_tokens());
+        return Ok(LoadedRunner { runner: Box::new(EncoderExecutor::new(encoder, blocks)), blocks, step_tokens });
+    }
+    let options = LoadOptions { kv_dtype: settings.kv_dtype, quantize: settings.quantize, threads: settings.threads, isa };
     let model = Model::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
     let blocks = settings.cpu_blocks(model.kv_shape().block_bytes())?;
     let step_tokens = settings.step_tokens.unwrap_or(CPU_STEP_TOKENS).max(sequences_max);

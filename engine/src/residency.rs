@@ -314,7 +314,9 @@ impl Residency {
         Some(FetchedBlocks { first, arrivals })
     }
 
+    /// Makes full blocks findable, as far as they have keys.
     fn publish_on_device(&mut self, kv: &JobKv, numbers: Range<usize>) {
+        let numbers = numbers.start..numbers.end.min(kv.keys().len());
         for (key, block) in kv.blocks(numbers) {
             self.device.publish(block, key);
         }

@@ -49,6 +49,8 @@ pub struct EngineBounds {
     pub vocab: usize,
     /// Tokens of one step.
     pub step_tokens: usize,
+    /// The model reads a text as a whole, in one step.
+    pub reads_whole: bool,
     /// Blocks on their way into the pool.
     pub putting_max: usize,
 }
@@ -58,6 +60,8 @@ pub struct EngineBounds {
 pub enum WorkerEnd {
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error("cannot run an encoder as a prefill worker: it has no KV to hand over; run decode workers alone")]
+    Encoder,
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error(transparent)]
@@ -79,6 +83,9 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     process::keep_freed_memory();
     let shutdown = worker.shutdown();
     let LoadedEngine { mut runner, info, step_tokens } = load_engine(&engine, role.draws_max(), role.work_max())?;
+    if runner.reads_whole() && role.draws_max() == 0 {
+        return Err(WorkerEnd::Encoder);
+    }
     let device = runner.device_copies().map(|copies| Arc::new(DevicePin(copies.pinner())) as Arc<dyn Pin>);
     let copies = device.is_some();
     let (io, mut links, events) = io::start(&worker, &engine, &info, S::role_info(info.clone()), device)?;
@@ -99,7 +106,7 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
         None => io::queue_blocks(&info, PUTTING_MAX),
     };
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
-    let bounds = EngineBounds { vocab: runner.config().vocab(), step_tokens, putting_max, info };
+    let bounds = EngineBounds { vocab: runner.vocab(), step_tokens, reads_whole: runner.reads_whole(), putting_max, info };
     let masks = (role.draws_max() > 0).then(|| Masks::start(engine.model.clone(), bounds.vocab, engine.threads, io.inbox.clone()));
     let engine = Engine {
         role: role.scheduler(&bounds),

@@ -889,7 +889,7 @@ impl Gateway {
             constraint: options.constraint.as_ref().map(|constrained| constrained.constraint.clone()),
             choices: options.choices,
             prompt_logprobs,
-            embeds: false,
+            embeds: None,
             timeout: self.shared.request_timeout,
         };
         let choices = prompts.len() as u64 * u64::from(options.choices);

@@ -201,6 +201,7 @@ mod tests {
         block::{Era, LayoutFingerprint},
         grammar::{Constraint, Grammar},
         ids::Epoch,
+        message::Embeds,
         sampling::{Sampling, StopRule},
     };
 
@@ -217,7 +218,7 @@ mod tests {
             constraint: None,
             choices: 1,
             prompt_logprobs: None,
-            embeds: false,
+            embeds: None,
             timeout: Duration::from_secs(1),
         }
     }
@@ -253,7 +254,7 @@ mod tests {
             NewRequest { constraint: Some(constraint), ..request() },
             NewRequest { choices: 2, ..request() },
             NewRequest { prompt_logprobs: Some(0), ..request() },
-            NewRequest { embeds: true, ..request() },
+            NewRequest { embeds: Some(Embeds { second_text: 3 }), ..request() },
             sampling(|sampling| sampling.temperature = 0.0),
             sampling(|sampling| sampling.top_p = 0.5),
             sampling(|sampling| sampling.top_k = 4),

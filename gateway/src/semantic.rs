@@ -238,7 +238,7 @@ mod tests {
             constraint: None,
             choices: 1,
             prompt_logprobs: None,
-            embeds: false,
+            embeds: None,
             timeout: Duration::from_secs(1),
         }
     }

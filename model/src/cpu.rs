@@ -12,13 +12,12 @@ pub mod forward;
 mod key_offset;
 mod latent;
 pub mod model;
-mod projection;
+pub(crate) mod projection;
 mod router;
 
 pub use projection::Quantization;
 
 use crate::{
-    config::ModelConfig,
     executor::{BlockBytes, Executor, ExecutorError},
     sampler::SamplerScratch,
     step::take_logits,
@@ -51,8 +50,12 @@ impl Executor for CpuExecutor {
         "CPU"
     }
 
-    fn config(&self) -> &ModelConfig {
-        self.model.config()
+    fn vocab(&self) -> usize {
+        self.model.config().vocab()
+    }
+
+    fn context_tokens(&self) -> usize {
+        self.model.config().context_tokens()
     }
 
     fn kv_shape(&self) -> KvShape {
@@ -69,7 +72,7 @@ impl Executor for CpuExecutor {
         let mut first = 0;
         let finish = |segment: &Segment<'_>| {
             let mut result = SegmentResult::default();
-            if let Wanted::Embedding = segment.wanted {
+            if let Wanted::Embedding { .. } = segment.wanted {
                 result.embedding = Some(logits.hidden(first).to_vec());
             }
             for i in 0..segment.logit_rows() {
@@ -100,7 +103,7 @@ fn chunk<'a>(segment: &Segment<'a>) -> Chunk<'a> {
         Wanted::Nothing => LogitRows::None,
         Wanted::Token(_) => LogitRows::Last,
         Wanted::Scores { .. } => LogitRows::All,
-        Wanted::Embedding => LogitRows::LastHidden,
+        Wanted::Embedding { .. } => LogitRows::LastHidden,
     };
     Chunk { tokens: segment.tokens, start: segment.start, blocks: segment.blocks, logits }
 }

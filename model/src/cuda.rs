@@ -219,8 +219,12 @@ impl Executor for CudaExecutor {
         &self.device.properties().name
     }
 
-    fn config(&self) -> &ModelConfig {
-        &self.config
+    fn vocab(&self) -> usize {
+        self.config.vocab()
+    }
+
+    fn context_tokens(&self) -> usize {
+        self.config.context_tokens()
     }
 
     fn kv_shape(&self) -> KvShape {

@@ -111,8 +111,12 @@ impl Executor for EchoExecutor {
         "echo"
     }
 
-    fn config(&self) -> &ModelConfig {
-        &self.config
+    fn vocab(&self) -> usize {
+        self.config.vocab()
+    }
+
+    fn context_tokens(&self) -> usize {
+        self.config.context_tokens()
     }
 
     fn kv_shape(&self) -> KvShape {
@@ -271,6 +275,6 @@ mod tests {
         assert_eq!(next(&mut echo, &tokens, 0, &[0, 1, 2], &reported), plain);
         let banned = Sampling { logit_bias: vec![(plain, -1e6)], ..Sampling::default() };
         assert_ne!(next(&mut echo, &tokens, 0, &[0, 1, 2], &banned), plain);
-        assert!(!echo.config().eos().contains(&plain));
+        assert!(!echo.config.eos().contains(&plain));
     }
 }

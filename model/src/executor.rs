@@ -4,10 +4,7 @@
 //! and what the bytes of a block are is their own business, so their layout fingerprints differ and their blocks never
 //! meet.
 
-use crate::{
-    config::ModelConfig,
-    cuda::{DeviceCopy, PendingBlocks, PinnedBlock, Pinner},
-};
+use crate::cuda::{DeviceCopy, PendingBlocks, PinnedBlock, Pinner};
 use tidemill_kernels::cuda::CudaError;
 use tidemill_proto::{
     block::{KvShape, LayoutFingerprint},
@@ -21,7 +18,16 @@ pub trait Executor: Send {
     /// For people: `CPU`, or the GPU's name.
     fn device_name(&self) -> &str;
 
-    fn config(&self) -> &ModelConfig;
+    /// Tokens in the vocabulary.
+    fn vocab(&self) -> usize;
+
+    /// Longest sequence that the model allows, in tokens.
+    fn context_tokens(&self) -> usize;
+
+    /// Whether a segment must be a whole sequence, and the blocks mean nothing after a step: such a model computes embeddings alone.
+    fn reads_whole(&self) -> bool {
+        false
+    }
 
     /// Shape of a block, on this backend.
     fn kv_shape(&self) -> KvShape;

@@ -11,6 +11,7 @@
 //! - `fingerprint`, `kv`: what a KV block's bytes depend on, and its shape in the kernels' words
 //! - [`executor`]: a model on some backend with its KV blocks, as engines drive it
 //! - [`cpu`], [`cuda`]: the backends; [`echo`]: none, for measuring everything around one
+//! - [`encoder`]: models that read a text as a whole, for embeddings and classes
 //! - [`sampler`]: a row of logits to a token; `penalties`; `rng`: the draws; `step`: from a segment's logits to its
 //!   result
 //!
@@ -23,6 +24,7 @@ mod config;
 pub mod cpu;
 pub mod cuda;
 pub mod echo;
+pub mod encoder;
 mod error;
 pub mod executor;
 mod family;
@@ -50,6 +52,7 @@ pub use cpu::{
 };
 pub use cuda::CudaExecutor;
 pub use echo::EchoExecutor;
+pub use encoder::{Encoder, EncoderExecutor, EncoderOptions};
 pub use error::ModelError;
 pub use executor::{BlockBytes, DeviceCopies, Executor, ExecutorError, HostBlock, Runner};
 pub use json::read_json;

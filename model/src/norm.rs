@@ -33,6 +33,13 @@ impl Norm {
         Ok(Self { weight, bias, is_centered: matches!(config.family.norm, NormKind::Layer { .. }), epsilon: config.norm_epsilon })
     }
 
+    /// Takes a norm that takes out the mean.
+    pub(crate) fn layer(checkpoint: &mut Checkpoint, name: &str, len: usize, epsilon: f32, has_bias: bool) -> Result<Self, ModelError> {
+        let weight = checkpoint.vector(&format!("{name}.weight"), len)?;
+        let bias = if has_bias { Some(checkpoint.vector(&format!("{name}.bias"), len)?) } else { None };
+        Ok(Self { weight, bias, is_centered: true, epsilon })
+    }
+
     /// This norm with another epsilon.
     pub(crate) fn with_epsilon(self, epsilon: f32) -> Self {
         Self { epsilon, ..self }

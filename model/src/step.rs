@@ -6,7 +6,7 @@ use tidemill_proto::step::{Allowed, Draw, Segment, SegmentResult, Wanted};
 /// Takes in row `i` of the segment's logits. Rows come in ascending order; penalties and cuts change `row`.
 pub(crate) fn take_logits(segment: &Segment<'_>, i: usize, row: &mut [f32], scratch: &mut SamplerScratch, result: &mut SegmentResult) {
     let draw = match segment.wanted {
-        Wanted::Nothing | Wanted::Embedding => None,
+        Wanted::Nothing | Wanted::Embedding { .. } => None,
         Wanted::Token(draw) => Some(draw),
         Wanted::Scores { targets, top, token } => {
             result.scores.extend(targets.get(i).map(|&target| token_logprob(row, target, top)));

@@ -201,7 +201,7 @@ impl Scheduler {
         let tokens = if self.putting < self.limits.putting_max { self.limits.step_tokens } else { 0 };
         let candidate = |(&id, job): (&JobId, &Job)| {
             let (start, remaining) = (job.kv.computed(), job.remaining());
-            (remaining > 0).then(|| Candidate { job: id, rank: ranks[&id], number: id.0, start, remaining })
+            (remaining > 0).then(|| Candidate { job: id, rank: ranks[&id], number: id.0, start, remaining, is_whole: false })
         };
         let candidates = self.jobs.iter().filter_map(candidate).collect();
         let chunks = budget::give_out(Room { tokens, ms: STEP_MS }, candidates, &self.pace, &mut self.owed);

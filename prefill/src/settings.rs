@@ -77,7 +77,7 @@ impl RoleSettings for PrefillSettings {
         RoleInfo::Prefill(info)
     }
 
-    fn scheduler(&self, &EngineBounds { ref info, vocab, step_tokens, putting_max }: &EngineBounds) -> Scheduler {
+    fn scheduler(&self, &EngineBounds { ref info, vocab, step_tokens, putting_max, .. }: &EngineBounds) -> Scheduler {
         let limits = Limits { admitted_max: self.admitted_max, jobs_max: self.jobs_max, step_tokens, putting_max, vocab };
         Scheduler::new(info.layout, info.device_blocks, limits)
     }

@@ -87,19 +87,60 @@ pub struct ModelIdentity {
     pub vocab_size: u32,
     pub hidden_size: u32,
     pub num_hidden_layers: u32,
+    #[serde(default)]
+    pub kind: ModelKind,
     /// Digest of `tokenizer.json`. `None`: the directory has none; a worker needs none.
     #[serde(default)]
     pub tokenizer_digest: Option<[u8; 16]>,
+}
+
+/// What a model does with a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ModelKind {
+    /// Continues it, token by token.
+    #[default]
+    Decoder,
+    /// Makes an embedding of it.
+    Encoder,
+    /// Gives a number for each of its labels to it, or to a pair of texts.
+    Classifier,
+}
+
+impl ModelKind {
+    /// The kind of a Hugging Face architecture: encoders end in `Model` or `ForMaskedLM`, decoders in another word.
+    pub fn of_architecture(name: &str) -> Self {
+        if name.ends_with("LMHeadModel") {
+            Self::Decoder
+        } else if name.ends_with("ForSequenceClassification") {
+            Self::Classifier
+        } else if name.ends_with("Model") || name.ends_with("ForMaskedLM") {
+            Self::Encoder
+        } else {
+            Self::Decoder
+        }
+    }
+}
+
+/// A job that reports its prompt's embedding and generates nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Embeds {
+    /// The place of the first token of the second of two texts; the prompt's length for one text.
+    pub second_text: u32,
 }
 
 /// The keys of `config.json` that make up a [`ModelIdentity`]: those of the text model, where it is one among several.
 #[derive(Default, Deserialize)]
 pub struct IdentityKeys {
     #[serde(default)]
+    architectures: Vec<String>,
+    #[serde(default)]
     model_type: String,
     vocab_size: Option<u32>,
+    #[serde(alias = "n_embd")]
     hidden_size: Option<u32>,
+    #[serde(alias = "n_layer")]
     num_hidden_layers: Option<u32>,
+    #[serde(alias = "n_positions")]
     max_position_embeddings: Option<u32>,
     text_config: Option<Box<IdentityKeys>>,
 }
@@ -110,6 +151,7 @@ const GEMMA3_TEXT: (&str, u32, u32) = ("gemma3_text", 262_208, 131_072);
 impl IdentityKeys {
     /// The identity, and the context in tokens. The error completes "config.json: …".
     pub fn identity(self) -> Result<(ModelIdentity, u32), String> {
+        let kind = self.architectures.first().map_or(ModelKind::Decoder, |name| ModelKind::of_architecture(name));
         let mut keys = self.text_config.map_or(Self { text_config: None, ..self }, |text| *text);
         if keys.model_type == GEMMA3_TEXT.0 {
             keys.vocab_size = keys.vocab_size.or(Some(GEMMA3_TEXT.1));
@@ -122,6 +164,7 @@ impl IdentityKeys {
             vocab_size: need(keys.vocab_size, "vocab_size")?,
             hidden_size: need(keys.hidden_size, "hidden_size")?,
             num_hidden_layers: need(keys.num_hidden_layers, "num_hidden_layers")?,
+            kind,
             tokenizer_digest: None,
         };
         Ok((identity, context))
@@ -142,6 +185,7 @@ impl ModelIdentity {
             .or_else(|| number("vocab_size", self.vocab_size, other.vocab_size))
             .or_else(|| number("hidden_size", self.hidden_size, other.hidden_size))
             .or_else(|| number("num_hidden_layers", self.num_hidden_layers, other.num_hidden_layers))
+            .or_else(|| text("the kind of model", &format!("{:?}", self.kind), &format!("{:?}", other.kind)))
             .or_else(|| tokenizers_differ.then(|| "its tokenizer.json is another".to_owned()))
     }
 }
@@ -321,7 +365,7 @@ pub struct DecodeJob {
     /// `Some(n)`: also report log-probabilities of the prompt's tokens, with the `n` likeliest of each.
     pub prompt_logprobs: Option<u32>,
     /// Report the prompt's embedding, and generate nothing.
-    pub embeds: bool,
+    pub embeds: Option<Embeds>,
 }
 
 /// One generated token.

@@ -31,8 +31,11 @@ pub enum Wanted<'a> {
         top: u32,
         token: Option<Draw<'a>>,
     },
-    /// The last token's hidden state, after the final norm.
-    Embedding,
+    /// The prompt's embedding: a decoder's hidden state of the last token, after the final norm, or an encoder's row for the whole text.
+    Embedding {
+        /// The place of the first token of the second of two texts, which only an encoder tells apart; the number of tokens for one text.
+        second_text: usize,
+    },
 }
 
 /// The sampler's input for a sequence's next token.
@@ -76,7 +79,7 @@ pub struct SegmentResult {
     pub drawn: Option<(Token, Option<TokenLogprob>)>,
     /// Why no token could be drawn, where one was wanted: its grammar failed.
     pub fault: Option<String>,
-    /// The last token's hidden state; `None` also where the backend does not give it.
+    /// The prompt's embedding; `None` also where the backend does not give it.
     pub embedding: Option<Vec<f32>>,
 }
 
@@ -86,7 +89,7 @@ impl Segment<'_> {
         match self.wanted {
             Wanted::Nothing => 0,
             // A hidden state comes from a row that goes as far as its logits.
-            Wanted::Token(_) | Wanted::Embedding => 1,
+            Wanted::Token(_) | Wanted::Embedding { .. } => 1,
             Wanted::Scores { .. } => self.tokens.len(),
         }
     }
@@ -98,7 +101,7 @@ impl<'a> Wanted<'a> {
         match self {
             Self::Token(draw) => Some(draw),
             Self::Scores { token, .. } => token.as_mut(),
-            Self::Nothing | Self::Embedding => None,
+            Self::Nothing | Self::Embedding { .. } => None,
         }
     }
 }

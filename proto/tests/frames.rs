@@ -32,7 +32,7 @@ fn job() -> impl Strategy<Value = DecodeJob> {
             constraint: Some(Constraint { grammar: Grammar::Regex("a+".into()), end_tokens: vec![2], ends_late: true }),
             urgency: Urgency { due_ms: Some(id), tpot_ms: Some(50.0), priority: 1, group: !id, weight: 2.0 },
             prompt_logprobs,
-            embeds: id % 2 == 0,
+            embeds: (id % 2 == 0).then_some(Embeds { second_text: 3 }),
         },
     )
 }

@@ -133,7 +133,7 @@ impl Cluster {
         let demand = Demand {
             tokens: request.len_of(at.1),
             tokens_max: request.tokens_max(),
-            local_only: request.prompt_logprobs(at.1).is_some(),
+            local_only: self.membership.reads_whole() || request.prompt_logprobs(at.1).is_some(),
             joins: request.prefill.as_ref().map(|job| (job.home, common_prefix(&job.keys, keys) as u32)),
             class: request.new.class,
             probe: self.refused_in_a_row >= PROBE_AFTER,

@@ -212,7 +212,7 @@ impl Peer {
                     ..TokensBySource::default()
                 };
                 self.uplink.send(LINK, WorkerEvent::Sources { sequence: job.sequence, tokens });
-                if job.embeds {
+                if job.embeds.is_some() {
                     // As many threes and fours as the prompt has tokens.
                     let values = [3.0, 4.0].repeat(job.tokens.len());
                     self.uplink.send(LINK, WorkerEvent::Embedding { sequence: job.sequence, values });

@@ -191,7 +191,7 @@ impl Gateway {
             constraint: None,
             choices: 1,
             prompt_logprobs: None,
-            embeds: false,
+            embeds: None,
             timeout: limit,
         };
         let mut submission = Submission::new(Arc::clone(&served.backend), prompts.iter().map(request).collect())?;

@@ -70,12 +70,14 @@ pub struct Attention {
     pub scale: Option<f32>,
     /// Scaled scores become `cap tanh(score / cap)`.
     pub cap: Option<f32>,
+    /// A row also attends to the later rows of its span; with a window, to fewer than `window` in either direction.
+    pub is_bidirectional: bool,
 }
 
 impl Attention {
-    /// Attention without window or cap, whose scores are scaled by `1 / sqrt(head_dim)`.
+    /// Causal attention without window or cap, whose scores are scaled by `1 / sqrt(head_dim)`.
     pub fn plain(layer: usize, heads: usize) -> Self {
-        Self { layer, heads, window: None, scale: None, cap: None }
+        Self { layer, heads, window: None, scale: None, cap: None, is_bidirectional: false }
     }
 }
 
@@ -106,7 +108,7 @@ pub fn attention(
     out: &mut FloatActivations,
     buffers: &mut AttentionBuffers,
 ) {
-    let Attention { layer, heads, window, scale, cap } = what;
+    let Attention { layer, heads, window, scale, cap, is_bidirectional } = what;
     let layout = kv.layout();
     let width = heads * layout.head_dim;
     assert!(heads > 0 && heads.is_multiple_of(layout.kv_heads), "query heads in equal groups");
@@ -127,7 +129,7 @@ pub fn attention(
     let kv_heads = if layout.latent.is_some() { latent::head_groups(heads, rows, cpu.threads()) } else { layout.kv_heads };
     let group = heads / kv_heads;
     let (scale, cap) = (score_scale(layout.head_dim, scale), cap.map(|cap| cap * std::f32::consts::LOG2_E));
-    let call = Call { kv, layer, spans, q, heads, kv_heads, group, window, scale, cap, out: &out.shared() };
+    let call = Call { kv, layer, spans, q, heads, kv_heads, group, window, scale, cap, is_bidirectional, out: &out.shared() };
     let AttentionBuffers { tasks, merges, partial } = buffers;
     let positions: usize = spans.iter().map(|span| span.rows * (span.start + span.rows)).sum();
     let is_small = positions * width < NUMBERS_MIN_TO_SHARE;
@@ -217,6 +219,7 @@ struct Call<'a> {
     scale: f32,
     /// The soft cap of scaled scores.
     cap: Option<f32>,
+    is_bidirectional: bool,
     out: &'a SharedActivations<'a>,
 }
 
@@ -246,7 +249,7 @@ impl Call<'_> {
         let kv_heads = self.kv_heads;
         let single_rows = || self.spans.iter().filter(|span| self.is_single(span.rows));
         let split = threads > 1 && single_rows().count() * kv_heads < TASKS_PER_THREAD * threads;
-        let splits = |span: &Span<'_>| self.splits(&self.visible(span.start));
+        let splits = |span: &Span<'_>| self.splits(&self.visible(span, span.start));
         let pieces = single_rows().map(|span| if split { splits(span).len() } else { 1 }).sum::<usize>() * kv_heads;
         // Heads are neighbours in memory, and the hardware prefetches from one head into the next: the more heads per
         // task the better, as long as there are enough tasks.
@@ -297,11 +300,15 @@ impl Call<'_> {
         if self.kv.layout().latent.is_some() { 0 } else { kv_head }
     }
 
-    /// Positions that a row at `position` attends to.
+    /// Positions that a row of `span` at `position` attends to.
     #[inline(always)]
-    fn visible(&self, position: usize) -> Range<usize> {
+    fn visible(&self, span: &Span<'_>, position: usize) -> Range<usize> {
         let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        start..position + 1
+        let end = match self.is_bidirectional {
+            true => self.window.map_or(usize::MAX, |window| position.saturating_add(window)).min(span.start + span.rows),
+            false => position + 1,
+        };
+        start..end
     }
 
     /// The splits that hold `positions`.
@@ -326,7 +333,8 @@ impl Call<'_> {
     /// Positions that a task's query `index` attends to.
     #[inline(always)]
     fn visible_to(&self, task: &Task, index: usize) -> Range<usize> {
-        self.visible(self.spans[task.span].start + task.rows.start + index / (task.kv_heads.len() * self.group))
+        let span = &self.spans[task.span];
+        self.visible(span, span.start + task.rows.start + index / (task.kv_heads.len() * self.group))
     }
 
     /// Packs a tile of queries as words that multiply `L`: `[head_dim / inputs][queries of the tile]`. For integers,
@@ -442,7 +450,7 @@ mod tests {
             out.to_rows()
         }
 
-        fn reference(&self, Attention { window, scale, cap, .. }: Attention) -> Vec<f64> {
+        fn reference(&self, Attention { window, scale, cap, is_bidirectional, .. }: Attention) -> Vec<f64> {
             let (d, group) = (self.layout.head_dim, self.heads / self.layout.kv_heads);
             let of_head = |part, head: usize| -> Vec<Vec<f64>> {
                 self.table.iter().flat_map(|&id| stored(&self.kv, id, 1, part, head)).take(self.positions).collect()
@@ -463,11 +471,15 @@ mod tests {
                     let product = |p: usize| keys[head / group][p].iter().zip(&q).map(|(k, &q)| k * f64::from(q)).sum::<f64>();
                     let cap = cap.map(|cap| f64::from(cap) * std::f64::consts::LOG2_E);
                     let capped = |score: f64| cap.map_or(score, |cap| cap * (score / cap).tanh());
-                    let scores: Vec<f64> = (first..=row).map(|p| capped(product(p))).collect();
+                    let last = match is_bidirectional {
+                        true => window.map_or(usize::MAX, |w| row + w - 1).min(self.positions - 1),
+                        false => row,
+                    };
+                    let scores: Vec<f64> = (first..=last).map(|p| capped(product(p))).collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let total: f64 = scores.iter().map(|s| (s - max).exp2()).sum();
                     let mut sums = vec![0.0; d];
-                    for (p, score) in (first..=row).zip(&scores) {
+                    for (p, score) in (first..=last).zip(&scores) {
                         for (sum, v) in sums.iter_mut().zip(&values[head / group][p]) {
                             *sum += (score - max).exp2() / total * v;
                         }
@@ -517,6 +529,30 @@ mod tests {
                         _ => 3e-6,
                     };
                     close(&out, fixture.reference(what).into_iter(), tolerance);
+                    out.clone()
+                });
+                assert_eq!(*first, out, "{} with {} threads", cpu.isa(), cpu.threads());
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_see_both_ways_match_the_f64_reference_with_the_same_bits_everywhere() {
+        for (positions, kv_heads, group, head_dim, dtype, window) in [
+            (1, 2, 1, 8, Dtype::F32, None),
+            (37, 2, 1, 24, Dtype::F32, None),
+            (600, 2, 1, 32, Dtype::F32, None),
+            (530, 1, 3, 16, Dtype::F32, Some(13)),
+            (700, 1, 2, 64, Dtype::F16, Some(300)),
+            (300, 1, 1, 48, Dtype::F32, Some(1)),
+        ] {
+            let mut first: Option<Vec<f32>> = None;
+            for cpu in cpus() {
+                let fixture = fixture(&cpu, positions, kv_heads, group, head_dim, KvStorage::Float(dtype));
+                let what = Attention { window, is_bidirectional: true, ..Attention::plain(1, fixture.heads) };
+                let out = fixture.run_as(&cpu, 0..positions, what);
+                let first = first.get_or_insert_with(|| {
+                    close(&out, fixture.reference(what).into_iter(), 3e-6);
                     out.clone()
                 });
                 assert_eq!(*first, out, "{} with {} threads", cpu.isa(), cpu.threads());

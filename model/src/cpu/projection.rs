@@ -67,12 +67,15 @@ pub(crate) enum Arithmetic {
 }
 
 impl Arithmetic {
+    /// Weights in 4 bits.
+    pub(crate) const INT4: Self = Self::Groupwise(Bits::Four);
+
     /// That of 4 bits if products can take the checkpoint's; bf16 if all matrices are bf16 or dequantized to it: in a mixed
     /// checkpoint, the others would lose precision.
     pub(crate) fn of(tensors: &Tensors, quantize: Option<Quantization>) -> Self {
         match quantize {
             Some(Quantization::Int8) => Self::Int8,
-            Some(Quantization::Int4) => Self::Groupwise(Bits::Four),
+            Some(Quantization::Int4) => Self::INT4,
             None if tensors.can_stay_int4() => Self::Groupwise(Bits::Eight),
             _ if tensors.matrices_are_bf16() => Self::Bf16,
             _ => Self::F32,
@@ -273,6 +276,11 @@ impl Activations {
             Self::Int8 { rows, .. } => rows.rows(),
             Self::Groupwise { rows, .. } => rows.rows(),
         }
+    }
+
+    /// The rows as they were packed in f32 or bf16.
+    pub(crate) fn to_rows(&mut self) -> Vec<f32> {
+        self.float().to_rows()
     }
 
     /// Packs what `write` writes.

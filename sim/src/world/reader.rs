@@ -87,7 +87,7 @@ impl World {
             choices,
             constraint: None,
             prompt_logprobs: None,
-            embeds: false,
+            embeds: None,
             timeout: manners.timeout.unwrap_or(self.blueprint.timeout),
         };
         if let Some(faulty) = &mut self.io.faulty
