@@ -20,6 +20,7 @@ use tidemill_net::{
     model_dir::{self, Download, Hub},
     process,
 };
+use tidemill_proto::message::ModelKind;
 use tokio::task::spawn_blocking;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -297,7 +298,9 @@ impl Cluster {
             let of_model = |extra: &[(&str, String)]| common(&[&[coordinators.clone(), ("--model-name", name.clone())], extra].concat());
             // Numbers run on over the models.
             let numbered = |each: usize| place * each..(place + 1) * each;
-            for n in numbered(args.kvpool) {
+            // An encoder has no KV to hand over or to keep.
+            let has_kv = !is_encoder(dir)?;
+            for n in numbered(args.kvpool).filter(|_| has_kv) {
                 let flags = of_model(&[
                     ("--dram", args.pool_memory.clone()),
                     ("--nvme-capacity", args.pool_nvme.clone()),
@@ -329,7 +332,7 @@ impl Cluster {
             ];
             let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
             let engine: Vec<String> = engine.into_iter().chain(given).collect();
-            for n in numbered(args.prefill) {
+            for n in numbered(args.prefill).filter(|_| has_kv) {
                 let own = certified(format!("prefill/prefill-{n}"))?;
                 self.start_worker("prefill", n, args, &[&engine[..], &prefill_shares[n], &own].concat())?;
             }
@@ -493,6 +496,20 @@ fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
         }
     }
     Ok(held.into_iter().map(|(addr, ..)| addr).collect())
+}
+
+/// Whether a directory's model reads texts as a whole and writes none.
+fn is_encoder(dir: &Path) -> anyhow::Result<bool> {
+    #[derive(serde::Deserialize)]
+    struct Config {
+        #[serde(default)]
+        architectures: Vec<String>,
+    }
+    let path = dir.join("config.json");
+    // Workers say what is wrong with the directory.
+    let Ok(bytes) = std::fs::read(&path) else { return Ok(false) };
+    let config: Config = serde_json::from_slice(&bytes).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(config.architectures.first().is_some_and(|name| ModelKind::of_architecture(name) != ModelKind::Decoder))
 }
 
 /// Flags for cores and threads of each model's prefill workers, then of each model's decode workers.

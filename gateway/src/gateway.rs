@@ -77,7 +77,7 @@ use tidemill_grammar::{GrammarError, helper::handle::AskError, lark, schema::Ter
 use tidemill_proto::{
     block::Token,
     grammar::Grammar,
-    message::Role,
+    message::{Embeds, ModelKind, Role},
     sampling::{Sampling, StopRule},
     tokens::Tokens,
 };
@@ -937,17 +937,25 @@ impl Gateway {
         .judged_by(judging))
     }
 
-    /// Gives all prompts to the cluster to be embedded.
-    pub fn start_embeddings(&self, param: &str, prompts: &[Tokens]) -> Result<(Submission, Metered), ApiError> {
-        self.check_prompts(param, prompts, 1)?;
+    /// Gives all texts to the cluster to be embedded or classified.
+    pub fn start_embeddings(&self, param: &str, texts: &[EmbeddedText]) -> Result<(Submission, Metered), ApiError> {
+        let prompts: Vec<Tokens> = texts.iter().map(|text| text.tokens.clone()).collect();
+        self.check_prompts(param, &prompts, 0)?;
         let class = self.classes().by_tier(self.service_tier(None)).unwrap_or_default();
-        let request = |prompt: &Tokens| NewRequest::embedding(prompt.clone(), self.salt(&[]), class, self.shared.request_timeout);
-        let mut metered = self.reserve(Instant::now(), class, prompts, 0)?;
-        let submission = Submission::new(Arc::clone(&self.model.backend), prompts.iter().map(request).collect());
+        let request = |EmbeddedText { tokens, second_text }: &EmbeddedText| {
+            let embeds = Embeds { second_text: *second_text };
+            NewRequest::embedding(tokens.clone(), embeds, self.salt(&[]), class, self.shared.request_timeout)
+        };
+        let mut metered = self.reserve(Instant::now(), class, &prompts, 0)?;
+        let submission = Submission::new(Arc::clone(&self.model.backend), texts.iter().map(request).collect());
         Ok((submission.inspect_err(|_| metered.cancel())?, metered))
     }
 
     fn check_prompts(&self, param: &str, prompts: &[Tokens], generated: u32) -> Result<(), ApiError> {
+        if generated > 0 && self.model.text.config.identity.kind != ModelKind::Decoder {
+            let message = format!("`{}` reads texts and writes none: use /v1/embeddings, /v1/rerank or /v1/classify", self.model_name());
+            return Err(ApiError::invalid("model", message));
+        }
         let context = self.context_tokens()?;
         if prompts.iter().any(|prompt| prompt.is_empty()) {
             return Err(ApiError::invalid(param, format!("`{param}` is empty: at least one token is needed")));
@@ -973,6 +981,19 @@ impl Gateway {
 
     pub fn check_draining(&self) -> Result<(), ApiError> {
         if self.shared.draining.load(Ordering::Relaxed) { Err(ApiError::draining()) } else { Ok(()) }
+    }
+}
+
+/// One text, or two that are compared, to be embedded or classified.
+pub struct EmbeddedText {
+    pub tokens: Tokens,
+    /// Where the second text begins; the number of tokens if there is none.
+    pub second_text: u32,
+}
+
+impl From<Tokens> for EmbeddedText {
+    fn from(tokens: Tokens) -> Self {
+        Self { second_text: tokens.len() as u32, tokens }
     }
 }
 

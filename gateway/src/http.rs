@@ -8,7 +8,7 @@
 //! - [`stored`]: what a chat needs of these; [`memories`]: what is remembered of users
 //! - [`context`]: long dialogs fitted into the window
 //! - [`files`], [`batches`]: requests in files, answered within a day
-//! - [`messages`]: Anthropic's API; [`embeddings`], [`moderations`] and [`tokenize`]: what needs no answer
+//! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`classify`], [`moderations`] and [`tokenize`]: what needs no answer
 //! - [`structured`]: what an answer's text must follow
 //! - [`body`]: bodies on their way in; [`parse`]: bodies checked; [`errors`]: OpenAI's error object
 //! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
@@ -24,6 +24,7 @@ pub mod appeals;
 pub mod batches;
 pub mod body;
 pub mod chat;
+pub mod classify;
 pub mod completions;
 pub mod console;
 pub mod context;
@@ -47,6 +48,7 @@ pub mod parse;
 mod paths;
 pub mod records;
 pub mod replay;
+pub mod rerank;
 pub mod responses;
 pub mod rollouts;
 pub mod rounds;

@@ -26,7 +26,7 @@ use std::{
     sync::Arc,
 };
 use template::ChatTemplate;
-use tidemill_proto::message::ModelIdentity;
+use tidemill_proto::message::{ModelIdentity, ModelKind};
 use tokenizer::Tokenizer;
 
 /// A model directory cannot be used.
@@ -60,7 +60,8 @@ impl TextModel {
         let path = dir.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(|source| ModelError::File { path: path.clone(), source })?;
         config.identity.tokenizer_digest = Some(ModelIdentity::digest(&bytes));
-        let tokenizer = Arc::new(Tokenizer::parse(&path, &bytes)?);
+        let tokenizer = Tokenizer::parse(&path, &bytes)?;
+        let tokenizer = Arc::new(if config.identity.kind == ModelKind::Decoder { tokenizer } else { tokenizer.with_plain_texts() });
         let template = config.chat_template.clone().map(|source| ChatTemplate::new(source, &config)).transpose();
         let template = template.map_err(|e| ModelError::Invalid { path: dir.join("chat_template"), reason: e.to_string() })?;
         Ok(Self::new(config, tokenizer, template))

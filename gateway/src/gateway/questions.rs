@@ -11,7 +11,7 @@ use crate::{
 use metrics::counter;
 use std::{sync::Arc, time::Duration};
 use tidemill_cluster::NewRequest;
-use tidemill_proto::tokens::Tokens;
+use tidemill_proto::{message::Embeds, tokens::Tokens};
 
 /// A model that takes longer to read a question costs more than it saves.
 const EMBEDDED_MAX: Duration = Duration::from_secs(2);
@@ -60,9 +60,10 @@ impl Gateway {
     async fn embedded(&self, model: &str, text: &str, options: &Options) -> Result<Vec<f32>, &'static str> {
         let served = self.served(model).ok_or("no_model")?;
         let prompt = Tokens::from(served.text.tokenizer.encode(text, true).map_err(|_| "failed")?);
-        let request = NewRequest::embedding(prompt, self.salt(&[]), options.class, EMBEDDED_MAX);
+        let embeds = Embeds { second_text: prompt.len() as u32 };
+        let request = NewRequest::embedding(prompt, embeds, self.salt(&[]), options.class, EMBEDDED_MAX);
         let submission = Submission::new(Arc::clone(&served.backend), vec![request]).map_err(|_| "rejected")?;
-        let mut embeddings = embeddings::collect(submission, 1).await.map_err(|_| "failed")?;
-        embeddings.pop().ok_or("failed")
+        let mut rows = embeddings::collect(submission, 1).await.map_err(|_| "failed")?;
+        rows.pop().map(embeddings::unit).ok_or("failed")
     }
 }

@@ -1,6 +1,6 @@
-//! `/v1/embeddings`: the hidden state of a text's last token, after the model's final norm, at length 1. That is what a decoder knows of
-//! a text when it has read it to its end. Models trained for embeddings this way (last-token pooling) give good ones; any other chat
-//! model gives what it has.
+//! `/v1/embeddings`: one row of numbers for a text, at length 1. An encoder's is the one that it was trained for, pooled as its directory
+//! says. A decoder's is the hidden state of the text's last token, after the model's final norm: models trained for embeddings this way
+//! (last-token pooling) give good ones; any other chat model gives what it has.
 
 use super::{
     access::Client,
@@ -11,7 +11,7 @@ use super::{
 use crate::{
     backend::Submission,
     computing::checkpoint,
-    gateway::Gateway,
+    gateway::{EmbeddedText, Gateway},
     metrics::{self, RequestOutcome},
 };
 use axum::{
@@ -23,10 +23,10 @@ use serde::Deserialize;
 use serde_json::json;
 use std::sync::Arc;
 use tidemill_cluster::{Outcome, RequestEvent};
-use tidemill_proto::tokens::Tokens;
+use tidemill_proto::{message::ModelKind, tokens::Tokens};
 
 /// Texts of one request, as OpenAI allows.
-const INPUTS_MAX: usize = 2048;
+pub(super) const INPUTS_MAX: usize = 2048;
 
 #[derive(Debug, Deserialize)]
 struct Fields {
@@ -36,16 +36,19 @@ struct Fields {
     #[serde(default)]
     encoding_format: Option<String>,
     #[serde(default)]
-    dimensions: Option<u32>,
+    dimensions: Option<usize>,
+    #[serde(default)]
+    truncate_prompt_tokens: Option<i64>,
 }
 
-/// A request, understood.
+/// A parsed request.
 struct Wanted {
-    /// Of the model that is asked for.
+    /// Bound to the model that is asked for.
     gateway: Arc<Gateway>,
-    inputs: Vec<Tokens>,
-    /// Not as numbers.
-    base64: bool,
+    inputs: Vec<EmbeddedText>,
+    is_base64: bool,
+    /// Numbers of an embedding; `None`: all.
+    dimensions: Option<usize>,
 }
 
 /// `POST /v1/embeddings`.
@@ -58,27 +61,34 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Api
 async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Bytes, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let Wanted { gateway, inputs, base64 } = gateway.compute_body(body.len(), move || understand(&worker, &body)).await?;
-    let (submission, mut metered) = gateway.start_embeddings("input", &inputs)?;
-    let tokens = inputs.iter().map(|input| input.len() as u64).sum();
-    let usage = Usage { prompt_tokens: tokens, total_tokens: tokens, ..Usage::default() };
-    let collected = collect(submission, inputs.len()).await;
-    let outcome = collected.as_ref().map_or_else(ApiError::outcome, |_| RequestOutcome::Ok);
-    metered.settle(outcome, &usage, None).await;
-    let embeddings = collected?;
+    let Wanted { gateway, inputs, is_base64, dimensions } = gateway.compute_body(body.len(), move || understand(&worker, &body)).await?;
+    let (rows, tokens) = run(&gateway, "input", &inputs).await?;
     let worker = Arc::clone(&gateway);
-    gateway.compute(move || Ok(listed(&worker, &embeddings, base64, tokens))).await
+    gateway.compute(move || Ok(listed(&worker, rows, dimensions, is_base64, tokens))).await
 }
 
-fn listed(gateway: &Gateway, embeddings: &[Vec<f32>], base64: bool, tokens: u64) -> Bytes {
-    let value = |embedding: &[f32]| match base64 {
+/// The row of each text, and the tokens of all.
+pub(super) async fn run(gateway: &Arc<Gateway>, param: &str, texts: &[EmbeddedText]) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
+    let (submission, mut metered) = gateway.start_embeddings(param, texts)?;
+    let tokens = texts.iter().map(|text| text.tokens.len() as u64).sum();
+    let usage = Usage { prompt_tokens: tokens, total_tokens: tokens, ..Usage::default() };
+    let collected = collect(submission, texts.len()).await;
+    let outcome = collected.as_ref().map_or_else(ApiError::outcome, |_| RequestOutcome::Ok);
+    metered.settle(outcome, &usage, None).await;
+    Ok((collected?, tokens))
+}
+
+fn listed(gateway: &Gateway, rows: Vec<Vec<f32>>, dimensions: Option<usize>, is_base64: bool, tokens: u64) -> Bytes {
+    let value = |embedding: Vec<f32>| match is_base64 {
         true => STANDARD.encode(embedding.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>()).into(),
         false => json!(embedding),
     };
-    let data = embeddings
-        .iter()
-        .enumerate()
-        .map(|(index, embedding)| json!({"object": "embedding", "index": index, "embedding": value(embedding)}));
+    let cut = |mut row: Vec<f32>| {
+        row.truncate(dimensions.unwrap_or(usize::MAX));
+        unit(row)
+    };
+    let data =
+        rows.into_iter().enumerate().map(|(index, row)| json!({"object": "embedding", "index": index, "embedding": value(cut(row))}));
     let listed = json!({
         "object": "list", "data": data.collect::<Vec<_>>(), "model": gateway.model_name(),
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -89,11 +99,16 @@ fn listed(gateway: &Gateway, embeddings: &[Vec<f32>], base64: bool, tokens: u64)
 fn understand(gateway: &Gateway, body: &[u8]) -> Result<Wanted, ApiError> {
     let fields: Fields = parse::json(body)?;
     let gateway = gateway.select(fields.model.as_deref())?;
-    let hidden = gateway.text().config.identity.hidden_size;
-    if fields.dimensions.is_some_and(|dimensions| dimensions != hidden) {
-        return Err(ApiError::invalid("dimensions", format!("`dimensions` must be {hidden}, this model's, or be left out")));
+    let identity = &gateway.text().config.identity;
+    if identity.kind == ModelKind::Classifier {
+        let message = format!("`{}` is a classifier: use /v1/rerank or /v1/classify", gateway.model_name());
+        return Err(ApiError::invalid("model", message));
     }
-    let base64 = match fields.encoding_format.as_deref() {
+    let hidden = identity.hidden_size as usize;
+    if fields.dimensions.is_some_and(|dimensions| !(1..=hidden).contains(&dimensions)) {
+        return Err(ApiError::invalid("dimensions", format!("`dimensions` must be 1 to {hidden}, this model's")));
+    }
+    let is_base64 = match fields.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
         Some(other) => {
@@ -101,21 +116,40 @@ fn understand(gateway: &Gateway, body: &[u8]) -> Result<Wanted, ApiError> {
             return Err(ApiError::invalid("encoding_format", message));
         }
     };
-    let encode = |text: &String| {
-        gateway.check_text_length("input", text)?;
-        checkpoint()?;
-        gateway.text().tokenizer.encode(text, true).map(Tokens::from).map_err(|error| ApiError::invalid("input", error.to_string()))
-    };
-    let inputs: Vec<Tokens> = match fields.input {
+    let most = truncation(&gateway, fields.truncate_prompt_tokens)?;
+    let encode = |text: &String| encode(&gateway, text, most);
+    let inputs: Vec<EmbeddedText> = match fields.input {
         Prompt::Text(text) => vec![encode(&text)?],
         Prompt::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
-        Prompt::Tokens(tokens) => vec![tokens.into()],
-        Prompt::TokenLists(lists) => lists.into_iter().map(Tokens::from).collect(),
+        Prompt::Tokens(tokens) => vec![Tokens::from(tokens).into()],
+        Prompt::TokenLists(lists) => lists.into_iter().map(|tokens| Tokens::from(tokens).into()).collect(),
     };
     if inputs.is_empty() || inputs.len() > INPUTS_MAX {
         return Err(ApiError::invalid("input", format!("`input` must hold 1 to {INPUTS_MAX} texts")));
     }
-    Ok(Wanted { gateway, inputs, base64 })
+    Ok(Wanted { gateway, inputs, is_base64, dimensions: fields.dimensions })
+}
+
+/// The most tokens of a text, where its sender wants it cut: vLLM's `truncate_prompt_tokens`, with -1 for as many as the model reads.
+pub(super) fn truncation(gateway: &Gateway, wished: Option<i64>) -> Result<Option<usize>, ApiError> {
+    let context = i64::from(gateway.context_tokens_max());
+    match wished {
+        None => Ok(None),
+        Some(-1) => Ok(Some(context as usize)),
+        Some(tokens) if (1..=context).contains(&tokens) => Ok(Some(tokens as usize)),
+        Some(_) => {
+            let message = format!("`truncate_prompt_tokens` must be -1, or 1 to {context}");
+            Err(ApiError::invalid("truncate_prompt_tokens", message))
+        }
+    }
+}
+
+/// Tokenizes a text of `input`, cut to `most` tokens.
+pub(super) fn encode(gateway: &Gateway, text: &str, most: Option<usize>) -> Result<EmbeddedText, ApiError> {
+    gateway.check_text_length("input", text)?;
+    checkpoint()?;
+    let tokens = gateway.text().tokenizer.encode_cut(text, most).map_err(|error| ApiError::invalid("input", error.to_string()))?;
+    Ok(Tokens::from(tokens).into())
 }
 
 /// One embedding per input.
@@ -124,7 +158,7 @@ pub async fn collect(mut submission: Submission, inputs: usize) -> Result<Vec<Ve
     let mut open = inputs;
     while open > 0 {
         match submission.next().await {
-            Some((input, RequestEvent::Embedding(values))) => embeddings[input] = Some(unit(values)),
+            Some((input, RequestEvent::Embedding(values))) => embeddings[input] = Some(values),
             Some((_, RequestEvent::Finished { outcome: Outcome::Failed(failure), .. })) => return Err(failure.into()),
             Some((_, RequestEvent::Finished { .. })) => open -= 1,
             Some(_) => {}
@@ -137,8 +171,8 @@ pub async fn collect(mut submission: Submission, inputs: usize) -> Result<Vec<Ve
         .ok_or_else(|| ApiError::internal("a worker gave no embedding: please report this as a bug"))
 }
 
-/// At length 1, as OpenAI's are: then a dot product is the cosine.
-fn unit(mut values: Vec<f32>) -> Vec<f32> {
+/// Scales a row to length 1, as OpenAI's are: then a dot product is the cosine.
+pub fn unit(mut values: Vec<f32>) -> Vec<f32> {
     let norm = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
     if norm > 0.0 {
         values.iter_mut().for_each(|value| *value = (f64::from(*value) / norm) as f32);

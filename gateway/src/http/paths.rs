@@ -7,13 +7,15 @@ use std::borrow::Cow;
 /// A prefix that other providers' base URLs have.
 const PREFIX: &str = "/openai";
 /// The beginnings of the paths that clients ask for, for [`suggestion`]. Longer ones stand before their own beginnings.
-const ENDPOINTS: [&str; 15] = [
+const ENDPOINTS: [&str; 17] = [
     "/chat/completions",
     "/completions",
     "/responses",
     "/messages/count_tokens",
     "/messages",
     "/embeddings",
+    "/rerank",
+    "/classify",
     "/models",
     "/conversations",
     "/memories",

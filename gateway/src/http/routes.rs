@@ -1,9 +1,9 @@
 //! Routes of the front door and of the operators' port.
 
 use super::{
-    access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, doors, embeddings, endpoint,
-    errors::ApiError, feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, responses, rollouts,
-    tokenize, watch,
+    access, admin, appeals, batches, chat::Chat, classify, completions::Completions, console, conversations, doors, embeddings, endpoint,
+    errors::ApiError, feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, rerank, responses,
+    rollouts, tokenize, watch,
 };
 use crate::gateway::Gateway;
 use axum::{
@@ -82,6 +82,8 @@ pub(crate) fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/v1/responses", post(responses::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/rerank", post(rerank::create))
+        .route("/v1/classify", post(classify::create))
         .route_layer(from_fn_with_state(Arc::clone(gateway), access::admit))
 }
 

@@ -3,8 +3,9 @@
 
 use super::ModelError;
 use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::{
+    collections::BTreeMap,
     fs,
     io::ErrorKind,
     ops::{Bound, RangeBounds, RangeInclusive},
@@ -25,6 +26,8 @@ pub struct ModelConfig {
     pub pad_token: Option<String>,
     pub chat_template: Option<String>,
     pub sampling: SamplingDefaults,
+    /// A classifier's labels, in the order of its numbers.
+    pub labels: Vec<String>,
 }
 
 /// The model author's sampling settings, which hold where a request says nothing (as in vLLM).
@@ -75,6 +78,7 @@ struct ConfigJson {
     #[serde(flatten)]
     identity: IdentityKeys,
     eos_token_id: Option<OneOrMany>,
+    id2label: Option<Map<String, Value>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -142,8 +146,16 @@ impl ModelConfig {
             pad_token: content(tokenizer.pad_token),
             chat_template,
             sampling: generation.sampling,
+            labels: labels(config.id2label.unwrap_or_default()),
         })
     }
+}
+
+/// The labels of `id2label`, whose keys are numbers as text.
+fn labels(named: Map<String, Value>) -> Vec<String> {
+    let numbered = named.into_iter().filter_map(|(id, label)| Some((id.parse().ok()?, label)));
+    let numbered: BTreeMap<u32, Value> = numbered.collect();
+    numbered.into_values().map(|label| label.as_str().map_or_else(|| label.to_string(), str::to_owned)).collect()
 }
 
 /// A special token is given as its text, or as an object with `content` (a serialized `AddedToken`).

@@ -4,7 +4,9 @@ use super::{ModelError, marks::Sewn};
 use std::{borrow::Cow, path::Path};
 use tidemill_grammar::{TokenBytes, read_tokenizer};
 use tidemill_proto::block::Token;
-use tokenizers::{AddedToken, DecoderWrapper, NormalizedString, Normalizer, NormalizerWrapper};
+use tokenizers::{
+    AddedToken, DecoderWrapper, Encoding, NormalizedString, Normalizer, NormalizerWrapper, PostProcessor, TruncationDirection,
+};
 
 /// A normalizer can shrink text by at most this factor (canonical composition of three two-byte code points into one).
 const NORMALIZER_SHRINK_MAX: usize = 4;
@@ -89,6 +91,37 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<Token>, EncodeError> {
         let encoding = self.inner.encode_fast(text, special).map_err(|e| EncodeError(e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// A text with the tokens around it, cut at its end to `most` tokens.
+    pub fn encode_cut(&self, text: &str, most: Option<usize>) -> Result<Vec<Token>, EncodeError> {
+        let Some(most) = most else { return self.encode(text, true) };
+        let refused = |e: tokenizers::Error| EncodeError(e.to_string());
+        let mut encoding = self.inner.encode_fast(text, false).map_err(refused)?;
+        let added = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+        encoding.truncate(most.saturating_sub(added), 0, TruncationDirection::Right);
+        Ok(self.inner.post_process(encoding, None, true).map_err(refused)?.get_ids().to_vec())
+    }
+
+    /// From now on no text becomes a special token: an encoder's texts have no marks of their own.
+    pub fn with_plain_texts(mut self) -> Self {
+        self.inner.set_encode_special_tokens(true);
+        self
+    }
+
+    /// The first text of pairs, to be compared with each of several.
+    pub fn encode_first(&self, text: &str) -> Result<Encoding, EncodeError> {
+        self.inner.encode_fast(text, false).map_err(|e| EncodeError(e.to_string()))
+    }
+
+    /// Two texts as an encoder compares them, and where the second begins. The second is cut at its end to what `most` tokens leave it.
+    pub fn encode_pair(&self, first: &Encoding, second: &str, most: usize) -> Result<(Vec<Token>, usize), EncodeError> {
+        let mut second = self.encode_first(second)?;
+        let added = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
+        second.truncate(most.saturating_sub(first.len() + added), 0, TruncationDirection::Right);
+        let pair = self.inner.post_process(first.clone(), Some(second), true).map_err(|e| EncodeError(e.to_string()))?;
+        let begin = pair.get_sequence_ids().iter().position(|of| *of == Some(1)).unwrap_or(pair.len());
+        Ok((pair.get_ids().to_vec(), begin))
     }
 
     /// A rendered chat, in which nothing but the template's own marks becomes a special token.
