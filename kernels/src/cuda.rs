@@ -20,11 +20,10 @@
 //! - [`host`], [`pinned`]: pinned host memory, our own and others'; [`upload`], [`transfer`]: matrices and blocks
 //!   across the bus
 //! - [`graph`]: a step's launches, recorded once
-//! - `checks` (feature `checks`): the operations against references
+//! - `checks`: the operations against references
 
 pub mod attention;
 pub mod cache;
-#[cfg(any(test, feature = "checks"))]
 pub mod checks;
 pub mod compile;
 pub mod device;

@@ -9,10 +9,9 @@
 //!   through the layers
 //! - `decode`, `prefill`: the two kinds of batches; `inputs`: what the host sends along; `sampling`: from logits to tokens
 //! - `blocks`: KV blocks to and from the device; `outgoing`: pinned memory for those that leave
-//! - `checks` (feature `checks`): whole models and sampling against the CPU
+//! - `checks`: whole models and sampling against the CPU
 
 pub(crate) mod blocks;
-#[cfg(any(test, feature = "checks"))]
 pub mod checks;
 mod decode;
 mod inputs;
@@ -153,7 +152,6 @@ impl CudaExecutor {
     }
 
     /// Whether some products are in FP8.
-    #[cfg(any(test, feature = "checks"))]
     pub(crate) fn multiplies_fp8(&self) -> bool {
         self.layers.has_fp8()
     }

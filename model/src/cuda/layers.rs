@@ -118,7 +118,6 @@ impl Layers {
     }
 
     /// Whether some weights are in FP8.
-    #[cfg(any(test, feature = "checks"))]
     pub(super) fn has_fp8(&self) -> bool {
         self.weights.has_fp8()
     }
