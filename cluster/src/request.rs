@@ -50,7 +50,8 @@ impl NewRequest {
 
     /// The longest that a sequence of it can become.
     pub fn tokens_max(&self) -> u64 {
-        self.prompt.len() as u64 + u64::from(self.stop.max_tokens)
+        let generated = if self.embeds.is_some() { 0 } else { self.stop.max_tokens };
+        self.prompt.len() as u64 + u64::from(generated)
     }
 }
 

@@ -48,16 +48,11 @@ pub fn give_out(mut room: Room, mut candidates: Vec<Candidate>, pace: &Pace, owe
         let Candidate { job, start, is_whole, .. } = candidate;
         let at = chunks.iter().position(|chunk| chunk.job == job);
         let before = at.map_or(0, |at| chunks[at].len);
-        let len = match is_whole {
-            false => fitting(&room, start + before, most - before.min(most), chunks.is_empty(), pace),
-            true if chunks.is_empty() => {
-                if candidate.remaining <= all_tokens {
-                    candidate.remaining
-                } else {
-                    0
-                }
-            }
-            true => whole(&room, candidate.remaining - before, pace),
+        let len = match (is_whole, most) {
+            (_, 0) => 0,
+            (false, _) => fitting(&room, start + before, most - before.min(most), chunks.is_empty(), pace),
+            (true, _) if chunks.is_empty() => Some(candidate.remaining).filter(|tokens| *tokens <= all_tokens).unwrap_or(0),
+            (true, _) => whole(&room, candidate.remaining - before, pace),
         };
         let ends = before + len == candidate.remaining;
         if len == 0 || one_ends && !ends {
@@ -112,14 +107,15 @@ mod tests {
     use std::time::Duration;
     use tidemill_proto::urgency::Urgency;
 
-    /// Prompts `due in ms : start + remaining`, in the order of arrival, and the room `tokens, ms` where a token takes one millisecond:
-    /// chunks `prompt: start + length`.
+    /// Prompts `due in ms : start + remaining`, in the order of arrival, and the room `tokens, ms` where a token takes one millisecond; with
+    /// `!`, a prompt that cannot be cut: chunks `prompt: start + length`.
     fn check(owed: &mut Owed, prompts: &str, tokens: usize, ms: f64, expected: &str) {
         let mut pace = Pace::default();
         pace.observe(&work(0, &[ScheduledChunk { job: JobId(0), start: 0, len: 100 }]), Duration::from_millis(100));
         let candidate = |(number, cell): (u64, &str)| {
             let (due, rest) = cell.split_once(':').unwrap();
-            let (start, remaining) = rest.split_once('+').unwrap();
+            let (start, rest) = rest.split_once('+').unwrap();
+            let remaining = rest.trim_end_matches('!');
             let urgency = Urgency { due_ms: Some(due.parse().unwrap()), ..Urgency::default() };
             let standing = Standing { arrived: Duration::ZERO, work: Duration::ZERO, left: Duration::ZERO, over_share: false };
             let rank = Rank::new(&urgency, standing, number, Duration::ZERO);
@@ -129,7 +125,7 @@ mod tests {
                 number,
                 start: start.parse().unwrap(),
                 remaining: remaining.parse().unwrap(),
-                is_whole: false,
+                is_whole: rest.ends_with('!'),
             }
         };
         let candidates = (0..).zip(prompts.split_whitespace()).map(candidate).collect();
@@ -166,6 +162,23 @@ mod tests {
     }
 
     #[test]
+    fn a_prompt_that_cannot_be_cut_is_computed_as_a_whole_or_waits() {
+        for (prompts, tokens, ms, expected) in [
+            ("9000:0+200!", 256, 100.0, "0: 0+200"),
+            ("9000:0+300!", 256, 1000.0, ""),
+            ("300:0+60! 9000:0+60!", 256, 100.0, "0: 0+60"),
+            ("300:0+40! 9000:0+40!", 256, 100.0, "0: 0+40, 1: 0+40"),
+            ("9000:0+200! 300:0+100!", 256, 1000.0, "1: 0+100"),
+            ("9000:0+200! 300:0+40!", 256, 1000.0, "1: 0+40, 0: 0+200"),
+        ] {
+            check(&mut Owed::default(), prompts, tokens, ms, expected);
+        }
+        let mut owed = Owed::default();
+        owed.note(JobId(0), 0, 256);
+        check(&mut owed, "9000:0+200! 300:0+100!", 256, 1000.0, "0: 0+200");
+    }
+
+    #[test]
     fn before_anything_is_known_a_step_is_small() {
         let candidate = Candidate {
             job: JobId(1),
@@ -182,5 +195,8 @@ mod tests {
         };
         let chunks = give_out(Room { tokens: 8192, ms: 100.0 }, vec![candidate], &Pace::default(), &mut Owed::default());
         assert_eq!(chunks[0].len, FIRST_TOKENS);
+        let whole = Candidate { remaining: 300, is_whole: true, ..candidate };
+        let chunks = give_out(Room { tokens: 8192, ms: 100.0 }, vec![whole], &Pace::default(), &mut Owed::default());
+        assert_eq!(chunks[0].len, 300);
     }
 }

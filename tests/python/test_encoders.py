@@ -140,8 +140,8 @@ def test_odd_requests_to_rank_are_refused(ranker):
         ({"query": "a", "documents": []}, "documents"),
         ({"query": "a", "documents": ["b"] * 2049}, "documents"),
         ({"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
-        ({"query": "a", "documents": [{"title": "b"}]}, None),
-        ({"documents": ["b"]}, None),
+        ({"query": "a", "documents": [{"title": "b"}]}, "documents[0]"),
+        ({"documents": ["b"]}, "query"),
     ]:
         refused = httpx.post(f"{ranker}/rerank", json=body)
         assert refused.status_code == 400 and refused.json()["error"]["param"] == param, refused.text
