@@ -1,6 +1,7 @@
 """Embeddings, with the official client; tokens, as vLLM serves them."""
 
 import base64
+import math
 import struct
 
 import httpx
@@ -35,9 +36,13 @@ def test_tokens_and_formats(embed, root, url, model):
     numbers = struct.unpack(f"<{len(packed) // 4}f", packed)
     assert numbers == pytest.approx(plain, abs=1e-7)
     assert embed(TEXTS[0], dimensions=len(plain)).data[0].embedding == plain
-    with pytest.raises(openai.BadRequestError) as refused:
-        embed(TEXTS[0], dimensions=len(plain) - 1)
-    assert refused.value.param == "dimensions"
+    first = embed(TEXTS[0], dimensions=8, encoding_format="float").data[0].embedding
+    assert math.isclose(math.hypot(*first), 1, abs_tol=1e-6)
+    assert first == pytest.approx([number / math.hypot(*plain[:8]) for number in plain[:8]], abs=1e-6)
+    for dimensions in 0, len(plain) + 1:
+        with pytest.raises(openai.BadRequestError) as refused:
+            embed(TEXTS[0], dimensions=dimensions)
+        assert refused.value.param == "dimensions"
 
 
 def test_tokens_there_and_back(root):
