@@ -220,6 +220,7 @@ mod tests {
                 window,
                 scale: 1.0,
                 cap: None,
+                sinks: None,
                 out: &out.shared(),
             };
             let task = Task { span: 0, first: 0, rows: 0..1, kv_heads: 0..kv_heads, splits: None };

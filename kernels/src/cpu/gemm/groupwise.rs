@@ -268,7 +268,7 @@ mod tests {
             elementwise::rms_norm,
             gemm::float::activations::FloatActivations,
             isa::Isa,
-            testing::{activated_number, cpus, numbers},
+            testing::{CLAMPED, activated_number, cpus, gated_number, numbers},
         },
         dtype::{decode, encode},
         matrix::Matrix,
@@ -408,17 +408,20 @@ mod tests {
             let mut packed = GroupwiseActivations::default();
             packed.copy_from(&cpu, &x, inputs);
             let (mut a, mut b, mut added) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs], vec![2.0; rows * outputs]);
-            let mut activated = GroupwiseActivations::default();
+            let (mut activated, mut clamped) = (GroupwiseActivations::default(), GroupwiseActivations::default());
             let products = [
                 Product { weights: &gates, output: Output::Set(&mut a) },
                 Product { weights: &ups, output: Output::Set(&mut b) },
                 Product { weights: &ups, output: Output::Add(&mut added) },
                 Product { weights: &gated, output: Output::Activated(Activation::Silu, &mut activated) },
+                Product { weights: &gated, output: Output::Activated(CLAMPED, &mut clamped) },
             ];
             matmul(&cpu, &packed, products);
             assert!(added.iter().zip(&b).all(|(added, b)| *added == 2.0 + b));
             let product: Vec<f32> = a.iter().zip(&b).map(|(a, b)| activated_number(&cpu, Activation::Silu, *a) * b).collect();
             assert_eq!(activated.exact, product, "the same bits as one by one");
+            let of_both: Vec<f32> = a.iter().zip(&b).map(|(a, b)| gated_number(&cpu, CLAMPED, *a, *b)).collect();
+            assert_eq!(clamped.exact, of_both, "clamped");
             let mut expected = GroupwiseActivations::default();
             expected.copy_from(&cpu, &product, outputs);
             assert_same(&activated, &expected);
