@@ -250,7 +250,7 @@ impl Model {
             self.activate(dense, layer.attention_norm.as_ref(), x, normed, activated);
         }
         let (window, scale, cap) = (config.windows[index], config.score_factor, config.score_cap);
-        let what = Attention { layer: index, heads: config.heads, window, scale, cap };
+        let what = Attention { layer: index, heads: config.heads, window, scale, cap, sinks: layer.sinks.as_deref() };
         match &layer.inputs {
             Inputs::Heads(_) => {
                 if let Some((norm, _)) = &layer.qk_norm {
