@@ -1,11 +1,15 @@
 //! Matrices in MXFP4 (OCP Microscaling Formats, 2023): numbers of 4 bits (e2m1), 32 of which share a power of two (e8m0).
 //!
-//! A byte holds two numbers, the even input's in the low half. Dequantized they are bf16, without rounding: two bits of mantissa fit, and so
-//! do all exponents.
+//! A byte holds two numbers, the even input's in the low half. Products take them as they are; dequantized they are bf16, without rounding:
+//! two bits of mantissa fit, and so do all exponents.
 
 use crate::{checkpoint::Mapped, stacked::Outputs};
 use std::{ops::Range, sync::LazyLock};
-use tidemill_kernels::{Cpu, Dtype, dtype::encode};
+use tidemill_kernels::{
+    Cpu, Dtype,
+    cpu::gemm::groupwise::{Bits, E2M1_ZERO, GroupwiseMatrix, GroupwiseRow},
+    dtype::encode,
+};
 
 /// Inputs that share a scale.
 pub(crate) const GROUP: usize = 32;
@@ -68,12 +72,52 @@ impl Mxfp4Matrix {
     }
 }
 
+impl GroupwiseMatrix for Mxfp4Matrix {
+    fn outputs(&self) -> usize {
+        self.rows()
+    }
+
+    fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    fn bits(&self) -> Bits {
+        Bits::Four
+    }
+
+    fn group(&self) -> usize {
+        GROUP
+    }
+
+    fn scale_dtype(&self) -> Dtype {
+        Dtype::Bf16
+    }
+
+    fn is_e2m1(&self) -> bool {
+        true
+    }
+
+    fn read(&self, output: usize, row: &mut GroupwiseRow) {
+        row.zeros.fill(E2M1_ZERO);
+        for (((exponent, block), to), scale) in self.groups(output).zip(row.integers.chunks_exact_mut(GROUP)).zip(&mut row.scales) {
+            *scale = half_of(exponent) as f32;
+            for (pair, byte) in to.as_chunks_mut().0.iter_mut().zip(block) {
+                *pair = [byte & 0xf, byte >> 4];
+            }
+        }
+    }
+}
+
+/// Half of the power of two that a scale stands for.
+fn half_of(scale: u8) -> f64 {
+    2f64.powi(i32::from(scale) - EXPONENT_BIAS - 1)
+}
+
 /// Each number in bf16, by its scale and its bits.
 static NUMBERS: LazyLock<Vec<[[u8; 2]; 16]>> = LazyLock::new(|| {
     let numbers = |scale: u8| {
-        let half = 2f64.powi(i32::from(scale) - EXPONENT_BIAS - 1);
         std::array::from_fn(|bits| {
-            let size = f64::from(TWICE[bits % 8]) * half;
+            let size = f64::from(TWICE[bits % 8]) * half_of(scale);
             encode(Dtype::Bf16, &[if bits < 8 { size } else { -size } as f32]).try_into().expect("bf16 has two bytes")
         })
     };
@@ -100,11 +144,15 @@ mod tests {
             outputs: Outputs { first: 0, step: 1, count: stored },
         };
         let numbers = decode(Dtype::Bf16, &matrix.dequantized(&Cpu::new(None, 2).unwrap()));
+        let mut as_it_is = GroupwiseRow::of(&matrix);
         for (scale, row) in numbers.chunks(2 * GROUP).enumerate() {
+            matrix.read(scale, &mut as_it_is);
+            assert!(as_it_is.zeros == [E2M1_ZERO; 2] && as_it_is.scales.iter().all(|half| f64::from(*half) == half_of(scale as u8)));
             for (i, number) in row.iter().enumerate() {
                 let bits = if i % 2 == 0 { i % 32 / 2 } else { 15 - i % 32 / 2 };
                 let expected = VALUES[bits] * 2f64.powi(scale as i32 - 127);
                 assert_eq!(f64::from(*number).to_bits(), expected.to_bits(), "{bits} at {scale}");
+                assert_eq!(usize::from(as_it_is.integers[i]), bits);
             }
         }
     }

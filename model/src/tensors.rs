@@ -6,7 +6,6 @@ use crate::{
     config::{ExpertConfig, ModelConfig},
     error::ModelError,
     family::{ExpertStorage, GATED, Mlp, QkNorm},
-    int4::Int4Matrix,
     latent::LatentConfig,
     norm::Norm,
     stacked::{Outputs, Stack},
@@ -174,14 +173,14 @@ impl Tensors {
     }
 
     /// Whether there are matrices in 4 bits, and products can take all of these as they are.
-    pub(crate) fn can_stay_int4(&self) -> bool {
-        let int4 = || {
-            self.projections().filter_map(|linear| match &linear.weight {
-                Weight::Int4(matrix) => Some(&**matrix),
-                _ => None,
-            })
+    pub(crate) fn can_stay_in_4_bits(&self) -> bool {
+        let can_stay = |linear: &Linear| match &linear.weight {
+            Weight::Int4(matrix) => Some(matrix.can_stay()),
+            Weight::Mxfp4(_) => Some(true),
+            Weight::Plain(_) | Weight::Fp8(_) | Weight::Transposed(_) => None,
         };
-        int4().next().is_some() && int4().all(Int4Matrix::can_stay)
+        let mut in_4_bits = self.projections().filter_map(can_stay).peekable();
+        in_4_bits.peek().is_some() && in_4_bits.all(|can_stay| can_stay)
     }
 
     /// Whether there are matrices in 4 bits.

@@ -191,6 +191,20 @@ mod tests {
     }
 
     #[test]
+    fn weights_may_be_the_softmax_over_the_chosen_logits_alone() {
+        let router = Router { scores: Scores::ChosenSoftmax, factor: 2.0, ..router(3) };
+        // Among all, the softmax of the smaller ones would be 0, and the lower number would be chosen.
+        for offset in [0.0, 1000.0] {
+            let chosen = choices(&router, &[-200.0, 1.0, -110.0, 3.0, -120.0].map(|logit| logit + offset));
+            let total = 1.0 + (-2f32).exp();
+            for ((expert, weight), expected) in chosen.into_iter().zip([(3, 2.0 / total), (1, 2.0 * (-2f32).exp() / total), (2, 0.0)]) {
+                assert!(expert == expected.0 && (weight - expected.1).abs() < 1e-6, "{expert} has {weight}, not {expected:?}");
+            }
+        }
+        assert_eq!(choices(&router, &[0.0, f32::NAN, 1.0]).len(), 3);
+    }
+
+    #[test]
     fn among_equal_groups_the_lower_are_chosen() {
         let router = Router { groups: Some(ExpertGroups { count: 3, chosen: 2 }), ..router(3) };
         assert_eq!(experts(&router, &[0.0; 6]), [0, 1, 2]);

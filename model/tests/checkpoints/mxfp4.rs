@@ -1,5 +1,5 @@
 //! Experts in MXFP4, as GPT-OSS is published: dequantized they are the bf16 checkpoint of the same numbers, bit for bit, and what
-//! transformers computes from these.
+//! transformers computes from these. As they are, products differ by what rounding activations to 8 bits in groups of 32 changes.
 
 use crate::{
     corrupt::{copy, edit_config, edit_header, fails},
@@ -35,7 +35,7 @@ fn dequantized_logits_and_greedy_tokens_are_those_of_the_reference() {
 fn dequantized_it_is_the_bf16_checkpoint_of_the_same_numbers_bit_for_bit() {
     let tokens = prompt_of(FORM, 100);
     let bf16 = restored(FORM, |_| Dtype::Bf16);
-    for quantize in [Quantization::Dequantize, Quantization::Int8, Quantization::Int4] {
+    for quantize in [Quantization::Dequantize, Quantization::Int8] {
         let expected = all_logits(&mut load(bf16.path(), Some(quantize), 2, None), &tokens, 64);
         for threads in [1, 3] {
             let logits = all_logits(&mut load(&fixture(FORM), Some(quantize), threads, None), &tokens, 32);
@@ -45,9 +45,36 @@ fn dequantized_it_is_the_bf16_checkpoint_of_the_same_numbers_bit_for_bit() {
 }
 
 #[test]
+fn as_they_are_the_bits_depend_on_no_cut_thread_or_instruction_set() {
+    let tokens = prompt_of(FORM, 100);
+    let expected = all_logits(&mut load(&fixture(FORM), None, 1, Some(Isa::Portable)), &tokens, 4096);
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        for (threads, chunk) in [(1, 1), (3, 7), (2, 64)] {
+            // Attention is in f32 here, so AMX has the same bits.
+            let logits = all_logits(&mut load(&fixture(FORM), None, threads, Some(isa)), &tokens, chunk);
+            assert!(logits == expected, "chunks of {chunk} on {threads} threads of {isa}");
+        }
+    }
+}
+
+/// With all experts for each row: the least rounding may choose others, and then logits differ by any amount. Measured: 0.054 of their size on
+/// average, as with `--quantize int8`.
+#[test]
+fn as_they_are_logits_differ_by_little() {
+    let (dir, tokens) = (copy(FORM), prompt_of(FORM, 100));
+    edit_config(dir.path(), |c| c["num_experts_per_tok"] = json!(6));
+    let [exact, ours] =
+        [Some(Quantization::Dequantize), None].map(|quantize| all_logits(&mut load(dir.path(), quantize, 2, None), &tokens, 64));
+    let (sum, size) = exact.iter().zip(&ours).fold((0.0, 0.0), |(sum, size), (x, y)| (sum + (x - y).abs(), size + x.abs()));
+    println!("{FORM}: {}", sum / size);
+    assert!(sum / size > 1e-3 && sum / size < 0.08, "{}", sum / size);
+}
+
+#[test]
 fn the_layout_commits_to_every_number_and_scale() {
     let layout = |dir: &Path| load(dir, None, 1, None).layout().to_string();
     let mut layouts = vec![layout(&fixture(FORM)), layout(restored(FORM, |_| Dtype::Bf16).path())];
+    layouts.push(load(&fixture(FORM), Some(Quantization::Dequantize), 1, None).layout().to_string());
     for part in ["gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks", "down_proj_scales"] {
         let dir = copy(FORM);
         edit_tensor(dir.path(), &experts(2, part), |bytes| *bytes.last_mut().unwrap() ^= 1);
