@@ -122,9 +122,9 @@ pub(crate) enum SharedWidth {
 /// How a layer's experts are stored.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum ExpertStorage {
-    /// Each apart: the names of its gate, up and down projections.
+    /// The names of the gate, up and down projections that each expert has of its own.
     Apart([&'static str; 3]),
-    /// All in two tensors, `gate_up_proj` and `down_proj`, which [`stacked`](crate::stacked) describes.
+    /// Two tensors with the projections of all experts, as [`stacked`](crate::stacked) describes them.
     Stacked,
 }
 

@@ -13,11 +13,11 @@ use tidemill_kernels::{
 
 /// Inputs that share a scale.
 pub(crate) const GROUP: usize = 32;
-/// Bytes of their numbers.
+/// Bytes of a group's numbers.
 pub(crate) const BLOCK_BYTES: usize = GROUP / 2;
 /// The largest scale whose every number is finite, `6 * 2^125`.
 pub(crate) const EXPONENT_MAX: u8 = 252;
-/// What is stored for a scale of 1.
+/// The stored byte of a scale of 1.
 const EXPONENT_BIAS: i32 = 127;
 
 /// Twice the size of each number, by its lower three bits; the highest one is the sign.

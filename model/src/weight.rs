@@ -19,9 +19,9 @@ pub(crate) enum Weight {
     Plain(WeightMatrix),
     Fp8(Fp8Matrix),
     Int4(Box<Int4Matrix>),
-    /// One expert's part of a [`stack`](crate::stacked).
+    /// One expert's part of a [`stack`](crate::stacked) whose matrices have their inputs first.
     Transposed(TransposedMatrix),
-    /// The same in MXFP4.
+    /// One expert's part of a [`stack`](crate::stacked) in MXFP4.
     Mxfp4(Mxfp4Matrix),
 }
 

@@ -181,7 +181,7 @@ mod tests {
     #[derive(Clone, Copy)]
     enum Function {
         Apply(Activation),
-        /// Gates these numbers.
+        /// The gating of these numbers.
         Gate(Activation, [f32; LANES]),
         Cap(f32),
     }

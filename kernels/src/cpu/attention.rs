@@ -223,7 +223,7 @@ struct Call<'a> {
     scale: f32,
     /// The soft cap of scaled scores.
     cap: Option<f32>,
-    /// By query head.
+    /// Each query head's sink.
     sinks: Option<&'a [f32]>,
     out: &'a SharedActivations<'a>,
 }

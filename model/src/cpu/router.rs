@@ -1,11 +1,11 @@
 //! How the rows of a layer of experts choose theirs.
 //!
 //! **The arithmetic.** A row's logits become scores: `softmax` over all of them, `sigmoid` of each, or the logits themselves. The experts
-//! with the largest scores are chosen, the lower number among equals. Where a model has corrections, they are added to the scores for the choice alone. Where it
-//! has groups, the experts come from the groups with the largest sums of their two best (corrected) scores, the better one first, and the
-//! lower group among equals. A chosen expert's weight is its score, or its share of the chosen ones' sum, which is taken in the order of
-//! their choice; and then times the model's factor. Where scores are the logits, the weights are a `softmax` over the chosen ones, in the
-//! order of their choice.
+//! with the largest scores are chosen, the lower number among equals. If a model has corrections, they are added to the scores for the
+//! choice alone. If it has groups, the experts come from the groups with the largest sums of their two best (corrected) scores, the better
+//! one first, and the lower group among equals. A chosen expert's weight is its score, or its share of the chosen ones' sum, which is taken
+//! in the order of their choice; and then times the model's factor. If scores are the logits, the weights are a `softmax` over the chosen
+//! ones, in the order of their choice.
 
 use crate::{
     config::{ExpertConfig, ExpertGroups},

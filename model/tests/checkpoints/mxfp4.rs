@@ -57,8 +57,8 @@ fn as_they_are_the_bits_depend_on_no_cut_thread_or_instruction_set() {
     }
 }
 
-/// With all experts for each row: the least rounding may choose others, and then logits differ by any amount. Measured: 0.054 of their size on
-/// average, as with `--quantize int8`.
+/// Each row has all experts here: where it has some, the least rounding may choose others, and then logits differ by any amount. Measured: 0.054
+/// of their size on average, as with `--quantize int8`.
 #[test]
 fn as_they_are_logits_differ_by_little() {
     let (dir, tokens) = (copy(FORM), prompt_of(FORM, 100));
