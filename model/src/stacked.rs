@@ -166,7 +166,27 @@ const TRANSPOSED_TOGETHER: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quantization::Scheme;
+    use safetensors::{Dtype as FileDtype, tensor::TensorView};
+    use serde_json::json;
     use tidemill_kernels::dtype::{decode, encode};
+
+    #[test]
+    fn inputs_that_do_not_fill_groups_are_refused() {
+        let (dir, blocks) = (tempfile::tempdir().unwrap(), [0; 2 * 3 * BLOCK_BYTES]);
+        let tensor = TensorView::new(FileDtype::U8, vec![2, 3, 1, BLOCK_BYTES], &blocks).unwrap();
+        let file = safetensors::serialize([("experts.down_proj_blocks", tensor)], None).unwrap();
+        std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+        let scheme = Scheme::parse(Some(&json!({"quant_method": "mxfp4"}))).unwrap();
+        let storage = Storage::new(scheme.as_ref());
+        let take = |inputs| {
+            let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
+            Stack::take(&mut checkpoint, &storage, "experts", "down_proj", [2, inputs, 3]).err().expect("it is refused").to_string()
+        };
+        let error = take(40);
+        assert!(error.contains("experts.down_proj_blocks") && error.contains("40 inputs"), "{error}");
+        assert!(take(32).contains("experts.down_proj_scales"), "the next tensor is missing");
+    }
 
     #[test]
     fn outputs_of_a_transposed_matrix_become_rows() {
