@@ -3,6 +3,7 @@
 #   make up      build, and run a cluster on this machine until Ctrl-C   (make up ARGS="--model DIR --prefill 2")
 #   make build   every program, the bench too
 #   make test    every test: Rust, then the official OpenAI client and a browser against real clusters
+#   make real    a fixed set of requests to a trained model of yours   (make real MODEL=model.gguf)
 #   make sim-faults    a simulated cluster under faults, by seeds   (make sim-faults SEEDS=10000)
 #   make fuzz    kernels at random shapes: the same bits on every instruction set, in any cut   (make fuzz CASES=100000)
 #   make fuzz-inputs   everything that comes from outside, made odd: no panic, no hang, no memory without bound   (make fuzz-inputs MINUTES=60)
@@ -33,6 +34,12 @@ test: setup-build setup-test
 	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) $(VENV)/bin/python -m pytest -q tests/python
 	npm --prefix tests/console run --silent types
 	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) TIDEMILL_BENCH=$(abspath $(TARGET)/release/tidemill-bench) npm --prefix tests/console run --silent test
+
+# A trained model as its users would use it: chat, tools, structured output, twenty turns, summaries, the judge, golden cases. It prints a
+# page of figures, and fails where the server, not the model, does.   (make real MODEL=qwen.gguf PARTS="chat tools")
+.PHONY: real
+real: programs
+	python3 bench/real.py $(TARGET)/release/tidemill "$(MODEL)" $(PARTS)
 
 # What `make test` does for a few dozen shapes, for as many as one has the time for. Failures are kept, shrunk, and tried first next time.
 CASES ?= 5000

@@ -6,8 +6,8 @@ mod support;
 use serde_json::json;
 use support::{Answer, Case, Cluster, mixed_cases};
 
-/// One fixture of each family, a few for each cluster.
-const FAMILIES: [&[&str]; 8] = [
+/// One fixture of each family, a few for each cluster; GPT-OSS also as it is published.
+const FAMILIES: [&[&str]; 9] = [
     &["mistral", "qwen2", "qwen3"],
     &["gemma2", "gemma3", "phi3"],
     &["olmo2", "olmo3", "granite"],
@@ -16,6 +16,7 @@ const FAMILIES: [&[&str]; 8] = [
     &["ministral3", "mixtral", "qwen3-moe"],
     &["qwen2-moe", "glm4-moe", "minimax-m2"],
     &["deepseek-v2", "deepseek-v3"],
+    &["gpt-oss", "gpt-oss-mxfp4"],
 ];
 
 /// Prompts of several blocks, longer than any fixture's window.

@@ -117,6 +117,9 @@ fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<Loaded
     }
     let options = LoadOptions { kv_dtype: settings.kv_dtype, quantize: settings.quantize, threads: settings.threads, isa };
     let model = Model::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
+    if model.dequantizes_4_bits() {
+        tracing::info!("weights in 4 bits are dequantized: they take at least four times the memory");
+    }
     let blocks = settings.cpu_blocks(model.kv_shape().block_bytes())?;
     let step_tokens = settings.step_tokens.unwrap_or(CPU_STEP_TOKENS).max(sequences_max);
     Ok(LoadedRunner { runner: Box::new(CpuExecutor::new(model, blocks)), blocks, step_tokens })

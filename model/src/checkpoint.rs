@@ -4,6 +4,7 @@
 use crate::{
     error::ModelError,
     json::{LFS_POINTER, read_json},
+    mxfp4::EXPONENT_MAX,
 };
 use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::{
@@ -115,6 +116,10 @@ enum Numbers {
     E4m3,
     /// Packed integers.
     I32,
+    /// Packed numbers of 4 bits.
+    U8,
+    /// Powers of two: exponents plus 127.
+    E8m0,
 }
 
 #[derive(Deserialize)]
@@ -194,6 +199,30 @@ impl Checkpoint {
         }
     }
 
+    /// Takes the bytes `name`.
+    pub(crate) fn bytes(&mut self, name: &str, shape: Vec<usize>) -> Result<Mapped, ModelError> {
+        let taken = self.take(name, &[shape])?;
+        match taken.numbers {
+            Numbers::U8 => Ok(taken.bytes.clone()),
+            _ => {
+                let (tensor, path) = (name.to_owned(), taken.path.clone());
+                Err(ModelError::Tensor { tensor, path, problem: "it is not stored as U8: convert the checkpoint again".into() })
+            }
+        }
+    }
+
+    /// Takes the scales `name` of numbers in MXFP4, stored as bytes.
+    pub(crate) fn exponents(&mut self, name: &str, shape: Vec<usize>) -> Result<Mapped, ModelError> {
+        let bytes = self.bytes(name, shape)?;
+        self.taken.last_mut().expect("just taken").numbers = Numbers::E8m0;
+        Ok(bytes)
+    }
+
+    /// Takes the tensor `name` of numbers as they are stored.
+    pub(crate) fn floats(&mut self, name: &str, shape: Vec<usize>) -> Result<(Mapped, Dtype), ModelError> {
+        self.take_floats(name, &[shape])
+    }
+
     /// Takes the vector `name` of `len` numbers, widened to f32.
     pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         self.scales(name, &[vec![len]])
@@ -235,8 +264,8 @@ impl Checkpoint {
                 let problem = "it is stored as F8_E4M3, but only weights of projections may be: convert the checkpoint again".into();
                 Err(ModelError::Tensor { tensor: name.to_owned(), path: taken.path.clone(), problem })
             }
-            Numbers::I32 => {
-                let problem = "it is stored as I32, where F32, F16 or BF16 is needed: convert the checkpoint again".into();
+            other => {
+                let problem = format!("it is stored as {}, where F32, F16 or BF16 is needed: convert the checkpoint again", other.name());
                 Err(ModelError::Tensor { tensor: name.to_owned(), path: taken.path.clone(), problem })
             }
         }
@@ -264,6 +293,7 @@ impl Checkpoint {
             FileDtype::BF16 => Numbers::Float(Dtype::Bf16),
             FileDtype::F8_E4M3 => Numbers::E4m3,
             FileDtype::I32 => Numbers::I32,
+            FileDtype::U8 => Numbers::U8,
             other => return Err(ModelError::Dtype { tensor: name.to_owned(), path: file.path.clone(), found: format!("{other:?}") }),
         };
         // The header was checked: the file holds exactly these bytes.
@@ -280,12 +310,7 @@ impl Checkpoint {
         let mut done = 0;
         let mut hasher = blake3::Hasher::new_derive_key("tidemill weights v1");
         for taken in &self.taken {
-            let numbers = match taken.numbers {
-                Numbers::Float(dtype) => format!("{dtype:?}"),
-                Numbers::E4m3 => "E4m3".to_owned(),
-                Numbers::I32 => "I32".to_owned(),
-            };
-            let header = (&taken.name, numbers, &taken.shape);
+            let header = (&taken.name, taken.numbers.name(), &taken.shape);
             hasher.update(&serde_json::to_vec(&header).expect("strings and numbers serialize"));
             let whole = taken.bytes.get();
             for piece in whole.chunks(PIECE_BYTES) {
@@ -311,11 +336,22 @@ impl Checkpoint {
 }
 
 impl Numbers {
+    fn name(self) -> String {
+        match self {
+            Self::Float(dtype) => format!("{dtype:?}"),
+            Self::E4m3 => "E4m3".into(),
+            Self::I32 => "I32".into(),
+            Self::U8 => "U8".into(),
+            Self::E8m0 => "E8m0".into(),
+        }
+    }
+
     /// Whether there is an infinity or something that is no number among them. Without an early end, so that the compiler looks at many at
     /// a time.
     fn any_faulty(self, bytes: &[u8]) -> bool {
         match self {
-            Self::I32 => false,
+            Self::I32 | Self::U8 => false,
+            Self::E8m0 => bytes.iter().fold(false, |found, &byte| found | (byte > EXPONENT_MAX)),
             Self::E4m3 => bytes.iter().fold(false, |found, &byte| found | is_e4m3_nan(byte)),
             Self::Float(Dtype::F32) => bytes.as_chunks().0.iter().fold(false, |found, &b| found | is_faulty(u32::from_le_bytes(b), F32)),
             Self::Float(Dtype::F16) => {
@@ -329,7 +365,7 @@ impl Numbers {
 
     fn bytes(self) -> usize {
         match self {
-            Self::E4m3 => 1,
+            Self::E4m3 | Self::U8 | Self::E8m0 => 1,
             Self::Float(Dtype::F16 | Dtype::Bf16) => 2,
             Self::I32 | Self::Float(Dtype::F32) => 4,
         }
@@ -353,11 +389,11 @@ impl Taken {
         let mut each = bytes.chunks_exact(self.numbers.bytes());
         let at = each.position(|number| self.numbers.any_faulty(number)).unwrap_or_default();
         let number = &bytes[at * self.numbers.bytes()..][..self.numbers.bytes()];
-        let is_infinite = match self.numbers {
-            Numbers::E4m3 | Numbers::I32 => false,
-            Numbers::Float(dtype) => decode(dtype, number)[0].is_infinite(),
+        let fault = match self.numbers {
+            Numbers::Float(dtype) if decode(dtype, number)[0].is_infinite() => "infinite",
+            Numbers::E8m0 => "no scale of finite numbers",
+            _ => "not a number",
         };
-        let fault = if is_infinite { "infinite" } else { "not a number" };
         let digits: String = number.iter().rev().map(|byte| format!("{byte:02x}")).collect();
         let problem = format!("number {at} is {fault} (0x{digits}): download or convert the checkpoint again");
         ModelError::Tensor { tensor: self.name.clone(), path: self.path.clone(), problem }

@@ -226,7 +226,7 @@ impl ModelConfig {
             mlp_bias: columns.flag(family.mlp_bias)?,
             qk_norm: columns.qk_norm(family.qk_norm)?,
             experts: columns.experts(family.experts.as_ref(), &raw)?,
-            activation: columns.activation(family.activation)?,
+            activation: columns.activation(family)?,
             score_factor: match latent {
                 Some(latent) => Some(latent.score_factor(raw.rope_section())?),
                 None => columns.factor(family.score_factor)?,
@@ -377,15 +377,23 @@ impl Columns<'_> {
         }
     }
 
-    fn activation(&self, key: &str) -> Result<Activation, String> {
-        match self.fields.get(key) {
-            None | Some(Value::Null) => Ok(Activation::Silu),
+    fn activation(&self, family: &Family) -> Result<Activation, String> {
+        let key = family.activation;
+        let named = match self.fields.get(key) {
+            None | Some(Value::Null) => Activation::Silu,
             Some(name) => match name.as_str() {
-                Some("silu" | "swish") => Ok(Activation::Silu),
-                Some("gelu") => Ok(Activation::Gelu),
-                Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
-                _ => Err(format!("{key} {name} is not supported; supported are silu, gelu, gelu_pytorch_tanh and gelu_new")),
+                Some("silu" | "swish") => Activation::Silu,
+                Some("gelu") => Activation::Gelu,
+                Some("gelu_pytorch_tanh" | "gelu_new") => Activation::GeluTanh,
+                _ => return Err(format!("{key} {name} is not supported; supported are silu, gelu, gelu_pytorch_tanh and gelu_new")),
             },
+        };
+        match family.gate_clamp {
+            None => Ok(named),
+            Some([alpha, limit]) if named == Activation::Silu => {
+                Ok(Activation::Clamped { alpha: self.positive(alpha)?, limit: self.positive(limit)? })
+            }
+            Some(_) => Err(format!("{key} is not supported for this architecture, except silu")),
         }
     }
 }

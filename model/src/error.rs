@@ -36,7 +36,7 @@ pub enum ModelError {
     Shape { tensor: String, path: PathBuf, found: Vec<usize>, expected: Vec<usize> },
     #[error(
         "tensor {tensor} in {path} is stored as {found}: only F32, F16 and BF16 weights are supported, F8_E4M3 with scales, and 4 bits \
-         in I32, so use an unquantized checkpoint or one in these"
+         in I32 or U8, so use an unquantized checkpoint or one in these"
     )]
     Dtype { tensor: String, path: PathBuf, found: String },
     #[error("tensor {tensor} in {path}: {problem}")]

@@ -96,6 +96,8 @@ pub(crate) enum Mlp {
 pub(crate) enum Scores {
     /// A softmax over the logits of all experts.
     Softmax,
+    /// A softmax over the logits of a row's experts, which are those with the largest.
+    ChosenSoftmax,
     /// The sigmoid of each logit.
     Sigmoid,
 }
@@ -117,6 +119,15 @@ pub(crate) enum SharedWidth {
     TimesKey(&'static str),
 }
 
+/// How a layer's experts are stored.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum ExpertStorage {
+    /// The names of the gate, up and down projections that each expert has of its own.
+    Apart([&'static str; 3]),
+    /// Two tensors with the projections of all experts, as [`stacked`](crate::stacked) describes them.
+    Stacked,
+}
+
 /// Feed-forward layers of experts, of which a router chooses some for each row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct ExpertRule {
@@ -135,10 +146,12 @@ pub(crate) struct ExpertRule {
     /// The factor of the chosen ones' scores, or of their shares.
     pub(crate) factor: Factor,
     pub(crate) shared: Option<SharedExpert>,
-    /// Where the router (`gate`) and the experts are in a layer.
+    /// Where the router and the experts are in a layer.
     pub(crate) block: &'static str,
-    /// An expert's gate, up and down projections.
-    pub(crate) projections: [&'static str; 3],
+    pub(crate) router: &'static str,
+    pub(crate) storage: ExpertStorage,
+    /// The router and the experts have biases.
+    pub(crate) has_biases: bool,
 }
 
 #[derive(PartialEq, Debug)]
@@ -171,6 +184,8 @@ pub(crate) struct Family {
     pub(crate) score_factor: Factor,
     /// The key of the scores' soft cap.
     pub(crate) score_cap: Option<&'static str>,
+    /// A logit for each query head joins the softmax's sum.
+    pub(crate) has_sinks: bool,
     /// Queries grow with their position by `llama_4_scaling_beta`.
     pub(crate) has_query_growth: bool,
     pub(crate) mlp: Mlp,
@@ -180,6 +195,8 @@ pub(crate) struct Family {
     pub(crate) mlp_bias: Flag,
     /// The key of the feed-forward layer's activation.
     pub(crate) activation: &'static str,
+    /// The keys of the factor within a gate's sigmoid, and of the limit of a gate and of what it gates.
+    pub(crate) gate_clamp: Option<[&'static str; 2]>,
     pub(crate) embedding_factor: Factor,
     /// The factor of what a layer's parts add to the residual stream.
     pub(crate) residual_factor: Factor,
@@ -187,6 +204,9 @@ pub(crate) struct Family {
     /// The key of the logits' soft cap.
     pub(crate) logit_cap: Option<&'static str>,
 }
+
+/// The usual names of a gate, what it multiplies, and the projection of the product.
+pub(crate) const GATED: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 /// Transformers 5 writes the second for either.
 const EXPERT_COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
@@ -202,14 +222,16 @@ const MIXTRAL_EXPERTS: ExpertRule = ExpertRule {
     factor: Factor::One,
     shared: None,
     block: "block_sparse_moe",
-    projections: ["w1", "w3", "w2"],
+    router: "gate",
+    storage: ExpertStorage::Apart(["w1", "w3", "w2"]),
+    has_biases: false,
 };
 
 const QWEN3_EXPERTS: ExpertRule = ExpertRule {
     intermediate: "moe_intermediate_size",
     is_normalized: Flag::Key("norm_topk_prob"),
     block: "mlp",
-    projections: ["gate_proj", "up_proj", "down_proj"],
+    storage: ExpertStorage::Apart(GATED),
     ..MIXTRAL_EXPERTS
 };
 
@@ -260,11 +282,13 @@ const LLAMA: Family = Family {
     is_interleaved: false,
     score_factor: Factor::One,
     score_cap: None,
+    has_sinks: false,
     has_query_growth: false,
     mlp: Mlp::Gated,
     experts: None,
     mlp_bias: Flag::Key("mlp_bias"),
     activation: "hidden_act",
+    gate_clamp: None,
     embedding_factor: Factor::One,
     residual_factor: Factor::One,
     logit_factor: Factor::One,
@@ -333,7 +357,7 @@ const DEEPSEEK2: Family = Family {
     ..LLAMA
 };
 
-pub(crate) static FAMILIES: [Family; 24] = [
+pub(crate) static FAMILIES: [Family; 25] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -546,6 +570,29 @@ pub(crate) static FAMILIES: [Family; 24] = [
         qk_norm: QkNorm::All,
         mlp_bias: Flag::Never,
         experts: Some(ExpertRule { scores: Scores::Sigmoid, correction: Some("e_score_correction_bias"), ..MIXTRAL_EXPERTS }),
+        ..LLAMA
+    },
+    Family {
+        architecture: "GptOssForCausalLM",
+        model_type: "gpt_oss",
+        defaults: r#"{
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": true,
+            "sliding_window": 128, "rope_theta": 150000.0, "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0
+        }"#,
+        window: WindowRule::AllBut(2),
+        has_sinks: true,
+        mlp_bias: Flag::Never,
+        gate_clamp: Some(["swiglu_alpha", "swiglu_limit"]),
+        experts: Some(ExpertRule {
+            scores: Scores::ChosenSoftmax,
+            is_normalized: Flag::Never,
+            block: "mlp",
+            router: "router",
+            storage: ExpertStorage::Stacked,
+            has_biases: true,
+            ..MIXTRAL_EXPERTS
+        }),
         ..LLAMA
     },
     DEEPSEEK2,

@@ -3,7 +3,8 @@
 //!
 //! - `config`: `config.json`, checked; `family`: the differences; `generation`: end-of-sequence ids; `json`: reading
 //!   such files
-//! - `quantization`: how FP8 weights are scaled, as `config.json` says; `weight`: a projection's weight, plain or FP8
+//! - `quantization`: how FP8 weights are scaled, as `config.json` says; `weight`: a projection's weight, plain or quantized
+//! - `int4`, `mxfp4`: matrices in 4 bits; `stacked`: the projections of all experts in one tensor
 //! - `latent`: the settings of latent attention
 //! - `rope`: rotary frequencies; `norm`: a norm's weights
 //! - `checkpoint`: safetensors files, mapped and checked; their digest; `tensors`: the place of each tensor in the
@@ -34,12 +35,14 @@ mod int4;
 mod json;
 mod kv;
 mod latent;
+mod mxfp4;
 mod norm;
 mod penalties;
 mod quantization;
 mod rng;
 mod rope;
 pub mod sampler;
+mod stacked;
 mod step;
 mod tensors;
 mod weight;

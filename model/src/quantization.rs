@@ -4,14 +4,16 @@
 //! - FP8, here: `compressed-tensors`, format `float-quantized` (llm-compressor): a scale per tensor, output channel or block;
 //!   `fbgemm_fp8` (Meta's Llama 3.1): a scale per output channel, and a bound on activations; `fp8` with `weight_block_size`
 //!   (DeepSeek, Qwen3): a scale per block
-//! - 4 bits: [`int4`]
+//! - 4 bits: [`int4`]; [`mxfp4`]
 //!
 //! Which projections are quantized is up to their tensors (`weight`). Lists of modules that are not are checked against
 //! these.
 
 pub(crate) mod int4;
+pub(crate) mod mxfp4;
 
 use int4::Int4Scheme;
+use mxfp4::Mxfp4Scheme;
 use regex::Regex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -79,6 +81,7 @@ impl ScalePer {
 pub(crate) enum Scheme {
     Fp8(Fp8Scheme),
     Int4(Int4Scheme),
+    Mxfp4(Mxfp4Scheme),
 }
 
 impl Scheme {
@@ -91,6 +94,7 @@ impl Scheme {
             Some("fp8") => read::<Blocks>(config)?.scheme().map(Self::Fp8),
             Some("awq") => read::<int4::Awq>(config)?.scheme().map(Self::Int4),
             Some("gptq") => read::<int4::Gptq>(config)?.scheme().map(Self::Int4),
+            Some("mxfp4") => Ok(Self::Mxfp4(read::<mxfp4::Mxfp4>(config)?.scheme())),
             Some(other) => Err(format!("quant_method {other:?} is not supported")),
             None => Err("it names no quant_method".into()),
         };
@@ -100,15 +104,19 @@ impl Scheme {
     pub(crate) fn fp8(&self) -> Option<&Fp8Scheme> {
         match self {
             Self::Fp8(scheme) => Some(scheme),
-            Self::Int4(_) => None,
+            Self::Int4(_) | Self::Mxfp4(_) => None,
         }
     }
 
     pub(crate) fn int4(&self) -> Option<&Int4Scheme> {
         match self {
             Self::Int4(scheme) => Some(scheme),
-            Self::Fp8(_) => None,
+            Self::Fp8(_) | Self::Mxfp4(_) => None,
         }
+    }
+
+    pub(crate) fn is_mxfp4(&self) -> bool {
+        matches!(self, Self::Mxfp4(_))
     }
 
     /// The modules that are said not to be quantized.
@@ -116,13 +124,14 @@ impl Scheme {
         Unquantized::new(match self {
             Self::Fp8(scheme) => &scheme.unquantized,
             Self::Int4(scheme) => &scheme.unquantized,
+            Self::Mxfp4(scheme) => &scheme.unquantized,
         })
     }
 }
 
 const WHAT_TO_DO: &str = "use the checkpoint in FP8 (compressed-tensors' float-quantized, fbgemm_fp8, or fp8 with weight_block_size), in \
-                          4 bits (awq, gptq, or compressed-tensors' pack-quantized), or the unquantized one, with --quantize int8 for \
-                          8-bit weights on a CPU";
+                          4 bits (awq, gptq, mxfp4, or compressed-tensors' pack-quantized), or the unquantized one, with --quantize int8 \
+                          for 8-bit weights on a CPU";
 
 fn read<T: DeserializeOwned>(config: &Value) -> Result<T, String> {
     T::deserialize(config).map_err(|error| format!("quantization_config: {error}; download config.json again"))

@@ -5,10 +5,10 @@ use crate::{
     checkpoint::{Checkpoint, WeightMatrix},
     config::{ExpertConfig, ModelConfig},
     error::ModelError,
-    family::{Mlp, QkNorm},
-    int4::Int4Matrix,
+    family::{ExpertStorage, GATED, Mlp, QkNorm},
     latent::LatentConfig,
     norm::Norm,
+    stacked::{Outputs, Stack},
     weight::{Storage, Weight},
 };
 use tidemill_kernels::Dtype;
@@ -76,6 +76,8 @@ pub(crate) struct LayerTensors {
     pub(crate) output: Linear,
     /// Norms over each head's query and key, or over all heads together.
     pub(crate) qk_norm: Option<(Norm, Norm)>,
+    /// For each query head the logit that joins the softmax's sum.
+    pub(crate) sinks: Option<Vec<f32>>,
     /// The norm over what the attention adds to the residual stream.
     pub(crate) after_attention: Option<Norm>,
     pub(crate) mlp_norm: Option<Norm>,
@@ -171,14 +173,19 @@ impl Tensors {
     }
 
     /// Whether there are matrices in 4 bits, and products can take all of these as they are.
-    pub(crate) fn can_stay_int4(&self) -> bool {
-        let int4 = || {
-            self.projections().filter_map(|linear| match &linear.weight {
-                Weight::Int4(matrix) => Some(&**matrix),
-                _ => None,
-            })
+    pub(crate) fn can_stay_in_4_bits(&self) -> bool {
+        let can_stay = |linear: &Linear| match &linear.weight {
+            Weight::Int4(matrix) => Some(matrix.can_stay()),
+            Weight::Mxfp4(_) => Some(true),
+            Weight::Plain(_) | Weight::Fp8(_) | Weight::Transposed(_) => None,
         };
-        int4().next().is_some() && int4().all(Int4Matrix::can_stay)
+        let mut in_4_bits = self.projections().filter_map(can_stay).peekable();
+        in_4_bits.peek().is_some() && in_4_bits.all(|can_stay| can_stay)
+    }
+
+    /// Whether there are matrices in 4 bits.
+    pub(crate) fn has_4_bits(&self) -> bool {
+        self.projections().any(|linear| matches!(linear.weight, Weight::Int4(_) | Weight::Mxfp4(_)))
     }
 
     fn projections(&self) -> impl Iterator<Item = &Linear> {
@@ -242,6 +249,10 @@ impl TakeLayer<'_> {
             Some((q, k)) => Some((self.norm_over("self_attn.q_norm", q)?, self.norm_over("self_attn.k_norm", k)?)),
             None => None,
         };
+        let sinks = match config.family.has_sinks {
+            true => Some(self.checkpoint.vector(&self.name("self_attn.sinks"), config.heads)?),
+            false => None,
+        };
         let (after_attention, after_mlp) = (self.norm(norms.after_attention)?, self.norm(norms.after_mlp)?);
         for scale in ["k_scale", "v_scale"].map(|scale| self.name(&format!("self_attn.{scale}"))) {
             if self.checkpoint.has(&scale) {
@@ -249,7 +260,7 @@ impl TakeLayer<'_> {
                 return Err(self.checkpoint.problem_of(&scale, problem));
             }
         }
-        Ok(LayerTensors { attention_norm, inputs, output, qk_norm, after_attention, mlp_norm, mlp, after_mlp })
+        Ok(LayerTensors { attention_norm, inputs, output, qk_norm, sinks, after_attention, mlp_norm, mlp, after_mlp })
     }
 
     fn heads(&mut self, rows: [usize; 3]) -> Result<InputTensors, ModelError> {
@@ -303,31 +314,49 @@ impl TakeLayer<'_> {
     fn experts(&mut self, experts: &ExpertConfig) -> Result<ExpertTensors, ModelError> {
         let (hidden, rule) = (self.config.hidden, self.config.family.experts.expect("a layer of experts"));
         let ExpertConfig { count, intermediate, shared, .. } = *experts;
-        let router = self.linear(&format!("{}.gate", rule.block), count, hidden, false)?;
+        let router = self.linear(&format!("{}.{}", rule.block, rule.router), count, hidden, rule.has_biases)?;
         let correction = match rule.correction {
             Some(part) => Some(self.checkpoint.vector(&self.name(&format!("{}.{part}", rule.block)), count)?),
             None => None,
         };
-        let expert = |expert: usize| format!("{}.experts.{expert}", rule.block);
-        let experts = (0..count).map(|index| self.expert(&expert(index), intermediate)).collect::<Result<_, _>>()?;
-        let surplus = self.name(&format!("{}.{}.weight", expert(count), rule.projections[0]));
-        if self.checkpoint.has(&surplus) {
-            return Err(self.checkpoint.problem_of(&surplus, format!("it is of one expert more than config.json counts ({count})")));
-        }
+        let of_layer = format!("{}.experts", rule.block);
+        let experts = match rule.storage {
+            ExpertStorage::Apart(projections) => self.experts_apart(&of_layer, projections, count, intermediate)?,
+            ExpertStorage::Stacked => self.experts_stacked(&of_layer, count, intermediate)?,
+        };
         let shared = match rule.shared.zip(shared) {
             Some((shared, width)) => {
                 let gate = shared.gate.map(|gate| self.linear(&format!("{}.{gate}", rule.block), 1, hidden, false)).transpose()?;
-                Some(SharedTensors { gate, projections: self.expert(&format!("{}.{}", rule.block, shared.name), width)? })
+                Some(SharedTensors { gate, projections: self.expert(&format!("{}.{}", rule.block, shared.name), GATED, width)? })
             }
             None => None,
         };
         Ok(ExpertTensors { router, correction, experts, shared })
     }
 
+    fn experts_apart(&mut self, name: &str, projections: [&str; 3], count: usize, inner: usize) -> Result<Vec<[Linear; 3]>, ModelError> {
+        let surplus = self.name(&format!("{name}.{count}.{}.weight", projections[0]));
+        let experts = (0..count).map(|index| self.expert(&format!("{name}.{index}"), projections, inner)).collect::<Result<_, _>>()?;
+        match self.checkpoint.has(&surplus) {
+            true => Err(self.checkpoint.problem_of(&surplus, format!("it is of one expert more than config.json counts ({count})"))),
+            false => Ok(experts),
+        }
+    }
+
+    fn experts_stacked(&mut self, name: &str, count: usize, inner: usize) -> Result<Vec<[Linear; 3]>, ModelError> {
+        let (module, hidden) = (self.name(name), self.config.hidden);
+        let mut take = |part, inputs, outputs| Stack::take(self.checkpoint, self.storage, &module, part, [count, inputs, outputs]);
+        let (gate_up, down) = (take("gate_up_proj", hidden, 2 * inner)?, take("down_proj", inner, hidden)?);
+        let by_turns = |first| Outputs { first, step: 2, count: inner };
+        let all = Outputs { first: 0, step: 1, count: hidden };
+        let expert = |index| [gate_up.linear(index, by_turns(0)), gate_up.linear(index, by_turns(1)), down.linear(index, all)];
+        Ok((0..count).map(expert).collect())
+    }
+
     /// The projections of the expert that has this name.
-    fn expert(&mut self, name: &str, inner: usize) -> Result<[Linear; 3], ModelError> {
-        let (hidden, rule) = (self.config.hidden, self.config.family.experts.expect("a layer of experts"));
-        let [gate, up, down] = rule.projections.map(|projection| format!("{name}.{projection}"));
+    fn expert(&mut self, name: &str, projections: [&str; 3], inner: usize) -> Result<[Linear; 3], ModelError> {
+        let hidden = self.config.hidden;
+        let [gate, up, down] = projections.map(|projection| format!("{name}.{projection}"));
         Ok([self.linear(&gate, inner, hidden, false)?, self.linear(&up, inner, hidden, false)?, self.linear(&down, hidden, inner, false)?])
     }
 

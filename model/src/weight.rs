@@ -4,7 +4,9 @@ use crate::{
     checkpoint::{Checkpoint, Mapped, WeightMatrix},
     error::ModelError,
     int4::Int4Matrix,
+    mxfp4::Mxfp4Matrix,
     quantization::{Inputs, ScalePer, Scheme, Unquantized},
+    stacked::TransposedMatrix,
 };
 use std::{borrow::Cow, ops::Range};
 use tidemill_kernels::{
@@ -17,6 +19,10 @@ pub(crate) enum Weight {
     Plain(WeightMatrix),
     Fp8(Fp8Matrix),
     Int4(Box<Int4Matrix>),
+    /// One expert's part of a [`stack`](crate::stacked) whose matrices have their inputs first.
+    Transposed(TransposedMatrix),
+    /// One expert's part of a [`stack`](crate::stacked) in MXFP4.
+    Mxfp4(Mxfp4Matrix),
 }
 
 /// e4m3 numbers, and a scale for each block of them.
@@ -77,10 +83,28 @@ impl<'a> Storage<'a> {
         Self { scheme, unquantized: scheme.map(Scheme::unquantized) }
     }
 
+    /// Refuses a weight in MXFP4 of which the configuration says something else.
+    pub(crate) fn check_mxfp4(&self, checkpoint: &Checkpoint, module: &str, tensor: &str) -> Result<(), ModelError> {
+        if !self.scheme.is_some_and(Scheme::is_mxfp4) {
+            let problem = "it is in MXFP4, but config.json has no quantization_config with quant_method mxfp4: take config.json from where \
+                           the weights are from";
+            return Err(checkpoint.problem_of(tensor, problem.into()));
+        }
+        match self.is_listed(module) {
+            true => Err(ModelError::ListedInt4 { module: module.to_owned() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a module is said not to be quantized.
+    fn is_listed(&self, module: &str) -> bool {
+        self.unquantized.as_ref().is_some_and(|list| list.contains(module))
+    }
+
     /// Takes the weight of a module, with the scales that it needs.
     pub(crate) fn take(&self, checkpoint: &mut Checkpoint, module: &str, rows: usize, cols: usize) -> Result<Weight, ModelError> {
         let tensor = format!("{module}.weight");
-        let is_listed = self.unquantized.as_ref().is_some_and(|list| list.contains(module));
+        let is_listed = self.is_listed(module);
         if let Some(scheme) = self.scheme.and_then(Scheme::int4)
             && Int4Matrix::is_there(checkpoint, scheme, module)
         {
@@ -143,6 +167,8 @@ impl Weight {
             Self::Plain(matrix) => Ok(Self::Plain(matrix.rows_of(rows))),
             Self::Fp8(matrix) => matrix.rows_of(rows).map(Self::Fp8),
             Self::Int4(matrix) => Ok(Self::Int4(Box::new(matrix.rows_of(rows)))),
+            Self::Transposed(matrix) => Ok(Self::Transposed(matrix.rows_of(rows))),
+            Self::Mxfp4(matrix) => Ok(Self::Mxfp4(matrix.rows_of(rows))),
         }
     }
 
@@ -151,6 +177,8 @@ impl Weight {
             Self::Plain(matrix) => matrix.view().rows(),
             Self::Fp8(matrix) => matrix.rows,
             Self::Int4(matrix) => matrix.rows(),
+            Self::Transposed(matrix) => matrix.rows(),
+            Self::Mxfp4(matrix) => matrix.rows(),
         }
     }
 
@@ -159,6 +187,8 @@ impl Weight {
             Self::Plain(matrix) => matrix.view().cols(),
             Self::Fp8(matrix) => matrix.cols,
             Self::Int4(matrix) => matrix.cols(),
+            Self::Transposed(matrix) => matrix.cols(),
+            Self::Mxfp4(matrix) => matrix.cols(),
         }
     }
 
@@ -166,8 +196,9 @@ impl Weight {
     pub(crate) fn dtype(&self) -> Dtype {
         match self {
             Self::Plain(matrix) => matrix.view().dtype(),
-            Self::Fp8(_) => Dtype::Bf16,
+            Self::Fp8(_) | Self::Mxfp4(_) => Dtype::Bf16,
             Self::Int4(matrix) => matrix.dtype(),
+            Self::Transposed(matrix) => matrix.dtype(),
         }
     }
 
@@ -177,6 +208,8 @@ impl Weight {
             Self::Plain(matrix) => Cow::Borrowed(matrix.bytes()),
             Self::Fp8(matrix) => Cow::Owned(matrix.to_bf16(cpu)),
             Self::Int4(matrix) => Cow::Owned(matrix.dequantized(cpu)),
+            Self::Transposed(matrix) => Cow::Owned(matrix.by_output(cpu)),
+            Self::Mxfp4(matrix) => Cow::Owned(matrix.dequantized(cpu)),
         };
         Floats { bytes, dtype: self.dtype(), rows: self.rows(), cols: self.cols() }
     }

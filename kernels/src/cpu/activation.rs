@@ -6,7 +6,7 @@ use crate::cpu::{
 };
 
 /// The function between the two projections of a feed-forward layer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Activation {
     /// `x sigmoid(x)`
     Silu,
@@ -14,6 +14,8 @@ pub enum Activation {
     Gelu,
     /// The same with their approximation of Φ by tanh.
     GeluTanh,
+    /// `x sigmoid(alpha x)` of a gate of at most `limit`, which multiplies one more than a number within ±`limit` (GPT-OSS).
+    Clamped { alpha: f32, limit: f32 },
 }
 
 impl Activation {
@@ -21,30 +23,58 @@ impl Activation {
     pub(crate) fn apply<S: Simd>(self, simd: S, x: S::V) -> S::V {
         match self {
             Self::Silu => simd.mul(x, sigmoid(simd, x)),
-            Self::Gelu | Self::GeluTanh => {
+            Self::Gelu | Self::GeluTanh | Self::Clamped { .. } => {
                 let mut numbers = simd.to_array(x);
-                simd.call(Gelu { activation: self, numbers: &mut numbers });
+                simd.call(Apart { activation: self, numbers: &mut numbers });
                 simd.load(&numbers)
             }
         }
     }
+
+    /// The activated gate times the number that it gates.
+    #[inline(always)]
+    pub(crate) fn gate<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V {
+        let factor = match self {
+            Self::Silu | Self::Gelu | Self::GeluTanh => up,
+            Self::Clamped { limit, .. } => {
+                let (low, high) = (simd.splat(-limit), simd.splat(limit));
+                let up = at_most(simd, up, high);
+                simd.add(simd.select_less(up, low, low, up), simd.splat(1.0))
+            }
+        };
+        simd.mul(self.apply(simd, gate), factor)
+    }
 }
 
-/// A function of its own, so that products do not hold it many times.
-struct Gelu<'a> {
+/// Activations as a function of their own, so that products do not hold them many times.
+struct Apart<'a> {
     activation: Activation,
     numbers: &'a mut [f32; LANES],
 }
 
-impl Kernel for Gelu<'_> {
+impl Kernel for Apart<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let x = simd.load(self.numbers);
-        let y = if self.activation == Activation::Gelu { gelu(simd, x) } else { gelu_tanh(simd, x) };
+        let y = match self.activation {
+            Activation::Silu => simd.mul(x, sigmoid(simd, x)),
+            Activation::Gelu => gelu(simd, x),
+            Activation::GeluTanh => gelu_tanh(simd, x),
+            Activation::Clamped { alpha, limit } => {
+                let x = at_most(simd, x, simd.splat(limit));
+                simd.mul(x, sigmoid(simd, simd.mul(x, simd.splat(alpha))))
+            }
+        };
         simd.store(y, self.numbers);
     }
+}
+
+/// The smaller of `x` and `limit`; `x` where it is not a number.
+#[inline(always)]
+fn at_most<S: Simd>(simd: S, x: S::V, limit: S::V) -> S::V {
+    simd.select_less(limit, x, limit, x)
 }
 
 /// `x (1 + tanh u) / 2`, which is `x sigmoid(2u)`.
@@ -151,6 +181,8 @@ mod tests {
     #[derive(Clone, Copy)]
     enum Function {
         Apply(Activation),
+        /// The gating of these numbers.
+        Gate(Activation, [f32; LANES]),
         Cap(f32),
     }
 
@@ -163,6 +195,7 @@ mod tests {
             let x = simd.load(&self.1);
             simd.to_array(match self.0 {
                 Function::Apply(activation) => activation.apply(simd, x),
+                Function::Gate(activation, up) => activation.gate(simd, x, simd.load(&up)),
                 Function::Cap(cap) => soft_cap(simd, x, cap),
             })
         }
@@ -205,6 +238,39 @@ mod tests {
             close(&everywhere(Function::Apply(Activation::Gelu), x), exact.iter().map(|&x| x * normal_distribution(x)), 1e-6);
             let tanh = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
             close(&everywhere(Function::Apply(Activation::GeluTanh), x), exact.iter().map(|&x| tanh(x)), 1e-6);
+        }
+    }
+
+    #[test]
+    fn a_clamped_gate_and_what_it_gates_stay_within_the_limit() {
+        for (alpha, limit) in [(1.702, 7.0), (1.0, 0.5), (3.0, 100.0)] {
+            for (gate, up) in samples().zip(samples().skip(7)) {
+                let expected = gate.iter().zip(&up).map(|(&gate, &up)| {
+                    let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+                    let (gate, up) = (f64::from(gate).min(limit), f64::from(up).clamp(-limit, limit));
+                    (up + 1.0) * gate / (1.0 + (-alpha * gate).exp())
+                });
+                close(&everywhere(Function::Gate(Activation::Clamped { alpha, limit }, up), gate), expected, 1e-6);
+            }
+        }
+        let gate = [9.0, 9.0, -100.0, 1.0, 1.0, f32::NAN, 1.0, f32::INFINITY, 0., 0., 0., 0., 0., 0., 0., 0.];
+        let up = [9.0, -9.0, 9.0, f32::INFINITY, f32::NEG_INFINITY, 1.0, f32::NAN, -1.0, 0., 0., 0., 0., 0., 0., 0., 0.];
+        let y = everywhere(Function::Gate(Activation::Clamped { alpha: 1.0, limit: 2.0 }, up), gate);
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+        for (y, expected) in y.into_iter().zip([6.0 * sigmoid(2.0), -2.0 * sigmoid(2.0), 0.0, 3.0 * sigmoid(1.0), -sigmoid(1.0)]) {
+            assert!((y - expected).abs() < 1e-6, "{y} is not {expected}");
+        }
+        assert!(y[5].is_nan() && y[6].is_nan() && y[7] == 0.0, "{y:?}");
+    }
+
+    #[test]
+    fn usual_gates_multiply() {
+        for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+            for (gate, up) in samples().zip(samples().skip(3)) {
+                let activated = everywhere(Function::Apply(activation), gate);
+                let product: [f32; LANES] = std::array::from_fn(|i| activated[i] * up[i]);
+                assert_eq!(everywhere(Function::Gate(activation, up), gate), product);
+            }
         }
     }
 

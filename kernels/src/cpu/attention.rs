@@ -17,6 +17,9 @@
 //! lose less than in bf16, and integer sums are exact. Sums are converted and scaled at the end. K and V are stored
 //! transformed (`hadamard`): queries are transformed too, and so is the result, back.
 //!
+//! A head's sink joins its softmax like the score of one more position, whose V is zero: once, after all splits, and so in the same place
+//! whatever the cut.
+//!
 //! In a latent layout all query heads share one K, whose first numbers are V. So many queries per row are like many rows: `prefill`
 //! computes single rows too, and takes V from the K that it has packed.
 //!
@@ -60,7 +63,7 @@ use std::ops::Range;
 
 /// The parameters of a layer's attention.
 #[derive(Clone, Copy, Debug)]
-pub struct Attention {
+pub struct Attention<'a> {
     pub layer: usize,
     /// Query heads; equal groups of them share a KV head.
     pub heads: usize,
@@ -70,14 +73,16 @@ pub struct Attention {
     pub scale: Option<f32>,
     /// Scaled scores become `cap tanh(score / cap)`.
     pub cap: Option<f32>,
+    /// For each query head a logit that joins the softmax's sum, neither scaled nor capped.
+    pub sinks: Option<&'a [f32]>,
     /// A row also attends to the later rows of its span; with a window, to fewer than `window` in either direction.
     pub is_bidirectional: bool,
 }
 
-impl Attention {
-    /// Causal attention without window or cap, whose scores are scaled by `1 / sqrt(head_dim)`.
+impl Attention<'_> {
+    /// Causal attention without window, cap or sinks, whose scores are scaled by `1 / sqrt(head_dim)`.
     pub fn plain(layer: usize, heads: usize) -> Self {
-        Self { layer, heads, window: None, scale: None, cap: None, is_bidirectional: false }
+        Self { layer, heads, window: None, scale: None, cap: None, sinks: None, is_bidirectional: false }
     }
 }
 
@@ -102,13 +107,13 @@ const BLOCK_LINES: usize = 16;
 pub fn attention(
     cpu: &Cpu,
     kv: &KvMemory,
-    what: Attention,
+    what: Attention<'_>,
     spans: &[Span<'_>],
     q: &[f32],
     out: &mut FloatActivations,
     buffers: &mut AttentionBuffers,
 ) {
-    let Attention { layer, heads, window, scale, cap, is_bidirectional } = what;
+    let Attention { layer, heads, window, scale, cap, sinks, is_bidirectional } = what;
     let layout = kv.layout();
     let width = heads * layout.head_dim;
     assert!(heads > 0 && heads.is_multiple_of(layout.kv_heads), "query heads in equal groups");
@@ -122,6 +127,7 @@ pub fn attention(
     assert!(layout.dtype != KvStorage::Int8 || layout.head_dim <= INT8_HEAD_DIM_MAX, "sums of integers have room in 32 bits");
     assert!(window != Some(0), "a window holds at least the row itself");
     assert!(cap.is_none_or(|cap| cap > 0.0), "a cap leaves room");
+    assert!(sinks.is_none_or(|sinks| sinks.len() == heads), "a sink for each query head");
     let rows: usize = spans.iter().map(|span| span.rows).sum();
     assert!(q.len() == rows * width, "q is [rows, heads, head_dim]");
     out.resize(cpu, rows, heads * layout.value_dim());
@@ -129,7 +135,7 @@ pub fn attention(
     let kv_heads = if layout.latent.is_some() { latent::head_groups(heads, rows, cpu.threads()) } else { layout.kv_heads };
     let group = heads / kv_heads;
     let (scale, cap) = (score_scale(layout.head_dim, scale), cap.map(|cap| cap * std::f32::consts::LOG2_E));
-    let call = Call { kv, layer, spans, q, heads, kv_heads, group, window, scale, cap, is_bidirectional, out: &out.shared() };
+    let call = Call { kv, layer, spans, q, heads, kv_heads, group, window, scale, cap, sinks, is_bidirectional, out: &out.shared() };
     let AttentionBuffers { tasks, merges, partial } = buffers;
     let positions: usize = spans.iter().map(|span| span.rows * (span.start + span.rows)).sum();
     let is_small = positions * width < NUMBERS_MIN_TO_SHARE;
@@ -219,6 +225,8 @@ struct Call<'a> {
     scale: f32,
     /// The soft cap of scaled scores.
     cap: Option<f32>,
+    /// Each query head's sink.
+    sinks: Option<&'a [f32]>,
     is_bidirectional: bool,
     out: &'a SharedActivations<'a>,
 }
@@ -368,10 +376,13 @@ impl Call<'_> {
         }
     }
 
-    /// Writes the result of a task's query `index`.
+    /// Writes the result of a task's query `index`, from its state after all splits.
     #[inline(always)]
-    fn finish<S: Simd>(&self, simd: S, task: &Task, index: usize, state: &State<'_>) {
+    fn finish<S: Simd>(&self, simd: S, task: &Task, index: usize, mut state: State<'_>) {
         let (row, head) = self.query(task, index);
+        if let Some(sinks) = self.sinks {
+            state.merge_sink(simd, sinks[head] * std::f32::consts::LOG2_E);
+        }
         let head_dim = self.kv.layout().value_dim();
         let tile = self.out.tiling.tile_of(row);
         if self.kv.layout().dtype == KvStorage::Int8 {
@@ -441,7 +452,7 @@ mod tests {
             self.run_as(cpu, rows, Attention { window, ..Attention::plain(1, self.heads) })
         }
 
-        fn run_as(&self, cpu: &Cpu, rows: Range<usize>, what: Attention) -> Vec<f32> {
+        fn run_as(&self, cpu: &Cpu, rows: Range<usize>, what: Attention<'_>) -> Vec<f32> {
             let width = self.heads * self.layout.head_dim;
             let mut out = FloatActivations::default();
             let span = Span { blocks: &self.table, start: rows.start, rows: rows.len() };
@@ -450,7 +461,7 @@ mod tests {
             out.to_rows()
         }
 
-        fn reference(&self, Attention { window, scale, cap, is_bidirectional, .. }: Attention) -> Vec<f64> {
+        fn reference(&self, Attention { window, scale, cap, sinks, is_bidirectional, .. }: Attention<'_>) -> Vec<f64> {
             let (d, group) = (self.layout.head_dim, self.heads / self.layout.kv_heads);
             let of_head = |part, head: usize| -> Vec<Vec<f64>> {
                 self.table.iter().flat_map(|&id| stored(&self.kv, id, 1, part, head)).take(self.positions).collect()
@@ -476,8 +487,9 @@ mod tests {
                         false => row,
                     };
                     let scores: Vec<f64> = (first..=last).map(|p| capped(product(p))).collect();
-                    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    let total: f64 = scores.iter().map(|s| (s - max).exp2()).sum();
+                    let sink = sinks.map(|sinks| f64::from(sinks[head]) * std::f64::consts::LOG2_E);
+                    let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+                    let total: f64 = scores.iter().copied().chain(sink).map(|s| (s - max).exp2()).sum();
                     let mut sums = vec![0.0; d];
                     for (p, score) in (first..=last).zip(&scores) {
                         for (sum, v) in sums.iter_mut().zip(&values[head / group][p]) {
@@ -579,6 +591,60 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Sinks far above, among and far below the scores of as many heads.
+    fn sinks(heads: usize) -> Vec<f32> {
+        const KINDS: [f32; 6] = [0.0, 12.0, -3.0, 1e30, -1e30, 1.5];
+        (0..heads).map(|head| KINDS[head % KINDS.len()]).collect()
+    }
+
+    #[test]
+    fn sinks_take_their_share_of_the_softmax_with_the_same_bits_everywhere() {
+        for (positions, kv_heads, group, head_dim, dtype, window, cap) in [
+            (1, 2, 3, 8, KvStorage::Float(Dtype::F32), None, None),
+            (37, 2, 3, 24, KvStorage::Float(Dtype::F16), None, Some(2.0)),
+            (70, 2, 5, 32, KvStorage::Float(Dtype::F32), Some(24), None),
+            (600, 1, 8, 40, KvStorage::Float(Dtype::Bf16), None, None),
+            (530, 2, 4, 64, KvStorage::Float(Dtype::Bf16), Some(300), None),
+            (620, 1, 6, 80, KvStorage::Int8, Some(280), None),
+            (540, 2, 3, 6, KvStorage::Int8, None, Some(3.0)),
+        ] {
+            let sinks = sinks(kv_heads * group);
+            let mut first: HashMap<Bf16Products, Vec<f32>> = HashMap::new();
+            for cpu in cpus() {
+                let fixture = fixture(&cpu, positions, kv_heads, group, head_dim, dtype);
+                let what = Attention { window, cap, sinks: Some(&sinks), ..Attention::plain(1, fixture.heads) };
+                let whole = fixture.run_as(&cpu, 0..positions, what);
+                let first = first.entry(order(cpu.isa(), dtype == KvStorage::Float(Dtype::Bf16))).or_insert_with(|| {
+                    let tolerance = match dtype {
+                        KvStorage::Float(Dtype::Bf16) => 2f64.powi(-9),
+                        KvStorage::Int8 => 2f64.powi(-12),
+                        _ => 3e-6,
+                    };
+                    close(&whole, fixture.reference(what).into_iter(), tolerance);
+                    whole.clone()
+                });
+                assert_eq!(*first, whole, "{} with {} threads", cpu.isa(), cpu.threads());
+                // Alone, a row's splits may go to different threads.
+                let width = fixture.heads * head_dim;
+                for row in (0..positions).step_by(71).chain([positions - 1]) {
+                    let alone = fixture.run_as(&cpu, row..row + 1, what);
+                    assert_eq!(alone, whole[row * width..(row + 1) * width], "row {row} on {}", cpu.isa());
+                }
+                let parts = (0..positions).step_by(33).flat_map(|s| fixture.run_as(&cpu, s..(s + 33).min(positions), what));
+                assert_eq!(parts.collect::<Vec<_>>(), whole, "in chunks on {}", cpu.isa());
+            }
+        }
+    }
+
+    #[test]
+    fn a_sink_that_counts_for_nothing_changes_no_bit() {
+        let cpu = Cpu::new(None, 2).unwrap();
+        let fixture = fixture(&cpu, 300, 2, 3, 24, KvStorage::Float(Dtype::Bf16));
+        let plain = Attention::plain(1, fixture.heads);
+        let with_sinks = Attention { sinks: Some(&[-1e30; 6]), ..plain };
+        assert_eq!(fixture.run_as(&cpu, 0..300, with_sinks), fixture.run_as(&cpu, 0..300, plain));
     }
 
     #[test]

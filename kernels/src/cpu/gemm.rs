@@ -37,7 +37,7 @@ pub enum Output<'a, A> {
     Set(&'a mut [f32]),
     /// Adds `y` to what is there.
     Add(&'a mut [f32]),
-    /// `activation(gate) * up` from gated weights, `activation(y)` from others, packed as activations for the next product.
+    /// `up` gated by `activation(gate)` from gated weights, `activation(y)` from others, packed as activations for the next product.
     Activated(Activation, &'a mut A),
 }
 

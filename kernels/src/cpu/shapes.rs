@@ -80,6 +80,7 @@ struct Sequence {
     window: Option<usize>,
     scale: Option<f32>,
     cap: Option<f32>,
+    sinks: Option<Vec<f32>>,
     positions: usize,
     start: usize,
     k: Vec<f32>,
@@ -93,7 +94,7 @@ impl Sequence {
         let (heads, start) = (layout.kv_heads * group, positions.saturating_sub(20));
         let [k, v] = [2, 3].map(|i| numbers(positions * layout.kv_heads * layout.head_dim, seed ^ i));
         let q = numbers((positions - start) * heads * layout.head_dim, seed);
-        Self { layout, heads, window, scale: None, cap: None, positions, start, k, v, q }
+        Self { layout, heads, window, scale: None, cap: None, sinks: None, positions, start, k, v, q }
     }
 
     fn width(&self) -> usize {
@@ -112,7 +113,8 @@ impl Sequence {
         let (mut out, mut buffers) = (FloatActivations::default(), AttentionBuffers::default());
         let spans = [Span { blocks: &table, start: self.start + rows.start, rows: rows.len() }];
         let q = &self.q[rows.start * self.width()..rows.end * self.width()];
-        let what = Attention { window: self.window, scale: self.scale, cap: self.cap, ..Attention::plain(0, self.heads) };
+        let (window, scale, cap, sinks) = (self.window, self.scale, self.cap, self.sinks.as_deref());
+        let what = Attention { window, scale, cap, sinks, ..Attention::plain(0, self.heads) };
         attention(cpu, &kv, what, &spans, q, &mut out, &mut buffers);
         out.to_rows()
     }
@@ -144,9 +146,11 @@ proptest! {
     #[test]
     fn activated_products(
         (rows, outputs, inputs) in (1usize..120, 1usize..150, 1usize..300),
-        (dtype, activation, gated, at_once, seed) in (0usize..3, 0usize..3, any::<bool>(), 1usize..20, any::<u64>()),
+        (dtype, activation, gated, at_once, seed) in (0usize..3, 0usize..4, any::<bool>(), 1usize..20, any::<u64>()),
     ) {
-        let (dtype, activation) = (DTYPES[dtype], [Activation::Silu, Activation::Gelu, Activation::GeluTanh][activation]);
+        const ACTIVATIONS: [Activation; 4] =
+            [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Clamped { alpha: 1.702, limit: 0.5 }];
+        let (dtype, activation) = (DTYPES[dtype], ACTIVATIONS[activation]);
         let [gate, up] = [0, 2].map(|i| encode(dtype, &numbers(outputs * inputs, seed ^ i)));
         let x = numbers(rows * inputs, seed ^ 1);
         assert_same_bits(rows, at_once, outputs, dtype == Dtype::Bf16, |cpu, rows| {
@@ -174,10 +178,11 @@ proptest! {
     fn attentions(
         (positions, kv_heads, group, pairs) in (1usize..600, 1usize..3, 1usize..15, 1usize..40),
         (dtype, window, at_once, seed) in (0usize..4, proptest::option::of(1usize..400), 1usize..20, any::<u64>()),
-        (scale, cap) in (proptest::option::of(0.01f32..2.0), proptest::option::of(0.1f32..50.0)),
+        (scale, cap, has_sinks) in (proptest::option::of(0.01f32..2.0), proptest::option::of(0.1f32..50.0), any::<bool>()),
     ) {
         let layout = KvLayout { layers: 1, kv_heads, head_dim: 2 * pairs, dtype: KV_DTYPES[dtype], latent: None };
-        let sequence = Sequence { scale, cap, ..Sequence::new(layout, group, window, positions, seed) };
+        let sinks = has_sinks.then(|| numbers(kv_heads * group, seed ^ 4));
+        let sequence = Sequence { scale, cap, sinks, ..Sequence::new(layout, group, window, positions, seed) };
         let rows = positions - sequence.start;
         assert_same_bits(rows, at_once, sequence.width(), layout.dtype == KvStorage::Float(Dtype::Bf16), |cpu, rows| sequence.attention(cpu, rows))?;
     }

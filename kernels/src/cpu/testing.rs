@@ -59,6 +59,22 @@ pub(crate) fn activated_number(cpu: &Cpu, activation: Activation, x: f32) -> f32
     cpu.isa().dispatch(Activate(activation, x))
 }
 
+/// `up` gated by `activation(gate)`.
+pub(crate) fn gated_number(cpu: &Cpu, activation: Activation, gate: f32, up: f32) -> f32 {
+    struct Gate(Activation, f32, f32);
+    impl Kernel for Gate {
+        type Output = f32;
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> f32 {
+            simd.to_array(self.0.gate(simd, simd.splat(self.1), simd.splat(self.2)))[0]
+        }
+    }
+    cpu.isa().dispatch(Gate(activation, gate, up))
+}
+
+/// An activation that treats gates and what they gate unlike each other.
+pub(crate) const CLAMPED: Activation = Activation::Clamped { alpha: 1.702, limit: 0.5 };
+
 /// `row` as 8-bit products take it: by the definition of [`hadamard`], on the portable instruction set.
 pub(crate) fn transformed(row: &[f32]) -> Vec<f32> {
     hadamard::transformed(Portable, row, &mut vec![[0.0; LANES]; row.len().div_ceil(LANES)]).to_vec()

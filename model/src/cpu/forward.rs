@@ -250,7 +250,7 @@ impl Model {
             self.activate(dense, layer.attention_norm.as_ref(), x, normed, activated);
         }
         let (window, scale, cap) = (config.windows[index], config.score_factor, config.score_cap);
-        let what = Attention { window, scale, cap, ..Attention::plain(index, config.heads) };
+        let what = Attention { window, scale, cap, sinks: layer.sinks.as_deref(), ..Attention::plain(index, config.heads) };
         match &layer.inputs {
             Inputs::Heads(_) => {
                 if let Some((norm, _)) = &layer.qk_norm {

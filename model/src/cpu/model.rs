@@ -55,6 +55,7 @@ pub struct Model {
     pub(crate) final_norm: Norm,
     pub(crate) head: Projection,
     pub(super) buffers: Buffers,
+    dequantizes_4_bits: bool,
     kv_shape: KvShape,
     layout: LayoutFingerprint,
 }
@@ -70,6 +71,8 @@ pub(crate) struct Layer {
     pub(crate) qk_norm: Option<(Norm, Norm)>,
     /// The constant that is taken from each key before it is stored ([`key_offset`](super::key_offset)).
     pub(crate) key_offset: Option<Vec<f32>>,
+    /// For each query head the logit that joins the softmax's sum.
+    pub(crate) sinks: Option<Vec<f32>>,
     /// The norm over what the attention adds to the residual stream.
     pub(crate) after_attention: Option<Norm>,
     pub(crate) mlp_norm: Option<Norm>,
@@ -110,11 +113,12 @@ impl Model {
         let mut checkpoint = Checkpoint::open(dir)?;
         let tensors = Tensors::take(&mut checkpoint, &config)?;
         let arithmetic = Arithmetic::of(&tensors, options.quantize);
+        let dequantizes_4_bits = tensors.has_4_bits() && matches!(arithmetic, Arithmetic::F32 | Arithmetic::Bf16);
         let Tensors { embedding, layers, final_norm, head } = tensors;
         let ropes = [Some(&config.rope), config.windowed_rope.as_ref()].into_iter().flatten();
         let ropes: Vec<_> = ropes.map(|rope| Rope::new(rope, config.head_dim)).collect();
-        // A norm would scale the bias, differently for each key, and a cap would notice it.
-        let has_offsets = options.kv_dtype == KvDtype::Int8 && !config.qk_norm && config.score_cap.is_none();
+        // A norm would scale the bias, differently for each key, and a cap or a sink would notice it.
+        let has_offsets = options.kv_dtype == KvDtype::Int8 && !config.qk_norm && config.score_cap.is_none() && !config.family.has_sinks;
         let key_offsets = has_offsets.then(|| KeyOffsets::new(&ropes, config.head_dim));
         // Both read the files from start to end, so each finds in memory what the other has read.
         let (weights, packed) = thread::scope(|scope| {
@@ -135,7 +139,20 @@ impl Model {
         let dtype = embedding.view().dtype();
         let embedding_factor = config.embedding_factor.map(|factor| decode(dtype, &encode(dtype, &[factor]))[0]);
         let buffers = Buffers::new(arithmetic, cpu.threads());
-        Ok(Model { config, cpu, ropes, embedding, embedding_factor, layers, final_norm, head, buffers, kv_shape, layout })
+        Ok(Model {
+            config,
+            cpu,
+            ropes,
+            embedding,
+            embedding_factor,
+            layers,
+            final_norm,
+            head,
+            buffers,
+            dequantizes_4_bits,
+            kv_shape,
+            layout,
+        })
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -149,6 +166,11 @@ impl Model {
     /// Commits to everything that decides the bytes of a KV block, besides its tokens.
     pub fn layout(&self) -> LayoutFingerprint {
         self.layout
+    }
+
+    /// Whether weights that the file has in 4 bits were dequantized as they were loaded.
+    pub fn dequantizes_4_bits(&self) -> bool {
+        self.dequantizes_4_bits
     }
 
     /// The instruction set in use.
@@ -197,7 +219,7 @@ impl Layer {
             InputTensors::Latent(_) => None,
         };
         let key_offset = key_offsets.zip(key_bias).map(|(offsets, bias)| offsets.of(bias, rope));
-        let LayerTensors { attention_norm, inputs, output, qk_norm, after_attention, mlp_norm, mlp, after_mlp } = tensors;
+        let LayerTensors { attention_norm, inputs, output, qk_norm, sinks, after_attention, mlp_norm, mlp, after_mlp } = tensors;
         Ok(Layer {
             rope,
             attention_norm,
@@ -213,6 +235,7 @@ impl Layer {
             qk_norm,
             after_attention,
             key_offset,
+            sinks,
             mlp_norm,
             mlp: match (&mlp, config.experts_of(index)) {
                 (MlpTensors::Experts(tensors), Some(experts)) => {

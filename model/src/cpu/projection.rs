@@ -76,7 +76,7 @@ impl Arithmetic {
         match quantize {
             Some(Quantization::Int8) => Self::Int8,
             Some(Quantization::Int4) => Self::INT4,
-            None if tensors.can_stay_int4() => Self::Groupwise(Bits::Eight),
+            None if tensors.can_stay_in_4_bits() => Self::Groupwise(Bits::Eight),
             _ if tensors.matrices_are_bf16() => Self::Bf16,
             _ => Self::F32,
         }
@@ -177,11 +177,13 @@ impl Linear {
 
     /// Gives `pack` the weight in groups: as it is if it has 4 bits, else rounded to these.
     fn in_groups<T>(&self, cpu: &Cpu, bits: Bits, pack: impl FnOnce(&dyn GroupwiseMatrix) -> T) -> T {
-        if let Weight::Int4(matrix) = &self.weight
-            && matrix.can_stay()
-        {
-            matrix.unpack(cpu);
-            return pack(&Reordered { matrix: &**matrix, order: self.order });
+        match &self.weight {
+            Weight::Int4(matrix) if matrix.can_stay() => {
+                matrix.unpack(cpu);
+                return pack(&Reordered { matrix: &**matrix, order: self.order });
+            }
+            Weight::Mxfp4(matrix) => return pack(&Reordered { matrix, order: self.order }),
+            _ => (),
         }
         let floats = self.weight.floats(cpu);
         pack(&Reordered { matrix: &Rounded { matrix: floats.view(), bits }, order: self.order })
@@ -238,6 +240,10 @@ impl GroupwiseMatrix for Reordered<'_> {
 
     fn scale_dtype(&self) -> Dtype {
         self.matrix.scale_dtype()
+    }
+
+    fn is_e2m1(&self) -> bool {
+        self.matrix.is_e2m1()
     }
 
     fn read(&self, output: usize, row: &mut GroupwiseRow) {

@@ -1,10 +1,11 @@
 //! How the rows of a layer of experts choose theirs.
 //!
-//! **The arithmetic.** A row's logits become scores: `softmax` over all of them, or `sigmoid` of each. The experts with the largest scores
-//! are chosen, the lower number among equals. Where a model has corrections, they are added to the scores for the choice alone. Where it
-//! has groups, the experts come from the groups with the largest sums of their two best (corrected) scores, the better one first, and the
-//! lower group among equals. A chosen expert's weight is its score, or its share of the chosen ones' sum, which is taken in the order of
-//! their choice; and then times the model's factor.
+//! **The arithmetic.** A row's logits become scores: `softmax` over all of them, `sigmoid` of each, or the logits themselves. The experts
+//! with the largest scores are chosen, the lower number among equals. If a model has corrections, they are added to the scores for the
+//! choice alone. If it has groups, the experts come from the groups with the largest sums of their two best (corrected) scores, the better
+//! one first, and the lower group among equals. A chosen expert's weight is its score, or its share of the chosen ones' sum, which is taken
+//! in the order of their choice; and then times the model's factor. If scores are the logits, the weights are a `softmax` over the chosen
+//! ones, in the order of their choice.
 
 use crate::{
     config::{ExpertConfig, ExpertGroups},
@@ -71,6 +72,9 @@ impl Router {
             choices.push(Choice { expert, weight: scores[expert] / total });
         }
         let choices = &mut choices[first..];
+        if self.scores == Scores::ChosenSoftmax {
+            weigh_chosen(choices, scores);
+        }
         if self.is_normalized {
             // Scores that are all 0 stay 0.
             let sum = choices.iter().map(|choice| choice.weight).sum::<f32>().max(f32::MIN_POSITIVE);
@@ -90,8 +94,24 @@ impl Router {
                 sigmoid(logits, scores);
                 1.0
             }
+            Scores::ChosenSoftmax => {
+                scores.copy_from_slice(logits);
+                1.0
+            }
         }
     }
+}
+
+/// Weighs choices by the softmax over their logits, which they have as weights. `scratch` has room for as many.
+fn weigh_chosen(choices: &mut [Choice], scratch: &mut Vec<f32>) {
+    let logits: &mut Vec<f32> = scratch;
+    logits.clear();
+    logits.extend(choices.iter().map(|choice| choice.weight));
+    logits.extend_from_within(..);
+    let (logits, powers) = logits.split_at_mut(choices.len());
+    // The first was chosen for being the largest.
+    let total = exp_shifted(logits, logits[0], 1.0, powers);
+    choices.iter_mut().zip(powers).for_each(|(choice, power)| choice.weight = *power / total);
 }
 
 /// `y = 1 / (1 + e^-x)`. NaN counts as positive.
@@ -168,6 +188,20 @@ mod tests {
     fn a_correction_chooses_but_does_not_weigh() {
         let router = Router { scores: Scores::Sigmoid, correction: Some(vec![0.0, 0.0, 1.0]), factor: 2.0, ..router(2) };
         assert_eq!(choices(&router, &[0.0, 0.0, 0.0]), [(2, 1.0), (0, 1.0)]);
+    }
+
+    #[test]
+    fn weights_may_be_the_softmax_over_the_chosen_logits_alone() {
+        let router = Router { scores: Scores::ChosenSoftmax, factor: 2.0, ..router(3) };
+        // Among all, the softmax of the smaller ones would be 0, and the lower number would be chosen.
+        for offset in [0.0, 1000.0] {
+            let chosen = choices(&router, &[-200.0, 1.0, -110.0, 3.0, -120.0].map(|logit| logit + offset));
+            let total = 1.0 + (-2f32).exp();
+            for ((expert, weight), expected) in chosen.into_iter().zip([(3, 2.0 / total), (1, 2.0 * (-2f32).exp() / total), (2, 0.0)]) {
+                assert!(expert == expected.0 && (weight - expected.1).abs() < 1e-6, "{expert} has {weight}, not {expected:?}");
+            }
+        }
+        assert_eq!(choices(&router, &[0.0, f32::NAN, 1.0]).len(), 3);
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub(super) fn lacks(config: &ModelConfig) -> Vec<&'static str> {
         (!config.unrotated.is_empty(), "layers without rotation"),
         (config.score_factor.is_some_and(|factor| factor != usual_score_factor), "a factor of scores"),
         (config.score_cap.is_some(), "a soft cap of scores"),
+        (family.has_sinks, "attention sinks"),
         (config.query_growth.is_some(), "queries that grow with their position"),
         (config.embedding_factor.is_some_and(|factor| factor != 1.0), "a factor of the embedding"),
         (config.residual_factor.is_some(), "a factor of what layers add"),

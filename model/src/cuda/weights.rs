@@ -325,6 +325,8 @@ impl Columns {
                 self.write(numbers.len(), to, |range, to| to.copy_from_slice(&numbers[range]));
             }
             Weight::Int4(matrix) => self.write_numbers(matrix.dtype(), &matrix.row_bytes_of(row), to),
+            // Only experts have these.
+            Weight::Transposed(_) | Weight::Mxfp4(_) => panic!("{REFUSED}"),
         }
     }
 

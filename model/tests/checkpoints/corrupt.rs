@@ -149,6 +149,38 @@ fn wrong_settings_of_experts_are_named() {
 }
 
 #[test]
+fn wrong_settings_and_tensors_of_stacked_experts_are_named() {
+    type Edit = fn(&mut Value);
+    let cases: [(Edit, &[&str]); 7] = [
+        (|c| c["hidden_act"] = json!("gelu"), &["config.json", "hidden_act", "silu"]),
+        (|c| c["swiglu_limit"] = json!(0), &["swiglu_limit", "0"]),
+        (|c| c["swiglu_alpha"] = json!("x"), &["swiglu_alpha", "x"]),
+        (|c| c["num_experts_per_tok"] = json!(7), &["num_experts_per_tok", "1..=6"]),
+        (|c| c["num_local_experts"] = json!(5), &["model.layers.0.mlp.router.weight", "[6, 64]", "[5, 64]"]),
+        (|c| c["intermediate_size"] = json!(16), &["model.layers.0.mlp.experts.gate_up_proj", "[6, 64, 64]", "[6, 64, 32]"]),
+        (|c| c["num_attention_heads"] = json!(2), &["self_attn.q_proj.weight", "[96, 64]", "[48, 64]"]),
+    ];
+    for (edit, words) in cases {
+        let dir = copy("gpt-oss");
+        edit_config(dir.path(), edit);
+        fails(dir.path(), words);
+    }
+    let of_layer = |part: &str| format!("model.layers.1.{part}");
+    for part in ["self_attn.sinks", "mlp.router.bias", "mlp.experts.gate_up_proj_bias", "mlp.experts.down_proj"].map(of_layer) {
+        let dir = copy("gpt-oss");
+        edit_header(&dir.path().join("model.safetensors"), |header| rename(header, &part, "x"));
+        fails(dir.path(), &[&part, "missing"]);
+    }
+    for (part, shape) in
+        [("self_attn.sinks", json!([2, 2])), ("mlp.experts.down_proj_bias", json!([64, 6])), ("mlp.experts.down_proj", json!([6, 64, 32]))]
+    {
+        let dir = copy("gpt-oss");
+        edit_header(&dir.path().join("model.safetensors"), |header| header[of_layer(part)]["shape"] = shape.clone());
+        fails(dir.path(), &[&of_layer(part), "shape"]);
+    }
+}
+
+#[test]
 fn layers_that_draft_tokens_are_left_in_the_file() {
     let dir = copy("glm4-moe");
     edit_config(dir.path(), |c| c["num_hidden_layers"] = json!(2));

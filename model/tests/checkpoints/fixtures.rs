@@ -12,7 +12,7 @@ use tidemill_kernels::{
 use tidemill_model::{Chunk, Isa, KvMemory, LoadOptions, LogitRows, Model};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
-pub(crate) const FAMILIES: [&str; 25] = [
+pub(crate) const FAMILIES: [&str; 26] = [
     "llama",
     "llama3",
     "mistral",
@@ -36,11 +36,12 @@ pub(crate) const FAMILIES: [&str; 25] = [
     "qwen2-moe",
     "glm4-moe",
     "minimax-m2",
+    "gpt-oss",
     "deepseek-v2",
     "deepseek-v3",
 ];
 
-const EXPERTS: [&str; 6] = ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2", "deepseek-v3"];
+const EXPERTS: [&str; 7] = ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v3"];
 
 /// Families without experts: the least rounding may choose other experts, and then logits differ by any amount.
 pub(crate) fn dense() -> impl Iterator<Item = &'static str> {
@@ -121,7 +122,7 @@ pub(crate) fn is_bf16(family: &str) -> bool {
     !["llama", "mistral"].contains(&family)
 }
 
-/// A checkpoint of the same numbers, without FP8; `dtype` chooses how each tensor is stored.
+/// A checkpoint of the same numbers, without FP8 and MXFP4; `dtype` chooses how each tensor is stored.
 pub(crate) fn restored(family: &str, mut dtype: impl FnMut(&str) -> Dtype) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut config: Value = serde_json::from_slice(&std::fs::read(fixture(family).join("config.json")).unwrap()).unwrap();
@@ -136,7 +137,14 @@ pub(crate) fn restored(family: &str, mut dtype: impl FnMut(&str) -> Dtype) -> Te
         let bytes = std::fs::read(&file).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         for (name, tensor) in file.tensors().into_iter().filter(|(name, _)| !name.contains("_scale")) {
+            let (mut name, mut shape) = (name, tensor.shape().to_vec());
             let numbers = match tensor.dtype() {
+                FileDtype::U8 => {
+                    let scales = file.tensor(&name.replace("_blocks", "_scales")).unwrap();
+                    name.truncate(name.len() - "_blocks".len());
+                    shape = vec![shape[0], 32 * shape[2], shape[1]];
+                    of_mxfp4(tensor.data(), scales.data(), &shape)
+                }
                 FileDtype::F32 => decode(Dtype::F32, tensor.data()),
                 FileDtype::F16 => decode(Dtype::F16, tensor.data()),
                 FileDtype::BF16 => decode(Dtype::Bf16, tensor.data()),
@@ -148,12 +156,26 @@ pub(crate) fn restored(family: &str, mut dtype: impl FnMut(&str) -> Dtype) -> Te
                 Dtype::F16 => (Dtype::F16, FileDtype::F16),
                 Dtype::Bf16 => (Dtype::Bf16, FileDtype::BF16),
             };
-            tensors.push((name, file_dtype, tensor.shape().to_vec(), encode(dtype, &numbers)));
+            tensors.push((name, file_dtype, shape, encode(dtype, &numbers)));
         }
     }
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
     std::fs::write(dir.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
     dir
+}
+
+/// Numbers in MXFP4, `[experts, outputs, inputs]`, as `[experts, inputs, outputs]`.
+fn of_mxfp4(blocks: &[u8], scales: &[u8], shape: &[usize]) -> Vec<f32> {
+    const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let [experts, inputs, outputs] = *shape else { panic!("three sizes") };
+    let number = |expert: usize, input: usize, output: usize| {
+        let at = (expert * outputs + output) * inputs + input;
+        let bits = blocks[at / 2] >> (4 * (at % 2)) & 0xf;
+        let value = VALUES[usize::from(bits % 8)] * 2f32.powi(i32::from(scales[at / 32]) - 127);
+        if bits < 8 { value } else { -value }
+    };
+    let places = (0..experts).flat_map(|e| (0..inputs).flat_map(move |i| (0..outputs).map(move |o| (e, i, o))));
+    places.map(|(expert, input, output)| number(expert, input, output)).collect()
 }
 
 /// FP8 numbers times their scales, rounded to bf16.

@@ -9,5 +9,6 @@ mod int4;
 mod int8;
 mod latent;
 mod multimodal;
+mod mxfp4;
 mod reference;
 mod trained;

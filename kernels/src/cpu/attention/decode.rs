@@ -111,7 +111,7 @@ impl Kernel for Merge<'_> {
             for split in others.chunks_exact_mut(states_len) {
                 state.merge_state(simd, &State::resume(&mut split[query * state_len..(query + 1) * state_len]));
             }
-            self.call.finish(simd, self.task, query, &state);
+            self.call.finish(simd, self.task, query, state);
         }
     }
 }
@@ -171,7 +171,7 @@ impl<E: KvElement, const IN_BLOCKS: bool> Kernel for DecodeKernel<'_, E, IN_BLOC
         }
         if self.partial.is_none() {
             for (query, state) in self.scratch.states.chunks_exact_mut(state_len).enumerate() {
-                call.finish(simd, task, query, &State::resume(state));
+                call.finish(simd, task, query, State::resume(state));
             }
         }
     }

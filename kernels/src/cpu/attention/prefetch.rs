@@ -220,6 +220,7 @@ mod tests {
                 window,
                 scale: 1.0,
                 cap: None,
+                sinks: None,
                 is_bidirectional: false,
                 out: &out.shared(),
             };

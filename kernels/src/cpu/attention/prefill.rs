@@ -132,7 +132,7 @@ impl<P: KvPanelFormat> Kernel for PrefillKernel<'_, P> {
         }
         for query in 0..self.queries.rows {
             let state = State::resume(&mut self.scratch.states[query * state_len..(query + 1) * state_len]);
-            self.call.finish(simd, self.task, query, &state);
+            self.call.finish(simd, self.task, query, state);
         }
     }
 }

@@ -254,6 +254,15 @@ impl<'a> State<'a> {
         Merge { keep, take, unit: split.unit }
     }
 
+    /// Merges a score without a value.
+    #[inline(always)]
+    pub(super) fn merge_sink<S: Simd>(&mut self, simd: S, score: f32) {
+        let Merge { keep, .. } = self.merge(simd, Normalizer { max: score, sum: 1.0, unit: 1.0 });
+        for values in self.numbers[LANES..].as_chunks_mut::<LANES>().0 {
+            simd.store(simd.mul(simd.load(values), simd.splat(keep)), values);
+        }
+    }
+
     /// Adds the split's weighted sums, from vector `first` on, in `L`'s format.
     #[inline(always)]
     pub(super) fn add<S: Simd, L: KvPanelFormat>(

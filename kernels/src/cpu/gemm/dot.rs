@@ -33,6 +33,8 @@ pub(super) trait Dot: Copy {
     fn load(self, line: &Line) -> Self::Weights;
     /// The low and the high halves of each byte.
     fn nibbles(self, line: &Line) -> [Self::Weights; 2];
+    /// The entry of `table` for each byte, all of which are below 16.
+    fn look_up(self, bytes: Self::Weights, table: &[u8; 16]) -> Self::Weights;
     /// `sums[o] + Σ weights[o][i] * x[i]`, unsigned times signed, without saturation.
     fn add_products(self, sums: Self::Sums, weights: Self::Weights, x: [i8; 4]) -> Self::Sums;
     /// Rounds each sum to the nearest f32.
@@ -153,6 +155,11 @@ impl Dot for Portable {
     #[inline(always)]
     fn nibbles(self, line: &Line) -> [Line; 2] {
         [line.map(|bytes| bytes.map(|byte| byte & 0xf)), line.map(|bytes| bytes.map(|byte| byte >> 4))]
+    }
+
+    #[inline(always)]
+    fn look_up(self, bytes: Line, table: &[u8; 16]) -> Line {
+        bytes.map(|bytes| bytes.map(|byte| table[usize::from(byte & 0xf)]))
     }
 
     #[inline(always)]

@@ -71,11 +71,10 @@ impl<'a> Epilogue<'a> {
     #[inline(always)]
     pub(super) fn put<S: Simd>(&self, simd: S, row: usize, outputs: &PanelOutputs, mut y: [S::V; PANEL_LINES]) {
         if let Store::Activated(activation) = self.store {
-            y[0] = activation.apply(simd, y[0]);
             if self.columns.is_gated {
-                return self.store(simd, row, &outputs[0], simd.mul(y[0], y[1]));
+                return self.store(simd, row, &outputs[0], activation.gate(simd, y[0], y[1]));
             }
-            y[1] = activation.apply(simd, y[1]);
+            y = [activation.apply(simd, y[0]), activation.apply(simd, y[1])];
         }
         for (outputs, y) in outputs.iter().zip(y) {
             self.store(simd, row, outputs, y);

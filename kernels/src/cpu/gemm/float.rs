@@ -290,8 +290,7 @@ impl<E: WeightFormat> Task<'_, E> {
             SharedOutput::Activated(activation, y) if weights.columns().is_gated => {
                 let tile = y.tiling.tile_of(row);
                 for (columns, halves) in panels {
-                    let gate = activation.apply(simd, simd.load(&halves[0]));
-                    let product = simd.to_array(simd.mul(gate, simd.load(&halves[1])));
+                    let product = simd.to_array(activation.gate(simd, simd.load(&halves[0]), simd.load(&halves[1])));
                     // SAFETY: no two tasks have the same rows and columns.
                     unsafe { y.put(simd, &tile, row, columns.start, &product[..columns.len()]) };
                 }
@@ -319,7 +318,7 @@ mod tests {
     use crate::{
         cpu::{
             isa::{Bf16Products, Isa},
-            testing::{cpus, numbers, order},
+            testing::{CLAMPED, cpus, gated_number, numbers, order},
         },
         dtype::{Dtype, decode, encode},
         matrix::Matrix,
@@ -413,6 +412,27 @@ mod tests {
                 }
                 let first = first.entry(order(cpu.isa(), true)).or_insert_with(|| rows.clone());
                 assert_eq!(*first, rows, "{m}x{n}x{k} on {} with {} threads", cpu.isa(), cpu.threads());
+            }
+        }
+    }
+
+    #[test]
+    fn a_clamped_gate_has_the_bits_that_its_two_products_alone_lead_to() {
+        for (m, n, k) in SHAPES {
+            let (x, bias) = (numbers(m * k, 1), [numbers(n, 4), numbers(n, 5)]);
+            let bytes = [2, 3].map(|seed| encode(Dtype::F32, &numbers(n * k, seed)));
+            for cpu in cpus() {
+                let [gate, up] = [0, 1].map(|i| (Matrix::new(&bytes[i], Dtype::F32, n, k), Some(&bias[i][..])));
+                let x = tiles(&cpu, Dtype::F32, &x, k);
+                let [gates, ups] = [gate, up].map(|(weights, bias)| {
+                    let (weights, mut y) = (FloatWeights::new(&cpu, weights, bias), vec![0.0; m * n]);
+                    matmul(&cpu, &x, [Product { weights: &weights, output: Output::Set(&mut y) }]);
+                    y
+                });
+                let (weights, mut y) = (FloatWeights::gated(&cpu, gate, up), FloatActivations::for_weights(Dtype::F32));
+                matmul(&cpu, &x, [Product { weights: &weights, output: Output::Activated(CLAMPED, &mut y) }]);
+                let expected: Vec<f32> = gates.iter().zip(&ups).map(|(gate, up)| gated_number(&cpu, CLAMPED, *gate, *up)).collect();
+                assert_eq!(y.to_rows(), expected, "{m}x{n}x{k} on {} with {} threads", cpu.isa(), cpu.threads());
             }
         }
     }

@@ -4,6 +4,8 @@
 //! group of 32, 64, 128, … consecutive inputs of an output has a scale and a zero, the integer that means 0. Activations are
 //! rounded on the fly in groups of 32, so an outlier costs only its neighbours some precision.
 //!
+//! Numbers of MXFP4 are integers too, once they are doubled: four bits look up an integer from 0 to 24, whose zero is 12.
+//!
 //! ```text
 //! x     = scale_x q_x                  scale_x = max |x| / 127 of a group of 32      q_x = round(x / scale_x), ties to even
 //! w     = scale_w (q_w - zero)
@@ -104,6 +106,11 @@ struct Task<'a> {
     panels: Range<usize>,
 }
 
+/// The zero of numbers in e2m1.
+pub const E2M1_ZERO: u8 = 12;
+/// Twice each number in e2m1 plus [`E2M1_ZERO`], by its bits.
+const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
 /// Steps through the weights of a group: a line has eight inputs in 4 bits, four in 8.
 const STEPS_OF_4_BITS: usize = GROUP / 8;
 const STEPS_OF_8_BITS: usize = GROUP / 4;
@@ -113,10 +120,11 @@ impl DotKernel for Task<'_> {
     fn run<D: Dot>(self, dot: D) {
         let weights = self.product.weights;
         match (weights.bits(), weights.scale_dtype()) {
-            (Bits::Four, Dtype::F16) => self.panels::<D, F16, STEPS_OF_4_BITS>(dot),
-            (Bits::Four, _) => self.panels::<D, Bf16, STEPS_OF_4_BITS>(dot),
-            (Bits::Eight, Dtype::F16) => self.panels::<D, F16, STEPS_OF_8_BITS>(dot),
-            (Bits::Eight, _) => self.panels::<D, Bf16, STEPS_OF_8_BITS>(dot),
+            (Bits::Four, _) if weights.is_e2m1() => self.panels::<D, Bf16, STEPS_OF_4_BITS, true>(dot),
+            (Bits::Four, Dtype::F16) => self.panels::<D, F16, STEPS_OF_4_BITS, false>(dot),
+            (Bits::Four, _) => self.panels::<D, Bf16, STEPS_OF_4_BITS, false>(dot),
+            (Bits::Eight, Dtype::F16) => self.panels::<D, F16, STEPS_OF_8_BITS, false>(dot),
+            (Bits::Eight, _) => self.panels::<D, Bf16, STEPS_OF_8_BITS, false>(dot),
         }
     }
 }
@@ -130,7 +138,7 @@ impl<D: Dot> Tile<D> {
 
 impl Task<'_> {
     #[inline(always)]
-    fn panels<D: Dot, E: Element, const STEPS: usize>(&self, dot: D) {
+    fn panels<D: Dot, E: Element, const STEPS: usize, const IS_E2M1: bool>(&self, dot: D) {
         let tiling = self.x.tiling(D::GROUPWISE_ROWS);
         for panel in self.panels.clone() {
             for index in 0..tiling.tiles {
@@ -142,14 +150,14 @@ impl Task<'_> {
                         WeightPrefetch::share_of(lines.as_ptr_range().end, lines.len(), index, tiles)
                     }
                 };
-                with_tile_rows!(Tile<D>, rows.len(), T => self.tile::<D, E, T, STEPS>(dot, panel, rows, ahead));
+                with_tile_rows!(Tile<D>, rows.len(), T => self.tile::<D, E, T, STEPS, IS_E2M1>(dot, panel, rows, ahead));
             }
         }
     }
 
     /// Multiplies a tile of `T` rows by a panel.
     #[inline(always)]
-    fn tile<D: Dot, E: Element, const T: usize, const STEPS: usize>(
+    fn tile<D: Dot, E: Element, const T: usize, const STEPS: usize, const IS_E2M1: bool>(
         &self,
         dot: D,
         panel: usize,
@@ -160,11 +168,11 @@ impl Task<'_> {
         epilogue.prefetch(simd, panel, rows.clone());
         let mut numbers = [[simd.zero(); PANEL_LINES]; T];
         if const { D::LINES == PANEL_LINES } {
-            self.lines::<D, E, T, PANEL_LINES, STEPS>(dot, panel, 0, rows.start, &mut numbers, ahead);
+            self.lines::<D, E, T, PANEL_LINES, STEPS, IS_E2M1>(dot, panel, 0, rows.start, &mut numbers, ahead);
         } else {
             for line in 0..PANEL_LINES {
                 let ahead = if line == 0 { ahead } else { WeightPrefetch::NONE };
-                self.lines::<D, E, T, 1, STEPS>(dot, panel, line, rows.start, &mut numbers, ahead);
+                self.lines::<D, E, T, 1, STEPS, IS_E2M1>(dot, panel, line, rows.start, &mut numbers, ahead);
             }
         }
         let (outputs, bias) = (epilogue.outputs(panel), self.product.weights.bias(panel).as_chunks().0);
@@ -178,7 +186,7 @@ impl Task<'_> {
 
     /// `numbers[i][first..first + N]` = products of row `start + i` with `N` lines of the panel.
     #[inline(always)]
-    fn lines<D: Dot, E: Element, const T: usize, const N: usize, const STEPS: usize>(
+    fn lines<D: Dot, E: Element, const T: usize, const N: usize, const STEPS: usize, const IS_E2M1: bool>(
         &self,
         dot: D,
         panel: usize,
@@ -203,7 +211,10 @@ impl Task<'_> {
                 ahead.issue(simd);
                 for j in 0..N {
                     if const { STEPS == STEPS_OF_4_BITS } {
-                        let [low, high] = dot.nibbles(&lines[first + j]);
+                        let [mut low, mut high] = dot.nibbles(&lines[first + j]);
+                        if const { IS_E2M1 } {
+                            (low, high) = (dot.look_up(low, &E2M1), dot.look_up(high, &E2M1));
+                        }
                         for i in 0..T {
                             sums[i][j] = dot.add_products(sums[i][j], low, x[i][2 * step]);
                             sums[i][j] = dot.add_products(sums[i][j], high, x[i][2 * step + 1]);
@@ -268,7 +279,7 @@ mod tests {
             elementwise::rms_norm,
             gemm::float::activations::FloatActivations,
             isa::Isa,
-            testing::{activated_number, cpus, numbers},
+            testing::{CLAMPED, activated_number, cpus, gated_number, numbers},
         },
         dtype::{decode, encode},
         matrix::Matrix,
@@ -281,6 +292,7 @@ mod tests {
         outputs: usize,
         inputs: usize,
         bits: Bits,
+        is_e2m1: bool,
         group: usize,
         scale_dtype: Dtype,
         has_one_zero: bool,
@@ -308,6 +320,10 @@ mod tests {
             self.scale_dtype
         }
 
+        fn is_e2m1(&self) -> bool {
+            self.is_e2m1
+        }
+
         fn read(&self, output: usize, row: &mut GroupwiseRow) {
             let most = if self.bits == Bits::Four { 15.0 } else { 255.0 };
             let seed = self.seed + 1000 * output as u64;
@@ -316,6 +332,9 @@ mod tests {
             let groups = row.scales.len();
             row.scales = decode(self.scale_dtype, &encode(self.scale_dtype, &numbers(groups, seed + 1)));
             row.zeros = numbers(groups, seed + 2).iter().map(|x| if self.has_one_zero { 7 } else { integer(x) }).collect();
+            if self.is_e2m1 {
+                row.zeros.fill(E2M1_ZERO);
+            }
         }
     }
 
@@ -339,6 +358,9 @@ mod tests {
         let mut y = vec![0.0; rows.len() * w.outputs()];
         for output in 0..w.outputs() {
             w.read(output, &mut row);
+            if w.is_e2m1() {
+                row.integers.iter_mut().for_each(|bits| *bits = E2M1[usize::from(*bits)]);
+            }
             for (i, x) in rows.clone().enumerate() {
                 let mut sum = 0.0f32;
                 for (group, x) in x.chunks(GROUP).enumerate() {
@@ -371,17 +393,27 @@ mod tests {
         }
     }
 
-    const DRAWN: Drawn =
-        Drawn { outputs: 40, inputs: 96, bits: Bits::Four, group: 32, scale_dtype: Dtype::F16, has_one_zero: false, seed: 3 };
+    const DRAWN: Drawn = Drawn {
+        outputs: 40,
+        inputs: 96,
+        bits: Bits::Four,
+        is_e2m1: false,
+        group: 32,
+        scale_dtype: Dtype::F16,
+        has_one_zero: false,
+        seed: 3,
+    };
+    const OF_E2M1: Drawn = Drawn { is_e2m1: true, scale_dtype: Dtype::Bf16, ..DRAWN };
 
     #[test]
     fn the_product_is_its_definition_on_every_unit() {
         for (rows, outputs, inputs) in [(1, 1, 1), (1, 64, 64), (3, 17, 5), (12, 33, 16), (13, 48, 100), (7, 70, 256)] {
             for bits in [Bits::Four, Bits::Eight] {
                 for (group, scale_dtype, has_one_zero) in [(32, Dtype::F16, true), (64, Dtype::Bf16, false), (1 << 20, Dtype::F16, false)] {
-                    check(rows, Drawn { outputs, inputs, bits, group, scale_dtype, has_one_zero, seed: 7 });
+                    check(rows, Drawn { outputs, inputs, bits, group, scale_dtype, has_one_zero, seed: 7, ..DRAWN });
                 }
             }
+            [32, 64, 1 << 20].into_iter().for_each(|group| check(rows, Drawn { outputs, inputs, group, seed: 7, ..OF_E2M1 }));
         }
     }
 
@@ -392,7 +424,14 @@ mod tests {
         fn any_shape_is_its_definition(rows in 1usize..20, outputs in 1usize..80, inputs in 1usize..150, seed in 0u64..1000) {
             let bits = if seed % 2 == 0 { Bits::Four } else { Bits::Eight };
             check(rows, Drawn { outputs, inputs, bits, has_one_zero: seed % 3 == 0, seed, ..DRAWN });
+            check(rows, Drawn { outputs, inputs, seed, ..OF_E2M1 });
         }
+    }
+
+    #[test]
+    fn integers_of_e2m1_are_twice_its_numbers() {
+        let numbers = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+        assert_eq!(E2M1.map(|integer| (f32::from(integer) - f32::from(E2M1_ZERO)) / 2.0), numbers);
     }
 
     #[test]
@@ -408,17 +447,20 @@ mod tests {
             let mut packed = GroupwiseActivations::default();
             packed.copy_from(&cpu, &x, inputs);
             let (mut a, mut b, mut added) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs], vec![2.0; rows * outputs]);
-            let mut activated = GroupwiseActivations::default();
+            let (mut activated, mut clamped) = (GroupwiseActivations::default(), GroupwiseActivations::default());
             let products = [
                 Product { weights: &gates, output: Output::Set(&mut a) },
                 Product { weights: &ups, output: Output::Set(&mut b) },
                 Product { weights: &ups, output: Output::Add(&mut added) },
                 Product { weights: &gated, output: Output::Activated(Activation::Silu, &mut activated) },
+                Product { weights: &gated, output: Output::Activated(CLAMPED, &mut clamped) },
             ];
             matmul(&cpu, &packed, products);
             assert!(added.iter().zip(&b).all(|(added, b)| *added == 2.0 + b));
             let product: Vec<f32> = a.iter().zip(&b).map(|(a, b)| activated_number(&cpu, Activation::Silu, *a) * b).collect();
             assert_eq!(activated.exact, product, "the same bits as one by one");
+            let of_both: Vec<f32> = a.iter().zip(&b).map(|(a, b)| gated_number(&cpu, CLAMPED, *a, *b)).collect();
+            assert_eq!(clamped.exact, of_both, "clamped");
             let mut expected = GroupwiseActivations::default();
             expected.copy_from(&cpu, &product, outputs);
             assert_same(&activated, &expected);
@@ -454,15 +496,16 @@ mod tests {
 
     #[test]
     fn a_row_does_not_depend_on_its_batch() {
-        let matrix = Drawn { outputs: 130, inputs: 99, ..DRAWN };
-        let x = numbers(37 * matrix.inputs, 3);
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let cpu = Cpu::new(Some(isa), 2).unwrap();
-            let w = GroupwiseWeights::new(&cpu, &matrix, None);
-            let together = product(DotUnit::of(isa), &cpu, &x, &w);
-            for rows in [1, 5, 36] {
-                let cut = x.chunks(rows * matrix.inputs).flat_map(|x| product(DotUnit::of(isa), &cpu, x, &w)).collect::<Vec<_>>();
-                assert_eq!(cut, together, "{rows} rows at a time on {isa}");
+        for matrix in [DRAWN, OF_E2M1].map(|matrix| Drawn { outputs: 130, inputs: 99, ..matrix }) {
+            let x = numbers(37 * matrix.inputs, 3);
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                let cpu = Cpu::new(Some(isa), 2).unwrap();
+                let w = GroupwiseWeights::new(&cpu, &matrix, None);
+                let together = product(DotUnit::of(isa), &cpu, &x, &w);
+                for rows in [1, 5, 36] {
+                    let cut = x.chunks(rows * matrix.inputs).flat_map(|x| product(DotUnit::of(isa), &cpu, x, &w)).collect::<Vec<_>>();
+                    assert_eq!(cut, together, "{rows} rows at a time on {isa}");
+                }
             }
         }
     }

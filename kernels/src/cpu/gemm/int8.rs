@@ -319,7 +319,7 @@ mod tests {
             gemm::float::activations::FloatActivations,
             hadamard::block_of,
             isa::Isa,
-            testing::{activated_number, cpus, numbers, transformed},
+            testing::{CLAMPED, activated_number, cpus, gated_number, numbers, transformed},
         },
         dtype::{Dtype, decode, encode},
         matrix::Matrix,
@@ -406,17 +406,20 @@ mod tests {
                 let mut rows = Int8Activations::default();
                 rows.copy_from(&cpu, &x, k);
                 let (mut gate, mut up, mut added) = (vec![0.0; m * n], vec![0.0; m * n], vec![2.0; m * n]);
-                let (mut activated, mut ungated) = (Int8Activations::default(), Int8Activations::default());
+                let [mut activated, mut clamped, mut ungated] = std::array::from_fn(|_| Int8Activations::default());
                 let products = [
                     Product { weights: &gates, output: Output::Set(&mut gate) },
                     Product { weights: &ups, output: Output::Set(&mut up) },
                     Product { weights: &ups, output: Output::Add(&mut added) },
                     Product { weights: &gated, output: Output::Activated(Activation::Silu, &mut activated) },
+                    Product { weights: &gated, output: Output::Activated(CLAMPED, &mut clamped) },
                     Product { weights: &ups, output: Output::Activated(Activation::GeluTanh, &mut ungated) },
                 ];
                 matmul(&cpu, &rows, products);
                 assert!(added.iter().zip(&up).all(|(added, up)| *added == 2.0 + up));
                 let activate = |activation, x| activated_number(&cpu, activation, x);
+                let of_both = || gate.iter().zip(&up).zip(&clamped.exact);
+                assert!(of_both().all(|((&gate, &up), y)| *y == gated_number(&cpu, CLAMPED, gate, up)), "clamped");
                 let gate: Vec<f32> = gate.iter().zip(&up).map(|(&gate, &up)| activate(Activation::Silu, gate) * up).collect();
                 assert_eq!(activated.exact, gate, "the same bits as one by one");
                 assert!(ungated.exact.iter().zip(&up).all(|(ungated, &up)| *ungated == activate(Activation::GeluTanh, up)));

@@ -75,6 +75,11 @@ impl Dot for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn look_up(self, bytes: __m512i, table: &[u8; 16]) -> __m512i {
+        intrinsics!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), bytes))
+    }
+
+    #[inline(always)]
     fn add_products(self, sums: __m512i, weights: __m512i, x: [i8; 4]) -> __m512i {
         intrinsics!(_mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(word(x))))
     }
@@ -120,6 +125,14 @@ macro_rules! halves {
                 let ([a, b], low) = (self.load(line), _mm256_set1_epi8(0xf));
                 let high = [_mm256_srli_epi16::<4>(a), _mm256_srli_epi16::<4>(b)];
                 [[_mm256_and_si256(a, low), _mm256_and_si256(b, low)], [_mm256_and_si256(high[0], low), _mm256_and_si256(high[1], low)]]
+            }
+        }
+
+        #[inline(always)]
+        fn look_up(self, [a, b]: Halves, table: &[u8; 16]) -> Halves {
+            intrinsics! {
+                let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+                [_mm256_shuffle_epi8(table, a), _mm256_shuffle_epi8(table, b)]
             }
         }
 

@@ -47,6 +47,11 @@ pub trait GroupwiseMatrix: Sync {
     fn group(&self) -> usize;
     /// F16 or Bf16, either of which holds all scales.
     fn scale_dtype(&self) -> Dtype;
+    /// Whether the integers are the 4 bits of numbers in e2m1, whose zero is [`E2M1_ZERO`](super::E2M1_ZERO) and whose scales are halved and
+    /// in bf16: a number is `2 * scale * e2m1`.
+    fn is_e2m1(&self) -> bool {
+        false
+    }
     /// Reads one output's weights into `row`, which has the lengths for it.
     fn read(&self, output: usize, row: &mut GroupwiseRow);
 }
@@ -74,6 +79,7 @@ pub struct GroupwiseWeights {
     memory: Memory<u8>,
     columns: Columns,
     bits: Bits,
+    is_e2m1: bool,
     scale_dtype: Dtype,
     /// Groups of the activations in one of the weights.
     group: usize,
@@ -103,7 +109,7 @@ impl GroupwiseWeights {
 
     /// Whether [`gated`](Self::gated) takes the two.
     pub fn are_of_one_form(a: &dyn GroupwiseMatrix, b: &dyn GroupwiseMatrix) -> bool {
-        let form = |m: &dyn GroupwiseMatrix| (m.outputs(), m.inputs(), m.bits(), m.group(), m.scale_dtype());
+        let form = |m: &dyn GroupwiseMatrix| (m.outputs(), m.inputs(), m.bits(), m.is_e2m1(), m.group(), m.scale_dtype());
         form(a) == form(b)
     }
 
@@ -114,6 +120,7 @@ impl GroupwiseWeights {
         let columns = Columns::of_shapes(&shapes);
         let (inputs, panels, steps) = (columns.inputs, columns.panels(), first.bits().steps());
         let groups = inputs.div_ceil(first.group());
+        assert!(!first.is_e2m1() || (first.bits(), first.scale_dtype()) == (Bits::Four, Dtype::Bf16), "e2m1 in 4 bits with scales in bf16");
         assert!(groups == 1 || first.group().is_multiple_of(GROUP), "groups of whole groups of the activations");
         let panel_bytes = inputs.div_ceil(GROUP) * steps * size_of::<Lines>();
         let mut memory = cpu.memory(panels * panel_bytes);
@@ -149,6 +156,7 @@ impl GroupwiseWeights {
         Self {
             memory,
             bits: first.bits(),
+            is_e2m1: first.is_e2m1(),
             scale_dtype: first.scale_dtype(),
             group: first.group().div_ceil(GROUP),
             groups,
@@ -178,6 +186,11 @@ impl GroupwiseWeights {
     #[inline(always)]
     pub(super) fn bits(&self) -> Bits {
         self.bits
+    }
+
+    #[inline(always)]
+    pub(super) fn is_e2m1(&self) -> bool {
+        self.is_e2m1
     }
 
     #[inline(always)]
