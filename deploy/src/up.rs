@@ -272,7 +272,7 @@ impl Cluster {
             let line = line?;
             if line.starts_with("listening https://") {
                 bail!(
-                    "`tidemill up` speaks plain HTTP: for TLS at the front door, start the roles' programs themselves (docs/operating.md)"
+                    "`tidemill up` speaks plain HTTP: for TLS at the front door, start the roles' programs themselves (docs/guides/tls.md)"
                 );
             }
             let (http, rest) = line
