@@ -10,10 +10,6 @@ pub(super) fn path(relative: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(relative)
 }
 
-pub(super) fn text(relative: &str) -> anyhow::Result<String> {
-    fs::read_to_string(path(relative)).with_context(|| relative.to_owned())
-}
-
 /// The pages in a directory of the documentation, by name.
 pub(super) fn pages(dir: &str) -> anyhow::Result<Vec<String>> {
     let entries = fs::read_dir(path(dir)).with_context(|| dir.to_owned())?;
