@@ -251,7 +251,7 @@ fn describe(text: &mut String, command: &[&str]) {
         if !options.is_empty() {
             *text += "| | |\n|---|---|\n";
             for (option, meaning) in options {
-                writeln!(text, "| `{option}` | {} |", cell(&meaning)).unwrap();
+                writeln!(text, "| `{}` | {} |", cell(&option), cell(&meaning)).unwrap();
             }
             *text += "\n";
         }
