@@ -60,7 +60,7 @@ sim-mutations:
 # Writes what `docs/reference` has from the code; `make test` compares.
 .PHONY: reference
 reference: setup-build
-	TIDEMILL_RENEW_REFERENCE=1 cargo test --release --locked -p tidemill-deploy --test reference
+	TIDEMILL_RENEW_REFERENCE=1 cargo test --release --locked --workspace --test reference
 
 # Format, lints and documentation, without warnings.
 check: setup-build check-cores check-aarch64 check-dependencies

@@ -97,6 +97,17 @@ fn every_metric_is_described_with_its_labels() {
     }
 }
 
+#[test]
+fn every_path_is_in_the_reference() {
+    let page = read(&root().join("docs/reference/http.md"));
+    let texts = sources("gateway");
+    let routes = texts.iter().find(|text| text.contains("pub fn front_door(")).expect("a module has the routes of both ports");
+    let paths = routes.split(".route(\"").skip(1).map(|rest| rest.split('"').next().unwrap().replace("{*", "{"));
+    let missing: Vec<_> =
+        paths.filter(|path| path != "/" && !path.starts_with("/console/") && !page.contains(&format!("`{path}`"))).collect();
+    assert!(missing.is_empty(), "http.md lacks {missing:?}");
+}
+
 /// The page, with what is made from the code between its marks.
 fn filled(page: &str) -> String {
     let mut parts = page.split("<!-- made from ");
