@@ -126,11 +126,11 @@ pub struct Flags {
     /// picks one [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
-    /// Directory with ca.pem, node.pem and node.key [required]
+    /// Directory with ca.pem, node.pem and node.key [default: none, required]
     #[arg(long, value_name = "DIR")]
     pub pki: Option<PathBuf>,
     /// Directory of a model, of which only configuration, tokenizer and chat template are read. For several models: the flag several times,
-    /// or `[[model]]` sections of the file, with `dir` and `name` [required]
+    /// or `[[model]]` sections of the file, with `dir` and `name` [default: none, required]
     #[arg(long, value_name = "DIR")]
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
     pub model: Vec<ModelFlag>,

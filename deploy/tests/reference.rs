@@ -143,8 +143,9 @@ fn settings(krate: &str, name: &str) -> String {
             let key = key.trim_start_matches("r#");
             assert!(!doc.is_empty(), "{krate}::{name} says nothing of `{key}`");
             let (text, default) = match doc.rsplit_once('[') {
-                Some((text, default)) if default.starts_with("default: ") || default == "required]" => {
-                    (text, default.trim_start_matches("default: ").trim_end_matches(']'))
+                Some((text, default)) if default.starts_with("default: ") => {
+                    let default = default.trim_start_matches("default: ").trim_end_matches(']');
+                    (text, if default == "none, required" { "required" } else { default })
                 }
                 _ if kind.starts_with("Option") || has_defaults => panic!("{krate}::{name} does not say the default of `{key}`"),
                 _ => (doc.as_str(), "required"),

@@ -41,7 +41,7 @@ impl<R> Settings<R> {
 #[serde(deny_unknown_fields)]
 #[command(next_help_heading = "[engine]")]
 pub struct EngineFlags {
-    /// Hugging Face directory of the model [required]
+    /// Hugging Face directory of the model [default: none, required]
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// What computes: model; or echo, which reads no weights, and whose tokens and KV are a hash of the ids, to measure everything around a

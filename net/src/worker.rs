@@ -24,10 +24,10 @@ pub struct WorkerFlags {
     /// models are served [default: the only one that it can be]
     #[arg(long)]
     pub model_name: Option<String>,
-    /// Addresses (UDP) of the coordinators, separated by commas; in the file a list [required]
+    /// Addresses (UDP) of the coordinators, separated by commas; in the file a list [default: none, required]
     #[arg(long, value_delimiter = ',')]
     pub coordinators: Option<Vec<SocketAddr>>,
-    /// Directory with ca.pem, node.pem and node.key [required]
+    /// Directory with ca.pem, node.pem and node.key [default: none, required]
     #[arg(long)]
     pub pki: Option<PathBuf>,
     /// Address (UDP) to bind; fix it for pool nodes, which are reached there [default: any port, on every address, or for a pool node on
