@@ -64,6 +64,11 @@ sim-faults:
 sim-mutations:
 	cargo run --release --locked -p tidemill-sim --example faults -- --mutations
 
+# Writes what `docs/reference` has from the code; `make test` compares.
+.PHONY: reference
+reference: setup-build
+	TIDEMILL_RENEW_REFERENCE=1 cargo test --release --locked --workspace --test reference
+
 # Format, lints and documentation, without warnings.
 check: setup-build check-cores check-aarch64 check-dependencies
 	cargo fmt --all --check

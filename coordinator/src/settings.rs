@@ -65,251 +65,265 @@ use tidemill_tenancy::{
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Flags {
-    /// Name in logs [default: coordinator-0]
+    /// Name of this coordinator in logs, in `/cluster` and among its peers [default: coordinator-0]
     #[arg(long)]
     pub name: Option<String>,
-    /// Address of the OpenAI API; port 0 picks one [default: 127.0.0.1:8000]
+    /// Address (TCP) of the front door, where clients send requests; port 0 picks one [default: 127.0.0.1:8000]
     #[arg(long, value_name = "ADDR")]
     pub http: Option<SocketAddr>,
-    /// Address of /metrics and /cluster, which --http then serves no more; /health and /ready are at both; port 0 picks one
-    /// [default: all at --http]
+    /// Address (TCP) of the operators' port: tenants and keys, the registry, rollouts, `/metrics`, `/cluster` and `/cluster/events`, which
+    /// the front door then does not serve; `/health`, `/ready` and `/console` are at both. Loopback only, unless `admin_public`; port 0
+    /// picks one [default: none, metrics and `/cluster` are at the front door]
     #[arg(long, value_name = "ADDR")]
     pub admin: Option<SocketAddr>,
-    /// Let everybody use the front door, also at an address that others can reach, until there is a key
+    /// Opens the front door to everybody, also at an address that other machines reach, until there is a key [default: false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub open: Option<bool>,
-    /// Let --admin be an address that others can reach: whoever reaches it can make keys
+    /// Lets `admin` be an address that other machines reach. Anybody who reaches it can make keys [default: false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub admin_public: Option<bool>,
-    /// File with tenants and keys; coordinators of one host may share it [default: several coordinators agree on them; one keeps them in
-    /// tenants.sqlite in --data, or until it ends]
+    /// File with tenants and keys; coordinators of one host may share it [default: the registry, where there are several coordinators; else
+    /// tenants.sqlite in `data`; without `data`, tenants and keys end with the process]
     #[arg(long, value_name = "FILE")]
     pub tenants: Option<PathBuf>,
     /// This coordinator's part of all quotas where there are several, such as 0/2 and 1/2 [default: 0/1]
     #[arg(long, value_name = "I/N")]
     pub quota_share: Option<String>,
-    /// Milliseconds between two syncs of the usage log, which a machine that loses its power may lose; 0 syncs before each answer's end
-    /// [default: 100]
+    /// Milliseconds between two syncs of the usage log: a machine that loses power may lose this much of it. 0 syncs before each answer's
+    /// end [default: 100]
     #[arg(long, value_name = "MS")]
     pub usage_sync_ms: Option<u64>,
-    /// Bytes of one file of the usage log [default: 64MiB]
+    /// Size of one file of the usage log [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     pub usage_segment_bytes: Option<String>,
-    /// PEM files of the front door's certificate chain and private key: it then speaks HTTPS; read again on SIGHUP
+    /// PEM file with the front door's certificate chain: the front door then speaks HTTPS. Read again on SIGHUP [default: none, plain HTTP]
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
+    /// PEM file with the certificate's private key [default: none]
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Tiers, in the file only: `[tier.NAME]` sections
+    /// Tiers of tenants: `[tier.NAME]` sections of the file [default: free, paid and premium]
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tier: BTreeMap<String, TierFlags>,
-    /// Prices of a million tokens, in the file only: `[price.MODEL]` sections
+    /// Prices of a million tokens: `[price.MODEL]` sections of the file [default: none, models are free]
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub price: BTreeMap<String, Price>,
-    /// An identity provider, in the file only: a section `[jwt]`
+    /// An identity provider whose tokens are accepted: a section of the file [default: none]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jwt: Option<JwtFlags>,
-    /// Who gets usage events, in the file only: a section `[usage_sink]`
+    /// An endpoint that usage events are posted to: a section of the file [default: none]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_sink: Option<SinkFlags>,
-    /// When tiers are turned away, in the file only: a section `[shedding]`
+    /// Marks of load from which tiers are turned away: a section of the file [default: the section's defaults]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shedding: Option<SheddingFlags>,
-    /// Address (UDP) that workers connect to; port 0 picks one [default: 127.0.0.1:0]
+    /// Address (UDP, and TCP beside it) that workers and other coordinators connect to: set it where there is more than one machine. Port 0
+    /// picks one [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
-    /// Directory with ca.pem, node.pem and node.key
+    /// Directory with ca.pem, node.pem and node.key [default: none, required]
     #[arg(long, value_name = "DIR")]
     pub pki: Option<PathBuf>,
-    /// Model directory; only configuration, tokenizer and chat template are read. Several serve several models; so do `[[model]]`
-    /// sections of the file, with `dir` and `name`
+    /// Directory of a model, of which only configuration, tokenizer and chat template are read. For several models: the flag several times,
+    /// or `[[model]]` sections of the file, with `dir` and `name` [default: none, required]
     #[arg(long, value_name = "DIR")]
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
     pub model: Vec<ModelFlag>,
-    /// Each model's name in the API, in the same order [default: the directories']
+    /// Each model's name in the API, in the models' order [default: the directories' names]
     #[arg(long, value_name = "NAME")]
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
     pub served_model_name: Vec<String>,
-    /// Other names that clients may ask for, such as gpt-5=tidemill-demo,o3=tidemill-demo; in the config file a section `[aliases]`
+    /// Other names that clients may ask for, such as gpt-5=tidemill-demo,o3=tidemill-demo; in the file a section: `"gpt-5" =
+    /// "tidemill-demo"` [default: none]
     #[arg(long, value_name = "NAME=MODEL,…", value_parser = parse_aliases)]
     pub aliases: Option<BTreeMap<String, String>>,
-    /// All coordinators of the cluster, by name, with their --listen addresses, such as coordinator-0=10.0.0.1:4000,…; the same list for
-    /// each, which may name itself; in the config file a section `[peers]` [default: this one is alone]
+    /// All coordinators of the cluster by name, with their `listen` addresses, such as c1=10.77.0.1:7100,c2=10.77.0.2:7100: the same list
+    /// for each, which may name itself; in the file a section. Needs `data` [default: none, this one is alone]
     #[arg(long, value_name = "NAME=ADDR,…", value_parser = parse_peers)]
     pub peers: Option<BTreeMap<String, SocketAddr>>,
-    /// Directory for stored responses, conversations, tenants and their usage, and the registry [default: none, they end with this process]
+    /// Directory of this coordinator alone for stored responses, conversations, files and batches, tenants and their usage, and its copy of
+    /// the registry [default: none, they end with the process]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// PostgreSQL database for stored responses and conversations, such as postgres:///tidemill?host=/run/postgresql; with a password, put it
-    /// into the config file, where other users do not see it [default: a file in --data]
+    /// PostgreSQL database for stored responses and conversations, such as postgres:///tidemill?host=/run/postgresql, instead of a file in
+    /// `data`. A password belongs into the file: every user of the machine sees flags [default: none]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// Days that stored responses and conversations are kept after they were last added to [default: 30]
+    /// Days after which responses and conversations are deleted that nothing was added to [default: 30]
     #[arg(long, value_name = "DAYS")]
     pub store_days: Option<u64>,
-    /// Bytes of stored responses and conversations, such as 1GiB: over this, the oldest go, of a tenant that has more than its share
-    /// [default: 1GiB; 64MiB without --data]
+    /// Size of all stored responses and conversations, such as 1GiB: over this, the oldest are deleted, of a tenant that has more than its
+    /// share [default: 1GiB; 64MiB without `data` and `store`]
     #[arg(long, value_name = "SIZE")]
     pub store_bytes_max: Option<String>,
-    /// Bytes of one conversation's items, or of all that a response answers: over this, nothing can be added [default: 32MiB]
+    /// Size of one conversation's items, or of all that a response answers: over this, nothing can be added [default: 32MiB]
     #[arg(long, value_name = "SIZE")]
     pub conversation_bytes_max: Option<String>,
-    /// What clients write in messages may become special tokens, such as the end of a turn: for clients that are trusted
+    /// Lets what clients write in messages become special tokens, such as the end of a turn: for clients that are trusted [default: false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub clients_marks: Option<bool>,
-    /// Refuse a `max_tokens` that does not fit after the prompt, instead of taking it for what fits [default: false]
+    /// Refuses a `max_tokens` that does not fit after the prompt, with the number that would; otherwise it becomes what fits [default:
+    /// false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub max_tokens_must_fit: Option<bool>,
-    /// Calls of one answer that must call tools (`tool_choice: "required"`), at most [default: 8]
+    /// Most calls of one answer that must call tools (`tool_choice: "required"`); `parallel_tool_calls: false` makes it one [default: 8]
     #[arg(long, value_name = "N")]
     pub forced_calls_max: Option<u32>,
-    /// Bytes of answers that are kept for requests repeated with their Idempotency-Key; 0 keeps none [default: 64MiB]
+    /// Size of all answers that are kept for requests repeated with their Idempotency-Key: over this, the oldest go; 0 keeps none [default:
+    /// 64MiB]
     #[arg(long, value_name = "SIZE")]
     pub replay_bytes_max: Option<String>,
-    /// Such answers at a time [default: 4096]
+    /// Most answers kept for such repeats, those in the making included [default: 4096]
     #[arg(long, value_name = "N")]
     pub replay_answers_max: Option<usize>,
-    /// Seconds that such an answer is kept after its end [default: 600]
+    /// Seconds for which such an answer is kept after its end [default: 600]
     #[arg(long, value_name = "S")]
     pub replay_keep_s: Option<u64>,
-    /// Seconds that a request with an Idempotency-Key goes on without its client, who may come back [default: 30]
+    /// Seconds for which a request with an Idempotency-Key goes on without its client, which may come back [default: 30]
     #[arg(long, value_name = "S")]
     pub replay_grace_s: Option<u64>,
-    /// Bytes of answers of greedy and seeded requests that are given again to whoever asks the same; 0: none [default: 0]
+    /// Size of the response cache, in memory: answers of greedy and seeded requests, given again to equal requests; the least recently used
+    /// goes first. 0: no such cache [default: 0]
     #[arg(long, value_name = "SIZE")]
     pub response_cache_bytes_max: Option<String>,
-    /// Seconds that such an answer is given again [default: 3600]
+    /// Seconds for which the response cache gives an answer again [default: 3600]
     #[arg(long, value_name = "S")]
     pub response_cache_keep_s: Option<u64>,
     /// Largest file of a batch's requests [default: 200MiB]
     #[arg(long, value_name = "SIZE")]
     pub batch_file_bytes_max: Option<String>,
-    /// Requests of one batch, at most [default: 50000]
+    /// Most requests of one batch [default: 50000]
     #[arg(long, value_name = "N")]
     pub batch_requests_max: Option<usize>,
-    /// Files of one tenant, batches' answers among them [default: 500]
+    /// Most files of one tenant, batches' answers among them [default: 500]
     #[arg(long, value_name = "N")]
     pub batch_files_max: Option<usize>,
-    /// Bytes of all files of one tenant; over this it stores no more until it deletes some [default: 4GiB]
+    /// Size of all files of one tenant: over this, it stores no more until it deletes some [default: 4GiB]
     #[arg(long, value_name = "SIZE")]
     pub batch_bytes_max: Option<String>,
-    /// Days that files, and batches that have ended, are kept [default: 30]
+    /// Days after which files, and batches that have ended, are deleted [default: 30]
     #[arg(long, value_name = "DAYS")]
     pub batch_days: Option<u64>,
-    /// Requests of all batches that run at a time [default: 16]
+    /// Most requests of all batches that run at a time [default: 16]
     #[arg(long, value_name = "N")]
     pub batch_concurrency: Option<usize>,
-    /// Prompt suffixes of at most this many uncached tokens are computed by the decode worker itself; 0 sends all full
-    /// blocks to a prefill worker [default: by predicted time]
+    /// Longest uncached suffix of a prompt, in tokens, that the decode worker computes itself; 0 sends every full block to a prefill worker
+    /// [default: by predicted time]
     #[arg(long, value_name = "TOKENS")]
     pub local_tail_tokens: Option<u32>,
-    /// How sequences are placed: goodput, least_ttft, random, load_balancing, local_cache, global_cache, colocated or
-    /// disaggregated [default: goodput]
+    /// Rule by which sequences are placed: goodput; or, as baselines to compare with, least_ttft, random, load_balancing, local_cache,
+    /// global_cache, colocated or disaggregated [default: goodput]
     #[arg(long, value_name = "NAME")]
     pub policy: Option<String>,
-    /// Sequences that may wait for a place; more are answered with 429 [default: 1024]
+    /// Most sequences that wait for a place. In a full queue a higher priority displaces the lowest, and a tenant displaces the newest of
+    /// one that has more waiting; a request that is displaced, or displaces none, gets 429 [default: 1024]
     #[arg(long, value_name = "N")]
     pub queue_max: Option<usize>,
-    /// Longest wait for a place, in seconds [default: 60]
+    /// Longest wait for a place, in seconds; then 503 [default: 60]
     #[arg(long, value_name = "S")]
     pub queue_wait_s: Option<u64>,
-    /// Sequences given to one decode worker at a time, at most [default: as many as it asks for]
+    /// Most sequences at one decode worker at a time [default: as many as it asks for]
     #[arg(long, value_name = "N")]
     pub decode_sequences_max: Option<u32>,
-    /// Blocks that were read over the network this often get a copy at the reader's own host; 0 makes no copies [default: 3]
+    /// Reads of a block over the network after which the reader's host gets a copy; 0 makes no copies [default: 3]
     #[arg(long, value_name = "N")]
     pub replicate_after: Option<u8>,
-    /// Longest life of a request, in seconds [default: 600]
+    /// Longest life of a request, in seconds; then 504 [default: 600]
     #[arg(long, value_name = "S")]
     pub request_timeout_s: Option<u64>,
-    /// Largest request body, such as 8MiB [default: 32MiB]
+    /// Largest body of a request, such as 8MiB; a larger one gets 413, and so does one of more than 2,097,152 JSON values [default: 32MiB]
     #[arg(long, value_name = "SIZE")]
     pub body_bytes_max: Option<String>,
-    /// Connections of clients at a time; more wait to be accepted [default: 4096]
+    /// Most connections of clients at a time. When all are taken, the oldest with a half-sent head gives way, then the longest idle;
+    /// further clients wait to be accepted. The process needs as many open files [default: 4096]
     #[arg(long, value_name = "N")]
     pub connections_max: Option<usize>,
-    /// Bytes of all request bodies that are on their way or being read; a client may have a quarter of them [default: 256MiB]
+    /// Size of all bodies that are on their way or being read, counted from their heads on. A client may have a quarter of it, then 429;
+    /// 503 when all is taken [default: 256MiB]
     #[arg(long, value_name = "SIZE")]
     pub bodies_bytes_max: Option<String>,
-    /// Connections of one address at a time [default: a quarter of connections_max]
+    /// Most connections of one address at a time: its own half-sent heads and idle connections give way, and if all are busy it gets 429.
+    /// Behind a proxy, the same as `connections_max` [default: a quarter of `connections_max`]
     #[arg(long, value_name = "N")]
     pub connections_per_address_max: Option<usize>,
-    /// Names that the front door, while it is open, and --admin may be asked for by, besides addresses and `localhost`
+    /// Names that `admin`, and the front door while it is open, may be asked for by, besides addresses and `localhost` [default: none]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub hosts: Option<Vec<String>>,
-    /// Origins of web pages that may use the front door, such as `https://chat.example`, or `*` [default: none but its own]
+    /// Origins of web pages that may use the front door, such as `https://chat.example`; `*` for all, with a warning in the log [default:
+    /// none but its own]
     #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',')]
     pub cors_origins: Option<Vec<String>>,
-    /// Time to first token that the class `standard` promises, in milliseconds, where no `[[class]]` is given [default: 2000]
+    /// Time to first token, in milliseconds, that the class `standard` promises where there is no `[[class]]` [default: 2000]
     #[arg(long, value_name = "MS")]
     pub slo_ttft_ms: Option<u64>,
-    /// Time per further token that the class `standard` promises, in milliseconds, where no `[[class]]` is given [default: 100]
+    /// Time per further token, in milliseconds, that the class `standard` promises where there is no `[[class]]` [default: 100]
     #[arg(long, value_name = "MS")]
     pub slo_tpot_ms: Option<u64>,
-    /// Service classes, in the file only: `[[class]]` sections
+    /// Service classes, at most 16: `[[class]]` sections of the file [default: standard, interactive and batch]
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub class: Vec<ClassFlags>,
-    /// Check prompts and answers for harm; a section `[safety]` of the config file says how
+    /// Checks of prompts and answers for harm; a section of the file says how [default: off]
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on", value_parser = parse_safety)]
     pub safety: Option<SafetyFlags>,
     /// Seconds between two rounds of probes, which find engines that compute wrongly; 0: no probes [default: 0]
     #[arg(long, value_name = "S")]
     pub probe_every_s: Option<u64>,
-    /// By how much log-probabilities of probes may differ: more than 0 where devices do not compute alike, bit by bit [default: 0]
+    /// Difference, in nats, that log-probabilities of probes may have: more than 0 where devices do not compute alike, bit by bit [default:
+    /// 0]
     #[arg(long, value_name = "NATS")]
     pub probe_tolerance: Option<f32>,
-    /// Days that blocks by safety checks, and appeals against them, are kept in an audit log in --data; 0: there is none. Or a section
-    /// `[audit]` of the config file [default: 0]
+    /// Days for which the audit log in `data` keeps blocks by safety checks and appeals against them; 0: no log. Or a section of the file
+    /// [default: 0]
     #[arg(long, value_name = "DAYS")]
     pub audit: Option<AuditFlags>,
-    /// Let users say what they think of answers, which are remembered for that; a section `[feedback]` of the config file says how
-    /// [default: off]
+    /// Takes users' feedback on answers; a section of the file says how [default: off]
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     pub feedback: Option<FeedbackFlags>,
-    /// What identifies people, in the file only: a section `[pii]`
+    /// Data that identifies people, hidden from models and taken out of answers: a section of the file [default: off]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pii: Option<PiiFlags>,
-    /// Long conversations, in the file only: a section `[context]`
+    /// Long conversations fitted into the model's window: a section of the file [default: the section's defaults]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<ContextFlags>,
-    /// What is remembered of users, in the file only: a section `[memory]`
+    /// Facts about users remembered from one conversation to the next: a section of the file [default: none]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryFlags>,
-    /// Answers to similar questions, in the file only: a section `[semantic_cache]`
+    /// Answers to similar questions, for tenants that opted in: a section of the file [default: none]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub semantic_cache: Option<SemanticFlags>,
-    /// Tools that run here, in the file only: a section `[server_tools]`
+    /// Tools that the coordinator runs for models: a section of the file [default: none]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_tools: Option<ServerToolsFlags>,
-    /// Which model answers, in the file only: a section `[router]`
+    /// What all routing rules have in common: a section of the file [default: none]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router: Option<RouterFlags>,
-    /// and `[[route]]` sections
+    /// Routing rules, which choose the model that answers: `[[route]]` sections of the file, from top to bottom [default: none]
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub route: Vec<RouteFlags>,
-    /// At the end, requests are still taken for this many seconds while `/ready` says no, so that balancers notice in time [default: 0]
+    /// Seconds at the end in which requests are still taken while `/ready` answers 503, so that load balancers notice in time [default: 0]
     #[arg(long, value_name = "S")]
     pub drain_announce_s: Option<u64>,
-    /// Then running requests get this many seconds to finish [default: 30]
+    /// Seconds that running requests then have to finish [default: 30]
     #[arg(long, value_name = "S")]
     pub drain_s: Option<u64>,
-    /// Log filter such as info or tidemill_coordinator=debug [default: info]
+    /// Log filter: error, warn, info, debug, or directives such as info,tidemill_net=debug [default: info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
-    /// End when stdin does: whoever started this process is gone
+    /// Ends the process when its standard input ends; and `beat` appears on standard output each second while the event loop turns
+    /// [default: false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub exit_with_parent: Option<bool>,
 }

@@ -28,10 +28,10 @@ pub struct Flags {
 #[serde(deny_unknown_fields)]
 #[command(next_help_heading = "[decode]")]
 pub struct DecodeFlags {
-    /// Sequences that hold device blocks at once
+    /// Most sequences that run, and hold device blocks, at once [default: 64]
     #[arg(long)]
     pub sequences_max: Option<usize>,
-    /// Sequences that wait beside those; more altogether are returned to their coordinator
+    /// Most sequences that wait beside those; more go back to their coordinator [default: 1024]
     #[arg(long)]
     pub waiting_max: Option<usize>,
 }

@@ -14,27 +14,27 @@ use tidemill_eval::{
 
 #[derive(Debug, clap::Subcommand)]
 pub enum AppealsCommand {
-    /// Show blocks that somebody appeals against
+    /// Show blocks that were appealed against
     List {
-        /// blocked (nobody has appealed), open, upheld, overturned, or all
+        /// State: blocked (without an appeal), open, upheld, overturned, or all
         #[arg(long, default_value = "open", value_parser = ["blocked", "open", "upheld", "overturned", "all"])]
         state: String,
         #[command(flatten)]
         at: At,
     },
-    /// The block was right
+    /// Uphold a block: it was right
     Uphold {
         id: String,
-        /// Why, for the audit log
+        /// Reason, for the audit log
         #[arg(long, default_value = "")]
         note: String,
         #[command(flatten)]
         at: At,
     },
-    /// The block was wrong: its text becomes a golden case, which the safety checks must let pass
+    /// Overturn a block: it was wrong, and its text becomes a golden case, which the safety checks must let pass
     Overturn {
         id: String,
-        /// Why, for the audit log
+        /// Reason, for the audit log
         #[arg(long, default_value = "")]
         note: String,
         /// The golden set; all overturned cases that it lacks are added

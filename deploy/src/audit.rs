@@ -15,15 +15,15 @@ use tidemill_tenancy::{
 pub enum AuditCommand {
     /// Check that no record was changed, removed or moved; ends with status 1 if one was, and says which
     Verify {
-        /// A coordinator's directory `audit`, in its --data
+        /// Directory `audit` in a coordinator's --data
         dir: PathBuf,
-        /// A head that was noted elsewhere: it must still be there, or the log's end is missing, or all of it was written anew
+        /// Head that was noted elsewhere: if it is not there, the log's end is missing, or all of it was written anew
         #[arg(long, value_name = "DIGEST")]
         head: Option<String>,
     },
     /// Print the records, a JSON object a line
     Show {
-        /// A coordinator's directory `audit`, in its --data
+        /// Directory `audit` in a coordinator's --data
         dir: PathBuf,
     },
 }

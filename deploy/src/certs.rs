@@ -8,12 +8,12 @@ use tidemill_net::identity::{IdentityError, issue};
 pub struct CertsArgs {
     /// Directory of the CA, ca.pem and ca.key; they are made if there are none
     pub dir: PathBuf,
-    /// Whom to make certificates for, in directories of their own under DIR, such as coordinator/c1 kvpool/k1 prefill/p1 decode/d1; in
-    /// place of the last ones, which running processes notice. Without any: one certificate in DIR itself that may act as anything,
-    /// for experiments
+    /// Roles and names to make certificates for, in directories of their own under DIR, such as coordinator/c1 kvpool/k1 prefill/p1
+    /// decode/d1; they replace earlier ones, which running processes notice. Without any: one certificate in DIR itself that may act as
+    /// anything, for trials on one machine
     #[arg(value_name = "ROLE/NAME")]
     pub names: Vec<String>,
-    /// Days that the certificates are good
+    /// Days for which the certificates are valid
     #[arg(long, default_value_t = issue::DAYS)]
     pub days: u32,
 }

@@ -27,13 +27,13 @@ pub struct ChatArgs {
     /// The server's URL, up to and including /v1.
     #[arg(long, default_value = "http://127.0.0.1:8000/v1")]
     pub url: String,
-    /// The model, if the server has several; the first by default.
+    /// Model, if the server has several [default: the first]
     #[arg(long)]
     pub model: Option<String>,
     /// Most tokens of one answer.
     #[arg(long, default_value_t = 512)]
     pub max_tokens: u32,
-    /// 0 always takes the likeliest token (default: the model's own).
+    /// Temperature; 0 always takes the likeliest token [default: the model's own]
     #[arg(long)]
     pub temperature: Option<f32>,
     /// System message before the conversation.

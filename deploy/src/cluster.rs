@@ -14,13 +14,13 @@ use std::{
 /// Watch a running cluster.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClusterArgs {
-    /// The coordinator's URL, or that of its operators' port
+    /// URL of a coordinator, or of its operators' port
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     pub url: String,
     /// Print it once, and end
     #[arg(long)]
     pub once: bool,
-    /// Seconds between two looks
+    /// Seconds between two refreshes
     #[arg(long, default_value_t = 1.0)]
     pub every_s: f64,
 }

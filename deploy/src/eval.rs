@@ -25,7 +25,7 @@ use tidemill_eval::{
 
 #[derive(Debug, clap::Subcommand)]
 pub enum EvalCommand {
-    /// Ask a model all cases, check its answers, and keep the results; ends with status 1 if it is not good enough
+    /// Ask a model all cases, check its answers, and store the results; ends with status 1 if the score is too low
     Run(RunArgs),
     /// Let a model judge the answers of two or more others, in pairs, each in both orders; prints ratings
     Compare(CompareArgs),
@@ -39,7 +39,7 @@ pub enum EvalCommand {
         #[arg(long, default_value_t = 20)]
         limit: usize,
     },
-    /// Print the golden set that comes with Tidemill, to begin one's own with
+    /// Print the built-in golden set, to start your own from
     Cases,
 }
 
@@ -57,7 +57,7 @@ pub struct Asks {
     /// Only cases with this tag
     #[arg(long)]
     tag: Option<String>,
-    /// Only the first so many cases
+    /// Only the first cases, this many
     #[arg(long)]
     limit: Option<usize>,
     /// Requests at a time
@@ -97,10 +97,10 @@ pub struct RunArgs {
     /// run of another one]
     #[arg(long, value_name = "RUN|MODEL")]
     baseline: Option<String>,
-    /// The least score that is good enough
+    /// Least score that passes
     #[arg(long, value_name = "SCORE", default_value_t = Gate::default().score)]
     gate_score: f64,
-    /// The most that the score may fall against the baseline, on the cases of both
+    /// Most by which the score may be below the baseline's, on the cases of both
     #[arg(long, value_name = "SCORE", default_value_t = Gate::default().drop)]
     gate_drop: f64,
     /// What is evaluated, for the results, such as a commit or a checkpoint's name

@@ -14,18 +14,18 @@ use tidemill_eval::{
 
 #[derive(Debug, clap::Subcommand)]
 pub enum FeedbackCommand {
-    /// Show what users think, the newest first
+    /// Show users' opinions, the newest first
     List {
-        /// Only these
+        /// Only opinions with this rating
         #[arg(long, value_parser = ["up", "down"])]
         rating: Option<String>,
-        /// So many, at most
+        /// Most opinions to show
         #[arg(long, default_value_t = 100)]
         limit: usize,
         #[command(flatten)]
         at: At,
     },
-    /// Make a golden case of an answer that somebody has an opinion of: its question, and what a good answer must be like
+    /// Make a golden case of an answer with an opinion: its question, and what a good answer must be like
     Golden {
         /// The answer's id, as `list` shows it
         response_id: String,
@@ -38,10 +38,10 @@ pub enum FeedbackCommand {
         /// An answer must match this
         #[arg(long, value_name = "EXPRESSION")]
         regex: Option<String>,
-        /// A judge must give an answer this much, from 0 to 1 [default: 0.7, where no other check is given]
+        /// Least score that a judge must give, from 0 to 1 [default: 0.7, where no other check is given]
         #[arg(long, value_name = "SCORE")]
         judge: Option<f64>,
-        /// What a judge shall look for [default: the user's comment]
+        /// Criteria for the judge [default: the user's comment]
         #[arg(long, value_name = "TEXT")]
         rubric: Option<String>,
         #[command(flatten)]

@@ -10,21 +10,21 @@ const ANSWER_MAX: Duration = Duration::from_secs(20);
 
 #[derive(Debug, clap::Subcommand)]
 pub enum KeysCommand {
-    /// Make a key: the secret is printed once, on stdout, and kept nowhere
+    /// Make a key: its secret is printed once, on stdout, and stored nowhere
     Create {
-        /// Whom it is for; a new tenant is made, too
+        /// Tenant of the key; a new one is made
         #[arg(long)]
         tenant: String,
-        /// Of a new tenant: free, paid, premium, or one of the coordinator's file
+        /// Tier of a new tenant: free, paid, premium, or one of the coordinator's file
         #[arg(long)]
         tier: Option<String>,
-        /// The tenant's user, in the usage log
+        /// User of the tenant, in the usage log
         #[arg(long)]
         user: Option<String>,
-        /// For people
+        /// Name of the key, for people
         #[arg(long)]
         name: Option<String>,
-        /// It opens nothing any more after so many days
+        /// Days after which the key is no longer valid
         #[arg(long, value_name = "DAYS")]
         expires_days: Option<u64>,
         // Of this key alone, beside its tenant's.
@@ -35,15 +35,15 @@ pub enum KeysCommand {
     },
     /// Show all keys, without their secrets
     List {
-        /// Of one tenant
+        /// Only keys of this tenant
         #[arg(long)]
         tenant: Option<String>,
         #[command(flatten)]
         at: At,
     },
-    /// Make a key open nothing any more
+    /// Revoke a key
     Revoke {
-        /// Its id, as `list` shows it
+        /// Id of the key, as `list` shows it
         id: String,
         #[command(flatten)]
         at: At,
@@ -62,10 +62,10 @@ pub enum TenantsCommand {
         tenant: String,
         #[arg(long)]
         tier: Option<String>,
-        /// Drop the limits that it has instead of the tier's
+        /// Remove the tenant's own limits: the tier's hold
         #[arg(long)]
         reset_limits: bool,
-        /// Whether it has opted in to the semantic cache: answers to similar questions, where the coordinators keep them
+        /// Whether the tenant has opted in to the semantic cache: answers to similar questions, where the coordinators keep them
         #[arg(long, value_name = "BOOL")]
         semantic_cache: Option<bool>,
         #[command(flatten)]
@@ -80,23 +80,23 @@ pub struct At {
     /// A coordinator's --admin address
     #[arg(long, default_value = "http://127.0.0.1:9100")]
     url: String,
-    /// Print what the coordinator says, as JSON
+    /// Print the coordinator's answer as JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct LimitArgs {
-    /// A number, or none
+    /// Requests a minute: a number, or none
     #[arg(long, value_name = "N")]
     requests_per_minute: Option<Limit>,
-    /// A number, or none
+    /// Tokens a minute: a number, or none
     #[arg(long, value_name = "N")]
     tokens_per_minute: Option<Limit>,
-    /// A number, or none
+    /// Tokens a day: a number, or none
     #[arg(long, value_name = "N")]
     tokens_per_day: Option<Limit>,
-    /// A number, or none
+    /// Requests at a time: a number, or none
     #[arg(long, value_name = "N")]
     concurrent: Option<Limit>,
 }

@@ -23,7 +23,7 @@ enum Command {
     Cluster(cluster::ClusterArgs),
     /// Read and change what the coordinators agree on, such as models' aliases
     Registry(registry::RegistryArgs),
-    /// Move users from one model to another, step by step, and back when it is worse
+    /// Move users from one model to another, step by step, and back when the new one is worse
     #[command(subcommand)]
     Rollout(rollout::RolloutCommand),
     /// Make, show and revoke API keys
@@ -43,15 +43,15 @@ enum Command {
     /// Show and decide appeals against what was blocked
     #[command(subcommand)]
     Appeals(appeals::AppealsCommand),
-    /// Show what users think of answers, and make golden cases of it
+    /// Show users' opinions of answers, and make golden cases of them
     #[command(subcommand)]
     Feedback(feedback::FeedbackCommand),
     /// Ask models golden cases, and compare them
     #[command(subcommand)]
     Eval(Box<eval::EvalCommand>),
-    /// Turn a GGUF file into a model directory, for processes that are started by themselves; `up` does so by itself
+    /// Turn a GGUF file into a model directory, for role programs; `tidemill up` reads GGUF files itself
     Unpack(gguf::UnpackArgs),
-    /// Make a cluster CA, and certificates for its processes; again, to renew them
+    /// Make a cluster CA, and certificates for its processes; run again, it renews them
     Certs(certs::CertsArgs),
 }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 /// Read and change what the coordinators agree on.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RegistryArgs {
-    /// URL of a coordinator's operators' port (its --admin): any of them will do
-    #[arg(long, default_value = "http://127.0.0.1:9000", global = true)]
+    /// URL of any coordinator's operators' port (its --admin)
+    #[arg(long, default_value = "http://127.0.0.1:9100", global = true)]
     pub url: String,
     #[command(subcommand)]
     pub command: RegistryCommand,
@@ -18,16 +18,16 @@ pub struct RegistryArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum RegistryCommand {
-    /// All records, or those of one kind
+    /// Show all records, or those of one kind
     List { kind: Option<String> },
-    /// One record's value
+    /// Show one record's value
     Get { kind: String, key: String },
-    /// Set a record, such as `put alias gpt-5 tidemill-demo`; a value that is no JSON is a text
+    /// Set a record, such as `put alias gpt-5 tidemill-demo`; a value that is not JSON is a text
     Put {
         kind: String,
         key: String,
         value: String,
-        /// Only if this is the record's revision; 0: only if there is none
+        /// Revision that the record must have; 0: there must be none
         #[arg(long)]
         expected: Option<u64>,
     },
@@ -35,11 +35,11 @@ pub enum RegistryCommand {
     Delete {
         kind: String,
         key: String,
-        /// Only if this is the record's revision
+        /// Revision that the record must have
         #[arg(long)]
         expected: Option<u64>,
     },
-    /// Take a coordinator that will not come back out of the group; ask the leader, which `tidemill cluster` names
+    /// Remove a coordinator that will not come back from the group; at the leader, which `tidemill cluster` names
     RemoveCoordinator { name: String },
 }
 
@@ -55,14 +55,14 @@ struct Record {
 const ANSWER: Duration = Duration::from_secs(10);
 
 pub async fn registry(args: RegistryArgs) -> anyhow::Result<()> {
-    let base = Url::parse(&args.url).with_context(|| format!("`{}` is not a URL such as http://127.0.0.1:9000", args.url))?;
+    let base = Url::parse(&args.url).with_context(|| format!("`{}` is not a URL such as http://127.0.0.1:9100", args.url))?;
     // No proxy: a cluster's addresses are private.
     let client = reqwest::Client::builder().no_proxy().timeout(ANSWER).build()?;
     let path = |parts: &[&str]| {
         let mut url = base.clone();
         match url.path_segments_mut() {
             Ok(mut segments) => drop(segments.pop_if_empty().extend(parts)),
-            Err(()) => bail!("`{base}` is not a URL such as http://127.0.0.1:9000"),
+            Err(()) => bail!("`{base}` is not a URL such as http://127.0.0.1:9100"),
         }
         Ok(url)
     };

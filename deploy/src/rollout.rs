@@ -8,18 +8,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum RolloutCommand {
-    /// Begin: the first step's users go to the new model at once
+    /// Begin a rollout: the first step's users go to the new model at once
     Start(Box<StartArgs>),
-    /// Show all rollouts: their steps, what was seen of both models, and what they wait for
+    /// Show all rollouts: their steps, what was measured of both models, and what they wait for
     Status {
         #[command(flatten)]
         at: At,
     },
-    /// Keep users where they are; what is worse is still taken back
+    /// Pause a rollout: users stay where they are; it still rolls back if the new model is worse
     Pause(Named),
-    /// Go on with the step that was paused
+    /// Resume a paused step
     Resume(Named),
-    /// Take all users back
+    /// Abort a rollout: all users go back
     Abort(Named),
     /// Give later scores on the golden set
     Golden {
@@ -32,7 +32,7 @@ pub enum RolloutCommand {
         #[arg(long, value_name = "SCORE")]
         golden_to: f64,
     },
-    /// Remove one that has ended from the list: users go where they ask to
+    /// Remove an ended rollout from the list: requests get the model that they name
     Forget(Named),
 }
 
@@ -56,10 +56,10 @@ pub struct StartArgs {
     /// Shares of users, in percent; 0 as the first is for shadows alone
     #[arg(long, value_delimiter = ',', value_name = "PERCENT,…", default_value = "1,5,25,100")]
     steps: Vec<f64>,
-    /// How long each step lasts, at least [default: 15]
+    /// Least time of each step, in minutes [default: 15]
     #[arg(long, value_name = "MINUTES", conflicts_with = "step_seconds")]
     step_minutes: Option<f64>,
-    /// The same in seconds
+    /// Least time of each step, in seconds
     #[arg(long, value_name = "SECONDS")]
     step_seconds: Option<u64>,
     /// The old model's score on the golden set, from 0 to 1
@@ -68,34 +68,34 @@ pub struct StartArgs {
     /// The new model's
     #[arg(long, value_name = "SCORE", requires = "golden_from")]
     golden_to: Option<f64>,
-    /// Do without scores on the golden set
+    /// Start without scores on the golden set
     #[arg(long)]
     no_gate: bool,
-    /// Share of the old model's requests that the new one answers, too, unseen
+    /// Share of the old model's requests that the new one answers, too, unseen by clients
     #[arg(long, value_name = "SHARE", default_value = "0")]
     shadow: f64,
     /// Requests of a model before it is judged, and of the new one before a step ends [default: 50]
     #[arg(long, value_name = "N")]
     requests_min: Option<u64>,
-    /// Seconds that are looked back [default: 60]
+    /// Seconds before now in which requests count [default: 60]
     #[arg(long, value_name = "S")]
     window_s: Option<u64>,
-    /// A first token that is later than this is a failure [default: 5]
+    /// Seconds after which a missing first token is a failure [default: 5]
     #[arg(long, value_name = "S")]
     overdue_s: Option<u64>,
-    /// By how much the share of failures may be higher [default: 0.02]
+    /// Most by which the share of failures may be higher [default: 0.02]
     #[arg(long, value_name = "SHARE")]
     errors_over: Option<f64>,
-    /// By how much the share of answers within their limits may be lower [default: 0.05]
+    /// Most by which the share of answers within their limits may be lower [default: 0.05]
     #[arg(long, value_name = "SHARE")]
     goodput_under: Option<f64>,
-    /// How many times as slow the 95th percentiles of TTFT and TPOT may be [default: 1.5]
+    /// Most times that the 95th percentiles of TTFT and TPOT may be as high [default: 1.5]
     #[arg(long, value_name = "TIMES")]
     latency_ratio: Option<f64>,
-    /// By how much the golden score may be lower [default: 0.02]
+    /// Most by which the golden score may be lower [default: 0.02]
     #[arg(long, value_name = "POINTS")]
     golden_under: Option<f64>,
-    /// By how much the share of thumbs down may be higher [default: 0.05]
+    /// Most by which the share of thumbs down may be higher [default: 0.05]
     #[arg(long, value_name = "SHARE")]
     thumbs_over: Option<f64>,
     #[command(flatten)]

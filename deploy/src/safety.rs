@@ -23,7 +23,7 @@ pub enum SafetyCommand {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
-    /// Show what the checks say of examples: how many of each category are refused as prompts
+    /// Judge examples with the checks, and count how many of each category are refused as prompts
     Judge {
         /// Examples [default: the built-in ones that the built-in classifier was not trained with]
         #[arg(long, value_name = "FILE")]

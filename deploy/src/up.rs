@@ -25,11 +25,11 @@ use tokio::task::spawn_blocking;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
-    /// Model directory, a GGUF file, or a hub id such as org/name; a small built-in model that explains Tidemill if not given. Several times
-    /// for several models: each gets the workers and pool nodes that the other options say
+    /// Model: a Hugging Face directory, a GGUF file, or a hub id such as org/name. For several models, several times: each gets as many
+    /// workers and pool nodes as the other options say [default: a small built-in model that explains Tidemill]
     #[arg(long)]
     model: Vec<String>,
-    /// Name that clients know the model by (default: the directory's, the file's or the hub's); as often as --model, in the same order
+    /// Name of the model in the API; as often as --model, in the same order [default: the directory's, the file's or the hub's]
     #[arg(long)]
     served_model_name: Vec<String>,
     /// Prefill workers of each model; with 0, decode workers compute prompts themselves
@@ -47,33 +47,34 @@ pub struct UpArgs {
     /// Address of the front door
     #[arg(long, default_value = "127.0.0.1:8000", overrides_with = "http")]
     http: SocketAddr,
-    /// Address of the operators' port, where tenants and keys, aliases and other records can be changed, and /metrics and /cluster are
-    /// then; the second coordinator's is the next port, and so on
+    /// Address of the operators' port (tenants and keys, the registry, rollouts, /metrics, /cluster); the second coordinator's is the next
+    /// port, and so on [default: none, /metrics and /cluster are at the front door]
     #[arg(long)]
     admin: Option<SocketAddr>,
-    /// Let everybody use the front door, also at an address that others can reach, until there is a key
+    /// Open the front door to everybody, also at an address that other machines reach, until there is a key
     #[arg(long)]
     open: bool,
-    /// File with settings of the coordinators that have no flag here: tiers, prices, an identity provider
+    /// File with settings of the coordinators that have no flag here, such as tiers, prices, an identity provider
     #[arg(long, value_name = "FILE")]
     coordinator_config: Option<PathBuf>,
-    /// Directory for certificates, models, tenants and their usage, stored responses and what the coordinators agree on (default: a temporary one, removed at the end)
+    /// Directory for certificates, models, tenants and their usage, stored responses and the registry [default: a temporary one, removed at
+    /// the end]
     #[arg(long)]
     data: Option<PathBuf>,
-    /// What computes on prefill and decode workers: model, or echo (no weights, tokens are a hash of the ids; for measuring everything
-    /// around a model)
+    /// What computes on prefill and decode workers: model; or echo, which reads no weights, and whose tokens are a hash of the ids, to
+    /// measure everything around a model
     #[arg(long, default_value = "model", value_parser = ["model", "echo"])]
     engine: String,
-    /// With `--engine echo`: time of each step, in milliseconds
+    /// Time of each step of an echo, in milliseconds [default: 0]
     #[arg(long)]
     step_ms: Option<f64>,
-    /// With `--engine echo`: time of each prompt token in a step, in milliseconds
+    /// Time of each prompt token in a step of an echo, in milliseconds [default: 0]
     #[arg(long)]
     prompt_token_ms: Option<f64>,
-    /// With `--engine echo`: time of each sequence that decodes in a step, in milliseconds
+    /// Time of each sequence that decodes in a step of an echo, in milliseconds [default: 0]
     #[arg(long)]
     row_ms: Option<f64>,
-    /// With `--engine echo`: bytes of a KV block
+    /// Size of an echo's KV block, in bytes [default: 4096]
     #[arg(long)]
     block_bytes: Option<usize>,
     /// Other names that clients may ask for, such as gpt-5=tidemill-demo
@@ -85,10 +86,10 @@ pub struct UpArgs {
     /// Cores of prefill and decode workers: shared by all, or split, so that each worker has its own
     #[arg(long, default_value = "shared", value_parser = ["shared", "split"])]
     cores: String,
-    /// Threads of each prefill and decode worker (default: its even share of the cores)
+    /// Threads of each prefill and decode worker [default: its even share of the cores]
     #[arg(long)]
     threads: Option<usize>,
-    /// Device memory of each prefill and decode worker for KV blocks (default: 1GiB on a CPU, an equal share of a GPU)
+    /// Device memory of each prefill and decode worker for KV blocks [default: 1GiB on a CPU, an equal share of a GPU]
     #[arg(long)]
     kv_memory: Option<String>,
     /// How projections compute: none (as weights are stored: bf16 in bf16, 4 bits with activations in 8, others in f32), int8 (weights and
@@ -110,8 +111,8 @@ pub struct UpArgs {
     /// Disk of each KV pool node, under `--data`, for blocks that leave its DRAM; 0: none
     #[arg(long, default_value = "0")]
     pool_nvme: String,
-    /// Treat this machine as this many hosts: the first process of each role is on the first host, and so on. Blocks go through
-    /// shared memory within a host and over QUIC between hosts
+    /// Hosts that this machine plays: the first process of each role is on the first host, and so on. Blocks go through shared memory
+    /// within a host and over QUIC between hosts
     #[arg(long, default_value_t = 1)]
     hosts: usize,
     /// How blocks travel: auto (shared memory within a host), shm, rdma or quic
@@ -120,14 +121,14 @@ pub struct UpArgs {
     /// RDMA devices of the workers: all, none, or names with commas between them
     #[arg(long, default_value = "all")]
     rdma_devices: String,
-    /// RDMA devices of the pool nodes (default: those of the workers)
+    /// RDMA devices of the pool nodes [default: those of the workers]
     #[arg(long)]
     pool_rdma_devices: Option<String>,
-    /// Most tokens that a worker computes in one step (default: 256 on a CPU, 8192 on a GPU)
+    /// Most tokens that a worker computes in one step [default: 256 on a CPU, 8192 on a GPU]
     #[arg(long)]
     step_tokens: Option<usize>,
-    /// The decode worker itself computes uncached prompt suffixes of at most this many tokens; 0 sends all full blocks to a
-    /// prefill worker (default: by predicted time)
+    /// Longest uncached suffix of a prompt, in tokens, that the decode worker computes itself; 0 sends every full block to a prefill worker
+    /// [default: by predicted time]
     #[arg(long)]
     local_tail_tokens: Option<u32>,
     /// Check prompts and answers for harm
@@ -136,21 +137,20 @@ pub struct UpArgs {
     /// Seconds between two rounds of probes, which find engines that compute wrongly; 0: no probes
     #[arg(long, value_name = "S", default_value_t = 0)]
     probe_every_s: u64,
-    /// Days that blocks by safety checks, and appeals against them, are kept in an audit log under --data; 0: there is none
-    /// [default: 0]
+    /// Days for which the audit log under --data keeps blocks by safety checks and appeals against them; 0: no log [default: 0]
     #[arg(long, value_name = "DAYS")]
     audit: Option<u64>,
-    /// Let users say what they think of answers (POST /v1/feedback)
+    /// Take users' feedback on answers (POST /v1/feedback)
     #[arg(long)]
     feedback: bool,
-    /// Bytes of answers of greedy and seeded requests that are given again to whoever asks the same; 0: none
+    /// Size of the response cache: answers of greedy and seeded requests, given again to equal requests; 0: no such cache
     #[arg(long, default_value = "0")]
     response_cache: String,
-    /// Start a process that crashes again, up to this many times within five minutes; 0: never
+    /// Most restarts of a crashed process within five minutes; 0: none
     #[arg(long, default_value_t = 5, overrides_with = "restarts")]
     restarts: u32,
-    /// How requests are placed: goodput, least_ttft, random, load_balancing, local_cache, global_cache, colocated or disaggregated
-    /// (default: goodput)
+    /// Rule by which sequences are placed: goodput, least_ttft, random, load_balancing, local_cache, global_cache, colocated or
+    /// disaggregated [default: goodput]
     #[arg(long)]
     policy: Option<String>,
     /// Sequences that a decode worker runs at once
@@ -159,7 +159,7 @@ pub struct UpArgs {
     /// Log filter of all processes
     #[arg(long, default_value = "info")]
     log: String,
-    /// Seconds to wait for all processes to be ready
+    /// Most seconds until all processes are ready
     #[arg(long, default_value_t = 600)]
     ready_s: u64,
 }
@@ -273,7 +273,7 @@ impl Cluster {
             let line = line?;
             if line.starts_with("listening https://") {
                 bail!(
-                    "`tidemill up` speaks plain HTTP: for TLS at the front door, start the roles' programs themselves (docs/operating.md)"
+                    "`tidemill up` speaks plain HTTP: for TLS at the front door, start the roles' programs themselves (docs/guides/tls.md)"
                 );
             }
             let (http, rest) = line

@@ -19,19 +19,19 @@ pub struct UsageArgs {
     /// A coordinator's --data, or that of `tidemill up`, which has several inside
     #[arg(long, value_name = "DIR", required = true)]
     data: Vec<PathBuf>,
-    /// What to add up by: some of tenant, user, key, model, class, outcome, day
+    /// Keys to add up by: some of tenant, user, key, model, class, outcome, day
     #[arg(long, value_name = "WHAT,…", value_delimiter = ',', default_value = "tenant,model,day")]
     by: Vec<Dimension>,
-    /// Only this tenant's
+    /// Only events of this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// Only from this day of UTC on, such as 2026-11-24
+    /// Only events from this day (UTC) on, such as 2026-11-24
     #[arg(long, value_name = "DAY")]
     since: Option<String>,
-    /// Only to this day
+    /// Only events up to this day
     #[arg(long, value_name = "DAY")]
     until: Option<String>,
-    /// How to print: table, csv, json (the sums), or events (each event, as a line of JSON)
+    /// Form of the output: table, csv, json (the sums), or events (each event, as a line of JSON)
     #[arg(long, default_value = "table", value_parser = ["table", "csv", "json", "events"])]
     format: String,
 }

@@ -41,58 +41,64 @@ impl<R> Settings<R> {
 #[serde(deny_unknown_fields)]
 #[command(next_help_heading = "[engine]")]
 pub struct EngineFlags {
-    /// Hugging Face model directory
+    /// Hugging Face directory of the model [default: none, required]
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// What computes: model, or echo (no weights, tokens are a hash of the ids; for measuring everything around a model)
+    /// What computes: model; or echo, which reads no weights, and whose tokens and KV are a hash of the ids, to measure everything around a
+    /// model. All engines of a cluster must be one [default: model]
     #[arg(long)]
     pub engine: Option<String>,
-    /// With echo: time of each step, in milliseconds (default: 0, as fast as it goes)
+    /// Time of each step of an echo, in milliseconds [default: 0]
     #[arg(long)]
     pub step_ms: Option<f64>,
-    /// With echo: time of each prompt token in a step, in milliseconds
+    /// Time of each prompt token in a step of an echo, in milliseconds [default: 0]
     #[arg(long)]
     pub prompt_token_ms: Option<f64>,
-    /// With echo: time of each sequence that decodes in a step, in milliseconds
+    /// Time of each sequence that decodes in a step of an echo, in milliseconds [default: 0]
     #[arg(long)]
     pub row_ms: Option<f64>,
-    /// With echo: bytes of a KV block (default: 4096)
+    /// Size of an echo's KV block, in bytes [default: 4096]
     #[arg(long)]
     pub block_bytes: Option<usize>,
-    /// Where the model computes: auto (a GPU where there is one that can run it), cpu or cuda
+    /// Where the model computes: cpu, cuda, or auto, which takes a GPU that can run the model where there is one [default: auto]
     #[arg(long)]
     pub device: Option<String>,
-    /// How projections compute: none (as weights are stored: bf16 in products of bf16, 4 bits with activations in 8, others in f32), int8 (weights and activations in 8-bit integers), int4 (weights in 4 bits) or dequantize (weights in 4 bits as numbers of 16)
+    /// How projections compute: none (as weights are stored: bf16 in products of bf16, 4 bits with activations in 8, others in f32), int8
+    /// (weights and activations in 8-bit integers), int4 (weights in 4 bits) or dequantize (a checkpoint's 4 bits as numbers of 16). int8
+    /// and int4 on CPUs only [default: none]
     #[arg(long)]
     pub quantize: Option<String>,
-    /// How K and V are stored: bf16 (default), int8 (a scale for each position and head), or on CPUs alone f16 or f32
+    /// How K and V are stored: bf16, int8 (half the memory: a scale for each position and head), or on CPUs f16 or f32 [default: bf16]
     #[arg(long)]
     pub kv_dtype: Option<String>,
-    /// Device memory for KV blocks, such as 512MiB (default: 1GiB on a CPU, what `device_share` leaves on a GPU)
+    /// Device memory for KV blocks, such as 512MiB [default: 1GiB on a CPU, what `device_share` leaves on a GPU]
     #[arg(long)]
     pub kv_memory: Option<String>,
-    /// Share of a GPU's memory that this worker takes in all, if `kv_memory` does not say what its KV blocks take (default: 0.9)
+    /// Share of a GPU's memory that this worker takes in all, where `kv_memory` is not given [default: 0.9]
     #[arg(long)]
     pub device_share: Option<f32>,
-    /// Where kernels compiled for a GPU are kept (default: .cache/tidemill/kernels in the home directory)
+    /// Directory for compiled GPU kernels, and for which algorithms of cuBLASLt were the fastest on this GPU [default:
+    /// .cache/tidemill/kernels in the home directory]
     #[arg(long)]
     pub kernel_cache: Option<PathBuf>,
-    /// Cores that this process stays on, such as 0-1,4 (default: any)
+    /// Cores that this process stays on, such as 0-1,4 [default: any]
     #[arg(long)]
     pub cores: Option<String>,
-    /// Threads that compute (default: one for each core)
+    /// Threads that compute [default: one for each core]
     #[arg(long)]
     pub threads: Option<usize>,
     /// Instruction set: auto, amx, avx512bf16, avx512, avx2, neon or portable. All give the same bits, except that amx goes with amx only
+    /// [default: auto]
     #[arg(long)]
     pub isa: Option<String>,
-    /// How blocks travel: auto (shared memory where the pool node is on this host, see --host; else RDMA where both have a device; else QUIC), or shm, rdma or quic, with QUIC where that does not work
+    /// How blocks travel: auto (shared memory with pool nodes on this host, else RDMA where both have a device, else QUIC), or shm, rdma or
+    /// quic, with QUIC where that does not work [default: auto]
     #[arg(long)]
     pub transport: Option<String>,
-    /// RDMA devices that blocks may travel over: all, none, or names such as mlx5_0,mlx5_1 (default: all)
+    /// RDMA devices that blocks may travel over: all, none, or names such as mlx5_0,mlx5_1 [default: all]
     #[arg(long)]
     pub rdma_devices: Option<String>,
-    /// Most tokens computed in one step (default: 256 on a CPU, 8192 on a GPU)
+    /// Most tokens computed in one step [default: 256 on a CPU, 8192 on a GPU]
     #[arg(long)]
     pub step_tokens: Option<usize>,
 }

@@ -51,90 +51,163 @@ pub fn install() {
 }
 
 fn describe() {
-    describe_histogram!("tidemill_ttft_seconds", "From a request's arrival to its first token, per choice");
-    describe_histogram!("tidemill_ttft_predicted_seconds", "What the scheduler expected that time to be, of choices that ended");
-    describe_histogram!("tidemill_tpot_seconds", "Mean time per token after the first, per choice");
-    describe_histogram!("tidemill_itl_seconds", "Between two tokens of a choice");
-    describe_histogram!("tidemill_e2e_seconds", "From a request's arrival to its last token");
-    describe_histogram!("tidemill_step_seconds", "One step of an engine");
-    describe_histogram!("tidemill_batch_size", "Sequences that decoded a token in one step");
-    describe_counter!("tidemill_safety_blocks_total", "Prompts refused and answers cut by safety checks");
-    describe_counter!("tidemill_grammar_verdicts_total", "Schemas, expressions and grammars that were judged before anything follows them");
-    describe_counter!("tidemill_feedback_total", "What users think of answers: up, down, or regenerate");
-    describe_counter!("tidemill_audit_lost_total", "Records that the audit log had no room for, because its disk failed");
-    describe_histogram!("tidemill_safety_input_seconds", "Checking one prompt");
+    // Requests
+    describe_counter!(
+        "tidemill_requests_total",
+        "Requests that ended, by `outcome`: ok, invalid (4xx), rejected (429, 503), failed, cancelled (the client left)"
+    );
+    describe_histogram!("tidemill_ttft_seconds", "Time from a request's arrival to its first token, per choice");
     describe_histogram!(
-        "tidemill_safety_model_seconds",
-        "A model's judgement of what the classifier was not sure of in one prompt, or in one passage of an answer"
+        "tidemill_ttft_predicted_seconds",
+        "Time to first token that the scheduler predicted, of choices that ended; far off means that the cost model does not fit yet"
     );
+    describe_histogram!("tidemill_tpot_seconds", "Mean time per token after the first, per choice");
+    describe_histogram!("tidemill_itl_seconds", "Time between two tokens of a choice");
+    describe_histogram!("tidemill_e2e_seconds", "Time from a request's arrival to its last token");
+    describe_gauge!("tidemill_goodput_ratio", "Share of finished choices of a `class` that kept its limits, since start");
     describe_counter!(
-        "tidemill_safety_bypasses_total",
-        "Doubtful prompts and passages of answers that passed because the model that judges them did not answer"
+        "tidemill_class_choices_total",
+        "Choices by `class` and `outcome`: attained or missed its limits, or rejected (429, 503)"
     );
-    describe_counter!(
-        "tidemill_safety_unchecked_total",
-        "Doubtful prompts refused, and answers cut, because the model that judges them did not answer"
-    );
-    describe_counter!("tidemill_safety_disclaimers_total", "Disclaimers that were said after answers");
-    describe_counter!("tidemill_requests_total", "Requests that ended, by outcome");
-    describe_counter!(
-        "tidemill_share_refusals_total",
-        "What clients were refused because they held their share of it, or others held all of it, by resource"
-    );
-    describe_counter!("tidemill_connections_closed_total", "Connections closed for what their clients did not do, by reason");
-    describe_gauge!("tidemill_body_bytes", "Bytes of request bodies on their way, or being read");
-    describe_counter!("tidemill_door_refusals_total", "Requests that a web page may have made, by what gave them away");
-    describe_histogram!("tidemill_event_loop_delay_seconds", "How much later than it should a task of an event loop runs");
-    describe_gauge!("tidemill_goodput_ratio", "Share of a class's finished choices that kept its limits");
-    describe_counter!("tidemill_class_choices_total", "Choices by class: attained or missed its limits, or rejected");
     describe_counter!("tidemill_prompt_tokens_total", "Prompt tokens of requests that ended");
     describe_counter!("tidemill_generation_tokens_total", "Tokens generated for requests that ended");
-    describe_counter!("tidemill_quota_refusals_total", "Requests refused because their tenant has used up a limit, by the kind of limit");
-    describe_counter!("tidemill_shed_total", "Requests turned away because there is too much to do, by tier");
-    describe_gauge!("tidemill_shedding_step", "How many steps of tiers are turned away: 0 none, 1 the first ones, 2 the second ones, too");
-    describe_counter!("tidemill_usage_events_lost_total", "Events of the usage log that there was no room for while the disk failed");
-    describe_gauge!("tidemill_usage_log_failing", "1 while the usage log cannot be written");
-    describe_counter!(
-        "tidemill_batch_requests_total",
-        "Attempts of batches' requests, by whether they were answered, failed, or are to come later"
+    describe_histogram!(
+        "tidemill_event_loop_delay_seconds",
+        "Delay of tasks in an event `loop`: that of clients (front_door), or of workers and other coordinators (links); both should be milliseconds"
     );
-    describe_gauge!("tidemill_batches_running", "Batches that have not ended");
-    describe_counter!("tidemill_summaries_total", "Summaries that conversations needed, by what became of them");
-    describe_gauge!("tidemill_summaries_waiting", "Conversations that wait to be summarized");
-    describe_counter!("tidemill_jwks_fetches_total", "Fetches of the identity provider's keys, by outcome");
+    // Engines' steps
+    describe_histogram!("tidemill_step_seconds", "Time of one engine step, by `worker` and `role`");
+    describe_histogram!("tidemill_batch_size", "Sequences that decoded a token in one step, by `worker` and `role`");
+    // What clients may take
+    describe_counter!(
+        "tidemill_quota_refusals_total",
+        "Requests refused because a tenant has used up a limit, by `kind`: requests, tokens, tokens-per-day, concurrent"
+    );
+    describe_counter!(
+        "tidemill_share_refusals_total",
+        "Refusals by `resource` and `share`: the client has its share (own), or others have all of it (total)"
+    );
+    describe_counter!(
+        "tidemill_connections_closed_total",
+        "Connections closed by `reason`: the client took too long for a head, rested too long (idle), or gave way to others (displaced)"
+    );
+    describe_counter!(
+        "tidemill_door_refusals_total",
+        "Requests that a web page may have made, by `what` gave them away: host, origin, content_type"
+    );
+    describe_gauge!("tidemill_body_bytes", "Bytes of request bodies on their way, or being read");
+    describe_counter!("tidemill_shed_total", "Requests turned away because there is too much to do, by `tier`");
+    describe_gauge!("tidemill_shedding_step", "Steps of tiers that are turned away: 0 none, 1 the first ones, 2 the second ones, too");
+    describe_counter!("tidemill_jwks_fetches_total", "Fetches of the identity provider's keys, by `outcome`: ok, failed");
+    // Usage
+    describe_counter!(
+        "tidemill_usage_events_lost_total",
+        "Events of the usage log that there was no room for while the disk failed; should be 0"
+    );
+    describe_gauge!("tidemill_usage_log_failing", "1 while the usage log cannot be written; should be 0");
     describe_counter!("tidemill_usage_sink_events_total", "Usage events that arrived where they are sent");
     describe_counter!("tidemill_usage_sink_failures_total", "Requests with usage events that failed");
     describe_gauge!("tidemill_usage_sink_failing", "1 while usage events do not arrive");
     describe_gauge!("tidemill_usage_sink_behind_bytes", "Bytes of the usage log that have not arrived");
-    describe_counter!("tidemill_response_cache_total", "Greedy and seeded requests, by whether their answer was in the response cache");
+    // Repeats and caches
+    describe_counter!(
+        "tidemill_replays_total",
+        "Requests with an Idempotency-Key, and streams asked for by id, by `outcome`: started, joined, replayed, resumed, recomputed, not-kept. Those that started, were recomputed or not kept count as requests, too"
+    );
+    describe_gauge!("tidemill_replay_bytes", "Bytes of answers kept for repeated requests");
+    describe_gauge!("tidemill_replay_recordings", "Answers kept for repeated requests, by `state`: running, ended");
+    describe_counter!(
+        "tidemill_replay_forgotten_total",
+        "Such answers by `reason`: made room before their time (evicted), had their time (expired), were given up since no client came back (abandoned), could not be joined any more for want of room (passed)"
+    );
+    describe_counter!(
+        "tidemill_evicted_total",
+        "Stored things of clients that made room, by `kind`: records (conversations and responses), feedback; the log says whose"
+    );
+    describe_counter!(
+        "tidemill_response_cache_total",
+        "Greedy and seeded requests of one prompt, by `outcome`: hit, miss. A hit counts as a request, too"
+    );
     describe_gauge!("tidemill_response_cache_bytes", "Bytes of answers in the response cache, about");
     describe_gauge!("tidemill_response_cache_answers", "Answers in the response cache");
-    describe_counter!("tidemill_semantic_cache_total", "Questions of tenants that opted in, by whether a similar one's answer was there");
+    describe_counter!(
+        "tidemill_semantic_cache_total",
+        "Questions of tenants that opted in, by `outcome`: hit, miss. A hit counts as a request, too"
+    );
     describe_gauge!("tidemill_semantic_cache_bytes", "Bytes of questions and answers in the semantic cache, about");
     describe_gauge!("tidemill_semantic_cache_answers", "Answers in the semantic cache");
-    describe_histogram!("tidemill_semantic_cache_seconds", "One look for a similar question");
-    describe_counter!("tidemill_semantic_cache_unread_total", "Questions that the model did not read, by why");
+    describe_histogram!("tidemill_semantic_cache_seconds", "Time of one look for a similar question");
+    describe_counter!(
+        "tidemill_semantic_cache_unread_total",
+        "Questions that semantic_cache.model did not read, by `reason`: no_model, rejected, failed, overdue"
+    );
+    // Conversations, batches and tools
+    describe_counter!(
+        "tidemill_summaries_total",
+        "Summaries that conversations needed, by `outcome`: made, failed, gone (the conversation was deleted or changed), dropped (too many waited)"
+    );
+    describe_gauge!("tidemill_summaries_waiting", "Conversations that wait to be summarized");
+    describe_gauge!("tidemill_batches_running", "Batches that have not ended");
+    describe_counter!(
+        "tidemill_batch_requests_total",
+        "Attempts of batches' requests, by `outcome`: completed, failed (an answer in the error file), later"
+    );
+    describe_counter!(
+        "tidemill_grammar_verdicts_total",
+        "Clients' schemas, expressions and grammars by `outcome`: passed, refused, too_much_work (ended at a limit), known (judged before), unavailable"
+    );
+    describe_counter!("tidemill_server_tool_calls_total", "Calls of tools that the coordinator runs, by `tool` and `outcome`: ok, failed");
+    describe_histogram!("tidemill_server_tool_seconds", "Time of one call of such a tool");
+    describe_gauge!("tidemill_mcp_server_up", "1 if an MCP `server` told its tools when it was last asked, else 0");
+    // Safety and people's data
+    describe_counter!(
+        "tidemill_safety_blocks_total",
+        "Prompts refused (input) and answers cut (output) by safety checks, by `side`, `category` and `stage`"
+    );
+    describe_histogram!("tidemill_safety_input_seconds", "Time of checking one prompt, without a model");
+    describe_histogram!(
+        "tidemill_safety_model_seconds",
+        "Time of a model's judgement of what the classifier was not sure of, by `side`: in one prompt (input), or in one passage of an answer (output)"
+    );
+    describe_counter!(
+        "tidemill_safety_bypasses_total",
+        "Doubtful prompts and passages that passed because the judging model did not answer, by `side` and `reason`: no_worker, busy, overdue, failed, resting"
+    );
+    describe_counter!(
+        "tidemill_safety_unchecked_total",
+        "Prompts refused and answers cut because the judging model did not answer, by `side` and `reason`: no_worker, busy, overdue, failed, resting, unclear (it said neither of its words)"
+    );
+    describe_counter!("tidemill_safety_disclaimers_total", "Disclaimers that were said after answers, by `name`");
+    describe_counter!("tidemill_audit_lost_total", "Records that the audit log had no room for, because its disk failed; should be 0");
+    describe_counter!(
+        "tidemill_feedback_total",
+        "Opinions of answers, by `model` and `rating`: up, down, regenerate. A user's other opinion of the same answer counts, too"
+    );
+    describe_counter!(
+        "tidemill_pii_redactions_total",
+        "Findings by `side` and `kind`: different ones hidden from models (input), ones taken out of answers (output)"
+    );
+    describe_histogram!("tidemill_pii_input_seconds", "Time of finding and hiding people's data in one prompt");
+    // Routes and rollouts
     describe_counter!(
         "tidemill_routed_total",
-        "Requests that there was a model to choose for, by the model that answers, and by what chose it"
+        "Requests that there was a model to choose for, by the `model` that answers and `by` what chose it: pin, rule, auto, overflow, rollout, asked"
     );
-    describe_gauge!("tidemill_rollout_share", "Share of users at a rollout's new model");
-    describe_gauge!("tidemill_rollout_state", "0 forgotten, 1 running, 2 paused, 3 done, 4 rolled back, 5 aborted");
-    describe_gauge!("tidemill_rollout_requests", "Requests of a rollout's models within its window, at all coordinators");
-    describe_gauge!("tidemill_rollout_error_ratio", "Share of these that failed");
-    describe_gauge!("tidemill_rollout_goodput_ratio", "Share of answers within their class's limits");
-    describe_gauge!("tidemill_rollout_ttft_p95_seconds", "95th percentile of their times to first token");
-    describe_gauge!("tidemill_rollout_tpot_p95_seconds", "95th percentile of their times per further token");
-    describe_counter!("tidemill_rollbacks_total", "Rollouts that this coordinator has found to be worse");
+    describe_gauge!("tidemill_rollout_share", "Share of users at the new model, by `from` and `to`");
+    describe_gauge!(
+        "tidemill_rollout_state",
+        "State of a rollout, by `from` and `to`: 0 forgotten, 1 running, 2 paused, 3 done, 4 rolled back, 5 aborted"
+    );
+    describe_gauge!("tidemill_rollout_requests", "Requests within a rollout's window at all coordinators, by `from`, `to` and `side`");
+    describe_gauge!("tidemill_rollout_error_ratio", "Share of these that failed, by `from`, `to` and `side`");
+    describe_gauge!("tidemill_rollout_goodput_ratio", "Share of answers within their class's limits, by `from`, `to` and `side`");
+    describe_gauge!("tidemill_rollout_ttft_p95_seconds", "95th percentile of the times to first token, by `from`, `to` and `side`");
+    describe_gauge!("tidemill_rollout_tpot_p95_seconds", "95th percentile of the times per further token, by `from`, `to` and `side`");
+    describe_counter!("tidemill_rollbacks_total", "Rollouts that this coordinator has found to be worse, by `from` and `to`");
     describe_counter!(
         "tidemill_shadows_total",
-        "Requests that a rollout's new model answered unseen, or should have, by what became of them"
+        "Requests that a rollout's new model (`to`) answered unseen, or should have, by `outcome`: same, differs, drawn, failed, dropped"
     );
-    describe_counter!("tidemill_replays_total", "Requests with an Idempotency-Key, and streams asked for by id, by what became of them");
-    describe_gauge!("tidemill_replay_bytes", "Bytes of answers kept for repeated requests");
-    describe_gauge!("tidemill_replay_recordings", "Answers kept for repeated requests, and those that are being made");
-    describe_counter!("tidemill_evicted_total", "Stored things of clients that made room for others of their tenant, by kind");
-    describe_counter!("tidemill_replay_forgotten_total", "Such answers that were forgotten, or could not be kept, by reason");
 }
 
 /// How a request ended.

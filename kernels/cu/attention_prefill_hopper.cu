@@ -10,7 +10,7 @@
 //   other units    |                  | exponentials of S(n) | scale O, P(n)  |
 //
 // Warpgroups meet at named barriers: a buffer is full, or empty again. The consumers never meet, so one computes while the
-// other waits. On an H100, two warpgroups that also copied, and met for each tile, took 1.5 times as long (docs/benchmarks.md).
+// other waits. On an H100, two warpgroups that also copied, and met for each tile, took 1.5 times as long (docs/results/gpu.md).
 //
 // The assembler is free to move a wait for products up to the beginning of its basic block, and everything that should
 // overlap with them down behind it. So the wait for P V stands behind the loop's edge, not behind the exponentials;

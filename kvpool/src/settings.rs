@@ -32,37 +32,38 @@ pub struct Flags {
 #[serde(deny_unknown_fields)]
 #[command(next_help_heading = "[kvpool]")]
 pub struct PoolFlags {
-    /// Address that workers reach this node at (default: the one it binds to)
+    /// Address that workers reach this node at; required if `bind` is a wildcard [default: the one that it binds]
     #[arg(long)]
     pub advertise: Option<SocketAddr>,
-    /// Memory for blocks, such as 4GiB; taken from the system as blocks arrive
+    /// Memory for blocks, such as 4GiB, taken from the system as blocks arrive [default: 1GiB]
     #[arg(long)]
     pub dram: Option<String>,
-    /// Take all of that memory in the background when the first client comes, not as blocks arrive
+    /// Takes all of that memory in the background when the first client comes, not as blocks arrive [default: false]
     #[arg(long)]
     pub prefault: Option<bool>,
-    /// Disk for blocks that leave memory, such as 64GiB, in `data`; none if not given
+    /// Disk for blocks that leave memory, such as 64GiB, in `data` [default: none]
     #[arg(long)]
     pub nvme_capacity: Option<String>,
-    /// Directory for the disk's blocks; what an earlier run left there is found again
+    /// Directory of the disk's blocks; what an earlier run left there is found again [default: none]
     #[arg(long)]
     pub data: Option<PathBuf>,
-    /// Which blocks make room for new ones: lru, lfu, s3fifo or hit-density (the default)
+    /// Rule by which blocks make room for new ones: lru, lfu, s3fifo or hit-density [default: hit-density]
     #[arg(long)]
     pub policy: Option<String>,
-    /// Slots of memory, and of disk, that one tenant may fill, in percent
+    /// Slots of memory, and of disk, that one tenant (requests with one salt) may fill, in percent [default: 100]
     #[arg(long)]
     pub tenant_share: Option<u8>,
-    /// RDMA devices through which workers may reach its memory: all, none, or names such as mlx5_0,mlx5_1 (default: all)
+    /// RDMA devices through which workers may reach its memory: all, none, or names such as mlx5_0,mlx5_1 [default: all]
     #[arg(long)]
     pub rdma_devices: Option<String>,
-    /// Time from reserving slots to publishing them, in milliseconds
+    /// Milliseconds from reserving slots to publishing them. The longer one of this and `lease_ms`, and half a second, bounds how long a
+    /// dead peer holds memory (`reclaim_ms` in the log) [default: 10000]
     #[arg(long)]
     pub put_deadline_ms: Option<u64>,
-    /// Time for which a reader may claim the blocks it was handed, in milliseconds
+    /// Milliseconds in which a reader may claim the blocks that it was handed [default: 10000]
     #[arg(long)]
     pub lease_ms: Option<u64>,
-    /// When told to end, the node takes at most this many seconds to hand its blocks over to other nodes
+    /// Most seconds at the end to hand blocks over to other nodes [default: 20]
     #[arg(long)]
     pub drain_s: Option<u64>,
 }

@@ -13,30 +13,32 @@ use tidemill_proto::message::{Host, Register, RoleInfo};
 #[serde(deny_unknown_fields)]
 #[command(next_help_heading = "[worker]")]
 pub struct WorkerFlags {
-    /// Name in logs, /cluster and metrics (default: its certificate's)
+    /// Name in logs, `/cluster` and metrics [default: its certificate's]
     #[arg(long)]
     pub name: Option<String>,
-    /// Name of this machine. KV blocks go through shared memory between processes with the same name, and over QUIC between others;
-    /// with different names one machine can play several (default: this boot of this machine)
+    /// Name of this machine. KV blocks go through shared memory between processes with the same name, and over the network between others;
+    /// with different names one machine can play several [default: this boot of this machine]
     #[arg(long)]
     pub host: Option<String>,
-    /// Name of the model that this worker serves, or keeps blocks of, as the coordinator lists it (default: the one that it can only be;
-    /// a pool node has to say where several models are served)
+    /// Name of the model that this worker serves, or keeps blocks of, as the coordinator lists it; a pool node has to say it where several
+    /// models are served [default: the only one that it can be]
     #[arg(long)]
     pub model_name: Option<String>,
-    /// QUIC addresses of the coordinators, separated by commas
+    /// Addresses (UDP) of the coordinators, separated by commas; in the file a list [default: none, required]
     #[arg(long, value_delimiter = ',')]
     pub coordinators: Option<Vec<SocketAddr>>,
-    /// Directory with ca.pem, node.pem and node.key
+    /// Directory with ca.pem, node.pem and node.key [default: none, required]
     #[arg(long)]
     pub pki: Option<PathBuf>,
-    /// Address (UDP) to bind; a pool node is reached there (default: any port, on every address, or for a pool node on loopback)
+    /// Address (UDP) to bind; fix it for pool nodes, which are reached there [default: any port, on every address, or for a pool node on
+    /// loopback]
     #[arg(long)]
     pub bind: Option<SocketAddr>,
-    /// Log filter: error, warn, info, debug, or tracing directives
+    /// Log filter: error, warn, info, debug, or directives such as info,tidemill_net=debug [default: info]
     #[arg(long)]
     pub log: Option<String>,
-    /// End when standard input ends
+    /// Ends the process when its standard input ends; and `beat` appears on standard output each second while the event loop turns
+    /// [default: false]
     #[arg(long)]
     pub exit_with_parent: Option<bool>,
 }

@@ -28,10 +28,10 @@ pub struct Flags {
 #[serde(deny_unknown_fields)]
 #[command(next_help_heading = "[prefill]")]
 pub struct PrefillFlags {
-    /// Jobs that hold device blocks at once
+    /// Most jobs that hold device blocks at once [default: 8]
     #[arg(long)]
     pub admitted_max: Option<usize>,
-    /// Jobs altogether; more are refused at once
+    /// Most jobs in all; more are refused at once [default: 1024]
     #[arg(long)]
     pub jobs_max: Option<usize>,
 }

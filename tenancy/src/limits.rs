@@ -22,12 +22,16 @@ pub struct Limit(pub Option<u64>);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Overrides {
+    /// Requests a minute: a number, or `"none"` [default: the tier's]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<Limit>,
+    /// Tokens a minute: a number, or `"none"` [default: the tier's]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_minute: Option<Limit>,
+    /// Tokens a day: a number, or `"none"` [default: the tier's]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_day: Option<Limit>,
+    /// Requests at a time: a number, or `"none"` [default: the tier's]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrent: Option<Limit>,
 }

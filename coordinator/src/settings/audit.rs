@@ -10,9 +10,9 @@ use tidemill_safety::pii::find::Finder;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AuditFlags {
-    /// Records are kept for so long; 0: there are none
+    /// Days for which records are kept; 0: no audit log
     pub days: u64,
-    /// Over this, the oldest records go earlier [default: 1GiB]
+    /// Size of the log: over this, the oldest records go earlier [default: 1GiB]
     pub bytes_max: Option<String>,
 }
 

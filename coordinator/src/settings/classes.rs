@@ -8,17 +8,21 @@ use tidemill_net::config::{ConfigError, invalid};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClassFlags {
+    /// Name in metrics and `/cluster`: letters, digits, `-`, `_`, `.`
     pub name: String,
-    /// The `service_tier` of requests that chooses it [default: its name]
+    /// Value of a request's `service_tier` that chooses the class; one class must have `default` [default: the name]
     pub service_tier: Option<String>,
-    /// Limits in milliseconds [default: none]
+    /// Limit of the time to the first token, in milliseconds [default: no limit]
     pub ttft_ms: Option<f64>,
+    /// Limit of the mean time of each further token, in milliseconds [default: no limit]
     pub tpot_ms: Option<f64>,
-    /// The higher one goes first [default: 1]
+    /// Priority from 0 to 255. A higher one goes first everywhere, and takes places and device blocks of lower ones that run: these go on
+    /// later [default: 1]
     pub priority: Option<u8>,
     /// Worth of one request that keeps its limits [default: 1]
     pub weight: Option<f32>,
-    /// `reject`, `queue` or `late` [default: late]
+    /// What happens when the limits cannot be met, as predicted: `reject` (429 with Retry-After), `queue` (wait until it harms no other
+    /// request, at most `queue_wait_s`) or `late` (serve as soon as there is room) [default: late]
     pub on_miss: Option<String>,
 }
 

@@ -17,15 +17,15 @@ const AT_ONCE_MAX: usize = 64;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ContextFlags {
-    /// Of stored conversations whose chats do not say: `none`, `slide`, `steps` or `summary` [default: steps]
+    /// What happens to long stored conversations whose chats do not say: `none`, `slide`, `steps` or `summary` [default: steps]
     pub strategy: Option<String>,
-    /// The model that summarizes [default: the one that the conversation is had with]
+    /// Served model that summarizes [default: the one that the conversation is had with]
     pub summary_model: Option<String>,
-    /// Seconds after which a summary is given up [default: 120]
+    /// Seconds after which a summary is given up; the conversation goes on without it [default: 120]
     pub summary_deadline_s: Option<u64>,
-    /// Conversations that may wait to be summarized [default: 256]
+    /// Most conversations that wait to be summarized; one that finds no room asks again at its next turn [default: 256]
     pub summaries_waiting_max: Option<usize>,
-    /// Summaries that are made at a time [default: 2]
+    /// Most summaries that are made at a time [default: 2]
     pub summaries_at_once: Option<usize>,
 }
 
@@ -33,11 +33,11 @@ pub struct ContextFlags {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryFlags {
-    /// [default: true, where there is such a section]
+    /// Whether facts are remembered [default: true, where there is such a section]
     pub enabled: Option<bool>,
-    /// Facts about one user [default: 64]
+    /// Most facts about one user [default: 64]
     pub facts_max: Option<usize>,
-    /// Bytes of all of them [default: 16KiB]
+    /// Size of all facts about one user [default: 16KiB]
     pub bytes_max: Option<String>,
 }
 

@@ -10,11 +10,11 @@ use tidemill_safety::pii::find::Finder;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FeedbackFlags {
-    /// `false`: no feedback is taken, and no answer remembered for it [default: true]
+    /// Whether feedback is taken, and answers are remembered for it [default: true]
     pub enabled: Option<bool>,
-    /// Seconds that an answer is remembered after it began [default: 3600]
+    /// Seconds for which an answer is remembered after it began [default: 3600]
     pub keep_s: Option<u64>,
-    /// Bytes of remembered questions and answers; over this, the oldest go [default: 64MiB]
+    /// Size of all remembered questions and answers: over this, the oldest go [default: 64MiB]
     pub bytes_max: Option<String>,
 }
 

@@ -8,8 +8,9 @@ use tidemill_net::config::{ConfigError, invalid, required};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelFlag {
+    /// Directory of the model
     pub dir: PathBuf,
-    /// [default: the directory's]
+    /// Name in the API, and for workers [default: the directory's name]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }

@@ -11,14 +11,15 @@ use tidemill_safety::pii::{Kind, find::Finder};
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PiiFlags {
-    /// In prompts: `off`, or `redact` for placeholders that models see in its place [default: off]
+    /// What happens to it in prompts: `off`, or `redact`: models see placeholders such as `[EMAIL_1]`, and clients get back what these
+    /// stand for [default: off]
     pub input: Option<String>,
-    /// In answers: `off`, or `redact` [default: off]
+    /// What happens to it in answers: `off`, or `redact`: `[EMAIL]` takes its place [default: off]
     pub output: Option<String>,
-    /// `email`, `phone`, `card`, `iban`, `ssn`, `ip`, `name` [default: all]
+    /// Kinds that are looked for: `email`, `phone`, `card`, `iban`, `ssn`, `ip`, `name` [default: all]
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
     pub kinds: Vec<String>,
-    /// A file with people's names, one a line
+    /// File with people's names, one a line [default: none, no names are found]
     pub names: Option<PathBuf>,
 }
 

@@ -11,13 +11,15 @@ use tidemill_tenancy::tier::Tiers;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterFlags {
-    /// The header in which requests say their region
+    /// Header in which requests say their region [default: none]
     pub region_header: Option<String>,
-    /// The key of `metadata` in which they say it otherwise
+    /// Key of `metadata` in which requests say their region otherwise [default: none]
     pub region_metadata: Option<String>,
-    /// Tenants whose requests all go to one model
+    /// Tenants whose requests all go to one model, such as `{ bank = "large-2026-03" }`; no rule, rollout or overflow counts for them
+    /// [default: none]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub pins: BTreeMap<String, String>,
+    /// One of two models, by how hard a request looks: a section [default: none]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auto: Option<AutoFlags>,
 }
@@ -26,17 +28,23 @@ pub struct RouterFlags {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AutoFlags {
-    /// What clients ask for [default: auto]
+    /// Name that clients ask for [default: auto]
     pub name: Option<String>,
+    /// Model for requests below the threshold
     pub small: String,
+    /// Model for requests from the threshold on
     pub large: String,
-    /// From this score on it is the large one [default: 0.35]
+    /// Score from which on the large model answers [default: 0.35]
     pub threshold: Option<f64>,
-    /// Weights of the signals [default: 0.5, 0.4, 0.4, 0.3, 0.2]
+    /// Weight of the text's length [default: 0.5]
     pub length: Option<f64>,
+    /// Weight of code [default: 0.4]
     pub code: Option<f64>,
+    /// Weight of mathematics [default: 0.4]
     pub math: Option<f64>,
+    /// Weight of the tools that are offered [default: 0.3]
     pub tools: Option<f64>,
+    /// Weight of the messages before [default: 0.2]
     pub history: Option<f64>,
 }
 
@@ -44,31 +52,35 @@ pub struct AutoFlags {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouteFlags {
-    /// In answers and metrics [default: its number]
+    /// Name in answers and metrics [default: the rule's number]
     pub name: Option<String>,
-    /// Names that are asked for; a name that no model has becomes one that can be asked for
+    /// Condition: the model that the request names. A name that no model has becomes one that clients can ask for [default: any]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<String>,
+    /// Condition: the tenant [default: any]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tenant: Vec<String>,
+    /// Condition: the tenant's tier [default: any]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tier: Vec<String>,
+    /// Condition: the region that the request says [default: any]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub region: Vec<String>,
-    /// Of what was said last, such as de or deu
+    /// Condition: the language of what was said last, such as de or deu; short texts have none [default: any]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub language: Vec<String>,
-    /// Of text in the prompt, such as 8KiB
+    /// Condition: least text in the prompt, such as 8KiB [default: none]
     pub bytes_min: Option<String>,
+    /// Condition: most text in the prompt [default: none]
     pub bytes_max: Option<String>,
-    /// Whether tools are offered
+    /// Condition: whether tools are offered [default: either]
     pub tools: Option<bool>,
-    /// The model that answers, or `auto`
+    /// Model that answers, or `auto`; a rule has this or `split` [default: none]
     pub model: Option<String>,
-    /// Or several, with their shares of users
+    /// Models that answer, with their shares of users, such as `{ large = 95, large-next = 5 }` [default: none]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub split: BTreeMap<String, f64>,
-    /// The model that answers when the first would take too long
+    /// Model that answers when the first would take too long, or has no worker [default: none]
     pub overflow: Option<String>,
     /// Predicted time to first token that is too long, in milliseconds [default: the limit of the request's class]
     pub overflow_ttft_ms: Option<f64>,

@@ -32,21 +32,22 @@ const DISCLAIMER_BYTES_MAX: usize = 4096;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SafetyFlags {
-    /// `false`: no checks [default: true]
+    /// Whether prompts and answers are checked [default: true]
     pub enabled: Option<bool>,
-    /// Files with further patterns
+    /// Files with patterns besides the built-in list [default: none]
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
     pub patterns: Vec<String>,
     /// `built-in`, `none`, or a file that `tidemill safety train` wrote [default: built-in]
     pub classifier: Option<String>,
-    /// Thresholds of prompts by category, such as dangerous = "BLOCK_MEDIUM_AND_ABOVE" [default: BLOCK_HIGH_AND_ABOVE]
+    /// Thresholds of prompts by category, such as `{ dangerous = "BLOCK_MEDIUM_AND_ABOVE" }` [default: BLOCK_HIGH_AND_ABOVE]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub input: BTreeMap<String, String>,
-    /// Thresholds of answers [default: BLOCK_MEDIUM_AND_ABOVE]
+    /// Thresholds of answers by category [default: BLOCK_MEDIUM_AND_ABOVE]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub output: BTreeMap<String, String>,
-    /// The model that is asked about what the classifier is not sure of [default: none]
+    /// Model that judges what the classifier is not sure of: a section [default: none]
     pub judge: Option<JudgeFlags>,
+    /// Texts that are said after some answers: `[[safety.disclaimer]]` sections [default: none]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disclaimer: Vec<DisclaimerFlags>,
 }
@@ -54,25 +55,25 @@ pub struct SafetyFlags {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JudgeFlags {
-    /// One of the cluster's, by its own name
+    /// Model of this cluster, by its own name
     pub model: String,
-    /// File with its prompt, in which `{text}` stands for the text [default: built in]
+    /// File with its prompt, in which `{text}` stands for the text [default: built in, safety/lists/judge.txt]
     pub prompt: Option<String>,
-    /// What it says of harmless texts [default: safe]
+    /// Word that it says of harmless texts [default: safe]
     pub safe: Option<String>,
-    /// What it says of harmful ones [default: unsafe]
+    /// Word that it says of harmful texts [default: unsafe]
     pub r#unsafe: Option<String>,
-    /// It reads answers, too: what the classifier is not sure of waits for it [default: false]
+    /// Whether it reads answers, too: what the classifier is not sure of waits for it [default: false]
     pub answers: Option<bool>,
-    /// For one prompt, or one passage of an answer, with the time in line [default: 1000]
+    /// Milliseconds for one prompt, or one passage of an answer, with the time in line [default: 1000]
     pub deadline_ms: Option<u64>,
-    /// What becomes of what is doubtful while it does not answer: `closed`, it is refused; `open`, it passes [default: closed]
+    /// What becomes of doubtful texts while it does not answer: `closed` refuses them, `open` lets them pass [default: closed]
     pub when_down: Option<String>,
-    /// Seconds after the first failure in a row for which it passes [default: 300]
+    /// Seconds after the first failure in a row for which they pass [default: 300]
     pub open_for_s: Option<u64>,
-    /// Prompts and passages that are judged at a time [default: 8]
+    /// Most prompts and passages that are judged at a time [default: 8]
     pub at_once: Option<usize>,
-    /// Those that may wait for that [default: 256]
+    /// Most prompts and passages that wait for that [default: 256]
     pub waiting_max: Option<usize>,
 }
 
@@ -80,10 +81,11 @@ pub struct JudgeFlags {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DisclaimerFlags {
-    /// In metrics
+    /// Name in metrics
     pub name: String,
-    /// Lines of a pattern list: an answer with a match gets the text
+    /// Lines of a pattern list: an answer that matches one gets the text
     pub patterns: Vec<String>,
+    /// Text at the answer's end
     pub text: String,
 }
 

@@ -15,17 +15,17 @@ const ANSWERS_MAX: usize = 1 << 20;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SemanticFlags {
-    /// [default: true, where there is such a section]
+    /// Whether there is a semantic cache [default: true, where there is such a section]
     pub enabled: Option<bool>,
-    /// Least likeness of a hit, from 0.5 to 1; a model needs one of its own [default: 0.64]
+    /// Least similarity of a hit, from 0.5 to 1; a `model` needs a threshold of its own [default: 0.64]
     pub threshold: Option<f32>,
-    /// Seconds that an answer is given again [default: 3600]
+    /// Seconds for which an answer is given again [default: 3600]
     pub keep_s: Option<u64>,
-    /// Bytes of all questions and answers [default: 64MiB]
+    /// Size of all questions and answers [default: 64MiB]
     pub bytes_max: Option<String>,
-    /// Such answers at a time [default: 16384]
+    /// Most answers at a time [default: 16384]
     pub answers_max: Option<usize>,
-    /// A served model that says how alike questions are, by its embeddings [default: none, their words do]
+    /// Served model whose embeddings say how similar questions are [default: none, their words do]
     pub model: Option<String>,
 }
 

@@ -26,14 +26,16 @@ const SERVER_NAME_BYTES_MAX: usize = 32;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerToolsFlags {
-    /// Of `calculator` and `clock` [default: both]
+    /// Built-in tools that are there: `calculator`, `clock` [default: both]
     pub built_in: Option<Vec<String>>,
     /// Hosts that tools may be at, as `host` or `host:port` [default: none]
     pub hosts: Vec<String>,
-    /// Times that the model is asked for one response [default: 8]
+    /// Most times that the model is asked for one response; the last time without tools [default: 8]
     pub rounds_max: Option<u32>,
+    /// HTTP endpoints: `[[server_tools.tool]]` sections, at most 256 [default: none]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool: Vec<ToolFlags>,
+    /// MCP servers: `[[server_tools.mcp]]` sections, at most 32 [default: none]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mcp: Vec<McpFlags>,
 }
@@ -42,17 +44,19 @@ pub struct ServerToolsFlags {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToolFlags {
+    /// Name that the model calls
     pub name: String,
-    /// For the model
+    /// What the tool does, for the model
     pub description: String,
+    /// Address that arguments are posted to as JSON; its host must be in `hosts`
     pub url: String,
     /// JSON schema of the arguments: an object
     pub parameters: Value,
-    /// Calls are made to keep to it [default: true]
+    /// Whether calls are made to keep to the schema [default: true]
     pub strict: Option<bool>,
-    /// [default: 5000]
+    /// Milliseconds of silence after which a call has failed [default: 5000]
     pub timeout_ms: Option<u64>,
-    /// File with a token that is sent as `Authorization: Bearer`; read before each request
+    /// File with a token that is sent as `Authorization: Bearer`; read before each request [default: none]
     pub token: Option<PathBuf>,
     /// PEM file with the authorities that the URL's certificate may come from [default: those that browsers trust]
     pub ca: Option<PathBuf>,
@@ -62,16 +66,17 @@ pub struct ToolFlags {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct McpFlags {
-    /// Its tools are offered as `NAME__TOOL`
+    /// Name of the server: its tools are offered as `NAME__TOOL`
     pub name: String,
+    /// Address of the server; its host must be in `hosts`
     pub url: String,
-    /// Its tools that are offered, by the server's names [default: all]
+    /// Tools of the server that are offered, by the server's names [default: all]
     pub allowed: Option<Vec<String>>,
-    /// Calls are made to keep to the tools' schemas [default: false]
+    /// Whether calls are made to keep to the tools' schemas [default: false]
     pub strict: Option<bool>,
-    /// Of a call, and of each step of connecting [default: 5000]
+    /// Milliseconds for a call, and for each step of connecting [default: 5000]
     pub timeout_ms: Option<u64>,
-    /// File with a token that is sent as `Authorization: Bearer`; read before each request
+    /// File with a token that is sent as `Authorization: Bearer`; read before each request [default: none]
     pub token: Option<PathBuf>,
     /// PEM file with the authorities that the URL's certificate may come from [default: those that browsers trust]
     pub ca: Option<PathBuf>,

@@ -30,21 +30,24 @@ pub enum KeptIn {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TierFlags {
-    /// Each a number, or `none` [default: the built-in tier's, or none]
+    /// Requests a minute: a number, or `"none"` [default: the built-in tier's, or none]
     pub requests_per_minute: Option<Limit>,
+    /// Tokens a minute, of prompts and answers together: a number, or `"none"` [default: the built-in tier's, or none]
     pub tokens_per_minute: Option<Limit>,
+    /// Tokens a day: a number, or `"none"` [default: none]
     pub tokens_per_day: Option<Limit>,
+    /// Requests at a time: a number, or `"none"` [default: none]
     pub concurrent: Option<Limit>,
-    /// Limits beside the others, by model: what a tenant may ask of that model
+    /// Limits beside the others of requests for one model: `[tier.NAME.models.MODEL]` sections [default: none]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub models: BTreeMap<String, Overrides>,
-    /// The `service_tier` of requests that ask for none
+    /// `service_tier` of requests that ask for none, or for one that the tier does not have [default: the built-in tier's, or default]
     pub class: Option<String>,
-    /// Those that requests may ask for
+    /// `service_tier`s that requests may ask for [default: the built-in tier's, or that of `class`]
     pub classes: Option<Vec<String>>,
-    /// 1: turned away first when there is too much to do; 2: then; 0: never
+    /// When the tier is turned away: 1, first when there is too much to do; 2, then; 0, never [default: the built-in tier's, or 2]
     pub shed: Option<u8>,
-    /// Tokens of an answer whose length a client leaves open, at most, where tokens are limited [default: 4096]
+    /// Most tokens of an answer whose length a client leaves open, where tokens are limited [default: 4096]
     pub answer_tokens: Option<u32>,
 }
 
@@ -52,29 +55,29 @@ pub struct TierFlags {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JwtFlags {
-    /// What tokens must have as `iss`
+    /// Issuer that tokens must have as `iss`
     pub issuer: String,
-    /// What they must have in `aud`: one of these
+    /// Audiences of which tokens must have one in `aud`
     pub audience: Vec<String>,
-    /// Algorithms that are accepted, such as ES256
+    /// Algorithms that are accepted, such as ES256; only those with a public key
     pub algorithms: Vec<String>,
-    /// File with the provider's public keys; read again when it changes
+    /// File with the provider's public keys, read again when it changes; or else `jwks_url` [default: none]
     pub jwks: Option<PathBuf>,
-    /// Or the URL of it, fetched again by age, and when a token names a key that is not known
+    /// URL of the provider's public keys, fetched again by age, and when a token names a key that is not known [default: none]
     pub jwks_url: Option<String>,
     /// PEM file with the authorities that the URL's certificate may come from [default: those that browsers trust]
     pub jwks_ca: Option<PathBuf>,
     /// Seconds after which keys are fetched again [default: 3600]
     pub jwks_max_age_s: Option<u64>,
-    /// [default: tenant]
+    /// Claim that names the tenant [default: tenant]
     pub tenant_claim: Option<String>,
-    /// [default: sub]
+    /// Claim that names the user [default: sub]
     pub user_claim: Option<String>,
-    /// Refuse tokens without that claim; else they are for their whole tenant [default: false]
+    /// Refuses tokens without the user's claim; else they are for their whole tenant [default: false]
     pub user_required: Option<bool>,
-    /// [default: tier]
+    /// Claim that names the tier [default: tier]
     pub tier_claim: Option<String>,
-    /// Of tokens without that claim [default: free]
+    /// Tier of tokens without that claim [default: free]
     pub tier: Option<String>,
     /// Seconds for which batches go on after the token that made them has expired [default: 86400]
     pub background_s: Option<u64>,
@@ -84,9 +87,9 @@ pub struct JwtFlags {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SinkFlags {
-    /// Where events are posted
+    /// Address that events are posted to
     pub url: String,
-    /// File with a token that is sent as `Authorization: Bearer`; read before each request
+    /// File with a token that is sent as `Authorization: Bearer`; read before each request [default: none]
     pub token: Option<PathBuf>,
     /// PEM file with the authorities that the URL's certificate may come from [default: those that browsers trust]
     pub ca: Option<PathBuf>,
@@ -105,7 +108,7 @@ impl SinkFlags {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SheddingFlags {
-    /// `false`: never [default: true]
+    /// Whether tiers are turned away when there is too much to do [default: true]
     pub enabled: Option<bool>,
     /// Share of the decode workers' KV blocks in use [default: 0.9]
     pub kv_used: Option<f64>,

@@ -69,14 +69,14 @@ impl Role {
     }
 }
 
-/// The examples of the operators' manual, each for the roles whose file it is.
+/// The examples of the operators' guides, each for the roles whose file it is.
 fn examples(roles: &[Role]) -> anyhow::Result<Vec<(usize, String)>> {
-    let manual = tree::text("docs/operating.md")?;
-    let blocks = manual.split("```toml\n").skip(1).filter_map(|rest| Some(rest.split_once("```")?.0));
     let mut seeds = Vec::new();
-    for block in blocks {
-        seeds.extend(roles.iter().enumerate().filter(|(_, role)| (role.reads)(block)).map(|(number, _)| (number, block.to_owned())));
+    for page in [tree::pages("docs/guides")?, tree::pages("docs/tutorials")?].concat() {
+        for block in page.split("```toml\n").skip(1).filter_map(|rest| Some(rest.split_once("```")?.0)) {
+            seeds.extend(roles.iter().enumerate().filter(|(_, role)| (role.reads)(block)).map(|(number, _)| (number, block.to_owned())));
+        }
     }
-    anyhow::ensure!(seeds.len() >= 10, "the manual has {} examples that are read", seeds.len());
+    anyhow::ensure!(seeds.len() >= 10, "the guides have {} examples that are read", seeds.len());
     Ok(seeds)
 }

@@ -10,8 +10,13 @@ pub(super) fn path(relative: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(relative)
 }
 
-pub(super) fn text(relative: &str) -> anyhow::Result<String> {
-    fs::read_to_string(path(relative)).with_context(|| relative.to_owned())
+/// The pages in a directory of the documentation, by name.
+pub(super) fn pages(dir: &str) -> anyhow::Result<Vec<String>> {
+    let entries = fs::read_dir(path(dir)).with_context(|| dir.to_owned())?;
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<anyhow::Result<Vec<_>>>()?;
+    files.retain(|file| file.extension().is_some_and(|kind| kind == "md"));
+    files.sort();
+    files.iter().map(|file| fs::read_to_string(file).with_context(|| file.display().to_string())).collect()
 }
 
 /// Directories of small models, one of each family.

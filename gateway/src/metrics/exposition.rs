@@ -16,8 +16,13 @@ pub(super) fn write(text: &mut String, cluster: &ClusterView) {
     };
     let one = |value: f64| vec![(String::new(), value)];
     family("requests_running", "gauge", "Sequences at a decode worker", &one(cluster.sequences_running as f64));
-    family("requests_waiting", "gauge", "Sequences that wait for a place", &one(cluster.sequences_waiting as f64));
-    family("rescues_total", "counter", "Sequences that went on at another worker", &one(cluster.rescues as f64));
+    family("requests_waiting", "gauge", "Sequences that wait for a place at a decode worker", &one(cluster.sequences_waiting as f64));
+    family(
+        "rescues_total",
+        "counter",
+        "Sequences that continued at another worker after their own was lost; a drain does not count",
+        &one(cluster.rescues as f64),
+    );
     for Family { name, kind, help, samples } in WORKER_FAMILIES {
         let all: Vec<_> = cluster
             .members
@@ -44,14 +49,21 @@ fn probes(text: &mut String, models: &[ModelView]) {
     if probed.is_empty() {
         return;
     }
-    family("rounds_total", "counter", "Rounds of probes that ended", &|probes| vec![("", probes.rounds as f64)]);
-    family("answers_total", "counter", "Workers' answers to a round of probes", &|probes| {
-        let ProbesView { same, differs, unanswered, .. } = probes;
-        [(",outcome=\"same\"", same), (",outcome=\"differs\"", differs), (",outcome=\"unanswered\"", unanswered)]
-            .map(|(label, count)| (label, *count as f64))
-            .to_vec()
+    family("rounds_total", "counter", "Rounds of probes of a `model` that ended", &|probes| vec![("", probes.rounds as f64)]);
+    family(
+        "answers_total",
+        "counter",
+        "Workers' answers to a round of probes of a `model`, by `outcome`: same, differs, unanswered",
+        &|probes| {
+            let ProbesView { same, differs, unanswered, .. } = probes;
+            [(",outcome=\"same\"", same), (",outcome=\"differs\"", differs), (",outcome=\"unanswered\"", unanswered)]
+                .map(|(label, count)| (label, *count as f64))
+                .to_vec()
+        },
+    );
+    family("age_seconds", "gauge", "Time since the last round of probes of a `model` ended", &|probes| {
+        probes.age_s.map_or(vec![], |age| vec![("", age)])
     });
-    family("age_seconds", "gauge", "Since the last round of probes ended", &|probes| probes.age_s.map_or(vec![], |age| vec![("", age)]));
 }
 
 /// Where this coordinator's registry stands.
@@ -110,7 +122,7 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "kv_blocks",
         kind: "gauge",
-        help: "KV blocks by state",
+        help: "KV blocks by `tier` (hbm: device memory, also on a CPU; dram; nvme) and `state` (free; cached: usable, not in use; used)",
         samples: |m| {
             let states = |(tier, blocks): (&'static str, Blocks)| {
                 let states = [("free", blocks.free), ("cached", blocks.cached), ("used", blocks.used)];
@@ -122,7 +134,7 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "kv_bytes",
         kind: "gauge",
-        help: "Bytes of KV held (cached or in use)",
+        help: "Bytes of KV held, cached or in use, by `tier`",
         samples: |m| {
             let bytes = |blocks: Blocks| blocks.cached.saturating_add(blocks.used) as f64 * blocks.bytes_per_block as f64;
             tiers(m).into_iter().map(|(tier, blocks)| (vec![("tier", tier)], bytes(blocks))).collect()
@@ -131,13 +143,13 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "kv_transfer_bytes_total",
         kind: "counter",
-        help: "Block bytes moved",
+        help: "Block bytes moved, by `transport` (shm, rdma, quic, disk), `tier` and `direction` (put, get)",
         samples: |m| lanes(m).into_iter().map(|(labels, moved)| (labels.to_vec(), moved.bytes as f64)).collect(),
     },
     Family {
         name: "kv_fetched_bytes_total",
         kind: "counter",
-        help: "Bytes of blocks got, by what copied them: a GPU itself, straight from the pool node's memory, or the host",
+        help: "Bytes of blocks got, `by` what copied them: a GPU itself (device), from the memory of a pool node on its host, or the host",
         samples: |m| {
             let fetched = &m.report.counters.fetched;
             match m.role {
@@ -151,7 +163,7 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "prefix_tokens_total",
         kind: "counter",
-        help: "Prompt tokens by where their KV came from",
+        help: "Prompt tokens by `source` of their KV: hbm, dram, nvme, remote (cached), prefill (computed for this request), computed (by decode itself)",
         samples: |m| {
             let t = &m.report.counters.tokens;
             [("hbm", t.hbm), ("dram", t.dram), ("nvme", t.nvme), ("remote", t.remote), ("prefill", t.prefill), ("computed", t.local)]
@@ -162,7 +174,7 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "prefill_tokens_total",
         kind: "counter",
-        help: "Prompt tokens of prefill jobs",
+        help: "Prompt tokens of prefill jobs, by `source`: computed, cached",
         samples: |m| {
             let c = &m.report.counters;
             [("computed", c.prefill_computed_tokens), ("cached", c.prefill_cached_tokens)]
@@ -173,7 +185,7 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "kv_misses_total",
         kind: "counter",
-        help: "Blocks that were asked for and not usable",
+        help: "Blocks asked for and not usable, by `reason`: absent, stale (slot reused), corrupt, unreachable, disk_corrupt",
         samples: |m| {
             let misses = &m.report.counters.misses;
             [
@@ -190,13 +202,13 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "kv_rails_opened_total",
         kind: "counter",
-        help: "RDMA connections that were opened",
+        help: "RDMA connections of a worker that were opened",
         samples: |m| vec![(vec![], m.report.counters.rails.opened as f64)],
     },
     Family {
         name: "kv_rails_lost_total",
         kind: "counter",
-        help: "RDMA connections that broke, or that their pool node closed; without any left, blocks travel over QUIC",
+        help: "RDMA connections of a worker that broke, or that their pool node closed; as many as were opened: blocks travel over QUIC",
         samples: |m| vec![(vec![], m.report.counters.rails.lost as f64)],
     },
     Family {
@@ -214,13 +226,13 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "kv_disk_given_up",
         kind: "gauge",
-        help: "Whether a pool node goes on without its disk, because of errors",
+        help: "1 if a pool node goes on without its disk, because of errors",
         samples: |m| vec![(vec![], m.report.counters.disk.given_up as f64)],
     },
     Family {
         name: "preemptions_total",
         kind: "counter",
-        help: "Sequences that lost their device blocks",
+        help: "Sequences that lost their device blocks and came back",
         samples: |m| vec![(vec![], m.report.counters.preemptions as f64)],
     },
     Family {
@@ -232,7 +244,7 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "prediction_error_ratio",
         kind: "gauge",
-        help: "How far predictions of a worker's steps were off, as a share of the time that they took",
+        help: "Error of the predictions of a worker's last 128 steps, as a share of their time, by `quantile`: 0.5, 0.9",
         samples: |m| {
             let quantiles = |error: PredictionError| vec![(vec![("quantile", "0.5")], error.p50), (vec![("quantile", "0.9")], error.p90)];
             m.prediction_error.map_or(vec![], quantiles)
@@ -253,7 +265,7 @@ fn lanes(member: &MemberView) -> Vec<([(&'static str, &'static str); 3], Moved)>
 
 /// How long transfers took: a histogram of each lane in which there were any.
 fn transfer_times(text: &mut String, members: &[MemberView]) {
-    let help = "Time of a transfer: a batch that was put, a block that was got, a read or write of the disk";
+    let help = "Time of a transfer, by `transport`, `tier` and `direction`: a batch that was put, a block that was got, a read or write of the disk";
     let _ = writeln!(text, "# HELP tidemill_kv_transfer_seconds {help}\n# TYPE tidemill_kv_transfer_seconds histogram");
     for member in members {
         for (labels, moved) in lanes(member).into_iter().filter(|(_, moved)| moved.transfers > 0) {

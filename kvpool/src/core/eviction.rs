@@ -88,7 +88,7 @@ pub enum Policy {
     Lru,
     Lfu,
     S3Fifo,
-    /// The default, by the hit rates in `docs/benchmarks.md`.
+    /// The default, by the hit rates in `docs/results/eviction.md`.
     #[default]
     HitDensity,
 }

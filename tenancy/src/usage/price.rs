@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Price {
-    /// Of a prompt, those aside that were cached.
+    /// Price of prompt tokens, those aside that were cached [default: 0]
     pub prompt: f64,
+    /// Price of cached prompt tokens [default: 0]
     pub cached: f64,
+    /// Price of generated tokens [default: 0]
     pub output: f64,
 }
 
