@@ -9,7 +9,7 @@
 mod line;
 
 use crate::{
-    http::errors::ApiError,
+    error::ApiError,
     metrics,
     shares::{Party, Refused},
 };

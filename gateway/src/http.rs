@@ -10,7 +10,7 @@
 //! - [`files`], [`batches`]: requests in files, answered within a day
 //! - [`messages`]: Anthropic's API; [`embeddings`], [`moderations`] and [`tokenize`]: what needs no answer
 //! - [`structured`]: what an answer's text must follow
-//! - [`body`]: bodies on their way in; [`parse`]: bodies checked; [`errors`]: OpenAI's error object
+//! - [`body`]: bodies on their way in; [`parse`]: bodies checked; `errors`: errors as responses
 //! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
 //! - [`records`]: what coordinators agree on, for operators; [`rollouts`]: users that move to another model, for operators
 //! - [`replay`]: requests that are repeated, and streams that go on
@@ -33,7 +33,7 @@ mod custom;
 pub mod doors;
 pub mod embeddings;
 pub mod endpoint;
-pub mod errors;
+mod errors;
 pub mod feedback;
 pub mod files;
 mod leftover;

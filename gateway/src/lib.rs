@@ -19,6 +19,7 @@
 //! Shell (feature `shell`, on by default):
 //!
 //! - [`gateway`]: the state that all handlers share
+//! - [`error`]: why a request fails
 //! - [`http`]: endpoints and their server
 //! - [`computing`]: threads for what is made of clients' data
 //! - [`backend`]: the cluster as the gateway sees it
@@ -57,6 +58,8 @@ pub mod backend;
 pub mod batches;
 #[cfg(feature = "shell")]
 pub mod computing;
+#[cfg(feature = "shell")]
+pub mod error;
 #[cfg(feature = "shell")]
 pub mod feedback;
 #[cfg(feature = "shell")]

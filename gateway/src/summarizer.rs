@@ -9,10 +9,10 @@ use crate::{
         summing::Summing,
     },
     dialog::{Dialog, Message, ReasoningWish},
+    error::ApiError,
     gateway::Gateway,
     generation::FinishReason,
     http::{
-        errors::ApiError,
         openai::GenerateRequest,
         responses::items::{Said, recall},
         rounds::rounded::Rounded,

@@ -7,8 +7,8 @@ pub mod metered;
 mod ttft;
 
 use crate::{
-    batch::life::Sender, gateway::Routed, grammars::Spent, http::errors::ApiError, metrics, owner::Owner, rollout::shadow::Tap,
-    shares::Party, stamp::unix,
+    batch::life::Sender, error::ApiError, gateway::Routed, grammars::Spent, metrics, owner::Owner, rollout::shadow::Tap, shares::Party,
+    stamp::unix,
 };
 use metered::{Metered, Wanted};
 use std::{

@@ -15,8 +15,9 @@ use crate::{
         pace::{Attempt, Pace, Step, Task},
         record,
     },
+    error::ApiError,
     gateway::Gateway,
-    http::{errors::ApiError, routes},
+    http::routes,
     metrics,
     stamp::{new_id, unix_seconds},
 };

@@ -5,8 +5,9 @@ use super::{Gateway, ServedModel};
 use crate::{
     audit::Audit,
     backend::Submission,
+    error::ApiError,
     generation::{Unchecked, guarded::Ruling},
-    http::{errors::ApiError, parse::Options},
+    http::parse::Options,
     safety::{
         self,
         judge::{Judge, Unsettled},
@@ -128,7 +129,7 @@ impl Gateway {
                 let blocked = |audit: &Audit| audit.blocked(Side::Prompt.name(), self.tenant(), &self.model.name, finding, &text);
                 Err(ApiError::content_filter(param, finding, self.audit().map(blocked)))
             }
-            Settled::Unchecked(unsettled) => Err(ApiError::unchecked(param, &unsettled)),
+            Settled::Unchecked(unsettled) => Err(ApiError::unchecked(param, &unsettled.told())),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::{Gateway, ServedModel};
 use crate::{
-    http::errors::ApiError,
+    error::ApiError,
     metrics,
     rollout::{
         running::{Live, Seat},

@@ -1,8 +1,9 @@
 //! Who a request comes from, and whether it may come at all. A layer around everything that clients can ask for: no handler runs without
 //! it, since handlers get their gateway from [`Client`], which only the layer can give them.
 
-use super::{errors::ApiError, messages::MessagesError, server::Peer};
+use super::{messages::MessagesError, server::Peer};
 use crate::{
+    error::ApiError,
     gateway::{Gateway, Routed},
     metrics,
     tenants::Caller,

@@ -1,8 +1,8 @@
 //! Tenants and keys, for operators: on a listener of their own, never at the front door. A secret is shown once, in the answer that makes
 //! its key.
 
-use super::{errors::ApiError, parse};
-use crate::{gateway::Gateway, tenants::Tenants};
+use super::parse;
+use crate::{error::ApiError, gateway::Gateway, tenants::Tenants};
 use axum::{
     Json,
     body::Body,

@@ -4,13 +4,13 @@
 //! left, or an error ended it) frees everything the request holds in the cluster.
 
 use super::{
-    errors::ApiError,
     openai::{FromCache, PromptTokensDetails, SimilarQuestion, TidemillUsage, Usage},
     parse::Options,
     rounds::rounded::Ran,
 };
 use crate::{
     backend::{SimilarTo, Submission},
+    error::ApiError,
     feedback::Feedback,
     gateway::{Judging, Routed},
     generation::{

@@ -1,8 +1,9 @@
 //! Appeals against blocks: clients file them, operators look at them and decide.
 
-use super::{access::Client, admin, errors::ApiError};
+use super::{access::Client, admin};
 use crate::{
     audit::{Audit, AuditError},
+    error::ApiError,
     gateway::Gateway,
 };
 use axum::{

@@ -1,8 +1,8 @@
 //! Request bodies on their way in: read within a time, and counted from their heads on against what their senders may have in flight.
 
-use super::errors::ApiError;
 use crate::{
     computing::refusal,
+    error::ApiError,
     metrics,
     shares::{Party, Pool, Refused, Share, Shares},
 };

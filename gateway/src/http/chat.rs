@@ -6,7 +6,6 @@ use super::{
     conversations::turn::Turn,
     custom::{self, InputReader},
     endpoint::{Call, Endpoint, json_logprob},
-    errors::ApiError,
     openai::{
         CallPart, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatFinish, ChatFunctionCall, ChatLogprobs, ChatMessage, ChatRequest,
         ChatResponse, ChatToken, ChatTokenLogprob, ChatTool, ChatToolCall, Content, ContentPart, CustomPart, FunctionDefinition,
@@ -20,6 +19,7 @@ use super::{
 use crate::{
     context::Strategy,
     dialog::{self, Dialog, ReasoningWish, Tool, ToolCall},
+    error::ApiError,
     gateway::Gateway,
     generation::{CallDelta, Finish, FinishReason, Logprob},
     text::tokenizer::printable,

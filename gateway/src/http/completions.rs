@@ -3,12 +3,12 @@
 use super::{
     answer::Delta,
     endpoint::{Call, Endpoint, json_logprob},
-    errors::ApiError,
     openai::{CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Prompt, Usage},
     parse::{Options, TOP_LOGPROBS_MAX, in_range},
     stored::Stored,
 };
 use crate::{
+    error::ApiError,
     gateway::Gateway,
     text::{detokenizer::Detokenizer, tokenizer::printable},
 };

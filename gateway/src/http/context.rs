@@ -2,7 +2,6 @@
 //! What is left out, and what is given in its place, is decided by [`crate::context`].
 
 use super::{
-    errors::ApiError,
     memories::Facts,
     parse::{Options, in_range},
 };
@@ -13,6 +12,7 @@ use crate::{
         summary::{self, Choice, Outlook, State, Summaries, TOKENS_MAX},
     },
     dialog::{Dialog, Message},
+    error::ApiError,
     gateway::Gateway,
 };
 use serde::{Deserialize, Serialize};

@@ -11,7 +11,6 @@ pub use export::{export, export_all};
 
 use super::{
     access::Client,
-    errors::ApiError,
     parse,
     responses::{
         PageWish,
@@ -23,6 +22,7 @@ use super::{
 use crate::{
     computing::checkpoint,
     context::summary::Summaries,
+    error::ApiError,
     gateway::Gateway,
     stamp::{new_id, unix_seconds},
     store::{self, Addition, Item, ItemPage, Kind, NewRecord, Part, Record, RecordPage, Rewrite, StoreError},

@@ -1,8 +1,7 @@
 //! Custom tools: what they are called with is text, which the model writes as the one argument of a function. A regular expression as
 //! their format is kept; another grammar is told to the model.
 
-use super::errors::ApiError;
-use crate::dialog::Tool;
+use crate::{dialog::Tool, error::ApiError};
 use serde_json::{Value, json};
 
 /// The argument's name.

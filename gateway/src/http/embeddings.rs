@@ -4,13 +4,13 @@
 
 use super::{
     access::Client,
-    errors::ApiError,
     openai::{Prompt, Usage},
     parse, written,
 };
 use crate::{
     backend::Submission,
     computing::checkpoint,
+    error::ApiError,
     gateway::Gateway,
     metrics::{self, RequestOutcome},
 };

@@ -5,7 +5,6 @@ use super::{
     access::Client,
     answer::{Delta, Waiting},
     conversations::turn::Turn,
-    errors::ApiError,
     openai::{GenerateRequest, Usage},
     parse::{self, Options},
     rounds::{Rounds, rounded::Rounded},
@@ -15,6 +14,7 @@ use super::{
 };
 use crate::{
     backend::SimilarTo,
+    error::ApiError,
     gateway::{Asking, Gateway},
     metrics,
     stamp::unix_seconds,

@@ -1,7 +1,8 @@
 //! What users think of answers: clients tell, operators look.
 
-use super::{access::Client, errors::ApiError, parse};
+use super::{access::Client, parse};
 use crate::{
+    error::ApiError,
     feedback::{Answered, Feedback, Opinion, Rating},
     gateway::Gateway,
     json,

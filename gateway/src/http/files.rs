@@ -1,9 +1,10 @@
 //! `/v1/files`: requests of batches, and their answers.
 
-use super::{access::Client, errors::ApiError, parse};
+use super::{access::Client, parse};
 use crate::{
     batch::file::{INPUT, StoredFile},
     batches::{BatchError, Batches, Listed, Page},
+    error::ApiError,
     gateway::Gateway,
 };
 use axum::{

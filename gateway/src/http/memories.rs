@@ -3,10 +3,10 @@
 
 use super::{
     access::Client,
-    errors::ApiError,
     responses::{PageWish, page_wanted, parsed},
 };
 use crate::{
+    error::ApiError,
     gateway::Gateway,
     stamp::{new_id, unix_seconds},
     store::{Kind, NewRecord, Page, Part, Record, RecordPage, StoreError},

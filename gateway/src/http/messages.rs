@@ -6,8 +6,9 @@
 mod blocks;
 mod request;
 
-use super::{access::Client, errors::ApiError, openai::Usage, rounds::rounded::Rounded, sse::keep_alive, written};
+use super::{access::Client, openai::Usage, rounds::rounded::Rounded, sse::keep_alive, written};
 use crate::{
+    error::ApiError,
     gateway::{Gateway, RunningDialog},
     generation::{Finish, FinishReason, StopReason},
     metrics,

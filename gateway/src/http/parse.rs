@@ -1,11 +1,11 @@
 //! A request body, checked: sizes, types and ranges, each error naming the field.
 
 use super::{
-    errors::ApiError,
     openai::{GenerateRequest, SafetySetting, Seed, StopField},
     structured::Asked,
 };
 use crate::{
+    error::ApiError,
     generation::TextRules,
     json,
     semantic::Inquiry,

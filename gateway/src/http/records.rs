@@ -1,7 +1,8 @@
 //! `/registry`: the records that coordinators agree on. On the operators' port only: they change what all clients get.
 
-use super::{admin, errors::ApiError};
+use super::admin;
 use crate::{
+    error::ApiError,
     gateway::Gateway,
     registry::{ChangeError, RecordView},
 };

@@ -8,8 +8,9 @@ mod recorder;
 
 pub use recorder::Replays;
 
-use super::{errors::ApiError, messages::MessagesError};
+use super::messages::MessagesError;
 use crate::{
+    error::ApiError,
     gateway::Gateway,
     json, metrics,
     replay::{Asked, Digest},

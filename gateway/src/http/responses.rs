@@ -11,8 +11,9 @@ mod rounds;
 mod run;
 pub mod running;
 
-use super::{access::Client, errors::ApiError, parse, written};
+use super::{access::Client, parse, written};
 use crate::{
+    error::ApiError,
     gateway::Gateway,
     json, metrics,
     store::{Page, Part, Record},

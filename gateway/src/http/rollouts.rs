@@ -1,8 +1,9 @@
 //! `/rollouts`: users move from one model to another. On the operators' port only, at any coordinator: what is asked for becomes a record
 //! that all coordinators follow.
 
-use super::{admin, errors::ApiError, parse, records::refused};
+use super::{admin, parse, records::refused};
 use crate::{
+    error::ApiError,
     gateway::Gateway,
     rollout::{
         KIND,

@@ -6,9 +6,10 @@
 
 pub mod rounded;
 
-use super::{answer::Answer, errors::ApiError, openai::Usage, parse::Options};
+use super::{answer::Answer, openai::Usage, parse::Options};
 use crate::{
     dialog::{Dialog, Message, Tool, ToolCall, ToolChoice},
+    error::ApiError,
     gateway::{Gateway, RunningDialog},
     server_tools::{NotOffered, ServerTools},
 };

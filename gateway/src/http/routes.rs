@@ -1,11 +1,10 @@
 //! Routes of the front door and of the operators' port.
 
 use super::{
-    access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, doors, embeddings, endpoint,
-    errors::ApiError, feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, responses, rollouts,
-    tokenize, watch,
+    access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, doors, embeddings, endpoint, feedback,
+    files, leftover, memories, messages, models, moderations, operator, records, replay, responses, rollouts, tokenize, watch,
 };
-use crate::gateway::Gateway;
+use crate::{error::ApiError, gateway::Gateway};
 use axum::{
     Router,
     extract::DefaultBodyLimit,

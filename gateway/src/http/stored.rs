@@ -3,11 +3,10 @@
 
 use super::{
     conversations::turn::{Before, ConversationField, before},
-    errors::ApiError,
     memories::{self, Facts},
     parse,
 };
-use crate::gateway::Gateway;
+use crate::{error::ApiError, gateway::Gateway};
 use serde::Deserialize;
 
 /// The parts of a chat's body that are read before all else.

@@ -1,6 +1,7 @@
 //! What a client wants its answers to follow: OpenAI's `response_format`, and vLLM's `structured_outputs` and `guided_*`.
 
-use super::{errors::ApiError, openai::GenerateRequest};
+use super::openai::GenerateRequest;
+use crate::error::ApiError;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidemill_grammar::{

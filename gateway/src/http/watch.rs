@@ -6,8 +6,7 @@
 //!
 //! Bounded: so many viewers and no more; and nothing queues for one, since an event is made when its connection has room.
 
-use super::errors::ApiError;
-use crate::{gateway::Gateway, recent::FinishedRequest};
+use crate::{error::ApiError, gateway::Gateway, recent::FinishedRequest};
 use axum::{
     extract::State,
     response::{IntoResponse, Response, Sse, sse::Event},

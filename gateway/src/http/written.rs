@@ -1,7 +1,8 @@
 //! Answers that are written beside the event loop. Stored items are JSON already and pass through as they are.
 
-use super::{errors::ApiError, responses::not_json};
+use super::responses::not_json;
 use crate::{
+    error::ApiError,
     gateway::Gateway,
     shares::Share,
     store::{Item, ItemPage},

@@ -5,8 +5,8 @@ use super::{
     load, of_store, shown,
 };
 use crate::{
+    error::ApiError,
     gateway::Gateway,
-    http::errors::ApiError,
     shares::Share,
     store::{Kind, Page, Part, Record, RecordPage},
 };

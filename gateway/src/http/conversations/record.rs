@@ -1,14 +1,12 @@
 //! A conversation's own fields, as stored and as shown.
 
-use super::super::{
-    errors::ApiError,
-    responses::{
-        items::{Said, recall},
-        parsed, request,
-    },
+use super::super::responses::{
+    items::{Said, recall},
+    parsed, request,
 };
 use crate::{
     context::summary::Summary,
+    error::ApiError,
     gateway::Gateway,
     stamp::new_id,
     store::{Item, Record, Totals},

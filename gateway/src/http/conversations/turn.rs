@@ -7,7 +7,6 @@ use super::{
     super::{
         answer::Delta,
         context::{Cost, History, OldMessage},
-        errors::ApiError,
         openai::Usage,
         responses::{
             items::{self, Said, Sent, recall},
@@ -20,6 +19,7 @@ use super::{
 use crate::{
     context::summary::{Answered, Outlook, Summaries},
     dialog::{Dialog, Message},
+    error::ApiError,
     gateway::Gateway,
     generation::FinishReason,
     stamp::{new_id, unix_seconds},

@@ -6,9 +6,9 @@
 
 use crate::{
     dialog::{Dialog, Message, ReasoningWish, Tool, ToolCall, ToolChoice},
+    error::ApiError,
     gateway::{Asking, Gateway},
     http::{
-        errors::ApiError,
         openai::{GenerateRequest, StopField},
         parse::{self, Options},
         rounds::{self, Rounds},

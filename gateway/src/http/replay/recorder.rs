@@ -2,7 +2,8 @@
 //! listeners whose connections take the frames.
 
 use crate::{
-    http::{errors::ApiError, sse::KEEP_ALIVE},
+    error::ApiError,
+    http::sse::KEEP_ALIVE,
     metrics,
     replay::{Append, Asked, Counts, Digest, Limits, Read, Recordings, Seat},
 };

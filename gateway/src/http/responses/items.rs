@@ -2,7 +2,8 @@
 
 use crate::{
     dialog::{Message, ToolCall},
-    http::{custom, errors::ApiError},
+    error::ApiError,
+    http::custom,
     json,
     store::Item,
     text::tokenizer::Tokenizer,

@@ -3,10 +3,10 @@
 use super::items::{self, ITEMS_MAX, Said, Sent};
 use crate::{
     dialog::{ReasoningWish, Tool, ToolChoice},
+    error::ApiError,
     gateway::{Asking, Gateway},
     http::{
         custom,
-        errors::ApiError,
         openai::GenerateRequest,
         parse::{self, Options, TOP_LOGPROBS_MAX, in_range},
         rounds, structured, tool_choice,

@@ -6,10 +6,10 @@ use super::{
 };
 use crate::{
     dialog::{Dialog, ToolCall},
+    error::ApiError,
     gateway::Gateway,
     http::{
         answer::Answer,
-        errors::ApiError,
         openai::Usage,
         parse::Options,
         rounds::{self, Rounds},

@@ -9,12 +9,12 @@ use super::{
 };
 use crate::{
     dialog::{Dialog, Message},
+    error::ApiError,
     gateway::{Gateway, RunningDialog},
     generation::{Finish, FinishReason, Piece, StopReason},
     http::{
         answer::Answer,
         conversations::{record::Conversation, retitled},
-        errors::ApiError,
         openai::Usage,
     },
     json,

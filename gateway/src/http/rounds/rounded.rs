@@ -4,11 +4,11 @@
 use super::{Rounds, run};
 use crate::{
     dialog::{Message, ToolCall},
+    error::ApiError,
     gateway::Gateway,
     generation::{CallDelta, Finish, FinishReason, Piece},
     http::{
         answer::{Answer, Delta, News},
-        errors::ApiError,
         openai::Usage,
     },
 };
