@@ -5,9 +5,9 @@
 
 use std::{fs, sync::Arc, time::Duration};
 use tidemill_gateway::{
-    http::openai::Usage,
     metrics::RequestOutcome,
     tenants::{Caller, MeterSettings, TenantSettings, Tenants, metered::Wanted},
+    usage::Usage,
 };
 use tidemill_tenancy::{
     journal,

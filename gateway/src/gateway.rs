@@ -6,7 +6,7 @@ mod questions;
 mod route;
 
 pub use doubts::Judging;
-pub use route::{Asking, RouteUsage, Routed};
+pub use route::{Asking, Routed};
 
 use crate::{
     audit::Audit,

@@ -28,6 +28,7 @@
 //! - [`summarizer`]: running summaries of long conversations, made in the background
 //! - [`batches`]: clients' files and batches, on disk and running
 //! - [`tenants`]: who asks, how much, and what it came to
+//! - [`usage`]: token counts, times and sources of an answer, as the APIs show them
 //! - [`feedback`]: what users think of answers
 //! - [`audit`]: what was blocked, and who appealed
 //! - [`server_tools`]: tools that run here, for models that call them
@@ -88,3 +89,5 @@ pub mod store;
 pub mod summarizer;
 #[cfg(feature = "shell")]
 pub mod tenants;
+#[cfg(feature = "shell")]
+pub mod usage;

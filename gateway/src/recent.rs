@@ -1,6 +1,6 @@
 //! The last choices that ended, for whoever watches: a bounded ring, numbered, so that a viewer can ask for what is new.
 
-use crate::http::openai::TidemillUsage;
+use crate::usage::TidemillUsage;
 use serde::Serialize;
 use std::{
     collections::VecDeque,

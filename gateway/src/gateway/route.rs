@@ -11,8 +11,8 @@ use crate::{
         shadow::{Mirror, Tap},
     },
     routing::{Asker, By, Overflow, Router, said::Said},
+    usage::RouteUsage,
 };
-use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
 use tidemill_cluster::class::ClassId;
 
@@ -36,15 +36,6 @@ pub struct Routed {
     /// In a rollout.
     pub seat: Option<Seat>,
     mirror: Mutex<Option<Mirror>>,
-}
-
-/// Which model answered, and why.
-#[derive(Clone, Debug, Serialize)]
-pub struct RouteUsage {
-    /// As the request says.
-    pub asked: Option<String>,
-    pub model: String,
-    pub why: String,
 }
 
 impl Routed {

@@ -3,11 +3,7 @@
 //! Streams and whole answers read the same deltas, so a client gets the same text either way. Dropping the answer (the client
 //! left, or an error ended it) frees everything the request holds in the cluster.
 
-use super::{
-    openai::{FromCache, PromptTokensDetails, SimilarQuestion, TidemillUsage, Usage},
-    parse::Options,
-    rounds::rounded::Ran,
-};
+use super::{parse::Options, rounds::rounded::Ran};
 use crate::{
     backend::{SimilarTo, Submission},
     error::ApiError,
@@ -25,6 +21,7 @@ use crate::{
     safety::{self, Blocks},
     tenants::metered::Metered,
     text::TextModel,
+    usage::{FromCache, PromptTokensDetails, SimilarQuestion, TidemillUsage, Usage},
 };
 use futures_util::FutureExt;
 use std::{

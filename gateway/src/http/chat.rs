@@ -2,14 +2,14 @@
 
 use super::{
     answer::Delta,
-    context::{self, ContextUsage, Fitted},
+    context::{self, Fitted},
     conversations::turn::Turn,
     custom::{self, InputReader},
     endpoint::{Call, Endpoint, json_logprob},
     openai::{
         CallPart, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatFinish, ChatFunctionCall, ChatLogprobs, ChatMessage, ChatRequest,
         ChatResponse, ChatToken, ChatTokenLogprob, ChatTool, ChatToolCall, Content, ContentPart, CustomPart, FunctionDefinition,
-        FunctionPart, Message, ServerToolCall, Thought, TypedPart, Usage,
+        FunctionPart, Message, ServerToolCall, Thought, TypedPart,
     },
     parse::{Options, TOP_LOGPROBS_MAX, in_range},
     rounds::{self, Rounds, rounded::Ran},
@@ -23,6 +23,7 @@ use crate::{
     gateway::Gateway,
     generation::{CallDelta, Finish, FinishReason, Logprob},
     text::tokenizer::printable,
+    usage::{ContextUsage, Usage},
 };
 use minijinja::{Value, value::ValueKind};
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -3,7 +3,7 @@
 use super::{
     answer::Delta,
     endpoint::{Call, Endpoint, json_logprob},
-    openai::{CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Prompt, Usage},
+    openai::{CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Prompt},
     parse::{Options, TOP_LOGPROBS_MAX, in_range},
     stored::Stored,
 };
@@ -11,6 +11,7 @@ use crate::{
     error::ApiError,
     gateway::Gateway,
     text::{detokenizer::Detokenizer, tokenizer::printable},
+    usage::Usage,
 };
 use std::{collections::BTreeMap, sync::Arc};
 use tidemill_proto::{block::Token, sampling::TokenLogprob};

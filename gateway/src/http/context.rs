@@ -14,8 +14,9 @@ use crate::{
     dialog::{Dialog, Message},
     error::ApiError,
     gateway::Gateway,
+    usage::{ContextUsage, MemoryUsage, RetrievedUsage, SummaryUsage},
 };
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 /// A client's `max_tokens` keeps no more than one of so many parts of the window free.
 const ANSWER_PARTS: u64 = 4;
@@ -65,47 +66,6 @@ pub struct Wanted {
     /// Old messages, at most.
     pub retrieve: usize,
     retrieve_tokens: u64,
-}
-
-/// In `usage.tidemill`: what the model was not given, and what in its place.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ContextUsage {
-    pub strategy: Strategy,
-    /// Of the whole dialog: from a user's message up to the next.
-    pub turns: usize,
-    pub turns_left_out: usize,
-    pub tokens_left_out: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub summary: Option<SummaryUsage>,
-    /// Old messages, by their ids.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub retrieved: Option<RetrievedUsage>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory: Option<MemoryUsage>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct SummaryUsage {
-    pub state: State,
-    /// Those that the summary tells of.
-    pub turns: usize,
-    pub tokens: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RetrievedUsage {
-    pub messages: Vec<String>,
-    pub tokens: u64,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct MemoryUsage {
-    pub facts: usize,
-    pub facts_left_out: usize,
-    pub tokens: u64,
-    /// Why there are none, where the store does not answer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
 }
 
 /// What is known of a stored conversation's turns.

@@ -2,17 +2,14 @@
 //! a text when it has read it to its end. Models trained for embeddings this way (last-token pooling) give good ones; any other chat
 //! model gives what it has.
 
-use super::{
-    access::Client,
-    openai::{Prompt, Usage},
-    parse, written,
-};
+use super::{access::Client, openai::Prompt, parse, written};
 use crate::{
     backend::Submission,
     computing::checkpoint,
     error::ApiError,
     gateway::Gateway,
     metrics::{self, RequestOutcome},
+    usage::Usage,
 };
 use axum::{
     body::{Body, Bytes},

@@ -5,7 +5,7 @@ use super::{
     access::Client,
     answer::{Delta, Waiting},
     conversations::turn::Turn,
-    openai::{GenerateRequest, Usage},
+    openai::GenerateRequest,
     parse::{self, Options},
     rounds::{Rounds, rounded::Rounded},
     sse,
@@ -19,6 +19,7 @@ use crate::{
     metrics,
     stamp::unix_seconds,
     text::tokenizer::Tokenizer,
+    usage::Usage,
 };
 use axum::{
     Json,

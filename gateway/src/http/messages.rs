@@ -6,13 +6,14 @@
 mod blocks;
 mod request;
 
-use super::{access::Client, openai::Usage, rounds::rounded::Rounded, sse::keep_alive, written};
+use super::{access::Client, rounds::rounded::Rounded, sse::keep_alive, written};
 use crate::{
     error::ApiError,
     gateway::{Gateway, RunningDialog},
     generation::{Finish, FinishReason, StopReason},
     metrics,
     stamp::new_id,
+    usage::Usage,
 };
 use axum::{
     Json,

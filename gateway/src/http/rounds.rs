@@ -6,12 +6,13 @@
 
 pub mod rounded;
 
-use super::{answer::Answer, openai::Usage, parse::Options};
+use super::{answer::Answer, parse::Options};
 use crate::{
     dialog::{Dialog, Message, Tool, ToolCall, ToolChoice},
     error::ApiError,
     gateway::{Gateway, RunningDialog},
     server_tools::{NotOffered, ServerTools},
+    usage::Usage,
 };
 use futures_util::future::join_all;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! A request that has its quota, until it is settled: once, by whatever ends it first. Dropping it settles it, too (its client left).
 
 use super::{Caller, Tenants};
-use crate::{http::openai::Usage, metrics::RequestOutcome};
+use crate::{metrics::RequestOutcome, usage::Usage};
 use std::{
     sync::Arc,
     time::{Duration, Instant},

@@ -7,7 +7,6 @@ use super::{
     super::{
         answer::Delta,
         context::{Cost, History, OldMessage},
-        openai::Usage,
         responses::{
             items::{self, Said, Sent, recall},
             output::{Output, counted},
@@ -25,6 +24,7 @@ use crate::{
     stamp::{new_id, unix_seconds},
     store::{Addition, Cut, Item, Kind, NewRecord, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
+    usage::Usage,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -2,10 +2,11 @@
 
 use crate::{
     generation::{CallDelta, Logprob, Piece},
-    http::{custom::InputReader, endpoint::json_logprob, openai::Usage},
+    http::{custom::InputReader, endpoint::json_logprob},
     stamp::new_id,
     store::Item,
     text::tokenizer::{Tokenizer, printable},
+    usage::Usage,
 };
 use serde_json::{Value, json};
 use std::{collections::HashSet, sync::Arc};

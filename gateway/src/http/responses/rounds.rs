@@ -10,10 +10,10 @@ use crate::{
     gateway::Gateway,
     http::{
         answer::Answer,
-        openai::Usage,
         parse::Options,
         rounds::{self, Rounds},
     },
+    usage::Usage,
 };
 
 #[derive(Debug)]

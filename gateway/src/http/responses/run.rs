@@ -15,12 +15,12 @@ use crate::{
     http::{
         answer::Answer,
         conversations::{record::Conversation, retitled},
-        openai::Usage,
     },
     json,
     stamp::{new_id, unix_seconds},
     store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
+    usage::Usage,
 };
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, sync::Arc};

@@ -7,10 +7,8 @@ use crate::{
     error::ApiError,
     gateway::Gateway,
     generation::{CallDelta, Finish, FinishReason, Piece},
-    http::{
-        answer::{Answer, Delta, News},
-        openai::Usage,
-    },
+    http::answer::{Answer, Delta, News},
+    usage::Usage,
 };
 use std::sync::Arc;
 
