@@ -16,11 +16,11 @@ use tidemill_gateway::{
     gateway::{Gateway, GatewaySettings, ServedModel},
     grammars::{Grammars, helper},
     http::{
-        cors::Origins,
         routes,
         server::{self, Limits, Tls, TlsError},
     },
     metrics,
+    origins::Origins,
     safety::judge::{Judge, JudgeError},
     server_tools::ServerTools,
     store::{

@@ -9,10 +9,12 @@ pub use doubts::Judging;
 pub use route::{Asking, Routed};
 
 use crate::{
+    answer::{Answer, Books, Reader},
     audit::Audit,
     backend::{Backend, Cache, Caches, Similar, Submission},
     batch::life::Sender,
     batches::Batches,
+    body::{Bodies, Whole},
     computing::{self, Computing},
     context::Strategy,
     dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
@@ -20,32 +22,28 @@ use crate::{
     feedback::{self, Answered, Feedback},
     generation::personal::Personal,
     grammars::{Grammars, Hearing},
-    http::{
-        answer::{Answer, Books, Reader},
-        body::{Bodies, Whole},
-        cors::Origins,
-        memories,
-        openai::GenerateRequest,
-        parse::{self, Constrained, FORM_OF_CALLS, Options},
-        replay::Replays,
-        responses::running::RunningResponses,
-        structured::{Asked, unjudged},
-        watch::VIEWERS_MAX,
-    },
-    json,
+    json, memories,
     metrics::Objectives,
+    options::{Constrained, FORM_OF_CALLS, Options},
+    origins::Origins,
+    parse,
     pii::Pii,
     recent::Recent,
     registry::Registry,
-    replay, response_cache,
+    replay,
+    replays::Replays,
+    request::GenerateRequest,
+    response_cache,
     rollout::running::Rollouts,
     routing::Router,
+    running::RunningResponses,
     safety::{self, Blocks, Safety},
     semantic,
     server_tools::ServerTools,
     shares::{Party, Pool, Share, Shares},
     stamp::unix_seconds,
     store::{Owner, Store},
+    structured::{Asked, unjudged},
     summarizer::{self, Summarizer},
     tenants::{
         Caller, Tenants,
@@ -96,6 +94,9 @@ const ANSWERS_BYTES_MAX: u64 = 256 << 20;
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// The most files that are uploaded at a time.
 const UPLOADS_MAX: u64 = 16;
+
+/// The most viewers that watch the cluster at a time, each with a stream of its own.
+pub const VIEWERS_MAX: usize = 16;
 
 /// Between looks at what tenants do to this cluster,
 const TENDED_EVERY: Duration = Duration::from_millis(500);

@@ -9,9 +9,8 @@
 //! - [`context`]: long dialogs fitted into the window
 //! - [`files`], [`batches`]: requests in files, answered within a day
 //! - [`messages`]: Anthropic's API; [`embeddings`], [`moderations`] and [`tokenize`]: what needs no answer
-//! - [`structured`]: what an answer's text must follow
-//! - [`body`]: bodies on their way in; [`parse`]: bodies checked; `errors`: errors as responses
-//! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
+//! - `errors`: errors as responses
+//! - [`sse`]: an answer's deltas as a stream
 //! - [`records`]: what coordinators agree on, for operators; [`rollouts`]: users that move to another model, for operators
 //! - [`replay`]: requests that are repeated, and streams that go on
 //! - [`written`]: answers that are written beside the event loop
@@ -19,17 +18,14 @@
 
 pub mod access;
 pub mod admin;
-pub mod answer;
 pub mod appeals;
 pub mod batches;
-pub mod body;
 pub mod chat;
 pub mod completions;
 pub mod console;
 pub mod context;
 pub mod conversations;
 pub mod cors;
-mod custom;
 pub mod doors;
 pub mod embeddings;
 pub mod endpoint;
@@ -43,18 +39,15 @@ pub mod models;
 pub mod moderations;
 pub mod openai;
 pub mod operator;
-pub mod parse;
 mod paths;
 pub mod records;
 pub mod replay;
 pub mod responses;
 pub mod rollouts;
-pub mod rounds;
 pub mod routes;
 pub mod server;
 pub mod sse;
 pub mod stored;
-pub mod structured;
 pub mod tokenize;
 mod tool_choice;
 pub mod watch;

@@ -29,6 +29,15 @@
 //! - [`batches`]: clients' files and batches, on disk and running
 //! - [`tenants`]: who asks, how much, and what it came to
 //! - [`usage`]: token counts, times and sources of an answer, as the APIs show them
+//! - [`body`]: bodies on their way in; [`parse`]: bodies as values
+//! - [`structured`]: what an answer's text must follow; `custom`: custom tools; `items`: items of stored histories
+//! - [`answer`]: a running request's events as deltas of its choices; [`rounds`]: answers with calls of tools that run here
+//! - [`replays`]: recordings of answers; [`running`]: responses that are being streamed
+//! - [`request`]: the part of a body that all generating endpoints share
+//! - [`options`]: a client's wishes, checked
+//! - [`memories`]: facts about users, as chats are given them, and how many are kept
+//! - [`origins`]: the origins whose web pages may use the API
+//! - [`embedded`]: embeddings, collected from workers' events
 //! - [`feedback`]: what users think of answers
 //! - [`audit`]: what was blocked, and who appealed
 //! - [`server_tools`]: tools that run here, for models that call them
@@ -52,13 +61,21 @@ pub mod shares;
 pub mod text;
 
 #[cfg(feature = "shell")]
+pub mod answer;
+#[cfg(feature = "shell")]
 pub mod audit;
 #[cfg(feature = "shell")]
 pub mod backend;
 #[cfg(feature = "shell")]
 pub mod batches;
 #[cfg(feature = "shell")]
+pub mod body;
+#[cfg(feature = "shell")]
 pub mod computing;
+#[cfg(feature = "shell")]
+pub mod custom;
+#[cfg(feature = "shell")]
+pub mod embedded;
 #[cfg(feature = "shell")]
 pub mod error;
 #[cfg(feature = "shell")]
@@ -70,13 +87,31 @@ pub mod grammars;
 #[cfg(feature = "shell")]
 pub mod http;
 #[cfg(feature = "shell")]
+pub mod items;
+#[cfg(feature = "shell")]
+pub mod memories;
+#[cfg(feature = "shell")]
 pub mod metrics;
+#[cfg(feature = "shell")]
+pub mod options;
+#[cfg(feature = "shell")]
+pub mod origins;
+#[cfg(feature = "shell")]
+pub mod parse;
 #[cfg(feature = "shell")]
 pub mod pii;
 #[cfg(feature = "shell")]
 pub mod recent;
 #[cfg(feature = "shell")]
 pub mod registry;
+#[cfg(feature = "shell")]
+pub mod replays;
+#[cfg(feature = "shell")]
+pub mod request;
+#[cfg(feature = "shell")]
+pub mod rounds;
+#[cfg(feature = "shell")]
+pub mod running;
 #[cfg(feature = "shell")]
 pub mod safety;
 #[cfg(feature = "shell")]
@@ -85,6 +120,8 @@ pub mod server_tools;
 mod stamp;
 #[cfg(feature = "shell")]
 pub mod store;
+#[cfg(feature = "shell")]
+pub mod structured;
 #[cfg(feature = "shell")]
 pub mod summarizer;
 #[cfg(feature = "shell")]

@@ -1,6 +1,6 @@
 //! What identifies people, in prompts and answers: what this server does about it, and its counters.
 
-use crate::{dialog::Dialog, generation::personal::Personal, http::parse::Options};
+use crate::{dialog::Dialog, generation::personal::Personal, options::Options};
 use metrics::{counter, histogram};
 use std::{sync::Arc, time::Instant};
 use tidemill_safety::pii::{Kind, find::Finder, vault::Vault};

@@ -12,12 +12,10 @@ use crate::{
     error::ApiError,
     gateway::Gateway,
     generation::FinishReason,
-    http::{
-        openai::GenerateRequest,
-        responses::items::{Said, recall},
-        rounds::rounded::Rounded,
-    },
+    items::{Said, recall},
     metrics,
+    request::GenerateRequest,
+    rounds::rounded::Rounded,
     stamp::unix_seconds,
     store::{self, Item, Owner, Part, StoreError},
 };

@@ -7,7 +7,7 @@ use crate::{
     backend::Submission,
     error::ApiError,
     generation::{Unchecked, guarded::Ruling},
-    http::parse::Options,
+    options::Options,
     safety::{
         self,
         judge::{Judge, Unsettled},

@@ -5,7 +5,8 @@ use super::Gateway;
 use crate::{
     backend::Submission,
     dialog::Dialog,
-    http::{embeddings, parse::Options},
+    embedded,
+    options::Options,
     semantic::{Inquiry, likeness::Question},
 };
 use metrics::counter;
@@ -62,7 +63,7 @@ impl Gateway {
         let prompt = Tokens::from(served.text.tokenizer.encode(text, true).map_err(|_| "failed")?);
         let request = NewRequest::embedding(prompt, self.salt(&[]), options.class, EMBEDDED_MAX);
         let submission = Submission::new(Arc::clone(&served.backend), vec![request]).map_err(|_| "rejected")?;
-        let mut embeddings = embeddings::collect(submission, 1).await.map_err(|_| "failed")?;
+        let mut embeddings = embedded::collect(submission, 1).await.map_err(|_| "failed")?;
         embeddings.pop().ok_or("failed")
     }
 }

@@ -1,8 +1,7 @@
 //! Tenants and keys, for operators: on a listener of their own, never at the front door. A secret is shown once, in the answer that makes
 //! its key.
 
-use super::parse;
-use crate::{error::ApiError, gateway::Gateway, tenants::Tenants};
+use crate::{error::ApiError, gateway::Gateway, parse, tenants::Tenants};
 use axum::{
     Json,
     body::Body,

@@ -1,27 +1,28 @@
 //! `/v1/chat/completions`.
 
 use super::{
-    answer::Delta,
     context::{self, Fitted},
     conversations::turn::Turn,
-    custom::{self, InputReader},
     endpoint::{Call, Endpoint, json_logprob},
     openai::{
         CallPart, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatFinish, ChatFunctionCall, ChatLogprobs, ChatMessage, ChatRequest,
         ChatResponse, ChatToken, ChatTokenLogprob, ChatTool, ChatToolCall, Content, ContentPart, CustomPart, FunctionDefinition,
         FunctionPart, Message, ServerToolCall, Thought, TypedPart,
     },
-    parse::{Options, TOP_LOGPROBS_MAX, in_range},
-    rounds::{self, Rounds, rounded::Ran},
     stored::Stored,
     tool_choice,
 };
 use crate::{
+    answer::{Delta, Ran},
     context::Strategy,
+    custom::{self, InputReader},
     dialog::{self, Dialog, ReasoningWish, Tool, ToolCall},
     error::ApiError,
     gateway::Gateway,
     generation::{CallDelta, Finish, FinishReason, Logprob},
+    options::{Options, TOP_LOGPROBS_MAX},
+    parse::in_range,
+    rounds::{self, Rounds},
     text::tokenizer::printable,
     usage::{ContextUsage, Usage},
 };

@@ -1,15 +1,16 @@
 //! `/v1/completions`: text or token ids in, text out; with `echo` and `logprobs` also the way evaluation harnesses score.
 
 use super::{
-    answer::Delta,
     endpoint::{Call, Endpoint, json_logprob},
     openai::{CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Prompt},
-    parse::{Options, TOP_LOGPROBS_MAX, in_range},
     stored::Stored,
 };
 use crate::{
+    answer::Delta,
     error::ApiError,
     gateway::Gateway,
+    options::{Options, TOP_LOGPROBS_MAX},
+    parse::in_range,
     text::{detokenizer::Detokenizer, tokenizer::printable},
     usage::Usage,
 };

@@ -1,10 +1,6 @@
 //! A dialog fitted into the model's window: the system prompt and the newest turns stay, and what is known of the rest is put beside them.
 //! What is left out, and what is given in its place, is decided by [`crate::context`].
 
-use super::{
-    memories::Facts,
-    parse::{Options, in_range},
-};
 use crate::{
     context::{
         self, Limits, Strategy, blocks, bm25,
@@ -14,6 +10,9 @@ use crate::{
     dialog::{Dialog, Message},
     error::ApiError,
     gateway::Gateway,
+    memories::Facts,
+    options::Options,
+    parse::in_range,
     usage::{ContextUsage, MemoryUsage, RetrievedUsage, SummaryUsage},
 };
 use serde::Deserialize;

@@ -11,12 +11,7 @@ pub use export::{export, export_all};
 
 use super::{
     access::Client,
-    parse,
-    responses::{
-        PageWish,
-        items::{Said, Sent},
-        page_wanted, request,
-    },
+    responses::{PageWish, page_wanted, request},
     written,
 };
 use crate::{
@@ -24,6 +19,8 @@ use crate::{
     context::summary::Summaries,
     error::ApiError,
     gateway::Gateway,
+    items::{Said, Sent},
+    parse,
     stamp::{new_id, unix_seconds},
     store::{self, Addition, Item, ItemPage, Kind, NewRecord, Part, Record, RecordPage, Rewrite, StoreError},
 };

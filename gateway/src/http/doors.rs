@@ -5,8 +5,7 @@
 //! and asks before it sends JSON. A page that has made its own name mean this machine's address is of the same origin; but then the browser
 //! says that name as the host.
 
-use super::{cors::Origins, parse};
-use crate::{error::ApiError, gateway::Gateway, metrics};
+use crate::{error::ApiError, gateway::Gateway, metrics, origins::Origins, parse};
 use axum::{
     body::HttpBody,
     extract::{Request, State},

@@ -3,21 +3,23 @@
 
 use super::{
     access::Client,
-    answer::{Delta, Waiting},
     conversations::turn::Turn,
-    openai::GenerateRequest,
-    parse::{self, Options},
-    rounds::{Rounds, rounded::Rounded},
     sse,
     stored::{Named, Stored},
-    structured, written,
+    written,
 };
 use crate::{
+    answer::{Delta, Waiting},
     backend::SimilarTo,
     error::ApiError,
     gateway::{Asking, Gateway},
     metrics,
+    options::Options,
+    parse,
+    request::GenerateRequest,
+    rounds::{Rounds, rounded::Rounded},
     stamp::unix_seconds,
+    structured,
     text::tokenizer::Tokenizer,
     usage::Usage,
 };

@@ -1,11 +1,11 @@
 //! What users think of answers: clients tell, operators look.
 
-use super::{access::Client, parse};
+use super::access::Client;
 use crate::{
     error::ApiError,
     feedback::{Answered, Feedback, Opinion, Rating},
     gateway::Gateway,
-    json,
+    json, parse,
     rollout::votes::Voter,
     stamp::unix_seconds,
     store::{Item, Part},

@@ -1,11 +1,12 @@
 //! `/v1/files`: requests of batches, and their answers.
 
-use super::{access::Client, parse};
+use super::access::Client;
 use crate::{
     batch::file::{INPUT, StoredFile},
     batches::{BatchError, Batches, Listed, Page},
     error::ApiError,
     gateway::Gateway,
+    parse,
 };
 use axum::{
     Json,

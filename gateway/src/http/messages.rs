@@ -6,12 +6,13 @@
 mod blocks;
 mod request;
 
-use super::{access::Client, rounds::rounded::Rounded, sse::keep_alive, written};
+use super::{access::Client, sse::keep_alive, written};
 use crate::{
     error::ApiError,
     gateway::{Gateway, RunningDialog},
     generation::{Finish, FinishReason, StopReason},
     metrics,
+    rounds::rounded::Rounded,
     stamp::new_id,
     usage::Usage,
 };

@@ -1,7 +1,7 @@
 //! `/v1/moderations`: the safety checks' opinion of a text.
 
-use super::{access::Client, parse};
-use crate::{computing::checkpoint, error::ApiError, gateway::Gateway};
+use super::access::Client;
+use crate::{computing::checkpoint, error::ApiError, gateway::Gateway, parse};
 use axum::{Json, body::Body};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

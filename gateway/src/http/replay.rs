@@ -1,12 +1,8 @@
 //! Requests with an `Idempotency-Key`: a repeat joins the answer that is being made, or finds it, instead of computing it
 //! twice; and a stream that broke off goes on after its `Last-Event-ID`. A layer around the generating endpoints: what they
-//! answer is recorded as it leaves them (`recorder.rs`), and every client, the first included, listens to the recording.
+//! answer is recorded as it leaves them ([`crate::replays`]), and every client, the first included, listens to the recording.
 //!
 //! A request without a key passes untouched.
-
-mod recorder;
-
-pub use recorder::Replays;
 
 use super::messages::MessagesError;
 use crate::{
@@ -14,6 +10,7 @@ use crate::{
     gateway::Gateway,
     json, metrics,
     replay::{Asked, Digest},
+    replays::{Listener, digest},
     tenants::Caller,
 };
 use axum::{
@@ -24,7 +21,6 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use recorder::Listener;
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
@@ -183,14 +179,6 @@ fn scope(caller: Option<&Caller>, headers: &HeaderMap) -> Digest {
 
 fn caller(request: &Request) -> Option<Arc<Caller>> {
     request.extensions().get().cloned()
-}
-
-fn digest(parts: &[&[u8]]) -> Digest {
-    let mut hasher = blake3::Hasher::new();
-    for part in parts {
-        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
-    }
-    hasher.finalize().into()
 }
 
 /// What the ids of a stream's events begin with: the same at every coordinator, since it is made of the request.

@@ -4,18 +4,16 @@
 //! - `request`: the body, understood; `items`: items as turns of a dialog; `output`: an answer's pieces as items and events
 //! - `rounds`: the calls of an answer that run here; `run`: a response from its start to its last event; `running`: those that can be cancelled
 
-pub(crate) mod items;
 pub(crate) mod output;
 pub(super) mod request;
 mod rounds;
 mod run;
-pub mod running;
 
-use super::{access::Client, parse, written};
+use super::{access::Client, written};
 use crate::{
     error::ApiError,
     gateway::Gateway,
-    json, metrics,
+    json, metrics, parse,
     store::{Page, Part, Record},
 };
 use axum::{

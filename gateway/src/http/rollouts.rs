@@ -1,10 +1,11 @@
 //! `/rollouts`: users move from one model to another. On the operators' port only, at any coordinator: what is asked for becomes a record
 //! that all coordinators follow.
 
-use super::{admin, parse, records::refused};
+use super::{admin, records::refused};
 use crate::{
     error::ApiError,
     gateway::Gateway,
+    parse,
     rollout::{
         KIND,
         record::{Golden, Rollout, State as Stage, Wanted, Wrong},

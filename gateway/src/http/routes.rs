@@ -1,8 +1,8 @@
 //! Routes of the front door and of the operators' port.
 
 use super::{
-    access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, doors, embeddings, endpoint, feedback,
-    files, leftover, memories, messages, models, moderations, operator, records, replay, responses, rollouts, tokenize, watch,
+    access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, cors, doors, embeddings, endpoint,
+    feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, responses, rollouts, tokenize, watch,
 };
 use crate::{error::ApiError, gateway::Gateway};
 use axum::{
@@ -30,7 +30,7 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = everywhere().merge(routes);
     let operators = || operators().route_layer(from_fn_with_state(Arc::clone(&gateway), operator::while_open));
     let routes = if operators_too { routes.merge(operators()) } else { routes };
-    let cors = gateway.cors().layer();
+    let cors = cors::layer(gateway.cors());
     let routes = finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::clients));
     let routes = routes.layer(from_fn(leftover::layer));
     // Around everything: pages read errors, too, and browsers ask without a key.

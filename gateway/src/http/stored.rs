@@ -3,10 +3,9 @@
 
 use super::{
     conversations::turn::{Before, ConversationField, before},
-    memories::{self, Facts},
-    parse,
+    memories,
 };
-use crate::{error::ApiError, gateway::Gateway};
+use crate::{error::ApiError, gateway::Gateway, memories::Facts, parse};
 use serde::Deserialize;
 
 /// The parts of a chat's body that are read before all else.

@@ -1,7 +1,7 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them.
 
-use super::{access::Client, chat, openai::ChatRequest, parse, written};
-use crate::{computing::checkpoint, error::ApiError, gateway::Gateway};
+use super::{access::Client, chat, openai::ChatRequest, written};
+use crate::{computing::checkpoint, error::ApiError, gateway::Gateway, parse};
 use axum::{body::Body, response::Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

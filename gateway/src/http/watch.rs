@@ -6,7 +6,11 @@
 //!
 //! Bounded: so many viewers and no more; and nothing queues for one, since an event is made when its connection has room.
 
-use crate::{error::ApiError, gateway::Gateway, recent::FinishedRequest};
+use crate::{
+    error::ApiError,
+    gateway::{Gateway, VIEWERS_MAX},
+    recent::FinishedRequest,
+};
 use axum::{
     extract::State,
     response::{IntoResponse, Response, Sse, sse::Event},
@@ -20,7 +24,6 @@ use tokio::{
     time::{Interval, MissedTickBehavior, interval},
 };
 
-pub const VIEWERS_MAX: usize = 16;
 const SNAPSHOT_EVERY: Duration = Duration::from_millis(500);
 
 #[derive(Serialize)]

@@ -1,13 +1,11 @@
 //! A conversation's own fields, as stored and as shown.
 
-use super::super::responses::{
-    items::{Said, recall},
-    parsed, request,
-};
+use super::super::responses::{parsed, request};
 use crate::{
     context::summary::Summary,
     error::ApiError,
     gateway::Gateway,
+    items::{Said, recall},
     stamp::new_id,
     store::{Item, Record, Totals},
 };

@@ -5,22 +5,20 @@
 
 use super::{
     super::{
-        answer::Delta,
         context::{Cost, History, OldMessage},
-        responses::{
-            items::{self, Said, Sent, recall},
-            output::{Output, counted},
-        },
+        responses::output::{Output, counted},
     },
     no_item, place_of,
     record::{Changes, Conversation},
 };
 use crate::{
+    answer::Delta,
     context::summary::{Answered, Outlook, Summaries},
     dialog::{Dialog, Message},
     error::ApiError,
     gateway::Gateway,
     generation::FinishReason,
+    items::{self, Said, Sent, recall},
     stamp::{new_id, unix_seconds},
     store::{Addition, Cut, Item, Kind, NewRecord, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,

@@ -8,12 +8,11 @@ use crate::{
     dialog::{Dialog, Message, ReasoningWish, Tool, ToolCall, ToolChoice},
     error::ApiError,
     gateway::{Asking, Gateway},
-    http::{
-        openai::{GenerateRequest, StopField},
-        parse::{self, Options},
-        rounds::{self, Rounds},
-        structured,
-    },
+    options::Options,
+    parse,
+    request::{GenerateRequest, StopField},
+    rounds::{self, Rounds},
+    structured,
 };
 use serde::Deserialize;
 use serde_json::Value;

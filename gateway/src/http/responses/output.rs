@@ -1,8 +1,9 @@
 //! An answer's pieces as output items, and the events that tell of them as they grow.
 
 use crate::{
+    custom::InputReader,
     generation::{CallDelta, Logprob, Piece},
-    http::{custom::InputReader, endpoint::json_logprob},
+    http::endpoint::json_logprob,
     stamp::new_id,
     store::Item,
     text::tokenizer::{Tokenizer, printable},

@@ -1,16 +1,16 @@
 //! The body of `POST /v1/responses`, understood as far as that goes without the store.
 
-use super::items::{self, ITEMS_MAX, Said, Sent};
 use crate::{
+    custom,
     dialog::{ReasoningWish, Tool, ToolChoice},
     error::ApiError,
     gateway::{Asking, Gateway},
-    http::{
-        custom,
-        openai::GenerateRequest,
-        parse::{self, Options, TOP_LOGPROBS_MAX, in_range},
-        rounds, structured, tool_choice,
-    },
+    http::tool_choice,
+    items::{self, ITEMS_MAX, Said, Sent},
+    options::{Options, TOP_LOGPROBS_MAX},
+    parse::{self, in_range},
+    request::GenerateRequest,
+    rounds, structured,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

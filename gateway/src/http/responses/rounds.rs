@@ -1,18 +1,14 @@
 //! A response's rounds: a client sees each call and what came of it as items of the one response.
 
-use super::{
-    items::{self, Said},
-    output::Output,
-};
+use super::output::Output;
 use crate::{
+    answer::Answer,
     dialog::{Dialog, ToolCall},
     error::ApiError,
     gateway::Gateway,
-    http::{
-        answer::Answer,
-        parse::Options,
-        rounds::{self, Rounds},
-    },
+    items::{self, Said},
+    options::Options,
+    rounds::{self, Rounds},
     usage::Usage,
 };
 

@@ -1,22 +1,20 @@
 //! A response from its start to its last event. Streamed or not, it is the same run.
 
 use super::{
-    items::{self, Said, Sent},
     output::{Output, counted},
     request::{Before, Request, references},
     rounds::ItemRounds,
-    running::Place,
 };
 use crate::{
+    answer::Answer,
     dialog::{Dialog, Message},
     error::ApiError,
     gateway::{Gateway, RunningDialog},
     generation::{Finish, FinishReason, Piece, StopReason},
-    http::{
-        answer::Answer,
-        conversations::{record::Conversation, retitled},
-    },
+    http::conversations::{record::Conversation, retitled},
+    items::{self, Said, Sent},
     json,
+    running::Place,
     stamp::{new_id, unix_seconds},
     store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,

@@ -1,8 +1,9 @@
 //! What a client wants its answers to follow: OpenAI's `response_format`, and vLLM's `structured_outputs` and `guided_*`.
 
-use super::openai::GenerateRequest;
-use crate::error::ApiError;
-use serde::Deserialize;
+use crate::{
+    error::ApiError,
+    request::{GenerateRequest, ResponseFormat, StructuredOutputs},
+};
 use serde_json::{Value, json};
 use tidemill_grammar::{
     GrammarError,
@@ -16,38 +17,6 @@ use tidemill_proto::grammar::Grammar;
 
 /// Judges a schema, and says how the compiler takes it.
 pub type JudgeSchema<'a> = &'a mut dyn FnMut(&Value, Terms) -> Result<Grammar, AskError>;
-
-/// vLLM's object of constraints. One of them, and how JSON is laid out.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct StructuredOutputs {
-    /// A schema, or its text.
-    pub json: Option<Value>,
-    pub regex: Option<String>,
-    pub choice: Option<Vec<String>>,
-    pub grammar: Option<String>,
-    pub json_object: Option<bool>,
-    pub structural_tag: Option<Value>,
-    pub disable_any_whitespace: Option<bool>,
-    pub disable_additional_properties: Option<bool>,
-    pub whitespace_pattern: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct ResponseFormat {
-    pub r#type: String,
-    #[serde(default)]
-    pub json_schema: Option<JsonSchema>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct JsonSchema {
-    #[serde(default)]
-    pub schema: Option<Value>,
-    /// Whether constraints that could only be relaxed are refused. All others are kept either way.
-    #[serde(default)]
-    pub strict: Option<bool>,
-}
 
 /// A grammar, and the field of the request that asked for it.
 #[derive(Clone, Debug, PartialEq)]
@@ -221,7 +190,7 @@ fn any_object() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::parse;
+    use crate::parse;
     use tidemill_grammar::compiler::{GRAMMAR_BYTES_MAX, json_schema};
 
     fn asked(body: &Value) -> Result<Option<Asked>, ApiError> {

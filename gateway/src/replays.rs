@@ -3,7 +3,6 @@
 
 use crate::{
     error::ApiError,
-    http::sse::KEEP_ALIVE,
     metrics,
     replay::{Append, Asked, Counts, Digest, Limits, Read, Recordings, Seat},
 };
@@ -28,6 +27,8 @@ use tokio::{
 
 /// Between looks for recordings whose time is over.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// A comment goes out after this much silence, so that a dead client is noticed while nothing is generated.
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// A comment without words: connections make their own.
 const SILENCE: &[u8] = b":\n\n";
 
@@ -41,7 +42,7 @@ pub struct Replays {
 
 /// What a recording's maker and its listeners tell each other.
 #[derive(Debug)]
-pub(super) struct Signal {
+pub(crate) struct Signal {
     /// There is something to read.
     more: watch::Sender<()>,
     /// Somebody has read, or left.
@@ -73,11 +74,11 @@ impl Replays {
         self.lock().counts()
     }
 
-    pub(super) fn has(&self, key: &Digest) -> bool {
+    pub(crate) fn has(&self, key: &Digest) -> bool {
         self.lock().has(key)
     }
 
-    pub(super) fn ask(
+    pub(crate) fn ask(
         self: &Arc<Self>,
         tenant: Digest,
         key: Digest,
@@ -93,7 +94,7 @@ impl Replays {
         (asked, signal)
     }
 
-    pub(super) fn find(&self, name: &Digest, after: Option<u64>) -> Option<(Seat, Arc<Signal>)> {
+    pub(crate) fn find(&self, name: &Digest, after: Option<u64>) -> Option<(Seat, Arc<Signal>)> {
         match self.lock().find(name, after)? {
             Asked::Joined { seat, tag, .. } => Some((seat, tag)),
             _ => None,
@@ -101,7 +102,7 @@ impl Replays {
     }
 
     /// Makes a recording: runs the request to its end, whoever listens. `stream`: what the ids of its events begin with.
-    pub(super) fn record(self: &Arc<Self>, id: u64, signal: &Arc<Signal>, stream: String, scope: Digest, request: Request, next: Next) {
+    pub(crate) fn record(self: &Arc<Self>, id: u64, signal: &Arc<Signal>, stream: String, scope: Digest, request: Request, next: Next) {
         let mut making = Making { replays: Arc::clone(self), id, signal: Arc::clone(signal), stream, scope, whole: false };
         let signal = Arc::clone(signal);
         tokio::spawn(async move {
@@ -168,7 +169,7 @@ impl Making {
             if good && !named && (event || !streams) {
                 named = true;
                 if let Some(name) = name_of(&frame) {
-                    self.replays.lock().name(self.id, super::digest(&[&self.scope, name.as_bytes()]));
+                    self.replays.lock().name(self.id, digest(&[&self.scope, name.as_bytes()]));
                 }
             }
             failed |= event && breaks_off(&frame);
@@ -229,7 +230,7 @@ fn name_of(frame: &[u8]) -> Option<String> {
 }
 
 /// A client at a recording, until it is dropped.
-pub(super) struct Listener {
+pub(crate) struct Listener {
     replays: Arc<Replays>,
     seat: Seat,
     signal: Arc<Signal>,
@@ -237,13 +238,13 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    pub(super) fn new(replays: &Arc<Replays>, seat: Seat, signal: Arc<Signal>) -> Self {
+    pub(crate) fn new(replays: &Arc<Replays>, seat: Seat, signal: Arc<Signal>) -> Self {
         let more = signal.more.subscribe();
         Self { replays: Arc::clone(replays), seat, signal, more }
     }
 
     /// The answer as its maker gives it.
-    pub(super) async fn respond(mut self) -> Response {
+    pub(crate) async fn respond(mut self) -> Response {
         // Set before the first frame; the end without it means that the maker broke.
         let first = self.next().await;
         let Some(head) = self.signal.head.get() else {
@@ -301,6 +302,15 @@ impl Drop for Listener {
         self.replays.lock().leave(self.replays.now(), self.seat);
         self.signal.read.notify_one();
     }
+}
+
+/// Digests parts so that no two different lists of parts are the same bytes.
+pub(crate) fn digest(parts: &[&[u8]]) -> Digest {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+    }
+    hasher.finalize().into()
 }
 
 #[cfg(test)]

@@ -20,26 +20,26 @@ struct Streaming {
 
 /// A response's place here, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     all: Arc<RunningResponses>,
     id: (Owner, String),
     cancel: Arc<Notify>,
 }
 
 impl RunningResponses {
-    pub(super) fn enter(self: &Arc<Self>, owner: &Owner, id: &str, response: Value) -> Place {
+    pub(crate) fn enter(self: &Arc<Self>, owner: &Owner, id: &str, response: Value) -> Place {
         let cancel = Arc::new(Notify::new());
         let id = (owner.clone(), id.to_owned());
         self.lock().insert(id.clone(), Streaming { response, cancel: Arc::clone(&cancel) });
         Place { all: Arc::clone(self), id, cancel }
     }
 
-    pub(super) fn get(&self, owner: &Owner, id: &str) -> Option<Value> {
+    pub(crate) fn get(&self, owner: &Owner, id: &str) -> Option<Value> {
         self.lock().get(&(owner.clone(), id.to_owned())).map(|streaming| streaming.response.clone())
     }
 
     /// The response as it will be; its stream says the rest.
-    pub(super) fn cancel(&self, owner: &Owner, id: &str) -> Option<Value> {
+    pub(crate) fn cancel(&self, owner: &Owner, id: &str) -> Option<Value> {
         let all = self.lock();
         let streaming = all.get(&(owner.clone(), id.to_owned()))?;
         streaming.cancel.notify_one();
@@ -56,7 +56,7 @@ impl RunningResponses {
 
 impl Place {
     /// Notified when a client wants the response to end.
-    pub(super) fn cancelled(&self) -> Arc<Notify> {
+    pub(crate) fn cancelled(&self) -> Arc<Notify> {
         Arc::clone(&self.cancel)
     }
 }

@@ -3,24 +3,14 @@
 
 use super::{Rounds, run};
 use crate::{
+    answer::{Answer, Delta, News, Ran},
     dialog::{Message, ToolCall},
     error::ApiError,
     gateway::Gateway,
     generation::{CallDelta, Finish, FinishReason, Piece},
-    http::answer::{Answer, Delta, News},
     usage::Usage,
 };
 use std::sync::Arc;
-
-/// A call that ran here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ran {
-    pub id: String,
-    pub name: String,
-    /// JSON text.
-    pub arguments: String,
-    pub output: String,
-}
 
 /// An answer, with all of its rounds if tools run here for it.
 #[derive(Debug)]

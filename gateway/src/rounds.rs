@@ -6,11 +6,12 @@
 
 pub mod rounded;
 
-use super::{answer::Answer, parse::Options};
+use super::answer::Answer;
 use crate::{
     dialog::{Dialog, Message, Tool, ToolCall, ToolChoice},
     error::ApiError,
     gateway::{Gateway, RunningDialog},
+    options::Options,
     server_tools::{NotOffered, ServerTools},
     usage::Usage,
 };

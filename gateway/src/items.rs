@@ -1,9 +1,9 @@
 //! Items of a response's or conversation's history: what clients send, as stored, as turns of a dialog.
 
 use crate::{
+    custom,
     dialog::{Message, ToolCall},
     error::ApiError,
-    http::custom,
     json,
     store::Item,
     text::tokenizer::Tokenizer,

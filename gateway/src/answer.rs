@@ -3,7 +3,6 @@
 //! Streams and whole answers read the same deltas, so a client gets the same text either way. Dropping the answer (the client
 //! left, or an error ended it) frees everything the request holds in the cluster.
 
-use super::{parse::Options, rounds::rounded::Ran};
 use crate::{
     backend::{SimilarTo, Submission},
     error::ApiError,
@@ -16,6 +15,7 @@ use crate::{
         personal::Personal,
     },
     metrics::{self, Objectives, RequestOutcome},
+    options::Options,
     recent::{FinishedRequest, Recent},
     rollout::{running::Seat, seen::Ended as RequestEnded, shadow::Tap},
     safety::{self, Blocks},
@@ -35,6 +35,16 @@ use tidemill_proto::{block::Token, sampling::TokenLogprob, tokens::Tokens};
 /// How long a stream's first event may take before the status line goes out without it. Until then an error still has
 /// its own status.
 const FIRST_EVENT_MAX: Duration = Duration::from_secs(5);
+
+/// A call that ran here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ran {
+    pub id: String,
+    pub name: String,
+    /// JSON text.
+    pub arguments: String,
+    pub output: String,
+}
 
 /// One choice's gain: at most one call's part.
 #[derive(Debug, Default)]
