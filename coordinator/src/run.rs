@@ -220,6 +220,7 @@ impl Coordinator {
         let served = driver.backends().into_iter().zip(models);
         let served = served.map(|(backend, (name, text))| ServedModel { name, text, backend });
         let gateway = GatewaySettings {
+            generating: routes::generating,
             classes: settings.cluster.classes,
             aliases: settings.aliases.clone(),
             router: settings.router,

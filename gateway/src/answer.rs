@@ -7,7 +7,6 @@ use crate::{
     backend::{SimilarTo, Submission},
     error::ApiError,
     feedback::Feedback,
-    gateway::{Judging, Routed},
     generation::{
         Ended, Finish, Piece, Pipeline,
         disclaimed::Disclaimed,
@@ -17,7 +16,7 @@ use crate::{
     metrics::{self, Objectives, RequestOutcome},
     options::Options,
     recent::{FinishedRequest, Recent},
-    rollout::{running::Seat, seen::Ended as RequestEnded, shadow::Tap},
+    rollout::{routed::Routed, running::Seat, seen::Ended as RequestEnded, shadow::Tap},
     safety::{self, Blocks},
     tenants::metered::Metered,
     text::TextModel,
@@ -26,11 +25,15 @@ use crate::{
 use futures_util::FutureExt;
 use std::{
     collections::VecDeque,
+    fmt::Debug,
+    future::poll_fn,
     sync::Arc,
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 use tidemill_cluster::{ChoiceUsage, Outcome, RequestEvent, class::ClassId};
 use tidemill_proto::{block::Token, sampling::TokenLogprob, tokens::Tokens};
+use tidemill_safety::judge::Doubt;
 
 /// How long a stream's first event may take before the status line goes out without it. Until then an error still has
 /// its own status.
@@ -109,7 +112,7 @@ pub struct Answer {
     /// What the first choice said, where somebody may have an opinion of it.
     remembered: Option<Remembered>,
     /// `None`: no model is asked about it.
-    judging: Option<Judging>,
+    judging: Option<Box<dyn Judging>>,
 }
 
 #[derive(Debug)]
@@ -131,6 +134,14 @@ struct Choice {
     tokens: u32,
     first: Option<Instant>,
     last: Option<Instant>,
+}
+
+/// Settles the doubts of one answer's choices, one of each at a time. Dropping it ends whatever is asked.
+pub trait Judging: Debug + Send {
+    fn ask(&mut self, choice: usize, doubt: Doubt);
+    fn is_busy(&self) -> bool;
+    /// The next ruling, and whose it is; while nothing [is asked](Self::is_busy), none ever comes.
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, Ruling)>;
 }
 
 /// What an answer is entered in.
@@ -220,7 +231,7 @@ impl Answer {
     }
 
     /// Who settles the doubts of what it says.
-    pub fn judged_by(mut self, judging: Option<Judging>) -> Self {
+    pub fn judged_by(mut self, judging: Option<Box<dyn Judging>>) -> Self {
         self.judging = judging;
         self
     }
@@ -305,7 +316,7 @@ impl Answer {
         };
         let more_comes = self.choices.iter().any(|choice| !choice.closed);
         tokio::select! {
-            (index, ruling) = judging.next() => Step::Ruling(index, ruling),
+            (index, ruling) = poll_fn(|context| judging.poll_next(context)) => Step::Ruling(index, ruling),
             event = self.submission.next(), if more_comes => Step::Event(event),
         }
     }

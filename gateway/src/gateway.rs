@@ -1,12 +1,12 @@
 //! The state that all handlers share, and the way of a request into the cluster. `route`: which model that is;
-//! `doubts`: a model's opinion of what it asks; `questions`: whether a similar question's answer will do.
+//! `doubts`: a model's opinion of what it asks; `questions`: whether a similar question's answer will do; `shadows`: what a rollout's new
+//! model would answer; `summaries`: how long conversations are summarized.
 
 mod doubts;
 mod questions;
-mod route;
-
-pub use doubts::Judging;
-pub use route::{Asking, Routed};
+pub mod route;
+mod shadows;
+mod summaries;
 
 use crate::{
     answer::{Answer, Books, Reader},
@@ -34,7 +34,7 @@ use crate::{
     replays::Replays,
     request::GenerateRequest,
     response_cache,
-    rollout::running::Rollouts,
+    rollout::{routed::Routed, running::Rollouts},
     routing::Router,
     running::RunningResponses,
     safety::{self, Blocks, Safety},
@@ -56,7 +56,8 @@ use crate::{
         tools::grammar::{AnswerRules, Forced, Refused},
     },
 };
-use axum::body::Body;
+use axum::{Router as Routes, body::Body};
+use hyper_util::service::TowerToHyperService;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::{
@@ -103,8 +104,12 @@ const TENDED_EVERY: Duration = Duration::from_millis(500);
 /// each so many of them also at what others have changed.
 const REFRESHED_EACH: u64 = 2;
 
+/// The generating endpoints' routes, each with its quota taken: what clients, batches and shadows are answered through.
+pub type Generating = fn(&Arc<Gateway>) -> Routes<Arc<Gateway>>;
+
 #[derive(Debug)]
 pub struct GatewaySettings {
+    pub generating: Generating,
     pub classes: Classes,
     /// Other names, each with the model that it stands for.
     pub aliases: BTreeMap<String, String>,
@@ -183,6 +188,7 @@ pub struct Gateway {
 /// What all models have in common.
 #[derive(Debug)]
 struct Shared {
+    generating: Generating,
     /// At least one, each with another name.
     models: Vec<Arc<ServedModel>>,
     /// Other names, each with the model that it stands for.
@@ -243,6 +249,7 @@ impl Gateway {
     pub fn new(models: Vec<ServedModel>, settings: GatewaySettings) -> Self {
         let models: Vec<_> = models.into_iter().map(Arc::new).collect();
         let shared = Shared {
+            generating: settings.generating,
             models,
             aliases: RwLock::new(Arc::new(settings.aliases)),
             router: settings.router,
@@ -409,9 +416,14 @@ impl Gateway {
     /// Runs clients' batches, for ever.
     pub async fn run_batches(self: Arc<Self>) {
         match &self.shared.batches {
-            Some(batches) => Arc::clone(batches).run(Arc::clone(&self)).await,
+            Some(batches) => Arc::clone(batches).run(self.generating(), Arc::clone(self.tenants()), self.request_timeout()).await,
             None => std::future::pending().await,
         }
+    }
+
+    /// The routes of the generating endpoints, as a service.
+    fn generating(self: &Arc<Self>) -> TowerToHyperService<Routes> {
+        TowerToHyperService::new((self.shared.generating)(self).with_state(Arc::clone(self)))
     }
 
     /// Batches run no more, and what ran of them has nothing to do with this process's end.
@@ -424,15 +436,6 @@ impl Gateway {
     /// What is done about stored conversations that are too long, where a chat does not say.
     pub fn context(&self) -> Strategy {
         self.shared.context
-    }
-
-    pub fn summarizer(&self) -> &Summarizer {
-        &self.shared.summarizer
-    }
-
-    /// Makes summaries, for ever.
-    pub async fn run_summaries(self: Arc<Self>) {
-        self.summarizer().run(&self).await;
     }
 
     /// `None`: nothing is remembered of users.
@@ -908,9 +911,8 @@ impl Gateway {
             self.shared.objectives.reject(options.class, choices);
             self.routed.iter().for_each(|routed| routed.failed());
         })?;
-        let own = self.routed.as_ref().and_then(|routed| routed.tap(self, options.repeatable));
-        let tap = own.or_else(|| self.caller.as_ref().and_then(|caller| caller.take_tap()));
-        let judging = Judging::of(self);
+        let tap = self.tap(options.repeatable).or_else(|| self.caller.as_ref().and_then(|caller| caller.take_tap()));
+        let judging = self.judging();
         Ok(Answer::new(
             submission,
             prompts,

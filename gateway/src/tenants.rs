@@ -7,7 +7,13 @@ pub mod metered;
 mod ttft;
 
 use crate::{
-    batch::life::Sender, error::ApiError, gateway::Routed, grammars::Spent, metrics, owner::Owner, rollout::shadow::Tap, shares::Party,
+    batch::life::Sender,
+    error::ApiError,
+    grammars::Spent,
+    metrics,
+    owner::Owner,
+    rollout::{routed::Routed, shadow::Tap},
+    shares::Party,
     stamp::unix,
 };
 use metered::{Metered, Wanted};

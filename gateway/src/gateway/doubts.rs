@@ -3,6 +3,7 @@
 
 use super::{Gateway, ServedModel};
 use crate::{
+    answer::Judging,
     audit::Audit,
     backend::Submission,
     error::ApiError,
@@ -10,7 +11,7 @@ use crate::{
     options::Options,
     safety::{
         self,
-        judge::{Judge, Unsettled},
+        judge::{Judge, Tops, Unsettled},
     },
 };
 use futures_util::FutureExt;
@@ -19,6 +20,7 @@ use std::{
     cmp::Reverse,
     panic::AssertUnwindSafe,
     sync::Arc,
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 use tidemill_cluster::{Failure, NewRequest, Outcome, Rejection, RequestEvent};
@@ -72,21 +74,15 @@ enum Settled {
 
 /// Settles the doubts of one answer's choices, one of each at a time. Dropping it ends whatever is asked.
 #[derive(Debug)]
-pub struct Judging {
+struct Asked {
     gateway: Arc<Gateway>,
     judge: Arc<Judge>,
     /// By tasks of their own: a client that reads slowly must not keep the judge's turns, nor look like a slow judge.
     asked: JoinSet<(usize, Ruling)>,
 }
 
-impl Judging {
-    /// `None`: nobody is asked about this request's answer. Nor about a shadow's, which nobody reads.
-    pub(super) fn of(gateway: &Gateway) -> Option<Self> {
-        let judge = gateway.safety()?.judge_of_answers().filter(|_| !gateway.is_shadow())?;
-        Some(Self { judge: Arc::clone(judge), gateway: Arc::new(gateway.clone()), asked: JoinSet::new() })
-    }
-
-    pub fn ask(&mut self, choice: usize, doubt: Doubt) {
+impl Judging for Asked {
+    fn ask(&mut self, choice: usize, doubt: Doubt) {
         let (gateway, judge) = (Arc::clone(&self.gateway), Arc::clone(&self.judge));
         self.asked.spawn(async move {
             let settled = AssertUnwindSafe(gateway.settled(Side::Answer, &judge, vec![doubt])).catch_unwind().await;
@@ -100,20 +96,25 @@ impl Judging {
         });
     }
 
-    pub fn is_busy(&self) -> bool {
+    fn is_busy(&self) -> bool {
         !self.asked.is_empty()
     }
 
-    /// The next ruling, and whose it is; while it is not [busy](Self::is_busy), none ever comes. Cancel safe.
-    pub async fn next(&mut self) -> (usize, Ruling) {
-        match self.asked.join_next().await {
-            Some(ruled) => ruled.expect("a panic was caught, and nobody ends a task but with all of them"),
-            None => std::future::pending().await,
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, Ruling)> {
+        match self.asked.poll_join_next(context) {
+            Poll::Ready(Some(ruled)) => Poll::Ready(ruled.expect("a panic was caught, and nobody ends a task but with all of them")),
+            Poll::Ready(None) | Poll::Pending => Poll::Pending,
         }
     }
 }
 
 impl Gateway {
+    /// `None`: nobody is asked about this request's answer. Nor about a shadow's, which nobody reads.
+    pub(super) fn judging(&self) -> Option<Box<dyn Judging>> {
+        let judge = self.safety()?.judge_of_answers().filter(|_| !self.is_shadow())?;
+        Some(Box::new(Asked { judge: Arc::clone(judge), gateway: Arc::new(self.clone()), asked: JoinSet::new() }))
+    }
+
     /// The same of what was doubted while a prompt was made. `param`: the field with the prompt, for errors.
     pub async fn settle(&self, param: &str, options: &mut Options) -> Result<(), ApiError> {
         self.settle_doubts(param, std::mem::take(&mut options.doubts)).await
@@ -137,7 +138,7 @@ impl Gateway {
     async fn settled(&self, side: Side, judge: &Arc<Judge>, doubts: Vec<Doubt>) -> Settled {
         let doubts: Arc<[Doubt]> = doubts.into();
         let started = Instant::now();
-        let (unsettled, fate) = match judge.scores(self, &doubts).await {
+        let (unsettled, fate) = match judge.scores(&doubts, self.ask_judge(judge, &doubts)).await {
             Ok(scores) => {
                 histogram!("tidemill_safety_model_seconds", "side" => side.name()).record(started.elapsed());
                 let found = doubts.iter().zip(scores).find_map(|(doubt, score)| Some((doubt.settle(score)?, &doubt.text)));
@@ -163,7 +164,7 @@ impl Gateway {
     }
 
     /// The likeliest first tokens after the judge's prompt for each doubt.
-    pub(crate) async fn ask_judge(&self, judge: &Arc<Judge>, doubts: &Arc<[Doubt]>) -> Result<Vec<Vec<(Token, f32)>>, Unsettled> {
+    async fn ask_judge(&self, judge: &Arc<Judge>, doubts: &Arc<[Doubt]>) -> Tops {
         let served = self.served(judge.model()).ok_or(Unsettled::NoWorker)?;
         let finder = self.pii().filter(|pii| pii.input).map(|pii| Arc::clone(&pii.finder));
         let (worker, judge, doubts) = (Arc::clone(&served), Arc::clone(judge), Arc::clone(doubts));
@@ -180,7 +181,7 @@ impl Gateway {
     }
 
     /// With the caller's salt: what it has asked must not be found in the cache by others.
-    async fn first_tokens(&self, served: &ServedModel, prompts: &[Tokens], limit: Duration) -> Result<Vec<Vec<(Token, f32)>>, Unsettled> {
+    async fn first_tokens(&self, served: &ServedModel, prompts: &[Tokens], limit: Duration) -> Tops {
         let first = self.classes().iter().min_by_key(|(_, class)| Reverse(class.priority));
         let class = first.map(|(id, _)| id).unwrap_or_default();
         let request = |prompt: &Tokens| NewRequest {

@@ -5,21 +5,17 @@ use super::{Gateway, ServedModel};
 use crate::{
     error::ApiError,
     metrics,
-    rollout::{
-        running::{Live, Seat},
-        seen::{Ended, Side},
-        shadow::{Mirror, Tap},
-    },
+    rollout::{routed::Routed, running::Live, seen::Side, shadow::Mirror},
     routing::{Asker, By, Overflow, Router, said::Said},
     usage::RouteUsage,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tidemill_cluster::class::ClassId;
 
 /// A prompt's bytes for one token, about.
 const TOKEN_BYTES: u64 = 4;
 
-/// A request that wants an answer.
+/// A request that wants an answer, as far as its route depends on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking<'a> {
     /// Of its endpoint. `None`: it is about an answer, and gets none.
@@ -27,33 +23,6 @@ pub struct Asking<'a> {
     pub model: Option<&'a str>,
     pub service_tier: Option<&'a str>,
     pub body: &'a [u8],
-}
-
-/// What became of it.
-#[derive(Debug)]
-pub struct Routed {
-    pub told: RouteUsage,
-    /// In a rollout.
-    pub seat: Option<Seat>,
-    mirror: Mutex<Option<Mirror>>,
-}
-
-impl Routed {
-    /// The request runs. Where it has a shadow, that listens to the answer.
-    pub(super) fn tap(&self, gateway: &Gateway, repeatable: bool) -> Option<Tap> {
-        let mirror = self.mirror.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        let caller = gateway.caller.clone()?;
-        let (tap, heard) = Tap::new(repeatable);
-        tokio::spawn(mirror.run(gateway.clone(), caller, heard));
-        Some(tap)
-    }
-
-    /// No answer came of it.
-    pub fn failed(&self) {
-        if let Some(seat) = &self.seat {
-            seat.ended(&Ended { failed: true, ..Ended::default() });
-        }
-    }
 }
 
 impl Gateway {
@@ -98,7 +67,7 @@ impl Gateway {
             }
         }
         let told = RouteUsage { asked: asked.model.map(str::to_owned), model: model.name.clone(), why };
-        let routed = Arc::new(Routed { told, seat, mirror: Mutex::new(mirror) });
+        let routed = Arc::new(Routed::new(told, seat, mirror));
         if asked.path.is_some() {
             metrics::count_routed(&model.name, by);
         }

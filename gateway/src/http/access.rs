@@ -2,12 +2,7 @@
 //! it, since handlers get their gateway from [`Client`], which only the layer can give them.
 
 use super::{messages::MessagesError, server::Peer};
-use crate::{
-    error::ApiError,
-    gateway::{Gateway, Routed},
-    metrics,
-    tenants::Caller,
-};
+use crate::{error::ApiError, gateway::Gateway, metrics, rollout::routed::Routed, tenants::Caller};
 use axum::{
     extract::{FromRequestParts, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts},

@@ -305,7 +305,7 @@ impl Fitting<'_> {
     fn has_failed(&self, turns: usize) -> bool {
         let items = self.costs[..turns].iter().map(|cost| cost.items).sum();
         let conversation = self.history.conversation.as_deref();
-        conversation.is_some_and(|conversation| self.gateway.summarizer().has_failed(self.gateway, conversation, items))
+        conversation.is_some_and(|conversation| self.gateway.summary_has_failed(conversation, items))
     }
 
     /// The old messages that have most to do with the newest of the user's, as a block, among those that are left out.

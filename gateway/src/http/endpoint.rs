@@ -12,7 +12,7 @@ use crate::{
     answer::{Delta, Waiting},
     backend::SimilarTo,
     error::ApiError,
-    gateway::{Asking, Gateway},
+    gateway::{Gateway, route::Asking},
     metrics,
     options::Options,
     parse,

@@ -74,7 +74,7 @@ fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
 }
 
 /// What takes quota and gives an answer, from clients that are known already: batches' requests take this way, too.
-pub(crate) fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
+pub fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
         .route("/v1/chat/completions", post(endpoint::serve::<Chat>))
         .route("/v1/completions", post(endpoint::serve::<Completions>))

@@ -280,7 +280,7 @@ impl Turn {
 
     fn wish_for_a_summary(&mut self, id: &str, answered: Vec<Answered>) {
         if let Some(items) = self.outlook.take().and_then(|outlook| outlook.ended(&answered)) {
-            self.gateway.summarizer().wish(&self.gateway, id, items);
+            self.gateway.wish_summary(id, items);
         }
     }
 

@@ -7,7 +7,7 @@
 use crate::{
     dialog::{Dialog, Message, ReasoningWish, Tool, ToolCall, ToolChoice},
     error::ApiError,
-    gateway::{Asking, Gateway},
+    gateway::{Gateway, route::Asking},
     options::Options,
     parse,
     request::{GenerateRequest, StopField},

@@ -4,7 +4,7 @@ use crate::{
     custom,
     dialog::{ReasoningWish, Tool, ToolChoice},
     error::ApiError,
-    gateway::{Asking, Gateway},
+    gateway::{Gateway, route::Asking},
     http::tool_choice,
     items::{self, ITEMS_MAX, Said, Sent},
     options::{Options, TOP_LOGPROBS_MAX},
