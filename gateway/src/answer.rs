@@ -8,10 +8,11 @@ use crate::{
     error::ApiError,
     feedback::Feedback,
     generation::{
-        Ended, Finish, Piece, Pipeline,
+        Pipeline,
         disclaimed::Disclaimed,
         guarded::{Guarded, Ruling},
         personal::Personal,
+        piece::{Ended, Finish, Piece},
     },
     metrics::{self, Objectives, RequestOutcome},
     options::Options,

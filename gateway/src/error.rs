@@ -1,6 +1,10 @@
 //! Why a request fails, as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
 
-use crate::{generation::Unchecked, metrics, metrics::RequestOutcome, shares::Refused};
+use crate::{
+    generation::piece::Unchecked,
+    metrics::{self, RequestOutcome},
+    shares::Refused,
+};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use std::time::Duration;

@@ -410,7 +410,7 @@ pub struct WorkerLabels {
 }
 
 pub fn observe_steps(worker: &WorkerLabels, steps: &[StepSample]) {
-    let labels = || [("worker", worker.name.clone()), ("role", role_name(worker.role).into())];
+    let labels = || [("worker", worker.name.clone()), ("role", exposition::role_name(worker.role).into())];
     for step in steps {
         histogram!("tidemill_step_seconds", &labels()).record(f64::from(step.ms) / 1e3);
         if worker.role == Role::Decode {
@@ -425,12 +425,4 @@ pub fn render(cluster: &ClusterView, registry: &RegistryView) -> String {
     exposition::write(&mut text, cluster);
     exposition::write_registry(&mut text, registry);
     text
-}
-
-fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::Prefill => "prefill",
-        Role::Decode => "decode",
-        Role::Kvpool => "kvpool",
-    }
 }

@@ -5,7 +5,11 @@ pub mod judge;
 
 use crate::{
     audit::Audit,
-    generation::{Finish, StopReason, Violation, disclaimed::Disclaimed, guarded::Guarded},
+    generation::{
+        disclaimed::Disclaimed,
+        guarded::Guarded,
+        piece::{Finish, StopReason, Violation},
+    },
 };
 use judge::Judge;
 use metrics::{counter, histogram};

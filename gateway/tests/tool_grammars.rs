@@ -5,7 +5,10 @@ use serde_json::{Value, json};
 use std::{fs, path::PathBuf, time::SystemTime};
 use tidemill_gateway::{
     dialog::{Dialog, Message, Tool, ToolChoice},
-    generation::{Ended, FinishReason, Piece, Pipeline, TextRules},
+    generation::{
+        Pipeline, TextRules,
+        piece::{Ended, FinishReason, Piece},
+    },
     text::{
         TextModel,
         output::OutputRules,

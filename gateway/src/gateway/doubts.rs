@@ -7,7 +7,7 @@ use crate::{
     audit::Audit,
     backend::Submission,
     error::ApiError,
-    generation::{Unchecked, guarded::Ruling},
+    generation::{guarded::Ruling, piece::Unchecked},
     options::Options,
     safety::{
         self,

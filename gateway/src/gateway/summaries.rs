@@ -6,7 +6,7 @@ use crate::{
     context::summary::{self, PARTS_MAX, Summaries, Summary, TOKENS_MAX},
     dialog::{Dialog, Message, ReasoningWish},
     error::ApiError,
-    generation::FinishReason,
+    generation::piece::FinishReason,
     items::{Said, recall},
     request::GenerateRequest,
     rounds::rounded::Rounded,

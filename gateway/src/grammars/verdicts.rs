@@ -1,11 +1,10 @@
 //! Verdicts that are kept: they depend on nothing but the question. A tenant that asks for more than its share loses its own.
 
-use super::helper::Question;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use tidemill_grammar::GrammarError;
+use tidemill_grammar::{GrammarError, helper::Question};
 
 /// Bytes of all verdicts,
 const BYTES_MAX: usize = 8 << 20;

@@ -1,8 +1,8 @@
 //! Who a request comes from, and whether it may come at all. A layer around everything that clients can ask for: no handler runs without
 //! it, since handlers get their gateway from [`Client`], which only the layer can give them.
 
-use super::{messages::MessagesError, server::Peer};
-use crate::{error::ApiError, gateway::Gateway, metrics, rollout::routed::Routed, tenants::Caller};
+use super::server::Peer;
+use crate::{error::ApiError, gateway::Gateway, http::messages::error::MessagesError, metrics, rollout::routed::Routed, tenants::Caller};
 use axum::{
     extract::{FromRequestParts, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts},

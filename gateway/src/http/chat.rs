@@ -3,7 +3,7 @@
 use super::{
     context::{self, Fitted},
     conversations::turn::Turn,
-    endpoint::{Call, Endpoint, json_logprob},
+    endpoint::{Call, Endpoint},
     openai::{
         CallPart, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatFinish, ChatFunctionCall, ChatLogprobs, ChatMessage, ChatRequest,
         ChatResponse, ChatToken, ChatTokenLogprob, ChatTool, ChatToolCall, Content, ContentPart, CustomPart, FunctionDefinition,
@@ -19,7 +19,8 @@ use crate::{
     dialog::{self, Dialog, ReasoningWish, Tool, ToolCall},
     error::ApiError,
     gateway::Gateway,
-    generation::{CallDelta, Finish, FinishReason, Logprob},
+    generation::piece::{CallDelta, Finish, FinishReason, Logprob},
+    http::openai::json_logprob,
     options::{Options, TOP_LOGPROBS_MAX},
     parse::in_range,
     rounds::{self, Rounds},

@@ -1,7 +1,7 @@
 //! `/v1/completions`: text or token ids in, text out; with `echo` and `logprobs` also the way evaluation harnesses score.
 
 use super::{
-    endpoint::{Call, Endpoint, json_logprob},
+    endpoint::{Call, Endpoint},
     openai::{CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Prompt},
     stored::Stored,
 };
@@ -9,6 +9,7 @@ use crate::{
     answer::Delta,
     error::ApiError,
     gateway::Gateway,
+    http::openai::json_logprob,
     options::{Options, TOP_LOGPROBS_MAX},
     parse::in_range,
     text::{detokenizer::Detokenizer, tokenizer::printable},

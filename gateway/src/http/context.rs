@@ -3,7 +3,8 @@
 
 use crate::{
     context::{
-        self, Limits, Strategy, blocks, bm25,
+        self, Strategy, blocks, bm25,
+        limits::Limits,
         steps::steps,
         summary::{self, Choice, Outlook, State, Summaries, TOKENS_MAX},
     },

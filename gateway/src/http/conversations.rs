@@ -3,22 +3,17 @@
 //!
 //! - [`record`]: a conversation's own fields; [`turn`]: a chat's turn in one; `export`: JSON lines
 
-mod export;
+pub mod export;
 pub mod record;
 pub mod turn;
 
-pub use export::{export, export_all};
-
-use super::{
-    access::Client,
-    responses::{PageWish, page_wanted, request},
-    written,
-};
+use super::{access::Client, responses::request, written};
 use crate::{
     computing::checkpoint,
     context::summary::Summaries,
     error::ApiError,
     gateway::Gateway,
+    http::pages::{PageWish, page_wanted},
     items::{Said, Sent},
     parse,
     stamp::{new_id, unix_seconds},

@@ -1,13 +1,11 @@
 //! `/v1/memories`: what is remembered of a user from one conversation to the next. Facts are put, listed and deleted by their owner alone,
 //! and reach only those chats that ask for them (`memory: true`).
 
-use super::{
-    access::Client,
-    responses::{PageWish, page_wanted, parsed},
-};
+use super::access::Client;
 use crate::{
     error::ApiError,
     gateway::Gateway,
+    http::pages::{PageWish, page_wanted, parsed},
     memories::{Facts, Limits},
     stamp::{new_id, unix_seconds},
     store::{Kind, NewRecord, Page, Part, Record, RecordPage, StoreError},

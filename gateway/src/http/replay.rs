@@ -4,10 +4,10 @@
 //!
 //! A request without a key passes untouched.
 
-use super::messages::MessagesError;
 use crate::{
     error::ApiError,
     gateway::Gateway,
+    http::messages::error::MessagesError,
     json, metrics,
     replay::{Asked, Digest},
     replays::{Listener, digest},

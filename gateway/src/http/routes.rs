@@ -1,8 +1,8 @@
 //! Routes of the front door and of the operators' port.
 
 use super::{
-    access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, cors, doors, embeddings, endpoint,
-    feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, responses, rollouts, tokenize, watch,
+    access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, cors, doors, embeddings, feedback,
+    files, leftover, memories, messages, models, moderations, operator, records, replay, responses, rollouts, serve, tokenize, watch,
 };
 use crate::{error::ApiError, gateway::Gateway};
 use axum::{
@@ -52,10 +52,10 @@ fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/v1/messages/{id}", get(replay::by_id))
         .route("/v1/batches", post(batches::create).get(batches::list))
         .route("/v1/conversations", get(conversations::list).post(conversations::create))
-        .route("/v1/conversations/export", get(conversations::export_all))
+        .route("/v1/conversations/export", get(conversations::export::export_all))
         .route("/v1/conversations/{id}", get(conversations::retrieve).post(conversations::update).delete(conversations::delete))
         .route("/v1/conversations/{id}/branch", post(conversations::branch))
-        .route("/v1/conversations/{id}/export", get(conversations::export))
+        .route("/v1/conversations/{id}/export", get(conversations::export::export))
         .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add))
         .route("/v1/conversations/{id}/items/{item}", get(conversations::item).delete(conversations::remove))
         .route("/v1/memories", get(memories::list).post(memories::create).delete(memories::delete_all))
@@ -76,8 +76,8 @@ fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
 /// What takes quota and gives an answer, from clients that are known already: batches' requests take this way, too.
 pub fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
-        .route("/v1/chat/completions", post(endpoint::serve::<Chat>))
-        .route("/v1/completions", post(endpoint::serve::<Completions>))
+        .route("/v1/chat/completions", post(serve::serve::<Chat>))
+        .route("/v1/completions", post(serve::serve::<Completions>))
         .route("/v1/responses", post(responses::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/embeddings", post(embeddings::create))

@@ -1,9 +1,9 @@
 //! Answers that are written beside the event loop. Stored items are JSON already and pass through as they are.
 
-use super::responses::not_json;
 use crate::{
     error::ApiError,
     gateway::Gateway,
+    http::pages::not_json,
     shares::Share,
     store::{Item, ItemPage},
 };

@@ -1,6 +1,5 @@
 //! The cluster and its workers' reports in Prometheus' text format.
 
-use super::role_name;
 use crate::registry::RegistryView;
 use std::fmt::Write;
 use tidemill_cluster::{ClusterView, MemberView, ModelView, PredictionError, ProbesView};
@@ -296,6 +295,14 @@ fn label_set(member: &MemberView, more: &[(&str, &str)]) -> String {
         let _ = write!(labels, ",{key}=\"{value}\"");
     }
     labels + "}"
+}
+
+pub(super) fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+        Role::Kvpool => "kvpool",
+    }
 }
 
 #[cfg(test)]

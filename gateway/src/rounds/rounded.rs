@@ -7,7 +7,7 @@ use crate::{
     dialog::{Message, ToolCall},
     error::ApiError,
     gateway::Gateway,
-    generation::{CallDelta, Finish, FinishReason, Piece},
+    generation::piece::{CallDelta, Finish, FinishReason, Piece},
     usage::Usage,
 };
 use std::sync::Arc;

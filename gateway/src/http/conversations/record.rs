@@ -1,10 +1,11 @@
 //! A conversation's own fields, as stored and as shown.
 
-use super::super::responses::{parsed, request};
+use super::super::responses::request;
 use crate::{
     context::summary::Summary,
     error::ApiError,
     gateway::Gateway,
+    http::pages::parsed,
     items::{Said, recall},
     stamp::new_id,
     store::{Item, Record, Totals},

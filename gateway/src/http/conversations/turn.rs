@@ -17,7 +17,7 @@ use crate::{
     dialog::{Dialog, Message},
     error::ApiError,
     gateway::Gateway,
-    generation::FinishReason,
+    generation::piece::FinishReason,
     items::{self, Said, Sent, recall},
     stamp::{new_id, unix_seconds},
     store::{Addition, Cut, Item, Kind, NewRecord, Part, Record, Rewrite, StoreError},

@@ -3,7 +3,7 @@
 use crate::{
     answer::{Delta, Ran},
     dialog::render::OTHER_ARGUMENTS,
-    generation::CallDelta,
+    generation::piece::CallDelta,
 };
 use serde_json::{Map, Value, json};
 
@@ -144,7 +144,7 @@ fn input(arguments: String) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generation::Piece;
+    use crate::generation::piece::Piece;
 
     /// One line per event: its type, the block's index, and what it carries.
     fn told(pieces: &[Piece]) -> (Vec<String>, Vec<Value>) {

@@ -2,8 +2,8 @@
 
 use crate::{
     custom::InputReader,
-    generation::{CallDelta, Logprob, Piece},
-    http::endpoint::json_logprob,
+    generation::piece::{CallDelta, Logprob, Piece},
+    http::openai::json_logprob,
     stamp::new_id,
     store::Item,
     text::tokenizer::{Tokenizer, printable},

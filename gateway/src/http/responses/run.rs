@@ -10,7 +10,7 @@ use crate::{
     dialog::{Dialog, Message},
     error::ApiError,
     gateway::{Gateway, RunningDialog},
-    generation::{Finish, FinishReason, Piece, StopReason},
+    generation::piece::{Finish, FinishReason, Piece, StopReason},
     http::conversations::{record::Conversation, retitled},
     items::{self, Said, Sent},
     json,
