@@ -30,7 +30,7 @@ use tidemill_gateway::{
         sqlite::{OpenError, Sqlite},
     },
     tenants::{MeterSettings, TenantSettings, Tenants, TenantsError},
-    text::{ModelError, TextModel},
+    text::{TextModel, error::ModelError},
 };
 use tidemill_net::{
     identity::{Identity, IdentityError, PeerRole},

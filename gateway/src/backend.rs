@@ -4,8 +4,13 @@ mod cached;
 
 pub use cached::{Cache, Caches, Similar, SimilarTo};
 
-use crate::response_cache::Events;
-use std::{fmt, sync::Arc};
+use crate::{
+    metrics,
+    response_cache::{Events, Recording, key, tenant},
+    semantic,
+};
+use cached::Recorder;
+use std::{fmt, sync::Arc, time::Instant};
 use tidemill_cluster::{ChoiceUsage, ClusterView, Forecast, NewRequest, Origin, Rejection, RequestEvent, class::ClassId};
 use tidemill_proto::ids::RequestId;
 use tokio::{sync::mpsc, task::coop};
@@ -41,7 +46,7 @@ pub struct Accepted {
 pub struct Submission {
     source: Source,
     /// Of the only request, if its answer is to be kept.
-    recording: Option<cached::Recorder>,
+    recording: Option<Recorder>,
 }
 
 #[derive(Debug)]
@@ -111,6 +116,40 @@ impl Submission {
                 events.iter().find_map(of_choice).unwrap_or_default()
             }
         }
+    }
+}
+
+impl Submission {
+    /// The same for a request whose tokens nothing but its key determines: from a cache, if its answer is there; else its answer will be.
+    pub fn repeatable(backend: Arc<dyn Backend>, caches: &Caches<'_>, request: NewRequest) -> Result<Self, Rejection> {
+        let origin = backend.origin().filter(|_| caches.equal.is_some() || caches.similar.is_some());
+        let Some(origin) = origin else { return Self::new(backend, vec![request]) };
+        let equal = caches.equal.map(|cache| (key(origin, &request), cache));
+        if let Some((key, cache)) = &equal {
+            let kept = cache.cache().get(key, cache.now());
+            metrics::count_response_cache(kept.is_some());
+            if let Some(events) = kept {
+                return Ok(Self { source: Source::Cache { events, read: 0, similar: None }, recording: None });
+            }
+        }
+        let similar = caches.similar.map(|(cache, inquiry)| (inquiry.bucket(origin, &request), inquiry, cache));
+        if let Some((bucket, inquiry, cache)) = &similar {
+            let began = Instant::now();
+            let hit = cache.cache().get(bucket, &inquiry.question, request.stop.max_tokens, cache.now());
+            metrics::count_semantic_cache(hit.is_some(), began.elapsed());
+            if let Some(semantic::Hit { events, similarity, response }) = hit {
+                let similar = Some(SimilarTo { response, similarity });
+                return Ok(Self { source: Source::Cache { events, read: 0, similar }, recording: None });
+            }
+        }
+        let bytes = caches.equal.map(|cache| cache.bytes).max(caches.similar.map(|(cache, _)| cache.bytes));
+        let recording = Recording::new(request.choices, bytes.unwrap_or(0));
+        let tenant = tenant(&request);
+        let equal = equal.map(|(key, cache)| (key, Arc::clone(cache)));
+        let similar = similar.map(|(bucket, inquiry, cache)| (bucket, inquiry.clone(), Arc::clone(cache)));
+        let mut submission = Self::new(backend, vec![request])?;
+        submission.recording = Some(Recorder { recording, tenant, equal, similar });
+        Ok(submission)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Custom tools: what they are called with is text, which the model writes as the one argument of a function. A regular expression as
 //! their format is kept; another grammar is told to the model.
 
-use crate::{dialog::Tool, error::ApiError};
+use crate::{error::ApiError, text::tool::Tool};
 use serde_json::{Value, json};
 
 /// The argument's name.

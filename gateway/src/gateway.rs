@@ -17,7 +17,10 @@ use crate::{
     body::{Bodies, Whole},
     computing::{self, Computing},
     context::Strategy,
-    dialog::{Dialog, DialogError, DialogPrompt, ToolChoice},
+    dialog::{
+        Dialog, ToolChoice,
+        prompt::{DialogError, DialogPrompt},
+    },
     error::ApiError,
     feedback::{self, Answered, Feedback},
     generation::personal::Personal,
@@ -51,8 +54,8 @@ use crate::{
     },
     text::{
         TextModel,
-        marks::Sewn,
         output::OutputRules,
+        sewn::Sewn,
         tools::grammar::{AnswerRules, Forced, Refused},
     },
 };

@@ -21,7 +21,8 @@ pub mod piece;
 use crate::text::{
     TextModel,
     detokenizer::Detokenizer,
-    output::{Event, OutputRules, Splitter},
+    events::Event,
+    output::{OutputRules, Splitter},
     stop::{StopMatcher, Verdict},
 };
 use guarded::Ruling;
@@ -316,15 +317,13 @@ impl Pipeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        dialog::Tool,
-        text::{
-            config::ModelConfig,
-            reasoning::Thought,
-            template::ChatTemplate,
-            tokenizer::tests::{sentencepiece, sentencepiece_with},
-            tools::{Calls, ToolFormat},
-        },
+    use crate::text::{
+        config::ModelConfig,
+        reasoning::Thought,
+        template::ChatTemplate,
+        tokenizer::tests::{sentencepiece, sentencepiece_with},
+        tool::Tool,
+        tools::{Calls, format::ToolFormat},
     };
     use proptest::prelude::*;
 

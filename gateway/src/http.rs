@@ -3,7 +3,7 @@
 //! - [`access`]: who asks; [`doors`]: whether a web page does; `leftover`: bodies that nothing read; [`cors`]: pages that may; [`admin`]: tenants and keys, for operators
 //! - [`routes`]: both ports' routes; `paths`: which route a path means; [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
-//! - [`endpoint`]: what a generating endpoint adds; `serve`: what they have in common; `pages`: pages of stored items; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
+//! - [`endpoint`]: what a generating endpoint adds; [`serve`]: what they have in common; `pages`: pages of stored items; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`responses`], [`conversations`]: what is stored, and goes on by its id
 //! - [`stored`]: what a chat needs of these; [`memories`]: what is remembered of users
 //! - [`context`]: long dialogs fitted into the window
@@ -33,6 +33,7 @@ mod errors;
 pub mod feedback;
 pub mod files;
 mod leftover;
+mod logprob;
 pub mod memories;
 pub mod messages;
 pub mod models;
@@ -46,7 +47,7 @@ pub mod replay;
 pub mod responses;
 pub mod rollouts;
 pub mod routes;
-mod serve;
+pub mod serve;
 pub mod server;
 pub mod sse;
 pub mod stored;

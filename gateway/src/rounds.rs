@@ -8,11 +8,12 @@ pub mod rounded;
 
 use super::answer::Answer;
 use crate::{
-    dialog::{Dialog, Message, Tool, ToolCall, ToolChoice},
+    dialog::{Dialog, Message, ToolCall, ToolChoice},
     error::ApiError,
     gateway::{Gateway, RunningDialog},
     options::Options,
     server_tools::{NotOffered, ServerTools},
+    text::tool::Tool,
     usage::Usage,
 };
 use futures_util::future::join_all;

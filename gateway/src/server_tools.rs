@@ -9,7 +9,7 @@ pub mod calculator;
 pub mod endpoint;
 pub mod mcp;
 
-use crate::dialog::Tool;
+use crate::text::tool::Tool;
 use endpoint::{Endpoint, EndpointSettings};
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use mcp::{BETWEEN, McpServer, McpSettings};

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use std::{fs, path::PathBuf, time::SystemTime};
 use tidemill_gateway::{
-    dialog::{Dialog, Message, Tool, ToolChoice},
+    dialog::{Dialog, Message, ToolChoice},
     generation::{
         Pipeline, TextRules,
         piece::{Ended, FinishReason, Piece},
@@ -12,6 +12,7 @@ use tidemill_gateway::{
     text::{
         TextModel,
         output::OutputRules,
+        tool::Tool,
         tools::grammar::{AnswerRules, Forced},
     },
 };

@@ -16,15 +16,15 @@ use crate::{
     answer::{Delta, Ran},
     context::Strategy,
     custom::{self, InputReader},
-    dialog::{self, Dialog, ReasoningWish, Tool, ToolCall},
+    dialog::{self, Dialog, ReasoningWish, ToolCall},
     error::ApiError,
     gateway::Gateway,
     generation::piece::{CallDelta, Finish, FinishReason, Logprob},
-    http::openai::json_logprob,
+    http::logprob::json_logprob,
     options::{Options, TOP_LOGPROBS_MAX},
     parse::in_range,
     rounds::{self, Rounds},
-    text::tokenizer::printable,
+    text::{tokenizer::printable, tool::Tool},
     usage::{ContextUsage, Usage},
 };
 use minijinja::{Value, value::ValueKind};

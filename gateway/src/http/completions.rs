@@ -9,7 +9,7 @@ use crate::{
     answer::Delta,
     error::ApiError,
     gateway::Gateway,
-    http::openai::json_logprob,
+    http::logprob::json_logprob,
     options::{Options, TOP_LOGPROBS_MAX},
     parse::in_range,
     text::{detokenizer::Detokenizer, tokenizer::printable},

@@ -9,9 +9,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidemill_proto::{block::Token, tokens::Tokens};
 
-/// Minus infinity in JSON, as in vLLM.
-const LOGPROB_MIN: f32 = -9999.0;
-
 #[derive(Debug, Deserialize)]
 pub struct ChatRequest {
     pub messages: Vec<Message>,
@@ -425,9 +422,4 @@ pub struct ModelCard {
 pub struct TruncationPolicy {
     pub mode: &'static str,
     pub limit: u32,
-}
-
-/// JSON has no infinity.
-pub(crate) fn json_logprob(logprob: f32) -> f32 {
-    if logprob.is_finite() { logprob.max(LOGPROB_MIN) } else { LOGPROB_MIN }
 }

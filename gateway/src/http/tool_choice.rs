@@ -1,9 +1,6 @@
 //! `tool_choice` of chat and of Responses: a mode, a tool by its name, or some tools.
 
-use crate::{
-    dialog::{Tool, ToolChoice},
-    error::ApiError,
-};
+use crate::{dialog::ToolChoice, error::ApiError, text::tool::Tool};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 

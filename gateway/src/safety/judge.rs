@@ -2,7 +2,7 @@
 //! answer. `tidemill-safety` decides.
 
 use crate::{
-    dialog::{Dialog, DialogError, Message, ReasoningWish},
+    dialog::{Dialog, Message, ReasoningWish, prompt::DialogError},
     text::{
         TextModel,
         tokenizer::{EncodeError, Tokenizer},

@@ -1,6 +1,6 @@
 //! An operator's endpoint as a tool: arguments are posted as JSON, and what comes back is text for the model.
 
-use crate::dialog::Tool;
+use crate::text::tool::Tool;
 use serde_json::Value;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tidemill_tenancy::web::{Client, Target, TargetError, read_token};

@@ -8,7 +8,7 @@
 
 mod http;
 
-use crate::dialog;
+use crate::text::tool::Tool;
 use http::{Failure, Http};
 use metrics::gauge;
 use rmcp::{
@@ -99,7 +99,7 @@ type Tools = BTreeMap<String, McpTool>;
 
 #[derive(Clone, Debug, PartialEq)]
 struct McpTool {
-    shown: dialog::Tool,
+    shown: Tool,
     /// The server's name of it.
     name: String,
 }
@@ -139,7 +139,7 @@ impl McpServer {
     }
 
     /// `None`: it has not answered yet.
-    pub fn tools(&self) -> Option<Vec<dialog::Tool>> {
+    pub fn tools(&self) -> Option<Vec<Tool>> {
         self.known().map(|known| known.tools.values().map(|tool| tool.shown.clone()).collect())
     }
 
@@ -236,7 +236,7 @@ impl McpServer {
         for _ in 0..PAGES_MAX {
             let page = peer.list_tools(Some(PaginatedRequestParams::default().with_cursor(cursor))).await.map_err(|e| of_service(&e))?;
             listed.extend(page.tools.into_iter().map(|tool| McpTool {
-                shown: dialog::Tool {
+                shown: Tool {
                     name: format!("{}{BETWEEN}{}", self.name, plain(&tool.name)),
                     description: tool.description.map(Into::into),
                     parameters: Some(Value::Object((*tool.input_schema).clone())),

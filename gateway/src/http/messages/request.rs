@@ -5,7 +5,7 @@
 //! signatures.
 
 use crate::{
-    dialog::{Dialog, Message, ReasoningWish, Tool, ToolCall, ToolChoice},
+    dialog::{Dialog, Message, ReasoningWish, ToolCall, ToolChoice},
     error::ApiError,
     gateway::{Gateway, route::Asking},
     options::Options,
@@ -13,6 +13,7 @@ use crate::{
     request::{GenerateRequest, StopField},
     rounds::{self, Rounds},
     structured,
+    text::tool::Tool,
 };
 use serde::Deserialize;
 use serde_json::Value;

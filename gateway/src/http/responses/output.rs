@@ -3,7 +3,7 @@
 use crate::{
     custom::InputReader,
     generation::piece::{CallDelta, Logprob, Piece},
-    http::openai::json_logprob,
+    http::logprob::json_logprob,
     stamp::new_id,
     store::Item,
     text::tokenizer::{Tokenizer, printable},

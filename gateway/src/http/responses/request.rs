@@ -2,7 +2,7 @@
 
 use crate::{
     custom,
-    dialog::{ReasoningWish, Tool, ToolChoice},
+    dialog::{ReasoningWish, ToolChoice},
     error::ApiError,
     gateway::{Gateway, route::Asking},
     http::tool_choice,
@@ -11,6 +11,7 @@ use crate::{
     parse::{self, in_range},
     request::GenerateRequest,
     rounds, structured,
+    text::tool::Tool,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

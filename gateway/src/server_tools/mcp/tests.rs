@@ -183,7 +183,7 @@ async fn a_server_that_is_down_is_no_reason_to_wait() {
 async fn names_are_legal_and_different_and_those_that_are_allowed() {
     let (listed, long) = (["a.b", "a/b", "c", "d"], "x".repeat(60));
     let tool = |name: &str| McpTool {
-        shown: dialog::Tool { name: format!("sky__{}", plain(name)), description: None, parameters: None, strict: false },
+        shown: Tool { name: format!("sky__{}", plain(name)), description: None, parameters: None, strict: false },
         name: name.into(),
     };
     let mut server = McpServer::new(settings("http://127.0.0.1:1/mcp".into())).unwrap();
