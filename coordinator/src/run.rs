@@ -10,19 +10,23 @@ use crate::{
 };
 use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_gateway::{
-    audit::{self, Audit},
+    base::origins::Origins,
     batches::{self, Batches},
-    feedback::{self, Feedback},
-    gateway::{Gateway, GatewaySettings, ServedModel},
-    grammars::{Grammars, helper},
+    features::{
+        feedback::{self, Feedback},
+        grammars::{Grammars, helper},
+        server_tools::ServerTools,
+    },
     http::{
         routes,
         server::{self, Limits, Tls, TlsError},
     },
     metrics,
-    origins::Origins,
-    safety::judge::{Judge, JudgeError},
-    server_tools::ServerTools,
+    safety::{
+        audit::{self, Audit},
+        judge::{Judge, JudgeError},
+    },
+    serving::gateway::{Gateway, GatewaySettings, ServedModel},
     store::{
         Store,
         memory::Memory,

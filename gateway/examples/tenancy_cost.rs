@@ -5,9 +5,8 @@
 
 use std::{fs, sync::Arc, time::Duration};
 use tidemill_gateway::{
-    metrics::RequestOutcome,
+    metrics::{RequestOutcome, usage::Usage},
     tenants::{Caller, MeterSettings, TenantSettings, Tenants, metered::Wanted},
-    usage::Usage,
 };
 use tidemill_tenancy::{
     journal,

@@ -14,6 +14,8 @@ pub mod seen;
 pub mod votes;
 
 #[cfg(feature = "shell")]
+mod figures;
+#[cfg(feature = "shell")]
 pub mod routed;
 #[cfg(feature = "shell")]
 pub mod running;

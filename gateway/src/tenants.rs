@@ -7,14 +7,12 @@ pub mod metered;
 mod ttft;
 
 use crate::{
+    base::{owner::Owner, shares::Party, stamp::unix},
     batch::life::Sender,
-    error::ApiError,
-    grammars::Spent,
+    features::grammars::Spent,
     metrics,
-    owner::Owner,
+    requests::error::ApiError,
     rollout::{routed::Routed, shadow::Tap},
-    shares::Party,
-    stamp::unix,
 };
 use std::{
     net::IpAddr,

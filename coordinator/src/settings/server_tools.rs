@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{path::PathBuf, time::Duration};
 use tidemill_gateway::{
-    server_tools::{
+    features::server_tools::{
         CALCULATOR, CLOCK, Settings,
         endpoint::EndpointSettings,
         mcp::{BETWEEN, McpSettings},

@@ -9,15 +9,15 @@ use super::{
     journal::Journal,
 };
 use crate::{
+    base::stamp::{new_id, unix_seconds},
     batch::{
         input::{self, Check, Line, Problem},
         life::{Batch, Counts, Ending, Sender},
         pace::{Attempt, Pace, Step, Task},
         record,
     },
-    error::ApiError,
     metrics,
-    stamp::{new_id, unix_seconds},
+    requests::error::ApiError,
     tenants::Tenants,
 };
 use axum::{

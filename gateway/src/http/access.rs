@@ -2,7 +2,10 @@
 //! it, since handlers get their gateway from [`Client`], which only the layer can give them.
 
 use super::server::Peer;
-use crate::{error::ApiError, gateway::Gateway, http::messages::error::MessagesError, metrics, rollout::routed::Routed, tenants::Caller};
+use crate::{
+    http::messages::error::MessagesError, metrics, requests::error::ApiError, rollout::routed::Routed, serving::gateway::Gateway,
+    tenants::Caller,
+};
 use axum::{
     extract::{FromRequestParts, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts},

@@ -2,9 +2,9 @@
 
 use super::{access::Client, admin};
 use crate::{
-    audit::{Audit, AuditError},
-    error::ApiError,
-    gateway::Gateway,
+    requests::error::ApiError,
+    safety::audit::{Audit, AuditError},
+    serving::gateway::Gateway,
 };
 use axum::{
     Json,

@@ -11,7 +11,7 @@ use crate::{
         life::{Batch, WINDOW, Wanted},
     },
     batches::BatchError,
-    error::ApiError,
+    requests::error::ApiError,
 };
 use axum::{
     Json,

@@ -13,19 +13,23 @@ use super::{
     tool_choice,
 };
 use crate::{
-    answer::{Delta, Ran},
     context::Strategy,
-    custom::{self, InputReader},
     dialog::{self, Dialog, ReasoningWish, ToolCall},
-    error::ApiError,
-    gateway::Gateway,
     generation::piece::{CallDelta, Finish, FinishReason, Logprob},
     http::logprob::json_logprob,
-    options::{Options, TOP_LOGPROBS_MAX},
-    parse::in_range,
-    rounds::{self, Rounds},
+    metrics::usage::{ContextUsage, Usage},
+    requests::{
+        custom::{self, InputReader},
+        error::ApiError,
+        options::{Options, TOP_LOGPROBS_MAX},
+        parse::in_range,
+    },
+    serving::{
+        answer::{Delta, Ran},
+        gateway::Gateway,
+        rounds::{self, Rounds},
+    },
     text::{tokenizer::printable, tool::Tool},
-    usage::{ContextUsage, Usage},
 };
 use minijinja::{Value, value::ValueKind};
 use std::collections::{BTreeMap, HashMap, HashSet};

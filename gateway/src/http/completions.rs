@@ -6,14 +6,15 @@ use super::{
     stored::Stored,
 };
 use crate::{
-    answer::Delta,
-    error::ApiError,
-    gateway::Gateway,
     http::logprob::json_logprob,
-    options::{Options, TOP_LOGPROBS_MAX},
-    parse::in_range,
+    metrics::usage::Usage,
+    requests::{
+        error::ApiError,
+        options::{Options, TOP_LOGPROBS_MAX},
+        parse::in_range,
+    },
+    serving::{answer::Delta, gateway::Gateway},
     text::{detokenizer::Detokenizer, tokenizer::printable},
-    usage::Usage,
 };
 use std::{collections::BTreeMap, sync::Arc};
 use tidemill_proto::{block::Token, sampling::TokenLogprob};

@@ -2,6 +2,7 @@
 //! What is left out, and what is given in its place, is decided by [`crate::context`].
 
 use crate::{
+    base::memories::Facts,
     context::{
         self, Strategy, blocks, bm25,
         limits::Limits,
@@ -9,12 +10,9 @@ use crate::{
         summary::{self, Choice, Outlook, State, Summaries, TOKENS_MAX},
     },
     dialog::{Dialog, Message},
-    error::ApiError,
-    gateway::Gateway,
-    memories::Facts,
-    options::Options,
-    parse::in_range,
-    usage::{ContextUsage, MemoryUsage, RetrievedUsage, SummaryUsage},
+    metrics::usage::{ContextUsage, MemoryUsage, RetrievedUsage, SummaryUsage},
+    requests::{error::ApiError, options::Options, parse::in_range},
+    serving::gateway::Gateway,
 };
 use serde::Deserialize;
 

@@ -9,14 +9,16 @@ pub mod turn;
 
 use super::{access::Client, responses::request, written};
 use crate::{
-    computing::checkpoint,
+    base::stamp::{new_id, unix_seconds},
     context::summary::Summaries,
-    error::ApiError,
-    gateway::Gateway,
     http::pages::{PageWish, page_wanted},
-    items::{Said, Sent},
-    parse,
-    stamp::{new_id, unix_seconds},
+    requests::{
+        computing::checkpoint,
+        error::ApiError,
+        items::{Said, Sent},
+        parse,
+    },
+    serving::gateway::Gateway,
     store::{self, Addition, Item, ItemPage, Kind, NewRecord, Part, Record, RecordPage, Rewrite, StoreError},
 };
 use axum::{

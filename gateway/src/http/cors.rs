@@ -1,7 +1,7 @@
 //! Web pages of other origins, where an operator has named them: what a browser asks before it sends a page's request, and what it wants to
 //! read in an answer before it shows that to the page.
 
-use crate::origins::Origins;
+use crate::base::origins::Origins;
 use axum::http::{HeaderName, Method};
 use std::time::Duration;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};

@@ -4,13 +4,9 @@
 
 use super::{access::Client, openai::Prompt, written};
 use crate::{
-    computing::checkpoint,
-    embedded::collect,
-    error::ApiError,
-    gateway::Gateway,
-    metrics::{self, RequestOutcome},
-    parse,
-    usage::Usage,
+    metrics::{self, RequestOutcome, usage::Usage},
+    requests::{computing::checkpoint, error::ApiError, parse},
+    serving::{embedded::collect, gateway::Gateway},
 };
 use axum::{
     body::{Body, Bytes},

@@ -1,7 +1,12 @@
 //! The common part of the generating endpoints: what each adds is its wire shapes.
 
 use super::{conversations::turn::Turn, stored::Stored};
-use crate::{answer::Delta, error::ApiError, gateway::Gateway, options::Options, rounds::Rounds, text::tokenizer::Tokenizer, usage::Usage};
+use crate::{
+    metrics::usage::Usage,
+    requests::{error::ApiError, options::Options},
+    serving::{answer::Delta, gateway::Gateway, rounds::Rounds},
+    text::tokenizer::Tokenizer,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use std::sync::Arc;
 use tidemill_proto::{block::Token, tokens::Tokens};

@@ -1,7 +1,7 @@
 //! An [`ApiError`] as a response, and the errors of what only endpoints reach: paths, the store, files and batches.
 
 use super::paths;
-use crate::{batches::BatchError, error::ApiError, store::StoreError};
+use crate::{batches::BatchError, requests::error::ApiError, store::StoreError};
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},

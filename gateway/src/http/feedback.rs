@@ -2,12 +2,11 @@
 
 use super::access::Client;
 use crate::{
-    error::ApiError,
-    feedback::{Answered, Feedback, Opinion, Rating},
-    gateway::Gateway,
-    json, parse,
+    base::{json, stamp::unix_seconds},
+    features::feedback::{Answered, Feedback, Opinion, Rating},
+    requests::{error::ApiError, parse},
     rollout::votes::Voter,
-    stamp::unix_seconds,
+    serving::gateway::Gateway,
     store::{Item, Part},
 };
 use axum::{

@@ -4,9 +4,8 @@ use super::access::Client;
 use crate::{
     batch::file::{INPUT, StoredFile},
     batches::{BatchError, Batches, Listed, Page},
-    error::ApiError,
-    gateway::Gateway,
-    parse,
+    requests::{error::ApiError, parse},
+    serving::gateway::Gateway,
 };
 use axum::{
     Json,

@@ -3,11 +3,13 @@
 
 use super::access::Client;
 use crate::{
-    error::ApiError,
-    gateway::Gateway,
+    base::{
+        memories::{Facts, Limits},
+        stamp::{new_id, unix_seconds},
+    },
     http::pages::{PageWish, page_wanted, parsed},
-    memories::{Facts, Limits},
-    stamp::{new_id, unix_seconds},
+    requests::error::ApiError,
+    serving::gateway::Gateway,
     store::{Kind, NewRecord, Page, Part, Record, RecordPage, StoreError},
 };
 use axum::{Json, body::Body, extract::Path};

@@ -9,13 +9,14 @@ mod request;
 
 use super::{access::Client, sse::keep_alive, written};
 use crate::{
-    error::ApiError,
-    gateway::{Gateway, RunningDialog},
+    base::stamp::new_id,
     generation::piece::{Finish, FinishReason, StopReason},
-    metrics,
-    rounds::rounded::Rounded,
-    stamp::new_id,
-    usage::Usage,
+    metrics::{self, usage::Usage},
+    requests::error::ApiError,
+    serving::{
+        gateway::{Gateway, RunningDialog},
+        rounds::rounded::Rounded,
+    },
 };
 use axum::{
     Json,

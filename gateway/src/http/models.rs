@@ -4,7 +4,7 @@ use super::{
     access::Client,
     openai::{Model, ModelCard, ModelList, TruncationPolicy},
 };
-use crate::{error::ApiError, gateway::Gateway};
+use crate::{requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
     Json,
     extract::{Path, rejection::PathRejection},

@@ -1,7 +1,10 @@
 //! `/v1/moderations`: the safety checks' opinion of a text.
 
 use super::access::Client;
-use crate::{computing::checkpoint, error::ApiError, gateway::Gateway, parse};
+use crate::{
+    requests::{computing::checkpoint, error::ApiError, parse},
+    serving::gateway::Gateway,
+};
 use axum::{Json, body::Body};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

@@ -3,7 +3,7 @@
 use super::{context::ContextField, conversations::turn::ConversationField};
 use crate::{
     generation::piece::{FinishReason, StopReason},
-    usage::Usage,
+    metrics::usage::Usage,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

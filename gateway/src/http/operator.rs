@@ -1,6 +1,6 @@
 //! For operators and probes: `/ready`, `/metrics`, `/cluster`.
 
-use crate::{error::ApiError, gateway::Gateway, metrics, registry::RegistryView, replay::Counts};
+use crate::{base::registry::RegistryView, cache::replay::Counts, metrics, requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
     Json,
     extract::{Request, State},

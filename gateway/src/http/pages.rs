@@ -1,6 +1,10 @@
 //! Stored items as clients list them: how a page is asked for, and what is stored as JSON.
 
-use crate::{error::ApiError, json, parse, store::Page};
+use crate::{
+    base::json,
+    requests::{error::ApiError, parse},
+    store::Page,
+};
 use axum::extract::{Query, rejection::QueryRejection};
 use serde::Deserialize;
 use serde_json::Value;

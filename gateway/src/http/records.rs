@@ -2,9 +2,9 @@
 
 use super::admin;
 use crate::{
-    error::ApiError,
-    gateway::Gateway,
-    registry::{ChangeError, RecordView},
+    base::registry::{ChangeError, RecordView},
+    requests::error::ApiError,
+    serving::gateway::Gateway,
 };
 use axum::{
     Json,

@@ -1,16 +1,19 @@
 //! Requests with an `Idempotency-Key`: a repeat joins the answer that is being made, or finds it, instead of computing it
 //! twice; and a stream that broke off goes on after its `Last-Event-ID`. A layer around the generating endpoints: what they
-//! answer is recorded as it leaves them ([`crate::replays`]), and every client, the first included, listens to the recording.
+//! answer is recorded as it leaves them ([`crate::serving::replays`]), and every client, the first included, listens to the recording.
 //!
 //! A request without a key passes untouched.
 
 use crate::{
-    error::ApiError,
-    gateway::Gateway,
+    base::json,
+    cache::replay::{Asked, Digest},
     http::messages::error::MessagesError,
-    json, metrics,
-    replay::{Asked, Digest},
-    replays::{Listener, digest},
+    metrics,
+    requests::error::ApiError,
+    serving::{
+        gateway::Gateway,
+        replays::{Listener, digest},
+    },
     tenants::Caller,
 };
 use axum::{

@@ -15,9 +15,9 @@ use super::{
     written,
 };
 use crate::{
-    error::ApiError,
-    gateway::Gateway,
     metrics,
+    requests::error::ApiError,
+    serving::gateway::Gateway,
     store::{Part, Record},
 };
 use axum::{

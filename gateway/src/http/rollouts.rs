@@ -3,16 +3,15 @@
 
 use super::{admin, records::refused};
 use crate::{
-    error::ApiError,
-    gateway::Gateway,
-    parse,
+    base::stamp::unix,
+    requests::{error::ApiError, parse},
     rollout::{
         KIND,
         record::{Golden, Rollout, State as Stage, Wanted, Wrong},
         running::Status,
         votes::Voter,
     },
-    stamp::unix,
+    serving::gateway::Gateway,
 };
 use axum::{
     Json,

@@ -4,7 +4,7 @@ use super::{
     access, admin, appeals, batches, chat::Chat, completions::Completions, console, conversations, cors, doors, embeddings, feedback,
     files, leftover, memories, messages, models, moderations, operator, records, replay, responses, rollouts, serve, tokenize, watch,
 };
-use crate::{error::ApiError, gateway::Gateway};
+use crate::{requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
     Router,
     extract::DefaultBodyLimit,

@@ -10,17 +10,15 @@ use super::{
     written,
 };
 use crate::{
-    answer::Waiting,
-    backend::SimilarTo,
-    error::ApiError,
-    gateway::{Gateway, route::Asking},
+    base::stamp::unix_seconds,
     metrics,
-    options::Options,
-    parse,
-    request::GenerateRequest,
-    rounds::rounded::Rounded,
-    stamp::unix_seconds,
-    structured,
+    requests::{error::ApiError, generate::GenerateRequest, options::Options, parse, structured},
+    serving::{
+        answer::Waiting,
+        backend::SimilarTo,
+        gateway::{Gateway, route::Asking},
+        rounds::rounded::Rounded,
+    },
 };
 use axum::{
     Json,

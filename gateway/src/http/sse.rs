@@ -1,7 +1,7 @@
 //! An answer as server-sent events: `data: {chunk}` per delta, an error event if it breaks off, `data: [DONE]` at the end.
 
 use super::endpoint::{Call, Endpoint};
-use crate::{
+use crate::serving::{
     answer::{News, Waiting},
     replays::KEEP_ALIVE,
     rounds::rounded::Rounded,

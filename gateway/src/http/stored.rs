@@ -5,7 +5,11 @@ use super::{
     conversations::turn::{Before, ConversationField, before},
     memories,
 };
-use crate::{error::ApiError, gateway::Gateway, memories::Facts, parse};
+use crate::{
+    base::memories::Facts,
+    requests::{error::ApiError, parse},
+    serving::gateway::Gateway,
+};
 use serde::Deserialize;
 
 /// The parts of a chat's body that are read before all else.

@@ -7,9 +7,9 @@
 //! Bounded: so many viewers and no more; and nothing queues for one, since an event is made when its connection has room.
 
 use crate::{
-    error::ApiError,
-    gateway::{Gateway, VIEWERS_MAX},
-    recent::FinishedRequest,
+    metrics::recent::FinishedRequest,
+    requests::error::ApiError,
+    serving::gateway::{Gateway, VIEWERS_MAX},
 };
 use axum::{
     extract::State,

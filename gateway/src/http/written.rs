@@ -1,10 +1,10 @@
 //! Answers that are written beside the event loop. Stored items are JSON already and pass through as they are.
 
 use crate::{
-    error::ApiError,
-    gateway::Gateway,
+    base::shares::Share,
     http::pages::not_json,
-    shares::Share,
+    requests::error::ApiError,
+    serving::gateway::Gateway,
     store::{Item, ItemPage},
 };
 use axum::{

@@ -1,6 +1,6 @@
 //! The cluster and its workers' reports in Prometheus' text format.
 
-use crate::registry::RegistryView;
+use crate::base::registry::RegistryView;
 use std::fmt::Write;
 use tidemill_cluster::{ClusterView, MemberView, ModelView, PredictionError, ProbesView};
 use tidemill_proto::message::{Blocks, Counters, Moved, Role, TierBlocks};

@@ -1,7 +1,7 @@
 //! A request whose model was chosen for it: which one answers, and what a rollout learns of it.
 
 use super::{running::Seat, seen::Ended, shadow::Mirror};
-use crate::usage::RouteUsage;
+use crate::metrics::usage::RouteUsage;
 use std::sync::{Mutex, PoisonError};
 
 /// The outcome of routing a request.

@@ -5,7 +5,7 @@ use super::{
     record::Rollout,
     running::{Live, Rollouts},
 };
-use crate::{generation::piece::Piece, json, metrics};
+use crate::{base::json, generation::piece::Piece, metrics};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};

@@ -1,7 +1,10 @@
 //! A request that has its quota, until it is settled: once, by whatever ends it first. Dropping it settles it, too (its client left).
 
 use super::{Caller, Tenants};
-use crate::{error::ApiError, metrics::RequestOutcome, usage::Usage};
+use crate::{
+    metrics::{RequestOutcome, usage::Usage},
+    requests::error::ApiError,
+};
 use std::{
     sync::Arc,
     time::{Duration, Instant},

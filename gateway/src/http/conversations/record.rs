@@ -2,12 +2,14 @@
 
 use super::super::responses::request;
 use crate::{
+    base::stamp::new_id,
     context::summary::Summary,
-    error::ApiError,
-    gateway::Gateway,
     http::pages::parsed,
-    items::{Said, recall},
-    stamp::new_id,
+    requests::{
+        error::ApiError,
+        items::{Said, recall},
+    },
+    serving::gateway::Gateway,
     store::{Item, Record, Totals},
 };
 use serde::{Deserialize, Deserializer, Serialize};

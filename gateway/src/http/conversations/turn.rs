@@ -12,17 +12,18 @@ use super::{
     record::{Changes, Conversation},
 };
 use crate::{
-    answer::Delta,
+    base::stamp::{new_id, unix_seconds},
     context::summary::{Answered, Outlook, Summaries},
     dialog::{Dialog, Message},
-    error::ApiError,
-    gateway::Gateway,
     generation::piece::FinishReason,
-    items::{self, Said, Sent, recall},
-    stamp::{new_id, unix_seconds},
+    metrics::usage::Usage,
+    requests::{
+        error::ApiError,
+        items::{self, Said, Sent, recall},
+    },
+    serving::{answer::Delta, gateway::Gateway},
     store::{Addition, Cut, Item, Kind, NewRecord, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
-    usage::Usage,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -1,9 +1,9 @@
 //! An answer's pieces as content blocks, and the events that tell of them.
 
 use crate::{
-    answer::{Delta, Ran},
     dialog::render::OTHER_ARGUMENTS,
     generation::piece::CallDelta,
+    serving::answer::{Delta, Ran},
 };
 use serde_json::{Map, Value, json};
 

@@ -1,6 +1,6 @@
 //! Errors in the words of Anthropic's API.
 
-use crate::error::ApiError;
+use crate::requests::error::ApiError;
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},

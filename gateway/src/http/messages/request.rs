@@ -6,13 +6,16 @@
 
 use crate::{
     dialog::{Dialog, Message, ReasoningWish, ToolCall, ToolChoice},
-    error::ApiError,
-    gateway::{Gateway, route::Asking},
-    options::Options,
-    parse,
-    request::{GenerateRequest, StopField},
-    rounds::{self, Rounds},
-    structured,
+    requests::{
+        error::ApiError,
+        generate::{GenerateRequest, StopField},
+        options::Options,
+        parse, structured,
+    },
+    serving::{
+        gateway::{Gateway, route::Asking},
+        rounds::{self, Rounds},
+    },
     text::tool::Tool,
 };
 use serde::Deserialize;

@@ -1,13 +1,13 @@
 //! An answer's pieces as output items, and the events that tell of them as they grow.
 
 use crate::{
-    custom::InputReader,
+    base::stamp::new_id,
     generation::piece::{CallDelta, Logprob, Piece},
     http::logprob::json_logprob,
-    stamp::new_id,
+    metrics::usage::Usage,
+    requests::custom::InputReader,
     store::Item,
     text::tokenizer::{Tokenizer, printable},
-    usage::Usage,
 };
 use serde_json::{Value, json};
 use std::{collections::HashSet, sync::Arc};

@@ -1,16 +1,21 @@
 //! The body of `POST /v1/responses`, understood as far as that goes without the store.
 
 use crate::{
-    custom,
     dialog::{ReasoningWish, ToolChoice},
-    error::ApiError,
-    gateway::{Gateway, route::Asking},
     http::tool_choice,
-    items::{self, ITEMS_MAX, Said, Sent},
-    options::{Options, TOP_LOGPROBS_MAX},
-    parse::{self, in_range},
-    request::GenerateRequest,
-    rounds, structured,
+    requests::{
+        custom,
+        error::ApiError,
+        generate::GenerateRequest,
+        items::{self, ITEMS_MAX, Said, Sent},
+        options::{Options, TOP_LOGPROBS_MAX},
+        parse::{self, in_range},
+        structured,
+    },
+    serving::{
+        gateway::{Gateway, route::Asking},
+        rounds,
+    },
     text::tool::Tool,
 };
 use serde::Deserialize;

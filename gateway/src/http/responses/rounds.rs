@@ -2,14 +2,18 @@
 
 use super::output::Output;
 use crate::{
-    answer::Answer,
     dialog::{Dialog, ToolCall},
-    error::ApiError,
-    gateway::Gateway,
-    items::{self, Said},
-    options::Options,
-    rounds::{self, Rounds},
-    usage::Usage,
+    metrics::usage::Usage,
+    requests::{
+        error::ApiError,
+        items::{self, Said},
+        options::Options,
+    },
+    serving::{
+        answer::Answer,
+        gateway::Gateway,
+        rounds::{self, Rounds},
+    },
 };
 
 #[derive(Debug)]

@@ -6,19 +6,25 @@ use super::{
     rounds::ItemRounds,
 };
 use crate::{
-    answer::Answer,
+    base::{
+        json,
+        stamp::{new_id, unix_seconds},
+    },
     dialog::{Dialog, Message},
-    error::ApiError,
-    gateway::{Gateway, RunningDialog},
     generation::piece::{Finish, FinishReason, Piece, StopReason},
     http::conversations::{record::Conversation, retitled},
-    items::{self, Said, Sent},
-    json,
-    running::Place,
-    stamp::{new_id, unix_seconds},
+    metrics::usage::Usage,
+    requests::{
+        error::ApiError,
+        items::{self, Said, Sent},
+    },
+    serving::{
+        answer::Answer,
+        gateway::{Gateway, RunningDialog},
+        running::Place,
+    },
     store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
-    usage::Usage,
 };
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, sync::Arc};

@@ -8,7 +8,7 @@ use super::super::{
     Summary, note_evicted, tenant_of,
 };
 use crate::{
-    room::Shares,
+    base::room::Shares,
     store::postgres::failed::{Failed, Outcome, missing, speakable},
 };
 use std::collections::{BTreeMap, HashMap};
