@@ -21,9 +21,9 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_gateway::{
-    gateway::Gateway,
-    registry::{ChangeError, Changing, RecordView, RegistryView},
+    base::registry::{ChangeError, Changing, RecordView, RegistryView},
     rollout::{self, record::Rollout, running},
+    serving::gateway::Gateway,
 };
 use tidemill_net::link::Endpoint;
 use tidemill_proto::ids::Epoch;
@@ -103,7 +103,7 @@ impl Agreed {
     }
 }
 
-impl tidemill_gateway::registry::Registry for Agreed {
+impl tidemill_gateway::base::registry::Registry for Agreed {
     fn view(&self) -> RegistryView {
         let View { state, status } = self.registry.view();
         RegistryView {

@@ -13,7 +13,7 @@ use tidemill_cluster::{
     Action, ChoiceUsage, ClusterSettings, ClusterView, Forecast, ModelId, Models, NewRequest, Origin, Refusal, Rejection, RequestEvent,
     Warning, class::ClassId,
 };
-use tidemill_gateway::backend::{Accepted, Backend};
+use tidemill_gateway::serving::backend::{Accepted, Backend};
 use tidemill_proto::{
     ids::{Epoch, RequestId},
     message::{ModelIdentity, Register, ToWorker, WorkerEvent},
@@ -275,7 +275,7 @@ impl State {
 mod tests {
     use super::*;
     use tidemill_cluster::{Outcome, admission::AdmissionPolicy, class::Classes, schedule::Policy};
-    use tidemill_gateway::backend::Submission;
+    use tidemill_gateway::serving::backend::Submission;
     use tidemill_proto::{
         block::LayoutFingerprint,
         ids::SequenceId,

@@ -2,7 +2,7 @@
 
 use std::env;
 use tidemill_coordinator::{run, settings::Flags};
-use tidemill_gateway::grammars::helper;
+use tidemill_gateway::features::grammars::helper;
 use tidemill_net::{config::Cli, process};
 
 /// Requests are made of small pieces that one thread makes and another frees.

@@ -10,19 +10,23 @@ use crate::{
 };
 use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_gateway::{
-    audit::{self, Audit},
+    base::origins::Origins,
     batches::{self, Batches},
-    feedback::{self, Feedback},
-    gateway::{Gateway, GatewaySettings, ServedModel},
-    grammars::{Grammars, helper},
+    features::{
+        feedback::{self, Feedback},
+        grammars::{Grammars, helper},
+        server_tools::ServerTools,
+    },
     http::{
-        cors::Origins,
         routes,
         server::{self, Limits, Tls, TlsError},
     },
     metrics,
-    safety::judge::{Judge, JudgeError},
-    server_tools::ServerTools,
+    safety::{
+        audit::{self, Audit},
+        judge::{Judge, JudgeError},
+    },
+    serving::gateway::{Gateway, GatewaySettings, ServedModel},
     store::{
         Store,
         memory::Memory,
@@ -30,7 +34,7 @@ use tidemill_gateway::{
         sqlite::{OpenError, Sqlite},
     },
     tenants::{MeterSettings, TenantSettings, Tenants, TenantsError},
-    text::{ModelError, TextModel},
+    text::{TextModel, error::ModelError},
 };
 use tidemill_net::{
     identity::{Identity, IdentityError, PeerRole},
@@ -220,6 +224,7 @@ impl Coordinator {
         let served = driver.backends().into_iter().zip(models);
         let served = served.map(|(backend, (name, text))| ServedModel { name, text, backend });
         let gateway = GatewaySettings {
+            generating: routes::generating,
             classes: settings.cluster.classes,
             aliases: settings.aliases.clone(),
             router: settings.router,

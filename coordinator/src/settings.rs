@@ -33,19 +33,17 @@ use tidemill_cluster::{
     schedule::{Policy, PolicyName},
 };
 use tidemill_gateway::{
-    audit::AuditSettings,
+    base::{memories, origins::Origins},
     batch::file::Room,
     batches,
+    cache::{replay, response_cache},
     context::Strategy,
-    feedback::FeedbackSettings,
-    gateway::SemanticSettings,
-    http::{cors::Origins, memories, server::Limits as Connections},
-    pii::Pii,
-    replay, response_cache,
+    features::{feedback::FeedbackSettings, summarizer},
+    http::server::Limits as Connections,
     routing::Router,
-    safety::{Safety, judge},
+    safety::{Safety, audit::AuditSettings, judge, pii::Pii},
+    serving::gateway::SemanticSettings,
     store::{self, postgres::Address},
-    summarizer,
 };
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
@@ -384,7 +382,7 @@ pub struct Settings {
     /// `None`: none is taken.
     pub feedback: Option<FeedbackSettings>,
     /// `None`: no tools run here.
-    pub server_tools: Option<tidemill_gateway::server_tools::Settings>,
+    pub server_tools: Option<tidemill_gateway::features::server_tools::Settings>,
     /// `None`: the model that is asked for answers.
     pub router: Option<Router>,
     /// Of answers kept for repeated requests.

@@ -1,4 +1,8 @@
-//! The workspace's dependency arrows are the ones that `docs/ARCHITECTURE.md` §7 lists, no more and no fewer.
+//! The workspace's dependency arrows are the ones that `docs/ARCHITECTURE.md` §7 lists, no more and no fewer; `rooms`: those inside the
+//! gateway, too.
+
+#[path = "arrows/rooms.rs"]
+mod rooms;
 
 use serde_json::Value;
 use std::{
@@ -14,7 +18,7 @@ type Arrows = BTreeMap<String, BTreeSet<String>>;
 fn crates_depend_on_each_other_as_the_design_says() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let design = fs::read_to_string(root.join("docs/ARCHITECTURE.md")).unwrap();
-    let (allowed, found) = (listed(&design), built(&root));
+    let (allowed, found) = (listed(&design, "Who may depend on whom"), built(&root));
     for (krate, uses) in &found {
         let allowed = allowed.get(krate).unwrap_or_else(|| panic!("§7 does not say what {krate} may use"));
         assert_eq!(uses, allowed, "{krate} uses the left, and §7 lists the right");
@@ -22,16 +26,16 @@ fn crates_depend_on_each_other_as_the_design_says() {
     assert_eq!(allowed.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>(), "§7 lists crates that there are not");
 }
 
-/// The lines `a, b → c, d   words for people` in the design: what each crate may use.
-fn listed(design: &str) -> Arrows {
-    let (_, after) = design.split_once("Who may depend on whom").expect("the design has the list");
+/// The lines `a, b → c, d   words for people` of the design's list with this heading: what each crate, or each room, may use.
+fn listed(design: &str, heading: &str) -> Arrows {
+    let (_, after) = design.split_once(heading).expect("the design has the list");
     let block = after.split("```").nth(1).expect("the list is a code block");
     let mut arrows = Arrows::new();
     for line in block.lines() {
         let Some((users, rest)) = line.split_once('→') else { continue };
         // Two spaces end the list.
         let used = rest.trim_start().split("  ").next().unwrap_or_default();
-        let names = |list: &str| list.split(',').map(|name| name.trim().to_owned()).filter(|name| name != "nothing of ours").collect();
+        let names = |list: &str| list.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.starts_with("nothing")).collect();
         for user in users.split(',') {
             arrows.insert(user.trim().to_owned(), names(used));
         }

@@ -6,7 +6,7 @@
 //! - `--sentences` prints all sentences, one a line, and `--embeddings FILE` reads a model's opinion of them: a JSON list of lists of numbers
 
 use std::{collections::BTreeMap, env, fmt::Write, fs};
-use tidemill_gateway::semantic::{
+use tidemill_gateway::cache::semantic::{
     THRESHOLD,
     likeness::{Question, WEIGHTS, Weights},
 };

@@ -5,8 +5,7 @@
 
 use std::{fs, sync::Arc, time::Duration};
 use tidemill_gateway::{
-    http::openai::Usage,
-    metrics::RequestOutcome,
+    metrics::{RequestOutcome, usage::Usage},
     tenants::{Caller, MeterSettings, TenantSettings, Tenants, metered::Wanted},
 };
 use tidemill_tenancy::{

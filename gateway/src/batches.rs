@@ -10,13 +10,15 @@ mod journal;
 mod runner;
 
 use crate::{
+    base::{
+        owner::tenant_of,
+        stamp::{new_id, unix_ms, unix_seconds},
+    },
     batch::{
         file::{INPUT, NoRoom, OUTPUT, Room, StoredFile},
         input::Problem,
         life::{Batch, Sender, Wanted},
     },
-    owner::tenant_of,
-    stamp::{new_id, unix_ms, unix_seconds},
 };
 use disk::{Disk, Kind, Upload};
 use std::{

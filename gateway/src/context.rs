@@ -25,10 +25,12 @@
 
 pub mod blocks;
 pub mod bm25;
+pub mod limits;
 pub mod steps;
 pub mod summary;
 pub mod summing;
 
+use limits::Limits;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,26 +45,6 @@ pub enum Strategy {
     Steps,
     /// The same, and a summary tells of what is left out.
     Summary,
-}
-
-/// What fits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    pub turns: usize,
-    /// Of all turns that are given.
-    pub tokens: u64,
-}
-
-impl Limits {
-    fn hold(self, turns: usize, tokens: u64) -> bool {
-        turns <= self.turns && tokens <= self.tokens
-    }
-
-    /// So many quarters of them.
-    fn quarters(self, quarters: u64) -> Self {
-        let part = |whole: u64| whole / 4 * quarters + whole % 4 * quarters / 4;
-        Self { turns: part(self.turns as u64) as usize, tokens: part(self.tokens) }
-    }
 }
 
 /// How many of the oldest turns are left out. `turns`: the tokens of each, the oldest first. The last one always stays.

@@ -16,23 +16,24 @@
 pub mod disclaimed;
 pub mod guarded;
 pub mod personal;
+pub mod piece;
 
 use crate::text::{
     TextModel,
     detokenizer::Detokenizer,
-    output::{Event, OutputRules, Splitter},
+    events::Event,
+    output::{OutputRules, Splitter},
     stop::{StopMatcher, Verdict},
 };
 use guarded::Ruling;
-use serde::Serialize;
+use piece::{CallDelta, Ended, Finish, FinishReason, Inspect, Logprob, Piece, StopReason};
 use std::{
-    fmt,
     hash::{DefaultHasher, Hash, Hasher},
     ops::ControlFlow,
     sync::Arc,
 };
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
-use tidemill_safety::{category::Finding, judge::Doubt};
+use tidemill_safety::judge::Doubt;
 
 /// A client's wishes about the text of its choices.
 #[derive(Clone, Debug, Default)]
@@ -49,157 +50,6 @@ pub struct TextRules {
     pub skip_special: bool,
     /// What besides text the model's words may be.
     pub output: OutputRules,
-}
-
-/// A choice's gain.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Piece {
-    /// What the model says.
-    pub text: String,
-    /// What it thought before.
-    pub reasoning: String,
-    /// Parts of its calls, in order: a call's first part has its id and name.
-    pub calls: Vec<CallDelta>,
-    /// Tokens that were a thought.
-    pub reasoning_tokens: u64,
-    pub tokens: Vec<Token>,
-    pub logprobs: Vec<Logprob>,
-    /// The choice ends with this piece.
-    pub finish: Option<Finish>,
-}
-
-/// A part of a call.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CallDelta {
-    /// Of the call among the choice's calls.
-    pub index: u32,
-    /// With the call's first part only, as is the name.
-    pub id: Option<String>,
-    pub name: Option<String>,
-    /// The next characters of the arguments' JSON text.
-    pub arguments: String,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Logprob {
-    pub token: Token,
-    pub logprob: TokenLogprob,
-    /// Characters of generated text before this token.
-    pub offset: usize,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Finish {
-    pub reason: FinishReason,
-    pub stop_reason: Option<StopReason>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FinishReason {
-    Stop,
-    Length,
-    /// The model waits for what its calls return.
-    ToolCalls,
-    /// What came next must not be said.
-    ContentFilter,
-}
-
-/// The cause of a choice's end, other than the model's end of sequence: vLLM's extension.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum StopReason {
-    Token(Token),
-    Text(String),
-    /// Of a [`FinishReason::ContentFilter`], as is the next.
-    Violation(Violation),
-    Unchecked(Unchecked),
-}
-
-/// A safety check of what comes next could not be made.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Unchecked {
-    pub code: &'static str,
-    pub message: String,
-}
-
-impl Unchecked {
-    pub const CODE: &'static str = "safety_check_unavailable";
-
-    pub fn new(why: &str) -> Self {
-        Self { code: Self::CODE, message: format!("The safety check of what comes next could not be made: {why}. Please try again later.") }
-    }
-}
-
-/// What must not be said.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Violation {
-    #[serde(flatten)]
-    pub finding: Finding,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub appeal_id: Option<String>,
-    /// Of the answer, where the violation begins. For reviewers.
-    #[serde(skip)]
-    pub text: String,
-}
-
-/// How a choice's tokens ended in the cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    StopToken(Token),
-    Length,
-}
-
-impl Finish {
-    pub const LENGTH: Self = Self { reason: FinishReason::Length, stop_reason: None };
-}
-
-impl Piece {
-    /// A client would learn nothing from it.
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Appends the next piece. All pieces together are the whole answer: one delta per call then.
-    pub fn append(&mut self, next: Self) {
-        self.text += &next.text;
-        self.reasoning += &next.reasoning;
-        self.reasoning_tokens += next.reasoning_tokens;
-        for delta in next.calls {
-            match self.calls.last_mut().filter(|call| call.index == delta.index) {
-                Some(call) => call.arguments += &delta.arguments,
-                None => self.calls.push(delta),
-            }
-        }
-        self.tokens.extend(next.tokens);
-        self.logprobs.extend(next.logprobs);
-        self.finish = next.finish.or(self.finish.take());
-    }
-}
-
-impl Piece {
-    /// The same in pieces of at most one call's part each, as clients expect a stream: first what is said, then a call's name, then
-    /// its arguments.
-    pub fn parts(mut self) -> impl Iterator<Item = Self> {
-        let calls = std::mem::take(&mut self.calls);
-        let finish = self.finish.take();
-        let silent = self.text.is_empty() && self.reasoning.is_empty();
-        let mut parts: Vec<Self> = calls.into_iter().map(|call| Self { calls: vec![call], ..Self::default() }).collect();
-        if !silent || parts.is_empty() {
-            parts.insert(0, self);
-        } else {
-            let Self { tokens, logprobs, reasoning_tokens, .. } = self;
-            parts[0] = Self { tokens, logprobs, reasoning_tokens, calls: std::mem::take(&mut parts[0].calls), ..Self::default() };
-        }
-        let last = parts.len() - 1;
-        parts[last].finish = finish;
-        parts.into_iter()
-    }
-}
-
-/// Sees every piece before the client does, may change it, and may end the choice.
-pub trait Inspect: fmt::Debug + Send {
-    fn inspect(&mut self, piece: &mut Piece) -> ControlFlow<Finish>;
 }
 
 /// A call as far as it came.
@@ -467,15 +317,13 @@ impl Pipeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        dialog::Tool,
-        text::{
-            config::ModelConfig,
-            reasoning::Thought,
-            template::ChatTemplate,
-            tokenizer::tests::{sentencepiece, sentencepiece_with},
-            tools::{Calls, ToolFormat},
-        },
+    use crate::text::{
+        config::ModelConfig,
+        reasoning::Thought,
+        template::ChatTemplate,
+        tokenizer::tests::{sentencepiece, sentencepiece_with},
+        tool::Tool,
+        tools::{Calls, format::ToolFormat},
     };
     use proptest::prelude::*;
 

@@ -3,15 +3,14 @@
 //! - [`access`]: who asks; [`doors`]: whether a web page does; `leftover`: bodies that nothing read; [`cors`]: pages that may; [`admin`]: tenants and keys, for operators
 //! - [`routes`]: both ports' routes; `paths`: which route a path means; [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
-//! - [`endpoint`]: the generating endpoints' common part; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
+//! - [`endpoint`]: what a generating endpoint adds; [`serve`]: what they have in common; `pages`: pages of stored items; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`responses`], [`conversations`]: what is stored, and goes on by its id
 //! - [`stored`]: what a chat needs of these; [`memories`]: what is remembered of users
 //! - [`context`]: long dialogs fitted into the window
 //! - [`files`], [`batches`]: requests in files, answered within a day
 //! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`classify`], [`moderations`] and [`tokenize`]: what needs no answer
-//! - [`structured`]: what an answer's text must follow
-//! - [`body`]: bodies on their way in; [`parse`]: bodies checked; [`errors`]: OpenAI's error object
-//! - [`answer`]: a running request's events as deltas of its choices; [`sse`]: deltas as a stream
+//! - `errors`: errors as responses
+//! - [`sse`]: an answer's deltas as a stream
 //! - [`records`]: what coordinators agree on, for operators; [`rollouts`]: users that move to another model, for operators
 //! - [`replay`]: requests that are repeated, and streams that go on
 //! - [`written`]: answers that are written beside the event loop
@@ -19,10 +18,8 @@
 
 pub mod access;
 pub mod admin;
-pub mod answer;
 pub mod appeals;
 pub mod batches;
-pub mod body;
 pub mod chat;
 pub mod classify;
 pub mod completions;
@@ -30,33 +27,32 @@ pub mod console;
 pub mod context;
 pub mod conversations;
 pub mod cors;
-mod custom;
 pub mod doors;
 pub mod embeddings;
 pub mod endpoint;
-pub mod errors;
+mod errors;
 pub mod feedback;
 pub mod files;
 mod leftover;
+mod logprob;
 pub mod memories;
 pub mod messages;
 pub mod models;
 pub mod moderations;
 pub mod openai;
 pub mod operator;
-pub mod parse;
+mod pages;
 mod paths;
 pub mod records;
 pub mod replay;
 pub mod rerank;
 pub mod responses;
 pub mod rollouts;
-pub mod rounds;
 pub mod routes;
+pub mod serve;
 pub mod server;
 pub mod sse;
 pub mod stored;
-pub mod structured;
 pub mod tokenize;
 mod tool_choice;
 pub mod watch;

@@ -1,87 +1,56 @@
 //! The gateway: OpenAI's API on one side, token ids on the other. Text stops here.
 //!
-//! Core (builds with `--no-default-features`, without tokio):
+//! The rooms, from the lowest up. Which may use which stands in `docs/ARCHITECTURE.md` §7, and a test holds them to it.
+//!
+//! Core (builds with `--no-default-features`, without tokio; the shell of a room is in the same place):
 //!
 //! - [`text`]: tokenizer, chat template, incremental detokenizer, stop strings
+//! - [`base`]: what every other room may use
 //! - [`dialog`]: a conversation by whatever protocol, and its way to a prompt
 //! - [`context`]: what of a long dialog a model is given, and what in place of the rest
 //! - [`generation`]: a choice's tokens to the parts of its answer, one pure pipeline
-//! - [`replay`]: answers that are recorded, for requests that are repeated
-//! - [`response_cache`]: answers that are kept, for whoever asks the same
-//! - [`semantic`]: answers that are kept, for whoever asks nearly the same
+//! - [`cache`]: answers that are kept, for requests that are repeated, equal or similar
 //! - [`routing`]: which model answers, by the operator's rules
-//! - [`rollout`]: users that move from one model to another, step by step, and back (its shell is in the same room)
+//! - [`rollout`]: users that move from one model to another, step by step, and back
 //! - [`batch`]: files of requests, and the order and pace in which they are answered
-//! - [`json`]: what clients write, where that is more than a library reads
-//! - [`owner`]: whose everything is that is stored; [`room`]: who makes room where tenants fill one together; [`shares`]: parts of what is in
-//!   flight
 //!
 //! Shell (feature `shell`, on by default):
 //!
-//! - [`gateway`]: the state that all handlers share
-//! - [`http`]: endpoints and their server
-//! - [`computing`]: threads for what is made of clients' data
-//! - [`backend`]: the cluster as the gateway sees it
-//! - [`registry`]: what coordinators agree on, as operators see and change it
+//! - [`metrics`]: the numbers behind `/metrics`, and what an answer took
 //! - [`store`]: responses and conversations that clients may ask for again
-//! - [`summarizer`]: running summaries of long conversations, made in the background
-//! - [`batches`]: clients' files and batches, on disk and running
+//! - [`requests`]: what clients send, checked
 //! - [`tenants`]: who asks, how much, and what it came to
-//! - [`feedback`]: what users think of answers
-//! - [`audit`]: what was blocked, and who appealed
-//! - [`server_tools`]: tools that run here, for models that call them
-//! - [`grammars`]: what answers shall follow, judged where it can do no harm
-//! - [`safety`]: what may be asked and answered here; [`pii`]: what identifies people
-//! - [`metrics`]: the numbers behind `/metrics`; [`recent`]: the last choices that ended
+//! - [`safety`]: what may be asked and answered here, what identifies people, and what was blocked
+//! - [`features`]: feedback, tools that run here, grammars, summaries
+//! - [`batches`]: clients' files and batches, on disk and running
+//! - [`serving`]: a request's way into the cluster, and its answer's way back
+//! - [`http`]: endpoints and their server
 
+pub mod base;
 pub mod batch;
+pub mod cache;
 pub mod context;
 pub mod dialog;
 pub mod generation;
-pub mod json;
-pub mod owner;
-pub mod replay;
-pub mod response_cache;
 pub mod rollout;
-pub mod room;
 pub mod routing;
-pub mod semantic;
-pub mod shares;
 pub mod text;
 
 #[cfg(feature = "shell")]
-pub mod audit;
-#[cfg(feature = "shell")]
-pub mod backend;
-#[cfg(feature = "shell")]
 pub mod batches;
 #[cfg(feature = "shell")]
-pub mod computing;
-#[cfg(feature = "shell")]
-pub mod feedback;
-#[cfg(feature = "shell")]
-pub mod gateway;
-#[cfg(feature = "shell")]
-pub mod grammars;
+pub mod features;
 #[cfg(feature = "shell")]
 pub mod http;
 #[cfg(feature = "shell")]
 pub mod metrics;
 #[cfg(feature = "shell")]
-pub mod pii;
-#[cfg(feature = "shell")]
-pub mod recent;
-#[cfg(feature = "shell")]
-pub mod registry;
+pub mod requests;
 #[cfg(feature = "shell")]
 pub mod safety;
 #[cfg(feature = "shell")]
-pub mod server_tools;
-#[cfg(feature = "shell")]
-mod stamp;
+pub mod serving;
 #[cfg(feature = "shell")]
 pub mod store;
-#[cfg(feature = "shell")]
-pub mod summarizer;
 #[cfg(feature = "shell")]
 pub mod tenants;

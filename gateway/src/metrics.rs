@@ -2,12 +2,12 @@
 //! reports are written out as they are (`exposition`), so that they vanish with their workers.
 
 mod exposition;
+pub mod recent;
+pub mod usage;
 
 use crate::{
-    registry::RegistryView,
-    replay::Counts,
-    rollout::record::{Rollout, Summary},
-    shares::Refused,
+    base::{registry::RegistryView, shares::Refused},
+    cache::replay::Counts,
 };
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -325,36 +325,6 @@ pub fn count_shadow(to: &str, outcome: &'static str) {
     counter!("tidemill_shadows_total", "to" => to.to_owned(), "outcome" => outcome).increment(1);
 }
 
-pub fn count_rollback(rollout: &Rollout) {
-    counter!("tidemill_rollbacks_total", "from" => rollout.from.clone(), "to" => rollout.to.clone()).increment(1);
-}
-
-/// It is over and forgotten.
-pub fn hide_rollout(rollout: &Rollout) {
-    let labels = [("from", rollout.from.clone()), ("to", rollout.to.clone())];
-    gauge!("tidemill_rollout_share", &labels).set(0.0);
-    gauge!("tidemill_rollout_state", &labels).set(0.0);
-}
-
-/// `share`: as it is here. `sides`: what was seen of both models.
-pub fn show_rollout(rollout: &Rollout, share: f64, sides: &[(&'static str, Summary)]) {
-    let labels = || [("from", rollout.from.clone()), ("to", rollout.to.clone())];
-    gauge!("tidemill_rollout_share", &labels()).set(share);
-    gauge!("tidemill_rollout_state", &labels()).set(rollout.state.number());
-    for (side, summary) in sides {
-        let labels = || [("from", rollout.from.clone()), ("to", rollout.to.clone()), ("side", (*side).to_owned())];
-        gauge!("tidemill_rollout_requests", &labels()).set(summary.requests as f64);
-        gauge!("tidemill_rollout_error_ratio", &labels()).set(summary.error_rate);
-        gauge!("tidemill_rollout_goodput_ratio", &labels()).set(summary.goodput);
-        if let Some(ms) = summary.ttft_p95_ms {
-            gauge!("tidemill_rollout_ttft_p95_seconds", &labels()).set(ms / 1e3);
-        }
-        if let Some(ms) = summary.tpot_p95_ms {
-            gauge!("tidemill_rollout_tpot_p95_seconds", &labels()).set(ms / 1e3);
-        }
-    }
-}
-
 /// What became of a request that may be a repeat.
 pub fn count_replay(outcome: &'static str) {
     counter!("tidemill_replays_total", "outcome" => outcome).increment(1);
@@ -483,7 +453,7 @@ pub struct WorkerLabels {
 }
 
 pub fn observe_steps(worker: &WorkerLabels, steps: &[StepSample]) {
-    let labels = || [("worker", worker.name.clone()), ("role", role_name(worker.role).into())];
+    let labels = || [("worker", worker.name.clone()), ("role", exposition::role_name(worker.role).into())];
     for step in steps {
         histogram!("tidemill_step_seconds", &labels()).record(f64::from(step.ms) / 1e3);
         if worker.role == Role::Decode {
@@ -498,12 +468,4 @@ pub fn render(cluster: &ClusterView, registry: &RegistryView) -> String {
     exposition::write(&mut text, cluster);
     exposition::write_registry(&mut text, registry);
     text
-}
-
-fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::Prefill => "prefill",
-        Role::Decode => "decode",
-        Role::Kvpool => "kvpool",
-    }
 }

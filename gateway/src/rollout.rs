@@ -6,13 +6,17 @@
 //! - [`seen`]: what was seen of both models, of which coordinators tell each other; [`votes`]: and how much one tenant's votes count
 //! - [`judge`]: go on, wait, or go back
 //!
-//! Shell: [`running`]: rollouts at this front door; [`shadow`]: requests that the new model answers, too, and nobody sees.
+//! Shell: [`running`]: rollouts at this front door; [`routed`]: a request whose model was chosen; [`shadow`]: requests that the new model answers, too, and nobody sees.
 
 pub mod judge;
 pub mod record;
 pub mod seen;
 pub mod votes;
 
+#[cfg(feature = "shell")]
+mod figures;
+#[cfg(feature = "shell")]
+pub mod routed;
 #[cfg(feature = "shell")]
 pub mod running;
 #[cfg(feature = "shell")]

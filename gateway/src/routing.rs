@@ -18,12 +18,8 @@ use said::Said;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::RangeInclusive,
-    sync::Arc,
 };
-use sticky::Split;
-
-/// The name of a model that is served.
-pub type Model = Arc<str>;
+use sticky::{Model, Split};
 
 #[derive(Clone, Debug)]
 pub struct Router {

@@ -1,11 +1,17 @@
 //! What may be asked and answered here: `tidemill-safety`'s cascade with this server's thresholds, and its counters. `judge`: its last
 //! stage.
 
+pub mod audit;
 pub mod judge;
+pub mod pii;
 
 use crate::{
-    audit::Audit,
-    generation::{Finish, StopReason, Violation, disclaimed::Disclaimed, guarded::Guarded},
+    generation::{
+        disclaimed::Disclaimed,
+        guarded::Guarded,
+        piece::{Finish, StopReason, Violation},
+    },
+    safety::audit::Audit,
 };
 use judge::Judge;
 use metrics::{counter, histogram};

@@ -8,7 +8,7 @@
 //! - [`sqlite`]: a file in the data directory
 //! - [`postgres`]: a database that several coordinators share
 //!
-//! Every call names an [`Owner`], who sees nothing of others. Tenants [share](crate::room) the room: one that wants more than its share
+//! Every call names an [`Owner`], who sees nothing of others. Tenants [share](crate::base::room) the room: one that wants more than its share
 //! loses its own oldest records, or is refused, and no other's.
 
 #[cfg(test)]
@@ -17,8 +17,8 @@ pub mod memory;
 pub mod postgres;
 pub mod sqlite;
 
+pub use crate::base::owner::{Owner, tenant_of};
 use crate::metrics;
-pub use crate::owner::{Owner, tenant_of};
 use futures_util::future::BoxFuture;
 use std::{fmt, ops::Range, time::Duration};
 

@@ -7,10 +7,13 @@ pub mod metered;
 mod ttft;
 
 use crate::{
-    batch::life::Sender, gateway::Routed, grammars::Spent, http::errors::ApiError, metrics, owner::Owner, rollout::shadow::Tap,
-    shares::Party, stamp::unix,
+    base::{owner::Owner, shares::Party, stamp::unix},
+    batch::life::Sender,
+    features::grammars::Spent,
+    metrics,
+    requests::error::ApiError,
+    rollout::{routed::Routed, shadow::Tap},
 };
-use metered::{Metered, Wanted};
 use std::{
     net::IpAddr,
     sync::{
@@ -364,27 +367,6 @@ impl Tenants {
             let _ = caller.standing.set(quota.standing(now, &scopes));
             self.refused(caller, refusal)
         })
-    }
-
-    /// Takes what a request may use at most. `None` of a quota: the door is open, and usage is kept all the same.
-    pub fn reserve(self: &Arc<Self>, caller: &Caller, wanted: Wanted<'_>) -> Result<Metered, ApiError> {
-        if caller.is_shadow() {
-            return Ok(Metered::free(Arc::clone(self)));
-        }
-        let reservation = match &caller.principal {
-            None => None,
-            Some((principal, tier)) => {
-                let scopes = self.scopes(principal, tier, Some(wanted.model));
-                let tokens = wanted.prompt_tokens + wanted.answer_tokens;
-                let mut quota = self.quota();
-                let now = self.now();
-                let reserved = quota.reserve(now, &scopes, tokens, now + self.request_timeout * 2);
-                let _ = caller.standing.set(quota.standing(now, &scopes));
-                drop(quota);
-                Some(reserved.map_err(|refusal| self.refused(caller, refusal))?)
-            }
-        };
-        Ok(Metered::new(Arc::clone(self), caller, reservation, wanted))
     }
 
     /// Takes the quota of a request that needs no answer of a model. It counts as one request, and as running until the result is dropped.

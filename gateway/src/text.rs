@@ -6,37 +6,31 @@
 //! - [`stop`]: stop strings in a stream of text
 //! - [`template`]: chat messages to text, as Hugging Face renders them
 //! - [`marks`]: what keeps contents from being taken for the template's own marks
-//! - [`output`]: a model's words told apart: [`reasoning`] before the answer, calls of [`tools`] in it
+//! - [`tool`]: a function that a model may call; [`error`]: why a model directory cannot be used
+//! - [`output`]: a model's words told apart, as [`events`]: [`reasoning`] before the answer, calls of [`tools`] in it
 
 pub mod config;
 pub mod detokenizer;
+pub mod error;
+pub mod events;
 mod marker;
 pub mod marks;
 pub mod output;
 pub mod reasoning;
+pub mod sewn;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
+pub mod tool;
 pub mod tools;
 
 use config::ModelConfig;
+use error::ModelError;
 use marks::Marks;
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 use template::ChatTemplate;
 use tidemill_proto::message::{ModelIdentity, ModelKind};
 use tokenizer::Tokenizer;
-
-/// A model directory cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ModelError {
-    #[error("cannot read {path}: {source} (a model directory has config.json, tokenizer.json and *.safetensors)")]
-    File { path: PathBuf, source: std::io::Error },
-    #[error("{path}: {reason}")]
-    Invalid { path: PathBuf, reason: String },
-}
 
 /// Calls of one answer that must be calls, unless an operator says otherwise.
 pub const FORCED_CALLS_MAX: u32 = 8;

@@ -12,8 +12,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 use tidemill_gateway::{
-    dialog::{Dialog, Message, Tool, ToolCall},
-    text::{TextModel, config::ModelConfig, template::ChatTemplate, tokenizer::Tokenizer},
+    dialog::{Dialog, Message, ToolCall},
+    text::{TextModel, config::ModelConfig, template::ChatTemplate, tokenizer::Tokenizer, tool::Tool},
 };
 
 #[derive(Deserialize)]

@@ -11,8 +11,8 @@ use std::{
     time::SystemTime,
 };
 use tidemill_gateway::{
-    dialog::{Dialog, Message, Tool, ToolCall},
-    text::{TextModel, marks::Sewn},
+    dialog::{Dialog, Message, ToolCall},
+    text::{TextModel, sewn::Sewn, tool::Tool},
 };
 
 const FIXTURES: [&str; 10] =

@@ -4,11 +4,15 @@
 use serde_json::{Value, json};
 use std::{fs, path::PathBuf, time::SystemTime};
 use tidemill_gateway::{
-    dialog::{Dialog, Message, Tool, ToolChoice},
-    generation::{Ended, FinishReason, Piece, Pipeline, TextRules},
+    dialog::{Dialog, Message, ToolChoice},
+    generation::{
+        Pipeline, TextRules,
+        piece::{Ended, FinishReason, Piece},
+    },
     text::{
         TextModel,
         output::OutputRules,
+        tool::Tool,
         tools::grammar::{AnswerRules, Forced},
     },
 };

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
-use tidemill_gateway::audit::AuditSettings;
+use tidemill_gateway::safety::audit::AuditSettings;
 use tidemill_net::config::{ConfigError, invalid, parse_bytes};
 use tidemill_safety::pii::find::Finder;
 

@@ -3,7 +3,7 @@
 use super::models::ModelSettings;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
-use tidemill_gateway::{context::Strategy, http::memories, summarizer};
+use tidemill_gateway::{base::memories, context::Strategy, features::summarizer};
 use tidemill_net::config::{ConfigError, invalid, parse_bytes};
 
 /// More would take the whole of a small window.

@@ -3,7 +3,7 @@
 use super::models::one_or_several;
 use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, sync::Arc};
-use tidemill_gateway::pii::Pii;
+use tidemill_gateway::safety::pii::Pii;
 use tidemill_net::config::{ConfigError, invalid};
 use tidemill_safety::pii::{Kind, find::Finder};
 

@@ -3,7 +3,12 @@
 use super::models::ModelSettings;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_gateway::routing::{Auto, Model, Overflow, Router, Rule, Target, When, complexity::Scale, language, sticky::Split};
+use tidemill_gateway::routing::{
+    Auto, Overflow, Router, Rule, Target, When,
+    complexity::Scale,
+    language,
+    sticky::{Model, Split},
+};
 use tidemill_net::config::{ConfigError, invalid, parse_bytes};
 use tidemill_tenancy::tier::Tiers;
 

@@ -4,8 +4,8 @@ use super::models::ModelSettings;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_gateway::{
-    gateway::SemanticSettings,
-    semantic::{Limits, THRESHOLD},
+    cache::semantic::{Limits, THRESHOLD},
+    serving::gateway::SemanticSettings,
 };
 use tidemill_net::config::{ConfigError, invalid, parse_bytes};
 

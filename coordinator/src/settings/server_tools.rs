@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{path::PathBuf, time::Duration};
 use tidemill_gateway::{
-    dialog::Tool,
-    server_tools::{
+    features::server_tools::{
         CALCULATOR, CLOCK, Settings,
         endpoint::EndpointSettings,
         mcp::{BETWEEN, McpSettings},
     },
+    text::tool::Tool,
 };
 use tidemill_net::config::{ConfigError, invalid};
 use tidemill_tenancy::{records::check_name, web::Target};

@@ -4,7 +4,7 @@ use crate::support::{Cluster, Script, decode};
 use reqwest::header;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use tidemill_gateway::http::watch::VIEWERS_MAX;
+use tidemill_gateway::serving::gateway::VIEWERS_MAX;
 
 struct Events {
     response: reqwest::Response,

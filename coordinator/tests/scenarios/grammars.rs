@@ -12,7 +12,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tidemill_gateway::grammars::{
+use tidemill_gateway::features::grammars::{
     Grammars, Spent,
     helper::{
         CPU_S, Model, Question,

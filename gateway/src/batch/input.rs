@@ -1,7 +1,7 @@
 //! A file of requests: one JSON object per line, with `custom_id`, `method`, `url` and `body`. All of it is checked before any of it
 //! runs, and all that is wrong is told with its line, in OpenAI's codes.
 
-use crate::json;
+use crate::base::json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashSet;

@@ -10,7 +10,7 @@
 //! Times are Unix seconds, and an argument. Which requests were answered is not kept here: the files of answers say it.
 
 use super::input::Problem;
-use crate::owner::Owner;
+use crate::base::owner::Owner;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -9,16 +9,16 @@ use super::{
     journal::Journal,
 };
 use crate::{
+    base::stamp::{new_id, unix_seconds},
     batch::{
         input::{self, Check, Line, Problem},
         life::{Batch, Counts, Ending, Sender},
         pace::{Attempt, Pace, Step, Task},
         record,
     },
-    gateway::Gateway,
-    http::{errors::ApiError, routes},
     metrics,
-    stamp::{new_id, unix_seconds},
+    requests::error::ApiError,
+    tenants::Tenants,
 };
 use axum::{
     Router,
@@ -57,15 +57,16 @@ const OVERDUE: Duration = Duration::from_secs(60);
 /// What all batches have in common.
 #[derive(Clone)]
 struct Ways {
-    gateway: Arc<Gateway>,
+    tenants: Arc<Tenants>,
+    /// Of one request, in the cluster.
+    timeout: Duration,
     routes: TowerToHyperService<Router>,
 }
 
 impl Batches {
     /// Runs all batches, those that an earlier process began first. For ever.
-    pub async fn run(self: Arc<Self>, gateway: Arc<Gateway>) {
-        let routes = TowerToHyperService::new(routes::generating(&gateway).with_state(Arc::clone(&gateway)));
-        let ways = Ways { gateway, routes };
+    pub async fn run(self: Arc<Self>, routes: TowerToHyperService<Router>, tenants: Arc<Tenants>, timeout: Duration) {
+        let ways = Ways { tenants, timeout, routes };
         let mut running = JoinSet::new();
         let mut old = time::interval(EXPIRE_EVERY);
         old.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -287,7 +288,7 @@ impl Runner {
     }
 
     async fn ask(&self, file: Arc<File>, line: Line, sender: &Sender, endpoint: &str) -> Ran {
-        let caller = match self.ways.gateway.tenants().caller_of_batch(sender) {
+        let caller = match self.ways.tenants.caller_of_batch(sender) {
             Ok(caller) => Arc::new(caller),
             Err(reason) => return Ran::Gone(reason),
         };
@@ -314,7 +315,7 @@ impl Runner {
             let body = body.ok_or_else(|| ApiError::internal("the answer broke off"))?;
             Ok((Attempt { status: parts.status.as_u16(), retry_after: retry_after(&parts.headers) }, body))
         };
-        match time::timeout(self.ways.gateway.request_timeout() + OVERDUE, answered).await {
+        match time::timeout(self.ways.timeout + OVERDUE, answered).await {
             Ok(Ok((attempt, body))) => Ran::Attempted { attempt, request_id, body },
             Ok(Err(error)) => failed(&error),
             Err(_) => failed(&ApiError::internal("there was no answer in time")),

@@ -8,7 +8,7 @@
 //!     9         6789    ◄ the step
 //! ```
 
-use super::Limits;
+use super::limits::Limits;
 
 /// Where a history stands between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 //! too, the step is taken without, and then a summary that comes late costs one more beginning.
 
 use super::{
-    Limits,
+    limits::Limits,
     steps::{Steps, steps},
 };
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,11 @@
 //! A dialog in the shape that its chat template expects: OpenAI's messages, with an empty text where there is no content, and calls'
 //! arguments as objects, or as text where the template adds them to text.
 
-use super::{Dialog, Message, Tool, ToolCall, ToolChoice, mended::mended};
-use crate::text::template::{ChatInput, ChatTemplate, TemplateError, json, takes::Takes};
+use super::{Dialog, Message, ToolCall, ToolChoice, mended::mended};
+use crate::text::{
+    template::{ChatInput, ChatTemplate, TemplateError, json, takes::Takes},
+    tool::Tool,
+};
 use minijinja::{Value, value::Serde};
 use std::{
     collections::BTreeMap,

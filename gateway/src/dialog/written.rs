@@ -1,6 +1,7 @@
 //! What clients and tools have written into a dialog: all strings that can reach a template, but for roles.
 
-use super::{Dialog, Message, Tool};
+use super::{Dialog, Message};
+use crate::text::tool::Tool;
 use minijinja::{Value, value::ValueKind};
 use std::{borrow::Cow, collections::BTreeMap, mem};
 

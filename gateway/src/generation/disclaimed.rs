@@ -1,7 +1,7 @@
 //! An answer with what its operator wants said after it: once, at the end of what the model says. Not where the answer was cut by safety
 //! checks, and not where it calls a tool: there it goes on.
 
-use super::{Finish, FinishReason, Inspect, Piece};
+use crate::generation::piece::{Finish, FinishReason, Inspect, Piece};
 use std::{ops::ControlFlow, sync::Arc};
 use tidemill_safety::disclaimers::{Disclaimer, Reading};
 
@@ -50,7 +50,8 @@ impl Inspect for Inspector {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::CallDelta, *};
+    use super::*;
+    use crate::generation::piece::CallDelta;
 
     fn said(pieces: Vec<Piece>) -> Vec<String> {
         let medical = Disclaimer::new("medical".into(), &["side effects".into()], "Ask a doctor.".into()).unwrap();

@@ -2,7 +2,7 @@
 //! token ids or log-probabilities. Where a model is asked about what the classifier is not sure of, the answer stands still from there on
 //! until that is settled: further pieces wait, no more of them than the choice may have tokens.
 
-use super::{CallDelta, Finish, FinishReason, Inspect, Logprob, Piece, StopReason, Unchecked, Violation};
+use crate::generation::piece::{CallDelta, Finish, FinishReason, Inspect, Logprob, Piece, StopReason, Unchecked, Violation};
 use std::{collections::VecDeque, ops::ControlFlow, sync::Arc};
 use tidemill_proto::block::Token;
 use tidemill_safety::{

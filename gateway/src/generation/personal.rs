@@ -1,7 +1,7 @@
 //! An answer without what identifies people, and with what its own request said of them put back in the place of placeholders: text,
 //! thought, and calls' arguments.
 
-use super::{CallDelta, Finish, Inspect, Logprob, Piece};
+use crate::generation::piece::{CallDelta, Finish, Inspect, Logprob, Piece};
 use std::{ops::ControlFlow, sync::Arc};
 use tidemill_proto::block::Token;
 use tidemill_safety::pii::{

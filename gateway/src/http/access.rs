@@ -1,10 +1,9 @@
 //! Who a request comes from, and whether it may come at all. A layer around everything that clients can ask for: no handler runs without
 //! it, since handlers get their gateway from [`Client`], which only the layer can give them.
 
-use super::{errors::ApiError, messages::MessagesError, server::Peer};
+use super::server::Peer;
 use crate::{
-    gateway::{Gateway, Routed},
-    metrics,
+    http::messages::error::MessagesError, metrics, requests::error::ApiError, rollout::routed::Routed, serving::gateway::Gateway,
     tenants::Caller,
 };
 use axum::{

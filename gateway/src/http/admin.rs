@@ -1,8 +1,11 @@
 //! Tenants and keys, for operators: on a listener of their own, never at the front door. A secret is shown once, in the answer that makes
 //! its key.
 
-use super::{errors::ApiError, parse};
-use crate::{gateway::Gateway, tenants::Tenants};
+use crate::{
+    requests::{error::ApiError, parse},
+    serving::gateway::Gateway,
+    tenants::Tenants,
+};
 use axum::{
     Json,
     body::Body,
@@ -64,7 +67,7 @@ pub async fn create_key(State(gateway): State<Arc<Gateway>>, body: Body) -> Answ
         for (what, name) in [("tenant", Some(&wanted.tenant)), ("user", wanted.user.as_ref()), ("key", wanted.name.as_ref())] {
             name.map_or(Ok(()), |name| check_name(what, name)).map_err(|problem| ApiError::invalid(what, problem))?;
         }
-        let now = crate::stamp::unix_seconds();
+        let now = crate::base::stamp::unix_seconds();
         match (tenants.tenant(&wanted.tenant), wanted.tier) {
             (Some(tenant), Some(tier)) if tier != tenant.tier => {
                 let message = format!(
@@ -120,7 +123,7 @@ pub async fn revoke_key(State(gateway): State<Arc<Gateway>>, Path(id): Path<Stri
     let revoked = change(&gateway, move |tenants| {
         let missing = || ApiError::not_found("id", "there is no key with this id: `tidemill keys list` shows those that there are");
         let key = tenants.key(&id).ok_or_else(missing)?;
-        let key = Key { revoked: key.revoked.or_else(|| Some(crate::stamp::unix_seconds())), ..key };
+        let key = Key { revoked: key.revoked.or_else(|| Some(crate::base::stamp::unix_seconds())), ..key };
         let shown = shown(&key);
         tenants.change(Change::Key(key)).map_err(not_kept)?;
         Ok(shown)
@@ -154,7 +157,7 @@ pub async fn put_tenant(State(gateway): State<Arc<Gateway>>, Path(id): Path<Stri
         let tier = tier.ok_or_else(missing)?;
         check_tier(tenants, &tier)?;
         let opted_in = earlier.as_ref().is_some_and(|tenant| tenant.semantic_cache);
-        let (limits, created) = earlier.map_or((Overrides::default(), crate::stamp::unix_seconds()), |it| (it.limits, it.created));
+        let (limits, created) = earlier.map_or((Overrides::default(), crate::base::stamp::unix_seconds()), |it| (it.limits, it.created));
         let limits = if wanted.reset_limits { wanted.limits } else { wanted.limits.or(limits) };
         let semantic_cache = wanted.semantic_cache.unwrap_or(opted_in);
         let tenant = Tenant { id, tier, limits, semantic_cache, created };

@@ -1,9 +1,10 @@
 //! Appeals against blocks: clients file them, operators look at them and decide.
 
-use super::{access::Client, admin, errors::ApiError};
+use super::{access::Client, admin};
 use crate::{
-    audit::{Audit, AuditError},
-    gateway::Gateway,
+    requests::error::ApiError,
+    safety::audit::{Audit, AuditError},
+    serving::gateway::Gateway,
 };
 use axum::{
     Json,

@@ -2,7 +2,6 @@
 
 use super::{
     access::Client,
-    errors::ApiError,
     files::{ListQuery, check_age, listed, page},
     responses::request,
 };
@@ -12,6 +11,7 @@ use crate::{
         life::{Batch, WINDOW, Wanted},
     },
     batches::BatchError,
+    requests::error::ApiError,
 };
 use axum::{
     Json,

@@ -1,28 +1,35 @@
 //! `/v1/chat/completions`.
 
 use super::{
-    answer::Delta,
-    context::{self, ContextUsage, Fitted},
+    context::{self, Fitted},
     conversations::turn::Turn,
-    custom::{self, InputReader},
-    endpoint::{Call, Endpoint, json_logprob},
-    errors::ApiError,
+    endpoint::{Call, Endpoint},
     openai::{
         CallPart, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatFinish, ChatFunctionCall, ChatLogprobs, ChatMessage, ChatRequest,
         ChatResponse, ChatToken, ChatTokenLogprob, ChatTool, ChatToolCall, Content, ContentPart, CustomPart, FunctionDefinition,
-        FunctionPart, Message, ServerToolCall, Thought, TypedPart, Usage,
+        FunctionPart, Message, ServerToolCall, Thought, TypedPart,
     },
-    parse::{Options, TOP_LOGPROBS_MAX, in_range},
-    rounds::{self, Rounds, rounded::Ran},
     stored::Stored,
     tool_choice,
 };
 use crate::{
     context::Strategy,
-    dialog::{self, Dialog, ReasoningWish, Tool, ToolCall},
-    gateway::Gateway,
-    generation::{CallDelta, Finish, FinishReason, Logprob},
-    text::tokenizer::printable,
+    dialog::{self, Dialog, ReasoningWish, ToolCall},
+    generation::piece::{CallDelta, Finish, FinishReason, Logprob},
+    http::logprob::json_logprob,
+    metrics::usage::{ContextUsage, Usage},
+    requests::{
+        custom::{self, InputReader},
+        error::ApiError,
+        options::{Options, TOP_LOGPROBS_MAX},
+        parse::in_range,
+    },
+    serving::{
+        answer::{Delta, Ran},
+        gateway::Gateway,
+        rounds::{self, Rounds},
+    },
+    text::{tokenizer::printable, tool::Tool},
 };
 use minijinja::{Value, value::ValueKind};
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,10 +1,11 @@
 //! `/v1/classify`: how likely each of a classifier's labels is for a text, in vLLM's shape.
 
-use super::{access::Client, embeddings, errors::ApiError, parse, written};
+use super::{access::Client, embeddings, written};
 use crate::{
-    gateway::{EmbeddedText, Gateway},
+    base::stamp::{new_id, unix_seconds},
     metrics::{self, RequestOutcome},
-    stamp::{new_id, unix_seconds},
+    requests::{error::ApiError, parse},
+    serving::gateway::{EmbeddedText, Gateway},
 };
 use axum::{body::Body, response::Response};
 use serde::Deserialize;

@@ -1,15 +1,19 @@
 //! `/v1/completions`: text or token ids in, text out; with `echo` and `logprobs` also the way evaluation harnesses score.
 
 use super::{
-    answer::Delta,
-    endpoint::{Call, Endpoint, json_logprob},
-    errors::ApiError,
-    openai::{CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Prompt, Usage},
-    parse::{Options, TOP_LOGPROBS_MAX, in_range},
+    endpoint::{Call, Endpoint},
+    openai::{CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Prompt},
     stored::Stored,
 };
 use crate::{
-    gateway::Gateway,
+    http::logprob::json_logprob,
+    metrics::usage::Usage,
+    requests::{
+        error::ApiError,
+        options::{Options, TOP_LOGPROBS_MAX},
+        parse::in_range,
+    },
+    serving::{answer::Delta, gateway::Gateway},
     text::{detokenizer::Detokenizer, tokenizer::printable},
 };
 use std::{collections::BTreeMap, sync::Arc};

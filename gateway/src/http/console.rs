@@ -1,7 +1,7 @@
 //! `/console`: the page in `gateway/console/`, built into the binary. It runs its own scripts only, and talks to its own
 //! origin only, whatever a model or a worker makes it show.
 
-use super::errors::ApiError;
+use crate::requests::error::ApiError;
 use axum::{
     extract::Path,
     http::{HeaderName, Method, Uri, header},

@@ -1,21 +1,20 @@
 //! A dialog fitted into the model's window: the system prompt and the newest turns stay, and what is known of the rest is put beside them.
 //! What is left out, and what is given in its place, is decided by [`crate::context`].
 
-use super::{
-    errors::ApiError,
-    memories::Facts,
-    parse::{Options, in_range},
-};
 use crate::{
+    base::memories::Facts,
     context::{
-        self, Limits, Strategy, blocks, bm25,
+        self, Strategy, blocks, bm25,
+        limits::Limits,
         steps::steps,
         summary::{self, Choice, Outlook, State, Summaries, TOKENS_MAX},
     },
     dialog::{Dialog, Message},
-    gateway::Gateway,
+    metrics::usage::{ContextUsage, MemoryUsage, RetrievedUsage, SummaryUsage},
+    requests::{error::ApiError, options::Options, parse::in_range},
+    serving::gateway::Gateway,
 };
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 /// A client's `max_tokens` keeps no more than one of so many parts of the window free.
 const ANSWER_PARTS: u64 = 4;
@@ -65,47 +64,6 @@ pub struct Wanted {
     /// Old messages, at most.
     pub retrieve: usize,
     retrieve_tokens: u64,
-}
-
-/// In `usage.tidemill`: what the model was not given, and what in its place.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ContextUsage {
-    pub strategy: Strategy,
-    /// Of the whole dialog: from a user's message up to the next.
-    pub turns: usize,
-    pub turns_left_out: usize,
-    pub tokens_left_out: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub summary: Option<SummaryUsage>,
-    /// Old messages, by their ids.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub retrieved: Option<RetrievedUsage>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory: Option<MemoryUsage>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct SummaryUsage {
-    pub state: State,
-    /// Those that the summary tells of.
-    pub turns: usize,
-    pub tokens: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RetrievedUsage {
-    pub messages: Vec<String>,
-    pub tokens: u64,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct MemoryUsage {
-    pub facts: usize,
-    pub facts_left_out: usize,
-    pub tokens: u64,
-    /// Why there are none, where the store does not answer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
 }
 
 /// What is known of a stored conversation's turns.
@@ -346,7 +304,7 @@ impl Fitting<'_> {
     fn has_failed(&self, turns: usize) -> bool {
         let items = self.costs[..turns].iter().map(|cost| cost.items).sum();
         let conversation = self.history.conversation.as_deref();
-        conversation.is_some_and(|conversation| self.gateway.summarizer().has_failed(self.gateway, conversation, items))
+        conversation.is_some_and(|conversation| self.gateway.summary_has_failed(conversation, items))
     }
 
     /// The old messages that have most to do with the newest of the user's, as a block, among those that are left out.

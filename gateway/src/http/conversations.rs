@@ -3,28 +3,22 @@
 //!
 //! - [`record`]: a conversation's own fields; [`turn`]: a chat's turn in one; `export`: JSON lines
 
-mod export;
+pub mod export;
 pub mod record;
 pub mod turn;
 
-pub use export::{export, export_all};
-
-use super::{
-    access::Client,
-    errors::ApiError,
-    parse,
-    responses::{
-        PageWish,
-        items::{Said, Sent},
-        page_wanted, request,
-    },
-    written,
-};
+use super::{access::Client, responses::request, written};
 use crate::{
-    computing::checkpoint,
+    base::stamp::{new_id, unix_seconds},
     context::summary::Summaries,
-    gateway::Gateway,
-    stamp::{new_id, unix_seconds},
+    http::pages::{PageWish, page_wanted},
+    requests::{
+        computing::checkpoint,
+        error::ApiError,
+        items::{Said, Sent},
+        parse,
+    },
+    serving::gateway::Gateway,
     store::{self, Addition, Item, ItemPage, Kind, NewRecord, Part, Record, RecordPage, Rewrite, StoreError},
 };
 use axum::{

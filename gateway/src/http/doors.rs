@@ -5,8 +5,12 @@
 //! and asks before it sends JSON. A page that has made its own name mean this machine's address is of the same origin; but then the browser
 //! says that name as the host.
 
-use super::{cors::Origins, errors::ApiError, parse};
-use crate::{gateway::Gateway, metrics};
+use crate::{
+    base::origins::Origins,
+    metrics,
+    requests::{error::ApiError, parse},
+    serving::gateway::Gateway,
+};
 use axum::{
     body::HttpBody,
     extract::{Request, State},

@@ -2,17 +2,14 @@
 //! says. A decoder's is the hidden state of the text's last token, after the model's final norm: models trained for embeddings this way
 //! (last-token pooling) give good ones; any other chat model gives what it has.
 
-use super::{
-    access::Client,
-    errors::ApiError,
-    openai::{Prompt, Usage},
-    parse, written,
-};
+use super::{access::Client, openai::Prompt, written};
 use crate::{
-    backend::Submission,
-    computing::checkpoint,
-    gateway::{EmbeddedText, Gateway},
-    metrics::{self, RequestOutcome},
+    metrics::{self, RequestOutcome, usage::Usage},
+    requests::{computing::checkpoint, error::ApiError, parse},
+    serving::{
+        embedded::{collect, unit},
+        gateway::{EmbeddedText, Gateway},
+    },
 };
 use axum::{
     body::{Body, Bytes},
@@ -22,7 +19,6 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::json;
 use std::sync::Arc;
-use tidemill_cluster::{Outcome, RequestEvent};
 use tidemill_proto::{message::ModelKind, tokens::Tokens};
 
 /// Texts of one request, as OpenAI allows.
@@ -150,43 +146,4 @@ pub(super) fn encode(gateway: &Gateway, text: &str, most: Option<usize>) -> Resu
     checkpoint()?;
     let tokens = gateway.text().tokenizer.encode_cut(text, most).map_err(|error| ApiError::invalid("input", error.to_string()))?;
     Ok(Tokens::from(tokens).into())
-}
-
-/// One embedding per input.
-pub async fn collect(mut submission: Submission, inputs: usize) -> Result<Vec<Vec<f32>>, ApiError> {
-    let mut embeddings = vec![None; inputs];
-    let mut open = inputs;
-    while open > 0 {
-        match submission.next().await {
-            Some((input, RequestEvent::Embedding(values))) => embeddings[input] = Some(values),
-            Some((_, RequestEvent::Finished { outcome: Outcome::Failed(failure), .. })) => return Err(failure.into()),
-            Some((_, RequestEvent::Finished { .. })) => open -= 1,
-            Some(_) => {}
-            None => return Err(ApiError::internal("the embeddings were produced faster than they were read, and were cut")),
-        }
-    }
-    embeddings
-        .into_iter()
-        .collect::<Option<_>>()
-        .ok_or_else(|| ApiError::internal("a worker gave no embedding: please report this as a bug"))
-}
-
-/// Scales a row to length 1, as OpenAI's are: then a dot product is the cosine.
-pub fn unit(mut values: Vec<f32>) -> Vec<f32> {
-    let norm = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
-    if norm > 0.0 {
-        values.iter_mut().for_each(|value| *value = (f64::from(*value) / norm) as f32);
-    }
-    values
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn embeddings_have_length_1() {
-        assert_eq!(unit(vec![3.0, 4.0]), [0.6, 0.8]);
-        assert_eq!(unit(vec![0.0, 0.0]), [0.0, 0.0]);
-    }
 }

@@ -1,41 +1,15 @@
-//! The common part of the generating endpoints: a body is read and understood, its prompts run, and the answer goes out, at
-//! once or as a stream. An [`Endpoint`] adds its wire shapes.
+//! The common part of the generating endpoints: what each adds is its wire shapes.
 
-use super::{
-    access::Client,
-    answer::{Delta, Waiting},
-    conversations::turn::Turn,
-    errors::ApiError,
-    openai::{GenerateRequest, Usage},
-    parse::{self, Options},
-    rounds::{Rounds, rounded::Rounded},
-    sse,
-    stored::{Named, Stored},
-    structured, written,
-};
+use super::{conversations::turn::Turn, stored::Stored};
 use crate::{
-    backend::SimilarTo,
-    gateway::{Asking, Gateway},
-    metrics,
-    stamp::unix_seconds,
+    metrics::usage::Usage,
+    requests::{error::ApiError, options::Options},
+    serving::{answer::Delta, gateway::Gateway, rounds::Rounds},
     text::tokenizer::Tokenizer,
 };
-use axum::{
-    Json,
-    body::Body,
-    http::{HeaderMap, HeaderValue},
-    response::{IntoResponse, Response},
-};
 use serde::{Serialize, de::DeserializeOwned};
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 use tidemill_proto::{block::Token, tokens::Tokens};
-
-/// The most entries (tokens and likely alternatives) of an answer that is written on the event loop. The answer is our own, and its size
-/// says what it costs: this many take some tens of microseconds.
-const WRITTEN_HERE_MAX: usize = 1024;
-
-/// Minus infinity in JSON, as in vLLM.
-const LOGPROB_MIN: f32 = -9999.0;
 
 /// One request's wire shapes.
 pub trait Endpoint: Sized + Send + 'static {
@@ -93,146 +67,4 @@ impl Call {
     pub fn prompt(&self, index: u32) -> &Tokens {
         &self.prompts[(index / self.options.choices) as usize]
     }
-}
-
-pub async fn serve<E: Endpoint>(Client(gateway): Client, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
-    // A request that runs is counted by its answer.
-    let started = start::<E>(&gateway, &headers, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
-    let (mut answer, call, mut endpoint) = started?;
-    if call.options.stream {
-        answer.running().settle().await?;
-        let waited = answer.running().waited();
-        let not_stored = endpoint.turn().and_then(tell_not_stored);
-        let similar = answer.running().similar_to().map(tell_similar);
-        return Ok(tell(sse::respond(answer, call, endpoint), waited, not_stored, similar));
-    }
-    let choices = answer.whole().await?;
-    let waited = answer.running().waited();
-    let not_stored = match endpoint.turn() {
-        Some(turn) => {
-            for choice in &choices {
-                turn.hear(choice, &answer.usage()).await;
-            }
-            tell_not_stored(turn)
-        }
-        None => None,
-    };
-    let similar = answer.running().similar_to().map(tell_similar);
-    let usage = answer.usage();
-    let entries: usize = choices.iter().map(|choice| choice.piece.tokens.len()).sum::<usize>() + prompt_tokens(&call);
-    let whole = if entries * (1 + call.options.sampling.logprobs.unwrap_or(0) as usize) <= WRITTEN_HERE_MAX {
-        Json(endpoint.whole(&call, choices, usage)).into_response()
-    } else {
-        written::write(&gateway, 0, move || Ok(endpoint.whole(&call, choices, usage))).await?
-    };
-    Ok(tell(whole, waited, not_stored, similar))
-}
-
-/// Counts the prompt tokens that the answer shows.
-fn prompt_tokens(call: &Call) -> usize {
-    let shows = call.options.return_token_ids || call.options.sampling.logprobs.is_some();
-    if shows { call.prompts.iter().map(|prompt| prompt.len()).sum() } else { 0 }
-}
-
-/// Why a turn is not stored, as a header.
-fn tell_not_stored(turn: &mut Turn) -> Option<HeaderValue> {
-    let visible = |reason: &str| reason.chars().map(|c| if c == ' ' || c.is_ascii_graphic() { c } else { '?' }).collect::<String>();
-    turn.not_stored().and_then(|reason| HeaderValue::from_str(&visible(reason)).ok())
-}
-
-/// Whose answer it is, as a header: a stream need not tell of usage.
-fn tell_similar(similar: &SimilarTo) -> HeaderValue {
-    let told = format!("semantic; similarity={:.3}; response={}", similar.similarity, similar.response);
-    HeaderValue::from_str(&told).expect("ids are plain")
-}
-
-/// Headers of an answer whose turn is not stored, of one that is another question's, and of one that had to wait: its first place in the
-/// queue, and the estimate that was made then.
-fn tell(mut response: Response, waited: Option<Waiting>, not_stored: Option<HeaderValue>, similar: Option<HeaderValue>) -> Response {
-    if let Some(similar) = similar {
-        response.headers_mut().insert("x-tidemill-response-cache", similar);
-    }
-    if let Some(reason) = not_stored {
-        response.headers_mut().insert("x-tidemill-not-stored", reason);
-    }
-    if let Some(Waiting { position, estimate_ms }) = waited {
-        response.headers_mut().insert("x-queue-position", HeaderValue::from(position));
-        if let Some(ms) = estimate_ms {
-            response.headers_mut().insert("x-queue-estimate-ms", HeaderValue::from(ms));
-        }
-    }
-    response
-}
-
-async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: Body) -> Result<(Rounded, Call, E), ApiError> {
-    let arrived = Instant::now();
-    parse::check_content_type(headers)?;
-    let body = gateway.read(body).await?;
-    let worker = Arc::clone(gateway);
-    // Most bodies name nothing that is stored, and are understood at once.
-    let looked_at = gateway.compute_body(body.len(), move || {
-        let asked = worker.asked(&body);
-        let named = if E::CONVERSES { Named::of(&body)? } else { None };
-        Ok(match named {
-            Some(named) => (Err((named, body)), asked),
-            None => (Ok(understand::<E>(&worker, arrived, &body, Stored::default())?), asked),
-        })
-    });
-    let (understood, asked) = looked_at.await?;
-    let (gateway, mut endpoint, mut options, prompts) = match understood {
-        Ok(understood) => understood,
-        Err((named, body)) => {
-            let stored = Stored::look_up(gateway, named).await?;
-            let worker = Arc::clone(gateway);
-            let bytes = body.len() + stored.bytes();
-            gateway.compute_body(bytes, move || understand::<E>(&worker, arrived, &body, stored)).await?
-        }
-    };
-    gateway.check_constraint(&mut options).await?;
-    gateway.settle(E::PROMPT, &mut options).await?;
-    let room = gateway.room(&prompts)?;
-    let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(gateway.answer_tokens(&prompts, options.choices, room)));
-    let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
-    let id = format!("{}-{:032x}", E::ID_PREFIX, rand::random::<u128>());
-    gateway.complete_question(&mut options, &id).await;
-    let mut answer = gateway.start(E::PROMPT, &prompts, &options, max_tokens, prompt_logprobs)?;
-    let call = Call {
-        id,
-        created: unix_seconds(),
-        model: gateway.model_name().to_owned(),
-        options,
-        prompts,
-        tokenizer: Arc::clone(&gateway.text().tokenizer),
-    };
-    gateway.remember(&mut answer, &call.id, asked);
-    Ok((Rounded::new(&gateway, answer, endpoint.rounds()), call, endpoint))
-}
-
-/// The gateway of the model that is asked for, and what is asked of it.
-type Understood<E> = (Arc<Gateway>, E, Options, Vec<Tokens>);
-
-fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8], stored: Stored) -> Result<Understood<E>, ApiError> {
-    let mut request: GenerateRequest = parse::json(body)?;
-    let gateway = gateway.route(Asking {
-        path: Some(E::PATH),
-        model: request.model.as_deref().or_else(|| stored.before.as_ref()?.model()),
-        service_tier: request.service_tier.as_deref(),
-        body,
-    })?;
-    let body: E::Body = parse::json(body)?;
-    let asked = {
-        let mut hearing = gateway.hearing();
-        structured::grammar(&mut request, &mut |schema, terms| hearing.schema(schema, terms))?
-    };
-    let mut options = gateway.options(arrived, request)?;
-    if let Some(asked) = asked {
-        options.constrain(asked, gateway.text());
-    }
-    let (endpoint, prompts) = E::understand(&gateway, body, stored, &mut options)?;
-    Ok((gateway, endpoint, options, prompts.into_iter().map(Tokens::from).collect()))
-}
-
-/// JSON has no infinity.
-pub(super) fn json_logprob(logprob: f32) -> f32 {
-    if logprob.is_finite() { logprob.max(LOGPROB_MIN) } else { LOGPROB_MIN }
 }

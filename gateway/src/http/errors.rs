@@ -1,130 +1,40 @@
-//! Every failure as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
+//! An [`ApiError`] as a response, and the errors of what only endpoints reach: paths, the store, files and batches.
 
 use super::paths;
-use crate::{
-    batches::BatchError, generation::Unchecked, metrics, metrics::RequestOutcome, safety::judge::Unsettled, shares::Refused,
-    store::StoreError,
-};
+use crate::{batches::BatchError, requests::error::ApiError, store::StoreError};
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
-use std::time::Duration;
-use tidemill_cluster::{Failure, Rejection};
-use tidemill_safety::category::Finding;
-use tidemill_tenancy::quota::{Kind, Refusal};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ApiError {
-    status: StatusCode,
-    message: String,
-    /// The request's field at fault.
-    param: Option<String>,
-    code: Option<&'static str>,
-    /// Of a block.
-    appeal_id: Option<Box<str>>,
-    retry_after_s: Option<u64>,
-    /// The same, for clients that read the finer header.
-    retry_after_ms: Option<u64>,
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after_s() {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status() == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(ms) = self.retry_after_ms() {
+            response.headers_mut().insert("retry-after-ms", HeaderValue::from(ms));
+        }
+        response
+    }
 }
 
 impl ApiError {
-    fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, appeal_id: None, retry_after_s: None, retry_after_ms: None }
-    }
-
-    /// A field of the request is wrong.
-    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, message) }
-    }
-
-    /// A field of the request asks for something that Tidemill does not have.
-    pub fn unsupported(param: &str) -> Self {
-        Self { code: Some("unsupported_parameter"), ..Self::invalid(param, format!("`{param}` is not supported yet")) }
-    }
-
-    pub fn no_images(param: &str) -> Self {
-        Self::invalid(param, "image input is not supported by this model")
-    }
-
-    /// What is asked for must not be answered.
-    pub fn content_filter(param: &str, Finding { category, stage, score }: Finding, appeal_id: Option<String>) -> Self {
-        let message = format!(
-            "`{param}` was refused by this server's content policy: {category} (found by {}, score {score:.2} of 1). Please rephrase it.",
-            stage.name()
-        );
-        Self { code: Some("content_filter"), appeal_id: appeal_id.map(Into::into), ..Self::invalid(param, message) }
-    }
-
-    /// What might be harmful could not be checked.
-    pub fn unchecked(param: &str, unsettled: &Unsettled) -> Self {
-        let message = format!("The safety check of `{param}` could not be made: {}. Please try again later.", unsettled.told());
-        Self {
-            param: Some(param.into()),
-            code: Some(Unchecked::CODE),
-            retry_after_s: Some(5),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
-        }
-    }
-
-    /// The body as a whole is wrong.
-    pub fn malformed(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, message)
-    }
-
-    pub fn model_not_found(model: &str, served: &str) -> Self {
-        let message = format!("The model `{model}` does not exist; this cluster serves {served}.");
-        Self { param: Some("model".into()), code: Some("model_not_found"), ..Self::new(StatusCode::NOT_FOUND, message) }
-    }
-
-    pub fn context_length(param: &str, context: u32, prompt: u64, completion: u64) -> Self {
-        let room = u64::from(context).saturating_sub(prompt);
-        let advice = match room {
-            0 => "Please reduce the length of the prompt.".to_owned(),
-            room => format!("After this prompt, a completion may have at most {room} tokens."),
-        };
-        let message = format!(
-            "This model's maximum context length is {context} tokens. However, you requested {} tokens ({prompt} in the prompt, \
-             {completion} in the completion). {advice}",
-            prompt.saturating_add(completion)
-        );
-        Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
-    }
-
-    pub fn too_large(limit: usize) -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, format!("The request body is larger than the limit of {limit} bytes."))
-    }
-
-    pub fn too_many_values(limit: usize) -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, format!("The request body holds more than the limit of {limit} JSON values."))
-    }
-
-    pub fn too_slow(limit: Duration) -> Self {
-        Self::new(StatusCode::REQUEST_TIMEOUT, format!("The request body did not arrive within {} s.", limit.as_secs()))
-    }
-
-    pub fn not_json(content_type: &str) -> Self {
-        let message = format!("The content type is `{content_type}`: a request body must be `application/json`.");
-        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
-    }
-
-    /// What a request names is not stored here.
-    pub fn not_found(param: &str, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), code: Some("not_found"), ..Self::new(StatusCode::NOT_FOUND, message) }
-    }
-
     /// `param`: the field that names what was looked for.
     pub fn of_store(param: &str, error: StoreError) -> Self {
         let message = error.to_string();
         match error {
             StoreError::NotFound(_) => Self::not_found(param, message),
             StoreError::TooLong { .. } => Self::invalid(param, message),
-            StoreError::TooLarge { .. } => Self { code: Some("conversation_too_large"), ..Self::invalid(param, message) },
-            StoreError::Full => Self { code: Some("no_room_to_store"), ..Self::new(StatusCode::INSUFFICIENT_STORAGE, message) },
+            StoreError::TooLarge { .. } => Self::invalid(param, message).with_code("conversation_too_large"),
+            StoreError::Full => Self::new(StatusCode::INSUFFICIENT_STORAGE, message).with_code("no_room_to_store"),
             StoreError::Changed(_) => Self::conflict(message),
-            StoreError::Busy => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
+            StoreError::Busy => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
             StoreError::Failed(_) => {
                 tracing::error!(%error, "the store of responses has failed");
                 Self::internal(message)
@@ -138,11 +48,11 @@ impl ApiError {
         match error {
             BatchError::NotFound(_) => Self::not_found(param, message),
             BatchError::Purpose { .. } | BatchError::Over(..) => Self::invalid(param, message),
-            BatchError::TooLarge(_) => Self { code: Some("file_too_large"), ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, message) },
-            BatchError::NoRoom(_) => Self { code: Some("no_room_for_files"), ..Self::new(StatusCode::BAD_REQUEST, message) },
+            BatchError::TooLarge(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).with_code("file_too_large"),
+            BatchError::NoRoom(_) => Self::new(StatusCode::BAD_REQUEST, message).with_code("no_room_for_files"),
             BatchError::InUse { .. } => Self::conflict(message),
-            BatchError::TooMany => Self { code: Some("too_many_batches"), ..Self::new(StatusCode::BAD_REQUEST, message) },
-            BatchError::Busy => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
+            BatchError::TooMany => Self::new(StatusCode::BAD_REQUEST, message).with_code("too_many_batches"),
+            BatchError::Busy => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
             BatchError::Disk(_) => {
                 tracing::error!(%error, "files and batches");
                 Self::internal(message)
@@ -150,276 +60,9 @@ impl ApiError {
         }
     }
 
-    pub fn no_data_directory() -> Self {
-        let message = "This coordinator keeps no files, and so runs no batches: it was started without a data directory (--data DIR).";
-        Self { code: Some("files_not_kept"), ..Self::new(StatusCode::NOT_IMPLEMENTED, message) }
-    }
-
-    pub fn no_memories() -> Self {
-        let message = "This server remembers nothing of users between conversations: its operator has not switched it on ([memory]).";
-        Self { code: Some("memory_off"), ..Self::new(StatusCode::NOT_IMPLEMENTED, message) }
-    }
-
-    pub fn no_room_to_remember(message: impl Into<String>) -> Self {
-        Self { code: Some("no_room_for_facts"), ..Self::new(StatusCode::BAD_REQUEST, message) }
-    }
-
-    /// An `Idempotency-Key` with a body that is not its own.
-    pub fn other_body(message: impl Into<String>) -> Self {
-        Self { code: Some("idempotency_key_reused"), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, message) }
-    }
-
-    /// A stream whose rest is neither kept nor can be computed.
-    pub fn not_resumable(message: impl Into<String>) -> Self {
-        Self { code: Some("stream_not_kept"), ..Self::new(StatusCode::CONFLICT, message) }
-    }
-
-    pub fn conflict(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::CONFLICT, message)
-    }
-
-    /// No majority of the coordinators answers.
-    pub fn not_now(message: impl Into<String>) -> Self {
-        Self { code: Some("no_majority"), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
-    }
-
-    /// An MCP server has not answered since this process started.
-    pub fn no_tools_yet(message: impl Into<String>) -> Self {
-        let new = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
-        Self { param: Some("server_tools".into()), code: Some("tools_not_ready"), retry_after_s: Some(5), ..new }
-    }
-
-    /// What the answer shall follow could not be judged now.
-    pub fn grammar_unjudged(param: &str, reason: &str) -> Self {
-        let message = format!("`{param}` could not be checked at the moment: {reason}. Please try again.");
-        Self { param: Some(param.into()), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
-    }
-
-    pub fn no_room_to_replay() -> Self {
-        let message = "There is no room to keep this stream's events at the moment, so that it cannot go on after `Last-Event-ID`.";
-        Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
-    }
-
     pub fn no_route(method: &str, path: &str) -> Self {
         let advice = paths::suggestion(path)
             .map_or_else(String::new, |meant| format!(" Did you mean {meant}? The base URL for clients ends in `/v1`."));
         Self::new(StatusCode::NOT_FOUND, format!("Unknown request URL: {method} {path}.{advice}"))
-    }
-
-    pub fn method_not_allowed(method: &str, path: &str) -> Self {
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("Method {method} is not allowed for {path}."))
-    }
-
-    pub fn draining() -> Self {
-        Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "This coordinator is shutting down.") }
-    }
-
-    pub fn too_many_viewers(limit: usize) -> Self {
-        let message = format!("{limit} viewers watch this cluster, and there may be no more: /cluster shows the same on request.");
-        Self { retry_after_s: Some(30), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
-    }
-
-    fn unauthorized(message: impl Into<String>) -> Self {
-        Self { code: Some("invalid_api_key"), ..Self::new(StatusCode::UNAUTHORIZED, message) }
-    }
-
-    pub fn no_key() -> Self {
-        Self::unauthorized("You didn't provide an API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
-    }
-
-    /// Which key it was is not said: it may be a secret of somewhere else.
-    pub fn wrong_key() -> Self {
-        Self::unauthorized("Incorrect API key provided: it does not exist here, has expired, or was revoked.")
-    }
-
-    pub fn wrong_token(problem: &str) -> Self {
-        Self::unauthorized(format!("The token is not accepted: {problem}."))
-    }
-
-    pub fn no_such_tier(tier: &str, tiers: &str) -> Self {
-        let message = format!("Your tier is `{tier}`, and this server has only {tiers}: please tell whoever gave you your key.");
-        Self { code: Some("unknown_tier"), ..Self::new(StatusCode::FORBIDDEN, message) }
-    }
-
-    /// A tenant has used up what it may use, or asks for more than that.
-    pub fn over_quota(tenant: &str, refusal: Refusal) -> Self {
-        let of = |kind| match kind {
-            Kind::Requests => "requests per minute",
-            Kind::Tokens => "tokens per minute",
-            Kind::TokensPerDay => "tokens per day",
-            Kind::Concurrent => "requests at a time",
-        };
-        match refusal {
-            Refusal::Wait { kind, limit, used, needed, retry } => {
-                let ms = (retry.as_nanos().div_ceil(1_000_000) as u64).max(1);
-                let message = format!(
-                    "Rate limit reached for `{tenant}` on {}: limit {limit}, used {used}, requested {needed}. Please try again in {}s.",
-                    of(kind),
-                    ms as f64 / 1e3
-                );
-                Self::overloaded(message, ms)
-            }
-            Refusal::Never { kind, limit, needed } => {
-                let message = format!(
-                    "Request too large for `{tenant}` on {}: limit {limit}, requested {needed} (the prompt and the longest possible \
-                     answer). It can never be served: shorten the prompt, or lower the answer's `max_tokens` or `n`.",
-                    of(kind)
-                );
-                Self { code: Some("request_too_large"), ..Self::malformed(message) }
-            }
-        }
-    }
-
-    /// Refuses a client that has its share of a resource, or that finds nothing left of it.
-    pub fn over_share(resource: &str, refused: Refused) -> Self {
-        let what = match resource {
-            "bodies" => "bytes of request bodies on their way",
-            "answers" => "bytes of stored items being sent",
-            "uploads" => "files being sent",
-            "requests" => "requests at a time",
-            _ => "requests being read",
-        };
-        match refused {
-            Refused::Own => {
-                let message = format!("You have as many {what} as one client may have here. Please try again when some have ended.");
-                Self { code: Some("too_much_at_once"), ..Self::overloaded(message, 1000) }
-            }
-            Refused::Total => {
-                let message = format!("This server has as many {what} as it can hold. Please try again in a moment.");
-                let new = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
-                Self { retry_after_s: Some(1), retry_after_ms: Some(1000), code: Some("overloaded"), ..new }
-            }
-        }
-    }
-
-    /// Refuses an upload that is too slow to keep its place.
-    pub fn too_slow_for(bytes_per_s: u64) -> Self {
-        Self::new(StatusCode::REQUEST_TIMEOUT, format!("The file came more slowly than {bytes_per_s} bytes/s."))
-    }
-
-    /// Refuses a request that a web page may have made a browser send.
-    pub fn wrong_door(message: impl Into<String>) -> Self {
-        Self { code: Some("wrong_origin"), ..Self::new(StatusCode::FORBIDDEN, message) }
-    }
-
-    /// There is too much to do for a tier.
-    pub fn shed(tier: &str, wait: Duration) -> Self {
-        let message = format!(
-            "There is too much to do at the moment, and requests of tier `{tier}` are turned away. Please try again in {}s.",
-            wait.as_secs()
-        );
-        Self {
-            retry_after_s: Some(wait.as_secs()),
-            retry_after_ms: Some(wait.as_millis() as u64),
-            code: Some("overloaded"),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
-        }
-    }
-
-    /// There is too much to do for this request to be taken.
-    fn overloaded(message: String, retry_after_ms: u64) -> Self {
-        Self {
-            retry_after_s: Some(retry_after_ms.div_ceil(1000)),
-            retry_after_ms: Some(retry_after_ms),
-            code: Some("rate_limit_exceeded"),
-            ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
-        }
-    }
-
-    pub fn internal(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
-    }
-
-    pub fn appeal_id(&self) -> Option<&str> {
-        self.appeal_id.as_deref()
-    }
-
-    pub fn message(&self) -> &str {
-        &self.message
-    }
-
-    pub fn retry_after_s(&self) -> Option<u64> {
-        self.retry_after_s
-    }
-
-    pub fn retry_after_ms(&self) -> Option<u64> {
-        self.retry_after_ms
-    }
-
-    pub fn status(&self) -> StatusCode {
-        self.status
-    }
-
-    pub fn outcome(&self) -> RequestOutcome {
-        match self.status {
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => RequestOutcome::Rejected,
-            status if status.is_client_error() => RequestOutcome::Invalid,
-            _ => RequestOutcome::Failed,
-        }
-    }
-
-    /// The object, for a body or for an event in the middle of a stream.
-    pub fn body(&self) -> Value {
-        let kind = match self.status {
-            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
-            status if status.is_client_error() => "invalid_request_error",
-            _ => "server_error",
-        };
-        let mut error = json!({"message": self.message, "type": kind, "param": self.param, "code": self.code});
-        if let Some(id) = &self.appeal_id {
-            error["appeal_id"] = (**id).into();
-        }
-        json!({"error": error})
-    }
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body())).into_response();
-        if let Some(seconds) = self.retry_after_s {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if self.status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        if let Some(ms) = self.retry_after_ms {
-            response.headers_mut().insert("retry-after-ms", HeaderValue::from(ms));
-        }
-        response
-    }
-}
-
-impl From<Rejection> for ApiError {
-    fn from(rejection: Rejection) -> Self {
-        let message = rejection.to_string();
-        match rejection {
-            Rejection::NoWorker => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
-            Rejection::Full { retry_after_ms } => {
-                metrics::count_share_refusal("queue", Refused::Total);
-                Self::overloaded(message, retry_after_ms)
-            }
-            Rejection::Late { retry_after_ms } => Self::overloaded(message, retry_after_ms),
-            Rejection::TooManyChoices { .. } => Self::invalid("n", message),
-            Rejection::TooLong { .. } => Self { code: Some("context_length_exceeded"), ..Self::malformed(message) },
-        }
-    }
-}
-
-impl From<Failure> for ApiError {
-    fn from(failure: Failure) -> Self {
-        let message = failure.to_string();
-        match failure {
-            Failure::QueueTimeout(_) | Failure::TooLong { .. } => {
-                Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
-            }
-            Failure::Late { retry_after_ms } => Self::overloaded(message, retry_after_ms),
-            Failure::Displaced { retry_after_ms } => {
-                metrics::count_share_refusal("queue", Refused::Own);
-                Self::overloaded(message, retry_after_ms)
-            }
-            Failure::Losses(_) => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
-            Failure::Timeout(_) => Self::new(StatusCode::GATEWAY_TIMEOUT, message),
-            Failure::Worker(_) => Self::internal(message),
-        }
     }
 }

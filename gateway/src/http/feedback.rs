@@ -1,12 +1,12 @@
 //! What users think of answers: clients tell, operators look.
 
-use super::{access::Client, errors::ApiError, parse};
+use super::access::Client;
 use crate::{
-    feedback::{Answered, Feedback, Opinion, Rating},
-    gateway::Gateway,
-    json,
+    base::{json, stamp::unix_seconds},
+    features::feedback::{Answered, Feedback, Opinion, Rating},
+    requests::{error::ApiError, parse},
     rollout::votes::Voter,
-    stamp::unix_seconds,
+    serving::gateway::Gateway,
     store::{Item, Part},
 };
 use axum::{

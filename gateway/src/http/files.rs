@@ -1,10 +1,11 @@
 //! `/v1/files`: requests of batches, and their answers.
 
-use super::{access::Client, errors::ApiError, parse};
+use super::access::Client;
 use crate::{
     batch::file::{INPUT, StoredFile},
     batches::{BatchError, Batches, Listed, Page},
-    gateway::Gateway,
+    requests::{error::ApiError, parse},
+    serving::gateway::Gateway,
 };
 use axum::{
     Json,

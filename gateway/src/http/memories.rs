@@ -1,14 +1,15 @@
 //! `/v1/memories`: what is remembered of a user from one conversation to the next. Facts are put, listed and deleted by their owner alone,
 //! and reach only those chats that ask for them (`memory: true`).
 
-use super::{
-    access::Client,
-    errors::ApiError,
-    responses::{PageWish, page_wanted, parsed},
-};
+use super::access::Client;
 use crate::{
-    gateway::Gateway,
-    stamp::{new_id, unix_seconds},
+    base::{
+        memories::{Facts, Limits},
+        stamp::{new_id, unix_seconds},
+    },
+    http::pages::{PageWish, page_wanted, parsed},
+    requests::error::ApiError,
+    serving::gateway::Gateway,
     store::{Kind, NewRecord, Page, Part, Record, RecordPage, StoreError},
 };
 use axum::{Json, body::Body, extract::Path};
@@ -20,22 +21,6 @@ use std::sync::Arc;
 const TEXT_BYTES_MAX: usize = 1024;
 /// Facts that are deleted at a time, where all are.
 const DELETED_AT_A_TIME: usize = 100;
-
-/// Of one owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    pub facts: usize,
-    /// Of their texts.
-    pub bytes: usize,
-}
-
-/// What is remembered of the sender of a chat, in the order in which it was put: so that what was known stays at its place in the prompt.
-#[derive(Debug, Default)]
-pub struct Facts {
-    pub texts: Vec<String>,
-    /// Why there are none, where the store does not answer.
-    pub lost: Option<String>,
-}
 
 /// As stored and as shown.
 #[derive(Debug, Serialize, Deserialize)]

@@ -4,29 +4,30 @@
 //! - `request`: the body as a dialog; `blocks`: an answer's pieces as content blocks and events
 
 mod blocks;
+pub mod error;
 mod request;
 
-use super::{access::Client, errors::ApiError, openai::Usage, rounds::rounded::Rounded, sse::keep_alive, written};
+use super::{access::Client, sse::keep_alive, written};
 use crate::{
-    gateway::{Gateway, RunningDialog},
-    generation::{Finish, FinishReason, StopReason},
-    metrics,
-    stamp::new_id,
+    base::stamp::new_id,
+    generation::piece::{Finish, FinishReason, StopReason},
+    metrics::{self, usage::Usage},
+    requests::error::ApiError,
+    serving::{
+        gateway::{Gateway, RunningDialog},
+        rounds::rounded::Rounded,
+    },
 };
 use axum::{
     Json,
     body::Body,
-    http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response, Sse, sse::Event},
 };
 use blocks::Blocks;
+use error::MessagesError;
 use futures_util::stream;
 use serde_json::{Value, json};
 use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Instant};
-
-/// A failure in Anthropic's words: `{"type": "error", "error": {"type", "message"}}`.
-#[derive(Debug)]
-pub struct MessagesError(ApiError);
 
 /// `POST /v1/messages`.
 pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, MessagesError> {
@@ -148,7 +149,7 @@ impl Message {
             }
             Err(error) => {
                 self.over = true;
-                events.push(body(&error));
+                events.push(error::body(&error));
             }
         }
         Some(events)
@@ -183,42 +184,4 @@ fn usage(usage: &Usage) -> Value {
         "output_tokens": usage.completion_tokens,
         "tidemill": usage.tidemill,
     })
-}
-
-fn body(error: &ApiError) -> Value {
-    let kind = match error.status() {
-        StatusCode::UNAUTHORIZED => "authentication_error",
-        StatusCode::FORBIDDEN => "permission_error",
-        StatusCode::NOT_FOUND => "not_found_error",
-        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
-        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
-        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
-        StatusCode::GATEWAY_TIMEOUT | StatusCode::REQUEST_TIMEOUT => "timeout_error",
-        status if status.is_client_error() => "invalid_request_error",
-        _ => "api_error",
-    };
-    let mut body = json!({"type": "error", "error": {"type": kind, "message": error.message()}});
-    if let Some(id) = error.appeal_id() {
-        body["error"]["appeal_id"] = id.into();
-    }
-    body
-}
-
-impl From<ApiError> for MessagesError {
-    fn from(error: ApiError) -> Self {
-        Self(error)
-    }
-}
-
-impl IntoResponse for MessagesError {
-    fn into_response(self) -> Response {
-        let mut response = (self.0.status(), Json(body(&self.0))).into_response();
-        if let Some(seconds) = self.0.retry_after_s() {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if let Some(ms) = self.0.retry_after_ms() {
-            response.headers_mut().insert("retry-after-ms", HeaderValue::from(ms));
-        }
-        response
-    }
 }

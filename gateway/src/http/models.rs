@@ -2,10 +2,9 @@
 
 use super::{
     access::Client,
-    errors::ApiError,
     openai::{Model, ModelCard, ModelList, TruncationPolicy},
 };
-use crate::gateway::Gateway;
+use crate::{requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
     Json,
     extract::{Path, rejection::PathRejection},

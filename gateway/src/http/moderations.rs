@@ -1,7 +1,10 @@
 //! `/v1/moderations`: the safety checks' opinion of a text.
 
-use super::{access::Client, errors::ApiError, parse};
-use crate::{computing::checkpoint, gateway::Gateway};
+use super::access::Client;
+use crate::{
+    requests::{computing::checkpoint, error::ApiError, parse},
+    serving::gateway::Gateway,
+};
 use axum::{Json, body::Body};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

@@ -1,7 +1,6 @@
 //! For operators and probes: `/ready`, `/metrics`, `/cluster`.
 
-use super::errors::ApiError;
-use crate::{gateway::Gateway, metrics, registry::RegistryView, replay::Counts};
+use crate::{base::registry::RegistryView, cache::replay::Counts, metrics, requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
     Json,
     extract::{Request, State},

@@ -1,9 +1,10 @@
 //! `/registry`: the records that coordinators agree on. On the operators' port only: they change what all clients get.
 
-use super::{admin, errors::ApiError};
+use super::admin;
 use crate::{
-    gateway::Gateway,
-    registry::{ChangeError, RecordView},
+    base::registry::{ChangeError, RecordView},
+    requests::error::ApiError,
+    serving::gateway::Gateway,
 };
 use axum::{
     Json,

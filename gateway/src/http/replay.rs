@@ -1,18 +1,19 @@
 //! Requests with an `Idempotency-Key`: a repeat joins the answer that is being made, or finds it, instead of computing it
 //! twice; and a stream that broke off goes on after its `Last-Event-ID`. A layer around the generating endpoints: what they
-//! answer is recorded as it leaves them (`recorder.rs`), and every client, the first included, listens to the recording.
+//! answer is recorded as it leaves them ([`crate::serving::replays`]), and every client, the first included, listens to the recording.
 //!
 //! A request without a key passes untouched.
 
-mod recorder;
-
-pub use recorder::Replays;
-
-use super::{errors::ApiError, messages::MessagesError};
 use crate::{
-    gateway::Gateway,
-    json, metrics,
-    replay::{Asked, Digest},
+    base::json,
+    cache::replay::{Asked, Digest},
+    http::messages::error::MessagesError,
+    metrics,
+    requests::error::ApiError,
+    serving::{
+        gateway::Gateway,
+        replays::{Listener, digest},
+    },
     tenants::Caller,
 };
 use axum::{
@@ -23,7 +24,6 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use recorder::Listener;
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
@@ -182,14 +182,6 @@ fn scope(caller: Option<&Caller>, headers: &HeaderMap) -> Digest {
 
 fn caller(request: &Request) -> Option<Arc<Caller>> {
     request.extensions().get().cloned()
-}
-
-fn digest(parts: &[&[u8]]) -> Digest {
-    let mut hasher = blake3::Hasher::new();
-    for part in parts {
-        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
-    }
-    hasher.finalize().into()
 }
 
 /// What the ids of a stream's events begin with: the same at every coordinator, since it is made of the request.

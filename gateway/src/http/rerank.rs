@@ -5,15 +5,13 @@
 use super::{
     access::Client,
     classify::{classifier, sigmoid},
-    embeddings,
-    errors::ApiError,
-    parse, written,
+    embeddings, written,
 };
 use crate::{
-    computing::checkpoint,
-    gateway::{EmbeddedText, Gateway},
+    base::stamp::new_id,
     metrics::{self, RequestOutcome},
-    stamp::new_id,
+    requests::{computing::checkpoint, error::ApiError, parse},
+    serving::gateway::{EmbeddedText, Gateway},
 };
 use axum::{body::Body, response::Response};
 use serde::Deserialize;

@@ -4,34 +4,32 @@
 //! - `request`: the body, understood; `items`: items as turns of a dialog; `output`: an answer's pieces as items and events
 //! - `rounds`: the calls of an answer that run here; `run`: a response from its start to its last event; `running`: those that can be cancelled
 
-pub(crate) mod items;
 pub(crate) mod output;
 pub(super) mod request;
 mod rounds;
 mod run;
-pub mod running;
 
-use super::{access::Client, errors::ApiError, parse, written};
+use super::{
+    access::Client,
+    pages::{PageWish, page_wanted, parsed},
+    written,
+};
 use crate::{
-    gateway::Gateway,
-    json, metrics,
-    store::{Page, Part, Record},
+    metrics,
+    requests::error::ApiError,
+    serving::gateway::Gateway,
+    store::{Part, Record},
 };
 use axum::{
     Json,
     body::Body,
-    extract::{Path, Query, rejection::QueryRejection},
+    extract::Path,
     response::{IntoResponse, Response, Sse, sse::Event},
 };
 use futures_util::stream;
 use run::Run;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Instant};
-
-/// Items on one page.
-const PAGE_MAX: usize = 100;
-const PAGE_DEFAULT: usize = 20;
 
 /// `POST /v1/responses`.
 pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, ApiError> {
@@ -129,36 +127,4 @@ fn whole(Record { id, body, items, .. }: &Record) -> Result<Value, ApiError> {
 
 fn check_id(id: &str) -> Result<(), ApiError> {
     if id.starts_with("resp_") { Ok(()) } else { Err(ApiError::not_found("response_id", format!("`{id}` is not a response's id"))) }
-}
-
-/// Stored JSON.
-pub(super) fn parsed(id: &str, body: &str) -> Result<Value, ApiError> {
-    json::from_slice(body.as_bytes()).map_err(|error| not_json(id, &error))
-}
-
-pub(super) fn not_json(id: &str, error: &serde_json::Error) -> ApiError {
-    ApiError::internal(format!("what is stored as `{id}` cannot be read: {error}"))
-}
-
-/// How a list of items is asked for.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct PageQuery {
-    after: Option<String>,
-    limit: Option<usize>,
-    order: Option<String>,
-}
-
-/// As axum reads it.
-pub(super) type PageWish = Result<Query<PageQuery>, QueryRejection>;
-
-pub(super) fn page_wanted(query: PageWish) -> Result<Page, ApiError> {
-    let Query(PageQuery { after, limit, order }) = query.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
-    let descending = match order.as_deref() {
-        None | Some("desc") => true,
-        Some("asc") => false,
-        Some(other) => return Err(ApiError::invalid("order", format!("`order` is `{other}`: it must be `asc` or `desc`"))),
-    };
-    let limit = parse::in_range("limit", limit.unwrap_or(PAGE_DEFAULT), 1..=PAGE_MAX)?;
-    Ok(Page { after, limit, descending })
 }

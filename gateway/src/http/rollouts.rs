@@ -1,16 +1,17 @@
 //! `/rollouts`: users move from one model to another. On the operators' port only, at any coordinator: what is asked for becomes a record
 //! that all coordinators follow.
 
-use super::{admin, errors::ApiError, parse, records::refused};
+use super::{admin, records::refused};
 use crate::{
-    gateway::Gateway,
+    base::stamp::unix,
+    requests::{error::ApiError, parse},
     rollout::{
         KIND,
         record::{Golden, Rollout, State as Stage, Wanted, Wrong},
         running::Status,
         votes::Voter,
     },
-    stamp::unix,
+    serving::gateway::Gateway,
 };
 use axum::{
     Json,

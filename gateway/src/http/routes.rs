@@ -1,11 +1,11 @@
 //! Routes of the front door and of the operators' port.
 
 use super::{
-    access, admin, appeals, batches, chat::Chat, classify, completions::Completions, console, conversations, doors, embeddings, endpoint,
-    errors::ApiError, feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, rerank, responses,
-    rollouts, tokenize, watch,
+    access, admin, appeals, batches, chat::Chat, classify, completions::Completions, console, conversations, cors, doors, embeddings,
+    feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, rerank, responses, rollouts, serve,
+    tokenize, watch,
 };
-use crate::gateway::Gateway;
+use crate::{requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
     Router,
     extract::DefaultBodyLimit,
@@ -31,7 +31,7 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = everywhere().merge(routes);
     let operators = || operators().route_layer(from_fn_with_state(Arc::clone(&gateway), operator::while_open));
     let routes = if operators_too { routes.merge(operators()) } else { routes };
-    let cors = gateway.cors().layer();
+    let cors = cors::layer(gateway.cors());
     let routes = finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::clients));
     let routes = routes.layer(from_fn(leftover::layer));
     // Around everything: pages read errors, too, and browsers ask without a key.
@@ -53,10 +53,10 @@ fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/v1/messages/{id}", get(replay::by_id))
         .route("/v1/batches", post(batches::create).get(batches::list))
         .route("/v1/conversations", get(conversations::list).post(conversations::create))
-        .route("/v1/conversations/export", get(conversations::export_all))
+        .route("/v1/conversations/export", get(conversations::export::export_all))
         .route("/v1/conversations/{id}", get(conversations::retrieve).post(conversations::update).delete(conversations::delete))
         .route("/v1/conversations/{id}/branch", post(conversations::branch))
-        .route("/v1/conversations/{id}/export", get(conversations::export))
+        .route("/v1/conversations/{id}/export", get(conversations::export::export))
         .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add))
         .route("/v1/conversations/{id}/items/{item}", get(conversations::item).delete(conversations::remove))
         .route("/v1/memories", get(memories::list).post(memories::create).delete(memories::delete_all))
@@ -75,10 +75,10 @@ fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
 }
 
 /// What takes quota and gives an answer, from clients that are known already: batches' requests take this way, too.
-pub(crate) fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
+pub fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
-        .route("/v1/chat/completions", post(endpoint::serve::<Chat>))
-        .route("/v1/completions", post(endpoint::serve::<Completions>))
+        .route("/v1/chat/completions", post(serve::serve::<Chat>))
+        .route("/v1/completions", post(serve::serve::<Completions>))
         .route("/v1/responses", post(responses::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/embeddings", post(embeddings::create))

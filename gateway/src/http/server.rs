@@ -12,8 +12,8 @@ pub use io::Peer;
 pub use tls::{Tls, TlsError};
 
 use crate::{
+    base::shares::{Party, Refused, Shares},
     metrics,
-    shares::{Party, Refused, Shares},
 };
 use axum::Router;
 use guests::{Guests, Progress, Stage};

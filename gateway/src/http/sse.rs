@@ -1,8 +1,9 @@
 //! An answer as server-sent events: `data: {chunk}` per delta, an error event if it breaks off, `data: [DONE]` at the end.
 
-use super::{
+use super::endpoint::{Call, Endpoint};
+use crate::serving::{
     answer::{News, Waiting},
-    endpoint::{Call, Endpoint},
+    replays::KEEP_ALIVE,
     rounds::rounded::Rounded,
 };
 use axum::response::{
@@ -11,10 +12,7 @@ use axum::response::{
 };
 use futures_util::stream;
 use serde::Serialize;
-use std::{collections::VecDeque, convert::Infallible, time::Duration};
-
-/// A comment goes out after this much silence, so that a dead client is noticed while nothing is generated.
-pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(5);
+use std::{collections::VecDeque, convert::Infallible};
 
 struct Streaming<E> {
     answer: Rounded,

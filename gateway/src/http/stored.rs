@@ -3,11 +3,13 @@
 
 use super::{
     conversations::turn::{Before, ConversationField, before},
-    errors::ApiError,
-    memories::{self, Facts},
-    parse,
+    memories,
 };
-use crate::gateway::Gateway;
+use crate::{
+    base::memories::Facts,
+    requests::{error::ApiError, parse},
+    serving::gateway::Gateway,
+};
 use serde::Deserialize;
 
 /// The parts of a chat's body that are read before all else.

@@ -1,7 +1,10 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them.
 
-use super::{access::Client, chat, errors::ApiError, openai::ChatRequest, parse, written};
-use crate::{computing::checkpoint, gateway::Gateway};
+use super::{access::Client, chat, openai::ChatRequest, written};
+use crate::{
+    requests::{computing::checkpoint, error::ApiError, parse},
+    serving::gateway::Gateway,
+};
 use axum::{body::Body, response::Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

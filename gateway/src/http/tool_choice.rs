@@ -1,7 +1,6 @@
 //! `tool_choice` of chat and of Responses: a mode, a tool by its name, or some tools.
 
-use super::errors::ApiError;
-use crate::dialog::{Tool, ToolChoice};
+use crate::{dialog::ToolChoice, requests::error::ApiError, text::tool::Tool};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 

@@ -6,8 +6,11 @@
 //!
 //! Bounded: so many viewers and no more; and nothing queues for one, since an event is made when its connection has room.
 
-use super::errors::ApiError;
-use crate::{gateway::Gateway, recent::FinishedRequest};
+use crate::{
+    metrics::recent::FinishedRequest,
+    requests::error::ApiError,
+    serving::gateway::{Gateway, VIEWERS_MAX},
+};
 use axum::{
     extract::State,
     response::{IntoResponse, Response, Sse, sse::Event},
@@ -21,7 +24,6 @@ use tokio::{
     time::{Interval, MissedTickBehavior, interval},
 };
 
-pub const VIEWERS_MAX: usize = 16;
 const SNAPSHOT_EVERY: Duration = Duration::from_millis(500);
 
 #[derive(Serialize)]

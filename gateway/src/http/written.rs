@@ -1,9 +1,10 @@
 //! Answers that are written beside the event loop. Stored items are JSON already and pass through as they are.
 
-use super::{errors::ApiError, responses::not_json};
 use crate::{
-    gateway::Gateway,
-    shares::Share,
+    base::shares::Share,
+    http::pages::not_json,
+    requests::error::ApiError,
+    serving::gateway::Gateway,
     store::{Item, ItemPage},
 };
 use axum::{

@@ -1,7 +1,6 @@
 //! The cluster and its workers' reports in Prometheus' text format.
 
-use super::role_name;
-use crate::registry::RegistryView;
+use crate::base::registry::RegistryView;
 use std::fmt::Write;
 use tidemill_cluster::{ClusterView, MemberView, ModelView, PredictionError, ProbesView};
 use tidemill_proto::message::{Blocks, Counters, Moved, Role, TierBlocks};
@@ -308,6 +307,14 @@ fn label_set(member: &MemberView, more: &[(&str, &str)]) -> String {
         let _ = write!(labels, ",{key}=\"{value}\"");
     }
     labels + "}"
+}
+
+pub(super) fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+        Role::Kvpool => "kvpool",
+    }
 }
 
 #[cfg(test)]

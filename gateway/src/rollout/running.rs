@@ -5,14 +5,13 @@
 //! to the next step, so that one clock counts.
 
 use super::{
-    KIND, SEEN_KIND,
+    KIND, SEEN_KIND, figures,
     judge::{Verdict, judge},
     record::{Rollout, State, Summary},
     seen::{Counts, Ended, Seen, Shadows, Side, Told, Window},
     votes::Voter,
 };
-use crate::{
-    metrics,
+use crate::base::{
     registry::{ChangeError, RecordView, Registry, RegistryView},
     stamp::unix,
 };
@@ -193,7 +192,7 @@ impl Rollouts {
             interval.tick().await;
             let live = self.live();
             let gone = shown.iter().filter(|old| live.iter().all(|live| live.record.id != old.record.id));
-            gone.for_each(|old| metrics::hide_rollout(&old.record));
+            gone.for_each(|old| figures::hide_rollout(&old.record));
             shown = Arc::clone(&live);
             if live.is_empty() {
                 continue;
@@ -205,7 +204,7 @@ impl Rollouts {
             }
             for live in live.iter() {
                 let Status { record, share, seen_from, seen_to, .. } = live.status(unix());
-                metrics::show_rollout(&record, share, &[("from", seen_from), ("to", seen_to)]);
+                figures::show_rollout(&record, share, &[("from", seen_from), ("to", seen_to)]);
             }
             if view.part == "leader" {
                 forget(registry, &live).await;
@@ -296,7 +295,7 @@ impl Live {
             (None, Verdict::RollBack(why)) => {
                 let why = self.book.brake.get_or_init(|| why);
                 tracing::error!(from = self.record.from, to = self.record.to, why, "a rollout goes back");
-                metrics::count_rollback(&self.record);
+                figures::count_rollback(&self.record);
                 self.record.rolled_back(now, why)
             }
             (None, Verdict::Advance) if view.part == "leader" => {

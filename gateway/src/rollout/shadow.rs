@@ -5,26 +5,13 @@ use super::{
     record::Rollout,
     running::{Live, Rollouts},
 };
-use crate::{gateway::Gateway, generation::Piece, http::routes, json, metrics, tenants::Caller};
-use axum::{
-    body::{Body, to_bytes},
-    http::{Request, header},
-};
-use hyper::service::Service;
-use hyper_util::service::TowerToHyperService;
+use crate::{base::json, generation::piece::Piece, metrics};
 use serde_json::{Map, Value};
-use std::{sync::Arc, time::Duration};
-use tokio::{
-    sync::{OwnedSemaphorePermit, oneshot},
-    time::timeout,
-};
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 /// Of an answer's text: a longer one is compared by its beginning.
 const TEXT_BYTES_MAX: usize = 1 << 20;
-/// More than any answer has that is not streamed.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// After a request's own time limit: it ends by itself.
-const OVERDUE: Duration = Duration::from_secs(60);
 
 /// A request that is to have a shadow, while its answer comes.
 #[derive(Debug)]
@@ -42,7 +29,7 @@ pub struct Heard {
     text: String,
     chars: u64,
     /// It would come out the same again.
-    repeatable: bool,
+    pub(crate) repeatable: bool,
 }
 
 /// Listens to an answer's first choice, and says what it was once it has ended well.
@@ -80,31 +67,25 @@ impl Mirror {
             return None;
         }
         let Some(permit) = rollouts.admit_shadow() else {
-            count(live, "dropped");
-            live.note_shadow(|shadows| shadows.dropped += 1);
+            dropped(live);
             return None;
         };
         Some(Self { path, body: body.to_vec(), live: Arc::clone(live), _permit: permit })
     }
 
-    /// Answers the request once `heard` says what its own answer was. `gateway`: of whoever sent it.
-    pub async fn run(self, gateway: Gateway, caller: Arc<Caller>, heard: oneshot::Receiver<Heard>) {
-        let limit = gateway.request_timeout() + OVERDUE;
-        let Ok(Ok(own)) = timeout(limit, heard).await else { return };
-        let Some(body) = rewritten(&self.body, &self.live.record) else { return };
-        if gateway.has_much_to_do(&self.live.record.to) {
-            count(&self.live, "dropped");
-            self.live.note_shadow(|shadows| shadows.dropped += 1);
-            return;
-        }
-        let (tap, answer) = Tap::new(own.repeatable);
-        let caller = Arc::new(Caller::of_shadow(&caller, tap));
-        let shown = timeout(limit, ask(gateway, caller, self.path, body)).await;
-        let other = match shown {
-            Ok(Some(())) => answer.await.ok(),
-            _ => None,
-        };
-        let outcome = match &other {
+    /// The model that the shadow is for.
+    pub(crate) fn model(&self) -> &str {
+        &self.live.record.to
+    }
+
+    /// Counts a shadow that is not asked, since there is much to do.
+    pub(crate) fn drop_it(&self) {
+        dropped(&self.live);
+    }
+
+    /// Compares the answers of both models; `other` is `None` where the new one gave none.
+    pub(crate) fn compare(&self, own: &Heard, other: Option<&Heard>) {
+        let outcome = match other {
             None => "failed",
             Some(_) if !own.repeatable => "drawn",
             Some(other) if other.text == own.text && other.chars == own.chars => "same",
@@ -118,11 +99,20 @@ impl Mirror {
                 "same" => shadows.same += 1,
                 _ => shadows.differs += 1,
             }
-            if let Some(other) = &other {
+            if let Some(other) = other {
                 shadows.from_chars += own.chars;
                 shadows.to_chars += other.chars;
             }
         });
+    }
+
+    pub(crate) fn path(&self) -> &'static str {
+        self.path
+    }
+
+    /// The request for the other model: whole, and not stored. `None`: it goes on from something stored, which this one must not touch.
+    pub(crate) fn request(&self) -> Option<Vec<u8>> {
+        rewritten(&self.body, &self.live.record)
     }
 }
 
@@ -130,20 +120,11 @@ fn count(live: &Live, outcome: &'static str) {
     metrics::count_shadow(&live.record.to, outcome);
 }
 
-/// Sends the request through the routes that clients' take. `None`: there is no whole answer.
-async fn ask(gateway: Gateway, caller: Arc<Caller>, path: &'static str, body: Vec<u8>) -> Option<()> {
-    let gateway = Arc::new(gateway.for_nobody());
-    let routes = TowerToHyperService::new(routes::generating(&gateway).with_state(gateway));
-    let request = Request::post(path).header(header::CONTENT_TYPE, "application/json").extension(caller).body(Body::from(body));
-    let response = match routes.call(request.expect("the path is one of ours")).await {
-        Ok(response) => response,
-        Err(never) => match never {},
-    };
-    let is_success = response.status().is_success();
-    to_bytes(response.into_body(), ANSWER_BYTES_MAX).await.ok().filter(|_| is_success).map(drop)
+fn dropped(live: &Live) {
+    count(live, "dropped");
+    live.note_shadow(|shadows| shadows.dropped += 1);
 }
 
-/// The request for the other model: whole, and not stored. `None`: it goes on from something stored, which this one must not touch.
 fn rewritten(body: &[u8], record: &Rollout) -> Option<Vec<u8>> {
     let mut body: Map<String, Value> = json::from_slice(body).ok()?;
     if ["conversation", "previous_response_id"].iter().any(|name| body.get(*name).is_some_and(|value| !value.is_null())) {

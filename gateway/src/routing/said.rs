@@ -2,7 +2,7 @@
 //! body, its endpoint says.
 
 use super::{complexity::Signals, language};
-use crate::json;
+use crate::base::json;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 use std::cell::OnceCell;

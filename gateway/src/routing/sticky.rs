@@ -1,6 +1,9 @@
 //! A user's place, and which of several models that makes it. No state: every coordinator, and every start of one, comes to the same.
 
-use super::Model;
+use std::sync::Arc;
+
+/// The name of a model that is served.
+pub type Model = Arc<str>;
 
 /// A user's place from 0 to 1, the same whenever it is asked for. Under another `salt` it is another place.
 pub fn place(salt: &str, user: &str) -> f64 {

@@ -2,8 +2,7 @@
 //! answer. `tidemill-safety` decides.
 
 use crate::{
-    dialog::{Dialog, DialogError, Message, ReasoningWish},
-    gateway::Gateway,
+    dialog::{Dialog, Message, ReasoningWish, prompt::DialogError},
     text::{
         TextModel,
         tokenizer::{EncodeError, Tokenizer},
@@ -39,6 +38,9 @@ pub struct Settings {
     /// Those that may wait for that.
     pub waiting_max: usize,
 }
+
+/// The likeliest first tokens of the model's answer about each doubt.
+pub type Tops = Result<Vec<Vec<(Token, f32)>>, Unsettled>;
 
 #[derive(Debug)]
 pub struct Judge {
@@ -144,16 +146,16 @@ impl Judge {
         Ok(model.tokenizer.encode(&dialog.prompt(model, SystemTime::now())?.prompt.text, false)?)
     }
 
-    /// How likely each doubt's text is harmful, from 0 to 1; or why that is not known, and what becomes of it then. `gateway`: of whoever
-    /// has sent it.
-    pub async fn scores(self: &Arc<Self>, gateway: &Gateway, doubts: &Arc<[Doubt]>) -> Result<Vec<f32>, (Unsettled, Fate)> {
+    /// How likely each doubt's text is harmful, from 0 to 1; or why that is not known, and what becomes of it then. `ask` asks
+    /// the model, and is polled when the judge has room for it.
+    pub async fn scores(&self, doubts: &Arc<[Doubt]>, ask: impl Future<Output = Tops>) -> Result<Vec<f32>, (Unsettled, Fate)> {
         {
             let (now, mut faults) = (self.began.elapsed(), self.faults());
             if !faults.asks(now) {
                 return Err((Unsettled::Resting, faults.fate(now, doubts)));
             }
         }
-        let scores = self.asked(gateway, doubts).await;
+        let scores = self.asked(ask).await;
         let (now, mut faults) = (self.began.elapsed(), self.faults());
         match &scores {
             Ok(_) => faults.succeeded(),
@@ -164,11 +166,11 @@ impl Judge {
         scores.map_err(|unsettled| (unsettled, faults.fate(now, doubts)))
     }
 
-    async fn asked(self: &Arc<Self>, gateway: &Gateway, doubts: &Arc<[Doubt]>) -> Result<Vec<f32>, Unsettled> {
+    async fn asked(&self, ask: impl Future<Output = Tops>) -> Result<Vec<f32>, Unsettled> {
         let _place = self.places.try_acquire().map_err(|_| Unsettled::Busy)?;
         let asked = async {
             let _turn = self.turns.acquire().await.expect("the semaphore is never closed");
-            gateway.ask_judge(self, doubts).await
+            ask.await
         };
         let heard = timeout(self.settings.deadline, asked).await.unwrap_or(Err(Unsettled::Overdue))?;
         heard.iter().map(|top| self.words.score(top)).collect::<Option<_>>().ok_or(Unsettled::Unclear)

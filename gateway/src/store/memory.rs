@@ -4,7 +4,7 @@ use super::{
     ALWAYS, Addition, HISTORY_ITEMS_MAX, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, RECORD_OVERHEAD,
     Record, RecordPage, Rewrite, Store, StoreError, Stored, Summary, Totals, note_evicted, page_of,
 };
-use crate::room::Shares;
+use crate::base::room::Shares;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     future,

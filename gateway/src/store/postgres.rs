@@ -7,6 +7,7 @@
 //! - [`address`]: where the server is, and how connections to it are protected
 
 pub mod address;
+mod failed;
 mod writing;
 
 use super::{
@@ -15,6 +16,7 @@ use super::{
 };
 pub use address::{Address, AddressError};
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, Timeouts};
+use failed::{Failed, Outcome, missing, speakable};
 use futures_util::future::BoxFuture;
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::OnceCell, time::timeout};
@@ -81,16 +83,6 @@ pub struct Postgres {
     /// The schema is there.
     prepared: Arc<OnceCell<()>>,
 }
-
-/// Why a transaction failed, and whether it may be tried again.
-enum Failed {
-    Store(StoreError),
-    Server(tokio_postgres::Error),
-    /// Others have deleted meanwhile what was there.
-    Overtaken,
-}
-
-type Outcome<T> = Result<T, Failed>;
 
 impl Postgres {
     /// Asks nothing of the server yet.
@@ -407,21 +399,6 @@ fn item(row: &Row) -> Item {
 fn whole<T>(numbers: &[i64], found: Vec<T>) -> Outcome<Vec<T>> {
     let error = || Failed::Store(StoreError::Failed("a history names an item that is not there".into()));
     if found.len() == numbers.len() { Ok(found) } else { Err(error()) }
-}
-
-fn missing(id: &str) -> Failed {
-    Failed::Store(StoreError::NotFound(id.to_owned()))
-}
-
-/// The server refuses text with a NUL, so no id has one.
-fn speakable(id: &str) -> Outcome<&str> {
-    if id.contains('\0') { Err(missing(id)) } else { Ok(id) }
-}
-
-impl From<tokio_postgres::Error> for Failed {
-    fn from(error: tokio_postgres::Error) -> Self {
-        Self::Server(error)
-    }
 }
 
 impl From<tokio_postgres::Error> for StoreError {

@@ -7,7 +7,7 @@ use super::{
     ALWAYS, Addition, HISTORY_ITEMS_MAX, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part,
     RECORD_OVERHEAD, Record, RecordPage, Rewrite, Store, StoreError, Stored, Summary, Totals, note_evicted,
 };
-use crate::room::Shares;
+use crate::base::room::Shares;
 use rusqlite::{
     Connection, OptionalExtension, Row, ToSql, Transaction, TransactionBehavior, params,
     types::{ToSqlOutput, Value},

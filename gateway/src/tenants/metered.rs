@@ -1,7 +1,10 @@
 //! A request that has its quota, until it is settled: once, by whatever ends it first. Dropping it settles it, too (its client left).
 
 use super::{Caller, Tenants};
-use crate::{http::openai::Usage, metrics::RequestOutcome};
+use crate::{
+    metrics::{RequestOutcome, usage::Usage},
+    requests::error::ApiError,
+};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -21,6 +24,29 @@ pub struct Wanted<'a> {
     pub prompt_tokens: u64,
     /// At most, of all choices together.
     pub answer_tokens: u64,
+}
+
+impl Tenants {
+    /// Takes what a request may use at most. `None` of a quota: the door is open, and usage is kept all the same.
+    pub fn reserve(self: &Arc<Self>, caller: &Caller, wanted: Wanted<'_>) -> Result<Metered, ApiError> {
+        if caller.is_shadow() {
+            return Ok(Metered::free(Arc::clone(self)));
+        }
+        let reservation = match &caller.principal {
+            None => None,
+            Some((principal, tier)) => {
+                let scopes = self.scopes(principal, tier, Some(wanted.model));
+                let tokens = wanted.prompt_tokens + wanted.answer_tokens;
+                let mut quota = self.quota();
+                let now = self.now();
+                let reserved = quota.reserve(now, &scopes, tokens, now + self.request_timeout * 2);
+                let _ = caller.standing.set(quota.standing(now, &scopes));
+                drop(quota);
+                Some(reserved.map_err(|refusal| self.refused(caller, refusal))?)
+            }
+        };
+        Ok(Metered::new(Arc::clone(self), caller, reservation, wanted))
+    }
 }
 
 #[derive(Debug)]

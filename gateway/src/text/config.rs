@@ -1,7 +1,7 @@
 //! A Hugging Face model directory's settings: `config.json`, `generation_config.json`,
 //! `tokenizer_config.json`, `chat_template.jinja`. Weights are not read.
 
-use super::ModelError;
+use crate::text::error::ModelError;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use std::{

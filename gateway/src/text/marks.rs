@@ -16,6 +16,7 @@
 //! Some templates delimit turns with marks that their tokenizer has no tokens for. The same letters are the same tokens there, whoever
 //! wrote them: a space breaks these. Words without brackets (`USER:`) are left alone.
 
+use super::sewn::Sewn;
 use super::{template::ChatTemplate, tokenizer::Tokenizer};
 use aho_corasick::{AhoCorasick, MatchKind};
 use std::{
@@ -53,13 +54,6 @@ pub enum Edges {
     Guarded,
     /// Its first character decides the order in which it comes.
     Left,
-}
-
-/// A rendered prompt, with the places where it must be cut before it is tokenized.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sewn {
-    pub text: String,
-    pub cuts: Vec<usize>,
 }
 
 impl Marks {

@@ -5,6 +5,7 @@
 //!   text ──► thought? ──► calls? ──► Event, Event, …
 //! ```
 
+use super::events::{Event, Events};
 use super::{
     TextModel,
     reasoning::{Thought, ThoughtSplitter},
@@ -21,21 +22,6 @@ pub struct OutputRules {
     pub(super) marks: Vec<(Token, &'static str)>,
 }
 
-/// A stretch of words.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    Thought(String),
-    Text(String),
-    /// A call of this name begins.
-    Call(String),
-    /// More of the last call's arguments: JSON text.
-    Arguments(String),
-}
-
-/// Events in order; those of a kind in a row are one.
-#[derive(Debug, Default)]
-pub(super) struct Events(Vec<Event>);
-
 impl OutputRules {
     pub fn new(model: &TextModel, thought: Option<Thought>, calls: Option<Calls>) -> Self {
         let marks = thought.iter().flat_map(Thought::marks).chain(calls.iter().flat_map(Calls::marks));
@@ -51,36 +37,6 @@ impl OutputRules {
 
     pub fn is_plain(&self) -> bool {
         self.thought.is_none() && self.calls.is_none()
-    }
-}
-
-impl Events {
-    pub(super) fn text(&mut self, text: &str) {
-        match self.0.last_mut() {
-            Some(Event::Text(last)) => last.push_str(text),
-            _ if text.is_empty() => {}
-            _ => self.0.push(Event::Text(text.to_owned())),
-        }
-    }
-
-    pub(super) fn thought(&mut self, text: &str) {
-        match self.0.last_mut() {
-            Some(Event::Thought(last)) => last.push_str(text),
-            _ if text.is_empty() => {}
-            _ => self.0.push(Event::Thought(text.to_owned())),
-        }
-    }
-
-    pub(super) fn call(&mut self, name: &str) {
-        self.0.push(Event::Call(name.to_owned()));
-    }
-
-    pub(super) fn arguments(&mut self, json: &str) {
-        match self.0.last_mut() {
-            Some(Event::Arguments(last)) => last.push_str(json),
-            _ if json.is_empty() => {}
-            _ => self.0.push(Event::Arguments(json.to_owned())),
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Thoughts: what a model writes between two marks before it answers. The marks are those of its chat template.
 
-use super::{marker::MarkerWatch, output::Events, template::ChatTemplate};
+use super::{marker::MarkerWatch, template::ChatTemplate};
+use crate::text::events::Events;
 
 /// Begin and end, as published templates have them.
 const MARKS: [(&str, &str); 4] =
@@ -143,10 +144,11 @@ mod tests {
     use super::{
         super::{
             config::ModelConfig,
-            output::{Event, OutputRules, Splitter},
+            output::{OutputRules, Splitter},
         },
         *,
     };
+    use crate::text::events::Event;
 
     fn split(open: bool, text: &str) -> Vec<Event> {
         split_cut(open, text, false)

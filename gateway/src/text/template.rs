@@ -3,9 +3,10 @@
 //!
 //! - `source`: what Jinja2 has and MiniJinja has not, written otherwise
 //! - `python`: printing, tests and methods of values; `json`: `tojson`
-//! - `takes`: what a template makes of messages that not every template takes
+//! - `takes`: what a template makes of messages that not every template takes; `probe`: how that is found
 
 pub(crate) mod json;
+mod probe;
 mod python;
 mod source;
 pub(crate) mod takes;

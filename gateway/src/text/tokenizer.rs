@@ -1,6 +1,6 @@
 //! The model's own tokenizer (`tokenizer.json`, through Hugging Face's library).
 
-use super::{ModelError, marks::Sewn};
+use crate::text::{error::ModelError, sewn::Sewn};
 use std::{borrow::Cow, path::Path};
 use tidemill_grammar::{TokenBytes, read_tokenizer};
 use tidemill_proto::block::Token;

@@ -5,9 +5,9 @@ use super::{
     load, of_store, shown,
 };
 use crate::{
-    gateway::Gateway,
-    http::errors::ApiError,
-    shares::Share,
+    base::shares::Share,
+    requests::error::ApiError,
+    serving::gateway::Gateway,
     store::{Kind, Page, Part, Record, RecordPage},
 };
 use axum::{

@@ -1,16 +1,15 @@
 //! A conversation's own fields, as stored and as shown.
 
-use super::super::{
-    errors::ApiError,
-    responses::{
-        items::{Said, recall},
-        parsed, request,
-    },
-};
+use super::super::responses::request;
 use crate::{
+    base::stamp::new_id,
     context::summary::Summary,
-    gateway::Gateway,
-    stamp::new_id,
+    http::pages::parsed,
+    requests::{
+        error::ApiError,
+        items::{Said, recall},
+    },
+    serving::gateway::Gateway,
     store::{Item, Record, Totals},
 };
 use serde::{Deserialize, Deserializer, Serialize};

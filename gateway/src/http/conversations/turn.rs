@@ -5,24 +5,23 @@
 
 use super::{
     super::{
-        answer::Delta,
         context::{Cost, History, OldMessage},
-        errors::ApiError,
-        openai::Usage,
-        responses::{
-            items::{self, Said, Sent, recall},
-            output::{Output, counted},
-        },
+        responses::output::{Output, counted},
     },
     no_item, place_of,
     record::{Changes, Conversation},
 };
 use crate::{
+    base::stamp::{new_id, unix_seconds},
     context::summary::{Answered, Outlook, Summaries},
     dialog::{Dialog, Message},
-    gateway::Gateway,
-    generation::FinishReason,
-    stamp::{new_id, unix_seconds},
+    generation::piece::FinishReason,
+    metrics::usage::Usage,
+    requests::{
+        error::ApiError,
+        items::{self, Said, Sent, recall},
+    },
+    serving::{answer::Delta, gateway::Gateway},
     store::{Addition, Cut, Item, Kind, NewRecord, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
 };
@@ -282,7 +281,7 @@ impl Turn {
 
     fn wish_for_a_summary(&mut self, id: &str, answered: Vec<Answered>) {
         if let Some(items) = self.outlook.take().and_then(|outlook| outlook.ended(&answered)) {
-            self.gateway.summarizer().wish(&self.gateway, id, items);
+            self.gateway.wish_summary(id, items);
         }
     }
 

@@ -2,8 +2,8 @@
 
 use crate::{
     dialog::render::OTHER_ARGUMENTS,
-    generation::CallDelta,
-    http::{answer::Delta, rounds::rounded::Ran},
+    generation::piece::CallDelta,
+    serving::answer::{Delta, Ran},
 };
 use serde_json::{Map, Value, json};
 
@@ -144,7 +144,7 @@ fn input(arguments: String) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generation::Piece;
+    use crate::generation::piece::Piece;
 
     /// One line per event: its type, the block's index, and what it carries.
     fn told(pieces: &[Piece]) -> (Vec<String>, Vec<Value>) {

@@ -5,15 +5,18 @@
 //! signatures.
 
 use crate::{
-    dialog::{Dialog, Message, ReasoningWish, Tool, ToolCall, ToolChoice},
-    gateway::{Asking, Gateway},
-    http::{
-        errors::ApiError,
-        openai::{GenerateRequest, StopField},
-        parse::{self, Options},
-        rounds::{self, Rounds},
-        structured,
+    dialog::{Dialog, Message, ReasoningWish, ToolCall, ToolChoice},
+    requests::{
+        error::ApiError,
+        generate::{GenerateRequest, StopField},
+        options::Options,
+        parse, structured,
     },
+    serving::{
+        gateway::{Gateway, route::Asking},
+        rounds::{self, Rounds},
+    },
+    text::tool::Tool,
 };
 use serde::Deserialize;
 use serde_json::Value;

@@ -1,9 +1,11 @@
 //! An answer's pieces as output items, and the events that tell of them as they grow.
 
 use crate::{
-    generation::{CallDelta, Logprob, Piece},
-    http::{custom::InputReader, endpoint::json_logprob, openai::Usage},
-    stamp::new_id,
+    base::stamp::new_id,
+    generation::piece::{CallDelta, Logprob, Piece},
+    http::logprob::json_logprob,
+    metrics::usage::Usage,
+    requests::custom::InputReader,
     store::Item,
     text::tokenizer::{Tokenizer, printable},
 };

@@ -1,16 +1,22 @@
 //! The body of `POST /v1/responses`, understood as far as that goes without the store.
 
-use super::items::{self, ITEMS_MAX, Said, Sent};
 use crate::{
-    dialog::{ReasoningWish, Tool, ToolChoice},
-    gateway::{Asking, Gateway},
-    http::{
+    dialog::{ReasoningWish, ToolChoice},
+    http::tool_choice,
+    requests::{
         custom,
-        errors::ApiError,
-        openai::GenerateRequest,
-        parse::{self, Options, TOP_LOGPROBS_MAX, in_range},
-        rounds, structured, tool_choice,
+        error::ApiError,
+        generate::GenerateRequest,
+        items::{self, ITEMS_MAX, Said, Sent},
+        options::{Options, TOP_LOGPROBS_MAX},
+        parse::{self, in_range},
+        structured,
     },
+    serving::{
+        gateway::{Gateway, route::Asking},
+        rounds,
+    },
+    text::tool::Tool,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

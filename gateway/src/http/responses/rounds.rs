@@ -1,17 +1,17 @@
 //! A response's rounds: a client sees each call and what came of it as items of the one response.
 
-use super::{
-    items::{self, Said},
-    output::Output,
-};
+use super::output::Output;
 use crate::{
     dialog::{Dialog, ToolCall},
-    gateway::Gateway,
-    http::{
+    metrics::usage::Usage,
+    requests::{
+        error::ApiError,
+        items::{self, Said},
+        options::Options,
+    },
+    serving::{
         answer::Answer,
-        errors::ApiError,
-        openai::Usage,
-        parse::Options,
+        gateway::Gateway,
         rounds::{self, Rounds},
     },
 };

@@ -1,24 +1,28 @@
 //! A response from its start to its last event. Streamed or not, it is the same run.
 
 use super::{
-    items::{self, Said, Sent},
     output::{Output, counted},
     request::{Before, Request, references},
     rounds::ItemRounds,
-    running::Place,
 };
 use crate::{
-    dialog::{Dialog, Message},
-    gateway::{Gateway, RunningDialog},
-    generation::{Finish, FinishReason, Piece, StopReason},
-    http::{
-        answer::Answer,
-        conversations::{record::Conversation, retitled},
-        errors::ApiError,
-        openai::Usage,
+    base::{
+        json,
+        stamp::{new_id, unix_seconds},
     },
-    json,
-    stamp::{new_id, unix_seconds},
+    dialog::{Dialog, Message},
+    generation::piece::{Finish, FinishReason, Piece, StopReason},
+    http::conversations::{record::Conversation, retitled},
+    metrics::usage::Usage,
+    requests::{
+        error::ApiError,
+        items::{self, Said, Sent},
+    },
+    serving::{
+        answer::Answer,
+        gateway::{Gateway, RunningDialog},
+        running::Place,
+    },
     store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
 };

@@ -1,7 +1,7 @@
 //! The connections that there are: how many one address may have, and which of them waits for nothing but its client. Those give way when
 //! there is no place left, the oldest first, so that connections which send nothing, or half a head, keep nobody out.
 
-use crate::shares::{Party, Refused, Shares};
+use crate::base::shares::{Party, Refused, Shares};
 use std::{
     collections::BTreeMap,
     sync::{

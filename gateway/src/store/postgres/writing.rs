@@ -3,14 +3,14 @@
 //! Locks are taken in one order, records before items and both by number, so that transactions seldom wait for each other in a circle. Where
 //! they do, the server ends one, which is tried again.
 
-use super::{
-    super::{
-        ALWAYS, Addition, HISTORY_ITEMS_MAX, ITEM_OVERHEAD, Item, Kind, Limits, NewRecord, Owner, RECORD_OVERHEAD, Rewrite, StoreError,
-        Summary, note_evicted, tenant_of,
-    },
-    Failed, Outcome, missing, speakable,
+use super::super::{
+    ALWAYS, Addition, HISTORY_ITEMS_MAX, ITEM_OVERHEAD, Item, Kind, Limits, NewRecord, Owner, RECORD_OVERHEAD, Rewrite, StoreError,
+    Summary, note_evicted, tenant_of,
 };
-use crate::room::Shares;
+use crate::{
+    base::room::Shares,
+    store::postgres::failed::{Failed, Outcome, missing, speakable},
+};
 use std::collections::{BTreeMap, HashMap};
 use tokio_postgres::{Client, Row, Transaction};
 

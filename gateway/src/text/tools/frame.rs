@@ -9,8 +9,12 @@
 //! ```
 
 use super::{
-    super::{marker::MarkerWatch, output::Events, reasoning::is_begun},
-    Calls, Names, Reader, Step,
+    super::{marker::MarkerWatch, reasoning::is_begun},
+    Calls,
+};
+use crate::text::{
+    events::Events,
+    tools::format::{Names, Reader, Step},
 };
 use std::sync::Arc;
 

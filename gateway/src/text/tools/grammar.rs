@@ -8,12 +8,14 @@
 //! ```
 
 use super::{
-    Call, Calls, Script,
+    Calls,
     xml_call::{self, Kind},
 };
-use crate::{
-    dialog::Tool,
-    text::{reasoning::Thought, tokenizer::Tokenizer},
+use crate::text::{
+    reasoning::Thought,
+    tokenizer::Tokenizer,
+    tool::Tool,
+    tools::format::{Call, Script},
 };
 use serde_json::{Map, Value, json};
 use std::{collections::HashSet, fmt::Write};
@@ -320,10 +322,11 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{ToolFormat, hermes, llama_json, mistral, pythonic, qwen_coder},
+        super::{hermes, llama_json, mistral, pythonic, qwen_coder},
         *,
     };
     use crate::text::tokenizer::tests::{sentencepiece, sentencepiece_with};
+    use crate::text::tools::format::ToolFormat;
 
     fn no() -> GrammarError {
         GrammarError::Invalid("no".into())

@@ -6,7 +6,8 @@
 //! </tool_call>
 //! ```
 
-use super::{Call, Script, ToolFormat, json_call::JsonCall};
+use super::json_call::JsonCall;
+use crate::text::tools::format::{Call, Script, ToolFormat};
 
 pub(super) const FORMAT: ToolFormat = ToolFormat {
     name: "hermes",

@@ -1,9 +1,9 @@
 //! A call as a JSON object: `{"name": "f", "arguments": {…}}`, its keys in any order, others among them.
 
-use super::{
-    super::output::Events,
-    Names, Reader, Step,
-    json::{JsonTracker, Tracked},
+use super::json::{JsonTracker, Tracked};
+use crate::text::{
+    events::Events,
+    tools::format::{Names, Reader, Step},
 };
 
 /// Keys that hold the arguments; the second is Llama's.

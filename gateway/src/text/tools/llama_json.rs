@@ -4,7 +4,8 @@
 //! {"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}
 //! ```
 
-use super::{Call, Script, ToolFormat, json_call::JsonCall};
+use super::json_call::JsonCall;
+use crate::text::tools::format::{Call, Script, ToolFormat};
 
 pub(super) const FORMAT: ToolFormat = ToolFormat {
     name: "llama_json",

@@ -6,7 +6,8 @@
 //! [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}
 //! ```
 
-use super::{Call, Names, Reader, Script, ToolFormat, json_call::JsonCall, named_call::NamedCall};
+use super::{json_call::JsonCall, named_call::NamedCall};
+use crate::text::tools::format::{Call, Names, Reader, Script, ToolFormat};
 
 pub(super) const LIST: ToolFormat = ToolFormat {
     name: "mistral_list",

@@ -1,9 +1,9 @@
 //! A call as its name, then its arguments as a JSON object: `f[ARGS]{…}`, `f[CALL_ID]x[ARGS]{…}`, or `f{…}`.
 
-use super::{
-    super::output::Events,
-    Names, Reader, Step,
-    json::{JsonTracker, Tracked},
+use super::json::{JsonTracker, Tracked};
+use crate::text::{
+    events::Events,
+    tools::format::{Names, Reader, Step},
 };
 
 const ARGUMENTS: &str = "[ARGS]";

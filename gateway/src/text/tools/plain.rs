@@ -4,7 +4,8 @@
 //! {"name": "f", "arguments": {"a": 1}}
 //! ```
 
-use super::{Call, Script, ToolFormat, json_call::JsonCall};
+use super::json_call::JsonCall;
+use crate::text::tools::format::{Call, Script, ToolFormat};
 
 pub(super) const FORMAT: ToolFormat = ToolFormat {
     name: "plain",

@@ -1,6 +1,9 @@
 //! A call as Python writes it: `f(a="x", b=[1, None])`. It is read as a whole, since its arguments must become JSON.
 
-use super::{super::output::Events, Names, Reader, Step};
+use crate::text::{
+    events::Events,
+    tools::format::{Names, Reader, Step},
+};
 use serde_json::{Map, Number, Value};
 
 /// Longer calls are text.

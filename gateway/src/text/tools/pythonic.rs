@@ -4,7 +4,8 @@
 //! [f(a=1, b="x"), g()]
 //! ```
 
-use super::{Call, Script, ToolFormat, python_call::PythonCall};
+use super::python_call::PythonCall;
+use crate::text::tools::format::{Call, Script, ToolFormat};
 
 pub(super) const FORMAT: ToolFormat = ToolFormat {
     name: "pythonic",

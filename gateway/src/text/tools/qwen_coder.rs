@@ -10,7 +10,8 @@
 //! </tool_call>
 //! ```
 
-use super::{Call, Script, ToolFormat, xml_call::XmlCall};
+use super::xml_call::XmlCall;
+use crate::text::tools::format::{Call, Script, ToolFormat};
 
 pub(super) const FORMAT: ToolFormat = ToolFormat {
     name: "qwen_coder",

@@ -1,12 +1,14 @@
 //! Every format: what it reads, and that how the text is cut into pieces changes nothing.
 
+use super::format::{Call, Script};
 use super::{
     super::{
         config::ModelConfig,
-        output::{Event, OutputRules, Splitter},
+        output::{OutputRules, Splitter},
     },
     *,
 };
+use crate::text::events::Event;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 

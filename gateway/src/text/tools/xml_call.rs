@@ -1,10 +1,10 @@
 //! A call as tags: `<function=f>`, `<parameter=a>` with a value as plain text on lines of its own, `</parameter>`,
 //! `</function>`. The tool's schema says which values are strings; others are JSON.
 
-use super::{
-    super::output::Events,
-    Names, Reader, Step,
-    json::{push_quoted, quote},
+use super::json::{push_quoted, quote};
+use crate::text::{
+    events::Events,
+    tools::format::{Names, Reader, Step},
 };
 use serde_json::Value;
 

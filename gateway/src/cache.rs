@@ -1,0 +1,8 @@
+//! Answers that are kept: for requests that are repeated, for equal ones, and for similar questions.
+//!
+//! - [`replay`]: answers that are recorded, for requests that are repeated
+//! - [`response_cache`]: answers that are kept, for whoever asks the same; [`semantic`]: for whoever asks nearly the same
+
+pub mod replay;
+pub mod response_cache;
+pub mod semantic;

@@ -1,0 +1,427 @@
+//! Answers that are recorded as they are made, so that a repeated request hears them from the beginning, or from where its
+//! stream broke off, instead of computing them again.
+//!
+//! A [`Recordings`] holds what was said; who listens has a [`Seat`]. It knows no clock and no socket: time is an argument, and
+//! frames are whatever the shell sends. Bounded by [`Limits`], which tenants [share](crate::base::room): the oldest recordings that have ended go
+//! first. Where even that makes no room, a recording *passes*: nobody can join it any more, it keeps only what its listeners have not read
+//! yet, and its maker waits for them.
+
+use crate::base::room::Shares;
+use serde::Serialize;
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque, hash_map::Entry},
+    time::Duration,
+};
+
+#[cfg(test)]
+mod tests;
+
+/// Of a key with its scope, of a body, of an answer's name with its scope, of a tenant.
+pub type Digest = [u8; 32];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Of all frames together. 0: nothing is recorded.
+    pub bytes: u64,
+    pub recordings: usize,
+    /// A recording that has ended is kept this long.
+    pub keep: Duration,
+    /// A running one goes on this long without a listener.
+    pub grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { bytes: 64 << 20, recordings: 4096, keep: Duration::from_secs(600), grace: Duration::from_secs(30) }
+    }
+}
+
+/// A listener's place at a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Seat {
+    pub recording: u64,
+    listener: u64,
+}
+
+/// What a request finds.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Asked<T> {
+    /// A new recording, which the asker has to make.
+    Begun(Seat),
+    Joined {
+        seat: Seat,
+        tag: T,
+        ended: bool,
+    },
+    /// The key belongs to another body.
+    OtherBody,
+    /// The request has to be computed without a recording.
+    NoRoom,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Read<F> {
+    Frame(F),
+    /// There will be more.
+    Wait,
+    End,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Append {
+    Taken,
+    /// Not taken: listeners have to read first.
+    Full,
+}
+
+/// For operators.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    pub recordings: usize,
+    pub running: usize,
+    pub listeners: usize,
+    pub bytes: u64,
+    /// Recordings that made room for others before their time.
+    pub evicted: u64,
+    /// Recordings whose time was over.
+    pub expired: u64,
+    /// Running ones that were given up, since nobody came back.
+    pub abandoned: u64,
+    /// Running ones that nobody can join any more, for want of room.
+    pub passed: u64,
+}
+
+/// All recordings. `T`: what the shell keeps with each; `F`: a frame.
+#[derive(Debug)]
+pub struct Recordings<T, F> {
+    limits: Limits,
+    recordings: HashMap<u64, Recording<T, F>>,
+    by_key: HashMap<Digest, u64>,
+    by_name: HashMap<Digest, u64>,
+    /// Those that have ended, oldest first.
+    ended: BTreeSet<(Duration, u64)>,
+    /// Running ones without a listener, by the time when they are given up.
+    abandoned: BTreeSet<(Duration, u64)>,
+    /// What each tenant has of them.
+    bytes: Shares<Digest>,
+    places: Shares<Digest>,
+    next: u64,
+    counts: Counts,
+}
+
+#[derive(Debug)]
+struct Recording<T, F> {
+    tenant: Digest,
+    key: Digest,
+    name: Option<Digest>,
+    body: Digest,
+    tag: T,
+    /// Can be joined.
+    listed: bool,
+    /// Those before were read by all, and nobody can join.
+    dropped: usize,
+    frames: VecDeque<Frame<F>>,
+    bytes: u64,
+    /// Events so far.
+    events: u64,
+    listeners: BTreeMap<u64, Listener>,
+    ended: Option<Duration>,
+    /// When it is given up, if nobody comes.
+    given_up_at: Option<Duration>,
+}
+
+#[derive(Debug)]
+struct Frame<F> {
+    frame: F,
+    bytes: u64,
+    /// Its number, if it is an event; else that of the event before.
+    number: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Listener {
+    /// Frames read.
+    read: usize,
+    /// Events up to this one are not for it.
+    after: Option<u64>,
+}
+
+impl<T: Clone, F: Clone> Recordings<T, F> {
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            recordings: HashMap::new(),
+            by_key: HashMap::new(),
+            by_name: HashMap::new(),
+            ended: BTreeSet::new(),
+            abandoned: BTreeSet::new(),
+            bytes: Shares::default(),
+            places: Shares::default(),
+            next: 0,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Joins the recording of a key, or begins one that `tenant` has to make room for. `after`: the listener has all events up to this one.
+    pub fn ask(&mut self, tenant: Digest, key: Digest, body: Digest, after: Option<u64>, tag: impl FnOnce() -> T) -> Asked<T> {
+        if let Some(&id) = self.by_key.get(&key) {
+            let recording = &self.recordings[&id];
+            if recording.body != body {
+                return Asked::OtherBody;
+            }
+            return self.sit(id, after);
+        }
+        while self.recordings.len() >= self.limits.recordings {
+            if !self.evict(&self.places.losers(self.limits.recordings as u64, &tenant, 1)) {
+                return Asked::NoRoom;
+            }
+        }
+        while self.bytes.total() >= self.limits.bytes {
+            if !self.evict(&self.bytes.losers(self.limits.bytes, &tenant, 1)) {
+                return Asked::NoRoom;
+            }
+        }
+        let id = self.take_number();
+        let recording = Recording {
+            tenant,
+            key,
+            name: None,
+            body,
+            tag: tag(),
+            listed: true,
+            dropped: 0,
+            frames: VecDeque::new(),
+            bytes: 0,
+            events: 0,
+            listeners: BTreeMap::new(),
+            ended: None,
+            given_up_at: None,
+        };
+        self.recordings.insert(id, recording);
+        self.places.add(&tenant, 1);
+        self.by_key.insert(key, id);
+        match self.sit(id, after) {
+            Asked::Joined { seat, .. } => Asked::Begun(seat),
+            other => other,
+        }
+    }
+
+    /// Whether a key has a recording that can be joined.
+    pub fn has(&self, key: &Digest) -> bool {
+        self.by_key.contains_key(key)
+    }
+
+    /// Joins the recording of an answer with this name.
+    pub fn find(&mut self, name: &Digest, after: Option<u64>) -> Option<Asked<T>> {
+        let id = *self.by_name.get(name)?;
+        Some(self.sit(id, after))
+    }
+
+    /// The answer's name is known now.
+    pub fn name(&mut self, id: u64, name: Digest) {
+        let Some(recording) = self.recordings.get_mut(&id).filter(|recording| recording.listed && recording.name.is_none()) else { return };
+        if let Entry::Vacant(entry) = self.by_name.entry(name) {
+            entry.insert(id);
+            recording.name = Some(name);
+        }
+    }
+
+    /// The number that a recording's next event will have.
+    pub fn next_event(&self, id: u64) -> u64 {
+        self.recordings.get(&id).map_or(0, |recording| recording.events)
+    }
+
+    /// Adds a frame of so many bytes. One that is no event has no number.
+    pub fn append(&mut self, id: u64, frame: F, bytes: u64, event: bool) -> Append {
+        let Some(tenant) = self.recordings.get(&id).map(|recording| recording.tenant) else { return Append::Taken };
+        while self.bytes.total() + bytes > self.limits.bytes {
+            if self.evict(&self.bytes.losers(self.limits.bytes, &tenant, bytes)) {
+                continue;
+            }
+            self.unlist(id, true);
+            self.trim(id);
+            match self.recordings.get(&id) {
+                Some(recording) if !recording.frames.is_empty() => return Append::Full,
+                _ => break,
+            }
+        }
+        let Some(recording) = self.recordings.get_mut(&id).filter(|recording| recording.ended.is_none()) else { return Append::Taken };
+        recording.events += u64::from(event);
+        recording.frames.push_back(Frame { frame, bytes, number: recording.events.checked_sub(1) });
+        recording.bytes += bytes;
+        self.bytes.add(&tenant, bytes);
+        Append::Taken
+    }
+
+    /// Nothing more comes. `whole`: it is an answer that a repeat may have; else it is forgotten when its listeners have heard it.
+    pub fn end(&mut self, now: Duration, id: u64, whole: bool) {
+        let Some(recording) = self.recordings.get_mut(&id).filter(|recording| recording.ended.is_none()) else { return };
+        recording.ended = Some(now);
+        if let Some(at) = recording.given_up_at.take() {
+            self.abandoned.remove(&(at, id));
+        }
+        self.ended.insert((now, id));
+        if !whole {
+            self.unlist(id, false);
+        }
+        self.trim(id);
+    }
+
+    /// The next frame for a listener.
+    pub fn read(&mut self, seat: Seat) -> Read<F> {
+        let Some(recording) = self.recordings.get_mut(&seat.recording) else { return Read::End };
+        let Some(listener) = recording.listeners.get_mut(&seat.listener) else { return Read::End };
+        let read = loop {
+            let Some(frame) = recording.frames.get(listener.read - recording.dropped) else {
+                break if recording.ended.is_some() { Read::End } else { Read::Wait };
+            };
+            listener.read += 1;
+            if listener.after.is_none() || frame.number > listener.after {
+                break Read::Frame(frame.frame.clone());
+            }
+        };
+        self.trim(seat.recording);
+        read
+    }
+
+    /// A listener has left. After the last one, a running recording waits a while for somebody to come back.
+    pub fn leave(&mut self, now: Duration, seat: Seat) {
+        let id = seat.recording;
+        let Some(recording) = self.recordings.get_mut(&id) else { return };
+        if recording.listeners.remove(&seat.listener).is_some() && recording.listeners.is_empty() && recording.ended.is_none() {
+            // One that cannot be joined has nothing to wait for.
+            let at = if recording.listed { now + self.limits.grace } else { now };
+            recording.given_up_at = Some(at);
+            self.abandoned.insert((at, id));
+        }
+        self.trim(id);
+    }
+
+    /// Forgets what is too old. Returns running recordings that nobody came back to: their makers must stop.
+    pub fn expire(&mut self, now: Duration) -> Vec<T> {
+        let mut given_up = Vec::new();
+        while let Some(&(at, id)) = self.abandoned.first().filter(|(at, _)| *at <= now) {
+            self.abandoned.remove(&(at, id));
+            if let Some(recording) = self.recordings.get_mut(&id) {
+                recording.given_up_at = None;
+                given_up.push(recording.tag.clone());
+            }
+            self.unlist(id, false);
+            self.counts.abandoned += 1;
+        }
+        let old: Vec<u64> = self.ended.iter().take_while(|(at, _)| *at + self.limits.keep <= now).map(|(_, id)| *id).collect();
+        for id in old {
+            if self.unlist(id, false) {
+                self.counts.expired += 1;
+            }
+            self.trim(id);
+        }
+        given_up
+    }
+
+    pub fn counts(&self) -> Counts {
+        Counts {
+            recordings: self.recordings.len(),
+            running: self.recordings.len() - self.ended.len(),
+            listeners: self.recordings.values().map(|recording| recording.listeners.len()).sum(),
+            bytes: self.bytes.total(),
+            ..self.counts
+        }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes.total()
+    }
+
+    fn sit(&mut self, id: u64, after: Option<u64>) -> Asked<T> {
+        let listener = self.take_number();
+        let recording = self.recordings.get_mut(&id).expect("what is listed is here");
+        if let Some(at) = recording.given_up_at.take() {
+            self.abandoned.remove(&(at, id));
+        }
+        recording.listeners.insert(listener, Listener { read: recording.dropped, after });
+        Asked::Joined { seat: Seat { recording: id, listener }, tag: recording.tag.clone(), ended: recording.ended.is_some() }
+    }
+
+    fn take_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Forgets the oldest recording that has ended and has no listener, of the first of these tenants that has one. `false`: none has.
+    fn evict(&mut self, losers: &[Digest]) -> bool {
+        let oldest = |loser: &Digest| {
+            let mut ended = self.ended.iter().map(|(_, id)| (*id, &self.recordings[id]));
+            ended.find(|(_, recording)| recording.tenant == *loser && recording.listeners.is_empty()).map(|(id, _)| id)
+        };
+        let Some(id) = losers.iter().find_map(oldest) else { return false };
+        self.unlist(id, false);
+        self.trim(id);
+        self.counts.evicted += 1;
+        true
+    }
+
+    /// From now on nobody can join. `false`: so it was before.
+    fn unlist(&mut self, id: u64, for_room: bool) -> bool {
+        let Some(recording) = self.recordings.get_mut(&id).filter(|recording| recording.listed) else { return false };
+        recording.listed = false;
+        self.by_key.remove(&recording.key);
+        if let Some(name) = recording.name {
+            self.by_name.remove(&name);
+        }
+        // Its time without a listener is over, too.
+        if let Some(at) = &mut recording.given_up_at {
+            self.abandoned.remove(&(*at, id));
+            *at = Duration::ZERO;
+            self.abandoned.insert((*at, id));
+        }
+        self.counts.passed += u64::from(for_room);
+        true
+    }
+
+    /// Frees what nobody can hear any more.
+    fn trim(&mut self, id: u64) {
+        let Some(recording) = self.recordings.get_mut(&id).filter(|recording| !recording.listed) else { return };
+        let end = recording.dropped + recording.frames.len();
+        let read = recording.listeners.values().map(|listener| listener.read).min().unwrap_or(end);
+        while recording.dropped < read {
+            let frame = recording.frames.pop_front().expect("read frames were here");
+            recording.dropped += 1;
+            recording.bytes -= frame.bytes;
+            self.bytes.take(&recording.tenant, frame.bytes);
+        }
+        if let (Some(at), true) = (recording.ended, recording.listeners.is_empty()) {
+            self.places.take(&recording.tenant, 1);
+            self.ended.remove(&(at, id));
+            self.recordings.remove(&id);
+        }
+    }
+
+    /// For tests: panics where the parts contradict each other.
+    pub fn check_integrity(&self) {
+        let all = self.recordings.values();
+        assert_eq!(self.bytes.total(), all.clone().map(|recording| recording.bytes).sum::<u64>());
+        assert_eq!(self.places.total(), all.len() as u64);
+        for tenant in all.clone().map(|recording| &recording.tenant) {
+            let of_tenant = || all.clone().filter(|recording| recording.tenant == *tenant);
+            assert_eq!(self.places.held(tenant), of_tenant().count() as u64);
+            assert_eq!(self.bytes.held(tenant), of_tenant().map(|recording| recording.bytes).sum::<u64>());
+        }
+        assert_eq!(self.by_key.len(), all.clone().filter(|recording| recording.listed).count());
+        assert_eq!(self.ended.len(), all.clone().filter(|recording| recording.ended.is_some()).count());
+        assert_eq!(self.abandoned.len(), all.filter(|recording| recording.given_up_at.is_some()).count());
+        assert!(self.recordings.len() <= self.limits.recordings);
+        for (key, id) in &self.by_key {
+            assert_eq!(self.recordings[id].key, *key);
+        }
+        for (name, id) in &self.by_name {
+            assert!(self.recordings[id].listed && self.recordings[id].name == Some(*name));
+        }
+        for (id, recording) in &self.recordings {
+            assert_eq!(recording.bytes, recording.frames.iter().map(|frame| frame.bytes).sum::<u64>());
+            assert!(recording.listed || recording.ended.is_none() || !recording.listeners.is_empty(), "{id} is nobody's");
+            assert!(recording.given_up_at.is_none_or(|at| recording.listeners.is_empty() && self.abandoned.contains(&(at, *id))));
+            assert!(recording.listeners.values().all(|listener| listener.read >= recording.dropped));
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! How much of a dialog fits.
+
+/// What fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub turns: usize,
+    /// Of all turns that are given.
+    pub tokens: u64,
+}
+
+impl Limits {
+    pub(super) fn hold(self, turns: usize, tokens: u64) -> bool {
+        turns <= self.turns && tokens <= self.tokens
+    }
+
+    /// So many quarters of them.
+    pub(super) fn quarters(self, quarters: u64) -> Self {
+        let part = |whole: u64| whole / 4 * quarters + whole % 4 * quarters / 4;
+        Self { turns: part(self.turns as u64) as usize, tokens: part(self.tokens) }
+    }
+}

@@ -1,0 +1,460 @@
+//! What users think of answers. Answers are remembered in memory for a while, each with what was asked, so that a thumb can be about
+//! something; a thumb is kept in SQLite with both, without what identifies people.
+//!
+//! An answer's owner has one opinion of it, whatever names of users come with it. Tenants [share](crate::base::room) the room for both.
+
+use crate::{
+    base::{json, owner::Owner, room::Shares},
+    metrics,
+};
+use ::metrics::counter;
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::{
+    collections::{HashMap, VecDeque},
+    fs::OpenOptions,
+    io,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use tidemill_safety::pii::{find::Finder, redact::masked};
+
+#[derive(Clone, Debug)]
+pub struct FeedbackSettings {
+    /// `None`: what users think ends with this process.
+    pub file: Option<PathBuf>,
+    /// How long answers are remembered,
+    pub keep: Duration,
+    /// and how many bytes of them.
+    pub bytes_max: u64,
+    /// Takes what identifies people out of what is kept.
+    pub finder: Arc<Finder>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot make {path}: {source}")]
+    File { path: PathBuf, source: io::Error },
+    #[error("feedback cannot be kept in {file}: {source}")]
+    Database { file: String, source: rusqlite::Error },
+}
+
+#[derive(Debug)]
+pub struct Feedback {
+    settings: FeedbackSettings,
+    known: Mutex<Known>,
+    kept: Mutex<Connection>,
+    kept_max: u64,
+}
+
+/// What a question was answered with.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answered {
+    pub owner: Owner,
+    pub model: String,
+    /// As messages of a chat; empty where it was too long.
+    pub question: Vec<Value>,
+    pub answer: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rating {
+    Up,
+    Down,
+}
+
+/// What an answer's owner thinks of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Opinion {
+    /// Whom the owner says that it comes from. Nothing depends on it.
+    pub user: String,
+    pub rating: Option<Rating>,
+    /// The user wanted another answer.
+    pub regenerate: bool,
+    pub comment: Option<String>,
+}
+
+/// Answers that are remembered.
+#[derive(Debug, Default)]
+struct Known {
+    answers: HashMap<String, Answered>,
+    /// Of each tenant, the oldest first.
+    order: HashMap<String, VecDeque<(Instant, String, u64)>>,
+    bytes: Shares<String>,
+}
+
+/// Opinions that are kept.
+const KEPT_MAX: u64 = 100_000;
+/// Of a question, or of an answer.
+const TEXT_BYTES_MAX: usize = 32 << 10;
+/// What a remembered answer costs beside its texts, about.
+const OVERHEAD_BYTES: u64 = 512;
+const SCHEMA: &str = "
+    PRAGMA journal_mode = WAL;
+    CREATE TABLE IF NOT EXISTS opinions (
+        owner TEXT NOT NULL, response TEXT NOT NULL, tenant TEXT NOT NULL, user TEXT NOT NULL, at INTEGER NOT NULL, model TEXT NOT NULL,
+        rating TEXT, regenerate INTEGER NOT NULL, comment TEXT, question TEXT NOT NULL, answer TEXT NOT NULL,
+        PRIMARY KEY (owner, response));
+    CREATE INDEX IF NOT EXISTS opinions_by_age ON opinions (at);
+    CREATE INDEX IF NOT EXISTS opinions_by_tenant ON opinions (tenant, at);
+    CREATE INDEX IF NOT EXISTS opinions_by_response ON opinions (response);";
+/// From the table of an earlier version, in which each name of a user had an opinion.
+const TO_OPINIONS: &str = "
+    BEGIN;
+    INSERT OR IGNORE INTO opinions
+        SELECT tenant || '/' || user, response, tenant, user, at, model, rating, regenerate, comment, question, answer FROM feedback;
+    DROP TABLE feedback;
+    COMMIT;";
+
+impl Feedback {
+    pub fn open(settings: FeedbackSettings) -> Result<Self, OpenError> {
+        if let Some(path) = &settings.file {
+            // SQLite gives its other files the same permissions.
+            let made = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
+            made.map_err(|source| OpenError::File { path: path.clone(), source })?;
+        }
+        let file = || settings.file.as_deref().map_or("memory".into(), |file| file.display().to_string());
+        let kept = open(settings.file.as_deref()).map_err(|source| OpenError::Database { file: file(), source })?;
+        Ok(Self { settings, known: Mutex::default(), kept: Mutex::new(kept), kept_max: KEPT_MAX })
+    }
+
+    /// An answer begins.
+    pub fn remember(&self, id: &str, answered: Answered) {
+        self.known().put(id, answered, Instant::now(), &self.settings);
+    }
+
+    /// It has ended, or a part of it has: `answer` is all of it so far.
+    pub fn complete(&self, id: &str, answer: &str) {
+        self.known().complete(id, &answer[..answer.floor_char_boundary(TEXT_BYTES_MAX)], self.settings.bytes_max);
+    }
+
+    /// An answer to this owner, while it is remembered.
+    pub fn find(&self, owner: &Owner, id: &str) -> Option<Answered> {
+        let mut known = self.known();
+        known.forget(Instant::now(), &self.settings);
+        known.answers.get(id).filter(|answered| answered.owner == *owner).cloned()
+    }
+
+    /// Keeps an opinion, in the place of an earlier one of the answer's owner. Returns whether there was one. Takes a disk's time.
+    pub fn keep(&self, now: u64, id: &str, answered: &Answered, opinion: &Opinion) -> rusqlite::Result<bool> {
+        let mask = |text: &str| masked(&self.settings.finder, text);
+        let mut question = json!(answered.question);
+        each_string(&mut question, &mut |text| *text = mask(text));
+        let owner = &answered.owner;
+        let mut kept = self.kept();
+        let work = kept.transaction()?;
+        let earlier: Option<(Option<String>, bool)> = work
+            .query_row("SELECT rating, regenerate FROM opinions WHERE owner = ?1 AND response = ?2", params![owner.0, id], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })
+            .optional()?;
+        let rating = opinion.rating.map(Rating::name);
+        work.execute(
+            "INSERT OR REPLACE INTO opinions (owner, response, tenant, user, at, model, rating, regenerate, comment, question, answer)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+            params![
+                owner.0,
+                id,
+                owner.tenant(),
+                opinion.user,
+                now,
+                answered.model,
+                rating,
+                opinion.regenerate,
+                opinion.comment.as_deref().map(mask),
+                question.to_string(),
+                mask(&answered.answer)
+            ],
+        )?;
+        let evicted = make_room(&work, owner.tenant(), self.kept_max)?;
+        work.commit()?;
+        evicted.iter().for_each(|tenant| metrics::note_evicted("feedback", tenant, 1));
+        let (before, wanted_another) = earlier.clone().unwrap_or_default();
+        if let Some(rating) = rating.filter(|rating| before.as_deref() != Some(*rating)) {
+            counter!("tidemill_feedback_total", "model" => answered.model.clone(), "rating" => rating).increment(1);
+        }
+        if opinion.regenerate && !wanted_another {
+            counter!("tidemill_feedback_total", "model" => answered.model.clone(), "rating" => "regenerate").increment(1);
+        }
+        Ok(earlier.is_some())
+    }
+
+    /// The newest first. Takes a disk's time.
+    pub fn list(&self, rating: Option<Rating>, response: Option<&str>, limit: usize) -> rusqlite::Result<Vec<Value>> {
+        let kept = self.kept();
+        let mut select = kept.prepare_cached(
+            "SELECT tenant, user, response, at, model, rating, regenerate, comment, question, answer FROM opinions
+             WHERE (?1 IS NULL OR rating = ?1) AND (?2 IS NULL OR response = ?2) ORDER BY at DESC, rowid DESC LIMIT ?3",
+        )?;
+        select.query_map(params![rating.map(Rating::name), response, limit as i64], shown)?.collect()
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Connection> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn open(file: Option<&Path>) -> rusqlite::Result<Connection> {
+    let kept = match file {
+        Some(file) => Connection::open(file)?,
+        None => Connection::open_in_memory()?,
+    };
+    kept.busy_timeout(Duration::from_secs(5))?;
+    kept.execute_batch(SCHEMA)?;
+    let is_earlier = kept.prepare("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'feedback'")?.exists([])?;
+    if is_earlier {
+        kept.execute_batch(TO_OPINIONS)?;
+    }
+    Ok(kept)
+}
+
+/// Deletes the oldest opinions, while there are too many: by `newcomer`, if it has more than its share, else by the tenant that has most.
+/// Returns whose they were.
+fn make_room(work: &Transaction<'_>, newcomer: &str, kept_max: u64) -> rusqlite::Result<Vec<String>> {
+    let mut evicted = Vec::new();
+    while work.query_row("SELECT count(*) FROM opinions", [], |row| row.get::<_, u64>(0))? > kept_max {
+        let mut shares = Shares::default();
+        let mut count = work.prepare_cached("SELECT tenant, count(*) FROM opinions GROUP BY tenant")?;
+        let mut rows = count.query([])?;
+        while let Some(row) = rows.next()? {
+            shares.add(&row.get::<_, String>(0)?, row.get(1)?);
+        }
+        // What is too much is counted already.
+        let loser = shares.losers(kept_max, &newcomer.to_owned(), 0).into_iter().next().unwrap_or_else(|| newcomer.to_owned());
+        work.execute(
+            "DELETE FROM opinions WHERE rowid IN (SELECT rowid FROM opinions WHERE tenant = ?1 ORDER BY at, rowid LIMIT 1)",
+            [&loser],
+        )?;
+        evicted.push(loser);
+    }
+    Ok(evicted)
+}
+
+impl Rating {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Down => "down",
+        }
+    }
+}
+
+impl Known {
+    fn put(&mut self, id: &str, answered: Answered, now: Instant, settings: &FeedbackSettings) {
+        // Its answer is still to come.
+        let question: usize = answered.question.iter().map(|message| message.to_string().len()).sum();
+        let bytes = OVERHEAD_BYTES + question as u64;
+        let tenant = answered.owner.tenant().to_owned();
+        self.forget(now, settings);
+        self.make_room(&tenant, bytes, settings.bytes_max);
+        self.bytes.add(&tenant, bytes);
+        self.order.entry(tenant).or_default().push_back((now, id.to_owned(), bytes));
+        self.answers.insert(id.to_owned(), answered);
+    }
+
+    fn complete(&mut self, id: &str, answer: &str, bytes_max: u64) {
+        let Some(answered) = self.answers.get(id) else { return };
+        let tenant = answered.owner.tenant().to_owned();
+        // An answer of several rounds ends with each of them.
+        let gained = answer.len().saturating_sub(answered.answer.len()) as u64;
+        self.make_room(&tenant, gained, bytes_max);
+        // It may have made room for itself. Most answers that end are among the newest.
+        if let Some(answered) = self.answers.get_mut(id)
+            && let Some((_, _, bytes)) =
+                self.order.get_mut(&tenant).and_then(|order| order.iter_mut().rev().find(|(_, other, _)| other == id))
+        {
+            answered.answer = answer.to_owned();
+            *bytes += gained;
+            self.bytes.add(&tenant, gained);
+        }
+    }
+
+    fn make_room(&mut self, tenant: &String, bytes: u64, bytes_max: u64) {
+        while self.bytes.total() + bytes > bytes_max {
+            let losers = self.bytes.losers(bytes_max, tenant, bytes);
+            if !losers.iter().any(|loser| self.forget_oldest(loser)) {
+                return;
+            }
+        }
+    }
+
+    /// `false`: the tenant has nothing.
+    fn forget_oldest(&mut self, tenant: &String) -> bool {
+        let Some(order) = self.order.get_mut(tenant) else { return false };
+        let Some((_, id, bytes)) = order.pop_front() else { return false };
+        if order.is_empty() {
+            self.order.remove(tenant);
+        }
+        self.bytes.take(tenant, bytes);
+        self.answers.remove(&id);
+        true
+    }
+
+    fn forget(&mut self, now: Instant, settings: &FeedbackSettings) {
+        let old = |(at, ..): &&(Instant, String, u64)| now.saturating_duration_since(*at) > settings.keep;
+        let counts = self.order.iter().map(|(tenant, order)| (tenant.clone(), order.iter().take_while(old).count()));
+        for (tenant, count) in counts.filter(|(_, count)| *count > 0).collect::<Vec<_>>() {
+            for _ in 0..count {
+                self.forget_oldest(&tenant);
+            }
+        }
+    }
+}
+
+/// What is asked in a request's body of any of the generating endpoints, as messages of a chat. Empty: nothing that could be said so, or
+/// too much.
+pub fn asked(body: &[u8]) -> Vec<Value> {
+    let Ok(body) = json::from_slice::<Value>(body) else { return Vec::new() };
+    let user = |content: &Value| json!({"role": "user", "content": content});
+    let system = ["system", "instructions"].iter().map(|name| &body[*name]).find(|value| !value.is_null());
+    let said = [&body["messages"], &body["input"], &body["prompt"]].into_iter().find(|value| !value.is_null());
+    let turns = match said {
+        Some(text @ Value::String(_)) => vec![user(text)],
+        Some(Value::Array(turns)) if turns.iter().all(|turn| turn.is_object() && !turn["role"].is_null()) => turns.clone(),
+        _ => return Vec::new(),
+    };
+    let messages: Vec<Value> = system.map(|content| json!({"role": "system", "content": content})).into_iter().chain(turns).collect();
+    if json!(messages).to_string().len() > TEXT_BYTES_MAX { Vec::new() } else { messages }
+}
+
+fn shown(row: &Row<'_>) -> rusqlite::Result<Value> {
+    let text = |column: usize| row.get::<_, Option<String>>(column);
+    Ok(json!({
+        "tenant": text(0)?, "user": text(1)?, "response_id": text(2)?, "at": row.get::<_, u64>(3)?, "model": text(4)?, "rating": text(5)?,
+        "regenerate": row.get::<_, bool>(6)?, "comment": text(7)?,
+        "question": serde_json::from_str::<Value>(&text(8)?.unwrap_or_default()).unwrap_or_default(), "answer": text(9)?,
+    }))
+}
+
+fn each_string(value: &mut Value, act: &mut impl FnMut(&mut String)) {
+    match value {
+        Value::String(text) => act(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| each_string(item, act)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| each_string(field, act)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+    use tidemill_safety::pii::Kind;
+
+    fn settings() -> FeedbackSettings {
+        FeedbackSettings { file: None, keep: Duration::from_secs(60), bytes_max: 10_000, finder: Arc::new(Finder::new(&Kind::ALL)) }
+    }
+
+    fn answered(owner: &str) -> Answered {
+        let question = vec![json!({"role": "user", "content": "Who is jane@example.org?"})];
+        Answered { owner: Owner(owner.into()), model: "tiny".into(), question, answer: String::new() }
+    }
+
+    #[test]
+    fn an_answer_is_its_owners_and_known_for_a_while() {
+        let feedback = Feedback::open(settings()).unwrap();
+        let find = |owner: &str, id: &str| feedback.find(&Owner(owner.into()), id);
+        feedback.remember("a", answered("acme/ann"));
+        feedback.complete("a", "Nobody.");
+        assert_eq!(find("acme/ann", "a").unwrap().answer, "Nobody.");
+        assert!(["other", "acme", "acme/bob", ""].iter().all(|owner| find(owner, "a").is_none()));
+        for n in 0..100 {
+            feedback.remember(&n.to_string(), answered("acme/bob"));
+            feedback.complete(&n.to_string(), &"x".repeat(300));
+            assert!(feedback.known().bytes.total() <= 10_000);
+            feedback.known().bytes.check_integrity();
+        }
+        assert!(find("acme/ann", "a").is_none() && find("acme/bob", "99").is_some());
+        let mut known = feedback.known();
+        known.forget(Instant::now() + Duration::from_secs(61), &settings());
+        assert_eq!((known.bytes.total(), known.answers.len(), known.order.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_flood_drives_out_nothing_but_itself() {
+        let feedback = Feedback { kept_max: 10, ..Feedback::open(settings()).unwrap() };
+        let opinion = Opinion { rating: Some(Rating::Up), ..Opinion::default() };
+        feedback.remember("mine", answered("acme/ann"));
+        feedback.keep(0, "mine", &answered("acme/ann"), &opinion).unwrap();
+        for n in 1..100 {
+            let id = n.to_string();
+            feedback.remember(&id, answered("flood"));
+            feedback.complete(&id, &"x".repeat(300));
+            feedback.keep(n, &id, &answered("flood"), &opinion).unwrap();
+        }
+        assert!(feedback.find(&Owner("acme/ann".into()), "mine").is_some());
+        let listed = feedback.list(None, None, 100).unwrap();
+        let tenants: Vec<_> = listed.iter().map(|row| row["tenant"].as_str().unwrap()).collect();
+        assert_eq!(tenants, [vec!["flood"; 9], vec!["acme"]].concat());
+        assert_eq!(listed[0]["response_id"], json!("99"));
+    }
+
+    #[test]
+    fn what_an_earlier_version_kept_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("feedback.sqlite");
+        let earlier = "
+            CREATE TABLE feedback (
+                tenant TEXT NOT NULL, user TEXT NOT NULL, response TEXT NOT NULL, at INTEGER NOT NULL, model TEXT NOT NULL, rating TEXT,
+                regenerate INTEGER NOT NULL, comment TEXT, question TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (tenant, user, response));
+            INSERT INTO feedback VALUES ('acme', 'u', 'r', 1, 'tiny', 'up', 0, NULL, '[]', 'Yes.'), ('acme', 'v', 'r', 2, 'tiny', 'down', 1, 'no', '[]', 'Yes.');";
+        Connection::open(&file).unwrap().execute_batch(earlier).unwrap();
+        for _ in 0..2 {
+            let feedback = Feedback::open(FeedbackSettings { file: Some(file.clone()), ..settings() }).unwrap();
+            let listed = feedback.list(None, None, 10).unwrap();
+            assert_eq!(listed.iter().map(|row| &row["user"]).collect::<Vec<_>>(), ["v", "u"]);
+        }
+    }
+
+    #[test]
+    fn an_owner_has_one_opinion_of_an_answer_and_people_are_not_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = FeedbackSettings { file: Some(dir.path().join("feedback.sqlite")), ..settings() };
+        let feedback = Feedback::open(settings.clone()).unwrap();
+        let opinion = |user: &str, rating| Opinion { user: user.into(), rating: Some(rating), ..Opinion::default() };
+        let by = |owner: &str| Answered { answer: "Ask jim@example.org.".into(), ..answered(owner) };
+        assert!(!feedback.keep(1, "r", &by("acme/ann"), &opinion("u", Rating::Up)).unwrap());
+        assert!(!feedback.keep(2, "r", &by("acme/bob"), &opinion("v", Rating::Up)).unwrap());
+        let other = Opinion { comment: Some("+49 30 901820".into()), ..opinion("another name", Rating::Down) };
+        assert!(feedback.keep(3, "r", &by("acme/ann"), &other).unwrap(), "another name of a user is not another vote");
+        for entry in dir.path().read_dir().unwrap().map(Result::unwrap) {
+            assert_eq!(entry.metadata().unwrap().mode() & 0o777, 0o600, "{}", entry.path().display());
+        }
+        drop(feedback);
+        let feedback = Feedback::open(settings).unwrap();
+        let listed = feedback.list(None, None, 10).unwrap();
+        assert_eq!(
+            listed.iter().map(|row| (&row["user"], &row["rating"])).collect::<Vec<_>>(),
+            [(&json!("another name"), &json!("down")), (&json!("v"), &json!("up"))]
+        );
+        assert_eq!(listed[0]["question"], json!([{"role": "user", "content": "Who is [EMAIL]?"}]));
+        assert_eq!((&listed[0]["answer"], &listed[0]["comment"]), (&json!("Ask [EMAIL]."), &json!("[PHONE]")));
+        assert_eq!(feedback.list(Some(Rating::Up), Some("r"), 10).unwrap().len(), 1);
+        assert!(feedback.list(None, Some("s"), 10).unwrap().is_empty());
+    }
+
+    #[test]
+    fn every_protocol_asks_in_messages() {
+        let of = |body: Value| json!(asked(body.to_string().as_bytes()));
+        let hello = json!([{"role": "user", "content": "Hello"}]);
+        assert_eq!(of(json!({"messages": hello})), hello);
+        assert_eq!(of(json!({"prompt": "Hello"})), hello);
+        assert_eq!(
+            of(json!({"input": "Hello", "instructions": "Be short."})),
+            json!([
+                {"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}
+            ])
+        );
+        assert_eq!(of(json!({"prompt": [1, 2]})), json!([]));
+        assert_eq!(of(json!({"prompt": "x".repeat(40_000)})), json!([]));
+        assert_eq!(asked(b"no json"), Vec::<Value>::new());
+    }
+}

@@ -1,0 +1,224 @@
+//! Tools that run here, for a model that calls them, where a client asks for it: a calculator, a clock, an operator's HTTP
+//! endpoints, and tools of MCP servers.
+//! What they return goes back to the model; see `http/responses/rounds.rs`.
+//!
+//! A model writes the arguments, so nothing in them chooses where a request goes: URLs are the operator's, their hosts must be on the
+//! operator's list, and no redirect is followed.
+
+pub mod calculator;
+pub mod endpoint;
+pub mod mcp;
+
+use crate::text::tool::Tool;
+use endpoint::{Endpoint, EndpointSettings};
+use futures_util::future::{BoxFuture, FutureExt, join_all};
+use mcp::{BETWEEN, McpServer, McpSettings};
+use metrics::{counter, histogram};
+use serde_json::{Value, json};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
+use tidemill_tenancy::web::TargetError;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tokio::sync::watch;
+
+pub const CALCULATOR: &str = "calculator";
+pub const CLOCK: &str = "clock";
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Of [`CALCULATOR`] and [`CLOCK`].
+    pub built_in: Vec<String>,
+    pub endpoints: Vec<EndpointSettings>,
+    /// No other tool has a name that begins like one of theirs.
+    pub mcp: Vec<McpSettings>,
+    /// Times that the model is asked for one response: the last time without tools, so that it answers.
+    pub rounds_max: u32,
+}
+
+#[derive(Debug)]
+pub struct ServerTools {
+    tools: BTreeMap<String, ServerTool>,
+    /// By name.
+    mcp: BTreeMap<String, Arc<McpServer>>,
+    pub rounds_max: u32,
+    /// Connections have to end.
+    ended: watch::Sender<bool>,
+}
+
+#[derive(Debug)]
+struct ServerTool {
+    shown: Tool,
+    runs: Runs,
+}
+
+#[derive(Debug)]
+enum Runs {
+    Calculator,
+    Clock,
+    Endpoint(Arc<Endpoint>),
+}
+
+/// Why a client does not get what it names.
+#[derive(Debug, thiserror::Error)]
+pub enum NotOffered {
+    #[error("this server has no tool `{name}`: it has {there}")]
+    Unknown { name: String, there: String },
+    #[error("the tools of `{0}` are not there yet: its MCP server has not answered. Please try again later.")]
+    NotYet(String),
+}
+
+impl ServerTools {
+    pub fn new(settings: Settings) -> Result<Self, TargetError> {
+        let mut tools = BTreeMap::new();
+        for name in settings.built_in {
+            let tool = if name == CLOCK { clock() } else { calculator() };
+            tools.insert(name, tool);
+        }
+        for endpoint in settings.endpoints {
+            let shown = endpoint.shown.clone();
+            tools.insert(shown.name.clone(), ServerTool { shown, runs: Runs::Endpoint(Arc::new(Endpoint::new(endpoint)?)) });
+        }
+        let mcp = settings.mcp.into_iter().map(|server| Ok((server.name.clone(), Arc::new(McpServer::new(server)?))));
+        Ok(Self { tools, mcp: mcp.collect::<Result<_, _>>()?, rounds_max: settings.rounds_max, ended: watch::Sender::new(false) })
+    }
+
+    /// Keeps connections to MCP servers, until they have to end.
+    pub async fn tend(&self) {
+        join_all(self.mcp.values().map(|server| server.tend(self.ended.subscribe()))).await;
+        // Where there are none.
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
+    }
+
+    /// [`Self::tend`] ends.
+    pub fn end(&self) {
+        self.ended.send_replace(true);
+    }
+
+    /// Those that a client names, as the model sees them; an MCP server's name is all of its tools. Each once.
+    pub fn offered(&self, names: &[String]) -> Result<Vec<Tool>, NotOffered> {
+        let (mut offered, mut asked, mut there) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        for name in names.iter().filter(|name| asked.insert(*name)) {
+            offered.extend(self.named(name)?.into_iter().filter(|tool| there.insert(tool.name.clone())));
+        }
+        Ok(offered)
+    }
+
+    fn named(&self, name: &str) -> Result<Vec<Tool>, NotOffered> {
+        if let Some(tool) = self.tools.get(name) {
+            return Ok(vec![tool.shown.clone()]);
+        }
+        let Some((server, mcp)) = self.server(name) else {
+            let names: Vec<_> = self.tools.keys().chain(self.mcp.keys()).map(|name| format!("`{name}`")).collect();
+            return Err(NotOffered::Unknown { name: name.to_owned(), there: names.join(", ") });
+        };
+        let tools = mcp.tools().ok_or_else(|| NotOffered::NotYet(server.to_owned()))?;
+        if name == server {
+            return Ok(tools);
+        }
+        match tools.iter().find(|tool| tool.name == name) {
+            Some(tool) => Ok(vec![tool.clone()]),
+            None => {
+                let names: Vec<_> = tools.iter().map(|tool| format!("`{}`", tool.name)).collect();
+                Err(NotOffered::Unknown { name: name.to_owned(), there: format!("of `{server}` {}", names.join(", ")) })
+            }
+        }
+    }
+
+    /// The MCP server of a name that is its own or a tool's.
+    fn server<'a>(&self, name: &'a str) -> Option<(&'a str, &Arc<McpServer>)> {
+        let server = name.split_once(BETWEEN).map_or(name, |(server, _)| server);
+        self.mcp.get(server).map(|mcp| (server, mcp))
+    }
+
+    /// What a call returns, also what went wrong: the model is told. Within the tool's time.
+    pub fn call(&self, name: &str, arguments: Value) -> BoxFuture<'static, String> {
+        let returned = match (self.tools.get(name).map(|tool| &tool.runs), self.server(name)) {
+            (Some(Runs::Calculator), _) => std::future::ready(calculated(&arguments)).boxed(),
+            (Some(Runs::Clock), _) => std::future::ready(Ok(now(OffsetDateTime::now_utc()))).boxed(),
+            (Some(Runs::Endpoint(endpoint)), _) => Arc::clone(endpoint).call(arguments).boxed(),
+            (None, Some((_, server))) => Arc::clone(server).call(name.to_owned(), arguments).boxed(),
+            (None, None) => return async { "error: there is no such tool".into() }.boxed(),
+        };
+        let (name, began) = (name.to_owned(), Instant::now());
+        async move {
+            let returned = returned.await;
+            let outcome = if returned.is_ok() { "ok" } else { "failed" };
+            counter!("tidemill_server_tool_calls_total", "tool" => name.clone(), "outcome" => outcome).increment(1);
+            histogram!("tidemill_server_tool_seconds").record(began.elapsed());
+            returned.unwrap_or_else(|problem| {
+                // What it says may be a tool's or a client's words: those are no log's.
+                tracing::warn!(tool = name, said_bytes = problem.len(), "a tool's call failed; its answer is told to the model alone");
+                format!("error: {problem}")
+            })
+        }
+        .boxed()
+    }
+}
+
+fn calculator() -> ServerTool {
+    let parameters = json!({
+        "type": "object",
+        "properties": {"expression": {"type": "string", "maxLength": 200, "description": "such as (2 + 3.5) * 4 ** 2 / 7"}},
+        "required": ["expression"],
+        "additionalProperties": false,
+    });
+    let shown = Tool {
+        name: CALCULATOR.into(),
+        description: Some("Evaluates arithmetic: numbers, + - * / // % **, and parentheses.".into()),
+        parameters: Some(parameters),
+        strict: true,
+    };
+    ServerTool { shown, runs: Runs::Calculator }
+}
+
+fn clock() -> ServerTool {
+    let shown = Tool {
+        name: CLOCK.into(),
+        description: Some("Tells date, weekday and time now, in UTC.".into()),
+        parameters: Some(json!({"type": "object", "properties": {}, "additionalProperties": false})),
+        strict: true,
+    };
+    ServerTool { shown, runs: Runs::Clock }
+}
+
+fn calculated(arguments: &Value) -> Result<String, String> {
+    let expression = arguments["expression"].as_str().ok_or("`expression` must be a text")?;
+    calculator::evaluate(expression).map_err(|error| error.to_string())
+}
+
+fn now(now: OffsetDateTime) -> String {
+    let second = now.replace_nanosecond(0).unwrap_or(now);
+    format!("{}, {}", second.format(&Rfc3339).unwrap_or_default(), second.weekday())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn built_in() -> ServerTools {
+        let built_in = [CALCULATOR, CLOCK].map(str::to_owned).into();
+        ServerTools::new(Settings { built_in, endpoints: Vec::new(), mcp: Vec::new(), rounds_max: 8 }).unwrap()
+    }
+
+    #[test]
+    fn a_client_gets_those_that_it_names() {
+        let tools = built_in();
+        let offered = tools.offered(&[CLOCK.into(), CLOCK.into()]).unwrap();
+        assert_eq!((offered.len(), offered[0].name.as_str()), (1, CLOCK));
+        let error = tools.offered(&["shell".into()]).unwrap_err().to_string();
+        assert_eq!(error, "this server has no tool `shell`: it has `calculator`, `clock`");
+    }
+
+    #[test]
+    fn the_model_is_told_what_came_of_a_call() {
+        let call = |name: &str, arguments: Value| built_in().call(name, arguments).now_or_never().unwrap();
+        assert_eq!(call(CALCULATOR, json!({"expression": "6 * 7"})), "42");
+        assert!(call(CALCULATOR, json!({"expression": "6 *"})).starts_with("error: "));
+        assert_eq!(call(CALCULATOR, json!({})), "error: `expression` must be a text");
+        assert_eq!(call("shell", json!({})), "error: there is no such tool");
+        assert_eq!(now(OffsetDateTime::UNIX_EPOCH), "1970-01-01T00:00:00Z, Thursday");
+    }
+}

@@ -1,0 +1,352 @@
+//! An MCP server's tools, over streamable HTTP: each is offered as `SERVER__TOOL`.
+//!
+//! The protocol is the official client's, `rmcp`, which knows its versions, sessions and streams. The requests are our own (`http.rs`), so
+//! what holds for an operator's endpoint holds here: the host is listed, no redirect is followed, time and bytes are bounded.
+//!
+//! A server is looked at when this process starts, and again and again: one that is down stops nothing, and its tools are there once it
+//! answers. What it offered last is offered on while it does not answer; calls say so.
+
+mod http;
+
+use crate::text::tool::Tool;
+use http::{Failure, Http};
+use metrics::gauge;
+use rmcp::{
+    ClientHandler, ClientLifecycleMode, ClientServiceExt, Peer, RoleClient, ServiceError,
+    model::{
+        CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig, ContentBlock, Implementation, PaginatedRequestParams,
+        ProtocolVersion, ResourceContents,
+    },
+    service::{ClientInitializeError, NotificationContext, RunningService},
+    transport::{
+        DynamicTransportError,
+        streamable_http_client::{StreamableHttpClientTransport, StreamableHttpClientTransportConfig, StreamableHttpError},
+    },
+};
+use serde_json::Value;
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+use tidemill_tenancy::web::{Target, TargetError};
+use tokio::{
+    sync::{Notify, watch},
+    time::{sleep, timeout},
+};
+
+/// Between a server's name and a tool's. No server's name has it.
+pub const BETWEEN: &str = "__";
+/// As long as OpenAI's names of functions.
+const NAME_BYTES_MAX: usize = 64;
+/// Of one server. Of more, the first are offered.
+const TOOLS_MAX: usize = 256;
+/// Of one list of tools.
+const PAGES_MAX: usize = 16;
+/// Of what a call returns, as the model sees it. More is cut.
+const TEXT_BYTES_MAX: usize = 64 << 10;
+/// Requests to one server at a time.
+const AT_ONCE: usize = 32;
+/// A server's tools are listed so often, where it does not say that they have changed,
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// never more often than this,
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
+/// and after a failure, after so long, doubled each time up to `LOOK_EVERY`.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+/// Failures in a row after which the connection is begun anew.
+const FAILURES_MAX: u32 = 2;
+/// To tell the server that its session has ended.
+const GOODBYE_MAX: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Debug)]
+pub struct McpSettings {
+    pub name: String,
+    pub target: Target,
+    /// File with a token that is sent as `Authorization: Bearer`; read before each request.
+    pub token: Option<PathBuf>,
+    /// Of a call, and of each step of finding out what there is.
+    pub timeout: Duration,
+    /// Those of its tools that are offered, by the server's names. `None`: all.
+    pub allowed: Option<Vec<String>>,
+    /// Calls are made to keep to the tools' schemas.
+    pub strict: bool,
+}
+
+#[derive(Debug)]
+pub struct McpServer {
+    name: String,
+    url: String,
+    timeout: Duration,
+    allowed: Option<Vec<String>>,
+    strict: bool,
+    http: Http,
+    /// `None`: it has not answered yet.
+    known: RwLock<Option<Arc<Known>>>,
+    /// There is a reason to look at it now.
+    look: Arc<Notify>,
+}
+
+/// What a server has said.
+#[derive(Debug)]
+struct Known {
+    peer: Peer<RoleClient>,
+    tools: Tools,
+}
+
+/// By the names that they are offered under.
+type Tools = BTreeMap<String, McpTool>;
+
+#[derive(Clone, Debug, PartialEq)]
+struct McpTool {
+    shown: Tool,
+    /// The server's name of it.
+    name: String,
+}
+
+/// What a server can tell us unasked.
+#[derive(Debug)]
+struct Listener {
+    look: Arc<Notify>,
+}
+
+impl ClientHandler for Listener {
+    fn get_info(&self) -> ClientConfig {
+        // No capabilities: a server cannot ask our models or users anything.
+        ClientConfig::new(ClientCapabilities::default(), Implementation::new("tidemill", env!("CARGO_PKG_VERSION")))
+    }
+
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.look.notify_one();
+    }
+}
+
+type Connection = RunningService<RoleClient, Listener>;
+
+impl McpServer {
+    pub fn new(settings: McpSettings) -> Result<Self, TargetError> {
+        let client = settings.target.client_without_redirects(settings.timeout)?;
+        Ok(Self {
+            name: settings.name,
+            url: settings.target.url,
+            timeout: settings.timeout,
+            allowed: settings.allowed,
+            strict: settings.strict,
+            http: Http::new(client, settings.token, AT_ONCE),
+            known: RwLock::new(None),
+            look: Arc::default(),
+        })
+    }
+
+    /// `None`: it has not answered yet.
+    pub fn tools(&self) -> Option<Vec<Tool>> {
+        self.known().map(|known| known.tools.values().map(|tool| tool.shown.clone()).collect())
+    }
+
+    fn known(&self) -> Option<Arc<Known>> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What a call of a tool returns, by the name that it is offered under, or what went wrong.
+    pub async fn call(self: Arc<Self>, tool: String, arguments: Value) -> Result<String, String> {
+        let known = self.known().ok_or("its server has not answered yet")?;
+        let tool = known.tools.get(&tool).ok_or("its server does not have it any more")?;
+        let Value::Object(arguments) = arguments else { return Err("the arguments must be an object".into()) };
+        let params = CallToolRequestParams::new(tool.name.clone()).with_arguments(arguments);
+        match timeout(self.timeout, known.peer.call_tool(params)).await {
+            Ok(Ok(result)) => told(result),
+            Ok(Err(error)) => {
+                if known.peer.is_transport_closed() {
+                    self.look.notify_one();
+                }
+                Err(of_service(&error))
+            }
+            Err(_) => Err(format!("no answer within {:?}", self.timeout)),
+        }
+    }
+
+    /// Keeps a connection, and what is known, until it has to end.
+    pub async fn tend(&self, mut ended: watch::Receiver<bool>) {
+        let (mut connection, mut failures) = (None, 0);
+        loop {
+            let looked = tokio::select! {
+                looked = self.look_at(&mut connection) => looked,
+                _ = ended.wait_for(|ended| *ended) => break,
+            };
+            gauge!("tidemill_mcp_server_up", "server" => self.name.clone()).set(if looked.is_ok() { 1.0 } else { 0.0 });
+            match looked {
+                Ok(known) => {
+                    failures = 0;
+                    self.learn(known);
+                }
+                Err(problem) => {
+                    failures += 1;
+                    tracing::warn!(server = self.name, problem, failures, "an MCP server does not tell its tools");
+                    if failures >= FAILURES_MAX {
+                        connection = None;
+                    }
+                }
+            }
+            let woken = async {
+                sleep(LOOK_PAUSE).await;
+                self.look.notified().await;
+            };
+            tokio::select! {
+                () = sleep(pause(failures)) => {}
+                () = woken => {}
+                _ = ended.wait_for(|ended| *ended) => break,
+            }
+        }
+        if let Some(mut connection) = connection {
+            // Its session is deleted.
+            let _ = connection.close_with_timeout(GOODBYE_MAX).await;
+        }
+    }
+
+    async fn look_at(&self, connection: &mut Option<Connection>) -> Result<Known, String> {
+        let late = |_| format!("no answer within {:?}", self.timeout);
+        let connection = match connection {
+            Some(connection) if !connection.is_transport_closed() => connection,
+            _ => connection.insert(timeout(self.timeout, self.connect()).await.map_err(late)??),
+        };
+        let tools = timeout(self.timeout, self.listed(connection)).await.map_err(late)??;
+        Ok(Known { peer: connection.peer().clone(), tools })
+    }
+
+    async fn connect(&self) -> Result<Connection, String> {
+        let config = StreamableHttpClientTransportConfig::with_uri(self.url.as_str()).max_concurrent_requests(AT_ONCE);
+        let transport = StreamableHttpClientTransport::with_client(self.http.clone(), config);
+        // The newest version that there is; a server that does not know how it begins is asked as the older ones want it.
+        let lifecycle = ClientLifecycleMode::Auto {
+            preferred_versions: vec![ProtocolVersion::LATEST],
+            legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
+        };
+        let listener = Listener { look: Arc::clone(&self.look) };
+        let connection = listener.serve_with_lifecycle(transport, lifecycle).await.map_err(|error| of_beginning(&error))?;
+        match connection.peer_info().map(|info| info.protocol_version.clone()) {
+            Some(version) if !ProtocolVersion::KNOWN_VERSIONS.contains(&version) => {
+                Err(format!("it speaks version `{version}` of MCP, which is not known here"))
+            }
+            _ => Ok(connection),
+        }
+    }
+
+    async fn listed(&self, peer: &Peer<RoleClient>) -> Result<Tools, String> {
+        let (mut listed, mut cursor) = (Vec::new(), None);
+        for _ in 0..PAGES_MAX {
+            let page = peer.list_tools(Some(PaginatedRequestParams::default().with_cursor(cursor))).await.map_err(|e| of_service(&e))?;
+            listed.extend(page.tools.into_iter().map(|tool| McpTool {
+                shown: Tool {
+                    name: format!("{}{BETWEEN}{}", self.name, plain(&tool.name)),
+                    description: tool.description.map(Into::into),
+                    parameters: Some(Value::Object((*tool.input_schema).clone())),
+                    strict: self.strict,
+                },
+                name: tool.name.into(),
+            }));
+            cursor = page.next_cursor;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        Ok(self.offered(listed))
+    }
+
+    /// Those that an operator allows, and that can be told apart.
+    fn offered(&self, listed: Vec<McpTool>) -> Tools {
+        let is_allowed = |tool: &McpTool| self.allowed.as_ref().is_none_or(|allowed| allowed.contains(&tool.name));
+        let mut tools = Tools::new();
+        for tool in listed.into_iter().filter(is_allowed) {
+            let name = &tool.shown.name;
+            if name.len() > NAME_BYTES_MAX || tools.contains_key(name) || tools.len() == TOOLS_MAX {
+                tracing::warn!(
+                    server = self.name,
+                    tool = tool.name,
+                    "a tool is not offered: its name is too long or there twice, or there are too many"
+                );
+                continue;
+            }
+            tools.insert(name.clone(), tool);
+        }
+        tools
+    }
+
+    fn learn(&self, known: Known) {
+        let mut known_before = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known_before.as_ref().is_none_or(|before| before.tools != known.tools) {
+            let names: Vec<_> = known.tools.keys().map(String::as_str).collect();
+            tracing::info!(server = self.name, tools = names.join(" "), "tools of an MCP server");
+        }
+        *known_before = Some(Arc::new(known));
+    }
+}
+
+/// How long to wait before a server is looked at again.
+fn pause(failures: u32) -> Duration {
+    match failures.checked_sub(1) {
+        None => LOOK_EVERY,
+        Some(doubled) => RETRY_FIRST.saturating_mul(2_u32.saturating_pow(doubled)).min(LOOK_EVERY),
+    }
+}
+
+/// As names of functions may be.
+fn plain(name: &str) -> String {
+    name.chars().map(|letter| if letter.is_ascii_alphanumeric() || "-_".contains(letter) { letter } else { '_' }).collect()
+}
+
+/// What a model can read of what a call returned, and whether the call went well.
+fn told(result: CallToolResult) -> Result<String, String> {
+    let mut parts: Vec<String> = result.content.into_iter().map(part).collect();
+    if parts.is_empty() {
+        parts.extend(result.structured_content.map(|value| value.to_string()));
+    }
+    let mut text = parts.join("\n");
+    text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+    if result.is_error == Some(true) { Err(text) } else { Ok(text) }
+}
+
+fn part(content: ContentBlock) -> String {
+    let left_out = |what: &str, kind: Option<&str>| format!("[{what} was left out: {}]", kind.unwrap_or("of no known type"));
+    match content {
+        ContentBlock::Text(text) => text.text,
+        ContentBlock::Image(image) => left_out("an image", Some(&image.mime_type)),
+        ContentBlock::Audio(audio) => left_out("audio", Some(&audio.mime_type)),
+        ContentBlock::Resource(embedded) => match embedded.resource {
+            ResourceContents::TextResourceContents { text, .. } => text,
+            ResourceContents::BlobResourceContents { mime_type, .. } => left_out("a file", mime_type.as_deref()),
+            _ => left_out("a file", None),
+        },
+        ContentBlock::ResourceLink(link) => format!("[{}: {}]", link.name, link.uri),
+        _ => left_out("something", None),
+    }
+}
+
+fn of_service(error: &ServiceError) -> String {
+    match error {
+        ServiceError::McpError(error) => error.message.to_string(),
+        ServiceError::TransportSend(error) => of_transport(error),
+        ServiceError::TransportClosed => "the connection to its server is lost".into(),
+        other => other.to_string(),
+    }
+}
+
+fn of_beginning(error: &ClientInitializeError) -> String {
+    match error {
+        ClientInitializeError::TransportError { error, .. } => of_transport(error),
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => of_beginning(fallback),
+        ClientInitializeError::JsonRpcError(error) => error.message.to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// Without the layers that it went through.
+fn of_transport(error: &DynamicTransportError) -> String {
+    match error.error.downcast_ref::<Failure>() {
+        Some(StreamableHttpError::Client(error)) => error.to_string(),
+        Some(error) => error.to_string(),
+        None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Makes running summaries of long conversations, in the background: nobody waits for one. Each is asked of a model as its conversation's
+//! sender would ask, in the lowest class: it takes that tenant's quota, is in its usage, keeps to its salt, and goes through the same safety
+//! stages as any text. What was made is kept with the conversation; what a crash or a full queue lost is wished for again by the next turn.
+
+use crate::{batch::life::Sender, context::summing::Summing, metrics, store::Owner};
+use futures_util::FutureExt;
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use tokio::{sync::Notify, task::JoinSet, time};
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `None`: each conversation's own.
+    pub model: Option<String>,
+    /// One that takes longer has failed.
+    pub deadline: Duration,
+    /// Conversations that may wait. Of more, the next turn wishes again.
+    pub waiting_max: usize,
+    pub at_once: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { model: None, deadline: Duration::from_secs(120), waiting_max: 256, at_once: 2 }
+    }
+}
+
+#[derive(Debug)]
+pub struct Summarizer {
+    settings: Settings,
+    began: Instant,
+    summing: Mutex<Summing<Key, Wish>>,
+    come: Notify,
+}
+
+/// A conversation.
+pub(crate) type Key = (Owner, String);
+
+#[derive(Debug)]
+pub(crate) struct Wish {
+    /// In whose name.
+    pub(crate) sender: Sender,
+    /// That the conversation is had with.
+    pub(crate) model: String,
+    /// So many of its first items.
+    pub(crate) items: usize,
+}
+
+/// Why there is no summary.
+#[derive(Debug)]
+pub(crate) enum Unmade {
+    /// Nobody needs it any more: the conversation was deleted, or changed.
+    Gone,
+    Failed(String),
+}
+
+impl Summarizer {
+    pub fn new(settings: Settings) -> Self {
+        let summing = Mutex::new(Summing::new(settings.waiting_max));
+        Self { settings, began: Instant::now(), summing, come: Notify::new() }
+    }
+
+    /// Asks for a summary of a conversation, unless making one has just failed.
+    pub(crate) fn wish(&self, key: Key, wish: Wish) {
+        let mut summing = self.summing();
+        if summing.has_failed(self.began.elapsed(), &key, wish.items) {
+            return;
+        }
+        if summing.push(key, wish) {
+            self.come.notify_one();
+        } else {
+            metrics::count_summary("dropped");
+        }
+    }
+
+    /// Whether summarizing so many items of a conversation has failed, a short while ago.
+    pub(crate) fn has_failed(&self, key: &Key, items: usize) -> bool {
+        self.summing().has_failed(self.began.elapsed(), key, items)
+    }
+
+    /// Makes summaries, a few at a time. Never returns. `make` makes one.
+    pub(crate) async fn run<F>(&self, make: impl Fn(Settings, Key, Wish) -> F)
+    where
+        F: Future<Output = Result<(), Unmade>> + Send + 'static,
+    {
+        let mut running = JoinSet::new();
+        loop {
+            while running.len() < self.settings.at_once
+                && let Some((key, wish)) = self.take()
+            {
+                let (deadline, items) = (self.settings.deadline, wish.items);
+                let making = make(self.settings.clone(), key.clone(), wish);
+                running.spawn(async move {
+                    let made = AssertUnwindSafe(time::timeout(deadline, making)).catch_unwind().await;
+                    let made = match made {
+                        Ok(Ok(made)) => made,
+                        Ok(Err(_)) => Err(Unmade::Failed(format!("it took longer than {deadline:?}"))),
+                        Err(_) => Err(Unmade::Failed("it panicked: please report this as a bug".into())),
+                    };
+                    (key, items, made)
+                });
+            }
+            metrics::show_summaries_waiting(self.summing().waiting());
+            tokio::select! {
+                () = self.come.notified() => {}
+                Some(ended) = running.join_next() => {
+                    let (key, items, made) = ended.expect("a panic was caught");
+                    self.ended(&key, items, made);
+                }
+            }
+        }
+    }
+
+    fn ended(&self, key: &Key, items: usize, made: Result<(), Unmade>) {
+        let failed = match made {
+            Ok(()) => {
+                metrics::count_summary("made");
+                None
+            }
+            Err(Unmade::Gone) => {
+                metrics::count_summary("gone");
+                None
+            }
+            Err(Unmade::Failed(reason)) => {
+                tracing::warn!(conversation = key.1, reason, "a conversation was not summarized: it goes on without");
+                metrics::count_summary("failed");
+                Some(items)
+            }
+        };
+        self.summing().ended(self.began.elapsed(), key, failed);
+    }
+
+    fn take(&self) -> Option<(Key, Wish)> {
+        self.summing().take()
+    }
+
+    /// Nothing that holds the lock panics.
+    fn summing(&self) -> MutexGuard<'_, Summing<Key, Wish>> {
+        self.summing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

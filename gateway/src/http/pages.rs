@@ -1,0 +1,46 @@
+//! Stored items as clients list them: how a page is asked for, and what is stored as JSON.
+
+use crate::{
+    base::json,
+    requests::{error::ApiError, parse},
+    store::Page,
+};
+use axum::extract::{Query, rejection::QueryRejection};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Items on one page.
+const PAGE_MAX: usize = 100;
+const PAGE_DEFAULT: usize = 20;
+
+/// Stored JSON.
+pub(super) fn parsed(id: &str, body: &str) -> Result<Value, ApiError> {
+    json::from_slice(body.as_bytes()).map_err(|error| not_json(id, &error))
+}
+
+pub(super) fn not_json(id: &str, error: &serde_json::Error) -> ApiError {
+    ApiError::internal(format!("what is stored as `{id}` cannot be read: {error}"))
+}
+
+/// How a list of items is asked for.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PageQuery {
+    after: Option<String>,
+    limit: Option<usize>,
+    order: Option<String>,
+}
+
+/// As axum reads it.
+pub(super) type PageWish = Result<Query<PageQuery>, QueryRejection>;
+
+pub(super) fn page_wanted(query: PageWish) -> Result<Page, ApiError> {
+    let Query(PageQuery { after, limit, order }) = query.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+    let descending = match order.as_deref() {
+        None | Some("desc") => true,
+        Some("asc") => false,
+        Some(other) => return Err(ApiError::invalid("order", format!("`order` is `{other}`: it must be `asc` or `desc`"))),
+    };
+    let limit = parse::in_range("limit", limit.unwrap_or(PAGE_DEFAULT), 1..=PAGE_MAX)?;
+    Ok(Page { after, limit, descending })
+}

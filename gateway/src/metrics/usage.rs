@@ -1,0 +1,169 @@
+//! Token counts, times and sources of an answer, as the APIs show them.
+
+use crate::context::{Strategy, summary::State};
+use serde::{Serialize, Serializer};
+use tidemill_proto::message::TokensBySource;
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Usage {
+    pub prompt_tokens: u64,
+    pub completion_tokens: u64,
+    pub total_tokens: u64,
+    pub prompt_tokens_details: PromptTokensDetails,
+    pub completion_tokens_details: CompletionTokensDetails,
+    /// Complete with the last choice; `null` in running totals.
+    pub tidemill: Option<TidemillUsage>,
+}
+
+impl Usage {
+    /// What came after it.
+    pub fn add(&mut self, later: &Usage) {
+        self.prompt_tokens += later.prompt_tokens;
+        self.completion_tokens += later.completion_tokens;
+        self.total_tokens += later.total_tokens;
+        self.prompt_tokens_details.cached_tokens += later.prompt_tokens_details.cached_tokens;
+        self.completion_tokens_details.reasoning_tokens += later.completion_tokens_details.reasoning_tokens;
+        self.tidemill = match (self.tidemill.take(), later.tidemill.clone()) {
+            (Some(earlier), Some(later)) => Some(earlier.then(later)),
+            (earlier, later) => later.or(earlier),
+        };
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct PromptTokensDetails {
+    pub cached_tokens: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct CompletionTokensDetails {
+    pub reasoning_tokens: u64,
+}
+
+/// Sources of the prompt's KV, and time by phase. Of several choices, the slowest counts per phase.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct TidemillUsage {
+    /// They add up to `prompt_tokens`, unless the answer is a similar question's.
+    pub tokens: TokensBySource,
+    pub queue_ms: f64,
+    pub fetch_ms: f64,
+    pub prefill_ms: f64,
+    pub transfer_ms: f64,
+    pub tail_ms: f64,
+    pub decode_ms: f64,
+    pub decode_worker: String,
+    pub prefill_worker: Option<String>,
+    pub preemptions: u32,
+    pub rescues: u32,
+    /// Whether the whole answer was kept. Of an equal request, `tokens` tell where the KV came from when it was computed; of a similar
+    /// question, they are all 0.
+    pub response_cache: FromCache,
+    /// Of an answer to another question.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub similar_to: Option<SimilarQuestion>,
+    /// Which model answered, where there was one to choose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub route: Option<RouteUsage>,
+    /// What the model was not given, where something may be left out, and what it was given besides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<ContextUsage>,
+}
+
+/// `false`, `true` (an equal request's answer), or `"semantic"` (a similar question's).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FromCache {
+    #[default]
+    No,
+    Equal,
+    Similar,
+}
+
+impl Serialize for FromCache {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::No => serializer.serialize_bool(false),
+            Self::Equal => serializer.serialize_bool(true),
+            Self::Similar => serializer.serialize_str("semantic"),
+        }
+    }
+}
+
+/// The question whose answer it is.
+#[derive(Clone, Debug, Serialize)]
+pub struct SimilarQuestion {
+    /// The id of the response that was computed for it.
+    pub response: String,
+    /// From 0 to 1.
+    pub similarity: f32,
+}
+
+impl TidemillUsage {
+    /// One answer after the other.
+    fn then(self, later: Self) -> Self {
+        let mut tokens = self.tokens;
+        tokens.add(&later.tokens);
+        Self {
+            tokens,
+            queue_ms: self.queue_ms + later.queue_ms,
+            fetch_ms: self.fetch_ms + later.fetch_ms,
+            prefill_ms: self.prefill_ms + later.prefill_ms,
+            transfer_ms: self.transfer_ms + later.transfer_ms,
+            tail_ms: self.tail_ms + later.tail_ms,
+            decode_ms: self.decode_ms + later.decode_ms,
+            preemptions: self.preemptions + later.preemptions,
+            rescues: self.rescues + later.rescues,
+            response_cache: if self.response_cache == later.response_cache { later.response_cache } else { FromCache::No },
+            ..later
+        }
+    }
+}
+
+/// Which model answered, and why.
+#[derive(Clone, Debug, Serialize)]
+pub struct RouteUsage {
+    /// As the request says.
+    pub asked: Option<String>,
+    pub model: String,
+    pub why: String,
+}
+
+/// In `usage.tidemill`: what the model was not given, and what in its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ContextUsage {
+    pub strategy: Strategy,
+    /// Of the whole dialog: from a user's message up to the next.
+    pub turns: usize,
+    pub turns_left_out: usize,
+    pub tokens_left_out: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub summary: Option<SummaryUsage>,
+    /// Old messages, by their ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retrieved: Option<RetrievedUsage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryUsage>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SummaryUsage {
+    pub state: State,
+    /// Those that the summary tells of.
+    pub turns: usize,
+    pub tokens: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RetrievedUsage {
+    pub messages: Vec<String>,
+    pub tokens: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryUsage {
+    pub facts: usize,
+    pub facts_left_out: usize,
+    pub tokens: u64,
+    /// Why there are none, where the store does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}

@@ -1,0 +1,139 @@
+//! Request bodies on their way in: read within a time, and counted from their heads on against what their senders may have in flight.
+
+use crate::{
+    base::shares::{Party, Pool, Refused, Share, Shares},
+    metrics,
+    requests::{computing::refusal, error::ApiError},
+};
+use axum::body::{Body, Bytes, HttpBody};
+use futures_util::StreamExt;
+use std::{ops::Deref, time::Duration};
+use tokio::time;
+
+/// A client has this long to send a body.
+const READ_MAX: Duration = Duration::from_secs(60);
+/// A body of unknown length takes its share in steps of this many bytes.
+const STEP_BYTES: u64 = 64 << 10;
+
+/// The shares of request bodies in flight.
+#[derive(Debug)]
+pub struct Bodies {
+    /// The most bytes of one body.
+    bytes_max: usize,
+    pool: Pool,
+}
+
+/// A whole body. Its bytes count until it is dropped.
+#[derive(Debug)]
+pub struct Whole {
+    bytes: Bytes,
+    _share: Share,
+}
+
+impl Deref for Whole {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Whole {
+    /// Gives the bytes away. They count no more.
+    pub fn into_bytes(self) -> Bytes {
+        self.bytes
+    }
+}
+
+impl Bodies {
+    /// Allows `bytes_max` for one body and `in_flight_max` for all of them together.
+    pub fn new(bytes_max: usize, in_flight_max: u64) -> Self {
+        let least = bytes_max as u64;
+        Self { bytes_max, pool: Pool::new(Shares::quarters(in_flight_max.max(least), least)) }
+    }
+
+    /// Reads a body, after its declared length was taken from the sender's share.
+    pub async fn read(&self, party: Party, body: Body) -> Result<Whole, ApiError> {
+        let size = body.size_hint();
+        if size.lower() > self.bytes_max as u64 {
+            return Err(ApiError::too_large(self.bytes_max));
+        }
+        let share = self.pool.take(party, size.lower()).map_err(refused)?;
+        metrics::show_body_bytes(self.pool.used());
+        let read = time::timeout(READ_MAX, self.collect(body, share)).await;
+        read.unwrap_or_else(|_| Err(ApiError::too_slow(READ_MAX)))
+    }
+
+    async fn collect(&self, body: Body, mut share: Share) -> Result<Whole, ApiError> {
+        let mut frames = body.into_data_stream();
+        let (mut first, mut rest) = (Bytes::new(), Vec::new());
+        while let Some(frame) = frames.next().await {
+            let frame = frame.map_err(|error| ApiError::malformed(format!("the request body broke off: {error}")))?;
+            let bytes = first.len() + rest.len() + frame.len();
+            if bytes > self.bytes_max {
+                return Err(ApiError::too_large(self.bytes_max));
+            }
+            if bytes as u64 > share.amount() {
+                let step = (bytes as u64).next_multiple_of(STEP_BYTES).min(self.bytes_max as u64);
+                share.grow_to(step).map_err(refused)?;
+                metrics::show_body_bytes(self.pool.used());
+            }
+            if first.is_empty() {
+                first = frame;
+            } else {
+                rest.extend_from_slice(&frame);
+            }
+        }
+        // Most bodies come in one frame, which is not copied.
+        let bytes = if rest.is_empty() { first } else { [&first[..], &rest].concat().into() };
+        Ok(Whole { bytes, _share: share })
+    }
+}
+
+fn refused(refused: Refused) -> ApiError {
+    refusal("bodies", refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::stream;
+    use std::convert::Infallible;
+
+    fn party(name: &str) -> Party {
+        Party::Tenant(name.into())
+    }
+
+    fn chunked(chunks: &[&'static str]) -> Body {
+        let chunks: Vec<_> = chunks.iter().map(|chunk| Ok::<_, Infallible>(*chunk)).collect();
+        Body::from_stream(stream::iter(chunks))
+    }
+
+    #[tokio::test]
+    async fn a_body_is_read_whole_whether_its_length_is_known_or_not() {
+        let bodies = Bodies::new(10, 1000);
+        assert_eq!(&bodies.read(party("a"), Body::from("0123456789")).await.unwrap()[..], b"0123456789");
+        assert_eq!(&bodies.read(party("a"), chunked(&["0123", "", "456789"])).await.unwrap()[..], b"0123456789");
+        assert!(bodies.read(party("a"), Body::empty()).await.unwrap().is_empty());
+        for long in [Body::from("0123456789a"), chunked(&["0123456789", "a"])] {
+            assert_eq!(bodies.read(party("a"), long).await.unwrap_err().status(), 413);
+        }
+        assert_eq!(bodies.pool.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn bytes_count_from_the_head_until_the_body_is_dropped() {
+        let bodies = Bodies::new(100, 400);
+        let whole = bodies.read(party("flood"), Body::from(vec![b' '; 60])).await.unwrap();
+        let refused = bodies.read(party("flood"), Body::from(vec![b' '; 60])).await.unwrap_err();
+        assert_eq!(refused.status(), 429, "a quarter is the most");
+        assert_eq!(
+            bodies.read(party("flood"), chunked(&["x"])).await.unwrap_err().status(),
+            429,
+            "its first step is all that one may have"
+        );
+        assert!(bodies.read(party("quiet"), Body::from(vec![b' '; 60])).await.is_ok());
+        drop(whole);
+        assert!(bodies.read(party("flood"), chunked(&["x"])).await.is_ok());
+    }
+}

@@ -1,0 +1,224 @@
+//! Which piece of work is next, of those that wait for a thread. Pure: threads and waiting are the shell's.
+//!
+//! The party that has the fewest pieces running goes first, and of several the one whose last start is longest ago. Two places are kept
+//! free, so that long work is waited for by those who send it: no party runs on every thread, and large pieces do not take every thread.
+
+use crate::base::shares::{Party, Refused, Shares};
+use std::collections::{BTreeMap, VecDeque};
+
+/// The most pieces that wait, of all parties together.
+const WAITING_MAX: u64 = 4096;
+/// A piece whose input has more bytes than this is large: it takes a while whatever is done with it.
+const LARGE_BYTES: u64 = 64 << 10;
+/// The most input bytes of large pieces that are worked on at a time. Parsed input takes many times its size in memory.
+const WORKED_ON_BYTES_MAX: u64 = 16 << 20;
+
+/// A piece of work in line.
+#[derive(Debug)]
+struct Piece<J> {
+    id: u64,
+    bytes: u64,
+    job: J,
+}
+
+#[derive(Debug)]
+struct Standing<J> {
+    waiting: VecDeque<Piece<J>>,
+    running: usize,
+    /// The number of starts of all parties when this one's last piece began.
+    started: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Line<J> {
+    threads: usize,
+    parties: BTreeMap<Party, Standing<J>>,
+    places: Shares<Party>,
+    running_large: usize,
+    running_bytes: u64,
+    ids: u64,
+    starts: u64,
+}
+
+/// A piece that has begun, for [`Line::done`].
+#[derive(Debug)]
+pub(crate) struct Begun {
+    party: Party,
+    bytes: u64,
+}
+
+impl<J> Line<J> {
+    /// Makes an empty line for this many threads, at least two.
+    pub(crate) fn new(threads: usize) -> Self {
+        let places = Shares::quarters(WAITING_MAX, 0);
+        Self { threads, parties: BTreeMap::new(), places, running_large: 0, running_bytes: 0, ids: 0, starts: 0 }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Adds a piece whose input has this many bytes, 0 if that is unknown. Returns its id for [`withdraw`](Self::withdraw).
+    pub(crate) fn enter(&mut self, party: &Party, bytes: u64, job: J) -> Result<u64, Refused> {
+        self.places.take(party, 1)?;
+        self.ids += 1;
+        let standing = self.parties.entry(party.clone());
+        let standing = standing.or_insert_with(|| Standing { waiting: VecDeque::new(), running: 0, started: 0 });
+        standing.waiting.push_back(Piece { id: self.ids, bytes, job });
+        Ok(self.ids)
+    }
+
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.places.used() > 0
+    }
+
+    /// Takes the piece that a free thread is to begin.
+    pub(crate) fn next(&mut self) -> Option<(Begun, J)> {
+        let may = |piece: &Piece<J>| {
+            let is_large = piece.bytes > LARGE_BYTES;
+            let fits = self.running_bytes == 0 || self.running_bytes + piece.bytes <= WORKED_ON_BYTES_MAX;
+            !is_large || (fits && self.running_large + 1 < self.threads)
+        };
+        let turns =
+            self.parties.iter().filter(|(_, standing)| standing.running + 1 < self.threads && standing.waiting.front().is_some_and(may));
+        let party = turns.min_by_key(|(_, standing)| (standing.running, standing.started)).map(|(party, _)| party.clone())?;
+        let standing = self.parties.get_mut(&party)?;
+        let Piece { bytes, job, .. } = standing.waiting.pop_front()?;
+        self.starts += 1;
+        (standing.running, standing.started) = (standing.running + 1, self.starts);
+        self.places.give(&party, 1);
+        self.running_large += usize::from(bytes > LARGE_BYTES);
+        self.running_bytes += if bytes > LARGE_BYTES { bytes } else { 0 };
+        Some((Begun { party, bytes }, job))
+    }
+
+    /// Notes that a piece has ended and its thread is free.
+    pub(crate) fn done(&mut self, Begun { party, bytes }: Begun) {
+        self.running_large -= usize::from(bytes > LARGE_BYTES);
+        self.running_bytes -= if bytes > LARGE_BYTES { bytes } else { 0 };
+        if let Some(standing) = self.parties.get_mut(&party) {
+            standing.running -= 1;
+        }
+        self.forget_if_gone(&party);
+    }
+
+    /// Takes a piece out whose sender has left, if it has not begun.
+    pub(crate) fn withdraw(&mut self, party: &Party, id: u64) -> Option<J> {
+        let standing = self.parties.get_mut(party)?;
+        let at = standing.waiting.iter().position(|piece| piece.id == id)?;
+        let piece = standing.waiting.remove(at)?;
+        self.places.give(party, 1);
+        self.forget_if_gone(party);
+        Some(piece.job)
+    }
+
+    fn forget_if_gone(&mut self, party: &Party) {
+        if self.parties.get(party).is_some_and(|standing| standing.running == 0 && standing.waiting.is_empty()) {
+            self.parties.remove(party);
+        }
+    }
+
+    /// Panics if the books do not balance. Tests call it after every step.
+    #[cfg(test)]
+    fn check_integrity(&self) {
+        let waiting: usize = self.parties.values().map(|standing| standing.waiting.len()).sum();
+        assert_eq!(self.places.used(), waiting as u64);
+        let running: usize = self.parties.values().map(|standing| standing.running).sum();
+        assert!(running <= self.threads && self.running_large < self.threads.max(1) && self.running_large <= running);
+        assert!(self.parties.values().all(|standing| standing.running < self.threads));
+        assert!(self.parties.values().all(|standing| standing.running > 0 || !standing.waiting.is_empty()));
+        assert!(self.running_large > 0 || self.running_bytes == 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn party(name: &str) -> Party {
+        Party::Tenant(name.into())
+    }
+
+    #[test]
+    fn a_flood_leaves_a_thread_to_others_and_they_go_first() {
+        let mut line = Line::new(3);
+        let (flood, quiet) = (party("flood"), party("quiet"));
+        (0..100).for_each(|n| assert!(line.enter(&flood, 0, n).is_ok()));
+        let first: Vec<_> = std::iter::from_fn(|| line.next()).collect();
+        assert_eq!(first.iter().map(|(_, job)| *job).collect::<Vec<_>>(), [0, 1], "one thread is kept free");
+        line.enter(&quiet, 0, 1000).unwrap();
+        let (begun, job) = line.next().unwrap();
+        assert_eq!(job, 1000);
+        line.enter(&quiet, 0, 1001).unwrap();
+        line.done(first.into_iter().next().unwrap().0);
+        assert_eq!(line.next().unwrap().1, 2, "each has one running, and the flood's last start is longer ago");
+        line.done(begun);
+        assert_eq!(line.next().unwrap().1, 1001, "the flood has two running");
+        line.check_integrity();
+    }
+
+    #[test]
+    fn large_pieces_of_many_parties_leave_a_thread_to_small_ones() {
+        let mut line = Line::new(3);
+        for name in ["a", "b", "c", "d"] {
+            line.enter(&party(name), 1 << 20, name).unwrap();
+        }
+        assert_eq!(std::iter::from_fn(|| line.next()).count(), 2);
+        line.enter(&party("small"), 100, "small").unwrap();
+        assert_eq!(line.next().unwrap().1, "small");
+    }
+
+    #[test]
+    fn what_is_worked_on_has_so_many_bytes_unless_it_is_one_piece() {
+        let mut line = Line::new(4);
+        for name in ["a", "b"] {
+            line.enter(&party(name), WORKED_ON_BYTES_MAX, name).unwrap();
+        }
+        let (begun, _) = line.next().unwrap();
+        assert!(line.next().is_none());
+        line.done(begun);
+        assert!(line.next().is_some());
+    }
+
+    #[test]
+    fn a_party_that_fills_its_places_is_told_so_and_others_still_come_in() {
+        let mut line = Line::new(2);
+        let refused = (0..).map_while(|n| line.enter(&party("flood"), 0, n).err().map_or(Some(None), |refused| Some(Some(refused))));
+        assert_eq!(refused.flatten().next(), Some(Refused::Own));
+        assert!(line.enter(&party("quiet"), 0, 0).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn the_books_balance_and_everything_ends(steps in prop::collection::vec((0..4_u8, 0..4_u8, 0..3_u64), 1..200)) {
+            let mut line = Line::new(3);
+            let (mut begun, mut entered) = (Vec::new(), Vec::new());
+            for (step, of, size) in steps {
+                let of = party(&of.to_string());
+                match step {
+                    0 | 1 => entered.push((of.clone(), line.enter(&of, size * WORKED_ON_BYTES_MAX / 2, ()).unwrap())),
+                    // A thread asks when it is free.
+                    2 if begun.len() < line.threads() => begun.extend(line.next().map(|(begun, ())| begun)),
+                    2 => {}
+                    _ if begun.is_empty() => {
+                        if let Some((of, id)) = entered.pop() {
+                            let _ = line.withdraw(&of, id);
+                        }
+                    }
+                    _ => line.done(begun.remove(0)),
+                }
+                line.check_integrity();
+            }
+            loop {
+                let next = if begun.len() < line.threads() { line.next() } else { None };
+                begun.extend(next.map(|(begun, ())| begun));
+                let Some(done) = begun.pop() else { break };
+                line.done(done);
+                line.check_integrity();
+            }
+            prop_assert!(line.parties.is_empty());
+        }
+    }
+}

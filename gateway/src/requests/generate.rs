@@ -1,0 +1,128 @@
+//! The part of a request's body that all generating endpoints share.
+
+use serde::{Deserialize, Deserializer, de::Visitor};
+use serde_json::Value;
+use std::{collections::BTreeMap, fmt};
+use tidemill_proto::block::Token;
+
+/// The fields that all generating endpoints have. `None` is "not given" or `null`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct GenerateRequest {
+    pub model: Option<String>,
+    pub stream: Option<bool>,
+    pub stream_options: Option<StreamOptions>,
+    pub n: Option<u32>,
+    pub best_of: Option<u32>,
+    pub max_tokens: Option<u32>,
+    pub max_completion_tokens: Option<u32>,
+    pub min_tokens: Option<u32>,
+    pub stop: Option<StopField>,
+    pub stop_token_ids: Option<Vec<Token>>,
+    pub ignore_eos: Option<bool>,
+    pub include_stop_str_in_output: Option<bool>,
+    pub skip_special_tokens: Option<bool>,
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f32>,
+    pub seed: Option<Seed>,
+    pub presence_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub logit_bias: Option<BTreeMap<String, f32>>,
+    pub return_token_ids: Option<bool>,
+    pub response_format: Option<ResponseFormat>,
+    pub structured_outputs: Option<StructuredOutputs>,
+    pub guided_json: Option<Value>,
+    pub guided_regex: Option<String>,
+    pub guided_choice: Option<Vec<String>>,
+    pub guided_grammar: Option<String>,
+    pub guided_whitespace_pattern: Option<String>,
+    /// Separates cached prefixes: only requests with the same salt share them.
+    pub cache_salt: Option<String>,
+    /// Chooses the service class.
+    pub service_tier: Option<String>,
+    /// Stricter thresholds of safety checks, as in Gemini's API.
+    pub safety_settings: Option<Vec<SafetySetting>>,
+}
+
+/// The 64 bits of a seed, which clients write with a sign or without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed(pub u64);
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl Visitor<'_> for Reader {
+            type Value = Seed;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an integer of 64 bits")
+            }
+
+            fn visit_u64<E>(self, seed: u64) -> Result<Seed, E> {
+                Ok(Seed(seed))
+            }
+
+            fn visit_i64<E>(self, seed: i64) -> Result<Seed, E> {
+                Ok(Seed(seed as u64))
+            }
+        }
+
+        deserializer.deserialize_any(Reader)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub struct SafetySetting {
+    pub category: String,
+    pub threshold: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct StreamOptions {
+    pub include_usage: Option<bool>,
+    pub continuous_usage_stats: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
+pub enum StopField {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// vLLM's object of constraints. One of them, and how JSON is laid out.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct StructuredOutputs {
+    /// A schema, or its text.
+    pub json: Option<Value>,
+    pub regex: Option<String>,
+    pub choice: Option<Vec<String>>,
+    pub grammar: Option<String>,
+    pub json_object: Option<bool>,
+    pub structural_tag: Option<Value>,
+    pub disable_any_whitespace: Option<bool>,
+    pub disable_additional_properties: Option<bool>,
+    pub whitespace_pattern: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ResponseFormat {
+    pub r#type: String,
+    #[serde(default)]
+    pub json_schema: Option<JsonSchema>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct JsonSchema {
+    #[serde(default)]
+    pub schema: Option<Value>,
+    /// Whether constraints that could only be relaxed are refused. All others are kept either way.
+    #[serde(default)]
+    pub strict: Option<bool>,
+}

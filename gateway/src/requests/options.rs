@@ -1,0 +1,221 @@
+//! A client's wishes, checked: each error names the field.
+
+use crate::{
+    cache::semantic::Inquiry,
+    generation::TextRules,
+    requests::{
+        error::ApiError,
+        generate::{GenerateRequest, SafetySetting, Seed, StopField},
+        parse::{at_most, in_range},
+        structured::Asked,
+    },
+    text::{
+        TextModel,
+        config::{self, SamplingDefaults},
+        output::OutputRules,
+    },
+};
+use std::{fmt::Display, sync::Arc, time::Instant};
+use tidemill_cluster::class::{ClassId, Classes};
+use tidemill_proto::{block::Token, grammar::Constraint, sampling::Sampling};
+use tidemill_safety::{
+    category::{Category, Threshold},
+    judge::Doubt,
+    pii::vault::Vault,
+};
+
+/// Choices per prompt.
+const CHOICES_MAX: u32 = 128;
+const STOPS_MAX: usize = 16;
+/// Bytes of a stop string. The text held back is at most this long.
+const STOP_BYTES_MAX: usize = 1024;
+const STOP_TOKENS_MAX: usize = 256;
+const LOGIT_BIASES_MAX: usize = 1024;
+const SALT_BYTES_MAX: usize = 256;
+/// Likeliest tokens reported per position.
+pub const TOP_LOGPROBS_MAX: u32 = 20;
+
+/// A client's wishes, besides its prompt.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// When the request came in.
+    pub arrived: Instant,
+    pub choices: u32,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub continuous_usage: bool,
+    /// The length that the client allows; the endpoint has its own default.
+    pub max_tokens: Option<u32>,
+    /// Whether a `max_tokens` that does not fit after the prompt becomes what fits, or is refused.
+    pub max_tokens_shrinks: bool,
+    pub rules: TextRules,
+    /// What every choice's text must follow.
+    pub constraint: Option<Constrained>,
+    pub return_token_ids: bool,
+    pub salt: Vec<u8>,
+    /// Greedy, or with a seed of the client's: the same request has the same answer.
+    pub repeatable: bool,
+    /// An answer to a similar question would do, if what is asked is one question.
+    pub similar_will_do: bool,
+    /// That question.
+    pub inquiry: Option<Inquiry>,
+    pub class: ClassId,
+    /// The class's tier, if the client asked for any.
+    pub service_tier: Option<String>,
+    /// Stricter limits of the safety checks.
+    pub safety: Vec<(Category, Threshold)>,
+    /// What its prompt leaves to the judge.
+    pub doubts: Vec<Doubt>,
+    /// What placeholders in the prompt stand for.
+    pub vault: Option<Arc<Vault>>,
+    /// Without log-probabilities; the endpoints spell those differently.
+    pub sampling: Sampling,
+}
+
+impl Options {
+    /// Fills in the model author's defaults, then the API's.
+    pub fn check(arrived: Instant, request: GenerateRequest, model: &TextModel, classes: &Classes) -> Result<Self, ApiError> {
+        let vocab_size = model.config.identity.vocab_size;
+        let choices = in_range("n", request.n.unwrap_or(1), 1..=CHOICES_MAX)?;
+        if request.best_of.is_some_and(|best_of| best_of > choices) {
+            return Err(ApiError::unsupported("best_of"));
+        }
+        let stops = match request.stop {
+            None => Vec::new(),
+            Some(StopField::One(stop)) => vec![stop],
+            Some(StopField::Many(stops)) => stops,
+        };
+        at_most("stop", stops.len(), STOPS_MAX)?;
+        for stop in &stops {
+            at_most("stop", stop.len(), STOP_BYTES_MAX)?;
+        }
+        let mut stop_tokens = request.stop_token_ids.unwrap_or_default();
+        at_most("stop_token_ids", stop_tokens.len(), STOP_TOKENS_MAX)?;
+        let eos_tokens = if request.ignore_eos.unwrap_or(false) { Vec::new() } else { model.eos_tokens() };
+        stop_tokens.extend(&eos_tokens);
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
+        let stream_options = request.stream_options.unwrap_or_default();
+        let salt = request.cache_salt.unwrap_or_default().into_bytes();
+        at_most("cache_salt", salt.len(), SALT_BYTES_MAX)?;
+
+        let tier = request.service_tier.as_deref();
+        let class = classes.by_tier(tier).ok_or_else(|| {
+            let tiers = classes.iter().map(|(_, class)| format!("`{}`", class.service_tier)).collect::<Vec<_>>().join(", ");
+            ApiError::invalid(
+                "service_tier",
+                format!("`service_tier` is `{}`: it must be `auto` or one of {tiers}", tier.unwrap_or_default()),
+            )
+        })?;
+        let service_tier = tier.map(|_| classes.get(class).service_tier.clone());
+
+        let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty } = model.config.sampling;
+        let top_k = request.top_k.or(top_k).unwrap_or(0);
+        let sampling = Sampling {
+            temperature: in_range("temperature", request.temperature.or(temperature).unwrap_or(1.0), config::TEMPERATURE)?,
+            top_p: in_range("top_p", request.top_p.or(top_p).unwrap_or(1.0), config::TOP_P)?,
+            top_k: in_range("top_k", top_k, config::TOP_K)?.max(0) as u32,
+            min_p: in_range("min_p", request.min_p.or(min_p).unwrap_or(0.0), config::MIN_P)?,
+            seed: request.seed.map_or_else(rand::random, |Seed(seed)| seed),
+            presence_penalty: in_range("presence_penalty", request.presence_penalty.unwrap_or(0.0), -2.0..=2.0)?,
+            frequency_penalty: in_range("frequency_penalty", request.frequency_penalty.unwrap_or(0.0), -2.0..=2.0)?,
+            repetition_penalty: in_range(
+                "repetition_penalty",
+                request.repetition_penalty.or(repetition_penalty).unwrap_or(1.0),
+                config::REPETITION_PENALTY,
+            )?,
+            logit_bias: logit_bias(request.logit_bias.unwrap_or_default(), vocab_size)?,
+            logprobs: None,
+        };
+        Ok(Self {
+            arrived,
+            choices,
+            stream: request.stream.unwrap_or(false),
+            include_usage: stream_options.include_usage.unwrap_or(false),
+            continuous_usage: stream_options.continuous_usage_stats.unwrap_or(false),
+            // Each is an upper bound, so both hold.
+            max_tokens: [request.max_tokens, request.max_completion_tokens].into_iter().flatten().min(),
+            max_tokens_shrinks: true,
+            rules: TextRules {
+                stops,
+                include_stop: request.include_stop_str_in_output.unwrap_or(false),
+                min_tokens: request.min_tokens.unwrap_or(0),
+                stop_tokens,
+                eos_tokens,
+                skip_special: request.skip_special_tokens.unwrap_or(true),
+                output: OutputRules::default(),
+            },
+            constraint: None,
+            return_token_ids: request.return_token_ids.unwrap_or(false),
+            salt,
+            repeatable: request.seed.is_some() || sampling.temperature == 0.0,
+            similar_will_do: false,
+            inquiry: None,
+            class,
+            service_tier,
+            safety: safety(request.safety_settings.unwrap_or_default())?,
+            doubts: Vec::new(),
+            vault: None,
+            sampling,
+        })
+    }
+}
+
+fn safety(settings: Vec<SafetySetting>) -> Result<Vec<(Category, Threshold)>, ApiError> {
+    let setting = |(i, SafetySetting { category, threshold }): (usize, SafetySetting)| {
+        let wrong = |field: &str, error: &dyn Display| {
+            let param = format!("safety_settings[{i}].{field}");
+            ApiError::invalid(&*param, format!("`{param}`: {error}"))
+        };
+        let category = category.parse().map_err(|error| wrong("category", &error))?;
+        Ok((category, threshold.parse().map_err(|error| wrong("threshold", &error))?))
+    };
+    settings.into_iter().enumerate().map(setting).collect()
+}
+
+/// A constraint, and the field of the request that asked for it.
+#[derive(Clone, Debug)]
+pub struct Constrained {
+    pub constraint: Constraint,
+    pub param: &'static str,
+    /// It may be given to workers. Only the [gateway](crate::serving::gateway::Gateway::check_constraint) says so.
+    pub has_passed: bool,
+}
+
+/// The `param` of a constraint that nobody asked for: tools' calls must keep to it, and what is said besides is free.
+pub const FORM_OF_CALLS: &str = "tools";
+
+impl Options {
+    /// Whether the client wants what is said in a form of its own.
+    pub fn has_form(&self) -> bool {
+        self.constraint.as_ref().is_some_and(|constrained| constrained.param != FORM_OF_CALLS)
+    }
+
+    /// Makes every choice's text follow a grammar, which has to pass before the request goes on. The text ends with the model's end of
+    /// sequence, which a client that ignores it then only puts off. The last call counts: it may wrap what an earlier one asked for.
+    pub fn constrain(&mut self, Asked { grammar, param }: Asked, model: &TextModel) {
+        let end_tokens = model.eos_tokens();
+        let TextRules { stop_tokens, eos_tokens, .. } = &mut self.rules;
+        let ends_late = self.constraint.as_ref().map_or(eos_tokens.is_empty(), |earlier| earlier.constraint.ends_late);
+        stop_tokens.extend(&end_tokens);
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
+        eos_tokens.clone_from(&end_tokens);
+        self.constraint = Some(Constrained { constraint: Constraint { grammar, end_tokens, ends_late }, param, has_passed: false });
+    }
+}
+
+fn logit_bias(
+    biases: impl IntoIterator<Item = (String, f32), IntoIter: ExactSizeIterator>,
+    vocab_size: u32,
+) -> Result<Vec<(Token, f32)>, ApiError> {
+    let biases = biases.into_iter();
+    at_most("logit_bias", biases.len(), LOGIT_BIASES_MAX)?;
+    let check = |(key, bias): (String, f32)| {
+        let token = key.parse().ok().filter(|&token| token < vocab_size);
+        let token =
+            token.ok_or_else(|| ApiError::invalid("logit_bias", format!("`logit_bias`: `{key}` is not a token id of this model")))?;
+        Ok((token, in_range("logit_bias", bias, -100.0..=100.0)?))
+    };
+    biases.map(check).collect()
+}

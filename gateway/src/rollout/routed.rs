@@ -1,0 +1,32 @@
+//! A request whose model was chosen for it: which one answers, and what a rollout learns of it.
+
+use super::{running::Seat, seen::Ended, shadow::Mirror};
+use crate::metrics::usage::RouteUsage;
+use std::sync::{Mutex, PoisonError};
+
+/// The outcome of routing a request.
+#[derive(Debug)]
+pub struct Routed {
+    pub told: RouteUsage,
+    /// In a rollout.
+    pub seat: Option<Seat>,
+    mirror: Mutex<Option<Mirror>>,
+}
+
+impl Routed {
+    pub fn new(told: RouteUsage, seat: Option<Seat>, mirror: Option<Mirror>) -> Self {
+        Self { told, seat, mirror: Mutex::new(mirror) }
+    }
+
+    /// Takes the request's shadow, if it is to have one that was not taken before.
+    pub(crate) fn take_mirror(&self) -> Option<Mirror> {
+        self.mirror.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// No answer came of it.
+    pub fn failed(&self) {
+        if let Some(seat) = &self.seat {
+            seat.ended(&Ended { failed: true, ..Ended::default() });
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What identifies people, in prompts and answers: what this server does about it, and its counters.
+
+use crate::{dialog::Dialog, generation::personal::Personal, requests::options::Options};
+use metrics::{counter, histogram};
+use std::{sync::Arc, time::Instant};
+use tidemill_safety::pii::{Kind, find::Finder, vault::Vault};
+
+#[derive(Clone, Debug)]
+pub struct Pii {
+    pub finder: Arc<Finder>,
+    /// Models see placeholders, and clients get back what these stand for.
+    pub input: bool,
+    /// What models say of people is taken out.
+    pub output: bool,
+}
+
+impl Pii {
+    /// The dialog as its model may see it; `options` learn the way back. `None`: as it is.
+    pub fn hide_dialog(&self, dialog: &Dialog, options: &mut Options) -> Option<Dialog> {
+        let mut hidden = self.input.then(|| dialog.clone())?;
+        self.hide(options, |vault, finder| {
+            hidden.each_text(|text| vault.see(text));
+            hidden.each_text(|text| *text = vault.redact(finder, text));
+        });
+        Some(hidden)
+    }
+
+    /// The same of texts.
+    pub fn hide_texts(&self, texts: &mut [String], options: &mut Options) {
+        if self.input {
+            self.hide(options, |vault, finder| {
+                texts.iter().for_each(|text| vault.see(text));
+                texts.iter_mut().for_each(|text| *text = vault.redact(finder, text));
+            });
+        }
+    }
+
+    fn hide(&self, options: &mut Options, act: impl FnOnce(&mut Vault, &Finder)) {
+        let started = Instant::now();
+        let mut vault = Vault::default();
+        act(&mut vault, &self.finder);
+        histogram!("tidemill_pii_input_seconds").record(started.elapsed());
+        for (kind, found) in vault.counts() {
+            counter!("tidemill_pii_redactions_total", "side" => "input", "kind" => kind.name()).increment(found as u64);
+        }
+        options.vault = Some(Arc::new(vault)).filter(|vault| !vault.is_empty());
+    }
+
+    /// What becomes of an answer to a request with these options.
+    pub fn personal(&self, options: &Options) -> Personal {
+        let count: fn(Kind) = |kind| {
+            counter!("tidemill_pii_redactions_total", "side" => "output", "kind" => kind.name()).increment(1);
+        };
+        Personal { finder: self.output.then(|| Arc::clone(&self.finder)), vault: options.vault.clone(), count: Some(count) }
+    }
+}

@@ -1,0 +1,14 @@
+//! A request's way into the cluster, and its answer's way back: the state that all handlers share.
+//!
+//! - [`gateway`]: the state that all handlers share
+//! - [`backend`]: the cluster as the gateway sees it; [`embedded`]: embeddings, collected from its events
+//! - [`answer`]: a running request's events as deltas of its choices; [`rounds`]: answers with calls of tools that run here
+//! - [`replays`]: recordings of answers; [`running`]: responses that are being streamed
+
+pub mod answer;
+pub mod backend;
+pub mod embedded;
+pub mod gateway;
+pub mod replays;
+pub mod rounds;
+pub mod running;

@@ -1,0 +1,557 @@
+//! A running request's events as deltas of its choices: one [`Answer`] per HTTP request, one [`Pipeline`] per choice.
+//!
+//! Streams and whole answers read the same deltas, so a client gets the same text either way. Dropping the answer (the client
+//! left, or an error ended it) frees everything the request holds in the cluster.
+
+use crate::{
+    features::feedback::Feedback,
+    generation::{
+        Pipeline,
+        disclaimed::Disclaimed,
+        guarded::{Guarded, Ruling},
+        personal::Personal,
+        piece::{Ended, Finish, Piece},
+    },
+    metrics::{
+        self, Objectives, RequestOutcome,
+        recent::{FinishedRequest, Recent},
+        usage::{FromCache, PromptTokensDetails, SimilarQuestion, TidemillUsage, Usage},
+    },
+    requests::{error::ApiError, options::Options},
+    rollout::{routed::Routed, running::Seat, seen::Ended as RequestEnded, shadow::Tap},
+    safety::{self, Blocks},
+    serving::backend::{SimilarTo, Submission},
+    tenants::metered::Metered,
+    text::TextModel,
+};
+use futures_util::FutureExt;
+use std::{
+    collections::VecDeque,
+    fmt::Debug,
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+use tidemill_cluster::{ChoiceUsage, Outcome, RequestEvent, class::ClassId};
+use tidemill_proto::{block::Token, sampling::TokenLogprob, tokens::Tokens};
+use tidemill_safety::judge::Doubt;
+
+/// How long a stream's first event may take before the status line goes out without it. Until then an error still has
+/// its own status.
+const FIRST_EVENT_MAX: Duration = Duration::from_secs(5);
+
+/// A call that ran here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ran {
+    pub id: String,
+    pub name: String,
+    /// JSON text.
+    pub arguments: String,
+    pub output: String,
+}
+
+/// One choice's gain: at most one call's part.
+#[derive(Debug, Default)]
+pub struct Delta {
+    pub index: u32,
+    pub piece: Piece,
+    /// One entry per prompt token, once, before the first token.
+    pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
+    /// Calls that ran here.
+    pub ran: Vec<Ran>,
+}
+
+impl Delta {
+    pub fn is_empty(&self) -> bool {
+        self.piece.is_empty() && self.prompt_logprobs.is_none() && self.ran.is_empty()
+    }
+
+    pub fn append(&mut self, next: Self) {
+        self.piece.append(next.piece);
+        self.prompt_logprobs = next.prompt_logprobs.or(self.prompt_logprobs.take());
+        self.ran.extend(next.ran);
+    }
+}
+
+/// The place of a request that waits, as last heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    pub position: u32,
+    pub estimate_ms: Option<u64>,
+}
+
+/// News of an answer.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are deltas: a box for each would cost more than the room")]
+pub enum News {
+    Delta(Delta),
+    Waiting(Waiting),
+}
+
+/// A request that runs in the cluster.
+#[derive(Debug)]
+pub struct Answer {
+    submission: Submission,
+    books: Books,
+    class: ClassId,
+    /// When the request came in.
+    arrived: Instant,
+    /// Choice `j` of prompt `i` is at `i * choices_per_prompt + j`.
+    choices: Vec<Choice>,
+    choices_per_prompt: usize,
+    /// The one token of each choice is generated only because the cluster generates at least one; nobody sees it.
+    hidden: bool,
+    open: usize,
+    ready: VecDeque<News>,
+    /// The first place in the queue that was heard of.
+    waited: Option<Waiting>,
+    usage: Usage,
+    /// The slowest choice, and whether all kept their class's limits.
+    seen: RequestEnded,
+    /// Counted when the answer is dropped.
+    outcome: RequestOutcome,
+    /// What the first choice said, where somebody may have an opinion of it.
+    remembered: Option<Remembered>,
+    /// `None`: no model is asked about it.
+    judging: Option<Box<dyn Judging>>,
+}
+
+#[derive(Debug)]
+struct Remembered {
+    feedback: Arc<Feedback>,
+    id: String,
+    text: String,
+}
+
+#[derive(Debug)]
+struct Choice {
+    pipeline: Pipeline,
+    /// No more tokens come. The last piece may still wait behind a doubt.
+    closed: bool,
+    /// Until it has gone out.
+    usage: Option<ChoiceUsage>,
+    /// A doubt is being judged.
+    asked: bool,
+    tokens: u32,
+    first: Option<Instant>,
+    last: Option<Instant>,
+}
+
+/// Settles the doubts of one answer's choices, one of each at a time. Dropping it ends whatever is asked.
+pub trait Judging: Debug + Send {
+    fn ask(&mut self, choice: usize, doubt: Doubt);
+    fn is_busy(&self) -> bool;
+    /// The next ruling, and whose it is; while nothing [is asked](Self::is_busy), none ever comes.
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, Ruling)>;
+}
+
+/// What an answer is entered in.
+#[derive(Debug)]
+pub struct Books {
+    pub objectives: Arc<Objectives>,
+    pub recent: Arc<Recent>,
+    pub metered: Metered,
+    /// `None`: nobody records them.
+    pub blocks: Option<Blocks>,
+    /// Where there was a model to choose.
+    pub routed: Option<Arc<Routed>>,
+    /// Who else listens.
+    pub tap: Option<Tap>,
+}
+
+/// What an answer waits for.
+#[derive(Debug)]
+enum Step {
+    /// `None`: no event can come any more.
+    Event(Option<(usize, RequestEvent)>),
+    /// Of a choice's doubt.
+    Ruling(usize, Ruling),
+}
+
+/// How tokens become what a client reads.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    pub model: &'a TextModel,
+    /// `None`: everything may be said.
+    pub guarded: Option<Guarded>,
+    /// What becomes of what it says of people.
+    pub personal: Personal,
+    /// `None`: nothing is said after it.
+    pub disclaimed: Option<Disclaimed>,
+}
+
+impl Reader<'_> {
+    fn pipeline(&self, prompt: &Tokens, options: &Options, choice: u32) -> Pipeline {
+        let mut pipeline = Pipeline::new(self.model, prompt, &options.rules, options.sampling.seed.wrapping_add(choice.into()));
+        if let Some(guarded) = &self.guarded {
+            pipeline = pipeline.guarded_by(guarded.inspector());
+        }
+        if let Some(inspector) = self.personal.inspector() {
+            pipeline = pipeline.inspected_by(Box::new(inspector));
+        }
+        // Last: what an operator says is nobody's to change.
+        if let Some(disclaimed) = &self.disclaimed {
+            pipeline = pipeline.inspected_by(Box::new(disclaimed.inspector()));
+        }
+        pipeline
+    }
+}
+
+impl Answer {
+    pub fn new(submission: Submission, prompts: &[Tokens], options: &Options, hidden: bool, reader: &Reader<'_>, books: Books) -> Self {
+        let choices_per_prompt = options.choices as usize;
+        let choice = |(prompt, choice): (&Tokens, u32)| Choice {
+            pipeline: reader.pipeline(prompt, options, choice),
+            closed: false,
+            usage: None,
+            asked: false,
+            tokens: 0,
+            first: None,
+            last: None,
+        };
+        let choices = prompts.iter().flat_map(|prompt| (0..options.choices).map(move |choice| (prompt, choice)));
+        let choices: Vec<_> = choices.map(choice).collect();
+        let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
+        Self {
+            submission,
+            books,
+            class: options.class,
+            arrived: options.arrived,
+            open: choices.len(),
+            choices,
+            choices_per_prompt,
+            hidden,
+            ready: VecDeque::new(),
+            waited: None,
+            usage: Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() },
+            seen: RequestEnded { kept: true, ..RequestEnded::default() },
+            outcome: RequestOutcome::Cancelled,
+            remembered: None,
+            judging: None,
+        }
+    }
+
+    /// Who settles the doubts of what it says.
+    pub fn judged_by(mut self, judging: Option<Box<dyn Judging>>) -> Self {
+        self.judging = judging;
+        self
+    }
+
+    /// What it says is remembered under this id.
+    pub fn remember(&mut self, feedback: Arc<Feedback>, id: &str) {
+        self.remembered = Some(Remembered { feedback, id: id.to_owned(), text: String::new() });
+    }
+
+    /// For a client it is the rest of what `earlier` began.
+    pub fn go_on_from(&mut self, earlier: &mut Self) {
+        self.remembered = earlier.remembered.take();
+        self.waited = earlier.waited;
+    }
+
+    /// Choices of all prompts together.
+    pub fn choices(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// Totals so far; complete after the last delta.
+    pub fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// The place at which the request began to wait; `None`: it did not have to.
+    pub fn waited(&self) -> Option<Waiting> {
+        self.waited
+    }
+
+    /// Whose answer it is, if another question's.
+    pub fn similar_to(&self) -> Option<&SimilarTo> {
+        self.submission.similar_to()
+    }
+
+    /// The next delta of any choice; `None` after the last. Cancel safe.
+    pub async fn next_delta(&mut self) -> Result<Option<Delta>, ApiError> {
+        loop {
+            match self.next().await? {
+                Some(News::Delta(delta)) => return Ok(Some(delta)),
+                Some(News::Waiting(_)) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The next news of any choice; `None` after the last delta. Cancel safe.
+    pub async fn next(&mut self) -> Result<Option<News>, ApiError> {
+        loop {
+            if self.open == 0 && matches!(self.outcome, RequestOutcome::Cancelled) {
+                // Before the last delta goes out: what a client has in full was counted.
+                self.outcome = RequestOutcome::Ok;
+                self.books.tap.take().into_iter().for_each(Tap::end);
+                self.settle_usage().await;
+            }
+            if let Some(news) = self.ready.pop_front() {
+                return Ok(Some(news));
+            }
+            if self.open == 0 {
+                return Ok(None);
+            }
+            let error = match self.step().await {
+                Step::Event(Some((prompt, event))) => self.take(prompt, event).err(),
+                Step::Event(None) => Some(ApiError::internal("the answer was produced faster than it was read, and was cut")),
+                Step::Ruling(index, ruling) => {
+                    self.settle_doubt(index, ruling);
+                    None
+                }
+            };
+            if let Some(error) = error {
+                self.outcome = error.outcome();
+                self.settle_usage().await;
+                return Err(error);
+            }
+        }
+    }
+
+    /// Tokens are taken while a model judges: what they say waits in their choice, as much as it may have. Cancel safe.
+    async fn step(&mut self) -> Step {
+        let Some(judging) = self.judging.as_mut().filter(|judging| judging.is_busy()) else {
+            return Step::Event(self.submission.next().await);
+        };
+        let more_comes = self.choices.iter().any(|choice| !choice.closed);
+        tokio::select! {
+            (index, ruling) = poll_fn(|context| judging.poll_next(context)) => Step::Ruling(index, ruling),
+            event = self.submission.next(), if more_comes => Step::Event(event),
+        }
+    }
+
+    /// What a client has caused itself says nothing of the model. Who leaves before the first token has waited for it in vain.
+    fn count_in_rollout(&self) {
+        let Some(seat) = self.books.routed.as_ref().and_then(|routed| routed.seat.as_ref()) else { return };
+        match self.outcome {
+            RequestOutcome::Ok => seat.ended(&self.seen),
+            RequestOutcome::Cancelled if self.choices.iter().any(|choice| choice.first.is_some()) => {}
+            RequestOutcome::Failed | RequestOutcome::Rejected | RequestOutcome::Cancelled => {
+                seat.ended(&RequestEnded { failed: true, ..RequestEnded::default() })
+            }
+            RequestOutcome::Invalid => {}
+        }
+    }
+
+    /// Nothing more will be used, whether or not everything has ended: once, and then it is counted. Cancel safe.
+    pub async fn settle_usage(&mut self) {
+        let first = self.choices.iter().filter_map(|choice| choice.first).min();
+        self.books.metered.settle(self.outcome, &self.usage, first.map(|first| first - self.arrived)).await;
+    }
+
+    /// Waits a moment for the first delta, so that a request that fails early fails with a status. It stays in line.
+    pub async fn settle(&mut self) -> Result<(), ApiError> {
+        match tokio::time::timeout(FIRST_EVENT_MAX, self.next_delta()).await {
+            Ok(Ok(Some(delta))) => self.ready.push_front(News::Delta(delta)),
+            Ok(Ok(None)) | Err(_) => {}
+            Ok(Err(error)) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, prompt: usize, event: RequestEvent) -> Result<(), ApiError> {
+        match event {
+            RequestEvent::Waiting { choice: _, position, estimate_ms } => {
+                let waiting = Waiting { position, estimate_ms };
+                self.waited.get_or_insert(waiting);
+                self.ready.push_back(News::Waiting(waiting));
+            }
+            RequestEvent::PromptLogprobs(logprobs) => {
+                let index = (prompt * self.choices_per_prompt) as u32;
+                self.ready.push_back(News::Delta(Delta { index, prompt_logprobs: Some(logprobs), ..Delta::default() }));
+            }
+            RequestEvent::Sources(tokens) if self.choices.len() == self.choices_per_prompt => {
+                self.usage.prompt_tokens_details = PromptTokensDetails { cached_tokens: tokens.cached() };
+            }
+            // Of several prompts the totals are known at the end. Embeddings are not answers.
+            RequestEvent::Sources(_) | RequestEvent::Embedding(_) => {}
+            RequestEvent::Token { choice, token, logprob } => self.token(prompt, choice, token, logprob),
+            RequestEvent::Finished { choice, outcome, usage } => {
+                let index = prompt * self.choices_per_prompt + choice as usize;
+                let ended = match outcome {
+                    // The gateway ended the choice before its worker did.
+                    _ if self.choices[index].closed => return Ok(()),
+                    Outcome::Failed(failure) => return Err(failure.into()),
+                    Outcome::Stop(token) => Ended::StopToken(token),
+                    Outcome::Length => Ended::Length,
+                };
+                let piece = match self.hidden {
+                    true => Piece { finish: Some(Finish::LENGTH), ..Piece::default() },
+                    false => self.choices[index].pipeline.finish(ended),
+                };
+                self.end(index, usage);
+                self.pass(index, piece);
+            }
+        }
+        Ok(())
+    }
+
+    fn token(&mut self, prompt: usize, choice: u32, token: Token, logprob: Option<TokenLogprob>) {
+        let index = prompt * self.choices_per_prompt + choice as usize;
+        let state = &mut self.choices[index];
+        if state.closed {
+            return;
+        }
+        let now = Instant::now();
+        match state.last.replace(now) {
+            Some(last) => metrics::observe_itl(now - last),
+            None => {
+                state.first = Some(now);
+                metrics::observe_ttft(now - self.arrived);
+                self.books.routed.iter().filter_map(|routed| routed.seat.as_ref()).for_each(Seat::first_token);
+                if self.books.objectives.classes().get(self.class).ttft_ms.is_some() {
+                    self.books.metered.observe_ttft(now, now - self.arrived);
+                }
+            }
+        }
+        if self.hidden {
+            return;
+        }
+        state.tokens += 1;
+        self.usage.completion_tokens += 1;
+        self.usage.total_tokens += 1;
+        let piece = state.pipeline.push(token, logprob);
+        let has_ended = state.pipeline.has_ended();
+        self.usage.completion_tokens_details.reasoning_tokens += piece.reasoning_tokens;
+        if has_ended {
+            let usage = self.submission.end_choice(prompt, choice);
+            self.end(index, usage);
+        }
+        self.pass(index, piece);
+    }
+
+    /// The model has spoken, or somebody in its place.
+    fn settle_doubt(&mut self, index: usize, ruling: Ruling) {
+        let choice = &mut self.choices[index];
+        choice.asked = false;
+        let pieces = choice.pipeline.settle(ruling);
+        if choice.pipeline.has_ended() && !choice.closed {
+            let usage = self.submission.end_choice(index / self.choices_per_prompt, (index % self.choices_per_prompt) as u32);
+            self.end(index, usage);
+        }
+        pieces.into_iter().for_each(|piece| self.pass(index, piece));
+    }
+
+    /// No more tokens of a choice are wanted.
+    fn end(&mut self, index: usize, usage: ChoiceUsage) {
+        let choice = &mut self.choices[index];
+        choice.closed = true;
+        choice.usage = Some(usage);
+    }
+
+    /// A choice's next piece; the last one closes it.
+    fn pass(&mut self, index: usize, mut piece: Piece) {
+        if let Some(finish) = &mut piece.finish {
+            safety::note_cut(finish, self.books.blocks.as_ref());
+            self.close(index);
+        }
+        self.give(index, piece);
+        let Some(judging) = &mut self.judging else { return };
+        let choice = &mut self.choices[index];
+        if let Some(doubt) = choice.pipeline.doubt().filter(|_| !choice.asked) {
+            judging.ask(index, doubt.clone());
+            choice.asked = true;
+        }
+    }
+
+    fn give(&mut self, index: usize, piece: Piece) {
+        if let Some(remembered) = self.remembered.as_mut().filter(|_| index == 0) {
+            remembered.text += &piece.text;
+            if piece.finish.is_some() {
+                remembered.feedback.complete(&remembered.id, &remembered.text);
+            }
+        }
+        if let (0, Some(tap)) = (index, &mut self.books.tap) {
+            tap.hear(&piece);
+        }
+        self.ready.extend(piece.parts().map(|piece| News::Delta(Delta { index: index as u32, piece, ..Delta::default() })));
+    }
+
+    fn close(&mut self, index: usize) {
+        let choice = &mut self.choices[index];
+        let usage = choice.usage.take().expect("a choice ends before its last piece goes out");
+        self.open -= 1;
+        if let (Some(first), Some(last)) = (choice.first, choice.last) {
+            let tpot = (choice.tokens > 1).then(|| (last - first) / (choice.tokens - 1));
+            let ttft = first - self.arrived;
+            let kept = self.books.objectives.observe(self.class, ttft, tpot);
+            self.seen = RequestEnded {
+                kept: kept && self.seen.kept,
+                ttft: self.seen.ttft.max(Some(ttft)),
+                tpot: self.seen.tpot.max(tpot),
+                failed: false,
+            };
+            usage.predicted_ttft_ms.into_iter().for_each(metrics::observe_predicted_ttft);
+            self.books.recent.push(finished(&usage, choice.tokens, first - self.arrived, tpot));
+        }
+        if self.open == 0 {
+            metrics::observe_e2e(self.arrived.elapsed());
+        }
+        let tidemill = self.usage.tidemill.get_or_insert_default();
+        let similar = self.submission.similar_to();
+        tidemill.response_cache = match similar {
+            Some(_) => FromCache::Similar,
+            None if self.submission.is_cached() => FromCache::Equal,
+            None => FromCache::No,
+        };
+        tidemill.similar_to =
+            similar.map(|similar| SimilarQuestion { response: similar.response.to_string(), similarity: similar.similarity });
+        tidemill.route = self.books.routed.as_ref().map(|routed| routed.told.clone());
+        // Further choices of a prompt find its KV where the first one put it: only the first tells where the KV came from.
+        if index.is_multiple_of(self.choices_per_prompt) {
+            tidemill.tokens.add(&usage.provenance.tokens);
+            self.usage.prompt_tokens_details = PromptTokensDetails { cached_tokens: tidemill.tokens.cached() };
+        }
+        add(tidemill, usage);
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        metrics::count_request(self.outcome);
+        self.count_in_rollout();
+        // Unless it was settled, its client has left: nobody waits.
+        let _ = self.settle_usage().now_or_never();
+        metrics::count_tokens(self.usage.prompt_tokens, self.usage.completion_tokens);
+    }
+}
+
+/// A choice by itself.
+fn finished(usage: &ChoiceUsage, completion_tokens: u32, ttft: Duration, tpot: Option<Duration>) -> FinishedRequest {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let mut path = TidemillUsage { tokens: usage.provenance.tokens, ..TidemillUsage::default() };
+    add(&mut path, usage.clone());
+    FinishedRequest {
+        at: Instant::now(),
+        prompt_tokens: path.tokens.total(),
+        completion_tokens,
+        ttft_ms: ms(ttft),
+        tpot_ms: tpot.map(ms),
+        ttft_predicted_ms: usage.predicted_ttft_ms,
+        path,
+    }
+}
+
+/// Of several choices, the slowest counts per phase.
+fn add(total: &mut TidemillUsage, usage: ChoiceUsage) {
+    let provenance = usage.provenance;
+    for (total, ms) in [
+        (&mut total.queue_ms, usage.queue_ms + provenance.queue_ms),
+        (&mut total.fetch_ms, provenance.fetch_ms),
+        (&mut total.prefill_ms, usage.prefill_ms),
+        (&mut total.transfer_ms, provenance.transfer_ms),
+        (&mut total.tail_ms, provenance.tail_ms),
+        (&mut total.decode_ms, provenance.decode_ms),
+    ] {
+        *total = total.max(ms);
+    }
+    if total.decode_worker.is_empty() {
+        total.decode_worker = usage.decode_worker;
+    }
+    total.prefill_worker = total.prefill_worker.take().or(usage.prefill_worker);
+    total.preemptions += provenance.preemptions;
+    total.rescues += usage.rescues;
+}

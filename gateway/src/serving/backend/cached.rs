@@ -1,0 +1,94 @@
+//! The response caches between the front door and a cluster: asked before a request is submitted, and told of answers as they come. The
+//! one of equal requests is asked first; what it does not have, the one of similar questions may.
+
+use crate::{
+    cache::{
+        response_cache::{self, Key, Recording, ResponseCache, Tenant},
+        semantic::{self, Bucket, Inquiry, SemanticCache},
+    },
+    metrics,
+};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use tidemill_cluster::RequestEvent;
+
+/// A cache that all models share.
+#[derive(Debug)]
+pub struct Shared<C> {
+    cache: Mutex<C>,
+    /// An answer with more is not kept.
+    pub(crate) bytes: u64,
+    since: Instant,
+}
+
+pub type Cache = Shared<ResponseCache>;
+pub type Similar = Shared<SemanticCache>;
+
+impl Cache {
+    pub fn new(limits: response_cache::Limits) -> Self {
+        Self { cache: Mutex::new(ResponseCache::new(limits)), bytes: limits.bytes, since: Instant::now() }
+    }
+}
+
+impl Similar {
+    pub fn new(limits: semantic::Limits) -> Self {
+        Self { cache: Mutex::new(SemanticCache::new(limits)), bytes: limits.bytes, since: Instant::now() }
+    }
+}
+
+impl<C> Shared<C> {
+    pub(crate) fn cache(&self) -> MutexGuard<'_, C> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.since.elapsed()
+    }
+}
+
+/// Where an answer may be, and is put.
+#[derive(Debug, Default)]
+pub struct Caches<'a> {
+    pub equal: Option<&'a Arc<Cache>>,
+    /// If an answer to a similar question would do.
+    pub similar: Option<(&'a Arc<Similar>, &'a Inquiry)>,
+}
+
+/// Whose answer is given to another question.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimilarTo {
+    pub response: Arc<str>,
+    pub similarity: f32,
+}
+
+/// Hears an answer, and puts it into the caches.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    pub(crate) recording: Recording,
+    pub(crate) tenant: Tenant,
+    pub(crate) equal: Option<(Key, Arc<Cache>)>,
+    pub(crate) similar: Option<(Bucket, Inquiry, Arc<Similar>)>,
+}
+
+impl Recorder {
+    /// Returns whether it goes on listening.
+    pub(crate) fn hear(&mut self, event: &RequestEvent) -> bool {
+        if !self.recording.hear(event) {
+            return false;
+        }
+        let Some(events) = self.recording.whole() else { return true };
+        if let Some((bucket, inquiry, shared)) = self.similar.take() {
+            let mut cache = shared.cache();
+            cache.put(bucket, self.tenant, inquiry, &events, shared.now());
+            metrics::show_semantic_cache(cache.bytes(), cache.answers());
+        }
+        if let Some((key, shared)) = &self.equal {
+            let mut cache = shared.cache();
+            cache.put(*key, self.tenant, events, shared.now());
+            metrics::show_response_cache(cache.bytes(), cache.answers());
+        }
+        false
+    }
+}

@@ -1,0 +1,69 @@
+//! Whether a similar question's answer will do, and what is asked then. Where a model says how alike questions are, it is asked past
+//! everything that is for clients, as the judge is: nobody is charged for it.
+
+use super::Gateway;
+use crate::{
+    cache::semantic::{Inquiry, likeness::Question},
+    dialog::Dialog,
+    requests::options::Options,
+    serving::{backend::Submission, embedded},
+};
+use metrics::counter;
+use std::{sync::Arc, time::Duration};
+use tidemill_cluster::NewRequest;
+use tidemill_proto::{message::Embeds, tokens::Tokens};
+
+/// A model that takes longer to read a question costs more than it saves.
+const EMBEDDED_MAX: Duration = Duration::from_secs(2);
+
+/// In the place of a question, where all else is looked at.
+const PLACE: &str = "question";
+
+impl Gateway {
+    /// What is asked, of a tenant that has opted in, if that is one question and nothing else.
+    pub(crate) fn question(&self, dialog: &Dialog, options: &Options) -> Option<Inquiry> {
+        if !options.similar_will_do || self.shared.similar.is_none() || self.is_shadow() || !dialog.tools.is_empty() || dialog.continues {
+            return None;
+        }
+        self.tenants().tenant(self.tenant()?).filter(|tenant| tenant.semantic_cache)?;
+        let mut rest = dialog.clone();
+        let (last, before) = rest.messages.split_last_mut()?;
+        if last.role != "user" || before.iter().any(|message| !matches!(message.role.as_str(), "system" | "developer")) {
+            return None;
+        }
+        let text = last.content.replace(PLACE.to_owned())?;
+        let question = Question::read(&text)?;
+        let rest = self.render("messages", &rest).ok()?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(self.model.name.len() as u64).to_le_bytes()).update(self.model.name.as_bytes()).update(rest.prompt.text.as_bytes());
+        let setting = hasher.finalize().into();
+        Some(Inquiry { question, text, setting, is_open: options.max_tokens.is_none(), response: String::new() })
+    }
+
+    /// Says which response its answer will be, and has the question read by a model, if one says how alike questions are.
+    pub async fn complete_question(&self, options: &mut Options, response: &str) {
+        let Some(mut inquiry) = options.inquiry.take() else { return };
+        response.clone_into(&mut inquiry.response);
+        if let Some(model) = &self.shared.likeness_model {
+            let embedded = tokio::time::timeout(EMBEDDED_MAX, self.embedded(model, &inquiry.text, options)).await;
+            match embedded.unwrap_or(Err("overdue")) {
+                Ok(embedding) => inquiry.question = inquiry.question.embedded(embedding),
+                Err(reason) => {
+                    counter!("tidemill_semantic_cache_unread_total", "reason" => reason).increment(1);
+                    return;
+                }
+            }
+        }
+        options.inquiry = Some(inquiry);
+    }
+
+    async fn embedded(&self, model: &str, text: &str, options: &Options) -> Result<Vec<f32>, &'static str> {
+        let served = self.served(model).ok_or("no_model")?;
+        let prompt = Tokens::from(served.text.tokenizer.encode(text, true).map_err(|_| "failed")?);
+        let embeds = Embeds { second_text: prompt.len() as u32 };
+        let request = NewRequest::embedding(prompt, embeds, self.salt(&[]), options.class, EMBEDDED_MAX);
+        let submission = Submission::new(Arc::clone(&served.backend), vec![request]).map_err(|_| "rejected")?;
+        let mut rows = embedded::collect(submission, 1).await.map_err(|_| "failed")?;
+        rows.pop().map(embedded::unit).ok_or("failed")
+    }
+}

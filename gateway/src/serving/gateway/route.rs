@@ -1,0 +1,186 @@
+//! Which model a request is turned to: by the operator's rules, the rollouts that run, and who has time for it. Without rules and rollouts
+//! it is the one that the request names, and nothing is looked at.
+
+use super::{Gateway, ServedModel};
+use crate::{
+    metrics::{self, usage::RouteUsage},
+    requests::error::ApiError,
+    rollout::{routed::Routed, running::Live, seen::Side, shadow::Mirror},
+    routing::{Asker, By, Overflow, Router, said::Said},
+};
+use std::sync::Arc;
+use tidemill_cluster::class::ClassId;
+
+/// A prompt's bytes for one token, about.
+const TOKEN_BYTES: u64 = 4;
+
+/// A request that wants an answer, as far as its route depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking<'a> {
+    /// Of its endpoint. `None`: it is about an answer, and gets none.
+    pub path: Option<&'static str>,
+    pub model: Option<&'a str>,
+    pub service_tier: Option<&'a str>,
+    pub body: &'a [u8],
+}
+
+impl Gateway {
+    /// Turned to the model that is to answer.
+    pub fn route(&self, asked: Asking<'_>) -> Result<Arc<Self>, ApiError> {
+        let shared = &self.shared;
+        if self.is_shadow() || (shared.router.is_none() && shared.rollouts.is_empty()) {
+            return self.select(asked.model);
+        }
+        let said = Said::of(asked.body);
+        let user = self.sticky_user(&said);
+        let (mut model, mut by, mut why, overflow) =
+            match shared.router.as_ref().and_then(|router| self.by_rules(router, &asked, &said, &user)) {
+                Some(choice) => choice,
+                None => (Arc::clone(&self.select(asked.model)?.model), "asked", "asked".to_owned(), None),
+            };
+        let mut seat = None;
+        let mut mirror = None;
+        if by != "pin" {
+            let first = self.in_rollout(&model, &user);
+            let goes_over = overflow.and_then(|overflow| {
+                let taken = first.as_ref().filter(|(.., side)| *side == Side::To).map_or(&model, |(to, ..)| to);
+                let (other, reason) = self.overflows(taken, &overflow, &asked, &said)?;
+                Some((self.in_rollout(&other, &user), other, reason))
+            });
+            let mut moved = first;
+            if let Some((other_moved, other, reason)) = goes_over {
+                (model, by, moved) = (other, "overflow", other_moved);
+                why = format!("{why}; overflow: {reason}");
+            }
+            if let Some((to, live, side)) = moved {
+                if side == Side::To {
+                    why = format!("{why}; rollout from {} at {} %", live.record.from, live.record.share() * 100.0);
+                    by = "rollout";
+                    model = to;
+                }
+                let looked_at = asked.path.filter(|_| self.caller.as_ref().is_some_and(|caller| !caller.in_background));
+                if let Some(path) = looked_at {
+                    seat = live.seat(side);
+                    mirror = (side == Side::From).then(|| Mirror::of(&shared.rollouts, &live, path, asked.body)).flatten();
+                }
+            }
+        }
+        let told = RouteUsage { asked: asked.model.map(str::to_owned), model: model.name.clone(), why };
+        let routed = Arc::new(Routed::new(told, seat, mirror));
+        if asked.path.is_some() {
+            metrics::count_routed(&model.name, by);
+        }
+        if let Some(caller) = &self.caller {
+            caller.note_routed(&routed);
+        }
+        Ok(Arc::new(Self { model, routed: Some(routed), ..self.clone() }))
+    }
+
+    fn by_rules(
+        &self,
+        router: &Router,
+        asked: &Asking<'_>,
+        said: &Said<'_>,
+        user: &str,
+    ) -> Option<(Arc<ServedModel>, &'static str, String, Option<Overflow>)> {
+        let aliases = self.aliases();
+        let caller = self.caller.as_deref();
+        let in_metadata = || said.content().metadata.get(router.region_metadata.as_deref()?)?.as_str();
+        let asker = Asker {
+            asked: asked.model,
+            resolved: asked.model.map(|name| aliases.get(name).map_or(name, String::as_str)),
+            tenant: caller.and_then(|caller| caller.tenant()),
+            tier: caller.and_then(|caller| caller.tier()).map(|tier| tier.name.as_str()),
+            region: caller.and_then(|caller| caller.region.as_deref()).or_else(in_metadata),
+            user,
+        };
+        let choice = router.route(&asker, said)?;
+        let by = match choice.by {
+            By::Pin => "pin",
+            By::Rule => "rule",
+            By::Auto => "auto",
+        };
+        Some((self.served(choice.model)?, by, choice.why, choice.overflow.cloned()))
+    }
+
+    pub(crate) fn served(&self, name: &str) -> Option<Arc<ServedModel>> {
+        self.shared.models.iter().find(|model| model.name == name).cloned()
+    }
+
+    /// The rollout that users of this model move in, and where this one is.
+    fn in_rollout(&self, model: &ServedModel, user: &str) -> Option<(Arc<ServedModel>, Arc<Live>, Side)> {
+        let live = self.shared.rollouts.of(&model.name)?;
+        let to = self.served(&live.record.to)?;
+        let side = live.side(user);
+        Some((to, live, side))
+    }
+
+    /// The second model, and why, if the first would take too long and the second would not take longer.
+    fn overflows(
+        &self,
+        first: &ServedModel,
+        overflow: &Overflow,
+        asked: &Asking<'_>,
+        said: &Said<'_>,
+    ) -> Option<(Arc<ServedModel>, String)> {
+        let tier = self.service_tier(asked.service_tier).or(asked.service_tier);
+        let class = self.classes().by_tier(tier).unwrap_or_default();
+        let tokens = u32::try_from(said.content().bytes / TOKEN_BYTES).unwrap_or(u32::MAX).max(1);
+        let limit_ms = overflow.ttft_ms.or(self.classes().get(class).ttft_ms);
+        let first_ms = first.backend.forecast(tokens, class).ttft_ms;
+        let reason = match (first_ms, limit_ms) {
+            (None, _) => format!("{} cannot serve now", first.name),
+            (Some(ms), Some(limit)) if ms > limit => format!("{} would take {ms:.0} of {limit:.0} ms", first.name),
+            _ => return None,
+        };
+        let second = self.served(&overflow.model)?;
+        let second_ms = second.backend.forecast(tokens, class).ttft_ms?;
+        first_ms.is_none_or(|first_ms| second_ms < first_ms).then_some((second, reason))
+    }
+
+    /// The same for all requests of one user, as far as they can be told apart; for one that nobody knows, another each time.
+    fn sticky_user(&self, said: &Said<'_>) -> String {
+        let caller = self.caller.as_deref();
+        let tenant = caller.and_then(|caller| caller.tenant());
+        let (own, named) = (caller.and_then(|caller| caller.user()), said.content().user.as_deref());
+        match (tenant, own.or(named)) {
+            (_, Some(_)) => [tenant, own, named].map(Option::unwrap_or_default).join("\n"),
+            (Some(tenant), None) => [Some(tenant), caller.and_then(|caller| caller.key())].map(Option::unwrap_or_default).join("\n\n\n"),
+            (None, None) => format!("{:032x}", rand::random::<u128>()),
+        }
+    }
+
+    /// Whether what nobody waits for should rather not be sent to this model.
+    pub fn has_much_to_do(&self, model: &str) -> bool {
+        let Some(model) = self.served(model) else { return true };
+        let forecast = model.backend.forecast(1, ClassId::default());
+        self.tenants().is_shedding() || forecast.waiting > 0 || forecast.ttft_ms.is_none_or(f64::is_infinite)
+    }
+
+    /// Turned to nobody.
+    pub fn for_nobody(&self) -> Self {
+        Self { caller: None, routed: None, ..self.clone() }
+    }
+
+    /// Whether a request that is repeated, here or at another coordinator, is turned to the same model.
+    pub fn routes_repeatably(&self) -> bool {
+        self.shared.rollouts.is_empty() && self.shared.router.as_ref().is_none_or(Router::is_repeatable)
+    }
+
+    /// What a request says of its region, where rules ask for that.
+    pub fn region_header(&self) -> Option<&str> {
+        self.shared.router.as_ref()?.region_header.as_deref()
+    }
+
+    /// Names that rules answer to, each with the models that may answer.
+    pub fn routed_names(&self) -> Vec<(String, Vec<Self>)> {
+        let Some(router) = &self.shared.router else { return Vec::new() };
+        let aliases = self.aliases();
+        let names = router.names(|name| self.served(name).is_some() || aliases.contains_key(name));
+        let turned = |model| Self { model, ..self.clone() };
+        names
+            .into_iter()
+            .map(|(name, of)| (name.to_owned(), of.into_iter().filter_map(|model| self.served(model)).map(turned).collect()))
+            .collect()
+    }
+}

@@ -1,0 +1,157 @@
+//! How a running summary of a conversation is made: a model is asked, as the conversation's sender would ask it. [`crate::features::summarizer`] says
+//! which conversation is next.
+
+use super::Gateway;
+use crate::{
+    base::stamp::unix_seconds,
+    context::summary::{self, PARTS_MAX, Summaries, Summary, TOKENS_MAX},
+    dialog::{Dialog, Message, ReasoningWish},
+    features::summarizer::{Key, Settings, Unmade, Wish},
+    generation::piece::FinishReason,
+    requests::{
+        error::ApiError,
+        generate::GenerateRequest,
+        items::{Said, recall},
+    },
+    serving::rounds::rounded::Rounded,
+    store::{self, Item, Part, StoreError},
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::time;
+
+/// Between attempts at what the cluster, or a quota, has no room for: twice as long each time.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// For an estimate of a template's marks, which need not be exact: what is too long is refused.
+const SPARE: u64 = 16;
+/// A window with less room for what was said is too small to summarize in.
+const ROOM_MIN: u64 = 64;
+
+impl Gateway {
+    /// Asks for a summary of the first `items` of the sender's conversation.
+    pub fn wish_summary(&self, conversation: &str, items: usize) {
+        let wish = Wish { sender: self.sender(), model: self.model_name().to_owned(), items };
+        self.shared.summarizer.wish((self.owner(), conversation.to_owned()), wish);
+    }
+
+    /// Whether summarizing so many items of the sender's conversation has failed, a short while ago.
+    pub fn summary_has_failed(&self, conversation: &str, items: usize) -> bool {
+        self.shared.summarizer.has_failed(&(self.owner(), conversation.to_owned()), items)
+    }
+
+    /// Makes summaries, for ever.
+    pub async fn run_summaries(self: Arc<Self>) {
+        let gateway = &self;
+        self.shared.summarizer.run(|settings, key, wish| make(Arc::clone(gateway), settings, key, wish)).await;
+    }
+}
+
+async fn make(gateway: Arc<Gateway>, settings: Settings, (owner, id): Key, wish: Wish) -> Result<(), Unmade> {
+    let record = gateway.store().load(&owner, &id, Part::All).await?;
+    let kept = Summaries::read(record.summary.as_deref());
+    if kept.iter().any(|summary| summary.items == wish.items) {
+        return Ok(());
+    }
+    let told = record.items.get(..wish.items).ok_or(Unmade::Gone)?;
+    let last = told.last().ok_or(Unmade::Gone)?.id.clone();
+    let caller = gateway.tenants().caller_of_batch(&wish.sender).map_err(Unmade::Failed)?;
+    let gateway = gateway.for_caller(Arc::new(caller));
+    let given_to = gateway.select(Some(&wish.model))?;
+    let maker = gateway.select(Some(settings.model.as_deref().unwrap_or(&wish.model)))?;
+    let before = kept.clone().within(wish.items).newest().cloned();
+    let new = told[before.as_ref().map_or(0, |before| before.items)..].to_vec();
+    let worker = Arc::clone(&maker);
+    let parts = maker.compute(move || Ok(parts(&worker, &new))).await??;
+    if parts.len() > PARTS_MAX {
+        return Err(Unmade::Failed(format!("there is too much to summarize at once: {} prompts", parts.len())));
+    }
+    let mut text = before.map(|before| before.text);
+    for part in parts {
+        text = Some(asked(&maker, text.as_deref(), &part).await?);
+    }
+    let Some(text) = text.filter(|text| !text.is_empty()) else {
+        return Err(Unmade::Failed("the model had nothing to say".into()));
+    };
+    // Or every prompt that it is put into would be refused.
+    if given_to.safety().is_some_and(|safety| !safety.accepts(&text, &[])) {
+        return Err(Unmade::Failed("safety checks refuse it".into()));
+    }
+    // Another model's tokens are not those of the prompts that it is put into.
+    let text = given_to.text().tokenizer.cut(&text, TOKENS_MAX.into());
+    let tokens = given_to.text().tokenizer.count(&text) as u32;
+    let summary = Summary { text, items: wish.items, tokens, model: maker.model_name().to_owned(), created_at: unix_seconds() };
+    let summary = store::Summary { body: kept.with(summary).write(), items: wish.items, last };
+    Ok(gateway.store().summarize(&owner, &id, summary).await?)
+}
+
+/// What was said, in parts that fit into the model's window beside everything else.
+fn parts(gateway: &Gateway, items: &[Item]) -> Result<Vec<String>, Unmade> {
+    let tokenizer = &gateway.text().tokenizer;
+    let frame = gateway.prompt_only("summary", &dialog(Some("a"), ""))?.len() as u64;
+    let room = u64::from(gateway.context_tokens()?).saturating_sub(frame + 2 * u64::from(TOKENS_MAX) + SPARE);
+    if room < ROOM_MIN {
+        return Err(Unmade::Failed("the model's window is too small to summarize in".into()));
+    }
+    let lines = items.iter().map(|item| Ok(line(recall(item)?.1))).collect::<Result<Vec<_>, ApiError>>()?;
+    Ok(summary::parts(lines.into_iter().flatten().collect(), room, |text| tokenizer.count(text), |text, most| tokenizer.cut(text, most)))
+}
+
+/// Thoughts are not summarized: no later turn is given them.
+fn line(said: Said) -> Option<String> {
+    match said {
+        Said::Message { role, text } if role == "assistant" => Some(format!("Assistant: {text}\n")),
+        Said::Message { role, text } if role == "user" => Some(format!("User: {text}\n")),
+        Said::Message { text, .. } => Some(format!("Rule: {text}\n")),
+        Said::Call(call) => Some(format!("Assistant calls {} with {}\n", call.name, call.arguments)),
+        Said::Returned { text, .. } => Some(format!("It returns: {text}\n")),
+        Said::Thought(_) | Said::Reference(_) | Said::Nothing => None,
+    }
+}
+
+fn dialog(before: Option<&str>, said: &str) -> Dialog {
+    let message = |role: &str, content: String| Message { role: role.into(), content: Some(content), ..Message::default() };
+    let request = format!("{}\n\n{}", summary::INSTRUCTIONS, summary::request(before, said));
+    let reasoning = ReasoningWish { effort: Some("none".into()), enable_thinking: Some(false) };
+    Dialog { messages: vec![message("user", request)], reasoning, ..Dialog::default() }
+}
+
+/// One prompt's answer. Greedy: the same history has the same summary.
+async fn asked(gateway: &Arc<Gateway>, before: Option<&str>, said: &str) -> Result<String, Unmade> {
+    let mut rest = FIRST_RETRY;
+    let answer = loop {
+        let request =
+            GenerateRequest { temperature: Some(0.0), max_tokens: Some(TOKENS_MAX), min_tokens: Some(1), ..GenerateRequest::default() };
+        let options = gateway.options(Instant::now(), request)?;
+        match gateway.start_dialog("summary", dialog(before, said), options).await {
+            Ok(running) => break running.answer,
+            Err(error) if [429, 503].iter().any(|busy| error.status() == *busy) => {
+                time::sleep(rest).await;
+                rest *= 2;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let choices = Rounded::new(gateway, answer, None).whole().await?;
+    let piece = choices.into_iter().next().map(|choice| choice.piece).unwrap_or_default();
+    if piece.finish.is_some_and(|finish| finish.reason == FinishReason::ContentFilter) {
+        return Err(Unmade::Failed("safety checks ended it".into()));
+    }
+    Ok(piece.text.trim().to_owned())
+}
+
+impl From<ApiError> for Unmade {
+    fn from(error: ApiError) -> Self {
+        Self::Failed(error.message().to_owned())
+    }
+}
+
+impl From<StoreError> for Unmade {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::NotFound(_) | StoreError::Changed(_) => Self::Gone,
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Tools that run here, whatever protocol they were asked for in: a model that called some is asked again with what they returned, a
+//! bounded number of times.
+//!
+//! - [`Rounds`]: which calls run, and the next round
+//! - [`rounded`]: all rounds as one answer of one choice
+
+pub mod rounded;
+
+use super::answer::Answer;
+use crate::{
+    dialog::{Dialog, Message, ToolCall, ToolChoice},
+    features::server_tools::{NotOffered, ServerTools},
+    metrics::usage::Usage,
+    requests::{error::ApiError, options::Options},
+    serving::gateway::{Gateway, RunningDialog},
+    text::tool::Tool,
+};
+use futures_util::future::join_all;
+use std::sync::Arc;
+
+/// Calls of one round that run; the model is told of the others that they did not.
+const CALLS_MAX: usize = 16;
+
+/// What the next round needs.
+#[derive(Debug)]
+pub struct Rounds {
+    /// The field with the messages, for errors.
+    param: &'static str,
+    /// Names of the tools that run here.
+    names: Vec<String>,
+    dialog: Dialog,
+    options: Options,
+    number: u32,
+    max: u32,
+    /// Of the rounds before.
+    spent: Usage,
+}
+
+/// Tools that run here, as the model sees them.
+pub fn offered(gateway: &Gateway, names: &[String]) -> Result<Vec<Tool>, ApiError> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let tools = gateway.server_tools().ok_or_else(|| ApiError::invalid("server_tools", "this server runs no tools"))?;
+    tools.offered(names).map_err(|reason| match reason {
+        NotOffered::Unknown { .. } => ApiError::invalid("server_tools", reason.to_string()),
+        NotOffered::NotYet(_) => ApiError::no_tools_yet(reason.to_string()),
+    })
+}
+
+impl Rounds {
+    /// `None`: nothing runs here for this answer. A shadow's calls are never run: they have run for the answer that it shadows. `names`: as
+    /// the model knows them; `options`: as the client gave them.
+    pub fn new(gateway: &Gateway, param: &'static str, names: Vec<String>, dialog: &Dialog, options: &Options) -> Option<Self> {
+        let tools = gateway.server_tools().filter(|_| !names.is_empty() && !gateway.is_shadow())?;
+        let (dialog, options) = (dialog.clone(), options.clone());
+        Some(Self { param, names, dialog, options, number: 1, max: tools.rounds_max, spent: Usage::default() })
+    }
+
+    /// Those of a round's calls that run here: none after the last round, or where a client has to answer, too: it answers to all of them.
+    pub fn ours(&self, calls: Vec<ToolCall>) -> Vec<ToolCall> {
+        let all_ours = calls.iter().all(|call| self.names.contains(&call.name));
+        if all_ours && self.number < self.max { calls } else { Vec::new() }
+    }
+
+    /// The options of the next round. `None`: there is no room for more of the answer. `running`: usage of the round that has ended.
+    pub fn room(&self, running: &Usage) -> Option<Options> {
+        let mut options = self.options.clone();
+        if let Some(max_tokens) = options.max_tokens {
+            let left = u64::from(max_tokens).saturating_sub(self.usage(running).completion_tokens);
+            options.max_tokens = Some(u32::try_from(left).ok().filter(|left| *left > 0)?);
+        }
+        Some(options)
+    }
+
+    /// Asks the model again. `said`: since it was asked last. The new answer takes the place of `running`.
+    pub async fn ask(&mut self, gateway: &Gateway, options: Options, said: Vec<Message>, running: &mut Answer) -> Result<(), ApiError> {
+        self.dialog.messages.extend(said);
+        self.number += 1;
+        // Who was made to call has called; and in the end the model has to answer.
+        self.dialog.tool_choice = if self.number == self.max { ToolChoice::None } else { ToolChoice::Auto };
+        let round = gateway.for_round(self.number);
+        let RunningDialog { mut answer, .. } = round.start_dialog(self.param, self.dialog.clone(), options).await?;
+        self.spent = self.usage(running.usage());
+        answer.go_on_from(running);
+        *running = answer;
+        Ok(())
+    }
+
+    /// Of all rounds together, the one that runs included.
+    pub fn usage(&self, running: &Usage) -> Usage {
+        let mut usage = self.spent.clone();
+        usage.add(running);
+        usage
+    }
+}
+
+/// Runs a round's calls, and returns what each came to.
+pub async fn run(gateway: &Gateway, calls: &[ToolCall]) -> Result<Vec<String>, ApiError> {
+    let tools = gateway.server_tools().ok_or_else(|| ApiError::internal("the tools are gone: please report this as a bug"))?;
+    Ok(join_all(calls.iter().enumerate().map(|(place, call)| run_one(tools, place, call))).await)
+}
+
+async fn run_one(tools: &Arc<ServerTools>, place: usize, call: &ToolCall) -> String {
+    match place {
+        ..CALLS_MAX => tools.call(&call.name, call.arguments.clone()).await,
+        _ => format!("error: at most {CALLS_MAX} calls run at a time"),
+    }
+}

@@ -1,0 +1,12 @@
+//! Why a model directory cannot be used.
+
+use std::path::PathBuf;
+
+/// A model directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error("cannot read {path}: {source} (a model directory has config.json, tokenizer.json and *.safetensors)")]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{path}: {reason}")]
+    Invalid { path: PathBuf, reason: String },
+}
