@@ -231,6 +231,7 @@ pub(crate) mod tests {
             vocab_size: 512,
             hidden_size: 64,
             num_hidden_layers: 2,
+            kind: ModelKind::Decoder,
             tokenizer_digest: Some([1; 16]),
         }
     }
@@ -283,6 +284,7 @@ pub(crate) mod tests {
             (ModelIdentity { vocab_size: 513, ..model() }, "vocab_size is 513, not 512"),
             (ModelIdentity { num_hidden_layers: 3, ..model() }, "num_hidden_layers"),
             (ModelIdentity { model_type: "qwen2".into(), ..model() }, "model_type"),
+            (ModelIdentity { kind: ModelKind::Encoder, ..model() }, "kind of model"),
             (ModelIdentity { tokenizer_digest: Some([2; 16]), ..model() }, "tokenizer.json"),
         ];
         for (other, words) in others {

@@ -17,7 +17,7 @@ use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
     grammar::{Constraint, Grammar},
     ids::{LinkId, RequestId, SequenceId},
-    message::{DecodeJob, Finish, PoolNode, Run, WorkerEvent},
+    message::{DecodeJob, Embeds, Finish, PoolNode, Run, WorkerEvent},
     sampling::{Sampling, StopRule, TokenLogprob},
     step::{SegmentResult, Wanted},
     urgency::Urgency,
@@ -282,7 +282,7 @@ impl World {
                 }
                 Action::Send { event: WorkerEvent::Embedding { sequence, .. }, .. } => {
                     assert!(
-                        self.jobs[sequence.0 as usize].embeds && self.embedded.insert(sequence),
+                        self.jobs[sequence.0 as usize].embeds.is_some() && self.embedded.insert(sequence),
                         "an embedding that was asked for, once"
                     );
                 }
@@ -300,7 +300,7 @@ impl World {
                     let tokens = self.tokens.get(&sequence).copied().unwrap_or(0);
                     match reason {
                         Finish::Stop { token } => assert_eq!(token, 7),
-                        Finish::Length if job.embeds => assert!(self.embedded.contains(&sequence) && tokens == 0),
+                        Finish::Length if job.embeds.is_some() => assert!(self.embedded.contains(&sequence) && tokens == 0),
                         Finish::Length => {
                             let total = (job.prompt_tokens + tokens) as usize;
                             assert!(tokens == job.stop.max_tokens || total == LIMITS.context_tokens, "{total} tokens");

@@ -6,7 +6,7 @@ use tidemill_engine::{job::Action, role::Role};
 use tidemill_proto::{
     block::LayoutFingerprint,
     ids::{LinkId, RequestId, SequenceId},
-    message::{DecodeJob, Finish, WorkerEvent},
+    message::{DecodeJob, Embeds, Finish, WorkerEvent},
     sampling::{Sampling, StopRule},
     step::{SegmentResult, Wanted},
     urgency::Urgency,
@@ -24,10 +24,18 @@ struct Machine {
 
 impl Machine {
     fn new() -> Self {
-        Self { scheduler: Scheduler::new(LayoutFingerprint([1; 16]), 1024, LIMITS), now: Duration::ZERO, sequences: 0 }
+        Self::with(LIMITS)
+    }
+
+    fn with(limits: Limits) -> Self {
+        Self { scheduler: Scheduler::new(LayoutFingerprint([1; 16]), 1024, limits), now: Duration::ZERO, sequences: 0 }
     }
 
     fn admit(&mut self, prompt: usize, urgency: Urgency) {
+        self.admit_as(prompt, urgency, None);
+    }
+
+    fn admit_as(&mut self, prompt: usize, urgency: Urgency, embeds: Option<Embeds>) {
         let id = self.sequences;
         self.sequences += 1;
         let job = DecodeJob {
@@ -46,7 +54,7 @@ impl Machine {
             constraint: None,
             urgency,
             prompt_logprobs: None,
-            embeds: None,
+            embeds,
         };
         self.scheduler.admit(LINK, job, self.now);
     }
@@ -159,4 +167,48 @@ fn a_full_worker_returns_the_lowest_that_waits() {
     };
     assert_eq!(returned(Urgency::default()), [16], "no room for one more of the same");
     assert_eq!(returned(important()), [15], "the youngest makes room for a higher one");
+}
+
+/// What a scheduler tells a coordinator of its sequences' ends.
+fn refusals(scheduler: &mut Scheduler) -> Vec<String> {
+    let reason = |action| match action {
+        Action::Send { event: WorkerEvent::Finished { reason: Finish::Failed { reason }, .. }, .. } => Some(reason),
+        _ => None,
+    };
+    scheduler.residency_mut().take_actions().into_iter().filter_map(reason).collect()
+}
+
+#[test]
+fn an_encoder_reads_each_text_in_one_step_and_keeps_nothing_of_it() {
+    let mut machine = Machine::with(Limits { reads_whole: true, ..LIMITS });
+    let one = |tokens: u32| Some(Embeds { second_text: tokens });
+    for tokens in [300, 300, 100, 512, 1] {
+        machine.admit_as(tokens as usize, Urgency::default(), one(tokens));
+    }
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        let chunks = machine.scheduler.plan(machine.now);
+        assert!(chunks.iter().all(|chunk| chunk.start == 0), "texts are not cut: {chunks:?}");
+        assert!(chunks.iter().map(|chunk| chunk.len).sum::<usize>() <= LIMITS.step_tokens);
+        let embedded = |_| SegmentResult { embedding: Some(vec![1.0]), ..SegmentResult::default() };
+        let results = chunks.iter().map(embedded).collect();
+        machine.now += Duration::from_millis(100);
+        machine.scheduler.stepped(&chunks, results, machine.now);
+        for action in machine.scheduler.residency_mut().take_actions() {
+            assert!(matches!(action, Action::Send { .. }), "nothing is fetched or put: {action:?}");
+        }
+        machine.scheduler.check_integrity();
+        seen.extend(chunks.into_iter().map(|chunk| (chunk.job.0, chunk.len)));
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, [(0, 300), (1, 300), (2, 100), (3, 512), (4, 1)]);
+    assert_eq!(machine.scheduler.residency().blocks(1).cached, 0);
+    machine.admit(40, Urgency::default());
+    machine.admit_as(513, Urgency::default(), one(513));
+    machine.admit_as(40, Urgency::default(), one(41));
+    let refused = refusals(&mut machine.scheduler);
+    for (reason, expected) in refused.iter().zip(["is an encoder", "513 tokens are more than the 512", "begins at 41"]) {
+        assert!(reason.contains(expected), "{reason}");
+    }
+    assert_eq!(refused.len(), 3);
 }

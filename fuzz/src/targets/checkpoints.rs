@@ -8,7 +8,9 @@ use crate::{
 };
 use serde_json::Value;
 use std::{fs, path::Path, time::Duration};
-use tidemill_model::{Chunk, EchoExecutor, Executor, LoadOptions, LogitRows, Model, Quantization, echo::EchoOptions};
+use tidemill_model::{
+    Chunk, EchoExecutor, Encoder, EncoderOptions, Executor, LoadOptions, LogitRows, Model, Quantization, echo::EchoOptions, encoder::Text,
+};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype};
 
 pub(crate) const CHECKPOINTS: Target = Target {
@@ -29,7 +31,7 @@ type Files = Vec<(String, Vec<u8>)>;
 
 fn open() -> anyhow::Result<Box<dyn Subject>> {
     let mut seeds: Vec<Files> = Vec::new();
-    for dir in tree::models()? {
+    for dir in tree::models()?.into_iter().chain(tree::encoders()?) {
         // Reading MiBs for each case finds no more.
         if fs::read_dir(&dir)?.filter_map(|entry| entry.ok()?.metadata().ok()).map(|file| file.len()).sum::<u64>() > 2 << 20 {
             continue;
@@ -100,7 +102,10 @@ const HEADER_KEYS: [&str; 6] = ["__metadata__", "dtype", "shape", "data_offsets"
 fn use_it(dice: &mut Dice, dir: &Path) {
     let echo = EchoOptions { block_bytes: *dice.pick(&[1, 4096, 65_536]), step: Default::default() };
     if let Ok(echo) = EchoExecutor::load(dir, &echo) {
-        let _ = (echo.layout(), echo.config().vocab());
+        let _ = (echo.layout(), echo.vocab());
+    }
+    if encode(dice, dir) {
+        return;
     }
     let kv_dtype = *dice.pick(&KvDtype::ALL);
     let quantize = dice.one_in(2).then(|| *dice.pick(&Quantization::ALL));
@@ -112,4 +117,18 @@ fn use_it(dice: &mut Dice, dir: &Path) {
     let mut kv = model.new_kv(blocks.len());
     let logits = model.forward(&[Chunk { tokens: &tokens, start: 0, blocks: &blocks, logits: LogitRows::Last }], &mut kv);
     let _ = logits.row(0).len();
+}
+
+/// Whether it is an encoder, which then encodes.
+fn encode(dice: &mut Dice, dir: &Path) -> bool {
+    let quantize = dice.one_in(2).then(|| *dice.pick(&Quantization::ALL));
+    let loaded = Encoder::load(dir, &EncoderOptions { quantize, threads: 1, isa: None }, &mut |_, _| ());
+    let Ok(Some(mut encoder)) = loaded else { return false };
+    let length = (1 + dice.below(2 * BLOCK_TOKENS)).min(encoder.context_tokens());
+    let tokens: Vec<u32> = (0..length).map(|_| dice.below(encoder.vocab()) as u32).collect();
+    let blocks: Vec<u32> = (0..length.div_ceil(BLOCK_TOKENS) as u32).collect();
+    let mut kv = encoder.new_kv(blocks.len());
+    let row = encoder.encode(&[Text { tokens: &tokens, blocks: &blocks, second: dice.below(length + 1) }], &mut kv);
+    let _ = row.len();
+    true
 }

@@ -21,15 +21,24 @@ pub(super) fn pages(dir: &str) -> anyhow::Result<Vec<String>> {
 
 /// Directories of small models, one of each family.
 pub(super) fn models() -> anyhow::Result<Vec<PathBuf>> {
+    checkpoints("model/tests/fixtures")
+}
+
+/// Directories of small encoders.
+pub(super) fn encoders() -> anyhow::Result<Vec<PathBuf>> {
+    checkpoints("model/tests/encoders")
+}
+
+fn checkpoints(place: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut models = Vec::new();
-    for entry in fs::read_dir(path("model/tests/fixtures"))? {
+    for entry in fs::read_dir(path(place))? {
         let dir = entry?.path();
         if dir.join("config.json").is_file() {
             models.push(dir);
         }
     }
     models.sort();
-    anyhow::ensure!(!models.is_empty(), "model/tests/fixtures has no models");
+    anyhow::ensure!(!models.is_empty(), "{place} has no models");
     Ok(models)
 }
 

@@ -285,8 +285,9 @@ impl Activations {
     }
 
     /// The rows as they were packed in f32 or bf16.
-    pub(crate) fn to_rows(&mut self) -> Vec<f32> {
-        self.float().to_rows()
+    pub(crate) fn to_rows(&self) -> Vec<f32> {
+        let Self::Float(activations) = self else { panic!("{ONE_ARITHMETIC}") };
+        activations.to_rows()
     }
 
     /// Packs what `write` writes.

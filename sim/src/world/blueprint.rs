@@ -149,6 +149,7 @@ impl Blueprint {
                 step_tokens: cluster.decode_step_tokens,
                 context_tokens: shape.context_tokens as usize,
                 vocab: vocab as usize,
+                reads_whole: false,
             };
             let jobs_max = limits.sequences_max + limits.waiting_max;
             let role = tidemill_decode::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);

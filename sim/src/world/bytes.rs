@@ -79,7 +79,7 @@ impl Memory {
         let drawn = match segment.wanted {
             Wanted::Token(_) if !self.blocks.is_empty() => Some((next_token(state, vocab), None)),
             Wanted::Token(draw) => Some((workload::token(draw.sampling.seed, draw.index as u32, vocab), None)),
-            Wanted::Nothing | Wanted::Embedding | Wanted::Scores { .. } => None,
+            Wanted::Nothing | Wanted::Embedding { .. } | Wanted::Scores { .. } => None,
         };
         SegmentResult { drawn, ..SegmentResult::default() }
     }
