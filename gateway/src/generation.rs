@@ -90,7 +90,7 @@ impl Pipeline {
     /// For the tokens after `prompt`. `seed`: the choice's own. Calls of the same choice of the same prompt have the same ids.
     pub fn new(model: &TextModel, prompt: &[Token], rules: &TextRules, seed: u64) -> Self {
         let mut hasher = DefaultHasher::new();
-        if rules.output.calls.is_some() {
+        if rules.output.may_call() {
             (prompt, seed).hash(&mut hasher);
         }
         Self {
@@ -399,7 +399,7 @@ mod tests {
         let format = ToolFormat::of(&template).unwrap();
         let model = TextModel::new(ModelConfig::default(), Arc::new(sentencepiece_with(&MARKS)), Some(template));
         let tools = [Tool { name: "f".into(), ..Tool::default() }].into();
-        let output = OutputRules::new(&model, thought, Some(Calls { format, tools, parallel, forced_most: None }));
+        let output = OutputRules::new(&model, thought, Some(Calls { format, tools, parallel, forced_most: None }), None);
         (model, TextRules { skip_special: true, output, ..TextRules::default() })
     }
 

@@ -4,6 +4,7 @@ use super::render;
 use super::{Dialog, ToolChoice};
 use crate::text::{
     TextModel,
+    harmony::Channels,
     marks::{self, Edges},
     output::OutputRules,
     reasoning::Thought,
@@ -75,7 +76,9 @@ impl Dialog {
             ToolChoice::Required | ToolChoice::Named(_) => Some(1),
         };
         let calls = format.map(|format| Calls { format, tools: self.tools.as_slice().into(), parallel: self.parallel, forced_most });
-        Ok(DialogPrompt { output: OutputRules::new(model, thought, calls), prompt })
+        let tools = if self.tool_choice == ToolChoice::Auto { &self.tools[..] } else { &[] };
+        let channels = Channels::of(template, tools);
+        Ok(DialogPrompt { output: OutputRules::new(model, thought, calls, channels), prompt })
     }
 
     /// As the template has it. Where something that a client or a tool wrote could be taken for one of its marks, it cannot any more.

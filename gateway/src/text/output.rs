@@ -2,12 +2,13 @@
 //! the text was cut into tokens.
 //!
 //! ```text
-//!   text ──► thought? ──► calls? ──► Event, Event, …
+//!   text ──► channels, or thought? ──► calls? ──► Event, Event, …
 //! ```
 
-use super::events::{Event, Events};
 use super::{
     TextModel,
+    events::{Event, Events},
+    harmony::{ChannelSplitter, Channels},
     reasoning::{Thought, ThoughtSplitter},
     tools::{Calls, frame::Frame},
 };
@@ -18,16 +19,18 @@ use tidemill_proto::block::Token;
 pub struct OutputRules {
     pub thought: Option<Thought>,
     pub calls: Option<Calls>,
+    pub channels: Option<Channels>,
     /// Special tokens whose text is wanted, though that of others is not: they are marks.
     pub(super) marks: Vec<(Token, &'static str)>,
 }
 
 impl OutputRules {
-    pub fn new(model: &TextModel, thought: Option<Thought>, calls: Option<Calls>) -> Self {
+    pub fn new(model: &TextModel, thought: Option<Thought>, calls: Option<Calls>, channels: Option<Channels>) -> Self {
         let marks = thought.iter().flat_map(Thought::marks).chain(calls.iter().flat_map(Calls::marks));
+        let marks = marks.chain(channels.iter().flat_map(Channels::marks));
         let special = |mark| Some((model.tokenizer.special_id_of(mark)?, mark));
         let marks = marks.filter_map(special).collect();
-        Self { thought, calls, marks }
+        Self { thought, calls, channels, marks }
     }
 
     /// The mark that this special token is.
@@ -35,35 +38,43 @@ impl OutputRules {
         self.marks.iter().find(|(id, _)| *id == token).map(|(_, mark)| *mark)
     }
 
+    /// Whether an answer may hold calls.
+    pub fn may_call(&self) -> bool {
+        self.calls.is_some() || self.channels.is_some()
+    }
+
     pub fn is_plain(&self) -> bool {
-        self.thought.is_none() && self.calls.is_none()
+        self.thought.is_none() && self.calls.is_none() && self.channels.is_none()
     }
 }
 
 /// One choice's words.
 #[derive(Debug)]
 pub struct Splitter {
+    channels: Option<ChannelSplitter>,
     thought: Option<ThoughtSplitter>,
     calls: Option<Frame>,
 }
 
 impl Splitter {
     pub fn new(rules: &OutputRules) -> Self {
-        Self { thought: rules.thought.clone().map(ThoughtSplitter::new), calls: rules.calls.clone().map(Frame::new) }
+        let channels = rules.channels.clone().map(ChannelSplitter::new);
+        Self { channels, thought: rules.thought.clone().map(ThoughtSplitter::new), calls: rules.calls.clone().map(Frame::new) }
     }
 
     /// Inside a thought.
     pub fn thinks(&self) -> bool {
-        self.thought.as_ref().is_some_and(ThoughtSplitter::thinks)
+        self.thought.as_ref().is_some_and(ThoughtSplitter::thinks) || self.channels.as_ref().is_some_and(ChannelSplitter::thinks)
     }
 
     pub fn push(&mut self, text: &str) -> Vec<Event> {
         let mut events = Events::default();
         let mut answer = answer(&mut self.calls);
         for c in text.chars() {
-            match &mut self.thought {
-                Some(thought) => thought.step(c, &mut events, &mut answer),
-                None => answer(c, &mut events),
+            match (&mut self.channels, &mut self.thought) {
+                (Some(channels), _) => channels.step(c, &mut events, &mut answer),
+                (None, Some(thought)) => thought.step(c, &mut events, &mut answer),
+                (None, None) => answer(c, &mut events),
             }
         }
         events.0
@@ -72,7 +83,9 @@ impl Splitter {
     /// No more text comes: it was `cut` by its length, perhaps within a mark or the beginning of a call, or it came to an end.
     pub fn finish(&mut self, cut: bool) -> Vec<Event> {
         let mut events = Events::default();
-        if let Some(thought) = &mut self.thought {
+        if let Some(channels) = &mut self.channels {
+            channels.finish(cut, &mut events, &mut answer(&mut self.calls));
+        } else if let Some(thought) = &mut self.thought {
             thought.finish(cut, &mut events, &mut answer(&mut self.calls));
         }
         if let Some(frame) = &mut self.calls {

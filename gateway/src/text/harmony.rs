@@ -1,0 +1,259 @@
+//! Answers in channels, as GPT-OSS gives them (OpenAI's harmony format): a row of messages, each with a header that names its channel, and for
+//! a call the tool that it is for.
+//!
+//! ```text
+//! <|channel|>analysis<|message|>a thought<|end|><|start|>assistant<|channel|>final<|message|>the text<|return|>
+//! <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{"its": "arguments"}<|call|>
+//! ```
+//!
+//! Words that come without a header are text: a grammar may have forced them.
+
+use super::{events::Events, marker::MarkerWatch, reasoning::is_begun, template::ChatTemplate, tool::Tool};
+use std::sync::Arc;
+
+const START: &str = "<|start|>";
+const CHANNEL: &str = "<|channel|>";
+const CONSTRAIN: &str = "<|constrain|>";
+const MESSAGE: &str = "<|message|>";
+const END: &str = "<|end|>";
+const CALL: &str = "<|call|>";
+const RETURN: &str = "<|return|>";
+/// Stands before the name of the tool that a call is for.
+const RECIPIENT: &str = "to=";
+const FUNCTIONS: &str = "to=functions.";
+/// The beginnings of a header; the first message's begins after the prompt's `<|start|>assistant`.
+const BEGINNINGS: [&str; 3] = [CHANNEL, RECIPIENT, START];
+/// A longer header is none.
+const HEADER_BYTES_MAX: usize = 512;
+
+/// How a model's channels are read.
+#[derive(Clone, Debug)]
+pub struct Channels {
+    /// A message to one of these is a call; to others, it is text.
+    tools: Arc<[Tool]>,
+}
+
+impl Channels {
+    /// For answers to a prompt with these tools. `None`: this model has no channels.
+    pub fn of(template: &ChatTemplate, tools: &[Tool]) -> Option<Self> {
+        (template.mentions(CHANNEL) && template.mentions(MESSAGE)).then(|| Self { tools: tools.into() })
+    }
+
+    pub(super) fn marks(&self) -> impl Iterator<Item = &'static str> {
+        [START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN].into_iter()
+    }
+}
+
+/// Tells an answer's channels apart.
+#[derive(Debug)]
+pub(super) struct ChannelSplitter {
+    channels: Channels,
+    end: MarkerWatch,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// This much of a header, or of what stands before one.
+    Header(String),
+    Body(Body),
+    /// Words without a header.
+    Plain,
+}
+
+/// The contents of a message.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Body {
+    Thought,
+    Text,
+    Arguments,
+}
+
+impl ChannelSplitter {
+    pub(super) fn new(channels: Channels) -> Self {
+        let end = MarkerWatch::new([START, CHANNEL, END, CALL, RETURN]);
+        Self { channels, end, state: State::Header(String::new()) }
+    }
+
+    pub(super) fn thinks(&self) -> bool {
+        matches!(self.state, State::Body(Body::Thought))
+    }
+
+    /// `answer` gets the text.
+    pub(super) fn step(&mut self, c: char, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
+        match &mut self.state {
+            State::Plain => answer(c, events),
+            State::Header(header) => {
+                header.push(c);
+                if header.ends_with(MESSAGE) {
+                    let body = self.channels.body(header, events);
+                    self.state = State::Body(body);
+                } else if !may_be_header(header) {
+                    let words = std::mem::take(header);
+                    self.state = State::Plain;
+                    words.chars().for_each(|c| answer(c, events));
+                }
+            }
+            State::Body(body) => {
+                let body = *body;
+                match self.end.step(c, |c| pass(body, c, events, answer)) {
+                    None => {}
+                    Some(mark @ (START | CHANNEL)) => self.state = State::Header(mark.to_owned()),
+                    Some(_) => self.state = State::Header(String::new()),
+                }
+            }
+        }
+    }
+
+    /// No more text comes: it was `cut`, perhaps within a mark or a header.
+    pub(super) fn finish(&mut self, cut: bool, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
+        match &mut self.state {
+            State::Plain => {}
+            State::Header(header) if cut || header.trim().is_empty() => {}
+            State::Header(header) => header.chars().for_each(|c| answer(c, events)),
+            State::Body(body) => {
+                let body = *body;
+                let held = self.end.finish();
+                if !(cut && is_begun(&held)) {
+                    held.chars().for_each(|c| pass(body, c, events, answer));
+                }
+            }
+        }
+    }
+}
+
+impl Channels {
+    /// The contents that a header announces. A call begins with it.
+    fn body(&self, header: &str, events: &mut Events) -> Body {
+        let word_after = |mark: &str| {
+            let (_, rest) = header.split_once(mark)?;
+            rest.split(|c: char| c.is_whitespace() || c == '<').next()
+        };
+        let tool = word_after(FUNCTIONS).filter(|name| self.tools.iter().any(|tool| tool.name == *name));
+        match (tool, word_after(CHANNEL)) {
+            (Some(name), _) => {
+                events.call(name);
+                Body::Arguments
+            }
+            (None, Some("analysis")) => Body::Thought,
+            (None, _) => Body::Text,
+        }
+    }
+}
+
+fn pass(body: Body, c: char, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
+    let mut bytes = [0; 4];
+    match body {
+        Body::Thought => events.thought(c.encode_utf8(&mut bytes)),
+        Body::Text => answer(c, events),
+        Body::Arguments => events.arguments(c.encode_utf8(&mut bytes)),
+    }
+}
+
+fn may_be_header(words: &str) -> bool {
+    let begun = words.trim_start();
+    words.len() <= HEADER_BYTES_MAX && BEGINNINGS.iter().any(|beginning| beginning.starts_with(begun) || begun.starts_with(beginning))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::{
+        config::ModelConfig,
+        events::Event,
+        output::{OutputRules, Splitter},
+    };
+
+    fn template(source: &str) -> ChatTemplate {
+        ChatTemplate::new(source.into(), &ModelConfig::default()).unwrap()
+    }
+
+    fn rules() -> OutputRules {
+        let tools = [Tool { name: "weather".into(), ..Tool::default() }];
+        let channels = Channels::of(&template("<|start|>assistant<|channel|>final<|message|>"), &tools);
+        OutputRules { channels: Some(channels.unwrap()), ..OutputRules::default() }
+    }
+
+    fn split(text: &str, cut: bool) -> Vec<Event> {
+        let mut whole = Splitter::new(&rules());
+        let mut events = whole.push(text);
+        events.extend(whole.finish(cut));
+        let mut by_characters = Splitter::new(&rules());
+        let mut pieces: Vec<Event> = text.chars().flat_map(|c| by_characters.push(c.encode_utf8(&mut [0; 4]))).collect();
+        pieces.extend(by_characters.finish(cut));
+        assert_eq!(joined(pieces), joined(events.clone()), "however {text:?} is cut");
+        joined(events)
+    }
+
+    /// Those of a kind in a row as one.
+    fn joined(events: Vec<Event>) -> Vec<Event> {
+        let mut all = Events::default();
+        for event in events {
+            match event {
+                Event::Thought(words) => all.thought(&words),
+                Event::Text(words) => all.text(&words),
+                Event::Call(name) => all.call(&name),
+                Event::Arguments(json) => all.arguments(&json),
+            }
+        }
+        all.0
+    }
+
+    fn thought(words: &str) -> Event {
+        Event::Thought(words.into())
+    }
+
+    fn text(words: &str) -> Event {
+        Event::Text(words.into())
+    }
+
+    #[test]
+    fn channels_become_thoughts_and_text() {
+        let answer = "<|channel|>analysis<|message|>They greet.<|end|><|start|>assistant<|channel|>final<|message|>Hello <b>!<|return|>";
+        assert_eq!(split(answer, false), [thought("They greet."), text("Hello <b>!")]);
+        let preamble = "<|channel|>commentary<|message|>I shall look.<|end|>\n<|start|>assistant<|channel|>final<|message|>Done.";
+        assert_eq!(split(preamble, false), [text("I shall look.Done.")]);
+        assert_eq!(split("<|channel|>final<|message|>a<|channel|>analysis<|message|>b", false), [text("a"), thought("b")]);
+    }
+
+    #[test]
+    fn a_message_to_a_tool_is_a_call() {
+        let call = |name: &str, json: &str| [Event::Call(name.into()), Event::Arguments(json.into())];
+        let json = r#"{"city": "Oslo"}"#;
+        for header in [
+            "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>",
+            "<|channel|>commentary to=functions.weather<|message|>",
+            " to=functions.weather<|channel|>commentary json<|message|>",
+        ] {
+            assert_eq!(split(&format!("{header}{json}<|call|>"), false), call("weather", json), "{header}");
+        }
+        let other = "<|channel|>commentary to=functions.other<|message|>{}<|call|>";
+        assert_eq!(split(other, false), [text("{}")], "a tool that there is not");
+        let both =
+            format!("<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>commentary to=functions.weather<|message|>{json}");
+        assert_eq!(split(&both, false), [vec![thought("x")], call("weather", json).to_vec()].concat());
+    }
+
+    #[test]
+    fn words_without_a_header_are_text() {
+        for words in ["{\"a\": 1}", "Hello <|end|>", "<|mess", "tomorrow", "  to be or not"] {
+            assert_eq!(split(words, false), [text(words)], "{words:?}");
+        }
+        let long = format!("<|channel|>{}", "x".repeat(HEADER_BYTES_MAX));
+        assert_eq!(split(&long, false), [text(&long)]);
+        assert_eq!(split("", false), []);
+    }
+
+    #[test]
+    fn a_mark_or_header_that_was_cut_is_nothing() {
+        assert_eq!(split("<|channel|>analy", true), []);
+        assert_eq!(split("<|channel|>final<|message|>a<|ret", true), [text("a")]);
+        assert_eq!(split("<|channel|>final<|message|>a<", true), [text("a<")], "that may be anything");
+    }
+
+    #[test]
+    fn templates_without_channels_have_none() {
+        assert!(Channels::of(&template("<|channel|>"), &[]).is_none());
+        assert!(Channels::of(&template("<think></think>"), &[]).is_none());
+    }
+}
