@@ -212,8 +212,11 @@ async fn texts_are_embedded() {
     assert_eq!(list["usage"], json!({"prompt_tokens": 3, "total_tokens": 3}));
     let (_, bytes) = cluster.ask("/v1/embeddings", json!({"input": [5], "encoding_format": "base64"})).await;
     assert_eq!(bytes["data"][0]["embedding"], "mpkZP83MTD8=", "0.6 and 0.8, little-endian");
+    let (_, first) = cluster.ask("/v1/embeddings", json!({"input": [6, 7], "dimensions": 3})).await;
+    assert_eq!(numbers(&first["data"][0]["embedding"]).len(), 3);
     for (body, param) in [
-        (json!({"input": "x", "dimensions": 3}), "dimensions"),
+        (json!({"input": "x", "dimensions": 0}), "dimensions"),
+        (json!({"input": "x", "dimensions": 1_000_000}), "dimensions"),
         (json!({"input": "x", "encoding_format": "hex"}), "encoding_format"),
         (json!({"input": [[]]}), "input"),
         (json!({"input": [[1_000_000]]}), "input"),
