@@ -11,8 +11,8 @@ use nix::{
 };
 use pulse::{Pulse, SILENCE_MAX};
 use restarts::{Restarts, WINDOW};
-
 use std::{
+    io::{Write, stderr},
     os::unix::process::ExitStatusExt,
     path::PathBuf,
     process::{ExitStatus, Stdio},
@@ -29,6 +29,12 @@ use tokio::{
     sync::mpsc,
     time::timeout,
 };
+
+/// Writes a line to standard error in one piece: the children write there too, and `eprintln!` would let their lines into the middle of ours.
+pub(crate) fn say(line: &str) {
+    // Nothing is left to complain to.
+    let _ = stderr().write_all(format!("tidemill: {line}\n").as_bytes());
+}
 
 /// One running role process.
 #[derive(Debug)]
@@ -85,7 +91,7 @@ impl Process {
         match self.status() {
             None => {
                 if self.pulse.is_lost(now, self.said.beats.load(Ordering::Relaxed)) {
-                    eprintln!("tidemill: the event loop of {} has stood still for {SILENCE_MAX:?}: it is killed", self.name);
+                    say(&format!("the event loop of {} has stood still for {SILENCE_MAX:?}: it is killed", self.name));
                     let _ = self.child.start_kill();
                     self.pulse = Pulse::default();
                 }
@@ -105,7 +111,7 @@ impl Process {
         match restarts.crashed(now) {
             Some(wait) => {
                 let (count, max) = (restarts.count(), restarts.max());
-                eprintln!("tidemill: {name} ended: {how}; starting it again in {wait:?} ({count} of {max} within {WINDOW:?})");
+                say(&format!("{name} ended: {how}; starting it again in {wait:?} ({count} of {max} within {WINDOW:?})"));
                 self.due = Some(now + wait);
                 Tended::Alive
             }
@@ -162,7 +168,7 @@ impl Process {
             // SIGTERM may arrive before the process handles it. It then ends at once, which is fine.
             Ok(status) => status.is_ok_and(|s| s.success() || s.signal() == Some(Signal::SIGTERM as i32)),
             Err(_) => {
-                eprintln!("tidemill: {} did not end within {within:?}: killed", self.name);
+                say(&format!("{} did not end within {within:?}: killed", self.name));
                 let _ = self.child.kill().await;
                 false
             }

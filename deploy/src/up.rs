@@ -4,7 +4,7 @@ mod rolling;
 
 use crate::{
     demo_model, gguf,
-    processes::{Process, Tended},
+    processes::{Process, Tended, say},
 };
 use anyhow::{Context, bail};
 use futures_util::future::join_all;
@@ -189,7 +189,7 @@ pub async fn up(args: UpArgs) -> anyhow::Result<()> {
         },
         () = &mut signalled => Ok(()),
     };
-    eprintln!("tidemill: draining");
+    say("draining");
     let clean = cluster.stop().await;
     outcome?;
     if !clean {
@@ -347,9 +347,9 @@ impl Cluster {
             self.wait_ready(door, Duration::from_secs(args.ready_s)).await?;
         }
         for door in &doors {
-            eprintln!("tidemill: the console is at http://{}/console", door.http);
+            say(&format!("the console is at http://{}/console", door.http));
             if let Some(admin) = &door.admin {
-                eprintln!("tidemill: operators' port http://{admin}");
+                say(&format!("operators' port http://{admin}"));
             }
             println!("ready http://{}/v1", door.http);
         }
@@ -392,7 +392,7 @@ impl Cluster {
             tokio::select! {
                 () = tokio::time::sleep(TEND_EVERY) => {}
                 Some(()) = hangups.recv() => {
-                    eprintln!("tidemill: restarting every process, one after the other");
+                    say("restarting every process, one after the other");
                     // Blocks on disk come back with their pool node, so those go first.
                     let workers = self.workers.iter().chain(&self.coordinators);
                     rolling.begin(workers.map(|process| process.name.clone()));
@@ -407,7 +407,7 @@ impl Cluster {
             self.workers.retain_mut(|worker| match worker.tend(now) {
                 Tended::Alive => true,
                 Tended::Ended(how) => {
-                    eprintln!("tidemill: {how}; the cluster goes on without it");
+                    say(&format!("{how}; the cluster goes on without it"));
                     false
                 }
             });
@@ -424,10 +424,10 @@ impl Cluster {
             && self.is_back(&turn).await
             && rolling.done()
         {
-            eprintln!("tidemill: every process was restarted");
+            say("every process was restarted");
         }
         if let Some(name) = rolling.overdue(now, within) {
-            eprintln!("tidemill: {name} did not come back within {within:?}: the others are not restarted");
+            say(&format!("{name} did not come back within {within:?}: the others are not restarted"));
         }
         if let Some(name) = rolling.next() {
             let process = self.workers.iter_mut().chain(&mut self.coordinators).find(|process| process.name == name);
