@@ -303,7 +303,7 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_tools: Option<ServerToolsFlags>,
-    /// What all routing rules have in common: a section of the file [default: none]
+    /// Settings that all routing rules share: a section of the file [default: none]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router: Option<RouterFlags>,

@@ -169,7 +169,7 @@ fn a_full_worker_returns_the_lowest_that_waits() {
     assert_eq!(returned(important()), [15], "the youngest makes room for a higher one");
 }
 
-/// What a scheduler tells a coordinator of its sequences' ends.
+/// Reasons of the refusals that a scheduler sends to its coordinator.
 fn refusals(scheduler: &mut Scheduler) -> Vec<String> {
     let reason = |action| match action {
         Action::Send { event: WorkerEvent::Finished { reason: Finish::Failed { reason }, .. }, .. } => Some(reason),

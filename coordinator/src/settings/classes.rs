@@ -21,7 +21,7 @@ pub struct ClassFlags {
     pub priority: Option<u8>,
     /// Worth of one request that keeps its limits [default: 1]
     pub weight: Option<f32>,
-    /// What happens when the limits cannot be met, as predicted: `reject` (429 with Retry-After), `queue` (wait until it harms no other
+    /// Answer to a request whose limits are predicted to be missed: `reject` (429 with Retry-After), `queue` (wait until it harms no other
     /// request, at most `queue_wait_s`) or `late` (serve as soon as there is room) [default: late]
     pub on_miss: Option<String>,
 }

@@ -17,7 +17,7 @@ const AT_ONCE_MAX: usize = 64;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ContextFlags {
-    /// What happens to long stored conversations whose chats do not say: `none`, `slide`, `steps` or `summary` [default: steps]
+    /// Strategy for long stored conversations whose chats name none: `none`, `slide`, `steps` or `summary` [default: steps]
     pub strategy: Option<String>,
     /// Served model that summarizes [default: the one that the conversation is had with]
     pub summary_model: Option<String>,

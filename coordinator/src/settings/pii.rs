@@ -11,10 +11,10 @@ use tidemill_safety::pii::{Kind, find::Finder};
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PiiFlags {
-    /// What happens to it in prompts: `off`, or `redact`: models see placeholders such as `[EMAIL_1]`, and clients get back what these
+    /// Treatment of personal data in prompts: `off`, or `redact`: models see placeholders such as `[EMAIL_1]`, and clients get back what these
     /// stand for [default: off]
     pub input: Option<String>,
-    /// What happens to it in answers: `off`, or `redact`: `[EMAIL]` takes its place [default: off]
+    /// Treatment of personal data in answers: `off`, or `redact`: `[EMAIL]` takes its place [default: off]
     pub output: Option<String>,
     /// Kinds that are looked for: `email`, `phone`, `card`, `iban`, `ssn`, `ip`, `name` [default: all]
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]

@@ -67,7 +67,7 @@ pub struct JudgeFlags {
     pub answers: Option<bool>,
     /// Milliseconds for one prompt, or one passage of an answer, with the time in line [default: 1000]
     pub deadline_ms: Option<u64>,
-    /// What becomes of doubtful texts while it does not answer: `closed` refuses them, `open` lets them pass [default: closed]
+    /// Fate of doubtful texts while the model does not answer: `closed` refuses them, `open` lets them pass [default: closed]
     pub when_down: Option<String>,
     /// Seconds after the first failure in a row for which they pass [default: 300]
     pub open_for_s: Option<u64>,

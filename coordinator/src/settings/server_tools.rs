@@ -46,7 +46,7 @@ pub struct ServerToolsFlags {
 pub struct ToolFlags {
     /// Name that the model calls
     pub name: String,
-    /// What the tool does, for the model
+    /// Purpose of the tool, as the model reads it
     pub description: String,
     /// Address that arguments are posted to as JSON; its host must be in `hosts`
     pub url: String,
