@@ -10,7 +10,7 @@ use super::{
 use crate::model::{make_weights, shapes, weights::Dtype};
 use anyhow::Context;
 use std::{fs, path::Path};
-use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model};
+use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model, Quantization};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
 
 /// The tokens to compute.
@@ -69,6 +69,37 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
     Ok(())
 }
 
+/// Phases of the checkpoint in `dir`.
+pub(super) fn measure_checkpoint(bench: &mut Bench, dir: &Path, quantize: &str) -> anyhow::Result<()> {
+    let name = dir.file_name().map_or_else(|| dir.display().to_string(), |name| name.to_string_lossy().into_owned());
+    let label = format!("{name}, --quantize {quantize}");
+    bench.begins("loading", &label);
+    let options = LoadOptions {
+        kv_dtype: KvDtype::Bf16,
+        quantize: Quantization::of_name(quantize).context("--quantize")?,
+        threads: bench.machine.cpu.threads(),
+        isa: Some(bench.machine.cpu.isa()),
+    };
+    let mut model = Model::load(dir, &options, &mut |_, _| {})?;
+    for phase in PHASES {
+        let shape = phase.rows_text(&label);
+        if !bench.wants(phase.name(), &shape) {
+            continue;
+        }
+        bench.begins(phase.name(), &shape);
+        let (seconds, bandwidth) = phase.seconds(&mut model, bench.seconds, &bench.machine.reading);
+        let rate = phase.tokens() as f64 / seconds;
+        bench.rows.push(match phase {
+            Phase::Decode { sequences: 1, context } => {
+                let kv = (context + 1) as f64 / BLOCK_TOKENS as f64 * model.kv_shape().block_bytes() as f64;
+                Row::new(phase.name(), shape, rate, bandwidth / (model.row_bytes() as f64 + kv), "tokens/s")
+            }
+            Phase::Decode { .. } | Phase::Prefill { .. } => Row::without_limit(phase.name(), shape, rate, "tokens/s"),
+        });
+    }
+    Ok(())
+}
+
 impl Phase {
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -78,10 +109,13 @@ impl Phase {
     }
 
     pub(super) fn shape(self, label: &str, weights: Weights) -> String {
-        let weights = weights.name();
+        self.rows_text(&format!("{label} {}", weights.name()))
+    }
+
+    fn rows_text(self, model: &str) -> String {
         match self {
-            Phase::Prefill { tokens } => format!("{label} {weights}, {tokens} tokens"),
-            Phase::Decode { sequences, context } => format!("{label} {weights}, batch {sequences} after {context}"),
+            Phase::Prefill { tokens } => format!("{model}, {tokens} tokens"),
+            Phase::Decode { sequences, context } => format!("{model}, batch {sequences} after {context}"),
         }
     }
 

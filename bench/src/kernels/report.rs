@@ -47,7 +47,7 @@ pub struct Row {
     /// The operands' sizes.
     pub shape: String,
     pub measured: f64,
-    /// The limit by the ceilings, in the same unit. A ceiling has none.
+    /// The limit by the ceilings, in the same unit. A ceiling has none, and neither have phases of a checkpoint whose work is not counted.
     pub limit: Option<f64>,
     pub unit: &'static str,
     /// `measured / limit`.
@@ -55,7 +55,7 @@ pub struct Row {
 }
 
 impl Row {
-    pub fn ceiling(name: &str, shape: String, measured: f64, unit: &'static str) -> Self {
+    pub fn without_limit(name: &str, shape: String, measured: f64, unit: &'static str) -> Self {
         Self { name: name.into(), shape, measured, limit: None, unit, fraction: None }
     }
 
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_row_says_how_close_it_is_and_a_ceiling_only_what_it_is() {
-        let rows = [Row::ceiling("read", "2 threads".into(), 31.96, "GB/s"), Row::new("norm", "64 × 576".into(), 8.0, 32.0, "GB/s")];
+        let rows = [Row::without_limit("read", "2 threads".into(), 31.96, "GB/s"), Row::new("norm", "64 × 576".into(), 8.0, 32.0, "GB/s")];
         let table = table(&rows);
         let expected = "\
 | name | shape     | measured | limit | unit | fraction |     |

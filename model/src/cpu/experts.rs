@@ -116,6 +116,12 @@ impl Experts {
         self.logits.bytes() + self.experts.iter().map(Expert::bytes).sum::<usize>() + shared
     }
 
+    /// Bytes of the experts that one row does not choose: all have the same shape.
+    pub(crate) fn unread_by_a_row(&self) -> usize {
+        let unchosen = self.experts.len() - self.router.chosen();
+        self.experts.first().map_or(0, |expert| unchosen * expert.bytes())
+    }
+
     /// Sets `sums` to what the experts make of the rows of `scratch.normed`, `hidden` numbers each.
     pub(super) fn apply(&self, cpu: &Cpu, hidden: usize, activation: Activation, scratch: &mut ExpertScratch, sums: &mut Vec<f32>) {
         self.choose(cpu, hidden, scratch);

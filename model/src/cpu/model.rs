@@ -178,6 +178,12 @@ impl Model {
         self.cpu.isa()
     }
 
+    /// Bytes of weights that one row with logits reads: all matrices but the embedding, and of experts the chosen ones. A step of any
+    /// number of rows reads at least these.
+    pub fn row_bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.projection_bytes() - layer.mlp.unread_by_a_row()).sum::<usize>() + self.head.bytes()
+    }
+
     /// Memory for `blocks` KV blocks. Pages cost nothing until they are used.
     pub fn new_kv(&self, blocks: usize) -> KvMemory {
         KvMemory::new(self.kv_layout(), blocks)
@@ -185,6 +191,16 @@ impl Model {
 
     pub(crate) fn kv_layout(&self) -> KvLayout {
         kv::layout(self.kv_shape)
+    }
+}
+
+impl FeedForward {
+    /// Bytes of the experts that one row does not choose.
+    fn unread_by_a_row(&self) -> usize {
+        match self {
+            FeedForward::Dense(_) => 0,
+            FeedForward::Experts(experts) => experts.unread_by_a_row(),
+        }
     }
 }
 

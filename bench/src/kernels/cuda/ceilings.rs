@@ -24,7 +24,7 @@ pub fn measure(gpu: &mut Gpu) -> anyhow::Result<(Ceilings, Bus)> {
 }
 
 pub fn rows(ceilings: &Ceilings, bus: &Bus) -> [Row; 4] {
-    let row = |name, shape: String, per_second: f64, unit| Row::ceiling(name, shape, per_second / 1e9, unit);
+    let row = |name, shape: String, per_second: f64, unit| Row::without_limit(name, shape, per_second / 1e9, unit);
     [
         row("ceiling bf16 multiply-add", format!("{SIDE} × {SIDE} × {SIDE}"), ceilings.bf16_flops, "GFLOP/s"),
         row("ceiling memory copy", "read and written".to_owned(), ceilings.bytes, "GB/s"),
