@@ -102,6 +102,10 @@ impl Gguf {
         &self.parts[tensor.part].1[tensor.range.clone()]
     }
 
+    pub fn has(&self, key: &str) -> bool {
+        self.metadata.contains_key(key)
+    }
+
     pub fn number(&self, key: &str) -> Result<Option<u64>, GgufError> {
         self.read(key, "a number from 0 up", |value| match value {
             Value::Unsigned(n) => Some(*n),

@@ -5,9 +5,10 @@
 //! - `family`: an architecture's tensors and settings by their Hugging Face names
 //! - `config`: metadata to `config.json` and `generation_config.json`
 //! - `tokenizer`: metadata to `tokenizer.json` and `tokenizer_config.json`; `pieces`: SentencePiece's scores to merges
+//! - `weights`: tensors, reordered, cut into experts or put together
 //! - [`directory`]: all of it, written
 //!
-//! Weights in blocks are expanded to bf16. What was F32, F16 or BF16 stays so.
+//! Weights in blocks are expanded to bf16, but GPT-OSS's experts in MXFP4. What was F32, F16 or BF16 stays so.
 //!
 //! The format: github.com/ggml-org/ggml, docs/gguf.md.
 
@@ -19,6 +20,7 @@ pub mod file;
 mod pieces;
 mod reader;
 mod tokenizer;
+mod weights;
 
 use std::{io, path::PathBuf};
 

@@ -14,10 +14,13 @@ const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 const BYTE: u64 = 6;
 
-/// How words are cut before merging, by `tokenizer.ggml.pre`: the published expressions of these tokenizers.
+/// How words are cut before merging, by `tokenizer.ggml.pre`: the expressions that these tokenizers were published with, as llama.cpp quotes
+/// them (src/llama-vocab.cpp).
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const SEED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 #[derive(Clone, Copy)]
 enum Cut {
@@ -37,16 +40,19 @@ struct Pre {
     whole_words: bool,
 }
 
-const PRES: [Pre; 5] = [
-    Pre { names: &["default", "gpt-2", "gpt2", "olmo"], cut: Cut::Gpt2, composed: false, whole_words: false },
+const PRES: [Pre; 8] = [
+    Pre { names: &["default", "gpt-2", "gpt2", "olmo", "exaone4"], cut: Cut::Gpt2, composed: false, whole_words: false },
     Pre { names: &["smollm", "starcoder", "refact", "command-r", "codeshell"], cut: Cut::Digits, composed: false, whole_words: false },
     Pre { names: &["llama-bpe", "llama3", "llama-v3", "glm4"], cut: Cut::By(LLAMA3), composed: false, whole_words: true },
+    Pre { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], cut: Cut::By(LLAMA3), composed: false, whole_words: false },
+    Pre { names: &["gpt-4o", "llama4", "minimax-m2"], cut: Cut::By(GPT4O), composed: false, whole_words: false },
+    Pre { names: &["seed-coder"], cut: Cut::By(SEED), composed: false, whole_words: false },
     Pre { names: &["qwen2", "stablelm2"], cut: Cut::By(QWEN2), composed: true, whole_words: false },
     Pre { names: &["tekken"], cut: Cut::By(TEKKEN), composed: false, whole_words: true },
 ];
 
 /// Tokens that end a turn, whatever the metadata calls them.
-const ENDS: [&str; 11] = [
+const ENDS: [&str; 13] = [
     "<|im_end|>",
     "<|endoftext|>",
     "<|eot_id|>",
@@ -56,6 +62,8 @@ const ENDS: [&str; 11] = [
     "<|end|>",
     "<|return|>",
     "<|call|>",
+    "[|endofturn|]",
+    "<seed:eos>",
     "<EOT>",
     "[EOT]",
 ];
@@ -255,5 +263,32 @@ impl<'a> Tokenizer<'a> {
         ids.sort_unstable();
         ids.dedup();
         Ok(ids)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper};
+
+    fn words(regex: &str, text: &str) -> Vec<String> {
+        let split = json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+        let split: PreTokenizerWrapper = serde_json::from_value(split).unwrap();
+        let mut pieces = PreTokenizedString::from(text);
+        split.pre_tokenize(&mut pieces).unwrap();
+        pieces.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().map(|(piece, ..)| piece.to_owned()).collect()
+    }
+
+    #[test]
+    fn expressions_cut_as_they_are_meant_to() {
+        let text = "IT's camelCase 12345 ok!\n\n x/y";
+        for pre in PRES {
+            if let Cut::By(regex) = pre.cut {
+                assert_eq!(words(regex, text).concat(), text, "{:?}: nothing is lost", pre.names);
+            }
+        }
+        assert_eq!(words(LLAMA3, text), ["IT", "'s", " camelCase", " ", "123", "45", " ok", "!\n\n", " x", "/y"]);
+        assert_eq!(words(GPT4O, text), ["IT's", " camel", "Case", " ", "123", "45", " ok", "!\n\n", " x", "/y"]);
+        assert_eq!(words(SEED, text), ["IT", "'s", " camelCase", " ", "1", "2", "3", "4", "5", " ok", "!", "\n\n", " x", "/y"]);
     }
 }

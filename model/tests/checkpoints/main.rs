@@ -5,6 +5,7 @@ mod corrupt;
 mod exact;
 mod fixtures;
 mod fp8;
+mod gguf;
 mod int4;
 mod int8;
 mod latent;
