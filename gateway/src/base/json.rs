@@ -11,13 +11,25 @@ pub const DEPTH_MAX: usize = 200;
 pub const VALUES_MAX: usize = 1 << 21;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
+/// The target of an event for each text that is parsed, with its length: tests count by it how often a body is.
+pub const PARSES: &str = "tidemill::json";
+
 /// Reads JSON as `T`.
 pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+    note_parse(bytes);
     let bytes = unmarked(bytes);
     serde_json::from_slice(bytes).or_else(|error| match mended(bytes) {
         Some(mended) => T::deserialize(&mut deep(&mended)),
         None => Err(error),
     })
+}
+
+/// Tells those who listen to [`PARSES`] that a text is parsed.
+pub fn note_parse(bytes: &[u8]) {
+    #[cfg(feature = "shell")]
+    tracing::trace!(target: PARSES, bytes = bytes.len(), "a text is parsed");
+    #[cfg(not(feature = "shell"))]
+    let _ = bytes;
 }
 
 /// Takes the byte order mark off a text that begins with one.

@@ -34,6 +34,7 @@ pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     // Fields that are ignored count, too.
     std::str::from_utf8(bytes)
         .map_err(|error| ApiError::malformed(format!("the request body is not valid JSON: it is not UTF-8: {error}")))?;
+    json::note_parse(bytes);
     let bytes = json::unmarked(bytes);
     // Serde would also read a struct from a list of its fields.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
