@@ -4,13 +4,13 @@
 //! An answer's owner has one opinion of it, whatever names of users come with it. Tenants [share](crate::base::room) the room for both.
 
 use crate::{
-    base::{json, owner::Owner, room::Shares},
+    base::{owner::Owner, room::Shares},
     metrics,
 };
 use ::metrics::counter;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::{
     collections::{HashMap, VecDeque},
     fs::OpenOptions,
@@ -311,11 +311,11 @@ impl Known {
 
 /// What is asked in a request's body of any of the generating endpoints, as messages of a chat. Empty: nothing that could be said so, or
 /// too much.
-pub fn asked(body: &[u8]) -> Vec<Value> {
-    let Ok(body) = json::from_slice::<Value>(body) else { return Vec::new() };
+pub fn asked(body: &Map<String, Value>) -> Vec<Value> {
     let user = |content: &Value| json!({"role": "user", "content": content});
-    let system = ["system", "instructions"].iter().map(|name| &body[*name]).find(|value| !value.is_null());
-    let said = [&body["messages"], &body["input"], &body["prompt"]].into_iter().find(|value| !value.is_null());
+    let first = |names: &[&str]| names.iter().filter_map(|name| body.get(*name)).find(|value| !value.is_null());
+    let system = first(&["system", "instructions"]);
+    let said = first(&["messages", "input", "prompt"]);
     let turns = match said {
         Some(text @ Value::String(_)) => vec![user(text)],
         Some(Value::Array(turns)) if turns.iter().all(|turn| turn.is_object() && !turn["role"].is_null()) => turns.clone(),
@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn every_protocol_asks_in_messages() {
-        let of = |body: Value| json!(asked(body.to_string().as_bytes()));
+        let of = |body: Value| json!(asked(body.as_object().unwrap()));
         let hello = json!([{"role": "user", "content": "Hello"}]);
         assert_eq!(of(json!({"messages": hello})), hello);
         assert_eq!(of(json!({"prompt": "Hello"})), hello);
@@ -455,6 +455,6 @@ mod tests {
         );
         assert_eq!(of(json!({"prompt": [1, 2]})), json!([]));
         assert_eq!(of(json!({"prompt": "x".repeat(40_000)})), json!([]));
-        assert_eq!(asked(b"no json"), Vec::<Value>::new());
+        assert_eq!(of(json!({})), json!([]));
     }
 }

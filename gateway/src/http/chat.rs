@@ -135,12 +135,6 @@ impl Endpoint for Chat {
         if top_logprobs > 0 && options.sampling.logprobs.is_none() {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
         }
-        if chat.conversation.is_some() != before.is_some() {
-            return Err(ApiError::invalid("conversation", "`conversation` must be written without escapes"));
-        }
-        if (chat.memory == Some(true)) != facts.is_some() {
-            return Err(ApiError::invalid("memory", "`memory` must be written without escapes"));
-        }
         let named = chat.server_tools.take().unwrap_or_default();
         let tools = rounds::offered(gateway, &named)?;
         for (field, excluded) in [

@@ -12,7 +12,7 @@ use crate::{
     base::stamp::new_id,
     generation::piece::{Finish, FinishReason, StopReason},
     metrics::{self, usage::Usage},
-    requests::error::ApiError,
+    requests::{error::ApiError, parse::JsonBody},
     serving::{
         gateway::{Gateway, RunningDialog},
         rounds::rounded::Rounded,
@@ -55,7 +55,7 @@ pub async fn count_tokens(Client(gateway): Client, body: Body) -> Result<Json<Va
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
     let count = gateway.compute_body(body.len(), move || {
-        let (worker, dialog, _) = request::understand(&worker, &body, None)?;
+        let (worker, dialog, ..) = request::understand(&worker, JsonBody::parse(&body)?, None)?;
         Ok(worker.prompt_only("messages", &dialog)?.len())
     });
     Ok(Json(json!({"input_tokens": count.await?})))
@@ -65,7 +65,11 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), Ap
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let understood = gateway.compute_body(body.len(), move || Ok((request::to_answer(&worker, arrived, &body)?, worker.asked(&body))));
+    let understood = gateway.compute_body(body.len(), move || {
+        let parsed = JsonBody::parse(&body)?;
+        let asked = worker.asked(parsed.fields());
+        Ok((request::to_answer(&worker, arrived, parsed)?, asked))
+    });
     let ((gateway, dialog, options, rounds), asked) = understood.await?;
     let streams = options.stream;
     let RunningDialog { mut answer, .. } = gateway.start_dialog("messages", dialog, options).await?;

@@ -43,9 +43,6 @@ pub struct ChatRequest {
     /// How a dialog that is too long is fitted into the window.
     #[serde(default)]
     pub context: Option<ContextField>,
-    /// Whether it is given what is remembered of its user.
-    #[serde(default)]
-    pub memory: Option<bool>,
     /// `false`: a similar question's answer will not do.
     #[serde(default)]
     pub semantic_cache: Option<bool>,

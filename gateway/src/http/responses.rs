@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     metrics,
-    requests::error::ApiError,
+    requests::{error::ApiError, parse::JsonBody},
     serving::gateway::Gateway,
     store::{Part, Record},
 };
@@ -57,7 +57,11 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Run, bool), ApiErr
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let understood = gateway.compute_body(body.len(), move || Ok((request::understand(&worker, arrived, &body)?, worker.asked(&body))));
+    let understood = gateway.compute_body(body.len(), move || {
+        let parsed = JsonBody::parse(&body)?;
+        let asked = worker.asked(parsed.fields());
+        Ok((request::understand(&worker, arrived, parsed)?, asked))
+    });
     let ((gateway, request), asked) = understood.await?;
     let streams = request.options.stream;
     let mut run = Run::start(&gateway, request).await?;

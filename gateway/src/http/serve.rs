@@ -12,7 +12,13 @@ use super::{
 use crate::{
     base::stamp::unix_seconds,
     metrics,
-    requests::{error::ApiError, generate::GenerateRequest, options::Options, parse, structured},
+    requests::{
+        error::ApiError,
+        generate::GenerateRequest,
+        options::Options,
+        parse::{self, JsonBody},
+        structured,
+    },
     serving::{
         answer::Waiting,
         backend::SimilarTo,
@@ -109,21 +115,27 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let worker = Arc::clone(gateway);
     // Most bodies name nothing that is stored, and are understood at once.
     let looked_at = gateway.compute_body(body.len(), move || {
-        let asked = worker.asked(&body);
-        let named = if E::CONVERSES { Named::of(&body)? } else { None };
-        Ok(match named {
-            Some(named) => (Err((named, body)), asked),
-            None => (Ok(understand::<E>(&worker, arrived, &body, Stored::default())?), asked),
+        let parsed = JsonBody::parse(&body)?;
+        let asked = worker.asked(parsed.fields());
+        let named = if E::CONVERSES { parsed.read()? } else { Named::default() };
+        Ok(match named.is_any() {
+            true => (Err((named, body, parsed)), asked),
+            false => (Ok(understand::<E>(&worker, arrived, parsed, Stored::default())?), asked),
         })
     });
     let (understood, asked) = looked_at.await?;
     let (gateway, mut endpoint, mut options, prompts) = match understood {
         Ok(understood) => understood,
-        Err((named, body)) => {
+        Err((named, body, parsed)) => {
             let stored = Stored::look_up(gateway, named).await?;
             let worker = Arc::clone(gateway);
             let bytes = body.len() + stored.bytes();
-            gateway.compute_body(bytes, move || understand::<E>(&worker, arrived, &body, stored)).await?
+            let understand = move || {
+                // Its bytes count until it is understood.
+                let _counted = body;
+                understand::<E>(&worker, arrived, parsed, stored)
+            };
+            gateway.compute_body(bytes, understand).await?
         }
     };
     gateway.check_constraint(&mut options).await?;
@@ -149,15 +161,15 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
 /// The gateway of the model that is asked for, and what is asked of it.
 type Understood<E> = (Arc<Gateway>, E, Options, Vec<Tokens>);
 
-fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8], stored: Stored) -> Result<Understood<E>, ApiError> {
-    let mut request: GenerateRequest = parse::json(body)?;
+fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: JsonBody, stored: Stored) -> Result<Understood<E>, ApiError> {
+    let mut request: GenerateRequest = body.read()?;
     let gateway = gateway.route(Asking {
         path: Some(E::PATH),
         model: request.model.as_deref().or_else(|| stored.before.as_ref()?.model()),
         service_tier: request.service_tier.as_deref(),
-        body,
+        body: body.fields(),
     })?;
-    let body: E::Body = parse::json(body)?;
+    let body: E::Body = body.into()?;
     let asked = {
         let mut hearing = gateway.hearing();
         structured::grammar(&mut request, &mut |schema, terms| hearing.schema(schema, terms))?

@@ -7,12 +7,12 @@ use super::{
 };
 use crate::{
     base::memories::Facts,
-    requests::{error::ApiError, parse},
+    requests::error::ApiError,
     serving::gateway::Gateway,
 };
 use serde::Deserialize;
 
-/// The parts of a chat's body that are read before all else.
+/// The fields of a chat's body that name what is stored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Named {
@@ -29,11 +29,8 @@ pub struct Stored {
 }
 
 impl Named {
-    /// Reads what a body names, or `None` if it names nothing that is stored.
-    pub fn of(body: &[u8]) -> Result<Option<Self>, ApiError> {
-        let names = |field: &str| std::str::from_utf8(body).is_ok_and(|body| body.contains(field));
-        let any = names("\"conversation\"") || names("\"memory\"");
-        any.then(|| parse::json(body)).transpose()
+    pub fn is_any(&self) -> bool {
+        self.conversation.is_some() || self.memory == Some(true)
     }
 }
 

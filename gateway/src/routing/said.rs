@@ -2,8 +2,6 @@
 //! body, its endpoint says.
 
 use super::{complexity::Signals, language};
-use crate::base::json;
-use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 use std::cell::OnceCell;
 
@@ -14,7 +12,7 @@ const TOKEN_BYTES: u64 = 4;
 
 #[derive(Debug)]
 pub struct Said<'a> {
-    body: &'a [u8],
+    body: &'a Map<String, Value>,
     content: OnceCell<Content>,
     language: OnceCell<Option<&'static str>>,
 }
@@ -34,23 +32,8 @@ pub struct Content {
     pub metadata: Map<String, Value>,
 }
 
-/// Chat, completions, responses and messages have these fields between them.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Body {
-    messages: Value,
-    prompt: Value,
-    input: Value,
-    system: Value,
-    instructions: Value,
-    tools: Option<Vec<IgnoredAny>>,
-    user: Option<String>,
-    safety_identifier: Option<String>,
-    metadata: Option<Map<String, Value>>,
-}
-
 impl<'a> Said<'a> {
-    pub fn of(body: &'a [u8]) -> Self {
+    pub fn of(body: &'a Map<String, Value>) -> Self {
         Self { body, content: OnceCell::new(), language: OnceCell::new() }
     }
 
@@ -70,13 +53,14 @@ impl<'a> Said<'a> {
 }
 
 impl Content {
-    fn read(body: &[u8]) -> Self {
-        let body: Body = json::from_slice(body).unwrap_or_default();
-        let mut content = Self { tools: body.tools.map_or(0, |tools| tools.len()), ..Self::default() };
-        for field in [body.system, body.instructions] {
-            content.hear(&field);
+    /// Chat, completions, responses and messages have these fields between them.
+    fn read(body: &Map<String, Value>) -> Self {
+        let tools = body.get("tools").and_then(Value::as_array).map_or(0, Vec::len);
+        let mut content = Self { tools, ..Self::default() };
+        for name in ["system", "instructions"] {
+            body.get(name).into_iter().for_each(|field| content.hear(field));
         }
-        for field in [body.messages, body.prompt, body.input] {
+        for field in ["messages", "prompt", "input"].into_iter().filter_map(|name| body.get(name)) {
             match field {
                 // Token ids.
                 Value::Array(ids) if !ids.is_empty() && ids.iter().all(Value::is_u64) => {
@@ -85,13 +69,14 @@ impl Content {
                 }
                 Value::Array(items) => items.iter().for_each(|item| content.turn(item)),
                 Value::Null => {}
-                field => content.turn(&field),
+                field => content.turn(field),
             }
         }
-        let metadata = body.metadata.unwrap_or_default();
-        let in_metadata = metadata.get("user_id").and_then(Value::as_str).map(str::to_owned);
-        content.user = body.user.or(body.safety_identifier).or(in_metadata).filter(|user| !user.is_empty());
-        content.metadata = metadata;
+        let metadata = body.get("metadata").and_then(Value::as_object);
+        let names = [body.get("user"), body.get("safety_identifier"), metadata.and_then(|metadata| metadata.get("user_id"))];
+        let user = names.into_iter().flatten().find_map(Value::as_str);
+        content.user = user.filter(|user| !user.is_empty()).map(str::to_owned);
+        content.metadata = metadata.cloned().unwrap_or_default();
         content
     }
 
@@ -133,7 +118,7 @@ mod tests {
 
     #[test]
     fn every_protocol_says_the_same() {
-        let said = |body: Value| Content::read(body.to_string().as_bytes());
+        let said = |body: Value| Content::read(body.as_object().unwrap());
         let chat = said(json!({
             "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
             "user": "jane", "tools": [{"type": "function"}],
@@ -157,8 +142,8 @@ mod tests {
 
     #[test]
     fn long_text_is_counted_and_not_kept() {
-        let body = json!({"prompt": "é".repeat(TEXT_BYTES_MAX)}).to_string();
-        let content = Content::read(body.as_bytes());
+        let body = json!({"prompt": "é".repeat(TEXT_BYTES_MAX)});
+        let content = Content::read(body.as_object().unwrap());
         assert_eq!(content.bytes, 2 * TEXT_BYTES_MAX as u64);
         assert!(content.text.len() <= TEXT_BYTES_MAX + 1);
     }

@@ -65,7 +65,7 @@ use crate::{
 use axum::{Router as Routes, body::Body};
 use hyper_util::service::TowerToHyperService;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -463,7 +463,7 @@ impl Gateway {
     }
 
     /// What is asked in a body, if anybody may have an opinion of its answer.
-    pub fn asked(&self, body: &[u8]) -> Option<Vec<Value>> {
+    pub fn asked(&self, body: &Map<String, Value>) -> Option<Vec<Value>> {
         self.feedback().map(|_| feedback::asked(body))
     }
 

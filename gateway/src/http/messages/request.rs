@@ -10,7 +10,8 @@ use crate::{
         error::ApiError,
         generate::{GenerateRequest, StopField},
         options::Options,
-        parse, structured,
+        parse::JsonBody,
+        structured,
     },
     serving::{
         gateway::{Gateway, route::Asking},
@@ -113,9 +114,8 @@ struct OutputConfig {
 type ToAnswer = (Arc<Gateway>, Dialog, Options, Option<Rounds>);
 
 /// To be answered.
-pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<ToAnswer, ApiError> {
-    let mut request: GenerateRequest = parse::json(bytes)?;
-    let (gateway, dialog, rest) = understand(gateway, bytes, Some("/v1/messages"))?;
+pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, body: JsonBody) -> Result<ToAnswer, ApiError> {
+    let (gateway, dialog, mut request, rest) = understand(gateway, body, Some("/v1/messages"))?;
     match rest.max_tokens {
         None => return Err(ApiError::invalid("max_tokens", "`max_tokens` is missing: how long may the answer be?")),
         Some(0) => return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: it must be at least 1")),
@@ -150,12 +150,15 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Re
     Ok((gateway, dialog, options, rounds))
 }
 
-/// The gateway of the model that is asked for, the dialog, and what is left of the body. `path`: of the endpoint, if it is to be answered.
-pub(super) fn understand(gateway: &Gateway, bytes: &[u8], path: Option<&'static str>) -> Result<(Arc<Gateway>, Dialog, Rest), ApiError> {
-    let request: GenerateRequest = parse::json(bytes)?;
+/// The gateway of the model that is asked for, the dialog, and what is left of the body.
+type Understood = (Arc<Gateway>, Dialog, GenerateRequest, Rest);
+
+/// `path`: of the endpoint, if the body is to be answered.
+pub(super) fn understand(gateway: &Gateway, body: JsonBody, path: Option<&'static str>) -> Result<Understood, ApiError> {
+    let request: GenerateRequest = body.read()?;
     let (model, service_tier) = (request.model.as_deref(), request.service_tier.as_deref());
-    let gateway = gateway.route(Asking { path, model, service_tier, body: bytes })?;
-    let body: Body = parse::json(bytes)?;
+    let gateway = gateway.route(Asking { path, model, service_tier, body: body.fields() })?;
+    let body: Body = body.into()?;
     if body.messages.is_empty() || body.messages.len() > MESSAGES_MAX {
         return Err(ApiError::invalid("messages", format!("`messages` must hold 1 to {MESSAGES_MAX} messages")));
     }
@@ -185,7 +188,8 @@ pub(super) fn understand(gateway: &Gateway, bytes: &[u8], path: Option<&'static 
         continues,
         ..Dialog::default()
     };
-    Ok((gateway, dialog, Rest { server_tools, max_tokens: body.max_tokens, stop_sequences: body.stop_sequences, format: output.format }))
+    let rest = Rest { server_tools, max_tokens: body.max_tokens, stop_sequences: body.stop_sequences, format: output.format };
+    Ok((gateway, dialog, request, rest))
 }
 
 #[derive(Debug)]

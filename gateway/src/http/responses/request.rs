@@ -9,7 +9,7 @@ use crate::{
         generate::GenerateRequest,
         items::{self, ITEMS_MAX, Said, Sent},
         options::{Options, TOP_LOGPROBS_MAX},
-        parse::{self, in_range},
+        parse::{JsonBody, in_range},
         structured,
     },
     serving::{
@@ -110,15 +110,15 @@ struct TextField {
 }
 
 /// The gateway of the model that is asked for, and the request.
-pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<(Arc<Gateway>, Request), ApiError> {
-    let mut request: GenerateRequest = parse::json(bytes)?;
+pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) -> Result<(Arc<Gateway>, Request), ApiError> {
+    let mut request: GenerateRequest = body.read()?;
     let gateway = gateway.route(Asking {
         path: Some("/v1/responses"),
         model: request.model.as_deref(),
         service_tier: request.service_tier.as_deref(),
-        body: bytes,
+        body: body.fields(),
     })?;
-    let body: Body = parse::json(bytes)?;
+    let body: Body = body.into()?;
     if body.background.unwrap_or(false) {
         return Err(ApiError::unsupported("background"));
     }

@@ -8,6 +8,7 @@ use crate::{
     rollout::{routed::Routed, running::Live, seen::Side, shadow::Mirror},
     routing::{Asker, By, Overflow, Router, said::Said},
 };
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use tidemill_cluster::class::ClassId;
 
@@ -21,7 +22,7 @@ pub struct Asking<'a> {
     pub path: Option<&'static str>,
     pub model: Option<&'a str>,
     pub service_tier: Option<&'a str>,
-    pub body: &'a [u8],
+    pub body: &'a Map<String, Value>,
 }
 
 impl Gateway {
