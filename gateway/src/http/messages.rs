@@ -14,7 +14,7 @@ use crate::{
     metrics::{self, usage::Usage},
     requests::{error::ApiError, parse::JsonBody},
     serving::{
-        gateway::{Gateway, RunningDialog},
+        gateway::{Gateway, Start},
         rounds::rounded::Rounded,
     },
 };
@@ -72,9 +72,8 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), Ap
     });
     let ((gateway, dialog, options, rounds), asked) = understood.await?;
     let streams = options.stream;
-    let RunningDialog { mut answer, .. } = gateway.start_dialog("messages", dialog, options).await?;
     let id = new_id("msg_");
-    gateway.remember(&mut answer, &id, asked);
+    let answer = gateway.start_dialog(dialog, options, Start { id: &id, question: asked, ..Start::of("messages") }).await?;
     let message = Message {
         gateway: Arc::clone(&gateway),
         id,

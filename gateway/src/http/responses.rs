@@ -64,9 +64,7 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Run, bool), ApiErr
     });
     let ((gateway, request), asked) = understood.await?;
     let streams = request.options.stream;
-    let mut run = Run::start(&gateway, request).await?;
-    run.remember(asked);
-    Ok((run, streams))
+    Ok((Run::start(&gateway, request, asked).await?, streams))
 }
 
 /// `GET /v1/responses/{id}`.

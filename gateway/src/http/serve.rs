@@ -22,7 +22,7 @@ use crate::{
     serving::{
         answer::Waiting,
         backend::SimilarTo,
-        gateway::{Gateway, route::Asking},
+        gateway::{Gateway, Start, route::Asking},
         rounds::rounded::Rounded,
     },
 };
@@ -138,14 +138,10 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
             gateway.compute_body(bytes, understand).await?
         }
     };
-    gateway.check_constraint(&mut options).await?;
-    gateway.settle(E::PROMPT, &mut options).await?;
-    let room = gateway.room(&prompts)?;
-    let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(gateway.answer_tokens(&prompts, options.choices, room)));
-    let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
     let id = format!("{}-{:032x}", E::ID_PREFIX, rand::random::<u128>());
-    gateway.complete_question(&mut options, &id).await;
-    let mut answer = gateway.start(E::PROMPT, &prompts, &options, max_tokens, prompt_logprobs)?;
+    let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
+    let wanted = Start { param: E::PROMPT, id: &id, max_tokens_default: E::max_tokens_default, prompt_logprobs, question: asked };
+    let answer = gateway.start(&prompts, &mut options, wanted).await?;
     let call = Call {
         id,
         created: unix_seconds(),
@@ -154,7 +150,6 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
         prompts,
         tokenizer: Arc::clone(&gateway.text().tokenizer),
     };
-    gateway.remember(&mut answer, &call.id, asked);
     Ok((Rounded::new(&gateway, answer, endpoint.rounds()), call, endpoint))
 }
 
@@ -179,5 +174,6 @@ fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: JsonBody, 
         options.constrain(asked, gateway.text());
     }
     let (endpoint, prompts) = E::understand(&gateway, body, stored, &mut options)?;
+    gateway.check_constraint(&mut options)?;
     Ok((gateway, endpoint, options, prompts.into_iter().map(Tokens::from).collect()))
 }

@@ -242,12 +242,26 @@ struct Shared {
     draining: AtomicBool,
 }
 
-/// A dialog whose answer comes.
+/// What an answer is started with, besides its prompts and the client's options.
 #[derive(Debug)]
-pub struct RunningDialog {
-    pub answer: Answer,
-    pub prompt: Tokens,
-    pub options: Options,
+pub struct Start<'a> {
+    /// The field with the prompts, for errors.
+    pub param: &'static str,
+    /// The response's id; empty for an answer that no client knows by one.
+    pub id: &'a str,
+    /// Makes an answer's length from the tokens that it may have, where the client gives none.
+    pub max_tokens_default: fn(u32) -> u32,
+    /// The number of likeliest tokens to report for each of the prompt's.
+    pub prompt_logprobs: Option<u32>,
+    /// The question, if the answer is kept for feedback.
+    pub question: Option<Vec<Value>>,
+}
+
+impl Start<'_> {
+    /// An answer as long as may be, which no client knows by an id.
+    pub fn of(param: &'static str) -> Self {
+        Self { param, id: "", max_tokens_default: std::convert::identity, prompt_logprobs: None, question: None }
+    }
 }
 
 impl Gateway {
@@ -468,7 +482,7 @@ impl Gateway {
     }
 
     /// Remembers an answer, for what its user may think of it.
-    pub fn remember(&self, answer: &mut Answer, id: &str, asked: Option<Vec<Value>>) {
+    fn remember(&self, answer: &mut Answer, id: &str, asked: Option<Vec<Value>>) {
         if let (Some(feedback), Some(question)) = (self.feedback(), asked) {
             let (owner, model) = (self.owner(), self.model.name.clone());
             feedback.remember(id, Answered { owner, model, question, answer: String::new() });
@@ -705,16 +719,10 @@ impl Gateway {
         &self.shared.cors
     }
 
-    /// Refuses a grammar that does not compile, or takes too much, so that it fails before the request is taken. Takes milliseconds, or a
-    /// second at worst, beside the event loop.
-    pub async fn check_constraint(&self, options: &mut Options) -> Result<(), ApiError> {
-        let Some(mut constrained) = options.constraint.take() else { return Ok(()) };
-        let worker = self.clone();
-        options.constraint = Some(self.compute(move || worker.judge(&mut constrained).map(|()| constrained)).await?);
-        Ok(())
-    }
-
-    fn judge(&self, Constrained { constraint, param, has_passed }: &mut Constrained) -> Result<(), ApiError> {
+    /// Refuses a grammar that does not compile, or takes too much, so that it fails before the request is taken. Blocks for milliseconds,
+    /// or a second at worst: see [`compute`](Self::compute).
+    pub fn check_constraint(&self, options: &mut Options) -> Result<(), ApiError> {
+        let Some(Constrained { constraint, param, has_passed }) = &mut options.constraint else { return Ok(()) };
         if constraint.end_tokens.is_empty() {
             let message = format!("`{param}`: this model names no end-of-sequence token, so its answer could not end");
             return Err(ApiError::invalid(*param, message));
@@ -827,35 +835,39 @@ impl Gateway {
         Ok(())
     }
 
-    /// Puts a dialog to the model. Unless the client gives a number, the answer is as long as fits.
-    pub async fn start_dialog(
-        self: &Arc<Self>,
-        param: &'static str,
-        dialog: Dialog,
-        mut options: Options,
-    ) -> Result<RunningDialog, ApiError> {
-        let worker = Arc::clone(self);
+    /// Makes a dialog's prompt and starts the answer.
+    pub async fn start_dialog(self: &Arc<Self>, dialog: Dialog, mut options: Options, start: Start<'_>) -> Result<Answer, ApiError> {
+        let (worker, param) = (Arc::clone(self), start.param);
         let prepare = move || {
-            let prompt = worker.prompt(param, &dialog, &mut options)?;
-            options.constraint.as_mut().map_or(Ok(()), |asked| worker.judge(asked))?;
-            Ok((Tokens::from(prompt), options))
+            let prompt = Tokens::from(worker.prompt(param, &dialog, &mut options)?);
+            worker.check_constraint(&mut options)?;
+            Ok((prompt, options))
         };
         let (prompt, mut options) = self.compute(prepare).await?;
-        self.settle(param, &mut options).await?;
-        let room = self.room(std::slice::from_ref(&prompt))?;
-        let max_tokens = options.max_tokens.unwrap_or_else(|| self.answer_tokens(std::slice::from_ref(&prompt), options.choices, room));
-        let answer = self.start(param, std::slice::from_ref(&prompt), &options, max_tokens, None)?;
-        Ok(RunningDialog { answer, prompt, options })
+        self.start(&[prompt], &mut options, start).await
+    }
+
+    /// Starts the answer to prompts: settles what the safety checks left open, bounds the answer's length, and gives the prompts to the
+    /// cluster, unless a cache has the answer. A constraint must have been [checked](Self::check_constraint).
+    pub async fn start(&self, prompts: &[Tokens], options: &mut Options, start: Start<'_>) -> Result<Answer, ApiError> {
+        let Start { param, id, max_tokens_default, prompt_logprobs, question } = start;
+        self.settle(param, options).await?;
+        let room = self.room(prompts)?;
+        let max_tokens = options.max_tokens.unwrap_or_else(|| max_tokens_default(self.answer_tokens(prompts, options.choices, room)));
+        self.complete_question(options, id).await;
+        let mut answer = self.submit(param, prompts, options, max_tokens, prompt_logprobs)?;
+        self.remember(&mut answer, id, question);
+        Ok(answer)
     }
 
     /// Tokens that fit after the longest prompt.
-    pub fn room(&self, prompts: &[Tokens]) -> Result<u32, ApiError> {
+    fn room(&self, prompts: &[Tokens]) -> Result<u32, ApiError> {
         let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0) as u32;
         Ok(self.context_tokens()?.saturating_sub(longest).max(1))
     }
 
     /// Tokens that an answer may have whose length the client leaves open: all that fit, or what its quota makes of them.
-    pub fn answer_tokens(&self, prompts: &[Tokens], choices: u32, room: u32) -> u32 {
+    fn answer_tokens(&self, prompts: &[Tokens], choices: u32, room: u32) -> u32 {
         let Some(caller) = &self.caller else { return room };
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         let choices = prompts.len() as u64 * u64::from(choices);
@@ -864,7 +876,7 @@ impl Gateway {
 
     /// Gives all prompts to the cluster. With `max_tokens` 0 (scoring only) one hidden token is generated. A `max_tokens` that
     /// [shrinks](Options::max_tokens_shrinks) becomes, for each prompt, what fits after it.
-    pub fn start(
+    fn submit(
         &self,
         param: &str,
         prompts: &[Tokens],

@@ -12,7 +12,7 @@ use crate::{
     features::server_tools::{NotOffered, ServerTools},
     metrics::usage::Usage,
     requests::{error::ApiError, options::Options},
-    serving::gateway::{Gateway, RunningDialog},
+    serving::gateway::{Gateway, Start},
     text::tool::Tool,
 };
 use futures_util::future::join_all;
@@ -80,7 +80,7 @@ impl Rounds {
         // Who was made to call has called; and in the end the model has to answer.
         self.dialog.tool_choice = if self.number == self.max { ToolChoice::None } else { ToolChoice::Auto };
         let round = gateway.for_round(self.number);
-        let RunningDialog { mut answer, .. } = round.start_dialog(self.param, self.dialog.clone(), options).await?;
+        let mut answer = round.start_dialog(self.dialog.clone(), options, Start::of(self.param)).await?;
         self.spent = self.usage(running.usage());
         answer.go_on_from(running);
         *running = answer;

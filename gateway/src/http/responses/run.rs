@@ -20,7 +20,7 @@ use crate::{
     },
     serving::{
         answer::Answer,
-        gateway::{Gateway, RunningDialog},
+        gateway::{Gateway, Start},
         running::Place,
     },
     store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
@@ -71,7 +71,7 @@ enum Ending {
 }
 
 impl Run {
-    pub(super) async fn start(gateway: &Arc<Gateway>, request: Request) -> Result<Self, ApiError> {
+    pub(super) async fn start(gateway: &Arc<Gateway>, request: Request, question: Option<Vec<Value>>) -> Result<Self, ApiError> {
         let owner = gateway.owner();
         let (before, conversation) = match &request.before {
             Before::Nothing => (Vec::new(), None),
@@ -110,8 +110,8 @@ impl Run {
         let (earlier, input, dialog, conversation): (Vec<String>, _, _, _) = understood.await?;
         let rounds = ItemRounds::new(gateway, server_tools, &dialog, &options);
         let tokenizer = options.sampling.logprobs.map(|_| Arc::clone(&gateway.text().tokenizer));
-        let RunningDialog { answer, .. } = gateway.start_dialog("input", dialog, options).await?;
         let id = new_id("resp_");
+        let answer = gateway.start_dialog(dialog, options, Start { id: &id, question, ..Start::of("input") }).await?;
         let mut fixed = Map::new();
         fixed.insert("id".into(), id.clone().into());
         fixed.insert("object".into(), "response".into());
@@ -136,11 +136,6 @@ impl Run {
 
     pub(super) fn gateway(&self) -> &Arc<Gateway> {
         &self.gateway
-    }
-
-    /// For what its user may think of it.
-    pub(super) fn remember(&mut self, asked: Option<Vec<Value>>) {
-        self.gateway.remember(&mut self.answer, &self.record.id, asked);
     }
 
     /// Waits a moment for the first delta, so that a request that fails early fails with a status.

@@ -1,7 +1,7 @@
 //! How a running summary of a conversation is made: a model is asked, as the conversation's sender would ask it. [`crate::features::summarizer`] says
 //! which conversation is next.
 
-use super::Gateway;
+use super::{Gateway, Start};
 use crate::{
     base::stamp::unix_seconds,
     context::summary::{self, PARTS_MAX, Summaries, Summary, TOKENS_MAX},
@@ -124,8 +124,8 @@ async fn asked(gateway: &Arc<Gateway>, before: Option<&str>, said: &str) -> Resu
         let request =
             GenerateRequest { temperature: Some(0.0), max_tokens: Some(TOKENS_MAX), min_tokens: Some(1), ..GenerateRequest::default() };
         let options = gateway.options(Instant::now(), request)?;
-        match gateway.start_dialog("summary", dialog(before, said), options).await {
-            Ok(running) => break running.answer,
+        match gateway.start_dialog(dialog(before, said), options, Start::of("summary")).await {
+            Ok(answer) => break answer,
             Err(error) if [429, 503].iter().any(|busy| error.status() == *busy) => {
                 time::sleep(rest).await;
                 rest *= 2;
