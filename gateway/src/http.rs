@@ -10,7 +10,7 @@
 //! - [`files`], [`batches`]: requests in files, answered within a day
 //! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`classify`], [`moderations`] and [`tokenize`]: what needs no answer
 //! - `errors`: errors as responses
-//! - [`sse`]: an answer's deltas as a stream
+//! - [`protocol`]: an answer on its way to its client, at once or as a stream, whichever protocol it is written in
 //! - [`records`]: what coordinators agree on, for operators; [`rollouts`]: users that move to another model, for operators
 //! - [`replay`]: requests that are repeated, and streams that go on
 //! - [`written`]: answers that are written beside the event loop
@@ -43,6 +43,7 @@ pub mod openai;
 pub mod operator;
 mod pages;
 mod paths;
+pub mod protocol;
 pub mod records;
 pub mod replay;
 pub mod rerank;
@@ -51,7 +52,6 @@ pub mod rollouts;
 pub mod routes;
 pub mod serve;
 pub mod server;
-pub mod sse;
 pub mod stored;
 pub mod tokenize;
 mod tool_choice;

@@ -63,6 +63,11 @@ pub struct Call {
 }
 
 impl Call {
+    /// Counts the choices of all prompts together.
+    pub fn choices(&self) -> u32 {
+        self.prompts.len() as u32 * self.options.choices
+    }
+
     /// The prompt of a choice.
     pub fn prompt(&self, index: u32) -> &Tokens {
         &self.prompts[(index / self.options.choices) as usize]

@@ -2,58 +2,34 @@
 //! answer comes as items, at once or as events; and it is stored, unless the client wants otherwise.
 //!
 //! - `request`: the body, understood; `items`: items as turns of a dialog; `output`: an answer's pieces as items and events
-//! - `rounds`: the calls of an answer that run here; `run`: a response from its start to its last event; `running`: those that can be cancelled
+//! - `run`: a response from its start to its last event
 
 pub(crate) mod output;
 pub(super) mod request;
-mod rounds;
 mod run;
 
 use super::{
     access::Client,
     pages::{PageWish, page_wanted, parsed},
+    protocol::{self, Begun},
     written,
 };
 use crate::{
-    metrics,
     requests::{error::ApiError, parse::JsonBody},
     serving::gateway::Gateway,
     store::{Part, Record},
 };
-use axum::{
-    Json,
-    body::Body,
-    extract::Path,
-    response::{IntoResponse, Response, Sse, sse::Event},
-};
-use futures_util::stream;
+use axum::{Json, body::Body, extract::Path, response::Response};
 use run::Run;
 use serde_json::{Value, json};
-use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 /// `POST /v1/responses`.
 pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, ApiError> {
-    // A request that runs is counted by its answer.
-    let started = start(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
-    let (mut run, streams) = started?;
-    if !streams {
-        let gateway = Arc::clone(run.gateway());
-        let response = run.whole().await?;
-        return written::write(&gateway, 0, move || Ok(response)).await;
-    }
-    run.settle().await?;
-    let events = stream::unfold((run, VecDeque::new()), |(mut run, mut ready)| async move {
-        while ready.is_empty() {
-            ready.extend(run.next().await?);
-        }
-        let event: Value = ready.pop_front()?;
-        let named = Event::default().event(event["type"].as_str().unwrap_or_default()).data(event.to_string());
-        Some((Ok::<_, Infallible>(named), (run, ready)))
-    });
-    Ok(Sse::new(events).keep_alive(super::sse::keep_alive()).into_response())
+    protocol::respond(start(&gateway, body)).await
 }
 
-async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Run, bool), ApiError> {
+async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<Begun<Run>, ApiError> {
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
@@ -63,8 +39,7 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Run, bool), ApiErr
         Ok((request::understand(&worker, arrived, parsed)?, asked))
     });
     let ((gateway, request), asked) = understood.await?;
-    let streams = request.options.stream;
-    Ok((Run::start(&gateway, request, asked).await?, streams))
+    Run::start(&gateway, request, asked).await
 }
 
 /// `GET /v1/responses/{id}`.

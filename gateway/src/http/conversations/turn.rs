@@ -6,7 +6,7 @@
 use super::{
     super::{
         context::{Cost, History, OldMessage},
-        responses::output::{Output, counted},
+        responses::output::Output,
     },
     no_item, place_of,
     record::{Changes, Conversation},
@@ -251,7 +251,7 @@ impl Turn {
     async fn store(&mut self, usage: &Usage) {
         let (store, owner, now) = (self.gateway.store(), self.gateway.owner(), unix_seconds());
         let mut items = std::mem::take(&mut self.input);
-        let answer = counted(self.output.items(), usage);
+        let answer = self.output.counted(usage);
         let answered = answer.iter().map(|item| Answered { tokens: item.tokens.into(), is_thought: item.id.starts_with("rs_") }).collect();
         items.extend(answer);
         let (id, stored) = match &self.fate {

@@ -17,6 +17,8 @@ use tidemill_proto::block::Token;
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     done: Vec<Item>,
+    /// Those of `done` that have their tokens: the items of the rounds before.
+    counted: usize,
     open: Option<Open>,
     events: Vec<Event>,
     /// Names of tools that are called with text.
@@ -92,14 +94,29 @@ impl Output {
             self.event(kind, json!({"output_index": index, "item": item}));
         }
         self.done.push(Item { id, body: item.to_string(), tokens });
+        self.counted = self.done.len();
     }
 
-    /// The items of a round, from this one on, have come to an end, and took so many tokens.
-    pub(crate) fn end_round(&mut self, from: usize, usage: &Usage) -> &[Item] {
+    /// Ends a round, whose items took so many tokens.
+    pub(crate) fn end_round(&mut self, usage: &Usage) {
         self.close("completed");
-        let counted = counted(&self.done[from..], usage);
-        self.done.splice(from.., counted);
-        &self.done[from..]
+        self.done = self.counted(usage);
+        self.counted = self.done.len();
+    }
+
+    /// Returns all items with the tokens that they took: of this round, the first its thoughts', the last all others.
+    pub(crate) fn counted(&self, usage: &Usage) -> Vec<Item> {
+        let mut items = self.items().to_vec();
+        let thought = usage.completion_tokens_details.reasoning_tokens;
+        let said = usage.completion_tokens.saturating_sub(thought);
+        let round = &mut items[self.counted..];
+        if let Some(first) = round.first_mut() {
+            first.tokens += thought as u32;
+        }
+        if let Some(last) = round.last_mut() {
+            last.tokens += said as u32;
+        }
+        items
     }
 
     /// Nothing follows. An answer without anything is an empty message.
@@ -177,7 +194,8 @@ impl Output {
         self.event(kind, fields);
     }
 
-    fn close(&mut self, status: &'static str) {
+    /// Ends the item that grows, if there is one.
+    pub(crate) fn close(&mut self, status: &'static str) {
         let Some(open) = self.open.take() else { return };
         let index = self.done.len();
         let (kind, name) = match &open.kind {
@@ -250,20 +268,6 @@ fn logprob_value(tokenizer: &Tokenizer, Logprob { token, logprob, .. }: &Logprob
     let mut value = one(*token, logprob.logprob);
     value["top_logprobs"] = logprob.top.iter().map(|(token, logprob)| one(*token, *logprob)).collect();
     value
-}
-
-/// An answer's items, with the tokens that they took: the first its thoughts', the last all others.
-pub(crate) fn counted(items: &[Item], usage: &Usage) -> Vec<Item> {
-    let mut items = items.to_vec();
-    let thought = usage.completion_tokens_details.reasoning_tokens;
-    let said = usage.completion_tokens.saturating_sub(thought);
-    if let Some(first) = items.first_mut() {
-        first.tokens += thought as u32;
-    }
-    if let Some(last) = items.last_mut() {
-        last.tokens += said as u32;
-    }
-    items
 }
 
 #[cfg(test)]

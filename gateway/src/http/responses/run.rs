@@ -1,9 +1,8 @@
 //! A response from its start to its last event. Streamed or not, it is the same run.
 
 use super::{
-    output::{Output, counted},
+    output::Output,
     request::{Before, Request, references},
-    rounds::ItemRounds,
 };
 use crate::{
     base::{
@@ -11,38 +10,44 @@ use crate::{
         stamp::{new_id, unix_seconds},
     },
     dialog::{Dialog, Message},
-    generation::piece::{Finish, FinishReason, Piece, StopReason},
-    http::conversations::{record::Conversation, retitled},
+    generation::piece::{Finish, FinishReason, StopReason},
+    http::{
+        conversations::{record::Conversation, retitled},
+        protocol::{Begun, Ending, Protocol, named},
+        written,
+    },
     metrics::usage::Usage,
     requests::{
         error::ApiError,
         items::{self, Said, Sent},
     },
     serving::{
-        answer::Answer,
+        answer::{Delta, Ran},
         gateway::{Gateway, Start},
+        rounds::{
+            Rounds,
+            rounded::{Rounded, Spent},
+        },
         running::Place,
     },
     store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
 };
+use axum::response::{Response, sse::Event};
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, sync::Arc};
 
+/// A response that is being made.
 #[derive(Debug)]
 pub(super) struct Run {
     gateway: Arc<Gateway>,
-    answer: Answer,
-    /// `None`: no tools run here for it.
-    rounds: Option<ItemRounds>,
     output: Output,
     record: Recording,
     /// Events so far.
     sequence: u64,
     place: Place,
-    /// The model has no more to say.
+    /// How the model's answer has ended, in the last round that did.
     ended: Option<Finish>,
-    over: bool,
 }
 
 /// What is stored at the end.
@@ -60,18 +65,8 @@ struct Recording {
     conversation: Option<Record>,
 }
 
-/// How a response ended.
-#[derive(Debug)]
-enum Ending {
-    Completed,
-    /// For this reason.
-    Incomplete(&'static str),
-    Cancelled,
-    Failed(ApiError),
-}
-
 impl Run {
-    pub(super) async fn start(gateway: &Arc<Gateway>, request: Request, question: Option<Vec<Value>>) -> Result<Self, ApiError> {
+    pub(super) async fn start(gateway: &Arc<Gateway>, request: Request, question: Option<Vec<Value>>) -> Result<Begun<Self>, ApiError> {
         let owner = gateway.owner();
         let (before, conversation) = match &request.before {
             Before::Nothing => (Vec::new(), None),
@@ -108,7 +103,8 @@ impl Run {
             Ok((before.into_iter().map(|item| item.id).collect(), input, dialog, conversation))
         });
         let (earlier, input, dialog, conversation): (Vec<String>, _, _, _) = understood.await?;
-        let rounds = ItemRounds::new(gateway, server_tools, &dialog, &options);
+        let rounds = Rounds::new(gateway, "input", server_tools, &dialog, &options);
+        let streams = options.stream;
         let tokenizer = options.sampling.logprobs.map(|_| Arc::clone(&gateway.text().tokenizer));
         let id = new_id("resp_");
         let answer = gateway.start_dialog(dialog, options, Start { id: &id, question, ..Start::of("input") }).await?;
@@ -121,115 +117,48 @@ impl Run {
         fixed.extend(echo);
         let record = Recording { id, owner, fixed, store, earlier, input, conversation };
         let place = gateway.running().enter(&record.owner, &record.id, record.response("in_progress", &[], None));
-        Ok(Self {
-            gateway: Arc::clone(gateway),
-            answer,
-            rounds,
-            output: Output::new(custom, tokenizer),
-            record,
-            sequence: 0,
-            place,
-            ended: None,
-            over: false,
-        })
+        let answer = Rounded::new(gateway, answer, rounds).showing_calls();
+        let output = Output::new(custom, tokenizer);
+        let protocol = Self { gateway: Arc::clone(gateway), output, record, sequence: 0, place, ended: None };
+        Ok(Begun { answer, protocol, streams })
     }
 
-    pub(super) fn gateway(&self) -> &Arc<Gateway> {
-        &self.gateway
-    }
-
-    /// Waits a moment for the first delta, so that a request that fails early fails with a status.
-    pub(super) async fn settle(&mut self) -> Result<(), ApiError> {
-        self.answer.settle().await
-    }
-
-    /// The response at once.
-    pub(super) async fn whole(&mut self) -> Result<Value, ApiError> {
-        while self.step().await? {}
-        match self.finish(self.ending()).await {
-            (_, _, Some(error)) => Err(error),
-            (_, response, None) => Ok(response),
-        }
-    }
-
-    /// The next events; `None` after the last.
-    pub(super) async fn next(&mut self) -> Option<Vec<Value>> {
-        if self.over {
-            return None;
-        }
-        if self.sequence == 0 {
-            let response = self.record.response("in_progress", &[], None);
-            return Some(["response.created", "response.in_progress"].map(|kind| self.event(kind, json!({"response": response}))).into());
-        }
-        let cancelled = self.place.cancelled();
-        let ending = tokio::select! {
-            more = self.step() => match more {
-                Ok(true) => return Some(self.output_events()),
-                Ok(false) => self.ending(),
-                Err(error) => Ending::Failed(error),
-            },
-            () = cancelled.notified() => Ending::Cancelled,
-        };
-        self.over = true;
-        let (kind, response, error) = self.finish(ending).await;
-        let mut events = self.output_events();
-        if let Some(error) = error {
-            events.push(self.event("error", json!({"code": code(&error), "message": error.message(), "param": null})));
-        }
-        events.push(self.event(kind, json!({"response": response})));
-        Some(events)
-    }
-
-    /// A piece more, or the calls that it ended with run here. `false`: nothing follows. Once dropped before its end, it is not to be called
-    /// again.
-    async fn step(&mut self) -> Result<bool, ApiError> {
-        if let Some(rounds) = self.rounds.as_mut().filter(|rounds| rounds.has_calls()) {
-            let goes_on = rounds.next(&self.gateway, &mut self.output, &mut self.answer).await?;
-            self.ended = if goes_on { None } else { Some(Finish::LENGTH) };
-            return Ok(goes_on);
-        }
-        if let Some(delta) = self.answer.next_delta().await? {
-            self.take(&delta.piece);
-            return Ok(true);
-        }
-        match &mut self.rounds {
-            Some(rounds) if self.ended.as_ref().is_some_and(|finish| finish.reason == FinishReason::ToolCalls) => {
-                rounds.take_calls(&mut self.output, self.answer.usage())
+    fn hear(&mut self, Delta { piece, ran, .. }: Delta, spent: &Spent) {
+        self.output.push(&piece);
+        if let Some(finish) = piece.finish {
+            if finish.reason == FinishReason::ToolCalls {
+                self.output.close("completed");
             }
-            _ => Ok(false),
+            self.ended = Some(finish);
         }
-    }
-
-    fn take(&mut self, piece: &Piece) {
-        self.output.push(piece);
-        self.ended = piece.finish.clone().or(self.ended.take());
-    }
-
-    fn ending(&self) -> Ending {
-        match self.ended.as_ref().map(|finish| finish.reason) {
-            Some(FinishReason::Length) => Ending::Incomplete("max_output_tokens"),
-            Some(FinishReason::ContentFilter) => Ending::Incomplete("content_filter"),
-            _ => Ending::Completed,
+        if !ran.is_empty() {
+            self.output.end_round(&spent.round);
+        }
+        for Ran { id: call_id, output: text, .. } in ran {
+            let returned = Said::Returned { call_id, text };
+            let tokens = returned.tokens(&self.gateway.text().tokenizer);
+            if let Said::Returned { call_id, text } = &returned {
+                self.output.returned(call_id, text, tokens);
+            }
         }
     }
 
     /// Closes what is open and stores the response. The kind of the last event, the response, and an error if it failed.
-    async fn finish(&mut self, ending: Ending) -> (&'static str, Value, Option<ApiError>) {
-        // Of one that is cancelled: the others are settled.
-        self.answer.settle_usage().await;
-        let incomplete = if let Ending::Incomplete(reason) = ending { Some(reason) } else { None };
+    async fn finish(&mut self, ending: Ending, spent: &Spent) -> (&'static str, Value, Option<ApiError>) {
+        let incomplete = match self.ended.as_ref().map(|finish| finish.reason) {
+            Some(FinishReason::Length) => Some("max_output_tokens"),
+            Some(FinishReason::ContentFilter) => Some("content_filter"),
+            _ => None,
+        };
         let (kind, status, error) = match ending {
-            Ending::Completed => ("response.completed", "completed", None),
-            Ending::Incomplete(_) => ("response.incomplete", "incomplete", None),
+            Ending::Complete if incomplete.is_some() => ("response.incomplete", "incomplete", None),
+            Ending::Complete => ("response.completed", "completed", None),
             Ending::Cancelled => ("response.incomplete", "cancelled", None),
             Ending::Failed(error) => ("response.failed", "failed", Some(error)),
         };
         self.output.finish(if status == "completed" { "completed" } else { "incomplete" });
-        let last = self.answer.usage();
-        let usage = self.rounds.as_ref().map_or_else(|| last.clone(), |rounds| rounds.usage(last));
-        let (earlier, last_items) = self.output.items().split_at(self.rounds.as_ref().map_or(0, ItemRounds::counted));
-        let items = [earlier, &counted(last_items, last)].concat();
-        let mut response = self.record.response(status, &items, Some(&usage));
+        let items = self.output.counted(&spent.round);
+        let mut response = self.record.response(status, &items, Some(&spent.total));
         match (status, &error) {
             ("completed", _) => response["completed_at"] = unix_seconds().into(),
             ("incomplete", _) => {
@@ -255,17 +184,55 @@ impl Run {
         }
     }
 
-    fn output_events(&mut self) -> Vec<Value> {
+    fn output_events(&mut self) -> Vec<Event> {
         self.output.events().into_iter().map(|event| self.event(event.kind, event.fields)).collect()
     }
 
-    fn event(&mut self, kind: &str, fields: Value) -> Value {
+    fn event(&mut self, kind: &str, fields: Value) -> Event {
         let mut event = json!({"type": kind, "sequence_number": self.sequence});
         self.sequence += 1;
         if let (Value::Object(event), Value::Object(fields)) = (&mut event, fields) {
             event.extend(fields);
         }
-        event
+        named(&event)
+    }
+}
+
+impl Protocol for Run {
+    fn opening(&mut self) -> Vec<Event> {
+        let response = self.record.response("in_progress", &[], None);
+        ["response.created", "response.in_progress"].map(|kind| self.event(kind, json!({"response": response}))).into()
+    }
+
+    async fn take(&mut self, delta: Delta, spent: &Spent) {
+        self.hear(delta, spent);
+    }
+
+    async fn whole(mut self, spent: Spent) -> Result<Response, ApiError> {
+        match self.finish(Ending::Complete, &spent).await {
+            (_, _, Some(error)) => Err(error),
+            (_, response, None) => written::write(&self.gateway, 0, move || Ok(response)).await,
+        }
+    }
+
+    async fn events(&mut self, delta: Delta, spent: &Spent) -> Vec<Event> {
+        self.hear(delta, spent);
+        self.output_events()
+    }
+
+    async fn closing(&mut self, ending: Ending, spent: &Spent) -> Vec<Event> {
+        let (kind, response, error) = self.finish(ending, spent).await;
+        let mut events = self.output_events();
+        if let Some(error) = error {
+            events.push(self.event("error", json!({"code": code(&error), "message": error.message(), "param": null})));
+        }
+        events.push(self.event(kind, json!({"response": response})));
+        events
+    }
+
+    fn cancelled(&self) -> impl Future<Output = ()> + Send {
+        let cancelled = self.place.cancelled();
+        async move { cancelled.notified().await }
     }
 }
 

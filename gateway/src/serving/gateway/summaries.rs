@@ -7,13 +7,12 @@ use crate::{
     context::summary::{self, PARTS_MAX, Summaries, Summary, TOKENS_MAX},
     dialog::{Dialog, Message, ReasoningWish},
     features::summarizer::{Key, Settings, Unmade, Wish},
-    generation::piece::FinishReason,
+    generation::piece::{FinishReason, Piece},
     requests::{
         error::ApiError,
         generate::GenerateRequest,
         items::{Said, recall},
     },
-    serving::rounds::rounded::Rounded,
     store::{self, Item, Part, StoreError},
 };
 use std::{
@@ -120,7 +119,7 @@ fn dialog(before: Option<&str>, said: &str) -> Dialog {
 /// One prompt's answer. Greedy: the same history has the same summary.
 async fn asked(gateway: &Arc<Gateway>, before: Option<&str>, said: &str) -> Result<String, Unmade> {
     let mut rest = FIRST_RETRY;
-    let answer = loop {
+    let mut answer = loop {
         let request =
             GenerateRequest { temperature: Some(0.0), max_tokens: Some(TOKENS_MAX), min_tokens: Some(1), ..GenerateRequest::default() };
         let options = gateway.options(Instant::now(), request)?;
@@ -133,8 +132,10 @@ async fn asked(gateway: &Arc<Gateway>, before: Option<&str>, said: &str) -> Resu
             Err(error) => return Err(error.into()),
         }
     };
-    let choices = Rounded::new(gateway, answer, None).whole().await?;
-    let piece = choices.into_iter().next().map(|choice| choice.piece).unwrap_or_default();
+    let mut piece = Piece::default();
+    while let Some(delta) = answer.next_delta().await? {
+        piece.append(delta.piece);
+    }
     if piece.finish.is_some_and(|finish| finish.reason == FinishReason::ContentFilter) {
         return Err(Unmade::Failed("safety checks ended it".into()));
     }
