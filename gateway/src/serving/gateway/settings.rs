@@ -1,0 +1,78 @@
+//! What a gateway is made with.
+
+use super::Gateway;
+use crate::{
+    base::{memories, origins::Origins, registry::Registry},
+    batches::Batches,
+    cache::{replay, response_cache, semantic},
+    context::Strategy,
+    features::{feedback::Feedback, grammars::Grammars, server_tools::ServerTools, summarizer},
+    routing::Router,
+    safety::{Safety, audit::Audit, pii::Pii},
+    store::Store,
+    tenants::Tenants,
+};
+use axum::Router as Routes;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use tidemill_cluster::class::Classes;
+
+/// The generating endpoints' routes, each with its quota taken: what clients, batches and shadows are answered through.
+pub type Generating = fn(&Arc<Gateway>) -> Routes<Arc<Gateway>>;
+
+#[derive(Debug)]
+pub struct GatewaySettings {
+    pub generating: Generating,
+    pub classes: Classes,
+    /// Other names, each with the model that it stands for.
+    pub aliases: BTreeMap<String, String>,
+    /// Rules for which model answers. `None`: the one that is asked for.
+    pub router: Option<Router>,
+    pub registry: Arc<dyn Registry>,
+    pub store: Arc<dyn Store>,
+    /// `None`: there is no data directory.
+    pub batches: Option<Arc<Batches>>,
+    /// Of the same models in the same order.
+    pub grammars: Grammars,
+    pub tenants: Arc<Tenants>,
+    /// `None`: no tools run here.
+    pub server_tools: Option<Arc<ServerTools>>,
+    /// `None`: everything may be asked and answered.
+    pub safety: Option<Safety>,
+    /// `None`: nothing is done about what identifies people.
+    pub pii: Option<Pii>,
+    /// What is done about stored conversations that are too long, where a chat does not say.
+    pub context: Strategy,
+    pub summaries: summarizer::Settings,
+    /// Of what is remembered of users. `None`: nothing is.
+    pub memories: Option<memories::Limits>,
+    /// `None`: blocks are not recorded.
+    pub audit: Option<Arc<Audit>>,
+    /// `None`: none is taken.
+    pub feedback: Option<Arc<Feedback>>,
+    /// Of answers that are kept for repeated requests.
+    pub replay: replay::Limits,
+    /// Of answers that are kept for whoever asks the same. `None`: none are.
+    pub response_cache: Option<response_cache::Limits>,
+    /// Of answers that are kept for whoever asks nearly the same. `None`: none are.
+    pub semantic_cache: Option<SemanticSettings>,
+    /// No request lives longer.
+    pub request_timeout: Duration,
+    pub body_bytes_max: usize,
+    /// The most bytes of request bodies that are on their way or being worked on.
+    pub bodies_bytes_max: u64,
+    /// The most requests that are read or answered at a time, streams not counted. A tenant may have half of them.
+    pub requests_max: usize,
+    /// Whether a `max_tokens` that does not fit after the prompt is refused. Otherwise it becomes what fits.
+    pub max_tokens_must_fit: bool,
+    /// Names that the ports are reached by, besides addresses and `localhost`, while no key protects them.
+    pub hosts: Vec<String>,
+    /// The origins whose pages may use the front door.
+    pub cors: Origins,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct SemanticSettings {
+    pub limits: semantic::Limits,
+    /// The model that says how alike questions are. `None`: their words do.
+    pub model: Option<String>,
+}
