@@ -4,7 +4,7 @@
 //! - [`routes`]: both ports' routes; `paths`: which route a path means; [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: what a generating endpoint adds; [`serve`]: what they have in common; `pages`: pages of stored items; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
-//! - [`responses`], [`conversations`]: what is stored, and goes on by its id
+//! - [`responses`], [`conversations`]: stored answers and dialogs, which later requests continue by their ids
 //! - [`stored`]: what a chat needs of these; [`memories`]: what is remembered of users
 //! - [`context`]: long dialogs fitted into the window
 //! - [`files`], [`batches`]: requests in files, answered within a day

@@ -1,5 +1,5 @@
-//! Who a request comes from, and whether it may come at all. A layer around everything that clients can ask for: no handler runs without
-//! it, since handlers get their gateway from [`Client`], which only the layer can give them.
+//! Authentication: the sender of a request, and whether it is admitted. A layer around everything that clients can ask for: no handler runs
+//! without it, since handlers get their gateway from [`Client`], which only the layer can give them.
 
 use super::server::Peer;
 use crate::{
@@ -17,7 +17,7 @@ use tidemill_tenancy::quota::Level;
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// The gateway, turned to whoever sent the request.
+/// The gateway, bound to the sender of the request.
 #[derive(Debug)]
 pub struct Client(pub Arc<Gateway>);
 
@@ -105,7 +105,7 @@ fn tell_route(response: &mut Response, routed: &Routed) {
     }
 }
 
-/// What a request says of its region, where rules ask for that.
+/// Returns the region that a request names in its header, where rules ask for one.
 fn region(gateway: &Gateway, headers: &HeaderMap) -> Option<String> {
     headers.get(gateway.region_header()?)?.to_str().ok().map(str::to_owned)
 }

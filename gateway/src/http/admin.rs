@@ -30,14 +30,14 @@ type Answered = Result<Json<Value>, ApiError>;
 #[serde(deny_unknown_fields)]
 struct NewKey {
     tenant: String,
-    /// Of a new tenant.
+    /// The tier of a new tenant.
     #[serde(default)]
     tier: Option<String>,
     #[serde(default)]
     user: Option<String>,
     #[serde(default)]
     name: Option<String>,
-    /// Of this key alone.
+    /// Limits of this key alone.
     #[serde(default)]
     limits: Overrides,
     #[serde(default)]
@@ -60,7 +60,7 @@ struct TenantFields {
     semantic_cache: Option<bool>,
 }
 
-/// `POST /admin/keys`. A tenant that is new is made, too.
+/// `POST /admin/keys`. Creates the tenant as well if it is new.
 pub async fn create_key(State(gateway): State<Arc<Gateway>>, body: Body) -> Answered {
     let wanted: NewKey = read(body).await?;
     let made = change(&gateway, move |tenants| {
@@ -174,7 +174,7 @@ async fn change(gateway: &Arc<Gateway>, work: impl FnOnce(&Tenants) -> Result<Va
     // Clients' work must not hold an operator up.
     let changed = tokio::task::spawn_blocking(move || {
         let tenants = worker.tenants();
-        // What another coordinator has changed a moment ago counts.
+        // Changes that another coordinator has just made count.
         tenants.refresh_records();
         tenants.check_known()?;
         work(tenants)

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tidemill_safety::appeals::{self, Decision, Refused};
 
-/// Of a reason, or an operator's note.
+/// The most bytes of a reason, or of an operator's note.
 const TEXT_BYTES_MAX: usize = 4096;
 
 #[derive(Debug, Deserialize)]

@@ -35,9 +35,9 @@ use minijinja::{Value, value::ValueKind};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use tidemill_proto::block::Token;
 
-/// Of messages. `function` is OpenAI's older name of `tool`.
+/// Roles of messages. `function` is OpenAI's older name of `tool`.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
-/// Of `reasoning_effort`.
+/// Values of `reasoning_effort`.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 #[derive(Debug)]
@@ -313,7 +313,7 @@ fn message(index: usize, sent: Message, older_calls: &mut HashMap<String, String
     }
     let content = match sent.content {
         None if sent.role == "assistant" => sent.refusal,
-        // What tools return may be nothing; what others say is not.
+        // A tool may return nothing; any other message has content.
         None if matches!(sent.role.as_str(), "tool" | "function") => Some(String::new()),
         None => return Err(ApiError::invalid(param(), format!("a message of role `{}` needs `content`", sent.role))),
         Some(Content::Text(text)) => Some(text),

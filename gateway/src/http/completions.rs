@@ -165,7 +165,7 @@ fn tokenize(gateway: &Gateway, prompt: Prompt, options: &mut Options) -> Result<
     texts.into_iter().map(encode).collect()
 }
 
-/// Prompts of token ids say something, too.
+/// Checks prompts of token ids by the text that they decode to.
 fn checked(gateway: &Gateway, prompts: Vec<Vec<Token>>, options: &mut Options) -> Result<Vec<Vec<Token>>, ApiError> {
     if gateway.safety().is_some() {
         for prompt in &prompts {

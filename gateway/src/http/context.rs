@@ -1,5 +1,5 @@
 //! A dialog fitted into the model's window: the system prompt and the newest turns stay, and what is known of the rest is put beside them.
-//! What is left out, and what is given in its place, is decided by [`crate::context`].
+//! [`crate::context`] decides which turns are left out and what is given in their place.
 
 use crate::{
     base::memories::Facts,
@@ -16,7 +16,7 @@ use crate::{
 };
 use serde::Deserialize;
 
-/// A client's `max_tokens` keeps no more than one of so many parts of the window free.
+/// A client's `max_tokens` reserves at most the window divided by this number.
 const ANSWER_PARTS: u64 = 4;
 /// The share of the window that a prompt may have before turns are left out.
 const WINDOW_SHARE: f64 = 0.75;
@@ -66,14 +66,14 @@ pub struct Wanted {
     retrieve_tokens: u64,
 }
 
-/// What is known of a stored conversation's turns.
+/// A stored conversation's turns, as far as they matter here.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     /// `None`: it has none yet.
     pub conversation: Option<String>,
     pub costs: Vec<Cost>,
     pub summaries: Summaries,
-    /// What was said in it, if it may be looked up.
+    /// Its messages, if they may be looked up.
     pub messages: Vec<OldMessage>,
 }
 
@@ -114,7 +114,7 @@ pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Res
     wish.window_share.map(|share| in_range("context.window_share", share, 0.05..=1.0)).transpose()?;
     let retrieve = in_range("context.retrieve", wish.retrieve.unwrap_or(0), 0..=RETRIEVE_MAX)?;
     let retrieve_tokens = in_range("context.retrieve_tokens", wish.retrieve_tokens.unwrap_or(RETRIEVE_TOKENS), 32..=65_536)?;
-    // Who sets a limit wants it kept.
+    // A client that sets a limit wants it kept.
     let set = wish.turns_max.is_some() || wish.window_share.is_some() || retrieve > 0;
     let usual = if set && usual == Strategy::None { Strategy::Steps } else { usual };
     let strategy = wish.strategy.unwrap_or(usual);
@@ -283,7 +283,7 @@ impl Fitting<'_> {
         if dialog.tools.is_empty() {
             return instructions + facts;
         }
-        // What a template makes of tools, only the template can say.
+        // Only the template can say how tools are rendered.
         let question = Message { role: "user".into(), content: Some("a".into()), ..Message::default() };
         let messages = self.instructions.iter().cloned().chain([question]).collect();
         let with_tools = self.gateway.prompt_only(param, &Dialog { messages, ..dialog.clone() });
@@ -317,7 +317,7 @@ impl Fitting<'_> {
         let texts: Vec<_> = old.iter().map(|message| message.text.as_str()).collect();
         let ranked = bm25::best(question.unwrap_or_default(), &texts, self.wanted.retrieve);
         let ranked: Vec<_> = ranked.into_iter().map(|place| (place, (old[place].role.as_str(), old[place].text.as_str()))).collect();
-        // Nobody sends them with this prompt: they must not make it be refused.
+        // The client did not send them with this prompt, so they must not get it refused.
         let ranked: Vec<_> = ranked.into_iter().filter(|(_, (_, text))| self.gateway.accepts(text, options)).collect();
         let tokenizer = &self.gateway.text().tokenizer;
         let count = |text: &str| tokenizer.count(text);

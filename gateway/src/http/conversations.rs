@@ -137,7 +137,7 @@ pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body)
     let summaries = Summaries::read(record.summary.as_deref()).within(kept);
     let items = summaries.newest().map_or(0, |summary| summary.items);
     let Some(last) = items.checked_sub(1).and_then(|last| record.items.get(last)) else { return Ok(put) };
-    // What tells of the beginning tells of the same there.
+    // A summary of the beginning covers the same items in the branch.
     let summary = store::Summary { body: summaries.write(), items, last: last.id.clone() };
     match gateway.store().summarize(&gateway.owner(), &id, summary).await {
         Ok(()) => show(&gateway, load(&gateway, &id, Part::Nothing).await?).await,

@@ -25,7 +25,7 @@ const FORMS: &str = "/v1/files";
 
 /// A layer around the operators' port.
 pub async fn operators(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
-    // What changes something says that it is JSON, be it only with no body.
+    // Requests that change something must declare JSON, even without a body.
     let wants_json = matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH) || has_body(&request);
     match check(gateway.hosts(), &Origins::None, &request, wants_json) {
         Ok(()) => next.run(request).await,

@@ -36,7 +36,7 @@ pub trait Endpoint: Sized + Send + 'static {
     }
     /// Tokens to generate where the client gives no number; `room` of them fit.
     fn max_tokens_default(room: u32) -> u32;
-    /// Whether log-probabilities are wanted for the prompt, too.
+    /// Whether log-probabilities of the prompt are wanted as well.
     fn scores_prompt(&self) -> bool {
         false
     }

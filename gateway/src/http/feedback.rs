@@ -1,4 +1,4 @@
-//! What users think of answers: clients tell, operators look.
+//! Users' opinions of answers: clients give them, operators read them.
 
 use super::access::Client;
 use crate::{
@@ -18,9 +18,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Of a comment.
+/// The most bytes of a comment.
 const COMMENT_BYTES_MAX: usize = 4096;
-/// Of a user's name.
+/// The most bytes of a user's name.
 const USER_BYTES_MAX: usize = 256;
 /// Opinions in one answer.
 const LISTED_MAX: usize = 1000;

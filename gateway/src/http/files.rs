@@ -35,10 +35,10 @@ const UPLOAD_MAX: Duration = Duration::from_secs(3600);
 const RATE_MIN: u64 = 16 << 10;
 /// The time at the beginning of an upload that does not count.
 const RATE_AFTER: Duration = Duration::from_secs(20);
-/// Of a form's field that is no file.
+/// The most bytes of a form's field other than the file.
 const FIELD_BYTES_MAX: usize = 1024;
 const NAME_CHARS_MAX: usize = 255;
-/// Of `expires_after`, as OpenAI has it.
+/// Bounds of `expires_after`, as OpenAI has them.
 const AGE_S_MIN: u64 = 3600;
 const AGE_S_MAX: u64 = 2_592_000;
 const PAGE_MAX: usize = 10_000;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Of one fact: longer ones are notes, and would take the room of all others.
+/// The most bytes of one fact: longer ones are notes, and would take the room of all others.
 const TEXT_BYTES_MAX: usize = 1024;
 /// Facts that are deleted at a time, where all are.
 const DELETED_AT_A_TIME: usize = 100;
@@ -112,7 +112,7 @@ pub async fn delete_all(Client(gateway): Client) -> Answered {
         for record in records {
             match gateway.store().delete(&owner, &record.id).await {
                 Ok(()) => deleted += 1,
-                // Somebody else was quicker.
+                // Another request deleted it first.
                 Err(StoreError::NotFound(_)) => {}
                 Err(error) => return Err(of_store(error)),
             }
@@ -123,7 +123,7 @@ pub async fn delete_all(Client(gateway): Client) -> Answered {
     }
 }
 
-/// For a chat that asks for them. Where the store does not answer, it goes on without, and says so.
+/// Loads the facts for a chat that asks for them. If the store does not answer, the chat is answered without them, and says so.
 pub async fn facts(gateway: &Gateway) -> Result<Facts, ApiError> {
     let limits = gateway.memories().ok_or_else(|| {
         ApiError::invalid(

@@ -178,7 +178,7 @@ pub struct ChatResponse {
     /// The one that it was served in, if the client asked for any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_tier: Option<String>,
-    /// What became of the turn, if the client named a conversation.
+    /// Whether and where the turn was stored, if the client named a conversation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conversation: Option<serde_json::Value>,
 }
@@ -243,7 +243,7 @@ pub struct CallPart {
     pub custom: Option<CustomPart>,
 }
 
-/// Of a call of a custom tool.
+/// The part of a custom tool's call.
 #[derive(Debug, Serialize)]
 pub struct CustomPart {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -282,7 +282,7 @@ pub struct ChatChunk {
     /// The one that it was served in, if the client asked for any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_tier: Option<String>,
-    /// What became of the turn, in the last chunk of its answer, if the client named a conversation.
+    /// Whether and where the turn was stored: in the last chunk of its answer, if the client named a conversation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conversation: Option<serde_json::Value>,
 }

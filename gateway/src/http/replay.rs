@@ -1,6 +1,6 @@
-//! Requests with an `Idempotency-Key`: a repeat joins the answer that is being made, or finds it, instead of computing it
-//! twice; and a stream that broke off goes on after its `Last-Event-ID`. A layer around the generating endpoints: what they
-//! answer is recorded as it leaves them ([`crate::serving::replays`]), and every client, the first included, listens to the recording.
+//! Requests with an `Idempotency-Key`: a repeat joins the answer that is being made, or finds it, instead of computing it twice; and a
+//! stream that broke off resumes after its `Last-Event-ID`. A layer around the generating endpoints: their answers are recorded as they
+//! leave them ([`crate::serving::replays`]), and every client, the first included, listens to the recording.
 //!
 //! A request without a key passes untouched.
 
@@ -87,7 +87,7 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let stream = Stream::of(&key, &said);
     let after = parts.headers.get(LAST_EVENT_ID).map(|id| stream.after(id)).transpose()?;
     let replays = gateway.replays();
-    // What is not here can go on only if it comes out the same again.
+    // A stream that is not kept here can resume only if it comes out the same again.
     if after.is_some() && !replays.has(&key) && !(comes_out_the_same && gateway.routes_repeatably()) {
         return Err(ApiError::not_resumable(
             "the events of this stream are not kept here any more, and the request is neither greedy nor seeded (with one choice), so that \
@@ -184,7 +184,7 @@ fn caller(request: &Request) -> Option<Arc<Caller>> {
     request.extensions().get().cloned()
 }
 
-/// What the ids of a stream's events begin with: the same at every coordinator, since it is made of the request.
+/// The prefix of the ids of a stream's events: the same at every coordinator, since it is made of the request.
 struct Stream {
     name: String,
 }

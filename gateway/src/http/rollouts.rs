@@ -26,7 +26,7 @@ use std::sync::Arc;
 #[serde(deny_unknown_fields)]
 struct Named {
     from: String,
-    /// Of `golden`.
+    /// The scores, for the action `golden`.
     #[serde(default)]
     golden: Option<Golden>,
 }

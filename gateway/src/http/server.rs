@@ -1,6 +1,7 @@
-//! Client connections: a bounded number, and of each address a part of it; without Nagle's delay; none idle for ever, be it that the client
-//! sends nothing or that it reads nothing. HTTP/1.1 or HTTP/2; over TLS, if there is a certificate (`tls`).
+//! Client connections: their number is bounded, in all and per address; Nagle's delay is off; and none stays idle without end, whether its
+//! client sends nothing or reads nothing. HTTP/1.1 or HTTP/2; over TLS, if there is a certificate (`tls`).
 //!
+//! - `guests`: the connections, and what each waits for; `io`: how that is noticed; `unread`: streams that are not read
 //! - `guests`: which connections there are, and what they wait for; `io`: how that is noticed; `unread`: streams that are not read
 
 mod guests;
@@ -48,7 +49,7 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 const STREAMS_MAX: u32 = 100;
 /// The bytes of one request that a client of HTTP/2 may send before they are read, and of one answer that wait to be sent,
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
-/// and of all requests of a connection together. Each connection may hold so many bytes here.
+/// Flow-control window of all requests of a connection together: the bytes that a connection may hold here.
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 /// The time between two looks for clients that take too long.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -137,7 +138,7 @@ pub async fn serve(
     time::timeout(drain, drained).await.is_ok()
 }
 
-/// HTTP/1.1 and HTTP/2, told apart by how a connection begins.
+/// HTTP/1.1 and HTTP/2, told apart by a connection's first bytes.
 fn protocols() -> auto::Builder<Streams> {
     let mut http = auto::Builder::new(Streams { unread_max: WRITE_STALL_MAX });
     // The sweep knows better what a connection waits for.
@@ -220,7 +221,7 @@ impl Door {
         }
     }
 
-    /// Closes connections whose clients take too long, for ever.
+    /// Background loop: closes connections whose clients take too long. Never returns.
     async fn sweep(&self) {
         loop {
             time::sleep(SWEEP_EVERY).await;
@@ -285,7 +286,7 @@ async fn tell_full(mut stream: TcpStream) {
     let told = async {
         stream.write_all(answer.as_bytes()).await?;
         stream.shutdown().await?;
-        // What is not read when a connection is closed takes the answer with it.
+        // Input that is unread when a connection is closed takes the answer with it.
         let mut rest = [0; 1024];
         while stream.read(&mut rest).await? > 0 {}
         std::io::Result::Ok(())

@@ -1,5 +1,5 @@
-//! What a chat's body asks for that is stored: a conversation to go on from, and what is remembered of its user. It is loaded before all
-//! else, since nothing else of a chat waits for the store.
+//! The stored things that a chat's body asks for: the conversation that it continues, and what is remembered of its user. They are loaded
+//! first, since nothing else of a chat waits for the store.
 
 use super::{
     conversations::turn::{Before, ConversationField, before},
@@ -44,7 +44,7 @@ impl Stored {
         Ok(Self { before, facts })
     }
 
-    /// Of what was said.
+    /// Counts the bytes of the history.
     pub fn bytes(&self) -> usize {
         self.before.as_ref().map_or(0, Before::bytes)
     }

@@ -4,7 +4,7 @@
 //! - `request`: one that has ended since
 //! - `snapshot`: the cluster, and the share of choices that met the objectives
 //!
-//! Bounded: so many viewers and no more; and nothing queues for one, since an event is made when its connection has room.
+//! The number of viewers is bounded; and nothing queues for one, since an event is made when its connection has room.
 
 use crate::{
     metrics::recent::FinishedRequest,
@@ -78,7 +78,7 @@ impl Watch {
         let (requests, next) = self.gateway.recent().since(self.next);
         self.next = next;
         self.ready.extend(requests.iter().map(|request| event("request", &aged(request))));
-        // Decisions are for whoever asks for `/cluster`: twice a second they would be most of this stream.
+        // Decisions are left to clients of `/cluster`: twice a second they would be most of this stream.
         let cluster = ClusterView { decisions: Vec::new(), ..self.gateway.view() };
         let snapshot = Snapshot { cluster, goodput: self.gateway.goodput() };
         self.ready.push_back(event("snapshot", &snapshot));

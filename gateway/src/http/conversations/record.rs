@@ -16,9 +16,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Of a title that a client gives.
+/// The most characters of a title that a client gives.
 const TITLE_CHARS_MAX: usize = 256;
-/// Of one that is made of a message's first words.
+/// The most characters of a title that is made of a message's first words.
 const FIRST_WORDS_CHARS_MAX: usize = 60;
 
 /// The order of the fields is that in which they are shown.
@@ -41,7 +41,7 @@ pub struct Conversation {
     branched_from: Option<Value>,
 }
 
-/// What a client sets; a field that is missing stays, `null` empties it.
+/// The fields that a client sets; one that is missing stays, `null` empties it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Changes {

@@ -1,7 +1,8 @@
-//! A chat's turn in a stored conversation: what was said before it, and what is added when its answer has ended. Both are added together,
-//! before the answer's last part goes out: what a client has in full is stored, and what broke off has left nothing.
+//! A chat's turn in a stored conversation: the history before it, and the items that are added when its answer has ended. Its messages and
+//! its answer are added together, before the answer's last part goes out: an answer that a client has in full is stored, and one that broke
+//! off leaves nothing.
 //!
-//! Where the store does not answer, a chat goes on with what was sent alone, and says so.
+//! If the store does not answer, a chat is answered from the messages that were sent, and says so.
 
 use super::{
     super::{
@@ -39,7 +40,7 @@ pub enum ConversationField {
     Wish(Box<Wish>),
 }
 
-/// What a turn does to its conversation.
+/// The effect of a turn on its conversation.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Wish {
@@ -53,14 +54,14 @@ pub struct Wish {
     changes: Changes,
 }
 
-/// The conversation that a chat goes on with, as it was found.
+/// The conversation that a chat continues, as it was found.
 #[derive(Debug)]
 pub enum Before {
     New(Conversation),
     Stored {
         record: Record,
         conversation: Conversation,
-        /// Items of its history that the turn goes on from.
+        /// The number of items in its history that the turn continues from.
         kept: usize,
     },
     /// The store does not answer.
@@ -79,7 +80,7 @@ pub struct Turn {
     outlook: Option<Outlook>,
 }
 
-/// What becomes of a turn.
+/// The state of a turn: to be stored, stored, or not stored.
 #[derive(Debug)]
 enum Fate {
     Begins(Conversation),
@@ -142,7 +143,7 @@ fn kept(record: &Record, wish: &Wish) -> Result<usize, ApiError> {
         (Some(item), false) => place_of(record, item).ok_or_else(|| no_item("conversation.replace", &record.id, item)),
         (None, false) => Ok(record.items.len()),
         (None, true) => {
-            // An answer is what follows the last that the model was told.
+            // An answer is all that follows the last item which the model was given as input.
             let answers = |item: &Item| {
                 recall(item).is_ok_and(|(_, said)| match said {
                     Said::Message { role, .. } => role == "assistant",
@@ -171,7 +172,7 @@ impl Before {
         }
     }
 
-    /// Of what was said.
+    /// Counts the bytes of the history's items.
     pub fn bytes(&self) -> usize {
         if let Self::Stored { record, .. } = self { record.items.iter().map(|item| item.body.len()).sum() } else { 0 }
     }
@@ -300,7 +301,8 @@ impl Turn {
     }
 }
 
-/// What each turn costs, and, if they may be looked up, the messages. Thoughts of turns that are over are not shown to the model again.
+/// Counts the cost of each turn, and collects the messages if they may be looked up. Thoughts of turns that are over are not shown to the
+/// model again.
 fn turns<'a>(items: impl Iterator<Item = (&'a Item, &'a Said)>, tokenizer: &Tokenizer, looks_up: bool) -> (Vec<Cost>, Vec<OldMessage>) {
     let (mut costs, mut messages): (Vec<Cost>, _) = (Vec::new(), Vec::new());
     let mut user_spoke = false;
@@ -314,7 +316,7 @@ fn turns<'a>(items: impl Iterator<Item = (&'a Item, &'a Said)>, tokenizer: &Toke
         let cost = &mut costs[turn];
         cost.items += 1;
         if !matches!(said, Said::Thought(_) | Said::Nothing) {
-            // Nobody counted what an earlier version stored.
+            // Earlier versions stored items without a count.
             let tokens = if item.tokens > 0 { item.tokens } else { said.tokens(tokenizer) };
             cost.tokens += u64::from(tokens);
             cost.messages += 1;

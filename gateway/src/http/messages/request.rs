@@ -1,8 +1,7 @@
 //! The body of `/v1/messages` as a dialog.
 //!
-//! The same conversation must be the same prompt at every turn, or the KV pool is of no use. So what changes from request to
-//! request without meaning anything is left out: the billing header that an agent puts before its system prompt, `cache_control`,
-//! signatures.
+//! The same conversation must be the same prompt at every turn, or the KV pool is of no use. So parts that change from request to request
+//! without meaning anything are left out: the billing header that an agent puts before its system prompt, `cache_control`, signatures.
 
 use crate::{
     dialog::{Dialog, Message, ReasoningWish, ToolCall, ToolChoice},
@@ -66,7 +65,7 @@ enum Content {
     Blocks(Vec<Block>),
 }
 
-/// Of any type; each has some of these.
+/// A block of any type; each type has some of these fields.
 #[derive(Debug, Deserialize)]
 struct Block {
     r#type: String,
@@ -267,8 +266,8 @@ fn turns(place: usize, turn: Turn, names: &mut HashMap<String, String>, messages
     Ok(())
 }
 
-/// What an assistant said: several turns, if tools ran here for it. Signatures are for the server that signed: they do not matter here, and
-/// neither does their absence.
+/// Adds an assistant's message as turns: several, if tools ran here for it. Signatures are for the server that signed; here neither they
+/// nor their absence matters.
 fn answer(param: &str, blocks: Vec<Block>, names: &mut HashMap<String, String>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     let new = || Message { role: "assistant".into(), ..Message::default() };
     let (mut message, before) = (new(), messages.len());
@@ -310,7 +309,7 @@ fn result(param: &str, block: Block, names: &HashMap<String, String>) -> Result<
     Ok(Message { role: "tool".into(), content: Some(content), name: names.get(&id).cloned(), tool_call_id: Some(id), ..Message::default() })
 }
 
-/// What a tool returned that failed: the model learns of it in words, unless they say so already.
+/// Marks the output of a failed tool as an error in words, unless it begins with one.
 fn failed(content: String) -> String {
     match content.trim_start().get(..ERROR.len()) {
         Some(begin) if begin.eq_ignore_ascii_case(ERROR) => content,

@@ -25,7 +25,7 @@ pub(crate) struct Output {
     custom: HashSet<String>,
     /// For log-probabilities, if they are wanted.
     tokenizer: Option<Arc<Tokenizer>>,
-    /// Of tokens whose text has not come yet.
+    /// Log-probabilities of tokens whose text has not come yet.
     logprobs: Vec<Value>,
 }
 
@@ -44,7 +44,7 @@ struct Open {
     kind: Kind,
     /// So far: a thought, what is said, or a call's arguments.
     text: String,
-    /// Of what is said.
+    /// Log-probabilities of a message's text.
     logprobs: Vec<Value>,
 }
 
@@ -71,7 +71,7 @@ impl Output {
             self.logprobs.extend(piece.logprobs.iter().map(|logprob| logprob_value(tokenizer, logprob)));
         }
         if !piece.reasoning.is_empty() || !piece.calls.is_empty() && piece.text.is_empty() {
-            // Only those of what is said are told.
+            // Only text has log-probabilities.
             self.logprobs.clear();
         }
         if !piece.reasoning.is_empty() {
@@ -85,7 +85,7 @@ impl Output {
         }
     }
 
-    /// What a call returned that ran here.
+    /// Adds the output of a call that ran here.
     pub(crate) fn returned(&mut self, call_id: &str, text: &str, tokens: u32) {
         self.close("completed");
         let (id, index) = (new_id("fco_"), self.done.len());
@@ -97,7 +97,7 @@ impl Output {
         self.counted = self.done.len();
     }
 
-    /// Ends a round, whose items took so many tokens.
+    /// Ends a round, whose items took the tokens of `usage`.
     pub(crate) fn end_round(&mut self, usage: &Usage) {
         self.close("completed");
         self.done = self.counted(usage);
@@ -247,7 +247,7 @@ impl Open {
         }
     }
 
-    /// What events of this kind of item have besides.
+    /// Adds the fields that events of this kind of item have besides.
     fn complete(&self, fields: &mut Value, logprobs: &[Value]) {
         match self.kind {
             Kind::Thought => fields["content_index"] = json!(0),

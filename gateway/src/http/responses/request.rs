@@ -26,7 +26,7 @@ use std::{
     time::Instant,
 };
 
-/// Of `include`.
+/// The value of `include` that asks for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 /// OpenAI's limits on `metadata`.
 const METADATA_MAX: usize = 16;
@@ -49,11 +49,11 @@ pub(super) struct Request {
     pub(super) tool_choice: ToolChoice,
     pub(super) parallel: bool,
     pub(super) reasoning: ReasoningWish,
-    /// What the response repeats of its request.
+    /// The fields that the response repeats from its request.
     pub(super) echo: Map<String, Value>,
 }
 
-/// What the input goes on from.
+/// The history that the input continues.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Before {
     Nothing,

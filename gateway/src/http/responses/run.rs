@@ -50,7 +50,7 @@ pub(super) struct Run {
     ended: Option<Finish>,
 }
 
-/// What is stored at the end.
+/// The parts of a response that are stored at its end.
 #[derive(Debug)]
 struct Recording {
     id: String,
@@ -174,7 +174,7 @@ impl Run {
         }
         match self.record.keep(&self.gateway, &response, &items).await {
             Ok(()) => (kind, response, error),
-            // What cannot be gone on from has failed: the next turn would lack its context.
+            // A response that cannot be continued has failed: the next turn would lack its context.
             Err(lost) => {
                 let error = error.unwrap_or_else(|| ApiError::of_store("store", lost));
                 response["status"] = "failed".into();
