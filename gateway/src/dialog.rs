@@ -21,7 +21,7 @@ pub struct Dialog {
     pub reasoning: ReasoningWish,
     /// Variables for the template; they win over those that the fields above imply.
     pub template_kwargs: BTreeMap<String, Value>,
-    /// The prompt ends in the middle of the last message, and the model goes on with it.
+    /// The prompt ends in the middle of the last message, which the model continues.
     pub continues: bool,
 }
 
@@ -31,10 +31,10 @@ pub struct Message {
     /// `system`, `developer`, `user`, `assistant`, or `tool`.
     pub role: String,
     pub content: Option<String>,
-    /// What an assistant thought before it spoke.
+    /// An assistant's thought before its answer.
     pub reasoning: Option<String>,
     pub tool_calls: Vec<ToolCall>,
-    /// Of a `tool` message: the call that it answers.
+    /// The call that a `tool` message answers.
     pub tool_call_id: Option<String>,
     pub name: Option<String>,
     /// Fields that only the template knows.
@@ -71,7 +71,7 @@ pub struct ReasoningWish {
 }
 
 impl Dialog {
-    /// Everything that anybody said, wrote into a call, or got from one.
+    /// Visits all text that a participant wrote: messages, arguments of calls, and their outputs.
     pub fn each_text(&mut self, mut act: impl FnMut(&mut String)) {
         for message in &mut self.messages {
             message.content.iter_mut().chain(&mut message.reasoning).for_each(&mut act);

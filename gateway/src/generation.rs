@@ -48,7 +48,7 @@ pub struct TextRules {
     /// Those of `stop_tokens` that are the model's end of sequence, and not the client's wish.
     pub eos_tokens: Vec<Token>,
     pub skip_special: bool,
-    /// What besides text the model's words may be.
+    /// The parts of a model's output besides text.
     pub output: OutputRules,
 }
 
@@ -72,7 +72,7 @@ pub struct Pipeline {
     guard: Option<guarded::Inspector>,
     inspect: Vec<Box<dyn Inspect>>,
     tokens: u32,
-    /// Of generated text, whether sent or held back.
+    /// Characters of generated text, whether sent or held back.
     characters: usize,
     /// That have begun.
     calls: u32,
@@ -81,7 +81,7 @@ pub struct Pipeline {
     /// The arguments so far of a call that is the last one's like up to here: where calls are forced, one that is so to its end ends
     /// the answer.
     again: Option<String>,
-    /// What the ids of this choice's calls have in common.
+    /// The common part of this choice's call ids.
     call_ids: u64,
     ended: bool,
 }
@@ -188,7 +188,7 @@ impl Pipeline {
     fn take(&mut self, events: Vec<Event>, piece: &mut Piece) {
         for event in events {
             if !matches!(event, Event::Text(_)) {
-                // No stop string goes on behind a thought or a call.
+                // No stop string spans a thought or a call.
                 piece.text += &self.stops.finish();
             }
             match event {
@@ -276,12 +276,12 @@ impl Pipeline {
         self.ended
     }
 
-    /// What a model must be asked before the answer goes on. Tokens may come in the meantime: what they say waits.
+    /// The uncertain finding that must be moderated before the answer continues. Tokens may come in the meantime: their text waits.
     pub fn doubt(&self) -> Option<&Doubt> {
         self.guard.as_ref()?.doubt()
     }
 
-    /// What may go on now that the doubt is settled. There may be another.
+    /// Applies the verdict, and returns the pieces that it releases. Another finding may follow.
     pub fn settle(&mut self, ruling: Ruling) -> Vec<Piece> {
         let pieces = self.guard.as_mut().map(|guard| guard.settle(ruling)).unwrap_or_default();
         pieces.into_iter().map(|piece| self.seen(piece)).collect()

@@ -1,4 +1,4 @@
-//! What clients send, checked: bodies, fields, schemas, and the errors that name them.
+//! Requests, checked: bodies, fields, schemas, and the errors that name them.
 //!
 //! - [`error`]: why a request fails
 //! - [`body`]: bodies on their way in; [`parse`]: bodies as values; [`computing`]: threads for what is made of clients' data

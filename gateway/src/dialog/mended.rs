@@ -46,7 +46,7 @@ pub(super) fn mended(messages: &[Message], takes: &Takes, continues: bool) -> Op
     (out != original).then_some(out)
 }
 
-/// Whether an answer calls so many times, or something was returned.
+/// Whether an answer has at least `least` calls, or an output follows.
 fn has_calls(messages: &[Message], least: usize) -> bool {
     messages.iter().any(|message| message.tool_calls.len() >= least || least == 1 && is_result(message))
 }

@@ -18,7 +18,7 @@ use std::{
     time::SystemTime,
 };
 
-/// Of a tool's name.
+/// The most characters of a tool's name.
 const NAME_CHARS_MAX: usize = 128;
 /// Tools of one dialog. Hosts of agents that offer everything they have come to some hundreds.
 const TOOLS_MAX: usize = 1024;
@@ -54,7 +54,7 @@ pub enum DialogError {
 }
 
 impl Dialog {
-    /// What the model is given, and how its answer is read. `now`: templates may show the date.
+    /// Makes the prompt, and the rules by which its answer is read. `now`: templates may show the date.
     pub fn prompt(&self, model: &TextModel, now: SystemTime) -> Result<DialogPrompt, DialogError> {
         self.check_tools()?;
         self.check_choice()?;

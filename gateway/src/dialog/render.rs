@@ -28,7 +28,7 @@ pub(super) fn render(dialog: &Dialog, template: &ChatTemplate, now: SystemTime) 
     let takes = template.takes();
     with(takes).or_else(|refused| match refused.is_too_long() {
         true => Err(refused),
-        // What the template takes was tried with short dialogs: this one may be of another kind.
+        // The template was tried with short dialogs only: this one may be of another kind.
         false => with(&takes.least()).map_err(|_| refused),
     })
 }
@@ -124,7 +124,7 @@ mod tests {
     use crate::{dialog::ReasoningWish, text::config::ModelConfig};
     use serde_json::json;
 
-    /// What the template gets, as JSON.
+    /// Writes the dialog as JSON for the template.
     fn given(dialog: &Dialog, extra_text: &str) -> serde_json::Value {
         let source = "{{ {'messages': messages, 'tools': tools, 'prompt': add_generation_prompt, 'effort': reasoning_effort, \
                       'thinks': enable_thinking} | tojson }}";

@@ -1,5 +1,5 @@
-//! An answer with what its operator wants said after it: once, at the end of what the model says. Not where the answer was cut by safety
-//! checks, and not where it calls a tool: there it goes on.
+//! An answer with its operator's disclaimer: once, at the end of the model's text. An answer that was cut by safety checks has none, nor
+//! has one that ends in calls of tools, since it continues.
 
 use crate::generation::piece::{Finish, FinishReason, Inspect, Piece};
 use std::{ops::ControlFlow, sync::Arc};
@@ -8,7 +8,7 @@ use tidemill_safety::disclaimers::{Disclaimer, Reading};
 /// Before each.
 const BREAK: &str = "\n\n";
 
-/// What is said after answers.
+/// The disclaimers after answers.
 #[derive(Clone, Debug)]
 pub struct Disclaimed {
     /// In the order in which they are said.

@@ -12,7 +12,7 @@ use tidemill_safety::{
     stream::{Released, Stream},
 };
 
-/// What answers are held to.
+/// The rules that answers are held to.
 #[derive(Clone, Debug)]
 pub struct Guarded {
     pub guard: Arc<Guard>,
@@ -21,12 +21,12 @@ pub struct Guarded {
     pub asks: bool,
 }
 
-/// What becomes of a doubt.
+/// A moderator's verdict on an uncertain finding.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ruling {
     Harmless,
     Harmful(Finding),
-    /// Nobody knows, and it must not be said.
+    /// The check could not be made, and the text must not be shown.
     Unchecked(Unchecked),
 }
 
@@ -56,7 +56,7 @@ pub struct Inspector {
     guarded: Guarded,
     text: Stream,
     reasoning: Stream,
-    /// Of the call that is being made.
+    /// The arguments of the call that is being made.
     arguments: Stream,
     /// Its index.
     call: Option<u32>,
@@ -88,7 +88,7 @@ impl Inspect for Inspector {
 }
 
 impl Inspector {
-    /// What must be settled before anything goes on.
+    /// The uncertain finding that must be moderated before the answer continues.
     pub fn doubt(&self) -> Option<&Doubt> {
         if self.waiting.is_empty() {
             // Also of an answer that has ended with its doubt.
@@ -144,7 +144,7 @@ impl Inspector {
         self.add_arguments(|arguments| arguments.settle(finding), piece)
     }
 
-    /// Of a piece, in another, what may be released now.
+    /// Moves the part of `given` that may be released now into `piece`.
     fn pass(&mut self, mut given: Piece, piece: &mut Piece) -> ControlFlow<Finish> {
         self.tokens.append(&mut given.tokens);
         self.logprobs.append(&mut given.logprobs);
@@ -172,7 +172,7 @@ impl Inspector {
     fn release(&mut self, given: &mut Piece, piece: &mut Piece) -> Result<(), Halt> {
         let ends = given.finish.is_some();
         add(&mut piece.reasoning, self.reasoning.push(&std::mem::take(&mut given.reasoning)))?;
-        // Nothing that begins in one part goes on in the next.
+        // Text that begins in one part does not continue in the next.
         if ends || !given.text.is_empty() || !given.calls.is_empty() {
             add(&mut piece.reasoning, self.reasoning.finish())?;
         }
@@ -254,7 +254,7 @@ mod tests {
         patterns::Patterns,
     };
 
-    /// Of made-up words: a `zorb` is doubtful.
+    /// A guard of made-up words: a `zorb` is uncertain.
     static GUARD: LazyLock<Arc<Guard>> = LazyLock::new(|| {
         let kinds = ["is old and must stay", "is vile and must go"];
         let harmless =

@@ -11,7 +11,7 @@ use tidemill_safety::pii::{
     vault::{Restorer, Vault},
 };
 
-/// What becomes of answers.
+/// The treatment of personal data in answers.
 #[derive(Clone, Debug, Default)]
 pub struct Personal {
     /// `Some`: its findings are taken out.
@@ -90,7 +90,7 @@ pub struct Inspector {
     personal: Personal,
     text: Part,
     reasoning: Part,
-    /// Of the call that is being made.
+    /// The arguments of the call that is being made.
     arguments: Part,
     /// Its index.
     call: Option<u32>,
@@ -108,7 +108,7 @@ impl Inspect for Inspector {
         self.tokens.append(&mut piece.tokens);
         self.logprobs.append(&mut piece.logprobs);
         piece.reasoning = self.reasoning.push(&piece.reasoning, count);
-        // Nothing that begins in one part goes on in the next.
+        // Text that begins in one part does not continue in the next.
         if ends || !said.is_empty() || !calls.is_empty() {
             piece.reasoning += &self.reasoning.finish(count);
         }

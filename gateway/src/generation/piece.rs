@@ -8,9 +8,9 @@ use tidemill_safety::category::Finding;
 /// A choice's gain.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
-    /// What the model says.
+    /// The answer's text.
     pub text: String,
-    /// What it thought before.
+    /// The thought before it.
     pub reasoning: String,
     /// Parts of its calls, in order: a call's first part has its id and name.
     pub calls: Vec<CallDelta>,
@@ -25,7 +25,7 @@ pub struct Piece {
 /// A part of a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallDelta {
-    /// Of the call among the choice's calls.
+    /// The call's place among the choice's calls.
     pub index: u32,
     /// With the call's first part only, as is the name.
     pub id: Option<String>,
@@ -55,7 +55,7 @@ pub enum FinishReason {
     Length,
     /// The model waits for what its calls return.
     ToolCalls,
-    /// What came next must not be said.
+    /// The text that would follow must not be shown.
     ContentFilter,
 }
 
@@ -65,7 +65,7 @@ pub enum FinishReason {
 pub enum StopReason {
     Token(Token),
     Text(String),
-    /// Of a [`FinishReason::ContentFilter`], as is the next.
+    /// The cause of a [`FinishReason::ContentFilter`], as is the next.
     Violation(Violation),
     Unchecked(Unchecked),
 }
@@ -85,14 +85,14 @@ impl Unchecked {
     }
 }
 
-/// What must not be said.
+/// A finding that must not be shown.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Violation {
     #[serde(flatten)]
     pub finding: Finding,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub appeal_id: Option<String>,
-    /// Of the answer, where the violation begins. For reviewers.
+    /// The answer from the violation on, for reviewers.
     #[serde(skip)]
     pub text: String,
 }
@@ -132,8 +132,8 @@ impl Piece {
 }
 
 impl Piece {
-    /// The same in pieces of at most one call's part each, as clients expect a stream: first what is said, then a call's name, then
-    /// its arguments.
+    /// Splits the piece into pieces of at most one call's part each, as clients expect of a stream: first the text, then a call's name,
+    /// then its arguments.
     pub fn parts(mut self) -> impl Iterator<Item = Self> {
         let calls = std::mem::take(&mut self.calls);
         let finish = self.finish.take();

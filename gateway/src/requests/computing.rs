@@ -74,7 +74,7 @@ impl Shared {
                 let mut state = self.lock();
                 if let Some(ended) = ended.take() {
                     state.line.done(ended);
-                    // What this piece held back may be more than one other piece.
+                    // This piece may have held back more than one other.
                     if state.idle > 0 && state.line.has_waiting() {
                         self.more.notify_one();
                     }
@@ -169,7 +169,7 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if !self.over {
             self.abandoned.store(true, Ordering::Relaxed);
-            // What it holds goes only when the lock is free again.
+            // The job is dropped after the lock is released.
             let withdrawn = self.shared.lock().line.withdraw(&self.party, self.id);
             drop(withdrawn);
         }

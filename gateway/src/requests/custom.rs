@@ -1,5 +1,5 @@
-//! Custom tools: what they are called with is text, which the model writes as the one argument of a function. A regular expression as
-//! their format is kept; another grammar is told to the model.
+//! Custom tools: they are called with text, which the model writes as the one argument of a function. A regular expression as their format
+//! is kept; another grammar is described to the model.
 
 use crate::{requests::error::ApiError, text::tool::Tool};
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ pub(crate) fn tool(param: &str, definition: &Value) -> Result<Tool, ApiError> {
     })
 }
 
-/// What a custom tool was called with, as arguments.
+/// Writes a custom tool's input as arguments.
 pub(crate) fn arguments(input: String) -> Value {
     json!({INPUT: input})
 }

@@ -19,10 +19,10 @@ pub struct ApiError {
     /// The request's field at fault.
     param: Option<String>,
     code: Option<&'static str>,
-    /// Of a block.
+    /// The id by which a block can be appealed against.
     appeal_id: Option<Box<str>>,
     retry_after_s: Option<u64>,
-    /// The same, for clients that read the finer header.
+    /// As [`retry_after_s`](Self::retry_after_s), for clients that read the finer header.
     retry_after_ms: Option<u64>,
 }
 
@@ -55,7 +55,7 @@ impl ApiError {
         Self::invalid(param, "image input is not supported by this model")
     }
 
-    /// What is asked for must not be answered.
+    /// Refuses a request whose answer is forbidden.
     pub fn content_filter(param: &str, Finding { category, stage, score }: Finding, appeal_id: Option<String>) -> Self {
         let message = format!(
             "`{param}` was refused by this server's content policy: {category} (found by {}, score {score:.2} of 1). Please rephrase it.",
@@ -64,7 +64,7 @@ impl ApiError {
         Self { code: Some("content_filter"), appeal_id: appeal_id.map(Into::into), ..Self::invalid(param, message) }
     }
 
-    /// What might be harmful could not be checked.
+    /// Refuses a request that could not be checked, though it may be harmful.
     pub fn unchecked(param: &str, reason: &str) -> Self {
         let message = format!("The safety check of `{param}` could not be made: {reason}. Please try again later.");
         Self {
@@ -116,7 +116,7 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
     }
 
-    /// What a request names is not stored here.
+    /// Refuses a request that names something which is not stored here.
     pub fn not_found(param: &str, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), code: Some("not_found"), ..Self::new(StatusCode::NOT_FOUND, message) }
     }
@@ -160,7 +160,7 @@ impl ApiError {
         Self { param: Some("server_tools".into()), code: Some("tools_not_ready"), retry_after_s: Some(5), ..new }
     }
 
-    /// What the answer shall follow could not be judged now.
+    /// Refuses a request whose constraint could not be judged now.
     pub fn grammar_unjudged(param: &str, reason: &str) -> Self {
         let message = format!("`{param}` could not be checked at the moment: {reason}. Please try again.");
         Self { param: Some(param.into()), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }

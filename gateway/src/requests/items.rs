@@ -16,7 +16,7 @@ const LOCAL_SHELL: &str = "local_shell";
 /// Items of one request.
 pub(crate) const ITEMS_MAX: usize = 4096;
 
-/// What an item says.
+/// The content of an item.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Said {
     Message {
@@ -31,7 +31,7 @@ pub(crate) enum Said {
     },
     /// A stored item, by its id.
     Reference(String),
-    /// Nothing that the model is told: of a tool that ran elsewhere.
+    /// An item that the model is not shown, such as a call of a tool that ran elsewhere.
     Nothing,
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
             let output = fields.output.unwrap_or_else(|| Content::Text(String::new()));
             Said::Returned { call_id: needed("call_id", fields.call_id.or(fields.id))?, text: text(&format!("{param}.output"), output)? }
         }
-        // What came of them is in the answer that followed.
+        // Their results are part of the answer that followed.
         "web_search_call" | "file_search_call" | "code_interpreter_call" | "image_generation_call" | "mcp_call" | "mcp_list_tools" => {
             Said::Nothing
         }
@@ -168,7 +168,7 @@ impl Said {
         }
     }
 
-    /// Of the text, without what a template puts around it.
+    /// Counts the tokens of the text, without those that a template puts around it.
     pub(crate) fn tokens(&self, tokenizer: &Tokenizer) -> u32 {
         let tokens = |text: &str| tokenizer.encode(text, false).map_or(0, |tokens| tokens.len() as u32);
         match self {
@@ -271,7 +271,7 @@ pub(crate) fn turns(said: impl IntoIterator<Item = Said>) -> Vec<Message> {
     turns
 }
 
-/// The assistant's turn that goes on, if it has room for what comes, or a new one.
+/// Returns the assistant's turn that continues, if it has room, or a new one.
 fn assistant(turns: &mut Vec<Message>, room: impl FnOnce(&Message) -> bool) -> &mut Message {
     if !turns.last().is_some_and(|turn| turn.role == "assistant" && room(turn)) {
         turns.push(Message { role: "assistant".into(), ..Message::default() });

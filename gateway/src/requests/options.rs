@@ -49,7 +49,7 @@ pub struct Options {
     /// Whether a `max_tokens` that does not fit after the prompt becomes what fits, or is refused.
     pub max_tokens_shrinks: bool,
     pub rules: TextRules,
-    /// What every choice's text must follow.
+    /// The grammar that every choice's text must follow.
     pub constraint: Option<Constrained>,
     pub return_token_ids: bool,
     pub salt: Vec<u8>,
@@ -64,9 +64,9 @@ pub struct Options {
     pub service_tier: Option<String>,
     /// Stricter limits of the safety checks.
     pub safety: Vec<(Category, Threshold)>,
-    /// What its prompt leaves to the judge.
+    /// Uncertain findings in the prompt, to be moderated.
     pub doubts: Vec<Doubt>,
-    /// What placeholders in the prompt stand for.
+    /// The originals of the prompt's placeholders.
     pub vault: Option<Arc<Vault>>,
     /// Without log-probabilities; the endpoints spell those differently.
     pub sampling: Sampling,
@@ -182,7 +182,7 @@ pub struct Constrained {
     pub has_passed: bool,
 }
 
-/// The `param` of a constraint that nobody asked for: tools' calls must keep to it, and what is said besides is free.
+/// The `param` of a constraint that no client asked for: tools' calls must keep to it, and text besides is free.
 pub const FORM_OF_CALLS: &str = "tools";
 
 impl Options {
@@ -191,8 +191,8 @@ impl Options {
         self.constraint.as_ref().is_some_and(|constrained| constrained.param != FORM_OF_CALLS)
     }
 
-    /// Makes every choice's text follow a grammar, which has to pass before the request goes on. The text ends with the model's end of
-    /// sequence, which a client that ignores it then only puts off. The last call counts: it may wrap what an earlier one asked for.
+    /// Makes every choice's text follow a grammar, which has to pass before the request is started. The text ends with the model's end of
+    /// sequence, which a client that ignores it then only puts off. The last call counts: it may wrap an earlier grammar.
     pub fn constrain(&mut self, Asked { grammar, param }: Asked, model: &TextModel) {
         let end_tokens = model.eos_tokens();
         let TextRules { stop_tokens, eos_tokens, .. } = &mut self.rules;

@@ -87,7 +87,7 @@ pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
 
 /// Reads a body as `T`, ignoring fields that `T` does not have.
 pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // Fields that are ignored count, too.
+    // UTF-8 is required even in fields that are ignored.
     std::str::from_utf8(bytes)
         .map_err(|error| ApiError::malformed(format!("the request body is not valid JSON: it is not UTF-8: {error}")))?;
     json::note_parse(bytes);
@@ -148,7 +148,7 @@ mod tests {
         requests::generate::GenerateRequest,
     };
 
-    /// The same whether the body is read as `T` at once or parsed first.
+    /// Returns the error, which names the same field whether the body is read as `T` at once or parsed first.
     fn error<T: DeserializeOwned + fmt::Debug>(body: &str) -> Value {
         let at_once = json::<T>(body.as_bytes()).unwrap_err().body()["error"].clone();
         let parsed = JsonBody::parse(body.as_bytes()).and_then(JsonBody::into::<T>).unwrap_err().body()["error"].clone();

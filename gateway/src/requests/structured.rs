@@ -1,4 +1,4 @@
-//! What a client wants its answers to follow: OpenAI's `response_format`, and vLLM's `structured_outputs` and `guided_*`.
+//! Constraints on answers: OpenAI's `response_format`, and vLLM's `structured_outputs` and `guided_*`.
 
 use crate::requests::{
     error::ApiError,
@@ -30,7 +30,7 @@ pub fn grammar(request: &mut GenerateRequest, judge: JudgeSchema<'_>) -> Result<
     grammar_beside(request, None, judge)
 }
 
-/// The same where the protocol has a field of its own for it, which asked for `format`.
+/// Like [`grammar`], for a protocol that has a field of its own for the constraint, which asked for `format`.
 pub fn grammar_beside(request: &mut GenerateRequest, format: Option<Asked>, judge: JudgeSchema<'_>) -> Result<Option<Asked>, ApiError> {
     let mut asked: Vec<Asked> = format.into_iter().collect();
     if let Some(format) = request.response_format.take() {

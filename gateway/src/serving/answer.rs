@@ -100,7 +100,7 @@ pub struct Answer {
     /// Choice `j` of prompt `i` is at `i * choices_per_prompt + j`.
     choices: Vec<Choice>,
     choices_per_prompt: usize,
-    /// The one token of each choice is generated only because the cluster generates at least one; nobody sees it.
+    /// Whether each choice's one token is generated only because the cluster generates at least one. It is not shown.
     hidden: bool,
     open: usize,
     ready: VecDeque<News>,
@@ -111,7 +111,7 @@ pub struct Answer {
     seen: RequestEnded,
     /// Counted when the answer is dropped.
     outcome: RequestOutcome,
-    /// What the first choice said, where somebody may have an opinion of it.
+    /// The first choice's text, if users may give feedback on it.
     remembered: Option<Remembered>,
     /// `None`: no model is asked about it.
     judging: Option<Box<dyn Judging>>,
@@ -146,26 +146,26 @@ pub trait Judging: Debug + Send {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, Ruling)>;
 }
 
-/// What an answer is entered in.
+/// The places where an answer is recorded: metrics, usage, the audit log, a rollout's figures.
 #[derive(Debug)]
 pub struct Books {
     pub objectives: Arc<Objectives>,
     pub recent: Arc<Recent>,
     pub metered: Metered,
-    /// `None`: nobody records them.
+    /// The audit log of blocks; `None` if there is none.
     pub blocks: Option<Blocks>,
     /// Where there was a model to choose.
     pub routed: Option<Arc<Routed>>,
-    /// Who else listens.
+    /// The shadow traffic's observer, if there is one.
     pub tap: Option<Tap>,
 }
 
-/// What an answer waits for.
+/// The events that an answer waits for.
 #[derive(Debug)]
 enum Step {
     /// `None`: no event can come any more.
     Event(Option<(usize, RequestEvent)>),
-    /// Of a choice's doubt.
+    /// The verdict on a choice's uncertain finding.
     Ruling(usize, Ruling),
 }
 
@@ -175,7 +175,7 @@ pub struct Reader<'a> {
     pub model: &'a TextModel,
     /// `None`: everything may be said.
     pub guarded: Option<Guarded>,
-    /// What becomes of what it says of people.
+    /// The treatment of personal data in the answer.
     pub personal: Personal,
     /// `None`: nothing is said after it.
     pub disclaimed: Option<Disclaimed>,
@@ -190,7 +190,7 @@ impl Reader<'_> {
         if let Some(inspector) = self.personal.inspector() {
             pipeline = pipeline.inspected_by(Box::new(inspector));
         }
-        // Last: what an operator says is nobody's to change.
+        // Last: nothing changes an operator's own words.
         if let Some(disclaimed) = &self.disclaimed {
             pipeline = pipeline.inspected_by(Box::new(disclaimed.inspector()));
         }
@@ -232,13 +232,13 @@ impl Answer {
         }
     }
 
-    /// Who settles the doubts of what it says.
+    /// Sets the moderator of its uncertain findings.
     pub fn judged_by(mut self, judging: Option<Box<dyn Judging>>) -> Self {
         self.judging = judging;
         self
     }
 
-    /// What it says is remembered under this id.
+    /// Keeps the answer's text under this id, for feedback.
     pub fn remember(&mut self, feedback: Arc<Feedback>, id: &str) {
         self.remembered = Some(Remembered { feedback, id: id.to_owned(), text: String::new() });
     }
@@ -264,7 +264,7 @@ impl Answer {
         self.waited
     }
 
-    /// Whose answer it is, if another question's.
+    /// The cached response that it repeats, if that answered a similar question.
     pub fn similar_to(&self) -> Option<&SimilarTo> {
         self.submission.similar_to()
     }
@@ -323,7 +323,8 @@ impl Answer {
         }
     }
 
-    /// What a client has caused itself says nothing of the model. Who leaves before the first token has waited for it in vain.
+    /// Tells the rollout how the request ended. Clients' own mistakes do not count against a model; a client that leaves before the first
+    /// token has waited in vain, which does.
     fn count_in_rollout(&self) {
         let Some(seat) = self.books.routed.as_ref().and_then(|routed| routed.seat.as_ref()) else { return };
         match self.outcome {
@@ -366,7 +367,7 @@ impl Answer {
             RequestEvent::Sources(tokens) if self.choices.len() == self.choices_per_prompt => {
                 self.usage.prompt_tokens_details = PromptTokensDetails { cached_tokens: tokens.cached() };
             }
-            // Of several prompts the totals are known at the end. Embeddings are not answers.
+            // With several prompts, the totals are known only at the end. Embeddings are not answers.
             RequestEvent::Sources(_) | RequestEvent::Embedding(_) => {}
             RequestEvent::Token { choice, token, logprob } => self.token(prompt, choice, token, logprob),
             RequestEvent::Finished { choice, outcome, usage } => {
@@ -423,7 +424,7 @@ impl Answer {
         self.pass(index, piece);
     }
 
-    /// The model has spoken, or somebody in its place.
+    /// Applies the moderator's verdict to the text held back for it.
     fn settle_doubt(&mut self, index: usize, ruling: Ruling) {
         let choice = &mut self.choices[index];
         choice.asked = false;
@@ -513,7 +514,7 @@ impl Drop for Answer {
     fn drop(&mut self) {
         metrics::count_request(self.outcome);
         self.count_in_rollout();
-        // Unless it was settled, its client has left: nobody waits.
+        // Unless the usage was settled, the client has left, and this does not wait.
         let _ = self.settle_usage().now_or_never();
         metrics::count_tokens(self.usage.prompt_tokens, self.usage.completion_tokens);
     }
@@ -535,7 +536,7 @@ fn finished(usage: &ChoiceUsage, completion_tokens: u32, ttft: Duration, tpot: O
     }
 }
 
-/// Of several choices, the slowest counts per phase.
+/// Adds a choice's usage. The slowest choice counts per phase.
 fn add(total: &mut TidemillUsage, usage: ChoiceUsage) {
     let provenance = usage.provenance;
     for (total, ms) in [

@@ -27,9 +27,9 @@ pub trait Backend: fmt::Debug + Send + Sync {
     fn cancel(&self, requests: &[RequestId]);
     /// Longest sequence that could run now; `None` if none could.
     fn context_tokens(&self) -> Option<u32>;
-    /// What answers depend on, besides the request; `None`: there are no engines.
+    /// The identity of the engines that answers depend on, besides the request; `None`: there are no engines.
     fn origin(&self) -> Option<Origin>;
-    /// How a prompt of so many tokens would be taken now.
+    /// Predicts when a prompt of this many tokens would be taken now.
     fn forecast(&self, tokens: u32, class: ClassId) -> Forecast;
     fn view(&self) -> ClusterView;
 }
@@ -47,7 +47,7 @@ pub struct Accepted {
 #[derive(Debug)]
 pub struct Submission {
     source: Source,
-    /// Of the only request, if its answer is to be kept.
+    /// The recorder of the only request, if its answer is to be cached.
     recording: Option<Recorder>,
 }
 
@@ -61,7 +61,7 @@ enum Source {
     Cache {
         events: Events,
         read: usize,
-        /// Whose answer it is, if another question's.
+        /// The cached response, if it answered a similar question.
         similar: Option<SimilarTo>,
     },
 }
@@ -77,7 +77,7 @@ impl Submission {
         matches!(self.source, Source::Cache { .. })
     }
 
-    /// Whose answer it is, if another question's.
+    /// The cached response that it repeats, if that answered a similar question.
     pub fn similar_to(&self) -> Option<&SimilarTo> {
         match &self.source {
             Source::Cache { similar, .. } => similar.as_ref(),
@@ -106,7 +106,7 @@ impl Submission {
 
     /// Ends one choice for a reason of the gateway's own, such as a stop string.
     pub fn end_choice(&mut self, prompt: usize, choice: u32) -> ChoiceUsage {
-        // What would have come is not known.
+        // The tokens that would have followed are unknown.
         self.recording = None;
         match &self.source {
             Source::Cluster { backend, accepted } => backend.end_choice(accepted.requests[prompt], choice),
@@ -122,7 +122,8 @@ impl Submission {
 }
 
 impl Submission {
-    /// The same for a request whose tokens nothing but its key determines: from a cache, if its answer is there; else its answer will be.
+    /// Submits a request whose tokens depend on nothing but its key: it is answered from a cache if its answer is there; if not, its answer
+    /// is put there.
     pub fn repeatable(backend: Arc<dyn Backend>, caches: &Caches<'_>, request: NewRequest) -> Result<Self, Rejection> {
         let origin = backend.origin().filter(|_| caches.equal.is_some() || caches.similar.is_some());
         let Some(origin) = origin else { return Self::new(backend, vec![request]) };

@@ -78,13 +78,13 @@ pub struct ServedModel {
 pub struct Gateway {
     model: Arc<ServedModel>,
     shared: Arc<Shared>,
-    /// `None`: nobody asks, or an operator.
+    /// The sender of the request; `None`: an operator, or the gateway itself.
     caller: Option<Arc<Caller>>,
-    /// Of a request that there was something to choose for.
+    /// The route, of a request that there was a model to choose for.
     routed: Option<Arc<Routed>>,
 }
 
-/// What all models have in common.
+/// The state that all models share.
 #[derive(Debug)]
 struct Shared {
     generating: Generating,
@@ -201,7 +201,7 @@ impl Gateway {
         Ok(Arc::new(Self { model: Arc::clone(model), ..self.clone() }))
     }
 
-    /// Turned to whoever sent a request.
+    /// Binds the handle to the sender of a request.
     pub fn for_caller(&self, caller: Arc<Caller>) -> Arc<Self> {
         Arc::new(Self { caller: Some(caller), ..self.clone() })
     }
@@ -291,7 +291,7 @@ impl Gateway {
         self.shared.batches.as_ref().ok_or_else(ApiError::no_data_directory)
     }
 
-    /// What is done about stored conversations that are too long, where a chat does not say.
+    /// The strategy for stored conversations that are too long, unless a chat names one.
     pub fn context(&self) -> Strategy {
         self.shared.context
     }
@@ -333,7 +333,7 @@ impl Gateway {
         self.caller.as_ref().map_or_else(Owner::default, |caller| caller.owner())
     }
 
-    /// Who asks, for what is asked in its name later.
+    /// Identifies the caller to requests that are made in its name later.
     pub fn sender(&self) -> Sender {
         self.caller.as_ref().map_or_else(Sender::default, |caller| caller.sender())
     }
@@ -342,7 +342,7 @@ impl Gateway {
         self.shared.request_timeout
     }
 
-    /// Whoever asks.
+    /// The caller's tenant.
     pub fn tenant(&self) -> Option<&str> {
         self.caller.as_ref()?.tenant()
     }

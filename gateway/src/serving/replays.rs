@@ -40,14 +40,14 @@ pub struct Replays {
     sweeping: Once,
 }
 
-/// What a recording's maker and its listeners tell each other.
+/// The signals between a recording's maker and its listeners.
 #[derive(Debug)]
 pub(crate) struct Signal {
     /// There is something to read.
     more: watch::Sender<()>,
-    /// Somebody has read, or left.
+    /// A listener has read, or left.
     read: Notify,
-    /// Nobody came back.
+    /// No listener came back.
     give_up: Notify,
     /// Before the first frame.
     head: OnceLock<Head>,
@@ -101,7 +101,7 @@ impl Replays {
         }
     }
 
-    /// Makes a recording: runs the request to its end, whoever listens. `stream`: what the ids of its events begin with.
+    /// Makes a recording: runs the request to its end, with or without listeners. `stream`: the prefix of its events' ids.
     pub(crate) fn record(self: &Arc<Self>, id: u64, signal: &Arc<Signal>, stream: String, scope: Digest, request: Request, next: Next) {
         let mut making = Making { replays: Arc::clone(self), id, signal: Arc::clone(signal), stream, scope, whole: false };
         let signal = Arc::clone(signal);
@@ -136,7 +136,7 @@ async fn sweep(replays: Weak<Replays>) {
     }
 }
 
-/// A recording's maker. However it ends, the recording does, too.
+/// The task that makes a recording. However it ends, it ends the recording.
 struct Making {
     replays: Arc<Replays>,
     id: u64,
@@ -215,9 +215,9 @@ fn name_of(frame: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {
         id: Option<String>,
-        /// Of responses.
+        /// In responses' events.
         response: Option<Inner>,
-        /// Of messages.
+        /// In messages' events.
         message: Option<Inner>,
     }
     #[derive(Deserialize)]

@@ -18,10 +18,10 @@ use crate::{
 use futures_util::future::join_all;
 use std::sync::Arc;
 
-/// Calls of one round that run; the model is told of the others that they did not.
+/// Calls of one round that run; for each further one the model is given an error.
 const CALLS_MAX: usize = 16;
 
-/// What the next round needs.
+/// The state from which the next round is asked.
 #[derive(Debug)]
 pub struct Rounds {
     /// The field with the messages, for errors.
@@ -32,7 +32,7 @@ pub struct Rounds {
     options: Options,
     number: u32,
     max: u32,
-    /// Of the rounds before.
+    /// Usage of the rounds before.
     spent: Usage,
 }
 
@@ -57,7 +57,8 @@ impl Rounds {
         Some(Self { param, names, dialog, options, number: 1, max: tools.rounds_max, spent: Usage::default() })
     }
 
-    /// Those of a round's calls that run here: none after the last round, or where a client has to answer, too: it answers to all of them.
+    /// Selects the calls of a round that run here: none after the last round, and none if the client has to answer one of them, because
+    /// then it answers all.
     pub fn ours(&self, calls: Vec<ToolCall>) -> Vec<ToolCall> {
         let all_ours = calls.iter().all(|call| self.names.contains(&call.name));
         if all_ours && self.number < self.max { calls } else { Vec::new() }
@@ -77,7 +78,7 @@ impl Rounds {
     pub async fn ask(&mut self, gateway: &Gateway, options: Options, said: Vec<Message>, running: &mut Answer) -> Result<(), ApiError> {
         self.dialog.messages.extend(said);
         self.number += 1;
-        // Who was made to call has called; and in the end the model has to answer.
+        // After a forced call, the choice returns to `auto`; in the last round the model has to answer.
         self.dialog.tool_choice = if self.number == self.max { ToolChoice::None } else { ToolChoice::Auto };
         let round = gateway.for_round(self.number);
         let mut answer = round.start_dialog(self.dialog.clone(), options, Start::of(self.param)).await?;
@@ -87,7 +88,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// Of all rounds together, the one that runs included.
+    /// Usage of all rounds together, the one that runs included.
     pub fn usage(&self, running: &Usage) -> Usage {
         let mut usage = self.spent.clone();
         usage.add(running);

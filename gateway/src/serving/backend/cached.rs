@@ -1,5 +1,5 @@
-//! The response caches between the front door and a cluster: asked before a request is submitted, and told of answers as they come. The
-//! one of equal requests is asked first; what it does not have, the one of similar questions may.
+//! The response caches between the gateway and a cluster: they are asked before a request is submitted, and take answers as they come. The
+//! cache of equal requests is asked first, then the one of similar questions.
 
 use crate::{
     cache::{
@@ -56,7 +56,7 @@ pub struct Caches<'a> {
     pub similar: Option<(&'a Arc<Similar>, &'a Inquiry)>,
 }
 
-/// Whose answer is given to another question.
+/// The cached response that answers another question.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimilarTo {
     pub response: Arc<str>,
@@ -73,7 +73,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Returns whether it goes on listening.
+    /// Takes an event. Returns whether it needs more.
     pub(crate) fn hear(&mut self, event: &RequestEvent) -> bool {
         if !self.recording.hear(event) {
             return false;

@@ -1,4 +1,4 @@
-//! What the classifier is not sure of, in prompts and in answers, goes to a model of the cluster, past everything that is for clients:
+//! Uncertain findings of the classifier, in prompts and in answers, go to a model of the cluster, past everything that is for clients:
 //! routing, safety checks, quotas, usage, stores and the response cache.
 
 use super::{Gateway, ServedModel};
@@ -38,7 +38,7 @@ use tokio::task::JoinSet;
 /// Likeliest tokens that the judge's words are looked for among.
 const TOP: u32 = 20;
 
-/// What was written by whom: labels of metrics.
+/// The side that a text is on: labels of metrics.
 #[derive(Clone, Copy, Debug)]
 enum Side {
     Prompt,
@@ -61,7 +61,7 @@ impl Side {
     }
 }
 
-/// What becomes of doubts.
+/// The outcome of a moderation.
 #[derive(Debug)]
 enum Settled {
     Passes,
@@ -107,18 +107,18 @@ impl Judging for Asked {
 }
 
 impl Gateway {
-    /// `None`: nobody is asked about this request's answer. Nor about a shadow's, which nobody reads.
+    /// The moderator of this request's answer; `None` if it is not moderated, as a shadow's is not, which no one reads.
     pub(crate) fn judging(&self) -> Option<Box<dyn Judging>> {
         let judge = self.safety()?.judge_of_answers().filter(|_| !self.is_shadow())?;
         Some(Box::new(Asked { judge: Arc::clone(judge), gateway: Arc::new(self.clone()), asked: JoinSet::new() }))
     }
 
-    /// The same of what was doubted while a prompt was made. `param`: the field with the prompt, for errors.
+    /// Moderates the findings collected in `options` while the prompt was made. `param`: the field with the prompt, for errors.
     pub async fn settle(&self, param: &str, options: &mut Options) -> Result<(), ApiError> {
         self.settle_doubts(param, std::mem::take(&mut options.doubts)).await
     }
 
-    /// Refuses what the judge finds harmful; and what nobody can judge, unless the operator lets it pass for a while.
+    /// Refuses text that the moderator finds harmful; and text that could not be moderated, unless the operator lets it pass for a while.
     pub async fn settle_doubts(&self, param: &str, doubts: Vec<Doubt>) -> Result<(), ApiError> {
         let Some(judge) = self.safety().and_then(|safety| safety.judge.as_ref()).filter(|_| !doubts.is_empty()) else { return Ok(()) };
         match self.settled(Side::Prompt, judge, packed(doubts)).await {
@@ -132,7 +132,7 @@ impl Gateway {
         }
     }
 
-    /// What becomes of doubts. What passes or is refused unchecked is told to the operator.
+    /// Moderates uncertain findings. Logs each that passes or is refused unchecked.
     async fn settled(&self, side: Side, judge: &Arc<Judge>, doubts: Vec<Doubt>) -> Settled {
         let doubts: Arc<[Doubt]> = doubts.into();
         let started = Instant::now();

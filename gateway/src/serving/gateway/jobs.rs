@@ -1,4 +1,4 @@
-//! What runs beside requests for as long as the process does.
+//! Background jobs, which run for as long as the process does.
 
 use super::Gateway;
 use crate::base::stamp::unix_seconds;
@@ -12,7 +12,7 @@ use tidemill_proto::message::Role;
 const EXPIRE_EVERY: Duration = Duration::from_secs(600);
 /// Between looks at what tenants do to this cluster,
 const TENDED_EVERY: Duration = Duration::from_millis(500);
-/// each so many of them also at what others have changed.
+/// and the number of these between two reloads of changes by others.
 const REFRESHED_EACH: u64 = 2;
 
 impl Gateway {
@@ -35,7 +35,7 @@ impl Gateway {
         }
     }
 
-    /// Looks after rollouts, for ever.
+    /// Background loop: judges and advances rollouts. Never returns.
     pub async fn tend_rollouts(&self) {
         self.shared.rollouts.tend(self.registry()).await;
     }
@@ -48,7 +48,7 @@ impl Gateway {
         }
     }
 
-    /// Runs clients' batches, for ever.
+    /// Background loop: runs clients' batches. Never returns.
     pub async fn run_batches(self: Arc<Self>) {
         match &self.shared.batches {
             Some(batches) => Arc::clone(batches).run(self.generating(), Arc::clone(self.tenants()), self.request_timeout()).await,
@@ -68,7 +68,7 @@ impl Gateway {
         TowerToHyperService::new((self.shared.generating)(self).with_state(Arc::clone(self)))
     }
 
-    /// Deletes stored responses that are too old, for ever.
+    /// Background loop: deletes stored responses that are too old. Never returns.
     pub async fn expire_stored(&self) {
         loop {
             match self.store().expire(unix_seconds()).await {
@@ -80,7 +80,7 @@ impl Gateway {
         }
     }
 
-    /// Lets old records of the audit log go, for ever.
+    /// Background loop: deletes expired records of the audit log. Never returns.
     pub async fn expire_audit(&self) {
         match self.audit() {
             Some(audit) => audit.expire().await,

@@ -74,7 +74,7 @@ impl Gateway {
         self.encode_rendered(param, &prompt)
     }
 
-    /// The prompt alone, of a dialog that nobody answers.
+    /// Makes a dialog's prompt, without an answer in view.
     pub fn prompt_only(&self, param: &str, dialog: &Dialog) -> Result<Vec<Token>, ApiError> {
         self.encode_rendered(param, &self.render(param, dialog)?.prompt)
     }
@@ -139,7 +139,7 @@ impl Gateway {
             return Err(error);
         }
         let grammar = grammar.map_err(|Refused { tool, error }| refused_tool(tool, &error))?;
-        // What the client asked for is a part of it, if there is such a thing.
+        // The client's own constraint, if there is one, is part of the grammar.
         let param = options.constraint.as_ref().map_or(FORM_OF_CALLS, |asked| asked.param);
         options.constrain(Asked { grammar: Grammar::Lark(grammar.into()), param }, self.text());
         Ok(())

@@ -1,5 +1,5 @@
-//! Whether a similar question's answer will do, and what is asked then. Where a model says how alike questions are, it is asked past
-//! everything that is for clients, as the judge is: nobody is charged for it.
+//! Semantic cache queries: whether a similar question's answer will do, and the question to look up. Where a model measures similarity, it
+//! is asked past everything that is for clients, as the moderator is, at no one's charge.
 
 use super::Gateway;
 use crate::{
@@ -20,7 +20,7 @@ const EMBEDDED_MAX: Duration = Duration::from_secs(2);
 const PLACE: &str = "question";
 
 impl Gateway {
-    /// What is asked, of a tenant that has opted in, if that is one question and nothing else.
+    /// The cache query for a dialog, if its tenant has opted in and the dialog is one question and nothing else.
     pub(crate) fn question(&self, dialog: &Dialog, options: &Options) -> Option<Inquiry> {
         if !options.similar_will_do || self.shared.similar.is_none() || self.is_shadow() || !dialog.tools.is_empty() || dialog.continues {
             return None;

@@ -18,7 +18,7 @@ const TOKEN_BYTES: u64 = 4;
 /// A request that wants an answer, as far as its route depends on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking<'a> {
-    /// Of its endpoint. `None`: it is about an answer, and gets none.
+    /// The endpoint's path. `None`: the request is about an answer, and gets none.
     pub path: Option<&'static str>,
     pub model: Option<&'a str>,
     pub service_tier: Option<&'a str>,
@@ -139,7 +139,7 @@ impl Gateway {
         first_ms.is_none_or(|first_ms| second_ms < first_ms).then_some((second, reason))
     }
 
-    /// The same for all requests of one user, as far as they can be told apart; for one that nobody knows, another each time.
+    /// A name that is the same for all requests of one user, as far as users can be told apart; an unknown user's is random.
     fn sticky_user(&self, said: &Said<'_>) -> String {
         let caller = self.caller.as_deref();
         let tenant = caller.and_then(|caller| caller.tenant());
@@ -151,14 +151,14 @@ impl Gateway {
         }
     }
 
-    /// Whether what nobody waits for should rather not be sent to this model.
+    /// Whether background requests should avoid this model.
     pub fn has_much_to_do(&self, model: &str) -> bool {
         let Some(model) = self.served(model) else { return true };
         let forecast = model.backend.forecast(1, ClassId::default());
         self.tenants().is_shedding() || forecast.waiting > 0 || forecast.ttft_ms.is_none_or(f64::is_infinite)
     }
 
-    /// Turned to nobody.
+    /// Unbinds the handle from its caller.
     pub fn for_nobody(&self) -> Self {
         Self { caller: None, routed: None, ..self.clone() }
     }
@@ -168,7 +168,7 @@ impl Gateway {
         self.shared.rollouts.is_empty() && self.shared.router.as_ref().is_none_or(Router::is_repeatable)
     }
 
-    /// What a request says of its region, where rules ask for that.
+    /// The header that names a request's region, where rules ask for one.
     pub fn region_header(&self) -> Option<&str> {
         self.shared.router.as_ref()?.region_header.as_deref()
     }

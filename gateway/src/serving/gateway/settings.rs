@@ -1,4 +1,4 @@
-//! What a gateway is made with.
+//! The settings of a gateway.
 
 use super::Gateway;
 use crate::{
@@ -31,7 +31,7 @@ pub struct GatewaySettings {
     pub store: Arc<dyn Store>,
     /// `None`: there is no data directory.
     pub batches: Option<Arc<Batches>>,
-    /// Of the same models in the same order.
+    /// Grammars for the same models in the same order.
     pub grammars: Grammars,
     pub tenants: Arc<Tenants>,
     /// `None`: no tools run here.
@@ -40,20 +40,20 @@ pub struct GatewaySettings {
     pub safety: Option<Safety>,
     /// `None`: nothing is done about what identifies people.
     pub pii: Option<Pii>,
-    /// What is done about stored conversations that are too long, where a chat does not say.
+    /// The strategy for stored conversations that are too long, unless a chat names one.
     pub context: Strategy,
     pub summaries: summarizer::Settings,
-    /// Of what is remembered of users. `None`: nothing is.
+    /// Bounds of what is remembered of users. `None`: nothing is.
     pub memories: Option<memories::Limits>,
     /// `None`: blocks are not recorded.
     pub audit: Option<Arc<Audit>>,
     /// `None`: none is taken.
     pub feedback: Option<Arc<Feedback>>,
-    /// Of answers that are kept for repeated requests.
+    /// Bounds of answers that are kept for repeated requests.
     pub replay: replay::Limits,
-    /// Of answers that are kept for whoever asks the same. `None`: none are.
+    /// Bounds of answers that are kept for equal requests. `None`: none are.
     pub response_cache: Option<response_cache::Limits>,
-    /// Of answers that are kept for whoever asks nearly the same. `None`: none are.
+    /// Bounds of answers that are kept for similar questions. `None`: none are.
     pub semantic_cache: Option<SemanticSettings>,
     /// No request lives longer.
     pub request_timeout: Duration,

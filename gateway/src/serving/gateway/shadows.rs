@@ -1,5 +1,5 @@
-//! Shadows, as they are asked: through the routes that clients' requests take, in the name of whoever sent the request, once that has its
-//! own answer.
+//! Shadow requests: they take the routes that clients' requests take, in the name of the original's sender, once the original has its
+//! answer.
 
 use super::Gateway;
 use crate::{

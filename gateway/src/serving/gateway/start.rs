@@ -22,7 +22,7 @@ use tidemill_proto::{
     tokens::Tokens,
 };
 
-/// What an answer is started with, besides its prompts and the client's options.
+/// The terms of an answer's start, besides its prompts and the client's options.
 #[derive(Debug)]
 pub struct Start<'a> {
     /// The field with the prompts, for errors.
@@ -48,7 +48,7 @@ impl Gateway {
     /// A request's wishes, as far as its sender may have them.
     pub fn options(&self, arrived: Instant, mut request: GenerateRequest) -> Result<Options, ApiError> {
         let asked = request.service_tier.as_deref();
-        // What nobody has is an error, whoever asks.
+        // An unknown tier is an error for every sender.
         if self.classes().by_tier(asked).is_some()
             && let Some(tier) = self.service_tier(asked)
         {
@@ -101,7 +101,7 @@ impl Gateway {
         Ok(answer)
     }
 
-    /// What is asked in a body, if anybody may have an opinion of its answer.
+    /// The question in a body, or `None` if feedback is off.
     pub fn asked(&self, body: &Map<String, Value>) -> Option<Vec<Value>> {
         self.feedback().map(|_| feedback::asked(body))
     }

@@ -35,12 +35,12 @@ impl Gateway {
         self.shared.summarizer.wish((self.owner(), conversation.to_owned()), wish);
     }
 
-    /// Whether summarizing so many items of the sender's conversation has failed, a short while ago.
+    /// Whether summarizing this many items of the sender's conversation failed a short while ago.
     pub fn summary_has_failed(&self, conversation: &str, items: usize) -> bool {
         self.shared.summarizer.has_failed(&(self.owner(), conversation.to_owned()), items)
     }
 
-    /// Makes summaries, for ever.
+    /// Background loop: makes summaries. Never returns.
     pub async fn run_summaries(self: Arc<Self>) {
         let gateway = &self;
         self.shared.summarizer.run(|settings, key, wish| make(Arc::clone(gateway), settings, key, wish)).await;
@@ -85,7 +85,7 @@ async fn make(gateway: Arc<Gateway>, settings: Settings, (owner, id): Key, wish:
     Ok(gateway.store().summarize(&owner, &id, summary).await?)
 }
 
-/// What was said, in parts that fit into the model's window beside everything else.
+/// Writes the items down, in parts that fit into the model's window beside everything else.
 fn parts(gateway: &Gateway, items: &[Item]) -> Result<Vec<String>, Unmade> {
     let tokenizer = &gateway.text().tokenizer;
     let frame = gateway.prompt_only("summary", &dialog(Some("a"), ""))?.len() as u64;

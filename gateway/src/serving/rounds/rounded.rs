@@ -33,7 +33,7 @@ struct Steps {
     then: Then,
 }
 
-/// What follows the end of a round's answer.
+/// The step after the end of a round's answer.
 #[derive(Debug, Default)]
 enum Then {
     #[default]
