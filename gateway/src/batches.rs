@@ -1,5 +1,5 @@
-//! Files and batches of clients: in the data directory, and run from there, each request as if its client had sent it now. All of it
-//! survives this process: a batch goes on where its files of answers end.
+//! Clients' files and batches: kept in the data directory, and run from there, each request as if its client had sent it now. All of it
+//! survives this process: a batch resumes where its files of answers end.
 //!
 //! - [`disk`]: what is where, and how it gets there; `journal`: a batch's answers so far; `begun`: what of it runs
 //! - `runner`: a batch from its file to its end
@@ -39,17 +39,17 @@ const UPLOADS_MAX: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of one file of requests.
+    /// Bytes of one file of requests.
     pub file_bytes: u64,
     /// Requests in it.
     pub lines: usize,
-    /// Of one tenant, however many users it has.
+    /// The room of one tenant, for all of its users.
     pub room: Room,
     /// Files, and batches that have ended, go after this.
     pub age: Duration,
     /// Requests of all batches that run at a time.
     pub at_once: usize,
-    /// Of one request.
+    /// Bytes of one request.
     pub line_bytes: usize,
 }
 
@@ -66,7 +66,7 @@ pub struct Batches {
     uploads: Arc<Semaphore>,
     /// Names this process.
     process: String,
-    /// Of a request that may have ended a process: no other of these runs beside it, so that the guilty one is known.
+    /// Held by a request that may have ended a process: no other of these runs beside it, so that the guilty one is known.
     alone: tokio::sync::Mutex<()>,
 }
 
@@ -82,7 +82,7 @@ struct Entry {
     batch: Batch,
     /// A client has cancelled it.
     cancelled: Arc<Notify>,
-    /// Somebody has it in hand.
+    /// Whether a runner has it in hand.
     taken: bool,
 }
 
@@ -109,7 +109,7 @@ pub struct OpenError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
-    /// Never stored, deleted, too old, or somebody else's.
+    /// The file or batch was never stored, was deleted or expired, or is another owner's.
     #[error("`{0}` does not exist here (any more)")]
     NotFound(String),
     #[error(transparent)]
@@ -182,7 +182,7 @@ impl Batches {
             self.index().batches.values().filter(|entry| !entry.batch.is_over()).map(|entry| entry.batch.id.clone()).collect();
         for id in open {
             if let Err(error) = begun::stop(&self.disk.begun(&id)) {
-                tracing::warn!(batch = id, %error, "the next process will take this one's end for a crash");
+                tracing::warn!(batch = id, %error, "could not note that a batch was stopped: the next process will take it for a crash");
             }
         }
     }
@@ -269,7 +269,7 @@ impl Batches {
             }
             let forgotten = (of_tenant().count() >= KEPT_MAX)
                 .then(|| of_tenant().filter_map(|batch| Some((batch.ended_at()?, batch.id.clone()))).min());
-            // Whoever deletes the file now is told whose it is.
+            // If the file is deleted from now on, the client learns of this batch.
             if !index.files.contains_key(&batch.input_file) {
                 return Err(BatchError::NotFound(batch.input_file));
             }
@@ -380,7 +380,7 @@ impl Batches {
         self.disk.remove_batch(id).await
     }
 
-    /// Batches that nobody has in hand yet.
+    /// Takes the batches that no runner has in hand yet.
     fn take(&self) -> Vec<String> {
         let mut index = self.index();
         let waiting = index.batches.values_mut().filter(|entry| !entry.taken && !entry.batch.is_over());

@@ -51,7 +51,7 @@ pub struct When {
     pub regions: BTreeSet<String>,
     /// By their codes in ISO 639-3.
     pub languages: BTreeSet<String>,
-    /// Of text in the prompt.
+    /// Bytes of text in the prompt.
     pub bytes: RangeInclusive<u64>,
     /// Whether tools are offered.
     pub tools: Option<bool>,
@@ -75,14 +75,14 @@ pub struct Overflow {
 /// One of two models, by how hard a request looks.
 #[derive(Clone, Debug)]
 pub struct Auto {
-    /// What clients ask for.
+    /// The name that clients ask for.
     pub name: String,
     pub small: Model,
     pub large: Model,
     pub scale: Scale,
 }
 
-/// Who asks for what.
+/// The sender of a request, and the model that it names.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker<'a> {
     /// The name in the request,
@@ -92,7 +92,7 @@ pub struct Asker<'a> {
     pub tenant: Option<&'a str>,
     pub tier: Option<&'a str>,
     pub region: Option<&'a str>,
-    /// The same for all requests of one user.
+    /// A name that is the same for all requests of one user.
     pub user: &'a str,
 }
 
@@ -105,7 +105,7 @@ pub struct Choice<'a> {
     pub overflow: Option<&'a Overflow>,
 }
 
-/// What chose a model.
+/// The rule by which a model was chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum By {
     Pin,
@@ -193,7 +193,7 @@ impl Auto {
 }
 
 impl When {
-    /// What is known at once is looked at first: the rest has to be read.
+    /// Whether the conditions hold. Those that need no text are checked first: the text has to be read.
     fn holds(&self, asker: &Asker<'_>, said: &Said<'_>) -> bool {
         let has = |set: &BTreeSet<String>, value: Option<&str>| set.is_empty() || value.is_some_and(|value| set.contains(value));
         let asked = self.asked.is_empty() || [asker.asked, asker.resolved].into_iter().flatten().any(|name| self.asked.contains(name));

@@ -1,4 +1,4 @@
-//! What may be asked and answered here: `tidemill-safety`'s cascade with this server's thresholds, and its counters. `judge`: its last
+//! Safety checks of prompts and answers: `tidemill-safety`'s cascade with this server's thresholds, and its counters. `judge`: its last
 //! stage.
 
 pub mod audit;
@@ -58,7 +58,7 @@ impl Safety {
         found.inspect(|(finding, _)| count("input", finding)).map(excerpt).map_or(Ok(doubts), Err)
     }
 
-    /// What a reviewer must see of a text with a finding: it is somewhere in this part.
+    /// Cuts a text to the part that holds its finding, for a reviewer.
     fn excerpt<'a>(&self, mut text: &'a str, thresholds: &Thresholds) -> &'a str {
         while text.len() > EXCERPT_BYTES_MAX {
             let middle = text.floor_char_boundary(text.len() / 2);
@@ -88,20 +88,20 @@ impl Safety {
         Guarded { guard: Arc::clone(&self.guard), thresholds: tightened(self.output, stricter), asks }
     }
 
-    /// `None`: nobody is asked about answers.
+    /// The moderator of answers; `None`: answers are not moderated.
     pub fn judge_of_answers(&self) -> Option<&Arc<Judge>> {
         self.judge.as_ref().filter(|judge| judge.reads_answers())
     }
 }
 
-/// What is said after an answer, if anything is. `None` also for one whose form was asked for: it would not have it any more.
+/// The disclaimers of an answer, if there are any. An answer in a form that was asked for has none: it would break the form.
 pub fn disclaimed(safety: Option<&Safety>, has_form: bool) -> Option<Disclaimed> {
     let disclaimers = safety.map(|safety| &safety.disclaimers).filter(|disclaimers| !disclaimers.is_empty() && !has_form)?;
     let count = |name: &str| counter!("tidemill_safety_disclaimers_total", "name" => name.to_owned()).increment(1);
     Some(Disclaimed { disclaimers: Arc::clone(disclaimers), count })
 }
 
-/// Who answers for blocks.
+/// The audit log, with the tenant and model that blocks are recorded under.
 #[derive(Debug)]
 pub struct Blocks {
     pub audit: Arc<Audit>,

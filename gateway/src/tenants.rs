@@ -1,5 +1,4 @@
-//! Tenants at the front door: who asks, what they may, and what it came to. The cores of `tidemill-tenancy` behind locks that nobody
-//! holds for long.
+//! Tenants at the gateway: authentication, quotas and usage. The cores of `tidemill-tenancy` behind locks that are held briefly.
 //!
 //! - [`metered`]: a request that has its quota, until it is settled; `ttft`: what shedding measures
 
@@ -38,7 +37,7 @@ use tidemill_tenancy::{
 };
 use ttft::RecentTtfts;
 
-/// What the usage log remembers of quotas: no window is longer.
+/// The time for which the usage log remembers quotas: no window is longer.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug)]
@@ -49,9 +48,9 @@ pub struct TenantSettings {
     /// This coordinator's part of every limit.
     pub share: Share,
     pub prices: Prices,
-    /// Nobody comes in without a key, even before there is one.
+    /// Whether a key is needed even before there is one.
     pub closed: bool,
-    /// `None`: nobody is turned away for what others do.
+    /// `None`: load is not shed.
     pub shedding: Option<Watermarks>,
     /// The usage log; `None`: usage is not kept.
     pub meter: Option<MeterSettings>,
@@ -63,7 +62,7 @@ pub struct TenantSettings {
 pub struct MeterSettings {
     pub dir: std::path::PathBuf,
     pub log: journal::Settings,
-    /// Who gets the events; `None`: nobody but the log.
+    /// The receiver of events; `None`: the log alone.
     pub sink: Option<sink::Settings>,
 }
 
@@ -71,7 +70,7 @@ pub struct MeterSettings {
 pub struct Tenants {
     keeper: Arc<dyn Keeper>,
     directory: RwLock<Directory>,
-    /// Everybody is in the directory.
+    /// Whether the directory is complete.
     known: AtomicBool,
     jwt: Option<Verifier>,
     tiers: Tiers,
@@ -99,14 +98,14 @@ pub enum TenantsError {
     Sink(#[from] sink::StartError),
 }
 
-/// Who sent one HTTP request.
+/// The sender of one HTTP request.
 #[derive(Debug)]
 pub struct Caller {
-    /// Of the request, in its answer's `x-request-id` and in the usage log.
+    /// The request's id, in its answer's `x-request-id` and in the usage log.
     pub id: String,
     /// `None`: the door is open.
     pub principal: Option<(Principal, Arc<Tier>)>,
-    /// Nobody waits for the answer: it comes when there is room that nobody else needs.
+    /// Whether the request is in the background: it is answered when there is room that no other request needs.
     pub in_background: bool,
     /// The address that the request's connection comes from.
     pub address: Option<IpAddr>,
@@ -114,7 +113,7 @@ pub struct Caller {
     pub region: Option<String>,
     /// Which model it was turned to, if anything was there to choose.
     routed: OnceLock<Arc<Routed>>,
-    /// Of a shadow: who listens to its answer.
+    /// The observer of a shadow's answer.
     shadow: Option<Mutex<Option<Tap>>>,
     /// Once the request has its quota, or was refused one.
     standing: OnceLock<Standing>,
@@ -145,7 +144,7 @@ impl Caller {
         Self { region, ..self }
     }
 
-    /// For a request that another model answers, too: it takes no quota, is on no bill, and nobody waits for it.
+    /// The caller of a shadow: it takes no quota and is on no bill.
     pub fn of_shadow(of: &Self, tap: Tap) -> Self {
         let own = Self::new(of.principal.clone()).at_address(of.address);
         Self { in_background: true, shadow: Some(Mutex::new(Some(tap))), ..own }
@@ -223,7 +222,7 @@ impl Caller {
 }
 
 impl Tenants {
-    /// Loads everybody, and what they have used.
+    /// Loads all tenants and keys, and the usage so far.
     pub fn open(settings: TenantSettings) -> Result<Self, TenantsError> {
         let mut directory = Directory::default();
         let known = settings.keeper.is_complete();
@@ -266,7 +265,7 @@ impl Tenants {
         })
     }
 
-    /// Nobody needs a key: none was ever made, no identity provider is configured, and nobody said otherwise.
+    /// Whether no key is needed: none was ever made, no identity provider is configured, and the settings do not demand one.
     pub fn is_open(&self) -> bool {
         !self.closed && self.are_known() && !self.has_keys()
     }
@@ -281,12 +280,12 @@ impl Tenants {
         if self.are_known() { Ok(()) } else { Err(ApiError::not_now(message)) }
     }
 
-    /// Whether anybody could come in, or could have.
+    /// Whether a credential exists or existed.
     pub fn has_keys(&self) -> bool {
         self.jwt.is_some() || self.directory().has_keys()
     }
 
-    /// Whoever the credential belongs to. `None`: the door is open.
+    /// Returns the credential's owner. `None`: no key is needed.
     pub async fn identify(&self, credential: Option<&str>) -> Result<Option<(Principal, Arc<Tier>)>, ApiError> {
         self.check_known()?;
         if self.is_open() {
@@ -318,8 +317,8 @@ impl Tenants {
         }
     }
 
-    /// Whoever made a batch, for one of its requests: as things are now, since keys are revoked, and tenants get other tiers. An error: it
-    /// may not ask any more, and why.
+    /// Returns the sender of a batch as the caller of one of its requests: as things are now, since keys are revoked, and tenants get other
+    /// tiers. The error says why it may not ask any more.
     pub fn caller_of_batch(&self, sender: &Sender) -> Result<Caller, String> {
         let now = self.now().as_secs();
         let too_late = |jwt: &Verifier| !jwt.allows_background(now, sender.until);
@@ -444,7 +443,7 @@ impl Tenants {
         self.directory().keys().cloned().collect()
     }
 
-    /// What other processes have changed of tenants and keys. Not for the event loop.
+    /// Loads other processes' changes of tenants and keys. Not for the event loop.
     pub fn refresh_records(&self) {
         let changed = self.keeper.changed().and_then(|changed| if changed { self.keeper.load().map(Some) } else { Ok(None) });
         match changed {
@@ -454,17 +453,17 @@ impl Tenants {
                 self.known.store(self.keeper.is_complete(), Ordering::Release);
             }
             Ok(None) => {}
-            Err(error) => tracing::warn!(%error, "tenants and keys are as they were: changes by others are not seen"),
+            Err(error) => tracing::warn!(%error, "could not reload tenants and keys; keeping the previous ones"),
         }
     }
 
-    /// What others have changed. Not for the event loop.
+    /// Loads others' changes. Not for the event loop.
     pub fn refresh(&self) {
         self.refresh_records();
         match self.jwt.as_ref().map_or(Ok(false), Verifier::refresh) {
-            Ok(true) => tracing::info!("the identity provider's keys were read again"),
+            Ok(true) => tracing::info!("the identity provider's keys were reloaded"),
             Ok(false) => {}
-            Err(error) => tracing::warn!(%error, "the identity provider's keys are as they were"),
+            Err(error) => tracing::warn!(%error, "could not reload the identity provider's keys; keeping the previous ones"),
         }
     }
 
@@ -487,17 +486,17 @@ impl Tenants {
         let load = Load { kv_used, ttft_p95: self.ttfts.p95(Instant::now()) };
         let step: Step = shedding.lock().unwrap_or_else(PoisonError::into_inner).observe(self.now(), load);
         if self.shed.swap(step, Ordering::Relaxed) != step {
-            tracing::warn!(step, ?load, "there is too much to do, or no more: tiers are turned away up to this step");
+            tracing::warn!(step, ?load, "load shedding level changed");
         }
         metrics::show_shedding(step);
     }
 
-    /// Whether anybody is turned away for what others do.
+    /// Whether load is being shed.
     pub fn is_shedding(&self) -> bool {
         self.shed.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether anybody looks at the load.
+    /// Whether load is observed.
     pub fn sheds(&self) -> bool {
         self.shedding.is_some() && !self.is_open()
     }

@@ -1,5 +1,5 @@
-//! Shares of a thing that there is a fixed amount of: bytes in flight, connections, places. A party may hold a fixed part of it, and never
-//! more than is left for everybody else. So no party takes all of it, and many parties together leave some for the next one.
+//! Shares of a fixed amount: bytes in flight, connections, places. A party may hold a fixed part of it, and never more than is left for all
+//! others. So no party takes all of it, and many parties together leave some for the next one.
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,5 @@
-//! What users think of answers. Answers are remembered in memory for a while, each with what was asked, so that a thumb can be about
-//! something; a thumb is kept in SQLite with both, without what identifies people.
+//! Users' opinions of answers. Answers are remembered in memory for a while, each with its question, so that a rating can refer to it; a
+//! rating is kept in SQLite with both, without personal data.
 //!
 //! An answer's owner has one opinion of it, whatever names of users come with it. Tenants [share](crate::base::room) the room for both.
 
@@ -50,7 +50,7 @@ pub struct Feedback {
     kept_max: u64,
 }
 
-/// What a question was answered with.
+/// An answer, with its question.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answered {
     pub owner: Owner,
@@ -67,10 +67,10 @@ pub enum Rating {
     Down,
 }
 
-/// What an answer's owner thinks of it.
+/// The opinion of an answer's owner.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Opinion {
-    /// Whom the owner says that it comes from. Nothing depends on it.
+    /// The user that the owner names. Nothing depends on it.
     pub user: String,
     pub rating: Option<Rating>,
     /// The user wanted another answer.
@@ -82,16 +82,16 @@ pub struct Opinion {
 #[derive(Debug, Default)]
 struct Known {
     answers: HashMap<String, Answered>,
-    /// Of each tenant, the oldest first.
+    /// The answers of each tenant, the oldest first.
     order: HashMap<String, VecDeque<(Instant, String, u64)>>,
     bytes: Shares<String>,
 }
 
 /// Opinions that are kept.
 const KEPT_MAX: u64 = 100_000;
-/// Of a question, or of an answer.
+/// The most bytes of a question, or of an answer.
 const TEXT_BYTES_MAX: usize = 32 << 10;
-/// What a remembered answer costs beside its texts, about.
+/// The bytes that a remembered answer costs beside its texts, about.
 const OVERHEAD_BYTES: u64 = 512;
 const SCHEMA: &str = "
     PRAGMA journal_mode = WAL;
@@ -227,7 +227,7 @@ fn make_room(work: &Transaction<'_>, newcomer: &str, kept_max: u64) -> rusqlite:
         while let Some(row) = rows.next()? {
             shares.add(&row.get::<_, String>(0)?, row.get(1)?);
         }
-        // What is too much is counted already.
+        // The excess is counted already.
         let loser = shares.losers(kept_max, &newcomer.to_owned(), 0).into_iter().next().unwrap_or_else(|| newcomer.to_owned());
         work.execute(
             "DELETE FROM opinions WHERE rowid IN (SELECT rowid FROM opinions WHERE tenant = ?1 ORDER BY at, rowid LIMIT 1)",
@@ -309,8 +309,8 @@ impl Known {
     }
 }
 
-/// What is asked in a request's body of any of the generating endpoints, as messages of a chat. Empty: nothing that could be said so, or
-/// too much.
+/// Extracts the question from a body of any of the generating endpoints, as messages of a chat. Empty: it has none that could be written
+/// so, or it is too long.
 pub fn asked(body: &Map<String, Value>) -> Vec<Value> {
     let user = |content: &Value| json!({"role": "user", "content": content});
     let first = |names: &[&str]| names.iter().filter_map(|name| body.get(*name)).find(|value| !value.is_null());

@@ -1,7 +1,7 @@
-//! What clients want their answers to follow, judged before anything follows it: each question goes to a process that has limits
-//! ([`helper`]), and its verdict is kept for whoever asks the same.
+//! Grammars that clients want their answers to follow, judged before any answer does: each question goes to a process that has limits
+//! ([`helper`]), and its verdict is kept for equal questions.
 //!
-//! - `turns`: whose question is next; `verdicts`: those that are kept
+//! - `turns`: the order of questions; `verdicts`: those that are kept
 //!
 //! All of it blocks, and belongs beside the event loop. Nothing else in this process compiles what a client has written; decode workers
 //! do, once it has passed here.
@@ -75,8 +75,8 @@ impl Spent {
 /// A grammar that was ended with less than this has not shown that it takes too much by itself.
 const CPU_TELLING: Duration = Duration::from_millis(750);
 
-/// One request's questions. They share the limits of one child of the helper's, which is there from the first question that nobody has
-/// asked before.
+/// One request's questions. They share the limits of one child of the helper's, which is started by the first question whose verdict is not
+/// known.
 #[derive(Debug)]
 pub struct Hearing<'a> {
     grammars: &'a Grammars,
@@ -123,7 +123,7 @@ impl Hearing<'_> {
             Err(AskError::Refused(GrammarError::TooMuchWork)) => "too_much_work",
             Err(AskError::Refused(_)) => "refused",
             Err(AskError::Unavailable(error)) => {
-                tracing::warn!(%error, "a grammar could not be checked, and its request was turned away");
+                tracing::warn!(%error, "could not check a grammar; its request is refused");
                 "unavailable"
             }
         });

@@ -1,6 +1,6 @@
 //! Tools that run here, for a model that calls them, where a client asks for it: a calculator, a clock, an operator's HTTP
 //! endpoints, and tools of MCP servers.
-//! What they return goes back to the model; see `http/responses/rounds.rs`.
+//! Their outputs go back to the model; see `serving/rounds.rs`.
 //!
 //! A model writes the arguments, so nothing in them chooses where a request goes: URLs are the operator's, their hosts must be on the
 //! operator's list, and no redirect is followed.
@@ -29,7 +29,7 @@ pub const CLOCK: &str = "clock";
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Of [`CALCULATOR`] and [`CLOCK`].
+    /// The names of [`CALCULATOR`] and [`CLOCK`], as far as they are offered.
     pub built_in: Vec<String>,
     pub endpoints: Vec<EndpointSettings>,
     /// No other tool has a name that begins like one of theirs.
@@ -133,7 +133,7 @@ impl ServerTools {
         self.mcp.get(server).map(|mcp| (server, mcp))
     }
 
-    /// What a call returns, also what went wrong: the model is told. Within the tool's time.
+    /// Calls a tool. Returns its output, or a description of the error, which the model is given. Takes at most the tool's time.
     pub fn call(&self, name: &str, arguments: Value) -> BoxFuture<'static, String> {
         let returned = match (self.tools.get(name).map(|tool| &tool.runs), self.server(name)) {
             (Some(Runs::Calculator), _) => std::future::ready(calculated(&arguments)).boxed(),
@@ -149,8 +149,8 @@ impl ServerTools {
             counter!("tidemill_server_tool_calls_total", "tool" => name.clone(), "outcome" => outcome).increment(1);
             histogram!("tidemill_server_tool_seconds").record(began.elapsed());
             returned.unwrap_or_else(|problem| {
-                // What it says may be a tool's or a client's words: those are no log's.
-                tracing::warn!(tool = name, said_bytes = problem.len(), "a tool's call failed; its answer is told to the model alone");
+                // The message may quote a tool or a client, whose words do not belong in a log.
+                tracing::warn!(tool = name, said_bytes = problem.len(), "a tool's call failed; its error goes to the model only");
                 format!("error: {problem}")
             })
         }

@@ -1,6 +1,6 @@
-//! Makes running summaries of long conversations, in the background: nobody waits for one. Each is asked of a model as its conversation's
-//! sender would ask, in the lowest class: it takes that tenant's quota, is in its usage, keeps to its salt, and goes through the same safety
-//! stages as any text. What was made is kept with the conversation; what a crash or a full queue lost is wished for again by the next turn.
+//! Makes running summaries of long conversations, in the background. Each is asked of a model as its conversation's sender would ask, in
+//! the lowest class: it takes that tenant's quota, is in its usage, keeps to its salt, and goes through the same safety stages as any text.
+//! It is kept with the conversation; one that a crash or a full queue lost is asked for again by the next turn.
 
 use crate::{batch::life::Sender, context::summing::Summing, metrics, store::Owner};
 use futures_util::FutureExt;
@@ -52,7 +52,7 @@ pub(crate) struct Wish {
 /// Why there is no summary.
 #[derive(Debug)]
 pub(crate) enum Unmade {
-    /// Nobody needs it any more: the conversation was deleted, or changed.
+    /// The summary is not needed any more: the conversation was deleted, or changed.
     Gone,
     Failed(String),
 }
@@ -76,7 +76,7 @@ impl Summarizer {
         }
     }
 
-    /// Whether summarizing so many items of a conversation has failed, a short while ago.
+    /// Whether summarizing this many items of a conversation failed a short while ago.
     pub(crate) fn has_failed(&self, key: &Key, items: usize) -> bool {
         self.summing().has_failed(self.began.elapsed(), key, items)
     }
@@ -125,7 +125,7 @@ impl Summarizer {
                 None
             }
             Err(Unmade::Failed(reason)) => {
-                tracing::warn!(conversation = key.1, reason, "a conversation was not summarized: it goes on without");
+                tracing::warn!(conversation = key.1, reason, "could not summarize a conversation; it continues without a summary");
                 metrics::count_summary("failed");
                 Some(items)
             }

@@ -204,7 +204,7 @@ fn shown(key: &Key) -> Value {
 }
 
 fn not_kept(error: KeepError) -> ApiError {
-    tracing::error!(%error, "a change of tenants or keys was not kept");
+    tracing::error!(%error, "could not save a change of tenants or keys");
     match error {
         KeepError::NotNow(_) => ApiError::not_now(error.to_string()),
         KeepError::Refused(_) => ApiError::conflict(error.to_string()),

@@ -142,7 +142,7 @@ pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body)
     match gateway.store().summarize(&gateway.owner(), &id, summary).await {
         Ok(()) => show(&gateway, load(&gateway, &id, Part::Nothing).await?).await,
         Err(error) => {
-            tracing::warn!(%error, "a branch begins without a summary, which is made again");
+            tracing::warn!(%error, "could not copy the summary to a branch; it is made again");
             Ok(put)
         }
     }

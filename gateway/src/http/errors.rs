@@ -36,7 +36,7 @@ impl ApiError {
             StoreError::Changed(_) => Self::conflict(message),
             StoreError::Busy => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
             StoreError::Failed(_) => {
-                tracing::error!(%error, "the store of responses has failed");
+                tracing::error!(%error, "the store of responses failed");
                 Self::internal(message)
             }
         }
@@ -54,7 +54,7 @@ impl ApiError {
             BatchError::TooMany => Self::new(StatusCode::BAD_REQUEST, message).with_code("too_many_batches"),
             BatchError::Busy => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
             BatchError::Disk(_) => {
-                tracing::error!(%error, "files and batches");
+                tracing::error!(%error, "batch storage failed");
                 Self::internal(message)
             }
         }

@@ -127,6 +127,6 @@ fn feedback(gateway: &Gateway) -> Result<&Feedback, ApiError> {
 }
 
 fn failed(error: rusqlite::Error) -> ApiError {
-    tracing::error!(%error, "feedback cannot be kept");
-    ApiError::internal(format!("feedback cannot be kept: {error}"))
+    tracing::error!(%error, "could not store feedback");
+    ApiError::internal(format!("could not store feedback: {error}"))
 }

@@ -67,7 +67,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
         Ok(()) => Ok(Json(json!(memory))),
         Err(error) => {
             if let Err(left) = gateway.store().delete(&owner, &memory.id).await {
-                tracing::warn!(error = %left, "a fact stays for which there is no room");
+                tracing::warn!(error = %left, "could not remove a memory that exceeds the limit");
             }
             Err(error)
         }
@@ -137,7 +137,7 @@ pub async fn facts(gateway: &Gateway) -> Result<Facts, ApiError> {
             Ok(Facts { texts, lost: None })
         }
         Err(error @ (StoreError::Failed(_) | StoreError::Busy)) => {
-            tracing::warn!(%error, "a chat goes on without what is remembered of its user");
+            tracing::warn!(%error, "could not load a user's memories; answering the chat without them");
             Ok(Facts { texts: Vec::new(), lost: Some(error.to_string()) })
         }
         Err(error) => Err(ApiError::of_store("memory", error)),

@@ -299,15 +299,15 @@ async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!(%peer, %error, "cannot turn Nagle's delay off");
+                    tracing::debug!(%peer, %error, "could not turn Nagle's delay off");
                 }
                 if let Err(error) = SockRef::from(&stream).set_tcp_user_timeout(Some(WRITE_STALL_MAX)) {
-                    tracing::debug!(%peer, %error, "cannot bound how long this client may read nothing");
+                    tracing::debug!(%peer, %error, "could not set a client's write timeout");
                 }
                 return (stream, peer.ip());
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a client");
+                tracing::warn!(%error, "could not accept a client");
                 time::sleep(ACCEPT_RETRY).await;
             }
         }

@@ -1,4 +1,4 @@
-//! The last choices that ended, for whoever watches: a bounded ring, numbered, so that a viewer can ask for what is new.
+//! The last choices that ended: a bounded ring, numbered, so that a viewer can ask for what is new.
 
 use crate::metrics::usage::TidemillUsage;
 use serde::Serialize;
@@ -21,7 +21,7 @@ pub struct FinishedRequest {
     pub ttft_ms: f64,
     /// `None`: there was one token.
     pub tpot_ms: Option<f64>,
-    /// What the scheduler expected. `None`: the choice never had a place.
+    /// The scheduler's prediction. `None`: the choice never had a place.
     pub ttft_predicted_ms: Option<f64>,
     pub path: TidemillUsage,
 }

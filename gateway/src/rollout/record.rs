@@ -1,4 +1,4 @@
-//! A rollout as the coordinators agree on it: one record of the registry, which whoever has a reason changes by its revision.
+//! A rollout as the coordinators agree on it: one record of the registry, which any coordinator changes by its revision.
 
 use crate::routing::sticky;
 use serde::{Deserialize, Serialize};
@@ -24,13 +24,13 @@ pub struct Rollout {
     pub limits: Limits,
     /// Scores on the golden set.
     pub golden: Option<Golden>,
-    /// Share of `from`'s requests that `to` answers, too, unseen.
+    /// Share of `from`'s requests that `to` answers as well, unseen.
     pub shadow: f64,
-    /// What `from` was like at the last step: at 100 % nobody is there to compare with.
+    /// The figures of `from` at the last step: at 100 % no user is left there to compare with.
     pub baseline: Option<Summary>,
     pub started_ms: u64,
     pub paused_ms: Option<u64>,
-    /// What happened, the last `EVENTS_MAX`.
+    /// The last `EVENTS_MAX` events.
     pub events: Vec<Event>,
 }
 
@@ -87,7 +87,7 @@ pub struct Summary {
     pub goodput: f64,
     pub ttft_p95_ms: Option<f64>,
     pub tpot_p95_ms: Option<f64>,
-    /// Of the votes.
+    /// Share of the votes.
     pub thumbs_down: f64,
     pub votes: u64,
 }
@@ -98,7 +98,7 @@ pub struct Event {
     pub what: String,
 }
 
-/// What an operator asks for.
+/// An operator's request for a rollout.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wanted {
@@ -112,7 +112,7 @@ pub struct Wanted {
     pub limits: Limits,
     #[serde(default)]
     pub golden: Option<Golden>,
-    /// Without golden scores, too.
+    /// Whether it may start without golden scores.
     #[serde(default)]
     pub no_gate: bool,
     #[serde(default)]
@@ -190,7 +190,7 @@ impl Limits {
 }
 
 impl Golden {
-    /// What is wrong with `to`, if anything is.
+    /// Describes the first golden score of `to` that breaks a limit, if one does.
     pub fn breach(&self, limits: &Limits) -> Option<String> {
         // Scores are given with few digits; their difference has many.
         let under = self.from - self.to;
@@ -239,7 +239,7 @@ impl Rollout {
         Ok(rollout.told(now, State::Running, format!("started at {first} %")))
     }
 
-    /// What does not depend on when.
+    /// Checks all that does not depend on the time.
     pub fn check(&self) -> Result<(), Wrong> {
         let wrong = |field, reason: &str| Err(Wrong::Field(field, reason.to_owned()));
         if self.from == self.to {
@@ -268,7 +268,7 @@ impl Rollout {
         }
     }
 
-    /// Whether a user is at `to`. Whoever is there at a step is there at all later ones.
+    /// Whether a user is at `to`. A user who is there at one step is there at all later ones.
     pub fn takes(&self, user: &str) -> bool {
         let share = self.share();
         share > 0.0 && sticky::place(&self.id, user) < share
@@ -306,7 +306,7 @@ impl Rollout {
         }
     }
 
-    /// The step goes on where it was.
+    /// Resumes the step where it was.
     pub fn resumed(&self, now: Duration) -> Result<Self, Wrong> {
         match (self.state, self.paused_ms) {
             (State::Paused, Some(paused)) => {
@@ -317,7 +317,7 @@ impl Rollout {
         }
     }
 
-    /// All users go back. One that is done can be taken back, too.
+    /// Takes all users back, also from a rollout that is done.
     pub fn aborted(&self, now: Duration) -> Result<Self, Wrong> {
         match self.state {
             State::Running | State::Paused | State::Done => Ok(self.told(now, State::Aborted, "aborted by an operator".into())),

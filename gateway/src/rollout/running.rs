@@ -1,8 +1,8 @@
-//! Rollouts at this front door: who goes where, what is seen of both models, and what follows from it.
+//! Rollouts at this gateway: the side of each user, the figures of both models, and the consequences.
 //!
-//! Every coordinator follows the registry's records, and tells the others what it has seen, in records, too: each judges by all of it. Any of
-//! them goes back when it must, and stops sending users to the new model before the others have agreed. Only the registry's leader goes on
-//! to the next step, so that one clock counts.
+//! Every coordinator follows the registry's records, and reports its own figures in records as well: each judges by all of them. Any of
+//! them goes back when it must, and stops sending users to the new model before the others have agreed. Only the registry's leader starts
+//! the next step, so that one clock counts.
 
 use super::{
     KIND, SEEN_KIND, figures,
@@ -32,11 +32,11 @@ use tokio::{
 
 /// Between two looks.
 const JUDGED_EVERY: Duration = Duration::from_millis(250);
-/// Between two times that the others are told.
+/// Time between two reports to the other coordinators.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
 /// They need not know all of it at once.
 const TELLING_MAX: Duration = Duration::from_secs(2);
-/// What another coordinator told counts so much longer than its window.
+/// Extra time that another coordinator's report stays valid after its window.
 const TOLD_LATE: Duration = Duration::from_secs(5);
 /// After its start a coordinator has all workers within this.
 const YOUNG: Duration = Duration::from_secs(15);
@@ -59,12 +59,12 @@ pub struct Live {
     book: Arc<Book>,
 }
 
-/// What this coordinator has seen of a rollout, through all of its steps.
+/// This coordinator's figures of a rollout, through all of its steps.
 #[derive(Debug)]
 struct Book {
     began: Instant,
     noted: Mutex<Noted>,
-    /// Why nobody is sent to the new model any more, before the others have agreed.
+    /// The reason why no user is sent to the new model any more, before the others have agreed.
     brake: OnceLock<String>,
 }
 
@@ -105,13 +105,13 @@ pub struct Status {
     #[serde(flatten)]
     pub record: Rollout,
     pub revision: u64,
-    /// Of users at `to`.
+    /// Share of users at `to`.
     pub share: f64,
     pub seen_from: Summary,
     pub seen_to: Summary,
     pub step_requests: u64,
     pub shadows: Shadows,
-    /// What it waits for.
+    /// The condition that it waits for.
     pub waits_for: String,
 }
 
@@ -135,7 +135,7 @@ impl Rollouts {
         self.live().iter().find(|live| live.record.from == model).cloned()
     }
 
-    /// From now on these are all. `told`: what coordinators have seen; what `own` says is what this one has told.
+    /// Replaces all rollouts. `told`: the coordinators' reports; this one's bears the name `own`.
     pub fn set(&self, records: Vec<(Rollout, u64)>, told: &[(String, Told)], own: &str) {
         let before = self.live();
         let live = records.into_iter().map(|(record, revision)| {
@@ -183,7 +183,7 @@ impl Rollouts {
         self.live().iter().map(|live| live.status(unix())).collect()
     }
 
-    /// Lets time pass, for ever.
+    /// Background loop: judges and advances rollouts. Never returns.
     pub async fn tend(&self, registry: &dyn Registry) {
         let mut interval = time::interval(JUDGED_EVERY);
         interval.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
@@ -213,7 +213,7 @@ impl Rollouts {
     }
 }
 
-/// What was seen of a rollout that has ended is of no use.
+/// Deletes the reports of rollouts that have ended.
 async fn forget(registry: &dyn Registry, live: &[Arc<Live>]) {
     let is_open = |key: &str| live.iter().any(|live| live.record.state.is_open() && key.starts_with(&live.record.id));
     let old = registry.records(Some(SEEN_KIND), None).into_iter().find(|record| !is_open(&record.key));
@@ -232,7 +232,7 @@ impl Live {
         if self.share() > 0.0 && self.record.takes(user) { Side::To } else { Side::From }
     }
 
-    /// A request goes to one of the models. `None`: nobody looks at it.
+    /// Counts a request to one of the models. `None`: the rollout is over, and does not count.
     pub fn seat(&self, side: Side) -> Option<Seat> {
         if !self.record.state.is_open() {
             return None;
@@ -294,14 +294,14 @@ impl Live {
             (Some(why), _) => self.record.rolled_back(now, why),
             (None, Verdict::RollBack(why)) => {
                 let why = self.book.brake.get_or_init(|| why);
-                tracing::error!(from = self.record.from, to = self.record.to, why, "a rollout goes back");
+                tracing::error!(from = self.record.from, to = self.record.to, why, "rollout taken back");
                 figures::count_rollback(&self.record);
                 self.record.rolled_back(now, why)
             }
             (None, Verdict::Advance) if view.part == "leader" => {
                 let baseline = (seen.from.requests >= self.record.limits.requests_min).then(|| seen.summaries().0);
                 let next = self.record.advanced(now, baseline);
-                tracing::info!(from = self.record.from, to = self.record.to, next.why, "a rollout goes on");
+                tracing::info!(from = self.record.from, to = self.record.to, next.why, "rollout advanced");
                 next
             }
             (None, Verdict::Advance | Verdict::Hold(_)) => return,
@@ -310,7 +310,7 @@ impl Live {
         match registry.put(kind, key, json!(next), Some(self.revision)).await {
             // The record has changed meanwhile: the next look is at the new one.
             Ok(_) | Err(ChangeError::Conflict(_)) => {}
-            Err(error) => tracing::warn!(%error, rollout = self.record.from, "a rollout's record cannot be changed: tried again"),
+            Err(error) => tracing::warn!(%error, rollout = self.record.from, "could not change a rollout's record; trying again"),
         }
     }
 
@@ -417,23 +417,23 @@ impl Drop for Seat {
     }
 }
 
-/// The rollouts of records, as they can be read; and what coordinators have told. What cannot be read is left out, loudly.
+/// Reads the rollouts' records. Those that cannot be read are left out, with an error in the log.
 pub fn read<'a>(records: impl Iterator<Item = (&'a str, &'a [u8], u64)>) -> Vec<(Rollout, u64)> {
     let read = |(key, value, revision): (&str, &[u8], u64)| match serde_json::from_slice::<Rollout>(value) {
         Ok(record) if record.check().is_ok() && record.from == key => Some((record, revision)),
         Ok(_) => {
-            tracing::error!(key, "the record of a rollout makes no sense: it is left out");
+            tracing::error!(key, "invalid record of a rollout; leaving it out");
             None
         }
         Err(error) => {
-            tracing::error!(key, %error, "the record of a rollout cannot be read: it is left out");
+            tracing::error!(key, %error, "could not read the record of a rollout; leaving it out");
             None
         }
     };
     records.filter_map(read).collect()
 }
 
-/// With the coordinators that told it.
+/// Reads the reports, each with its coordinator.
 pub fn read_told<'a>(records: impl Iterator<Item = (&'a str, &'a [u8])>) -> Vec<(String, Told)> {
     records.filter_map(|(key, value)| Some((key.split_once('@')?.1.to_owned(), serde_json::from_slice(value).ok()?))).collect()
 }

@@ -1,5 +1,5 @@
-//! Shadows: requests that a rollout's new model answers, too, after the old one has. Nobody sees the answer, no tenant pays for it, and it
-//! comes last: at batch class, a few at a time, and not at all while there is much to do.
+//! Shadows: requests that a rollout's new model answers as well, after the old one has. The answer is shown to no one, no tenant pays for
+//! it, and it comes last: at batch class, a few at a time, and not at all while there is much to do.
 
 use super::{
     record::Rollout,
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-/// Of an answer's text: a longer one is compared by its beginning.
+/// The most bytes of an answer's text that are kept: a longer one is compared by its beginning.
 const TEXT_BYTES_MAX: usize = 1 << 20;
 
 /// A request that is to have a shadow, while its answer comes.
@@ -55,7 +55,7 @@ impl Tap {
     }
 
     pub fn end(self) {
-        // Whoever waited may be gone.
+        // The receiver may be gone.
         let _ = self.to.send(self.heard);
     }
 }
@@ -110,7 +110,8 @@ impl Mirror {
         self.path
     }
 
-    /// The request for the other model: whole, and not stored. `None`: it goes on from something stored, which this one must not touch.
+    /// Returns the request for the other model: whole, and not stored. `None`: it continues something stored, which this one must not
+    /// touch.
     pub(crate) fn request(&self) -> Option<Vec<u8>> {
         rewritten(self.body.clone(), &self.live.record)
     }

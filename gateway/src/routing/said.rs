@@ -1,5 +1,5 @@
-//! What a request's body says, whichever protocol it is of: read once, when first asked for, and with an open mind. What is wrong with a
-//! body, its endpoint says.
+//! The content of a request's body, in any of the protocols: read when first asked for, and leniently. A body's errors are reported by its
+//! endpoint.
 
 use super::{complexity::Signals, language};
 use serde_json::{Map, Value};
@@ -21,13 +21,13 @@ pub struct Said<'a> {
 pub struct Content {
     /// The beginning of all that is said.
     pub text: String,
-    /// What was said last, the beginning of it.
+    /// The beginning of the last message.
     pub last: String,
-    /// Of all text.
+    /// Bytes of all text.
     pub bytes: u64,
     pub turns: usize,
     pub tools: usize,
-    /// Whom the client says it asks for.
+    /// The user that the client names.
     pub user: Option<String>,
     pub metadata: Map<String, Value>,
 }
@@ -41,7 +41,7 @@ impl<'a> Said<'a> {
         self.content.get_or_init(|| Content::read(self.body))
     }
 
-    /// Of what was said last; by its code in ISO 639-3.
+    /// The language of the last message, by its code in ISO 639-3.
     pub fn language(&self) -> Option<&'static str> {
         *self.language.get_or_init(|| language::of(&self.content().last))
     }

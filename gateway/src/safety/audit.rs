@@ -69,7 +69,7 @@ pub enum AuditError {
 
 /// Bytes kept of a text.
 const TEXT_BYTES_MAX: usize = 4096;
-/// Somebody who appeals waits this long for the disk.
+/// The longest time that an appeal waits for the disk.
 const SYNCED_MAX: Duration = Duration::from_secs(10);
 /// Cases in one answer.
 const LISTED_MAX: usize = 1000;
@@ -98,7 +98,7 @@ impl Audit {
         Ok(Self { state: Mutex::new(Ledger { cases, chain: verified.end }), journal, settings })
     }
 
-    /// Records a block, and returns the id by which somebody may appeal against it.
+    /// Records a block, and returns the id by which it can be appealed against.
     pub fn blocked(&self, side: &str, tenant: Option<&str>, model: &str, finding: Finding, text: &str) -> String {
         let appeal_id = format!("apl_{:032x}", rand::random::<u128>());
         let block = Block {
@@ -110,7 +110,7 @@ impl Audit {
             score: finding.score,
             text: self.masked(text),
         };
-        // What cannot be written is counted; whoever was blocked may appeal all the same, until this process ends.
+        // A block that cannot be written is counted; it can be appealed against all the same, until this process ends.
         let _ = self.record(Event::Block { appeal_id: appeal_id.clone(), block });
         appeal_id
     }
@@ -139,11 +139,11 @@ impl Audit {
         self.ledger().chain
     }
 
-    /// Lets go what is too old, for ever.
+    /// Background loop: deletes expired records. Never returns.
     pub async fn expire(&self) {
         loop {
             if let Err(error) = self.retire(SystemTime::now()).await {
-                tracing::warn!(%error, dir = %self.settings.dir.display(), "old records of the audit log cannot go");
+                tracing::warn!(%error, dir = %self.settings.dir.display(), "could not delete old records of the audit log");
             }
             tokio::time::sleep(EXPIRE_EVERY).await;
         }
@@ -165,7 +165,7 @@ impl Audit {
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
     }
 
-    /// Checked, applied and queued in one, so that nobody else comes between.
+    /// Checks, applies and queues an event in one step, so that no other event comes between.
     fn record(&self, event: Event) -> Result<oneshot::Receiver<()>, AuditError> {
         let mut ledger = self.ledger();
         ledger.cases.check(&event)?;

@@ -28,7 +28,7 @@ pub struct Settings {
     /// Its first word about a harmless text, and about a harmful one.
     pub safe: String,
     pub unsafe_: String,
-    /// It reads answers, too.
+    /// Whether it moderates answers as well.
     pub answers: bool,
     /// For all doubts of one prompt, or one of an answer, with the time in line.
     pub deadline: Duration,
@@ -134,7 +134,7 @@ impl Judge {
         self.settings.deadline
     }
 
-    /// What the model is asked about a text, which cannot close its own frame: special tokens are none in it. Takes a while.
+    /// Makes the moderator's prompt for a text, which cannot close its own frame: special tokens are none in it. Takes a while.
     pub fn prompt(&self, model: &TextModel, text: &str) -> Result<Vec<Token>, JudgeError> {
         let content = self.settings.prompt.replacen(PLACE, &model.tokenizer.without_marks(text), 1);
         if model.template.is_none() {
@@ -182,7 +182,7 @@ impl Judge {
     }
 }
 
-/// Of a word as a model may write it: after a space or not, with a capital or not.
+/// The first tokens of a word as a model may write it: after a space or not, with a capital or not.
 fn first_tokens(tokenizer: &Tokenizer, word: &str) -> Vec<Token> {
     let mut capital = word.chars();
     let capital: String = capital.next().into_iter().flat_map(char::to_uppercase).chain(capital).collect();

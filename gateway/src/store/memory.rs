@@ -26,7 +26,7 @@ struct State {
     items: HashMap<Key, Used>,
     /// Records by age, the oldest first.
     order: BTreeSet<(u64, u64, Key)>,
-    /// The same of each tenant.
+    /// The same records by tenant, then by age.
     order_of: BTreeSet<(String, u64, u64, Key)>,
     /// Records of each owner and kind, in the order in which they were put.
     listed: BTreeMap<(Owner, Kind, u64), String>,
@@ -34,7 +34,7 @@ struct State {
     puts: u64,
     /// By tenant.
     bytes: Shares<String>,
-    /// Of these, what does not go to make room.
+    /// Those bytes that do not go to make room.
     lasting: Shares<String>,
 }
 
@@ -45,7 +45,7 @@ struct Kept {
     /// Ids of items.
     history: Vec<String>,
     outputs: usize,
-    /// What tells of so many items of the history.
+    /// The summary, and the number of items that it covers.
     summary: Option<(usize, String)>,
     used: u64,
     put: u64,
@@ -81,7 +81,7 @@ impl Memory {
         Self { limits, state: Mutex::default() }
     }
 
-    /// What panicked while it held the lock has ended; no operation leaves the state in between.
+    /// A panic of another holder has left the state whole: no operation leaves it in between.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -198,7 +198,7 @@ impl State {
         history.iter().map(|id| self.item(owner, id)).fold(Totals::default(), add)
     }
 
-    /// Of the items that a history names, each once, with those that are still to come. `TooLarge`: of all its places.
+    /// The bytes of the items that a history names, each once, with those that are still to come. `TooLarge`: it has too many places.
     fn history_bytes(&self, owner: &Owner, id: &str, history: &[String], new: &[Item], limits: Limits) -> Result<u64, StoreError> {
         let new: HashMap<&str, u64> = new.iter().map(|item| (item.id.as_str(), item.body.len() as u64)).collect();
         let size = |id: &String| match self.items.get(&(owner.clone(), id.clone())) {
@@ -211,7 +211,7 @@ impl State {
         Ok(history.iter().collect::<BTreeSet<_>>().into_iter().map(|id| size(id) + ITEM_OVERHEAD).sum())
     }
 
-    /// Refuses a record of so many bytes for which there would be no room even if all else of its tenant were gone that can go.
+    /// Refuses a record of this size if there would be no room for it even with all else of its tenant gone that can go.
     fn check_room(&self, owner: &Owner, bytes: u64, limits: Limits) -> Result<(), StoreError> {
         let tenant = owner.tenant().to_owned();
         let others = self.bytes.total() - self.bytes.held(&tenant);
@@ -385,7 +385,7 @@ impl State {
     fn make_room(&mut self, owner: &Owner, bytes_max: u64) {
         let newcomer = owner.tenant().to_owned();
         while self.bytes.total() > bytes_max {
-            // What is new is counted already.
+            // The new record is counted already.
             let losers = self.bytes.losers(bytes_max, &newcomer, 0);
             let Some((tenant, key)) = losers.iter().find_map(|loser| Some((loser, self.oldest(loser, *loser == newcomer)?))) else {
                 return;

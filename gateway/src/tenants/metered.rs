@@ -1,4 +1,4 @@
-//! A request that has its quota, until it is settled: once, by whatever ends it first. Dropping it settles it, too (its client left).
+//! A request that has its quota, until it is settled: once, by whatever ends it first. Dropping it settles it as well (its client left).
 
 use super::{Caller, Tenants};
 use crate::{
@@ -14,7 +14,7 @@ use tidemill_tenancy::{
     usage::{Event, Source},
 };
 
-/// What a request is about to use.
+/// The quota that a request needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     /// When the request arrived: its time counts from then.
@@ -76,7 +76,7 @@ impl Metered {
         Self { tenants, reservation, began: arrived, prompt_tokens, event: Some(event) }
     }
 
-    /// Of what nobody pays for.
+    /// A request that no tenant pays for.
     pub(super) fn free(tenants: Arc<Tenants>) -> Self {
         Self { tenants, reservation: None, began: Instant::now(), prompt_tokens: 0, event: None }
     }

@@ -8,9 +8,9 @@ use std::{
 
 /// Older ones say nothing about now.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Of as many at most,
+/// The most times that are kept,
 const KEPT_MAX: usize = 2048;
-/// and of so many at least: one slow request is no overload.
+/// and the fewest that say anything: one slow request is no overload.
 const KEPT_MIN: usize = 20;
 
 #[derive(Debug, Default)]

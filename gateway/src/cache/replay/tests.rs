@@ -208,14 +208,14 @@ struct Hearing {
 }
 
 impl Hearing {
-    /// What it should hear in the end.
+    /// The frames that it should have heard in the end.
     fn due(&self, made: &Made) -> Vec<u64> {
         made.frames.iter().filter(|(_, number)| self.after.is_none() || *number > self.after).map(|(frame, _)| *frame).collect()
     }
 }
 
 proptest! {
-    /// Whoever joins, leaves and dawdles: each listener hears each frame that is for it once, in order; and the bounds hold.
+    /// However listeners join, leave and dawdle, each hears each frame that is for it once, in order; and the bounds hold.
     #[test]
     fn every_listener_hears_every_event_once(steps in proptest::collection::vec(step(), 1..300)) {
         let mut recordings = Recordings::<usize, u64>::new(LIMITS);

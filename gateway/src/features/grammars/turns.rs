@@ -61,7 +61,7 @@ impl Drop for Turn<'_> {
                 held.tenants.remove(&self.tenant);
             }
         }
-        // Who may go on depends on who it is.
+        // Which waiter may continue depends on its tenant.
         self.turns.freed.notify_all();
     }
 }

@@ -33,7 +33,7 @@ pub(crate) struct Verdicts(Mutex<Kept>);
 struct Kept {
     verdicts: HashMap<Key, One>,
     bytes: usize,
-    /// Of each tenant that has one.
+    /// The number of verdicts of each tenant that has one.
     shares: HashMap<Arc<str>, usize>,
     /// Counts uses.
     clock: u64,
@@ -83,7 +83,7 @@ impl Verdicts {
 }
 
 impl Kept {
-    /// The verdict of this tenant's that nobody has asked for the longest. `false`: it has none.
+    /// Forgets this tenant's least recently used verdict. `false`: it has none.
     fn forget_oldest(&mut self, tenant: &Arc<str>) -> bool {
         let own = self.verdicts.iter().filter(|(_, one)| one.tenant == *tenant);
         let Some(oldest) = own.min_by_key(|(_, one)| one.used).map(|(key, _)| *key) else { return false };

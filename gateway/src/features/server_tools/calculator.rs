@@ -2,7 +2,7 @@
 
 use minijinja::Environment;
 
-/// Of an expression.
+/// The most bytes of an expression.
 const BYTES_MAX: usize = 1000;
 /// The engine's measure of work.
 const FUEL: u64 = 10_000;

@@ -40,11 +40,11 @@ use tokio::{
 pub const BETWEEN: &str = "__";
 /// As long as OpenAI's names of functions.
 const NAME_BYTES_MAX: usize = 64;
-/// Of one server. Of more, the first are offered.
+/// The most tools of one server. If there are more, the first are offered.
 const TOOLS_MAX: usize = 256;
-/// Of one list of tools.
+/// The most pages of one list of tools.
 const PAGES_MAX: usize = 16;
-/// Of what a call returns, as the model sees it. More is cut.
+/// The most bytes of a call's output, as the model sees it. More is cut.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 /// Requests to one server at a time.
 const AT_ONCE: usize = 32;
@@ -65,7 +65,7 @@ pub struct McpSettings {
     pub target: Target,
     /// File with a token that is sent as `Authorization: Bearer`; read before each request.
     pub token: Option<PathBuf>,
-    /// Of a call, and of each step of finding out what there is.
+    /// The time of a call, and of each step of discovery.
     pub timeout: Duration,
     /// Those of its tools that are offered, by the server's names. `None`: all.
     pub allowed: Option<Vec<String>>,
@@ -87,7 +87,7 @@ pub struct McpServer {
     look: Arc<Notify>,
 }
 
-/// What a server has said.
+/// The state of a connected server.
 #[derive(Debug)]
 struct Known {
     peer: Peer<RoleClient>,
@@ -104,7 +104,7 @@ struct McpTool {
     name: String,
 }
 
-/// What a server can tell us unasked.
+/// The receiver of a server's notifications.
 #[derive(Debug)]
 struct Listener {
     look: Arc<Notify>,
@@ -147,7 +147,7 @@ impl McpServer {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What a call of a tool returns, by the name that it is offered under, or what went wrong.
+    /// Calls a tool by the name that it is offered under. Returns its output, or a description of the error.
     pub async fn call(self: Arc<Self>, tool: String, arguments: Value) -> Result<String, String> {
         let known = self.known().ok_or("its server has not answered yet")?;
         let tool = known.tools.get(&tool).ok_or("its server does not have it any more")?;
@@ -181,7 +181,7 @@ impl McpServer {
                 }
                 Err(problem) => {
                     failures += 1;
-                    tracing::warn!(server = self.name, problem, failures, "an MCP server does not tell its tools");
+                    tracing::warn!(server = self.name, problem, failures, "could not list the tools of an MCP server");
                     if failures >= FAILURES_MAX {
                         connection = None;
                     }
@@ -252,7 +252,7 @@ impl McpServer {
         Ok(self.offered(listed))
     }
 
-    /// Those that an operator allows, and that can be told apart.
+    /// Selects the tools that an operator allows and whose names are distinct.
     fn offered(&self, listed: Vec<McpTool>) -> Tools {
         let is_allowed = |tool: &McpTool| self.allowed.as_ref().is_none_or(|allowed| allowed.contains(&tool.name));
         let mut tools = Tools::new();
@@ -262,7 +262,7 @@ impl McpServer {
                 tracing::warn!(
                     server = self.name,
                     tool = tool.name,
-                    "a tool is not offered: its name is too long or there twice, or there are too many"
+                    "tool not offered: its name is too long or not unique, or the server has too many"
                 );
                 continue;
             }
@@ -294,7 +294,7 @@ fn plain(name: &str) -> String {
     name.chars().map(|letter| if letter.is_ascii_alphanumeric() || "-_".contains(letter) { letter } else { '_' }).collect()
 }
 
-/// What a model can read of what a call returned, and whether the call went well.
+/// Writes a call's result for the model: its output, or the error that the tool reports.
 fn told(result: CallToolResult) -> Result<String, String> {
     let mut parts: Vec<String> = result.content.into_iter().map(part).collect();
     if parts.is_empty() {

@@ -122,7 +122,7 @@ pub async fn before(gateway: &Gateway, named: ConversationField) -> Result<Befor
     let record = match gateway.store().load(&gateway.owner(), id, Part::All).await {
         Ok(record) => record,
         Err(error @ (StoreError::Failed(_) | StoreError::Busy)) => {
-            tracing::warn!(%error, "a chat goes on without its conversation");
+            tracing::warn!(%error, "could not load a conversation; answering the chat without it");
             return Ok(Before::Lost(error));
         }
         Err(error) => return Err(ApiError::of_store("conversation", error)),
@@ -274,7 +274,7 @@ impl Turn {
                 Fate::Stored { id }
             }
             Err(error) => {
-                tracing::warn!(%error, conversation = id, "a turn was not stored");
+                tracing::warn!(%error, conversation = id, "could not store a turn");
                 Fate::NotStored { reason: error.to_string() }
             }
         };

@@ -275,7 +275,7 @@ impl Recording {
 /// A response is not lost for want of a title.
 fn titled(record: &Record, items: &[Item]) -> Option<Rewrite> {
     retitled(record, items).unwrap_or_else(|error| {
-        tracing::warn!(error = error.message(), "a conversation gets no title");
+        tracing::warn!(error = error.message(), "could not make a conversation's title");
         None
     })
 }

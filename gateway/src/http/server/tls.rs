@@ -53,7 +53,7 @@ impl Tls {
         let mut hangups = match signal(SignalKind::hangup()) {
             Ok(hangups) => hangups,
             Err(error) => {
-                tracing::warn!(%error, "SIGHUP cannot be handled: certificates are read at start only");
+                tracing::warn!(%error, "could not handle SIGHUP: certificates are read at start only");
                 return;
             }
         };
@@ -61,9 +61,9 @@ impl Tls {
             match config(&self.cert, &self.key) {
                 Ok(config) => {
                     *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
-                    tracing::info!("the front door's certificate was read again");
+                    tracing::info!("certificate reloaded");
                 }
-                Err(error) => tracing::error!(%error, "the front door keeps its old certificate"),
+                Err(error) => tracing::error!(%error, "could not reload the certificate; keeping the previous one"),
             }
         }
     }

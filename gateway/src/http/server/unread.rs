@@ -36,7 +36,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
         tokio::spawn(READY_SINCE.scope(Cell::new(None), async move {
             tokio::select! {
                 () = stream => {}
-                () = unread(unread_max) => tracing::debug!("a client read nothing of an answer for {unread_max:?}: its stream is reset"),
+                () = unread(unread_max) => tracing::debug!("stream reset: its client read nothing for {unread_max:?}"),
             }
         }));
     }

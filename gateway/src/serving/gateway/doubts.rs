@@ -149,12 +149,12 @@ impl Gateway {
         let categories = doubts.iter().flat_map(Doubt::categories).map(|category| category.name()).collect::<Vec<_>>().join(", ");
         match fate {
             Fate::Passes => {
-                tracing::warn!(tenant, model, categories, reason, detail, "a doubtful {text} passes without its last safety check");
+                tracing::warn!(tenant, model, categories, reason, detail, "the last safety check of an uncertain {text} failed; letting it pass");
                 counter!("tidemill_safety_bypasses_total", "side" => side, "reason" => reason).increment(1);
                 Settled::Passes
             }
             Fate::Refused => {
-                tracing::warn!(tenant, model, categories, reason, detail, "a doubtful {text} is refused: its last safety check failed");
+                tracing::warn!(tenant, model, categories, reason, detail, "the last safety check of an uncertain {text} failed; refusing it");
                 counter!("tidemill_safety_unchecked_total", "side" => side, "reason" => reason).increment(1);
                 Settled::Unchecked(unsettled)
             }

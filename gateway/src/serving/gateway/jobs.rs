@@ -74,7 +74,7 @@ impl Gateway {
             match self.store().expire(unix_seconds()).await {
                 Ok(0) => {}
                 Ok(expired) => tracing::info!(expired, "old responses and conversations were deleted"),
-                Err(error) => tracing::warn!(%error, "old responses and conversations cannot be deleted"),
+                Err(error) => tracing::warn!(%error, "could not delete old responses and conversations"),
             }
             tokio::time::sleep(EXPIRE_EVERY).await;
         }

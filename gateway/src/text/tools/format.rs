@@ -50,7 +50,7 @@ pub(super) enum Call {
     Tags { before: &'static str, after: &'static str },
 }
 
-/// What a call may be named.
+/// The names that a call may have.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     pub(super) tools: Arc<[Tool]>,
