@@ -38,7 +38,7 @@ pub struct FeedbackSettings {
 pub enum OpenError {
     #[error("cannot make {path}: {source}")]
     File { path: PathBuf, source: io::Error },
-    #[error("feedback cannot be kept in {file}: {source}")]
+    #[error("could not store feedback in {file}: {source}")]
     Database { file: String, source: rusqlite::Error },
 }
 
