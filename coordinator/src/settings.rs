@@ -41,7 +41,7 @@ use tidemill_gateway::{
     features::{feedback::FeedbackSettings, summarizer},
     http::server::Limits as Connections,
     routing::Router,
-    safety::{Safety, audit::AuditSettings, judge, pii::Pii},
+    safety::{Safety, audit::AuditSettings, moderator, pii::Pii},
     serving::gateway::SemanticSettings,
     store::{self, postgres::Address},
 };
@@ -370,7 +370,7 @@ pub struct Settings {
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
     /// Its last stage; `None`: what the classifier is not sure of may be asked.
-    pub judge: Option<judge::Settings>,
+    pub judge: Option<moderator::Settings>,
     pub pii: Option<Pii>,
     /// Of stored conversations, where chats do not say.
     pub context: Strategy,

@@ -17,7 +17,7 @@ use crate::{
     batch::{
         file::{INPUT, NoRoom, OUTPUT, Room, StoredFile},
         input::Problem,
-        life::{Batch, Sender, Wanted},
+        life::{Batch, Sender, NewBatch},
     },
 };
 use disk::{Disk, Kind, Upload};
@@ -254,7 +254,7 @@ impl Batches {
         Ok(self.disk.remove_file(id).await?)
     }
 
-    pub async fn create(&self, sender: Sender, wanted: Wanted) -> Result<Batch, BatchError> {
+    pub async fn create(&self, sender: Sender, wanted: NewBatch) -> Result<Batch, BatchError> {
         let owner = sender.owner();
         let file = self.stored_file(&owner, &wanted.input_file)?;
         if file.purpose != INPUT {
@@ -471,8 +471,8 @@ mod tests {
         Sender { tenant: Some(tenant.into()), ..Sender::default() }
     }
 
-    fn wanted(file: &StoredFile) -> Wanted {
-        Wanted { endpoint: "/v1/embeddings".into(), input_file: file.id.clone(), ..Wanted::default() }
+    fn wanted(file: &StoredFile) -> NewBatch {
+        NewBatch { endpoint: "/v1/embeddings".into(), input_file: file.id.clone(), ..NewBatch::default() }
     }
 
     #[tokio::test]

@@ -25,7 +25,7 @@ use crate::text::{
     output::{OutputRules, Splitter},
     stop::{StopMatcher, Verdict},
 };
-use guarded::Ruling;
+use guarded::ModerationVerdict;
 use piece::{CallDelta, Ended, Finish, FinishReason, Inspect, Logprob, Piece, StopReason};
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -282,7 +282,7 @@ impl Pipeline {
     }
 
     /// Applies the verdict, and returns the pieces that it releases. Another finding may follow.
-    pub fn settle(&mut self, ruling: Ruling) -> Vec<Piece> {
+    pub fn settle(&mut self, ruling: ModerationVerdict) -> Vec<Piece> {
         let pieces = self.guard.as_mut().map(|guard| guard.settle(ruling)).unwrap_or_default();
         pieces.into_iter().map(|piece| self.seen(piece)).collect()
     }

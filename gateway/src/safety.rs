@@ -1,8 +1,8 @@
-//! Safety checks of prompts and answers: `tidemill-safety`'s cascade with this server's thresholds, and its counters. `judge`: its last
+//! Safety checks of prompts and answers: `tidemill-safety`'s cascade with this server's thresholds, and its counters. `moderator`: its last
 //! stage.
 
 pub mod audit;
-pub mod judge;
+pub mod moderator;
 pub mod pii;
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     },
     safety::audit::Audit,
 };
-use judge::Judge;
+use moderator::Moderator;
 use metrics::{counter, histogram};
 use std::{sync::Arc, time::Instant};
 use tidemill_safety::{
@@ -32,12 +32,12 @@ pub struct Safety {
     pub input: Thresholds,
     pub output: Thresholds,
     /// `None`: what the classifier is not sure of may be asked.
-    pub judge: Option<Arc<Judge>>,
+    pub moderator: Option<Arc<Moderator>>,
     pub disclaimers: Arc<[Disclaimer]>,
 }
 
 impl Safety {
-    /// The first finding in a prompt's texts, with its text; else what is left to the judge. A request may be stricter than the server,
+    /// The first finding in a prompt's texts, with its text; else what is left to the moderator. A request may be stricter than the server,
     /// never less strict.
     pub fn check_input<'a>(
         &self,
@@ -48,7 +48,7 @@ impl Safety {
         let mut doubts = Vec::new();
         let found = texts.into_iter().find_map(|text| {
             let (finding, is_doubtful) = self.guard.examine(text, &thresholds);
-            if is_doubtful && self.judge.is_some() {
+            if is_doubtful && self.moderator.is_some() {
                 doubts.extend(self.guard.doubts(text, &thresholds));
             }
             Some((finding?, text))
@@ -75,22 +75,22 @@ impl Safety {
         text
     }
 
-    /// Whether a text may be put into a prompt that its client did not write it into: not one that the judge would have to see. Nothing
+    /// Whether a text may be put into a prompt that its client did not write it into: not one that the moderator would have to see. Nothing
     /// is refused, and so nothing counted.
     pub fn accepts(&self, text: &str, stricter: &[(Category, Threshold)]) -> bool {
         let thresholds = tightened(self.input, stricter);
         let (finding, is_doubtful) = self.guard.examine(text, &thresholds);
-        finding.is_none() && !(is_doubtful && self.judge.is_some() && !self.guard.doubts(text, &thresholds).is_empty())
+        finding.is_none() && !(is_doubtful && self.moderator.is_some() && !self.guard.doubts(text, &thresholds).is_empty())
     }
 
-    /// `asks`: answers' doubts are settled by the judge.
+    /// `asks`: uncertain findings in answers are moderated.
     pub fn guarded(&self, stricter: &[(Category, Threshold)], asks: bool) -> Guarded {
         Guarded { guard: Arc::clone(&self.guard), thresholds: tightened(self.output, stricter), asks }
     }
 
     /// The moderator of answers; `None`: answers are not moderated.
-    pub fn judge_of_answers(&self) -> Option<&Arc<Judge>> {
-        self.judge.as_ref().filter(|judge| judge.reads_answers())
+    pub fn moderator_of_answers(&self) -> Option<&Arc<Moderator>> {
+        self.moderator.as_ref().filter(|moderator| moderator.reads_answers())
     }
 }
 

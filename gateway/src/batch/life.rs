@@ -106,7 +106,7 @@ pub struct Times {
 
 /// A client's request for a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wanted {
+pub struct NewBatch {
     pub endpoint: String,
     pub input_file: String,
     pub metadata: BTreeMap<String, String>,
@@ -114,8 +114,8 @@ pub struct Wanted {
 }
 
 impl Batch {
-    pub fn new(id: String, sender: Sender, wanted: Wanted, created_ms: u64) -> Self {
-        let Wanted { endpoint, input_file, metadata, output_age_s } = wanted;
+    pub fn new(id: String, sender: Sender, wanted: NewBatch, created_ms: u64) -> Self {
+        let NewBatch { endpoint, input_file, metadata, output_age_s } = wanted;
         Self {
             id,
             sender,
@@ -261,7 +261,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn batch() -> Batch {
-        let wanted = Wanted { endpoint: "/v1/embeddings".into(), input_file: "file-1".into(), ..Wanted::default() };
+        let wanted = NewBatch { endpoint: "/v1/embeddings".into(), input_file: "file-1".into(), ..NewBatch::default() };
         Batch::new("batch_1".into(), Sender::default(), wanted, 1_000_500)
     }
 

@@ -45,7 +45,7 @@ pub struct Seat {
 
 /// The result of looking a request up.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Asked<T> {
+pub enum Lookup<T> {
     /// A new recording, which the asker has to make.
     Begun(Seat),
     Joined {
@@ -163,22 +163,22 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
     }
 
     /// Joins the recording of a key, or begins one that `tenant` has to make room for. `after`: the listener has all events up to this one.
-    pub fn ask(&mut self, tenant: Digest, key: Digest, body: Digest, after: Option<u64>, tag: impl FnOnce() -> T) -> Asked<T> {
+    pub fn ask(&mut self, tenant: Digest, key: Digest, body: Digest, after: Option<u64>, tag: impl FnOnce() -> T) -> Lookup<T> {
         if let Some(&id) = self.by_key.get(&key) {
             let recording = &self.recordings[&id];
             if recording.body != body {
-                return Asked::OtherBody;
+                return Lookup::OtherBody;
             }
             return self.sit(id, after);
         }
         while self.recordings.len() >= self.limits.recordings {
             if !self.evict(&self.places.losers(self.limits.recordings as u64, &tenant, 1)) {
-                return Asked::NoRoom;
+                return Lookup::NoRoom;
             }
         }
         while self.bytes.total() >= self.limits.bytes {
             if !self.evict(&self.bytes.losers(self.limits.bytes, &tenant, 1)) {
-                return Asked::NoRoom;
+                return Lookup::NoRoom;
             }
         }
         let id = self.take_number();
@@ -201,7 +201,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         self.places.add(&tenant, 1);
         self.by_key.insert(key, id);
         match self.sit(id, after) {
-            Asked::Joined { seat, .. } => Asked::Begun(seat),
+            Lookup::Joined { seat, .. } => Lookup::Begun(seat),
             other => other,
         }
     }
@@ -212,7 +212,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
     }
 
     /// Joins the recording of an answer with this name.
-    pub fn find(&mut self, name: &Digest, after: Option<u64>) -> Option<Asked<T>> {
+    pub fn find(&mut self, name: &Digest, after: Option<u64>) -> Option<Lookup<T>> {
         let id = *self.by_name.get(name)?;
         Some(self.sit(id, after))
     }
@@ -333,14 +333,14 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         self.bytes.total()
     }
 
-    fn sit(&mut self, id: u64, after: Option<u64>) -> Asked<T> {
+    fn sit(&mut self, id: u64, after: Option<u64>) -> Lookup<T> {
         let listener = self.take_number();
         let recording = self.recordings.get_mut(&id).expect("what is listed is here");
         if let Some(at) = recording.given_up_at.take() {
             self.abandoned.remove(&(at, id));
         }
         recording.listeners.insert(listener, Listener { read: recording.dropped, after });
-        Asked::Joined { seat: Seat { recording: id, listener }, tag: recording.tag.clone(), ended: recording.ended.is_some() }
+        Lookup::Joined { seat: Seat { recording: id, listener }, tag: recording.tag.clone(), ended: recording.ended.is_some() }
     }
 
     fn take_number(&mut self) -> u64 {

@@ -2,18 +2,18 @@
 //!
 //! Unlike a hit of the [response cache](crate::cache::response_cache), such a hit is another question's answer, and may be wrong: tenants
 //! opt in, and every hit says so. Everything but the question's words must be *equal*: tenant, model, system prompt, sampling, form,
-//! length. Among the rest, the most similar question above the threshold is found by comparing with all ([`likeness`]): there is no index.
+//! length. Among the rest, the most similar question above the threshold is found by comparing with all ([`similarity`]): there is no index.
 //!
 //! A core: it knows no clock. Bounded in bytes and answers, which tenants [share](crate::base::room); the least recently used goes first. A
 //! hit's answer is not kept again, so that similarity does not drift.
 
-pub mod likeness;
+pub mod similarity;
 
 use crate::{
     base::room::Shares,
     cache::response_cache::{self, Events, Key, Tenant},
 };
-use likeness::Question;
+use similarity::Question;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -36,7 +36,7 @@ pub struct Limits {
     pub answers: usize,
     /// An answer is given again for so long.
     pub keep: Duration,
-    /// The least likeness of a hit.
+    /// The least similarity of a hit.
     pub threshold: f32,
 }
 
@@ -110,7 +110,7 @@ impl SemanticCache {
     pub fn get(&mut self, bucket: &Bucket, question: &Question, tokens_max: u32, now: Duration) -> Option<Hit> {
         self.expire(bucket, now);
         let kept = self.buckets.get_mut(bucket)?;
-        let alike = |kept: &Kept| question.likeness(&kept.question).filter(|likeness| *likeness >= self.limits.threshold);
+        let alike = |kept: &Kept| question.similarity(&kept.question).filter(|similarity| *similarity >= self.limits.threshold);
         let found = kept.iter().enumerate().filter(|(_, kept)| kept.tokens <= tokens_max);
         let (place, similarity) = found.filter_map(|(place, kept)| Some((place, alike(kept)?))).max_by(|a, b| a.1.total_cmp(&b.1))?;
         self.uses += 1;

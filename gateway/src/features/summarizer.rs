@@ -32,7 +32,7 @@ impl Default for Settings {
 pub struct Summarizer {
     settings: Settings,
     began: Instant,
-    summing: Mutex<Summing<Key, Wish>>,
+    summing: Mutex<Summing<Key, SummaryRequest>>,
     come: Notify,
 }
 
@@ -40,7 +40,7 @@ pub struct Summarizer {
 pub(crate) type Key = (Owner, String);
 
 #[derive(Debug)]
-pub(crate) struct Wish {
+pub(crate) struct SummaryRequest {
     /// In whose name.
     pub(crate) sender: Sender,
     /// That the conversation is had with.
@@ -64,7 +64,7 @@ impl Summarizer {
     }
 
     /// Asks for a summary of a conversation, unless making one has just failed.
-    pub(crate) fn wish(&self, key: Key, wish: Wish) {
+    pub(crate) fn wish(&self, key: Key, wish: SummaryRequest) {
         let mut summing = self.summing();
         if summing.has_failed(self.began.elapsed(), &key, wish.items) {
             return;
@@ -82,7 +82,7 @@ impl Summarizer {
     }
 
     /// Makes summaries, a few at a time. Never returns. `make` makes one.
-    pub(crate) async fn run<F>(&self, make: impl Fn(Settings, Key, Wish) -> F)
+    pub(crate) async fn run<F>(&self, make: impl Fn(Settings, Key, SummaryRequest) -> F)
     where
         F: Future<Output = Result<(), Unmade>> + Send + 'static,
     {
@@ -133,12 +133,12 @@ impl Summarizer {
         self.summing().ended(self.began.elapsed(), key, failed);
     }
 
-    fn take(&self) -> Option<(Key, Wish)> {
+    fn take(&self) -> Option<(Key, SummaryRequest)> {
         self.summing().take()
     }
 
     /// Nothing that holds the lock panics.
-    fn summing(&self) -> MutexGuard<'_, Summing<Key, Wish>> {
+    fn summing(&self) -> MutexGuard<'_, Summing<Key, SummaryRequest>> {
         self.summing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -23,7 +23,7 @@ pub struct Guarded {
 
 /// A moderator's verdict on an uncertain finding.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Ruling {
+pub enum ModerationVerdict {
     Harmless,
     Harmful(Finding),
     /// The check could not be made, and the text must not be shown.
@@ -98,12 +98,12 @@ impl Inspector {
     }
 
     /// The pieces that may go on now that the doubt is settled, up to the next one.
-    pub fn settle(&mut self, ruling: Ruling) -> Vec<Piece> {
+    pub fn settle(&mut self, ruling: ModerationVerdict) -> Vec<Piece> {
         let mut piece = Piece::default();
         let finding = match ruling {
-            Ruling::Harmless => None,
-            Ruling::Harmful(finding) => Some(finding),
-            Ruling::Unchecked(unchecked) => {
+            ModerationVerdict::Harmless => None,
+            ModerationVerdict::Harmful(finding) => Some(finding),
+            ModerationVerdict::Unchecked(unchecked) => {
                 self.waiting.clear();
                 piece.finish = Some(filtered(StopReason::Unchecked(unchecked)));
                 return vec![piece];
@@ -274,8 +274,8 @@ mod tests {
         Guarded { guard: Arc::clone(&GUARD), thresholds, asks: true }.inspector()
     }
 
-    fn harmful() -> Ruling {
-        Ruling::Harmful(Finding { category: Category::Hate, stage: Stage::Model, score: 1.0 })
+    fn harmful() -> ModerationVerdict {
+        ModerationVerdict::Harmful(Finding { category: Category::Hate, stage: Stage::Model, score: 1.0 })
     }
 
     fn call(index: u32, id: Option<&str>, arguments: &str) -> CallDelta {
@@ -344,7 +344,7 @@ mod tests {
         assert!(inspector.inspect(&mut end).is_continue() && end == Piece::default(), "the end waits, too");
 
         assert_eq!(inspector.doubt().unwrap().text, "A zorb (a).");
-        let pieces = inspector.settle(Ruling::Harmless);
+        let pieces = inspector.settle(ModerationVerdict::Harmless);
         let texts: Vec<_> = pieces.iter().map(|piece| (piece.text.as_str(), &piece.tokens[..])).collect();
         assert_eq!(texts, [("b (a). Now", &[2, 3, 4, 5][..]), (" tea.", &[6]), ("", &[])]);
         assert_eq!(pieces[2].finish, Some(Finish::LENGTH));
@@ -362,7 +362,7 @@ mod tests {
                     text: "A zorb.".into(),
                 }),
             ),
-            (Ruling::Unchecked(unchecked.clone()), StopReason::Unchecked(unchecked)),
+            (ModerationVerdict::Unchecked(unchecked.clone()), StopReason::Unchecked(unchecked)),
         ] {
             let mut inspector = asking();
             assert!(inspector.inspect(&mut said("A zorb.", 1)).is_continue() && inspector.inspect(&mut said(" Tea", 2)).is_continue());
@@ -382,17 +382,17 @@ mod tests {
         let mut piece = Piece { text: "Tea".into(), calls, finish: Some(Finish::LENGTH), ..Piece::default() };
         assert!(inspector.inspect(&mut piece).is_continue());
         assert_eq!((piece.text.as_str(), inspector.doubt().unwrap().text.as_str()), ("", "A zorb"));
-        let [piece] = &inspector.settle(Ruling::Harmless)[..] else { panic!("one piece waited") };
+        let [piece] = &inspector.settle(ModerationVerdict::Harmless)[..] else { panic!("one piece waited") };
         assert_eq!((piece.reasoning.as_str(), piece.text.as_str()), ("b", "Tea"));
         let [CallDelta { id: Some(_), arguments, .. }] = &piece.calls[..] else { panic!("{:?}", piece.calls) };
         let rest = "{\"a\":\"the zorb".strip_prefix(arguments.as_str()).unwrap();
         assert!(!rest.is_empty() && inspector.doubt().unwrap().text.ends_with("the zorb"));
-        let [piece] = &inspector.settle(Ruling::Harmless)[..] else { panic!("the rest of it") };
+        let [piece] = &inspector.settle(ModerationVerdict::Harmless)[..] else { panic!("the rest of it") };
         assert_eq!((&piece.calls[..], &piece.finish), (&[call(0, None, rest), call(1, Some("y"), "{}")][..], &Some(Finish::LENGTH)));
     }
 
     /// All that comes of pieces, if a ruling comes `late` pieces after its question.
-    fn heard(pieces: &[Piece], rulings: &[Ruling], late: usize) -> (Piece, Vec<String>) {
+    fn heard(pieces: &[Piece], rulings: &[ModerationVerdict], late: usize) -> (Piece, Vec<String>) {
         let (mut inspector, mut whole, mut asked, mut waited) = (asking(), Piece::default(), Vec::new(), 0);
         for piece in pieces.iter().cloned().map(Some).chain(std::iter::repeat(None)) {
             if let Some(mut piece) = piece {
@@ -431,7 +431,7 @@ mod tests {
             late in 0usize..9,
         ) {
             let words = ["zorb", " a tree.", "The ", " house\n", ". ", "A zorb (a). ", "pipe ", "!"];
-            let rulings: Vec<_> = rulings.into_iter().map(|ruling| if ruling == 7 { harmful() } else { Ruling::Harmless }).collect();
+            let rulings: Vec<_> = rulings.into_iter().map(|ruling| if ruling == 7 { harmful() } else { ModerationVerdict::Harmless }).collect();
             let mut pieces: Vec<Piece> = Vec::new();
             // First thoughts, then text, then calls.
             steps.sort_by_key(|(kind, _)| *kind);

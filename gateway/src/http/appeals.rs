@@ -36,7 +36,7 @@ struct Decided {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Wanted {
+pub struct ListQuery {
     /// All of them if it is not given.
     state: Option<appeals::State>,
 }
@@ -50,8 +50,8 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
 }
 
 /// `GET /admin/appeals`.
-pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<Wanted>, QueryRejection>) -> Result<Json<Value>, ApiError> {
-    let Query(Wanted { state }) = wanted.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<ListQuery>, QueryRejection>) -> Result<Json<Value>, ApiError> {
+    let Query(ListQuery { state }) = wanted.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
     let audit = audit(&gateway)?;
     let end = audit.end();
     Ok(Json(json!({"appeals": audit.list(state), "audit": {"records": end.seq, "head": end.head.to_hex().as_str()}})))

@@ -57,7 +57,7 @@ pub struct ContextWish {
 
 /// `context`, checked.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Wanted {
+pub struct ContextOptions {
     pub strategy: Strategy,
     turns_max: Option<usize>,
     window_share: f64,
@@ -104,7 +104,7 @@ pub struct Fitted {
 }
 
 /// `context`, checked. Without one, `usual` is done. `stored`: the dialog is a conversation.
-pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Result<Wanted, ApiError> {
+pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Result<ContextOptions, ApiError> {
     let wish = match field {
         None => ContextWish::default(),
         Some(ContextField::Strategy(strategy)) => ContextWish { strategy: Some(strategy), ..ContextWish::default() },
@@ -126,7 +126,7 @@ pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Res
         let message = "`context.retrieve` looks up a stored conversation's messages: name one with `conversation`";
         return Err(ApiError::invalid("context.retrieve", message));
     }
-    Ok(Wanted { strategy, turns_max: wish.turns_max, window_share: wish.window_share.unwrap_or(WINDOW_SHARE), retrieve, retrieve_tokens })
+    Ok(ContextOptions { strategy, turns_max: wish.turns_max, window_share: wish.window_share.unwrap_or(WINDOW_SHARE), retrieve, retrieve_tokens })
 }
 
 /// Leaves out what does not fit, and puts in what is known besides. `history`: of a dialog that is stored.
@@ -136,7 +136,7 @@ pub fn fit(
     mut dialog: Dialog,
     history: Option<History>,
     facts: Option<&Facts>,
-    wanted: Wanted,
+    wanted: ContextOptions,
     options: &Options,
 ) -> Result<Fitted, ApiError> {
     if wanted.strategy == Strategy::None && facts.is_none() {
@@ -197,7 +197,7 @@ struct Fitting<'a> {
     /// Tokens of each turn, with its marks.
     turns: Vec<u64>,
     marks: u64,
-    wanted: Wanted,
+    wanted: ContextOptions,
     history: History,
 }
 

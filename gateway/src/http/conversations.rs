@@ -15,7 +15,7 @@ use crate::{
     requests::{
         computing::checkpoint,
         error::ApiError,
-        items::{Said, Sent},
+        items::{ItemContent, Sent},
         parse,
     },
     serving::gateway::Gateway,
@@ -209,7 +209,7 @@ fn fields<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
 /// Reads items and gives each an id of its own, since a conversation may say the same twice. Takes a while: see [`Gateway::compute`].
 fn new_items(gateway: &Gateway, items: Vec<Value>) -> Result<Vec<Item>, ApiError> {
     let counted = |sent: Sent| {
-        if matches!(sent.said, Said::Reference(_)) {
+        if matches!(sent.said, ItemContent::Reference(_)) {
             return Err(ApiError::invalid("items", "`items` must be items themselves, not references to stored ones"));
         }
         let item = sent.named(new_id(sent.prefix()));

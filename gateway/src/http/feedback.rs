@@ -39,7 +39,7 @@ struct Given {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Wanted {
+pub struct ListQuery {
     rating: Option<Rating>,
     response_id: Option<String>,
     limit: Option<usize>,
@@ -76,8 +76,8 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
 }
 
 /// `GET /admin/feedback`.
-pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<Wanted>, QueryRejection>) -> Result<Json<Value>, ApiError> {
-    let Query(Wanted { rating, response_id, limit }) = wanted.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<ListQuery>, QueryRejection>) -> Result<Json<Value>, ApiError> {
+    let Query(ListQuery { rating, response_id, limit }) = wanted.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
     let limit = parse::in_range("limit", limit.unwrap_or(LISTED), 1..=LISTED_MAX)?;
     let worker = Arc::clone(&gateway);
     let listed = gateway.compute(move || feedback(&worker)?.list(rating, response_id.as_deref(), limit).map_err(failed));

@@ -55,7 +55,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
             Ok((text, doubts))
         })
         .await?;
-    gateway.settle_doubts("text", doubts).await?;
+    gateway.moderate("text", doubts).await?;
     let now = unix_seconds();
     let memory = Memory { id: new_id("mem_"), object: "memory".into(), created_at: now, text };
     let body = serde_json::to_string(&memory).expect("it is made of strings and a number");

@@ -6,7 +6,7 @@
 
 use crate::{
     base::json,
-    cache::replay::{Asked, Digest},
+    cache::replay::{Lookup, Digest},
     http::messages::error::MessagesError,
     metrics,
     requests::error::ApiError,
@@ -97,24 +97,24 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let (asked, signal) = replays.ask(tenant, key, said, after);
     let mut request = Request::from_parts(parts, Body::from(body.into_bytes()));
     let (seat, status) = match asked {
-        Asked::OtherBody => {
+        Lookup::OtherBody => {
             return Err(ApiError::other_body(format!(
                 "the `Idempotency-Key` `{name}` was used with another body: a new request needs a new key"
             )));
         }
-        Asked::NoRoom if after.is_some() => return Err(ApiError::no_room_to_replay()),
-        Asked::NoRoom => {
+        Lookup::NoRoom if after.is_some() => return Err(ApiError::no_room_to_replay()),
+        Lookup::NoRoom => {
             metrics::count_replay("not-kept");
             let mut response = next.run(request).await;
             response.headers_mut().insert(STATUS, HeaderValue::from_static("not-kept"));
             return Ok(response);
         }
-        Asked::Begun(seat) => {
+        Lookup::Begun(seat) => {
             request.headers_mut().remove(LAST_EVENT_ID);
             replays.record(seat.recording, &signal, stream.name, scope, request, next);
             (seat, if after.is_some() { "recomputed" } else { "started" })
         }
-        Asked::Joined { seat, ended, .. } => (
+        Lookup::Joined { seat, ended, .. } => (
             seat,
             match (after, ended) {
                 (Some(_), _) => "resumed",

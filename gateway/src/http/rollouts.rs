@@ -7,7 +7,7 @@ use crate::{
     requests::{error::ApiError, parse},
     rollout::{
         KIND,
-        record::{Golden, Rollout, State as Stage, Wanted, Wrong},
+        record::{Golden, Rollout, State as Stage, NewRollout, Wrong},
         running::Status,
         votes::Voter,
     },
@@ -49,7 +49,7 @@ pub async fn list(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
 
 /// `POST /rollouts`.
 pub async fn start(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Value>, ApiError> {
-    let wanted: Wanted = admin::read(body).await?;
+    let wanted: NewRollout = admin::read(body).await?;
     let records = gateway.registry().records(Some(KIND), None);
     let others: Vec<(Rollout, u64)> =
         records.into_iter().filter_map(|record| Some((serde_json::from_value(record.value).ok()?, record.revision))).collect();

@@ -19,7 +19,7 @@ use crate::{
     },
     serving::{
         answer::Delta,
-        gateway::{Gateway, Start, route::Asking},
+        gateway::{Gateway, Start, route::RouteRequest},
         rounds::rounded::{Rounded, Spent},
     },
 };
@@ -162,7 +162,7 @@ type Understood<E> = (Arc<Gateway>, E, Options, Vec<Tokens>);
 
 fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: JsonBody, stored: Stored) -> Result<Understood<E>, ApiError> {
     let mut request: GenerateRequest = body.read()?;
-    let gateway = gateway.route(Asking {
+    let gateway = gateway.route(RouteRequest {
         path: Some(E::PATH),
         model: request.model.as_deref().or_else(|| stored.before.as_ref()?.model()),
         service_tier: request.service_tier.as_deref(),

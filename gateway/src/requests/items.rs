@@ -18,7 +18,7 @@ pub(crate) const ITEMS_MAX: usize = 4096;
 
 /// The content of an item.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Said {
+pub(crate) enum ItemContent {
     Message {
         role: String,
         text: String,
@@ -38,7 +38,7 @@ pub(crate) enum Said {
 /// An item as a client sent it, understood.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
-    pub(crate) said: Said,
+    pub(crate) said: ItemContent,
     /// Completed, but without an id.
     body: Map<String, Value>,
 }
@@ -104,7 +104,7 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
             };
             let text = text(&format!("{param}.content"), content)?;
             complete_content(&mut body, &role);
-            Said::Message { role, text }
+            ItemContent::Message { role, text }
         }
         "reasoning" => {
             let content = match fields.content {
@@ -112,11 +112,11 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
                 None => String::new(),
             };
             let summary = text(&format!("{param}.summary"), Content::Parts(fields.summary.unwrap_or_default()))?;
-            Said::Thought(if content.is_empty() { summary } else { content })
+            ItemContent::Thought(if content.is_empty() { summary } else { content })
         }
         "function_call" => {
             let (call_id, name) = (needed("call_id", fields.call_id)?, needed("name", fields.name)?);
-            Said::Call(match fields.arguments {
+            ItemContent::Call(match fields.arguments {
                 None | Some(Value::Null) => ToolCall::new(call_id, name, ""),
                 Some(Value::String(text)) => ToolCall::new(call_id, name, &text),
                 Some(arguments) => ToolCall { id: call_id, name, arguments },
@@ -124,21 +124,21 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
         }
         "custom_tool_call" => {
             let (id, name) = (needed("call_id", fields.call_id)?, needed("name", fields.name)?);
-            Said::Call(ToolCall { id, name, arguments: custom::arguments(fields.input.unwrap_or_default()) })
+            ItemContent::Call(ToolCall { id, name, arguments: custom::arguments(fields.input.unwrap_or_default()) })
         }
         "local_shell_call" => {
             let id = needed("call_id", fields.call_id.or(fields.id))?;
-            Said::Call(ToolCall { id, name: LOCAL_SHELL.into(), arguments: fields.action.unwrap_or_else(|| json!({})) })
+            ItemContent::Call(ToolCall { id, name: LOCAL_SHELL.into(), arguments: fields.action.unwrap_or_else(|| json!({})) })
         }
         "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" => {
             let output = fields.output.unwrap_or_else(|| Content::Text(String::new()));
-            Said::Returned { call_id: needed("call_id", fields.call_id.or(fields.id))?, text: text(&format!("{param}.output"), output)? }
+            ItemContent::Returned { call_id: needed("call_id", fields.call_id.or(fields.id))?, text: text(&format!("{param}.output"), output)? }
         }
         // Their results are part of the answer that followed.
         "web_search_call" | "file_search_call" | "code_interpreter_call" | "image_generation_call" | "mcp_call" | "mcp_list_tools" => {
-            Said::Nothing
+            ItemContent::Nothing
         }
-        "item_reference" => Said::Reference(needed("id", fields.id)?),
+        "item_reference" => ItemContent::Reference(needed("id", fields.id)?),
         other => {
             let message = format!("`{param}` is of type `{other}`: items are messages, reasoning, function calls and their outputs");
             return Err(ApiError::invalid(format!("{param}.type"), message));
@@ -151,14 +151,14 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
 }
 
 /// A stored item, read again.
-pub(crate) fn recall(item: &Item) -> Result<(Value, Said), ApiError> {
+pub(crate) fn recall(item: &Item) -> Result<(Value, ItemContent), ApiError> {
     let broken = |reason: String| ApiError::internal(format!("the stored item `{}` cannot be read: {reason}", item.id));
     let value: Value = json::from_slice(item.body.as_bytes()).map_err(|error| broken(error.to_string()))?;
     let sent = understand("item", value.clone()).map_err(|error| broken(error.message().to_owned()))?;
     Ok((value, sent.said))
 }
 
-impl Said {
+impl ItemContent {
     /// The text that makes up most of what a tokenizer is given.
     pub(crate) fn text(&self) -> &str {
         match self {
@@ -190,11 +190,11 @@ impl Sent {
 
     pub(crate) fn prefix(&self) -> &'static str {
         match self.said {
-            Said::Message { .. } | Said::Reference(_) => "msg_",
-            Said::Thought(_) => "rs_",
-            Said::Call(_) => "fc_",
-            Said::Returned { .. } => "fco_",
-            Said::Nothing => "ht_",
+            ItemContent::Message { .. } | ItemContent::Reference(_) => "msg_",
+            ItemContent::Thought(_) => "rs_",
+            ItemContent::Call(_) => "fc_",
+            ItemContent::Returned { .. } => "fco_",
+            ItemContent::Nothing => "ht_",
         }
     }
 
@@ -238,34 +238,34 @@ fn text(param: &str, content: Content) -> Result<String, ApiError> {
 }
 
 /// Items as turns. Thought, text and calls of one answer are items of their own; to a template they are one message.
-pub(crate) fn turns(said: impl IntoIterator<Item = Said>) -> Vec<Message> {
+pub(crate) fn turns(said: impl IntoIterator<Item = ItemContent>) -> Vec<Message> {
     let mut turns: Vec<Message> = Vec::new();
     let mut names = HashMap::new();
     for said in said {
         match said {
-            Said::Message { role, text } if role == "assistant" => {
+            ItemContent::Message { role, text } if role == "assistant" => {
                 let turn = assistant(&mut turns, |turn| turn.content.is_none() && turn.tool_calls.is_empty());
                 turn.content = Some(text);
             }
-            Said::Message { role, text } => turns.push(Message { role, content: Some(text), ..Message::default() }),
-            Said::Thought(text) if text.is_empty() => {}
-            Said::Thought(text) => {
+            ItemContent::Message { role, text } => turns.push(Message { role, content: Some(text), ..Message::default() }),
+            ItemContent::Thought(text) if text.is_empty() => {}
+            ItemContent::Thought(text) => {
                 let turn = assistant(&mut turns, |turn| turn.reasoning.is_none() && turn.content.is_none() && turn.tool_calls.is_empty());
                 turn.reasoning = Some(text);
             }
-            Said::Call(call) => {
+            ItemContent::Call(call) => {
                 names.insert(call.id.clone(), call.name.clone());
                 assistant(&mut turns, |_| true).tool_calls.push(call);
             }
-            Said::Returned { call_id, text } => turns.push(Message {
+            ItemContent::Returned { call_id, text } => turns.push(Message {
                 role: "tool".into(),
                 content: Some(text),
                 name: names.get(&call_id).cloned(),
                 tool_call_id: Some(call_id),
                 ..Message::default()
             }),
-            Said::Nothing => {}
-            Said::Reference(_) => debug_assert!(false, "references were looked up"),
+            ItemContent::Nothing => {}
+            ItemContent::Reference(_) => debug_assert!(false, "references were looked up"),
         }
     }
     turns

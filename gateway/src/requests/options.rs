@@ -7,7 +7,7 @@ use crate::{
         error::ApiError,
         generate::{GenerateRequest, SafetySetting, Seed, StopField},
         parse::{at_most, in_range},
-        structured::Asked,
+        structured::RequestedGrammar,
     },
     text::{
         TextModel,
@@ -193,7 +193,7 @@ impl Options {
 
     /// Makes every choice's text follow a grammar, which has to pass before the request is started. The text ends with the model's end of
     /// sequence, which a client that ignores it then only puts off. The last call counts: it may wrap an earlier grammar.
-    pub fn constrain(&mut self, Asked { grammar, param }: Asked, model: &TextModel) {
+    pub fn constrain(&mut self, RequestedGrammar { grammar, param }: RequestedGrammar, model: &TextModel) {
         let end_tokens = model.eos_tokens();
         let TextRules { stop_tokens, eos_tokens, .. } = &mut self.rules;
         let ends_late = self.constraint.as_ref().map_or(eos_tokens.is_empty(), |earlier| earlier.constraint.ends_late);

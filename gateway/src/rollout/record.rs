@@ -101,7 +101,7 @@ pub struct Event {
 /// An operator's request for a rollout.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Wanted {
+pub struct NewRollout {
     pub from: String,
     pub to: String,
     #[serde(default)]
@@ -205,8 +205,8 @@ impl Golden {
 
 impl Rollout {
     /// A new one, at its first step.
-    pub fn start(wanted: Wanted, id: String, now: Duration) -> Result<Self, Wrong> {
-        let Wanted { from, to, steps, step_s, limits, golden, no_gate, shadow } = wanted;
+    pub fn start(wanted: NewRollout, id: String, now: Duration) -> Result<Self, Wrong> {
+        let NewRollout { from, to, steps, step_s, limits, golden, no_gate, shadow } = wanted;
         let rollout = Self {
             id,
             from,
@@ -349,8 +349,8 @@ impl Rollout {
 pub(super) mod tests {
     use super::*;
 
-    pub(crate) fn wanted() -> Wanted {
-        Wanted {
+    pub(crate) fn wanted() -> NewRollout {
+        NewRollout {
             from: "a".into(),
             to: "b".into(),
             steps: None,
@@ -403,25 +403,25 @@ pub(super) mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_by_name() {
-        let start = |wanted: Wanted| Rollout::start(wanted, "id".into(), at(1)).map(drop).map_err(|wrong| wrong.to_string());
+        let start = |wanted: NewRollout| Rollout::start(wanted, "id".into(), at(1)).map(drop).map_err(|wrong| wrong.to_string());
         assert_eq!(start(wanted()), Ok(()));
-        assert_eq!(start(Wanted { golden: None, no_gate: true, ..wanted() }), Ok(()));
+        assert_eq!(start(NewRollout { golden: None, no_gate: true, ..wanted() }), Ok(()));
         let limits = Limits::default();
         for (wanted, words) in [
-            (Wanted { golden: None, ..wanted() }, "--no-gate"),
-            (Wanted { golden: Some(Golden { from: 0.9, to: 0.87 }), ..wanted() }, "down by 0.030"),
-            (Wanted { golden: Some(Golden { from: 2.0, to: 2.0 }), ..wanted() }, "golden"),
-            (Wanted { to: "a".into(), ..wanted() }, "`to`"),
-            (Wanted { steps: Some(vec![]), ..wanted() }, "steps"),
-            (Wanted { steps: Some(vec![5.0, 5.0]), ..wanted() }, "steps"),
-            (Wanted { steps: Some(vec![1.0, 101.0]), ..wanted() }, "steps"),
-            (Wanted { steps: Some(vec![f64::NAN]), ..wanted() }, "steps"),
-            (Wanted { step_s: Some(0), ..wanted() }, "step_s"),
-            (Wanted { shadow: 1.5, ..wanted() }, "shadow"),
-            (Wanted { limits: Limits { requests_min: 0, ..limits }, ..wanted() }, "requests_min"),
-            (Wanted { limits: Limits { latency_ratio: f64::NAN, ..limits }, ..wanted() }, "latency_ratio"),
-            (Wanted { limits: Limits { errors_over: -1.0, ..limits }, ..wanted() }, "errors_over"),
-            (Wanted { limits: Limits { window_s: 0, ..limits }, ..wanted() }, "window_s"),
+            (NewRollout { golden: None, ..wanted() }, "--no-gate"),
+            (NewRollout { golden: Some(Golden { from: 0.9, to: 0.87 }), ..wanted() }, "down by 0.030"),
+            (NewRollout { golden: Some(Golden { from: 2.0, to: 2.0 }), ..wanted() }, "golden"),
+            (NewRollout { to: "a".into(), ..wanted() }, "`to`"),
+            (NewRollout { steps: Some(vec![]), ..wanted() }, "steps"),
+            (NewRollout { steps: Some(vec![5.0, 5.0]), ..wanted() }, "steps"),
+            (NewRollout { steps: Some(vec![1.0, 101.0]), ..wanted() }, "steps"),
+            (NewRollout { steps: Some(vec![f64::NAN]), ..wanted() }, "steps"),
+            (NewRollout { step_s: Some(0), ..wanted() }, "step_s"),
+            (NewRollout { shadow: 1.5, ..wanted() }, "shadow"),
+            (NewRollout { limits: Limits { requests_min: 0, ..limits }, ..wanted() }, "requests_min"),
+            (NewRollout { limits: Limits { latency_ratio: f64::NAN, ..limits }, ..wanted() }, "latency_ratio"),
+            (NewRollout { limits: Limits { errors_over: -1.0, ..limits }, ..wanted() }, "errors_over"),
+            (NewRollout { limits: Limits { window_s: 0, ..limits }, ..wanted() }, "window_s"),
         ] {
             let error = start(wanted).unwrap_err();
             assert!(error.contains(words), "{error}");

@@ -8,7 +8,7 @@ use super::{
     KIND, SEEN_KIND, figures,
     judge::{Verdict, judge},
     record::{Rollout, State, Summary},
-    seen::{Counts, Ended, Seen, Shadows, Side, Told, Window},
+    seen::{Counts, Ended, Seen, Shadows, Side, Report, Window},
     votes::Voter,
 };
 use crate::base::{
@@ -79,7 +79,7 @@ struct Noted {
     waiting: HashMap<u64, Waiting>,
     seats: u64,
     /// By other coordinators.
-    others: Vec<Told>,
+    others: Vec<Report>,
     told: Option<(Instant, Seen)>,
 }
 
@@ -136,7 +136,7 @@ impl Rollouts {
     }
 
     /// Replaces all rollouts. `told`: the coordinators' reports; this one's bears the name `own`.
-    pub fn set(&self, records: Vec<(Rollout, u64)>, told: &[(String, Told)], own: &str) {
+    pub fn set(&self, records: Vec<(Rollout, u64)>, told: &[(String, Report)], own: &str) {
         let before = self.live();
         let live = records.into_iter().map(|(record, revision)| {
             let known = before.iter().find(|live| live.record.id == record.id).map(|live| Arc::clone(&live.book));
@@ -254,7 +254,7 @@ impl Live {
         let mut noted = self.book.noted();
         let mut seen = noted.own(self.book.began.elapsed());
         let late = Duration::from_secs(self.record.limits.window_s) + TOLD_LATE;
-        let fresh = |told: &&Told| now.saturating_sub(Duration::from_millis(told.at_ms)) <= late;
+        let fresh = |told: &&Report| now.saturating_sub(Duration::from_millis(told.at_ms)) <= late;
         for told in noted.others.iter().filter(fresh) {
             let mut theirs = told.seen.clone();
             if told.step != self.record.step {
@@ -332,7 +332,7 @@ impl Live {
             noted.told = Some((Instant::now(), seen.clone()));
             (seen, noted.step)
         };
-        let told = Told { id: self.record.id.clone(), step, at_ms: unix().as_millis() as u64, seen };
+        let told = Report { id: self.record.id.clone(), step, at_ms: unix().as_millis() as u64, seen };
         let key = format!("{}@{}", told.id, view.coordinator);
         // If it does not come about, the next one will.
         let _ = time::timeout(TELLING_MAX, registry.put(SEEN_KIND.to_owned(), key, json!(told), None)).await;
@@ -434,7 +434,7 @@ pub fn read<'a>(records: impl Iterator<Item = (&'a str, &'a [u8], u64)>) -> Vec<
 }
 
 /// Reads the reports, each with its coordinator.
-pub fn read_told<'a>(records: impl Iterator<Item = (&'a str, &'a [u8])>) -> Vec<(String, Told)> {
+pub fn read_told<'a>(records: impl Iterator<Item = (&'a str, &'a [u8])>) -> Vec<(String, Report)> {
     records.filter_map(|(key, value)| Some((key.split_once('@')?.1.to_owned(), serde_json::from_slice(value).ok()?))).collect()
 }
 
@@ -458,14 +458,14 @@ mod tests {
         *,
     };
 
-    fn set(rollouts: &Rollouts, record: &Rollout, told: &[(String, Told)]) {
+    fn set(rollouts: &Rollouts, record: &Rollout, told: &[(String, Report)]) {
         rollouts.set(vec![(record.clone(), 7)], told, "me");
     }
 
-    fn told(step: usize, at_ms: u64) -> Told {
+    fn told(step: usize, at_ms: u64) -> Report {
         let mut seen = Seen { step_requests: 30, ..Seen::default() };
         (0..30).for_each(|_| seen.to.add(&Ended { kept: true, ..Ended::default() }));
-        Told { id: "id".into(), step, at_ms, seen }
+        Report { id: "id".into(), step, at_ms, seen }
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub struct Seen {
 
 /// The report of one coordinator to the others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct Report {
     pub id: String,
     pub step: usize,
     pub at_ms: u64,

@@ -8,7 +8,7 @@ use crate::{
     generation::{
         Pipeline,
         disclaimed::Disclaimed,
-        guarded::{Guarded, Ruling},
+        guarded::{Guarded, ModerationVerdict},
         personal::Personal,
         piece::{Ended, Finish, Piece},
     },
@@ -114,7 +114,7 @@ pub struct Answer {
     /// The first choice's text, if users may give feedback on it.
     remembered: Option<Remembered>,
     /// `None`: no model is asked about it.
-    judging: Option<Box<dyn Judging>>,
+    moderation: Option<Box<dyn Moderation>>,
 }
 
 #[derive(Debug)]
@@ -139,11 +139,11 @@ struct Choice {
 }
 
 /// Settles the doubts of one answer's choices, one of each at a time. Dropping it ends whatever is asked.
-pub trait Judging: Debug + Send {
+pub trait Moderation: Debug + Send {
     fn ask(&mut self, choice: usize, doubt: Doubt);
     fn is_busy(&self) -> bool;
     /// The next ruling, and whose it is; while nothing [is asked](Self::is_busy), none ever comes.
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, Ruling)>;
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, ModerationVerdict)>;
 }
 
 /// The places where an answer is recorded: metrics, usage, the audit log, a rollout's figures.
@@ -166,7 +166,7 @@ enum Step {
     /// `None`: no event can come any more.
     Event(Option<(usize, RequestEvent)>),
     /// The verdict on a choice's uncertain finding.
-    Ruling(usize, Ruling),
+    ModerationVerdict(usize, ModerationVerdict),
 }
 
 /// How tokens become what a client reads.
@@ -228,13 +228,13 @@ impl Answer {
             seen: RequestEnded { kept: true, ..RequestEnded::default() },
             outcome: RequestOutcome::Cancelled,
             remembered: None,
-            judging: None,
+            moderation: None,
         }
     }
 
     /// Sets the moderator of its uncertain findings.
-    pub fn judged_by(mut self, judging: Option<Box<dyn Judging>>) -> Self {
-        self.judging = judging;
+    pub fn moderated_by(mut self, moderation: Option<Box<dyn Moderation>>) -> Self {
+        self.moderation = moderation;
         self
     }
 
@@ -298,7 +298,7 @@ impl Answer {
             let error = match self.step().await {
                 Step::Event(Some((prompt, event))) => self.take(prompt, event).err(),
                 Step::Event(None) => Some(ApiError::internal("the answer was produced faster than it was read, and was cut")),
-                Step::Ruling(index, ruling) => {
+                Step::ModerationVerdict(index, ruling) => {
                     self.settle_doubt(index, ruling);
                     None
                 }
@@ -313,12 +313,12 @@ impl Answer {
 
     /// Tokens are taken while a model judges: what they say waits in their choice, as much as it may have. Cancel safe.
     async fn step(&mut self) -> Step {
-        let Some(judging) = self.judging.as_mut().filter(|judging| judging.is_busy()) else {
+        let Some(moderation) = self.moderation.as_mut().filter(|moderation| moderation.is_busy()) else {
             return Step::Event(self.submission.next().await);
         };
         let more_comes = self.choices.iter().any(|choice| !choice.closed);
         tokio::select! {
-            (index, ruling) = poll_fn(|context| judging.poll_next(context)) => Step::Ruling(index, ruling),
+            (index, ruling) = poll_fn(|context| moderation.poll_next(context)) => Step::ModerationVerdict(index, ruling),
             event = self.submission.next(), if more_comes => Step::Event(event),
         }
     }
@@ -425,7 +425,7 @@ impl Answer {
     }
 
     /// Applies the moderator's verdict to the text held back for it.
-    fn settle_doubt(&mut self, index: usize, ruling: Ruling) {
+    fn settle_doubt(&mut self, index: usize, ruling: ModerationVerdict) {
         let choice = &mut self.choices[index];
         choice.asked = false;
         let pieces = choice.pipeline.settle(ruling);
@@ -450,10 +450,10 @@ impl Answer {
             self.close(index);
         }
         self.give(index, piece);
-        let Some(judging) = &mut self.judging else { return };
+        let Some(moderation) = &mut self.moderation else { return };
         let choice = &mut self.choices[index];
         if let Some(doubt) = choice.pipeline.doubt().filter(|_| !choice.asked) {
-            judging.ask(index, doubt.clone());
+            moderation.ask(index, doubt.clone());
             choice.asked = true;
         }
     }

@@ -112,7 +112,7 @@ struct Shared {
     response_cache: Option<Arc<Cache>>,
     similar: Option<Arc<Similar>>,
     /// The model that says how alike questions are.
-    likeness_model: Option<String>,
+    similarity_model: Option<String>,
     created: u64,
     objectives: Arc<Objectives>,
     recent: Arc<Recent>,
@@ -162,7 +162,7 @@ impl Gateway {
             replays: Arc::new(Replays::new(settings.replay)),
             response_cache: settings.response_cache.map(|limits| Arc::new(Cache::new(limits))),
             similar: settings.semantic_cache.as_ref().map(|settings| Arc::new(Similar::new(settings.limits))),
-            likeness_model: settings.semantic_cache.and_then(|settings| settings.model),
+            similarity_model: settings.semantic_cache.and_then(|settings| settings.model),
             created: unix_seconds(),
             objectives: Arc::new(Objectives::new(settings.classes)),
             recent: Arc::default(),

@@ -2,7 +2,7 @@
 //! listeners whose connections take the frames.
 
 use crate::{
-    cache::replay::{Append, Asked, Counts, Digest, Limits, Read, Recordings, Seat},
+    cache::replay::{Append, Lookup, Counts, Digest, Limits, Read, Recordings, Seat},
     metrics,
     requests::error::ApiError,
 };
@@ -84,19 +84,19 @@ impl Replays {
         key: Digest,
         body: Digest,
         after: Option<u64>,
-    ) -> (Asked<Arc<Signal>>, Arc<Signal>) {
+    ) -> (Lookup<Arc<Signal>>, Arc<Signal>) {
         self.sweeping.call_once(|| {
             tokio::spawn(sweep(Arc::downgrade(self)));
         });
         let fresh = Arc::new(Signal { more: watch::Sender::new(()), read: Notify::new(), give_up: Notify::new(), head: OnceLock::new() });
         let asked = self.lock().ask(tenant, key, body, after, || Arc::clone(&fresh));
-        let signal = if let Asked::Joined { tag, .. } = &asked { Arc::clone(tag) } else { fresh };
+        let signal = if let Lookup::Joined { tag, .. } = &asked { Arc::clone(tag) } else { fresh };
         (asked, signal)
     }
 
     pub(crate) fn find(&self, name: &Digest, after: Option<u64>) -> Option<(Seat, Arc<Signal>)> {
         match self.lock().find(name, after)? {
-            Asked::Joined { seat, tag, .. } => Some((seat, tag)),
+            Lookup::Joined { seat, tag, .. } => Some((seat, tag)),
             _ => None,
         }
     }

@@ -16,7 +16,7 @@ use tidemill_tenancy::{
 
 /// The quota that a request needs.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct QuotaRequest<'a> {
     /// When the request arrived: its time counts from then.
     pub arrived: Instant,
     pub model: &'a str,
@@ -28,7 +28,7 @@ pub struct Wanted<'a> {
 
 impl Tenants {
     /// Takes what a request may use at most. `None` of a quota: the door is open, and usage is kept all the same.
-    pub fn reserve(self: &Arc<Self>, caller: &Caller, wanted: Wanted<'_>) -> Result<Metered, ApiError> {
+    pub fn reserve(self: &Arc<Self>, caller: &Caller, wanted: QuotaRequest<'_>) -> Result<Metered, ApiError> {
         if caller.is_shadow() {
             return Ok(Metered::free(Arc::clone(self)));
         }
@@ -60,8 +60,8 @@ pub struct Metered {
 }
 
 impl Metered {
-    pub(super) fn new(tenants: Arc<Tenants>, caller: &Caller, reservation: Option<Reservation>, wanted: Wanted<'_>) -> Self {
-        let Wanted { arrived, model, class, prompt_tokens, answer_tokens: _ } = wanted;
+    pub(super) fn new(tenants: Arc<Tenants>, caller: &Caller, reservation: Option<Reservation>, wanted: QuotaRequest<'_>) -> Self {
+        let QuotaRequest { arrived, model, class, prompt_tokens, answer_tokens: _ } = wanted;
         let principal = caller.principal.as_ref().map(|(principal, _)| principal);
         let event = Event {
             id: caller.id.clone(),

@@ -7,7 +7,7 @@ use crate::{
     http::pages::parsed,
     requests::{
         error::ApiError,
-        items::{Said, recall},
+        items::{ItemContent, recall},
     },
     serving::gateway::Gateway,
     store::{Item, Record, Totals},
@@ -154,7 +154,7 @@ impl Conversation {
         let first_words = || {
             let mut said = items.iter().filter_map(|item| recall(item).ok());
             said.find_map(|(_, said)| match said {
-                Said::Message { role, text } if role == "user" => first_words(&text),
+                ItemContent::Message { role, text } if role == "user" => first_words(&text),
                 _ => None,
             })
         };

@@ -20,7 +20,7 @@ use crate::{
     metrics::usage::Usage,
     requests::{
         error::ApiError,
-        items::{self, Said, Sent, recall},
+        items::{self, ItemContent, Sent, recall},
     },
     serving::{answer::Delta, gateway::Gateway},
     store::{Addition, Cut, Item, Kind, NewRecord, Part, Record, Rewrite, StoreError},
@@ -37,13 +37,13 @@ const NEW: &str = "new";
 #[serde(untagged, expecting = "expected a conversation's id, `new`, or an object")]
 pub enum ConversationField {
     Id(String),
-    Wish(Box<Wish>),
+    TurnOptions(Box<TurnOptions>),
 }
 
 /// The effect of a turn on its conversation.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Wish {
+pub struct TurnOptions {
     /// `None`: a new conversation.
     id: Option<String>,
     /// This item and what follows it go when the new answer has ended.
@@ -101,9 +101,9 @@ enum Fate {
 /// Looks for the conversation that a chat's body names.
 pub async fn before(gateway: &Gateway, named: ConversationField) -> Result<Before, ApiError> {
     let wish = match named {
-        ConversationField::Id(id) if id == NEW => Wish::default(),
-        ConversationField::Id(id) => Wish { id: Some(id), ..Wish::default() },
-        ConversationField::Wish(wish) => *wish,
+        ConversationField::Id(id) if id == NEW => TurnOptions::default(),
+        ConversationField::Id(id) => TurnOptions { id: Some(id), ..TurnOptions::default() },
+        ConversationField::TurnOptions(wish) => *wish,
     };
     let Some(id) = &wish.id else {
         if wish.regenerate || wish.replace.is_some() {
@@ -137,7 +137,7 @@ pub async fn before(gateway: &Gateway, named: ConversationField) -> Result<Befor
     found.await
 }
 
-fn kept(record: &Record, wish: &Wish) -> Result<usize, ApiError> {
+fn kept(record: &Record, wish: &TurnOptions) -> Result<usize, ApiError> {
     match (&wish.replace, wish.regenerate) {
         (Some(_), true) => Err(ApiError::invalid("conversation.replace", "`replace` and `regenerate` exclude each other")),
         (Some(item), false) => place_of(record, item).ok_or_else(|| no_item("conversation.replace", &record.id, item)),
@@ -146,9 +146,9 @@ fn kept(record: &Record, wish: &Wish) -> Result<usize, ApiError> {
             // An answer is all that follows the last item which the model was given as input.
             let answers = |item: &Item| {
                 recall(item).is_ok_and(|(_, said)| match said {
-                    Said::Message { role, .. } => role == "assistant",
-                    Said::Thought(_) | Said::Call(_) => true,
-                    Said::Returned { .. } | Said::Reference(_) | Said::Nothing => false,
+                    ItemContent::Message { role, .. } => role == "assistant",
+                    ItemContent::Thought(_) | ItemContent::Call(_) => true,
+                    ItemContent::Returned { .. } | ItemContent::Reference(_) | ItemContent::Nothing => false,
                 })
             };
             let kept = record.items.iter().rposition(|item| !answers(item)).map_or(0, |last| last + 1);
@@ -206,9 +206,9 @@ impl Before {
 
         let mut said = recalled.iter().map(|item| recall(item).map(|(_, said)| said)).collect::<Result<Vec<_>, _>>()?;
         said.extend(sent.into_iter().map(|sent| sent.said));
-        let answerable = |last: &Said| match last {
-            Said::Message { role, .. } => role != "assistant",
-            last => matches!(last, Said::Returned { .. }),
+        let answerable = |last: &ItemContent| match last {
+            ItemContent::Message { role, .. } => role != "assistant",
+            last => matches!(last, ItemContent::Returned { .. }),
         };
         if !said.last().is_some_and(answerable) {
             let message = "a turn ends with what a user says or a call returned, and then the model answers: put it into `messages`";
@@ -282,7 +282,7 @@ impl Turn {
 
     fn wish_for_a_summary(&mut self, id: &str, answered: Vec<Answered>) {
         if let Some(items) = self.outlook.take().and_then(|outlook| outlook.ended(&answered)) {
-            self.gateway.wish_summary(id, items);
+            self.gateway.request_summary(id, items);
         }
     }
 
@@ -303,11 +303,11 @@ impl Turn {
 
 /// Counts the cost of each turn, and collects the messages if they may be looked up. Thoughts of turns that are over are not shown to the
 /// model again.
-fn turns<'a>(items: impl Iterator<Item = (&'a Item, &'a Said)>, tokenizer: &Tokenizer, looks_up: bool) -> (Vec<Cost>, Vec<OldMessage>) {
+fn turns<'a>(items: impl Iterator<Item = (&'a Item, &'a ItemContent)>, tokenizer: &Tokenizer, looks_up: bool) -> (Vec<Cost>, Vec<OldMessage>) {
     let (mut costs, mut messages): (Vec<Cost>, _) = (Vec::new(), Vec::new());
     let mut user_spoke = false;
     for (item, said) in items {
-        let user = matches!(said, Said::Message { role, .. } if role == "user");
+        let user = matches!(said, ItemContent::Message { role, .. } if role == "user");
         if costs.is_empty() || user && user_spoke {
             costs.push(Cost::default());
         }
@@ -315,13 +315,13 @@ fn turns<'a>(items: impl Iterator<Item = (&'a Item, &'a Said)>, tokenizer: &Toke
         let turn = costs.len() - 1;
         let cost = &mut costs[turn];
         cost.items += 1;
-        if !matches!(said, Said::Thought(_) | Said::Nothing) {
+        if !matches!(said, ItemContent::Thought(_) | ItemContent::Nothing) {
             // Earlier versions stored items without a count.
             let tokens = if item.tokens > 0 { item.tokens } else { said.tokens(tokenizer) };
             cost.tokens += u64::from(tokens);
             cost.messages += 1;
         }
-        if let (true, Said::Message { role, text }) = (looks_up, said) {
+        if let (true, ItemContent::Message { role, text }) = (looks_up, said) {
             messages.push(OldMessage { id: item.id.clone(), role: role.clone(), text: text.clone(), turn });
         }
     }

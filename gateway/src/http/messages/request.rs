@@ -13,7 +13,7 @@ use crate::{
         structured,
     },
     serving::{
-        gateway::{Gateway, route::Asking},
+        gateway::{Gateway, route::RouteRequest},
         rounds::{self, Rounds},
     },
     text::tool::Tool,
@@ -156,7 +156,7 @@ type Understood = (Arc<Gateway>, Dialog, GenerateRequest, Rest);
 pub(super) fn understand(gateway: &Gateway, body: JsonBody, path: Option<&'static str>) -> Result<Understood, ApiError> {
     let request: GenerateRequest = body.read()?;
     let (model, service_tier) = (request.model.as_deref(), request.service_tier.as_deref());
-    let gateway = gateway.route(Asking { path, model, service_tier, body: body.fields() })?;
+    let gateway = gateway.route(RouteRequest { path, model, service_tier, body: body.fields() })?;
     let body: Body = body.into()?;
     if body.messages.is_empty() || body.messages.len() > MESSAGES_MAX {
         return Err(ApiError::invalid("messages", format!("`messages` must hold 1 to {MESSAGES_MAX} messages")));

@@ -7,13 +7,13 @@ use crate::{
         custom,
         error::ApiError,
         generate::GenerateRequest,
-        items::{self, ITEMS_MAX, Said, Sent},
+        items::{self, ITEMS_MAX, ItemContent, Sent},
         options::{Options, TOP_LOGPROBS_MAX},
         parse::{JsonBody, in_range},
         structured,
     },
     serving::{
-        gateway::{Gateway, route::Asking},
+        gateway::{Gateway, route::RouteRequest},
         rounds,
     },
     text::tool::Tool,
@@ -112,7 +112,7 @@ struct TextField {
 /// The gateway of the model that is asked for, and the request.
 pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) -> Result<(Arc<Gateway>, Request), ApiError> {
     let mut request: GenerateRequest = body.read()?;
-    let gateway = gateway.route(Asking {
+    let gateway = gateway.route(RouteRequest {
         path: Some("/v1/responses"),
         model: request.model.as_deref(),
         service_tier: request.service_tier.as_deref(),
@@ -226,7 +226,7 @@ pub(crate) fn sent(items: Vec<Value>, param: &str) -> Result<Vec<Sent>, ApiError
 
 /// The ids of stored items that the input names.
 pub(super) fn references(input: &[Sent]) -> Vec<String> {
-    let id = |sent: &Sent| if let Said::Reference(id) = &sent.said { Some(id.clone()) } else { None };
+    let id = |sent: &Sent| if let ItemContent::Reference(id) = &sent.said { Some(id.clone()) } else { None };
     input.iter().filter_map(id).collect()
 }
 

@@ -19,7 +19,7 @@ use crate::{
     metrics::usage::Usage,
     requests::{
         error::ApiError,
-        items::{self, Said, Sent},
+        items::{self, ItemContent, Sent},
     },
     serving::{
         answer::{Delta, Ran},
@@ -135,9 +135,9 @@ impl Run {
             self.output.end_round(&spent.round);
         }
         for Ran { id: call_id, output: text, .. } in ran {
-            let returned = Said::Returned { call_id, text };
+            let returned = ItemContent::Returned { call_id, text };
             let tokens = returned.tokens(&self.gateway.text().tokenizer);
-            if let Said::Returned { call_id, text } = &returned {
+            if let ItemContent::Returned { call_id, text } = &returned {
                 self.output.returned(call_id, text, tokens);
             }
         }
@@ -291,17 +291,17 @@ async fn history(gateway: &Gateway, owner: &Owner, param: &str, prefix: &str, id
 /// The input with ids, and what it says.
 fn complete(
     input: &[Sent],
-    looked_up: &HashMap<&str, (&Item, Said)>,
+    looked_up: &HashMap<&str, (&Item, ItemContent)>,
     before: &str,
     chained: bool,
     tokenizer: &Tokenizer,
-) -> Result<(Vec<Item>, Vec<Said>), ApiError> {
+) -> Result<(Vec<Item>, Vec<ItemContent>), ApiError> {
     let mut last = before.to_owned();
     let mut items = Vec::with_capacity(input.len());
     let mut all_said = Vec::with_capacity(input.len());
     for sent in input {
         let (item, said) = match &sent.said {
-            Said::Reference(id) => {
+            ItemContent::Reference(id) => {
                 let (item, said) =
                     looked_up.get(id.as_str()).ok_or_else(|| ApiError::not_found("input", format!("`{id}` is not stored here")))?;
                 ((*item).clone(), said.clone())

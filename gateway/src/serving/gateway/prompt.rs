@@ -11,7 +11,7 @@ use crate::{
         computing,
         error::ApiError,
         options::{Constrained, FORM_OF_CALLS, Options},
-        structured::{Asked, unjudged},
+        structured::{RequestedGrammar, unjudged},
     },
     safety::audit::Audit,
     text::{
@@ -30,7 +30,7 @@ use tidemill_safety::{
 };
 
 impl Gateway {
-    /// Refuses a prompt's text that must not be answered. What it returns has to be [settled](Self::settle_doubts) before that.
+    /// Refuses a prompt's text that must not be answered. What it returns has to be [settled](Self::moderate) before that.
     #[must_use = "doubts have to be settled"]
     pub fn check_input<'a>(
         &self,
@@ -141,7 +141,7 @@ impl Gateway {
         let grammar = grammar.map_err(|Refused { tool, error }| refused_tool(tool, &error))?;
         // The client's own constraint, if there is one, is part of the grammar.
         let param = options.constraint.as_ref().map_or(FORM_OF_CALLS, |asked| asked.param);
-        options.constrain(Asked { grammar: Grammar::Lark(grammar.into()), param }, self.text());
+        options.constrain(RequestedGrammar { grammar: Grammar::Lark(grammar.into()), param }, self.text());
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 
 use super::Gateway;
 use crate::{
-    cache::semantic::{Inquiry, likeness::Question},
+    cache::semantic::{Inquiry, similarity::Question},
     dialog::Dialog,
     requests::options::Options,
     serving::{backend::Submission, embedded},
@@ -44,7 +44,7 @@ impl Gateway {
     pub async fn complete_question(&self, options: &mut Options, response: &str) {
         let Some(mut inquiry) = options.inquiry.take() else { return };
         response.clone_into(&mut inquiry.response);
-        if let Some(model) = &self.shared.likeness_model {
+        if let Some(model) = &self.shared.similarity_model {
             let embedded = tokio::time::timeout(EMBEDDED_MAX, self.embedded(model, &inquiry.text, options)).await;
             match embedded.unwrap_or(Err("overdue")) {
                 Ok(embedding) => inquiry.question = inquiry.question.embedded(embedding),

@@ -6,7 +6,7 @@ use crate::{
     metrics::{self, usage::RouteUsage},
     requests::error::ApiError,
     rollout::{routed::Routed, running::Live, seen::Side, shadow::Mirror},
-    routing::{Asker, By, Overflow, Router, said::Said},
+    routing::{Requester, By, Overflow, Router, text::BodyText},
 };
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const TOKEN_BYTES: u64 = 4;
 
 /// A request that wants an answer, as far as its route depends on it.
 #[derive(Clone, Copy, Debug)]
-pub struct Asking<'a> {
+pub struct RouteRequest<'a> {
     /// The endpoint's path. `None`: the request is about an answer, and gets none.
     pub path: Option<&'static str>,
     pub model: Option<&'a str>,
@@ -27,12 +27,12 @@ pub struct Asking<'a> {
 
 impl Gateway {
     /// Turned to the model that is to answer.
-    pub fn route(&self, asked: Asking<'_>) -> Result<Arc<Self>, ApiError> {
+    pub fn route(&self, asked: RouteRequest<'_>) -> Result<Arc<Self>, ApiError> {
         let shared = &self.shared;
         if self.is_shadow() || (shared.router.is_none() && shared.rollouts.is_empty()) {
             return self.select(asked.model);
         }
-        let said = Said::of(asked.body);
+        let said = BodyText::of(asked.body);
         let user = self.sticky_user(&said);
         let (mut model, mut by, mut why, overflow) =
             match shared.router.as_ref().and_then(|router| self.by_rules(router, &asked, &said, &user)) {
@@ -80,14 +80,14 @@ impl Gateway {
     fn by_rules(
         &self,
         router: &Router,
-        asked: &Asking<'_>,
-        said: &Said<'_>,
+        asked: &RouteRequest<'_>,
+        said: &BodyText<'_>,
         user: &str,
     ) -> Option<(Arc<ServedModel>, &'static str, String, Option<Overflow>)> {
         let aliases = self.aliases();
         let caller = self.caller.as_deref();
         let in_metadata = || said.content().metadata.get(router.region_metadata.as_deref()?)?.as_str();
-        let asker = Asker {
+        let asker = Requester {
             asked: asked.model,
             resolved: asked.model.map(|name| aliases.get(name).map_or(name, String::as_str)),
             tenant: caller.and_then(|caller| caller.tenant()),
@@ -121,8 +121,8 @@ impl Gateway {
         &self,
         first: &ServedModel,
         overflow: &Overflow,
-        asked: &Asking<'_>,
-        said: &Said<'_>,
+        asked: &RouteRequest<'_>,
+        said: &BodyText<'_>,
     ) -> Option<(Arc<ServedModel>, String)> {
         let tier = self.service_tier(asked.service_tier).or(asked.service_tier);
         let class = self.classes().by_tier(tier).unwrap_or_default();
@@ -140,7 +140,7 @@ impl Gateway {
     }
 
     /// A name that is the same for all requests of one user, as far as users can be told apart; an unknown user's is random.
-    fn sticky_user(&self, said: &Said<'_>) -> String {
+    fn sticky_user(&self, said: &BodyText<'_>) -> String {
         let caller = self.caller.as_deref();
         let tenant = caller.and_then(|caller| caller.tenant());
         let (own, named) = (caller.and_then(|caller| caller.user()), said.content().user.as_deref());

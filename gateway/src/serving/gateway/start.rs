@@ -11,7 +11,7 @@ use crate::{
         answer::{Answer, Books, Reader},
         backend::{Caches, Submission},
     },
-    tenants::metered::{Metered, Wanted},
+    tenants::metered::{Metered, QuotaRequest},
 };
 use serde_json::{Map, Value};
 use std::{sync::Arc, time::Instant};
@@ -92,7 +92,7 @@ impl Gateway {
     /// cluster, unless a cache has the answer. A constraint must have been [checked](Self::check_constraint).
     pub async fn start(&self, prompts: &[Tokens], options: &mut Options, start: Start<'_>) -> Result<Answer, ApiError> {
         let Start { param, id, max_tokens_default, prompt_logprobs, question } = start;
-        self.settle(param, options).await?;
+        self.moderate_prompt(param, options).await?;
         let room = self.room(prompts)?;
         let max_tokens = options.max_tokens.unwrap_or_else(|| max_tokens_default(self.answer_tokens(prompts, options.choices, room)));
         self.complete_question(options, id).await;
@@ -185,7 +185,7 @@ impl Gateway {
             self.routed.iter().for_each(|routed| routed.failed());
         })?;
         let tap = self.tap(options.repeatable).or_else(|| self.caller.as_ref().and_then(|caller| caller.take_tap()));
-        let judging = self.judging();
+        let moderation = self.moderation();
         Ok(Answer::new(
             submission,
             prompts,
@@ -193,7 +193,7 @@ impl Gateway {
             hidden,
             &Reader {
                 model: &self.model.text,
-                guarded: self.safety().map(|safety| safety.guarded(&options.safety, judging.is_some())),
+                guarded: self.safety().map(|safety| safety.guarded(&options.safety, moderation.is_some())),
                 personal: self.pii().map_or_else(Personal::default, |pii| pii.personal(options)),
                 disclaimed: safety::disclaimed(self.safety(), options.has_form()),
             },
@@ -210,7 +210,7 @@ impl Gateway {
                 tap,
             },
         )
-        .judged_by(judging))
+        .moderated_by(moderation))
     }
 
     /// Takes a request's quota.
@@ -218,7 +218,7 @@ impl Gateway {
         let caller = self.caller.as_ref().ok_or_else(|| ApiError::internal("nobody asks for this: please report this as a bug"))?;
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         let class = &self.classes().get(class).name;
-        self.shared.tenants.reserve(caller, Wanted { arrived, model: &self.model.name, class, prompt_tokens, answer_tokens })
+        self.shared.tenants.reserve(caller, QuotaRequest { arrived, model: &self.model.name, class, prompt_tokens, answer_tokens })
     }
 
     /// Gives all texts to the cluster to be embedded or classified.

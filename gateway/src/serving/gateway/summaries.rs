@@ -6,12 +6,12 @@ use crate::{
     base::stamp::unix_seconds,
     context::summary::{self, PARTS_MAX, Summaries, Summary, TOKENS_MAX},
     dialog::{Dialog, Message, ReasoningWish},
-    features::summarizer::{Key, Settings, Unmade, Wish},
+    features::summarizer::{Key, Settings, Unmade, SummaryRequest},
     generation::piece::{FinishReason, Piece},
     requests::{
         error::ApiError,
         generate::GenerateRequest,
-        items::{Said, recall},
+        items::{ItemContent, recall},
     },
     store::{self, Item, Part, StoreError},
 };
@@ -30,8 +30,8 @@ const ROOM_MIN: u64 = 64;
 
 impl Gateway {
     /// Asks for a summary of the first `items` of the sender's conversation.
-    pub fn wish_summary(&self, conversation: &str, items: usize) {
-        let wish = Wish { sender: self.sender(), model: self.model_name().to_owned(), items };
+    pub fn request_summary(&self, conversation: &str, items: usize) {
+        let wish = SummaryRequest { sender: self.sender(), model: self.model_name().to_owned(), items };
         self.shared.summarizer.wish((self.owner(), conversation.to_owned()), wish);
     }
 
@@ -47,7 +47,7 @@ impl Gateway {
     }
 }
 
-async fn make(gateway: Arc<Gateway>, settings: Settings, (owner, id): Key, wish: Wish) -> Result<(), Unmade> {
+async fn make(gateway: Arc<Gateway>, settings: Settings, (owner, id): Key, wish: SummaryRequest) -> Result<(), Unmade> {
     let record = gateway.store().load(&owner, &id, Part::All).await?;
     let kept = Summaries::read(record.summary.as_deref());
     if kept.iter().any(|summary| summary.items == wish.items) {
@@ -98,14 +98,14 @@ fn parts(gateway: &Gateway, items: &[Item]) -> Result<Vec<String>, Unmade> {
 }
 
 /// Thoughts are not summarized: no later turn is given them.
-fn line(said: Said) -> Option<String> {
+fn line(said: ItemContent) -> Option<String> {
     match said {
-        Said::Message { role, text } if role == "assistant" => Some(format!("Assistant: {text}\n")),
-        Said::Message { role, text } if role == "user" => Some(format!("User: {text}\n")),
-        Said::Message { text, .. } => Some(format!("Rule: {text}\n")),
-        Said::Call(call) => Some(format!("Assistant calls {} with {}\n", call.name, call.arguments)),
-        Said::Returned { text, .. } => Some(format!("It returns: {text}\n")),
-        Said::Thought(_) | Said::Reference(_) | Said::Nothing => None,
+        ItemContent::Message { role, text } if role == "assistant" => Some(format!("Assistant: {text}\n")),
+        ItemContent::Message { role, text } if role == "user" => Some(format!("User: {text}\n")),
+        ItemContent::Message { text, .. } => Some(format!("Rule: {text}\n")),
+        ItemContent::Call(call) => Some(format!("Assistant calls {} with {}\n", call.name, call.arguments)),
+        ItemContent::Returned { text, .. } => Some(format!("It returns: {text}\n")),
+        ItemContent::Thought(_) | ItemContent::Reference(_) | ItemContent::Nothing => None,
     }
 }
 

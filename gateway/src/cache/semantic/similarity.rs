@@ -165,7 +165,7 @@ impl Question {
     }
 
     /// From 0 to 1, where 1 is the same question. `None`: however alike they are, they ask for something else.
-    pub fn likeness(&self, other: &Self) -> Option<f32> {
+    pub fn similarity(&self, other: &Self) -> Option<f32> {
         let agree = self.guard == other.guard && self.names_are_in(other) && other.names_are_in(self) && !self.is_swapped(other);
         if !agree {
             return None;
@@ -616,9 +616,9 @@ mod tests {
 
     fn alike(a: &str, b: &str) -> bool {
         let read = |text| Question::read(text).unwrap();
-        let (there, back) = (read(a).likeness(&read(b)), read(b).likeness(&read(a)));
+        let (there, back) = (read(a).similarity(&read(b)), read(b).similarity(&read(a)));
         assert_eq!(there, back, "{a} / {b}");
-        there.is_some_and(|likeness| likeness >= THRESHOLD)
+        there.is_some_and(|similarity| similarity >= THRESHOLD)
     }
 
     #[test]
@@ -660,7 +660,7 @@ mod tests {
             ("What is my address?", "What is your address?"),
             ("What about [EMAIL_1]?", "What about [EMAIL_2]?"),
         ] {
-            assert_eq!(Question::read(a).unwrap().likeness(&Question::read(b).unwrap()), None, "{a} / {b}");
+            assert_eq!(Question::read(a).unwrap().similarity(&Question::read(b).unwrap()), None, "{a} / {b}");
         }
     }
 
@@ -690,8 +690,8 @@ mod tests {
     fn a_models_opinion_replaces_the_words_and_not_the_guards() {
         let read = |text, embedding: &[f32]| Question::read(text).unwrap().embedded(embedding.to_vec());
         let (a, b) = (read("How old is the moon?", &[3.0, 4.0]), read("What is the age of a star?", &[0.0, 2.0]));
-        assert_eq!(a.likeness(&b), None);
+        assert_eq!(a.similarity(&b), None);
         let c = read("How old is a star?", &[0.0, 2.0]);
-        assert_eq!(a.likeness(&c), Some(0.8));
+        assert_eq!(a.similarity(&c), Some(0.8));
     }
 }

@@ -11,7 +11,7 @@ const TEXT_BYTES_MAX: usize = 64 << 10;
 const TOKEN_BYTES: u64 = 4;
 
 #[derive(Debug)]
-pub struct Said<'a> {
+pub struct BodyText<'a> {
     body: &'a Map<String, Value>,
     content: OnceCell<Content>,
     language: OnceCell<Option<&'static str>>,
@@ -32,7 +32,7 @@ pub struct Content {
     pub metadata: Map<String, Value>,
 }
 
-impl<'a> Said<'a> {
+impl<'a> BodyText<'a> {
     pub fn of(body: &'a Map<String, Value>) -> Self {
         Self { body, content: OnceCell::new(), language: OnceCell::new() }
     }
