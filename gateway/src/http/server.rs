@@ -2,7 +2,6 @@
 //! client sends nothing or reads nothing. HTTP/1.1 or HTTP/2; over TLS, if there is a certificate (`tls`).
 //!
 //! - `guests`: the connections, and what each waits for; `io`: how that is noticed; `unread`: streams that are not read
-//! - `guests`: which connections there are, and what they wait for; `io`: how that is noticed; `unread`: streams that are not read
 
 mod guests;
 mod io;

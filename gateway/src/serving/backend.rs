@@ -1,4 +1,4 @@
-//! The cluster as the gateway sees it: seven calls, and the events of what was submitted.
+//! The cluster as the gateway sees it: seven calls, and the events of submitted requests.
 
 mod cached;
 
@@ -17,15 +17,15 @@ use tidemill_cluster::{ChoiceUsage, ClusterView, Forecast, NewRequest, Origin, R
 use tidemill_proto::ids::RequestId;
 use tokio::{sync::mpsc, task::coop};
 
-/// Where requests are served. No call waits.
+/// The cluster that serves one model. No call waits.
 pub trait Backend: fmt::Debug + Send + Sync {
-    /// Takes all requests or none.
+    /// Submits all requests or none.
     fn submit(&self, requests: Vec<NewRequest>) -> Result<Accepted, Rejection>;
     /// Ends one choice without another event. Returns its usage so far.
     fn end_choice(&self, request: RequestId, choice: u32) -> ChoiceUsage;
-    /// Ends whatever has not ended, without another event.
+    /// Ends all of these requests that have not ended, without another event.
     fn cancel(&self, requests: &[RequestId]);
-    /// Longest sequence that could run now; `None` if none could.
+    /// The longest sequence that could run now; `None` if none could.
     fn context_tokens(&self) -> Option<u32>;
     /// The identity of the engines that answers depend on, besides the request; `None`: there are no engines.
     fn origin(&self) -> Option<Origin>;
@@ -37,9 +37,9 @@ pub trait Backend: fmt::Debug + Send + Sync {
 /// Requests that run.
 #[derive(Debug)]
 pub struct Accepted {
-    /// In the order submitted.
+    /// The ids, in the order submitted.
     pub requests: Vec<RequestId>,
-    /// Bounded. Closes when everything has ended, or when the reader was too slow and its requests were cancelled.
+    /// The events. Bounded; closes when everything has ended, or when the reader was too slow and its requests were cancelled.
     pub events: mpsc::Receiver<(RequestId, RequestEvent)>,
 }
 
@@ -57,7 +57,7 @@ enum Source {
         backend: Arc<dyn Backend>,
         accepted: Accepted,
     },
-    /// An answer that was kept, and how much of it was read.
+    /// A cached answer, and the number of events that were read.
     Cache {
         events: Events,
         read: usize,
@@ -72,7 +72,7 @@ impl Submission {
         Ok(Self { source: Source::Cluster { backend, accepted }, recording: None })
     }
 
-    /// The answer comes from the cache, and not from the cluster.
+    /// Whether the answer comes from the cache, and not from the cluster.
     pub fn is_cached(&self) -> bool {
         matches!(self.source, Source::Cache { .. })
     }
@@ -85,7 +85,7 @@ impl Submission {
         }
     }
 
-    /// The next event, with the place of its request among those submitted. `None`: nothing more can come.
+    /// Returns the next event, with the place of its request among those submitted. `None`: nothing more can come.
     pub async fn next(&mut self) -> Option<(usize, RequestEvent)> {
         match &mut self.source {
             Source::Cluster { accepted, .. } => {

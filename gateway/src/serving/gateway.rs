@@ -67,13 +67,13 @@ pub const VIEWERS_MAX: usize = 16;
 /// A model that clients can ask for.
 #[derive(Debug)]
 pub struct ServedModel {
-    /// In the API.
+    /// The name in the API.
     pub name: String,
     pub text: TextModel,
     pub backend: Arc<dyn Backend>,
 }
 
-/// The front door, turned to one of the models, and to one request's sender: [`select`](Self::select) turns it to another model.
+/// A handle to the gateway, bound to one model and one caller: [`select`](Self::select) binds it to another model.
 #[derive(Clone, Debug)]
 pub struct Gateway {
     model: Arc<ServedModel>,
@@ -88,9 +88,9 @@ pub struct Gateway {
 #[derive(Debug)]
 struct Shared {
     generating: Generating,
-    /// At least one, each with another name.
+    /// At least one, with distinct names.
     models: Vec<Arc<ServedModel>>,
-    /// Other names, each with the model that it stands for.
+    /// Aliases, each with the model that it stands for.
     aliases: RwLock<Arc<BTreeMap<String, String>>>,
     router: Option<Router>,
     rollouts: Rollouts,
@@ -111,7 +111,7 @@ struct Shared {
     replays: Arc<Replays>,
     response_cache: Option<Arc<Cache>>,
     similar: Option<Arc<Similar>>,
-    /// The model that says how alike questions are.
+    /// The model that measures how similar questions are.
     similarity_model: Option<String>,
     created: u64,
     objectives: Arc<Objectives>,
@@ -130,13 +130,13 @@ struct Shared {
     hosts: Vec<String>,
     cors: Origins,
     computing: Computing,
-    /// Whether this process says that it will end soon, although it still takes requests.
+    /// Whether this process announces that it will end soon, although it still takes requests.
     leaving: AtomicBool,
     draining: AtomicBool,
 }
 
 impl Gateway {
-    /// `models`: at least one, each with another name. Turned to the first.
+    /// Makes a gateway of `models`, at least one, with distinct names. The handle is bound to the first.
     pub fn new(models: Vec<ServedModel>, settings: GatewaySettings) -> Self {
         let models: Vec<_> = models.into_iter().map(Arc::new).collect();
         let shared = Shared {
@@ -187,7 +187,7 @@ impl Gateway {
         }
     }
 
-    /// Turned to the model that a client names. Where there is one model, it need not.
+    /// Binds the handle to the model that a client names. Where there is one model, no name is needed.
     pub fn select(&self, name: Option<&str>) -> Result<Arc<Self>, ApiError> {
         let models = &self.shared.models;
         let aliases = self.aliases();
@@ -206,13 +206,13 @@ impl Gateway {
         Arc::new(Self { caller: Some(caller), ..self.clone() })
     }
 
-    /// Turned to the same caller, in a request that it did not make itself: one more round of an answer.
+    /// Binds the handle to a request that the caller did not make itself: one more round of an answer.
     pub fn for_round(&self, round: u32) -> Arc<Self> {
         let caller = self.caller.as_deref().map(|caller| Arc::new(caller.in_round(round)));
         Arc::new(Self { caller, ..self.clone() })
     }
 
-    /// `None`: none run here.
+    /// The tools that run here; `None`: none do.
     pub fn server_tools(&self) -> Option<&Arc<ServerTools>> {
         self.shared.server_tools.as_ref()
     }
@@ -221,22 +221,22 @@ impl Gateway {
         self.caller.as_ref().is_some_and(|caller| caller.is_shadow())
     }
 
-    /// Turned to each model in turn, in the operator's order.
+    /// Handles for each model in turn, in the operator's order.
     pub fn models(&self) -> impl Iterator<Item = Self> {
         self.shared.models.iter().map(|model| Self { model: Arc::clone(model), ..self.clone() })
     }
 
-    /// Says from now on that it is not ready, and still takes requests: balancers send some until they have noticed.
+    /// Reports from now on that this process is not ready, but still takes requests: balancers send some until they have noticed.
     pub fn announce_end(&self) {
         self.shared.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// From now on nothing new is taken.
+    /// Stops accepting new requests.
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Ready when a request would succeed, of one model at least: those of a model without workers say so themselves.
+    /// Whether a request would succeed for one model at least: a model without workers reports that itself.
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.check_draining()?;
         if self.shared.leaving.load(Ordering::Relaxed) {
@@ -258,17 +258,17 @@ impl Gateway {
         &self.model.name
     }
 
-    /// When this process began to serve its models, in Unix seconds.
+    /// The time at which this process began to serve its models, in Unix seconds.
     pub fn created(&self) -> u64 {
         self.shared.created
     }
 
-    /// Other names of models, each with the model that it stands for.
+    /// Aliases of models, each with the model that it stands for.
     pub fn aliases(&self) -> Arc<BTreeMap<String, String>> {
         Arc::clone(&self.shared.aliases.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// From now on these are all.
+    /// Replaces all aliases.
     pub fn set_aliases(&self, aliases: BTreeMap<String, String>) {
         *self.shared.aliases.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(aliases);
     }
@@ -281,12 +281,12 @@ impl Gateway {
         &*self.shared.registry
     }
 
-    /// Where responses and conversations are.
+    /// The store of responses and conversations.
     pub fn store(&self) -> &dyn Store {
         &*self.shared.store
     }
 
-    /// Where clients' files and batches are, if they are kept.
+    /// The store of clients' files and batches, if they are kept.
     pub fn batches(&self) -> Result<&Arc<Batches>, ApiError> {
         self.shared.batches.as_ref().ok_or_else(ApiError::no_data_directory)
     }
@@ -296,12 +296,12 @@ impl Gateway {
         self.shared.context
     }
 
-    /// `None`: nothing is remembered of users.
+    /// Bounds of what is remembered of users; `None`: nothing is.
     pub fn memories(&self) -> Option<memories::Limits> {
         self.shared.memories
     }
 
-    /// `None`: it is switched off.
+    /// The safety checks; `None`: they are switched off.
     pub fn safety(&self) -> Option<&Safety> {
         self.shared.safety.as_ref()
     }
@@ -323,7 +323,7 @@ impl Gateway {
         &self.shared.running
     }
 
-    /// Answers that repeated requests find.
+    /// Recordings of answers, for repeated requests.
     pub fn replays(&self) -> &Arc<Replays> {
         &self.shared.replays
     }
@@ -351,7 +351,7 @@ impl Gateway {
         &self.shared.tenants
     }
 
-    /// Everything, of all models.
+    /// The state of the cluster, with all models.
     pub fn view(&self) -> ClusterView {
         self.model.backend.view()
     }
@@ -361,7 +361,7 @@ impl Gateway {
         &self.shared.recent
     }
 
-    /// Share of choices that met the objectives; `None` before the first ended.
+    /// The share of choices that met the objectives; `None` before the first ended.
     pub fn goodput(&self) -> Option<f64> {
         self.shared.objectives.share_met()
     }

@@ -25,14 +25,14 @@ use tokio::{
     time,
 };
 
-/// Between looks for recordings whose time is over.
+/// Time between two looks for recordings that have expired.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// A comment goes out after this much silence, so that a dead client is noticed while nothing is generated.
+/// Silence after which a comment goes out, so that a dead client is noticed while nothing is generated.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// A comment without words: connections make their own.
+/// A comment without words: connections write their own.
 const SILENCE: &[u8] = b":\n\n";
 
-/// All recordings of this front door.
+/// All recordings of this gateway.
 #[derive(Debug)]
 pub struct Replays {
     recordings: Mutex<Recordings<Arc<Signal>, Bytes>>,
@@ -43,13 +43,13 @@ pub struct Replays {
 /// The signals between a recording's maker and its listeners.
 #[derive(Debug)]
 pub(crate) struct Signal {
-    /// There is something to read.
+    /// Notified when there is something to read.
     more: watch::Sender<()>,
     /// A listener has read, or left.
     read: Notify,
     /// No listener came back.
     give_up: Notify,
-    /// Before the first frame.
+    /// The response's head, before the first frame.
     head: OnceLock<Head>,
 }
 
@@ -205,12 +205,12 @@ impl Drop for Making {
     }
 }
 
-/// An event that says that the answer failed: a repeat should not hear it.
+/// Whether an event says that the answer failed: a repeat should not hear it.
 fn breaks_off(event: &[u8]) -> bool {
     [&b"data: {\"error\":"[..], b"event: error\n", b"event: response.failed\n"].iter().any(|start| event.starts_with(start))
 }
 
-/// The answer's id, in its first event or in itself.
+/// Finds the answer's id, in its first event or in itself.
 fn name_of(frame: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {
@@ -243,7 +243,7 @@ impl Listener {
         Self { replays: Arc::clone(replays), seat, signal, more }
     }
 
-    /// The answer as its maker gives it.
+    /// Responds with the recorded answer.
     pub(crate) async fn respond(mut self) -> Response {
         // Set before the first frame; the end without it means that the maker broke.
         let first = self.next().await;
@@ -276,7 +276,7 @@ impl Listener {
         response
     }
 
-    /// The next frame; `None` after the last. Cancel safe.
+    /// Returns the next frame; `None` after the last. Cancel safe.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             self.more.borrow_and_update();

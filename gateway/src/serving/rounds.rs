@@ -1,7 +1,6 @@
-//! Tools that run here, whatever protocol they were asked for in: a model that called some is asked again with what they returned, a
-//! bounded number of times.
+//! Tools that run here, in any protocol: a model that called some is asked again with their outputs, a bounded number of times.
 //!
-//! - [`Rounds`]: which calls run, and the next round
+//! - [`Rounds`]: the calls that run, and the next round
 //! - [`rounded`]: all rounds as one answer of one choice
 
 pub mod rounded;
@@ -36,7 +35,7 @@ pub struct Rounds {
     spent: Usage,
 }
 
-/// Tools that run here, as the model sees them.
+/// Returns the tools that run here, as the model sees them.
 pub fn offered(gateway: &Gateway, names: &[String]) -> Result<Vec<Tool>, ApiError> {
     if names.is_empty() {
         return Ok(Vec::new());
@@ -49,8 +48,8 @@ pub fn offered(gateway: &Gateway, names: &[String]) -> Result<Vec<Tool>, ApiErro
 }
 
 impl Rounds {
-    /// `None`: nothing runs here for this answer. A shadow's calls are never run: they have run for the answer that it shadows. `names`: as
-    /// the model knows them; `options`: as the client gave them.
+    /// Prepares further rounds. `None`: nothing runs here for this answer. A shadow's calls never run: they have run for the original.
+    /// `names`: as the model knows them; `options`: as the client gave them.
     pub fn new(gateway: &Gateway, param: &'static str, names: Vec<String>, dialog: &Dialog, options: &Options) -> Option<Self> {
         let tools = gateway.server_tools().filter(|_| !names.is_empty() && !gateway.is_shadow())?;
         let (dialog, options) = (dialog.clone(), options.clone());
@@ -64,7 +63,8 @@ impl Rounds {
         if all_ours && self.number < self.max { calls } else { Vec::new() }
     }
 
-    /// The options of the next round. `None`: there is no room for more of the answer. `running`: usage of the round that has ended.
+    /// Returns the options of the next round. `None`: there is no room for more of the answer. `running`: usage of the round that has
+    /// ended.
     pub fn room(&self, running: &Usage) -> Option<Options> {
         let mut options = self.options.clone();
         if let Some(max_tokens) = options.max_tokens {
@@ -74,7 +74,7 @@ impl Rounds {
         Some(options)
     }
 
-    /// Asks the model again. `said`: since it was asked last. The new answer takes the place of `running`.
+    /// Asks the model again. `said`: the messages since it was asked last. The new answer replaces `running`.
     pub async fn ask(&mut self, gateway: &Gateway, options: Options, said: Vec<Message>, running: &mut Answer) -> Result<(), ApiError> {
         self.dialog.messages.extend(said);
         self.number += 1;
@@ -96,7 +96,7 @@ impl Rounds {
     }
 }
 
-/// Runs a round's calls, and returns what each came to.
+/// Runs a round's calls, and returns their outputs.
 pub async fn run(gateway: &Gateway, calls: &[ToolCall]) -> Result<Vec<String>, ApiError> {
     let tools = gateway.server_tools().ok_or_else(|| ApiError::internal("the tools are gone: please report this as a bug"))?;
     Ok(join_all(calls.iter().enumerate().map(|(place, call)| run_one(tools, place, call))).await)

@@ -13,7 +13,7 @@ pub struct RunningResponses(Mutex<HashMap<(Owner, String), Streaming>>);
 
 #[derive(Debug)]
 struct Streaming {
-    /// As at its beginning.
+    /// The response as at its beginning.
     response: Value,
     cancel: Arc<Notify>,
 }
@@ -38,7 +38,7 @@ impl RunningResponses {
         self.lock().get(&(owner.clone(), id.to_owned())).map(|streaming| streaming.response.clone())
     }
 
-    /// The response as it will be; its stream says the rest.
+    /// Cancels a response. Returns it as it will be; its stream has the rest.
     pub(crate) fn cancel(&self, owner: &Owner, id: &str) -> Option<Value> {
         let all = self.lock();
         let streaming = all.get(&(owner.clone(), id.to_owned()))?;
@@ -55,7 +55,7 @@ impl RunningResponses {
 }
 
 impl Place {
-    /// Notified when a client wants the response to end.
+    /// A notification that a client wants the response to end.
     pub(crate) fn cancelled(&self) -> Arc<Notify> {
         Arc::clone(&self.cancel)
     }

@@ -18,7 +18,7 @@ use tidemill_cluster::RequestEvent;
 #[derive(Debug)]
 pub struct Shared<C> {
     cache: Mutex<C>,
-    /// An answer with more is not kept.
+    /// The most bytes of one answer that is kept.
     pub(crate) bytes: u64,
     since: Instant,
 }
@@ -48,11 +48,11 @@ impl<C> Shared<C> {
     }
 }
 
-/// Where an answer may be, and is put.
+/// The caches where an answer may be, and is put.
 #[derive(Debug, Default)]
 pub struct Caches<'a> {
     pub equal: Option<&'a Arc<Cache>>,
-    /// If an answer to a similar question would do.
+    /// The cache of similar questions, with the query, if an answer to one would do.
     pub similar: Option<(&'a Arc<Similar>, &'a Inquiry)>,
 }
 
@@ -63,7 +63,7 @@ pub struct SimilarTo {
     pub similarity: f32,
 }
 
-/// Hears an answer, and puts it into the caches.
+/// Takes an answer's events, and puts it into the caches.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     pub(crate) recording: Recording,

@@ -35,7 +35,7 @@ use tidemill_safety::{
 };
 use tokio::task::JoinSet;
 
-/// Likeliest tokens that the moderator's words are looked for among.
+/// The number of likeliest tokens among which the moderator's words are looked for.
 const TOP: u32 = 20;
 
 /// The side that a text is on: labels of metrics.
@@ -65,17 +65,17 @@ impl Side {
 #[derive(Debug)]
 enum Moderated {
     Passes,
-    /// With the text that it was found in.
+    /// The finding, with the text that holds it.
     Harmful(Finding, String),
     Unchecked(ModerationError),
 }
 
-/// Settles the doubts of one answer's choices, one of each at a time. Dropping it ends whatever is asked.
+/// Moderates uncertain findings in one answer's choices, one of each at a time. Dropping it ends what is under way.
 #[derive(Debug)]
 struct Moderations {
     gateway: Arc<Gateway>,
     moderator: Arc<Moderator>,
-    /// By tasks of their own: a client that reads slowly must not keep the moderator's turns, nor look like a slow moderator.
+    /// Tasks of their own: a client that reads slowly must not keep the moderator's turns, nor look like a slow moderator.
     asked: JoinSet<(usize, ModerationVerdict)>,
 }
 
@@ -161,7 +161,7 @@ impl Gateway {
         }
     }
 
-    /// The likeliest first tokens after the moderator's prompt for each doubt.
+    /// Returns the likeliest first tokens after the moderator's prompt for each finding.
     async fn ask_moderator(&self, moderator: &Arc<Moderator>, doubts: &Arc<[Doubt]>) -> Tops {
         let served = self.served(moderator.model()).ok_or(ModerationError::NoWorker)?;
         let finder = self.pii().filter(|pii| pii.input).map(|pii| Arc::clone(&pii.finder));
@@ -178,7 +178,7 @@ impl Gateway {
         self.first_tokens(&served, &prompts, limit).await
     }
 
-    /// With the caller's salt: what it has asked must not be found in the cache by others.
+    /// Generates one token for each prompt. They have the caller's salt: others must not find its text in the cache.
     async fn first_tokens(&self, served: &ServedModel, prompts: &[Tokens], limit: Duration) -> Tops {
         let first = self.classes().iter().min_by_key(|(_, class)| Reverse(class.priority));
         let class = first.map(|(id, _)| id).unwrap_or_default();

@@ -72,7 +72,7 @@ impl Gateway {
         self.shared.answers.take(self.party(), amount).map_err(|refused| computing::refusal("answers", refused))
     }
 
-    /// `None`: there are as many viewers as there may be.
+    /// Takes a permit to watch the cluster; `None` if there are as many viewers as there may be.
     pub fn admit_viewer(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.shared.viewers).try_acquire_owned().ok()
     }

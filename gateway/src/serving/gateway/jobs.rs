@@ -8,15 +8,15 @@ use std::{sync::Arc, time::Duration};
 use tidemill_cluster::ClusterView;
 use tidemill_proto::message::Role;
 
-/// Between looks for stored responses that are too old.
+/// Time between two looks for stored responses that are too old.
 const EXPIRE_EVERY: Duration = Duration::from_secs(600);
-/// Between looks at what tenants do to this cluster,
+/// Time between two looks at the load,
 const TENDED_EVERY: Duration = Duration::from_millis(500);
-/// and the number of these between two reloads of changes by others.
+/// and the number of these between two reloads of others' changes.
 const REFRESHED_EACH: u64 = 2;
 
 impl Gateway {
-    /// Lets time pass for tenants: what others have changed, what was lost, and whether there is too much to do. For ever.
+    /// Background loop: updates load shedding, reloads tenants changed elsewhere, reports lost usage records. Never returns.
     pub async fn tend_tenants(&self) {
         let mut interval = tokio::time::interval(TENDED_EVERY);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -40,7 +40,7 @@ impl Gateway {
         self.shared.rollouts.tend(self.registry()).await;
     }
 
-    /// Keeps connections to servers of tools, until [`ServerTools::end`].
+    /// Background loop: keeps connections to servers of tools, until [`ServerTools::end`].
     pub async fn tend_server_tools(&self) {
         match self.server_tools() {
             Some(tools) => tools.tend().await,
@@ -56,7 +56,7 @@ impl Gateway {
         }
     }
 
-    /// Batches run no more, and what ran of them has nothing to do with this process's end.
+    /// Stops batches. Their running requests are not to blame for this process's end.
     pub fn stop_batches(&self) {
         if let Some(batches) = &self.shared.batches {
             batches.stop();

@@ -30,7 +30,8 @@ use tidemill_safety::{
 };
 
 impl Gateway {
-    /// Refuses a prompt's text that must not be answered. What it returns has to be [settled](Self::moderate) before that.
+    /// Refuses a prompt's text that must not be answered. The uncertain findings that it returns must be [moderated](Self::moderate) before
+    /// an answer.
     #[must_use = "doubts have to be settled"]
     pub fn check_input<'a>(
         &self,
@@ -59,8 +60,8 @@ impl Gateway {
         Ok(())
     }
 
-    /// A dialog as a prompt; `options` learn how its answer is read. `param`: the field with its messages, for errors. Takes a
-    /// while: see [`compute`](Self::compute).
+    /// Makes a dialog's prompt, and puts the rules by which its answer is read into `options`. `param`: the field with its messages, for
+    /// errors. Takes a while: see [`compute`](Self::compute).
     pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
         if self.safety().is_some() {
             let shown = dialog.shown_to_the_model();
@@ -101,7 +102,7 @@ impl Gateway {
         self.text().tokenizer.encode_sewn(prompt).map_err(|e| ApiError::invalid(param, e.to_string()))
     }
 
-    /// A grammar, where calls must come or keep to their schemas, and where what the client asked for comes after a thought.
+    /// Adds a grammar where calls are forced or must keep to their schemas, and where the client's own constraint follows a thought.
     fn force(&self, dialog: &Dialog, options: &mut Options) -> Result<(), ApiError> {
         let OutputRules { thought, calls, .. } = &options.rules.output;
         let thought = thought.as_ref().filter(|thought| thought.wanted);
@@ -158,7 +159,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// For one request's questions about what its answer shall follow. They block.
+    /// Opens one request's questions to the helper that judges grammars. They block.
     pub fn hearing(&self) -> Hearing<'_> {
         let models = &self.shared.models;
         let model = models.iter().position(|model| Arc::ptr_eq(model, &self.model)).expect("a gateway is turned to one of its models");

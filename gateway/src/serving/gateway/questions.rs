@@ -16,7 +16,7 @@ use tidemill_proto::{message::Embeds, tokens::Tokens};
 /// A model that takes longer to read a question costs more than it saves.
 const EMBEDDED_MAX: Duration = Duration::from_secs(2);
 
-/// In the place of a question, where all else is looked at.
+/// A placeholder for the question, where all else is compared.
 const PLACE: &str = "question";
 
 impl Gateway {
@@ -40,7 +40,8 @@ impl Gateway {
         Some(Inquiry { question, text, setting, is_open: options.max_tokens.is_none(), response: String::new() })
     }
 
-    /// Says which response its answer will be, and has the question read by a model, if one says how alike questions are.
+    /// Completes the cache query with the id of the response to come and, if a model measures similarity, with its embedding of the
+    /// question.
     pub async fn complete_question(&self, options: &mut Options, response: &str) {
         let Some(mut inquiry) = options.inquiry.take() else { return };
         response.clone_into(&mut inquiry.response);

@@ -1,5 +1,5 @@
-//! Which model a request is turned to: by the operator's rules, the rollouts that run, and who has time for it. Without rules and rollouts
-//! it is the one that the request names, and nothing is looked at.
+//! The model that a request is routed to: by the operator's rules, the rollouts that run, and predicted waiting times. Without rules and
+//! rollouts it is the one that the request names, and its body is not looked at.
 
 use super::{Gateway, ServedModel};
 use crate::{
@@ -26,7 +26,7 @@ pub struct RouteRequest<'a> {
 }
 
 impl Gateway {
-    /// Turned to the model that is to answer.
+    /// Binds the handle to the model that is to answer.
     pub fn route(&self, asked: RouteRequest<'_>) -> Result<Arc<Self>, ApiError> {
         let shared = &self.shared;
         if self.is_shadow() || (shared.router.is_none() && shared.rollouts.is_empty()) {
@@ -108,7 +108,7 @@ impl Gateway {
         self.shared.models.iter().find(|model| model.name == name).cloned()
     }
 
-    /// The rollout that users of this model move in, and where this one is.
+    /// The rollout that users of this model move in, and the side that this user is on.
     fn in_rollout(&self, model: &ServedModel, user: &str) -> Option<(Arc<ServedModel>, Arc<Live>, Side)> {
         let live = self.shared.rollouts.of(&model.name)?;
         let to = self.served(&live.record.to)?;
@@ -163,7 +163,7 @@ impl Gateway {
         Self { caller: None, routed: None, ..self.clone() }
     }
 
-    /// Whether a request that is repeated, here or at another coordinator, is turned to the same model.
+    /// Whether a request that is repeated, here or at another coordinator, is routed to the same model.
     pub fn routes_repeatably(&self) -> bool {
         self.shared.rollouts.is_empty() && self.shared.router.as_ref().is_none_or(Router::is_repeatable)
     }

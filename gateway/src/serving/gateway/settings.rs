@@ -16,16 +16,16 @@ use axum::Router as Routes;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tidemill_cluster::class::Classes;
 
-/// The generating endpoints' routes, each with its quota taken: what clients, batches and shadows are answered through.
+/// The generating endpoints' routes, each with its quota taken: clients, batches and shadows are answered through them.
 pub type Generating = fn(&Arc<Gateway>) -> Routes<Arc<Gateway>>;
 
 #[derive(Debug)]
 pub struct GatewaySettings {
     pub generating: Generating,
     pub classes: Classes,
-    /// Other names, each with the model that it stands for.
+    /// Aliases, each with the model that it stands for.
     pub aliases: BTreeMap<String, String>,
-    /// Rules for which model answers. `None`: the one that is asked for.
+    /// Rules for which model answers. `None`: the one that the request names.
     pub router: Option<Router>,
     pub registry: Arc<dyn Registry>,
     pub store: Arc<dyn Store>,
@@ -36,9 +36,9 @@ pub struct GatewaySettings {
     pub tenants: Arc<Tenants>,
     /// `None`: no tools run here.
     pub server_tools: Option<Arc<ServerTools>>,
-    /// `None`: everything may be asked and answered.
+    /// `None`: prompts and answers are not checked.
     pub safety: Option<Safety>,
-    /// `None`: nothing is done about what identifies people.
+    /// `None`: personal data is left as it is.
     pub pii: Option<Pii>,
     /// The strategy for stored conversations that are too long, unless a chat names one.
     pub context: Strategy,
@@ -47,7 +47,7 @@ pub struct GatewaySettings {
     pub memories: Option<memories::Limits>,
     /// `None`: blocks are not recorded.
     pub audit: Option<Arc<Audit>>,
-    /// `None`: none is taken.
+    /// `None`: no feedback is taken.
     pub feedback: Option<Arc<Feedback>>,
     /// Bounds of answers that are kept for repeated requests.
     pub replay: replay::Limits,
@@ -55,7 +55,7 @@ pub struct GatewaySettings {
     pub response_cache: Option<response_cache::Limits>,
     /// Bounds of answers that are kept for similar questions. `None`: none are.
     pub semantic_cache: Option<SemanticSettings>,
-    /// No request lives longer.
+    /// The longest time of any request.
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
     /// The most bytes of request bodies that are on their way or being worked on.
@@ -73,6 +73,6 @@ pub struct GatewaySettings {
 #[derive(Clone, Debug, PartialEq)]
 pub struct SemanticSettings {
     pub limits: semantic::Limits,
-    /// The model that says how alike questions are. `None`: their words do.
+    /// The model that measures how similar questions are. `None`: their words are compared.
     pub model: Option<String>,
 }

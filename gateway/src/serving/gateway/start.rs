@@ -38,14 +38,14 @@ pub struct Start<'a> {
 }
 
 impl Start<'_> {
-    /// An answer as long as may be, which no client knows by an id.
+    /// An answer of any length, which no client knows by an id.
     pub fn of(param: &'static str) -> Self {
         Self { param, id: "", max_tokens_default: std::convert::identity, prompt_logprobs: None, question: None }
     }
 }
 
 impl Gateway {
-    /// A request's wishes, as far as its sender may have them.
+    /// Checks a request's options, as far as its sender may have them.
     pub fn options(&self, arrived: Instant, mut request: GenerateRequest) -> Result<Options, ApiError> {
         let asked = request.service_tier.as_deref();
         // An unknown tier is an error for every sender.
@@ -60,7 +60,7 @@ impl Gateway {
         Ok(options)
     }
 
-    /// The service tier of a request that asks for `asked`. `None`: what it asks for.
+    /// The service tier of a request that asks for `asked`. `None`: the one that it asks for.
     pub(super) fn service_tier<'a>(&'a self, asked: Option<&'a str>) -> Option<&'a str> {
         let caller = self.caller.as_ref()?;
         match caller.in_background {
@@ -69,8 +69,8 @@ impl Gateway {
         }
     }
 
-    /// Separates cached blocks: a tenant's from all others', and within it those with another `cache_salt`. Nothing that a client sends
-    /// can take the tenant's place.
+    /// The salt of cached blocks: it separates a tenant's from all others', and within it those with different `cache_salt`s. Nothing that
+    /// a client sends can take the tenant's place.
     pub(super) fn salt(&self, cache_salt: &[u8]) -> Vec<u8> {
         let tenant = self.tenant().map(|tenant| blake3::derive_key("tidemill tenant salt v1", tenant.as_bytes()));
         tenant.iter().flatten().chain(cache_salt).copied().collect()
@@ -88,8 +88,8 @@ impl Gateway {
         self.start(&[prompt], &mut options, start).await
     }
 
-    /// Starts the answer to prompts: settles what the safety checks left open, bounds the answer's length, and gives the prompts to the
-    /// cluster, unless a cache has the answer. A constraint must have been [checked](Self::check_constraint).
+    /// Starts the answer to prompts: moderates uncertain findings, bounds the answer's length, and gives the prompts to the cluster, unless
+    /// a cache has the answer. A constraint must have been [checked](Self::check_constraint).
     pub async fn start(&self, prompts: &[Tokens], options: &mut Options, start: Start<'_>) -> Result<Answer, ApiError> {
         let Start { param, id, max_tokens_default, prompt_logprobs, question } = start;
         self.moderate_prompt(param, options).await?;
@@ -106,7 +106,7 @@ impl Gateway {
         self.feedback().map(|_| feedback::asked(body))
     }
 
-    /// Remembers an answer, for what its user may think of it.
+    /// Keeps the answer so that feedback can refer to it.
     fn remember(&self, answer: &mut Answer, id: &str, asked: Option<Vec<Value>>) {
         if let (Some(feedback), Some(question)) = (self.feedback(), asked) {
             let (owner, model) = (self.owner(), self.model.name.clone());
@@ -121,7 +121,7 @@ impl Gateway {
         Ok(self.context_tokens()?.saturating_sub(longest).max(1))
     }
 
-    /// Tokens that an answer may have whose length the client leaves open: all that fit, or what its quota makes of them.
+    /// The length of an answer whose client gives none: all that fits, or what its quota leaves of that.
     fn answer_tokens(&self, prompts: &[Tokens], choices: u32, room: u32) -> u32 {
         let Some(caller) = &self.caller else { return room };
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
@@ -263,12 +263,12 @@ impl Gateway {
         Ok(())
     }
 
-    /// Longest sequence that could run now.
+    /// The longest sequence that could run now.
     pub fn context_tokens(&self) -> Result<u32, ApiError> {
         self.model.backend.context_tokens().ok_or_else(|| Rejection::NoWorker.into())
     }
 
-    /// Longest sequence that can run now, or that the model allows.
+    /// The longest sequence that can run now, or that the model allows.
     pub fn context_tokens_max(&self) -> u32 {
         self.model.backend.context_tokens().unwrap_or(self.model.text.config.context_tokens)
     }

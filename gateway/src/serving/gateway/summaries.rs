@@ -1,5 +1,5 @@
-//! How a running summary of a conversation is made: a model is asked, as the conversation's sender would ask it. [`crate::features::summarizer`] says
-//! which conversation is next.
+//! The making of a conversation's running summary: a model is asked, as the conversation's sender would ask it.
+//! [`crate::features::summarizer`] decides which conversation is next.
 
 use super::{Gateway, Start};
 use crate::{
@@ -21,11 +21,11 @@ use std::{
 };
 use tokio::time;
 
-/// Between attempts at what the cluster, or a quota, has no room for: twice as long each time.
+/// Time before the first retry of a request that the cluster, or a quota, has no room for: it doubles each time.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// For an estimate of a template's marks, which need not be exact: what is too long is refused.
+/// Tokens for a template's marks: an estimate, since a prompt that is too long is refused.
 const SPARE: u64 = 16;
-/// A window with less room for what was said is too small to summarize in.
+/// The least room for messages in a window that can be summarized in.
 const ROOM_MIN: u64 = 64;
 
 impl Gateway {
@@ -97,7 +97,7 @@ fn parts(gateway: &Gateway, items: &[Item]) -> Result<Vec<String>, Unmade> {
     Ok(summary::parts(lines.into_iter().flatten().collect(), room, |text| tokenizer.count(text), |text, most| tokenizer.cut(text, most)))
 }
 
-/// Thoughts are not summarized: no later turn is given them.
+/// Writes an item as a line. Thoughts are not summarized, since no later turn is given them.
 fn line(said: ItemContent) -> Option<String> {
     match said {
         ItemContent::Message { role, text } if role == "assistant" => Some(format!("Assistant: {text}\n")),
@@ -116,7 +116,7 @@ fn dialog(before: Option<&str>, said: &str) -> Dialog {
     Dialog { messages: vec![message("user", request)], reasoning, ..Dialog::default() }
 }
 
-/// One prompt's answer. Greedy: the same history has the same summary.
+/// Asks for one prompt's answer. Greedy: the same history has the same summary.
 async fn asked(gateway: &Arc<Gateway>, before: Option<&str>, said: &str) -> Result<String, Unmade> {
     let mut rest = FIRST_RETRY;
     let mut answer = loop {

@@ -1,5 +1,5 @@
-//! All rounds as one answer. Each round's text is passed on as it comes. Calls wait for the end of their round, when it is known who runs
-//! them, unless the client is [shown them](Rounded::showing_calls). Those that run here are passed on together with what they returned,
+//! All rounds as one answer. Each round's text is passed on as it comes. Calls wait for the end of their round, when it is known whether
+//! they run here, unless the client is [shown them](Rounded::showing_calls). Calls that run here are passed on together with their outputs,
 //! before the model is asked again.
 
 use super::{Rounds, run};
@@ -76,7 +76,7 @@ impl Rounded {
         Spent { total: self.steps.as_ref().map_or_else(|| round.clone(), |steps| steps.rounds.usage(&round)), round }
     }
 
-    /// The next news of any choice; `None` after the last delta. Not to be called again once it was dropped before its end.
+    /// Returns the next event of any choice; `None` after the last delta. Not to be called again once it was dropped before its end.
     pub async fn next(&mut self) -> Result<Option<News>, ApiError> {
         let Self { answer, steps } = self;
         let Some(steps) = steps else { return answer.next().await };
