@@ -1,6 +1,6 @@
-//! A conversation, whatever protocol it came by: what was said, what may be called, how to think. Endpoints translate their
-//! bodies into a [`Dialog`]; the model's chat template turns it into a prompt. `written`: which parts clients and tools write;
-//! `mended`: what becomes of an order of turns that the template refuses.
+//! A conversation in any protocol: its messages, the tools that may be called, the wished reasoning. Endpoints translate their bodies into
+//! a [`Dialog`]; the model's chat template turns it into a prompt. `written`: the parts that clients and tools write; `mended`: orders of
+//! turns that a template refuses, put into one that it takes.
 
 mod mended;
 pub mod prompt;
@@ -16,7 +16,7 @@ pub struct Dialog {
     pub messages: Vec<Message>,
     pub tools: Vec<Tool>,
     pub tool_choice: ToolChoice,
-    /// More than one call per answer is allowed.
+    /// Whether an answer may have more than one call.
     pub parallel: bool,
     pub reasoning: ReasoningWish,
     /// Variables for the template; they win over those that the fields above imply.
@@ -46,26 +46,26 @@ pub struct Message {
 pub struct ToolCall {
     pub id: String,
     pub name: String,
-    /// An object; where the model or the client wrote something else, that: a string for what is no JSON.
+    /// The arguments: an object, or another value if the model or the client wrote one (a string for text that is no JSON).
     pub arguments: serde_json::Value,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// The model does not learn of its tools.
+    /// The model is not shown its tools.
     None,
     #[default]
     Auto,
     /// At least one call, and nothing else.
     Required,
-    /// This tool.
+    /// A call of this tool.
     Named(String),
 }
 
-/// How much the model shall think, as far as its template can say it.
+/// The wished amount of reasoning, as far as the template can express it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReasoningWish {
-    /// `none`, `minimal`, `low`, …
+    /// The effort: `none`, `minimal`, `low`, …
     pub effort: Option<String>,
     pub enable_thinking: Option<bool>,
 }
@@ -90,13 +90,13 @@ fn each_string(value: &mut serde_json::Value, act: &mut impl FnMut(&mut String))
 }
 
 impl ToolCall {
-    /// `arguments` as clients send them: JSON as text, nothing for no arguments.
+    /// Makes a call of `arguments` as clients send them: JSON as text, or nothing for no arguments.
     pub fn new(id: impl Into<String>, name: impl Into<String>, arguments: &str) -> Self {
         Self { id: id.into(), name: name.into(), arguments: understood(arguments) }
     }
 }
 
-/// Some clients encode an object twice, and some send `null` for no arguments.
+/// Reads arguments leniently: some clients encode an object twice, and some send `null` for no arguments.
 fn understood(arguments: &str) -> serde_json::Value {
     use serde_json::Value;
     let none = || Value::Object(serde_json::Map::new());

@@ -35,28 +35,28 @@ use std::{
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
 use tidemill_safety::judge::Doubt;
 
-/// A client's wishes about the text of its choices.
+/// A client's options for the text of its choices.
 #[derive(Clone, Debug, Default)]
 pub struct TextRules {
-    /// Stop strings.
+    /// The stop strings.
     pub stops: Vec<String>,
-    /// Keep the stop string, or the stop token's text, in the answer.
+    /// Whether the stop string, or the stop token's text, stays in the answer.
     pub include_stop: bool,
-    /// Stop strings count only after this many tokens.
+    /// The tokens after which stop strings begin to count.
     pub min_tokens: u32,
     pub stop_tokens: Vec<Token>,
-    /// Those of `stop_tokens` that are the model's end of sequence, and not the client's wish.
+    /// Those of `stop_tokens` that are the model's end of sequence, and not of the client's choice.
     pub eos_tokens: Vec<Token>,
     pub skip_special: bool,
     /// The parts of a model's output besides text.
     pub output: OutputRules,
 }
 
-/// A call as far as it came.
+/// A call as far as it has come.
 #[derive(Debug)]
 struct Called {
     name: String,
-    /// Where calls are forced.
+    /// The arguments so far, where calls are forced.
     arguments: String,
 }
 
@@ -64,19 +64,19 @@ struct Called {
 #[derive(Debug)]
 pub struct Pipeline {
     detokenizer: Detokenizer,
-    /// `None`: everything is text.
+    /// Splits the model's output; `None`: everything is text.
     splitter: Option<Splitter>,
     stops: StopMatcher,
     rules: TextRules,
-    /// Sees every piece first, and may keep it for a while.
+    /// The moderation, which sees every piece first and may hold it back.
     guard: Option<guarded::Inspector>,
     inspect: Vec<Box<dyn Inspect>>,
     tokens: u32,
     /// Characters of generated text, whether sent or held back.
     characters: usize,
-    /// That have begun.
+    /// The number of calls that have begun.
     calls: u32,
-    /// The last of them.
+    /// The last call.
     called: Option<Called>,
     /// The arguments so far of a call that is the last one's like up to here: where calls are forced, one that is so to its end ends
     /// the answer.
@@ -87,7 +87,8 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// For the tokens after `prompt`. `seed`: the choice's own. Calls of the same choice of the same prompt have the same ids.
+    /// Makes a pipeline for the tokens after `prompt`. `seed`: the choice's own. Calls of the same choice of the same prompt have the same
+    /// ids.
     pub fn new(model: &TextModel, prompt: &[Token], rules: &TextRules, seed: u64) -> Self {
         let mut hasher = DefaultHasher::new();
         if rules.output.may_call() {
@@ -110,19 +111,19 @@ impl Pipeline {
         }
     }
 
-    /// Before all others.
+    /// Adds the moderation, which comes before all inspections.
     pub fn guarded_by(mut self, guard: guarded::Inspector) -> Self {
         self.guard = Some(guard);
         self
     }
 
-    /// Each sees what those before it have left.
+    /// Adds an inspection, which sees the text that those before it have left.
     pub fn inspected_by(mut self, inspect: Box<dyn Inspect>) -> Self {
         self.inspect.push(inspect);
         self
     }
 
-    /// The next token. The piece has a `finish` if the choice must end here, whatever its worker does.
+    /// Takes the next token. The piece has a `finish` if the choice must end here, whatever its worker does.
     pub fn push(&mut self, token: Token, logprob: Option<TokenLogprob>) -> Piece {
         debug_assert!(!self.ended, "nothing follows the end");
         self.tokens += 1;
@@ -143,7 +144,7 @@ impl Pipeline {
         self.inspected(piece)
     }
 
-    /// No more tokens come. The rest of the text may still hold a stop string's last character.
+    /// Ends the text: no more tokens come. The rest may still hold a stop string's last character.
     pub fn finish(&mut self, ended: Ended) -> Piece {
         let rest = self.detokenizer.finish();
         let events = match &mut self.splitter {
@@ -168,7 +169,7 @@ impl Pipeline {
         self.inspected(piece)
     }
 
-    /// The text that is complete with this token.
+    /// Returns the text that is complete with this token.
     fn text(&mut self, token: Token) -> String {
         match self.rules.output.mark(token) {
             // Left out of text like any special token, but the splitter must see it.
@@ -233,7 +234,7 @@ impl Pipeline {
         }
     }
 
-    /// The call that began like the one before is another.
+    /// Notes that the call which began like the one before differs from it.
     fn release(&mut self, piece: &mut Piece) {
         let (Some(arguments), Some(called)) = (self.again.take(), &self.called) else { return };
         self.begin_call(called.name.clone(), piece);
@@ -271,7 +272,7 @@ impl Pipeline {
         Finish { reason, stop_reason }
     }
 
-    /// No more tokens are wanted. The last piece may still wait behind a doubt.
+    /// Whether no more tokens are wanted. The last piece may still wait for the moderator.
     pub fn has_ended(&self) -> bool {
         self.ended
     }

@@ -5,20 +5,20 @@ use crate::generation::piece::{Finish, FinishReason, Inspect, Piece};
 use std::{ops::ControlFlow, sync::Arc};
 use tidemill_safety::disclaimers::{Disclaimer, Reading};
 
-/// Before each.
+/// The text before each disclaimer.
 const BREAK: &str = "\n\n";
 
 /// The disclaimers after answers.
 #[derive(Clone, Debug)]
 pub struct Disclaimed {
-    /// In the order in which they are said.
+    /// The disclaimers, in their order.
     pub disclaimers: Arc<[Disclaimer]>,
-    /// Hears the name of each that was said.
+    /// Called with the name of each disclaimer that was added.
     pub count: fn(&str),
 }
 
 impl Disclaimed {
-    /// For one choice.
+    /// Makes the inspector of one choice.
     pub fn inspector(&self) -> Inspector {
         Inspector { reading: Reading::new(Arc::clone(&self.disclaimers)), count: self.count, calls: false }
     }
@@ -28,7 +28,7 @@ impl Disclaimed {
 pub struct Inspector {
     reading: Reading,
     count: fn(&str),
-    /// A tool was called.
+    /// Whether a tool was called.
     calls: bool,
 }
 

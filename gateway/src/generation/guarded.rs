@@ -1,6 +1,6 @@
-//! An answer under safety checks: nothing of a violation reaches the client, be it text, thought, a call's arguments, or the same as
-//! token ids or log-probabilities. Where a model is asked about what the classifier is not sure of, the answer stands still from there on
-//! until that is settled: further pieces wait, no more of them than the choice may have tokens.
+//! An answer under safety checks: nothing of a violation reaches the client, be it text, thought, a call's arguments, or the same as token
+//! ids or log-probabilities. If a moderator is asked about an uncertain finding, the answer stands still from there on until its verdict:
+//! further pieces wait, no more of them than the choice may have tokens.
 
 use crate::generation::piece::{CallDelta, Finish, FinishReason, Inspect, Logprob, Piece, StopReason, Unchecked, Violation};
 use std::{collections::VecDeque, ops::ControlFlow, sync::Arc};
@@ -17,7 +17,7 @@ use tidemill_safety::{
 pub struct Guarded {
     pub guard: Arc<Guard>,
     pub thresholds: Thresholds,
-    /// A model is asked about what the classifier is not sure of.
+    /// Whether uncertain findings are moderated.
     pub asks: bool,
 }
 
@@ -31,7 +31,7 @@ pub enum ModerationVerdict {
 }
 
 impl Guarded {
-    /// For one choice.
+    /// Makes the inspector of one choice.
     pub fn inspector(&self) -> Inspector {
         Inspector {
             text: self.stream(),
@@ -58,16 +58,16 @@ pub struct Inspector {
     reasoning: Stream,
     /// The arguments of the call that is being made.
     arguments: Stream,
-    /// Its index.
+    /// The call's index.
     call: Option<u32>,
-    /// Held back as long as any of their text is.
+    /// Tokens and log-probabilities, held back as long as any of their text is.
     tokens: Vec<Token>,
     logprobs: Vec<Logprob>,
-    /// Behind a doubt: the rest of its piece, perhaps nothing, and those that came since. Empty if there is no doubt.
+    /// Pieces behind an uncertain finding: the rest of its own, perhaps nothing, and those that came since. Empty if there is no finding.
     waiting: VecDeque<Piece>,
 }
 
-/// Why a piece goes no further.
+/// The reason why a piece goes no further.
 #[derive(Debug)]
 enum Halt {
     Violation(Finding),
@@ -97,7 +97,7 @@ impl Inspector {
         [&self.reasoning, &self.text, &self.arguments].into_iter().find_map(Stream::doubt)
     }
 
-    /// The pieces that may go on now that the doubt is settled, up to the next one.
+    /// Applies the verdict. Returns the pieces that it releases, up to the next finding.
     pub fn settle(&mut self, ruling: ModerationVerdict) -> Vec<Piece> {
         let mut piece = Piece::default();
         let finding = match ruling {
@@ -133,7 +133,7 @@ impl Inspector {
         pieces
     }
 
-    /// In `piece`, the part that was doubted.
+    /// Releases into `piece` the part that holds the finding.
     fn settle_part(&mut self, finding: Option<Finding>, piece: &mut Piece) -> Result<(), Halt> {
         if self.reasoning.doubt().is_some() {
             return add(&mut piece.reasoning, self.reasoning.settle(finding));
@@ -167,7 +167,7 @@ impl Inspector {
         ControlFlow::Continue(())
     }
 
-    /// Takes from `given` what may be released now, and what is held back here. An error: it goes no further than that, and what is still in
+    /// Takes from `given` the part that may be released now, and holds the rest back. An error: the answer ends there, and the rest of
     /// `given` was not looked at.
     fn release(&mut self, given: &mut Piece, piece: &mut Piece) -> Result<(), Halt> {
         let ends = given.finish.is_some();
@@ -197,7 +197,7 @@ impl Inspector {
         if ends { self.end_call(piece) } else { Ok(()) }
     }
 
-    /// The rest of the call that was being made; then there is none.
+    /// Takes the rest of the call that was being made; then there is none.
     fn end_call(&mut self, piece: &mut Piece) -> Result<(), Halt> {
         self.add_arguments(Stream::finish, piece)?;
         if self.call.take().is_some() {
@@ -206,7 +206,7 @@ impl Inspector {
         Ok(())
     }
 
-    /// To the call that is being made.
+    /// Adds to the call that is being made.
     fn add_arguments(&mut self, more: impl FnOnce(&mut Stream) -> Released, piece: &mut Piece) -> Result<(), Halt> {
         let Some(index) = self.call else { return Ok(()) };
         let Released { text: arguments, violation, doubted } = more(&mut self.arguments);

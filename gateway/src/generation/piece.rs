@@ -5,7 +5,7 @@ use std::{fmt, ops::ControlFlow};
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
 use tidemill_safety::category::Finding;
 
-/// A choice's gain.
+/// A gain of one choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
     /// The answer's text.
@@ -14,20 +14,20 @@ pub struct Piece {
     pub reasoning: String,
     /// Parts of its calls, in order: a call's first part has its id and name.
     pub calls: Vec<CallDelta>,
-    /// Tokens that were a thought.
+    /// Tokens of the thought.
     pub reasoning_tokens: u64,
     pub tokens: Vec<Token>,
     pub logprobs: Vec<Logprob>,
-    /// The choice ends with this piece.
+    /// The end of the choice, with its last piece.
     pub finish: Option<Finish>,
 }
 
-/// A part of a call.
+/// A part of a call, as it grows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallDelta {
     /// The call's place among the choice's calls.
     pub index: u32,
-    /// With the call's first part only, as is the name.
+    /// The call's id, with its first part only, as is the name.
     pub id: Option<String>,
     pub name: Option<String>,
     /// The next characters of the arguments' JSON text.
@@ -53,7 +53,7 @@ pub struct Finish {
 pub enum FinishReason {
     Stop,
     Length,
-    /// The model waits for what its calls return.
+    /// The model waits for the outputs of its calls.
     ToolCalls,
     /// The text that would follow must not be shown.
     ContentFilter,
@@ -70,7 +70,7 @@ pub enum StopReason {
     Unchecked(Unchecked),
 }
 
-/// A safety check of what comes next could not be made.
+/// The safety check of the following text could not be made.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Unchecked {
     pub code: &'static str,
@@ -109,7 +109,7 @@ impl Finish {
 }
 
 impl Piece {
-    /// A client would learn nothing from it.
+    /// Whether a client would learn nothing from it.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -151,7 +151,7 @@ impl Piece {
     }
 }
 
-/// Sees every piece before the client does, may change it, and may end the choice.
+/// An inspection, which sees every piece before the client does, may change it, and may end the choice.
 pub trait Inspect: fmt::Debug + Send {
     fn inspect(&mut self, piece: &mut Piece) -> ControlFlow<Finish>;
 }

@@ -1,7 +1,7 @@
-//! Threads for what is made of clients' data: parsing, rendering, tokenizing, writing. The event loop only moves bytes, and hands
-//! everything else over to here, however short it is: its size does not say what it costs.
+//! Threads for work on clients' data: parsing, rendering, tokenizing, writing. The event loop only moves bytes, and hands everything else
+//! over to here, however short it is: the size of a body does not tell its cost.
 //!
-//! - `line`: whose piece of work is next
+//! - `line`: the order of pieces of work
 //!
 //! A piece keeps its thread until it ends, although its client may have left: so there is never more work than threads. A piece whose
 //! client has left before it began is not begun, and one that runs ends at its next [`checkpoint`].
@@ -40,7 +40,7 @@ pub fn checkpoint() -> Result<(), ApiError> {
     if abandoned { Err(ApiError::internal("the client has left: the rest of its request was not worked on")) } else { Ok(()) }
 }
 
-/// The compute threads of one front door. They end when this is dropped.
+/// The compute threads of one gateway. They end when this is dropped.
 #[derive(Debug)]
 pub struct Computing(Arc<Shared>);
 

@@ -4,16 +4,16 @@
 use crate::{requests::error::ApiError, text::tool::Tool};
 use serde_json::{Value, json};
 
-/// The argument's name.
+/// The name of the function's one argument.
 const INPUT: &str = "input";
-/// How arguments begin, without white space, up to the text.
+/// The beginning of arguments, without white space, up to the text.
 const BEGIN: &str = "{\"input\":\"";
-/// More white space in front of the text than this is no call of a custom tool.
+/// The most white space in front of the text: with more it is no call of a custom tool.
 const BEGIN_BYTES_MAX: usize = 1024;
-/// `\uD83C\uDF0A`: a character as two escapes.
+/// The longest escape of a character: `\uD83C\uDF0A`.
 const ESCAPE_BYTES_MAX: usize = 12;
 
-/// `definition`: an object with a name, and perhaps a description and a format. `param`: where it stands.
+/// Reads a custom tool's definition: an object with a name, and perhaps a description and a format. `param`: its field, for errors.
 pub(crate) fn tool(param: &str, definition: &Value) -> Result<Tool, ApiError> {
     let name = definition["name"].as_str();
     let name = name.ok_or_else(|| ApiError::invalid(format!("{param}.name"), format!("`{param}` needs `name`")))?.to_owned();

@@ -1,4 +1,4 @@
-//! Items of a response's or conversation's history: what clients send, as stored, as turns of a dialog.
+//! Items of a response's or conversation's history: as clients send them, as stored, and as turns of a dialog.
 
 use crate::{
     base::json,
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 /// The name of the tool that `local_shell_call` calls.
 const LOCAL_SHELL: &str = "local_shell";
-/// Items of one request.
+/// The most items of one request.
 pub(crate) const ITEMS_MAX: usize = 4096;
 
 /// The content of an item.
@@ -29,7 +29,7 @@ pub(crate) enum ItemContent {
         call_id: String,
         text: String,
     },
-    /// A stored item, by its id.
+    /// A stored item, named by its id.
     Reference(String),
     /// An item that the model is not shown, such as a call of a tool that ran elsewhere.
     Nothing,
@@ -39,7 +39,7 @@ pub(crate) enum ItemContent {
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     pub(crate) said: ItemContent,
-    /// Completed, but without an id.
+    /// The item as it will be stored, but for its id.
     body: Map<String, Value>,
 }
 
@@ -75,7 +75,7 @@ struct Part {
     refusal: Option<String>,
 }
 
-/// `param`: where the item is, for errors.
+/// Reads an item. `param`: its field, for errors.
 pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
     let Value::Object(mut body) = item else {
         return Err(ApiError::invalid(param, format!("`{param}` must be an object")));
@@ -150,7 +150,7 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
     Ok(Sent { said, body })
 }
 
-/// A stored item, read again.
+/// Reads a stored item again.
 pub(crate) fn recall(item: &Item) -> Result<(Value, ItemContent), ApiError> {
     let broken = |reason: String| ApiError::internal(format!("the stored item `{}` cannot be read: {reason}", item.id));
     let value: Value = json::from_slice(item.body.as_bytes()).map_err(|error| broken(error.to_string()))?;
@@ -159,7 +159,7 @@ pub(crate) fn recall(item: &Item) -> Result<(Value, ItemContent), ApiError> {
 }
 
 impl ItemContent {
-    /// The text that makes up most of what a tokenizer is given.
+    /// The text that makes up most of the work of a tokenizer.
     pub(crate) fn text(&self) -> &str {
         match self {
             Self::Message { text, .. } | Self::Thought(text) | Self::Returned { text, .. } => text,
@@ -180,7 +180,7 @@ impl ItemContent {
 }
 
 impl Sent {
-    /// As it is stored and listed.
+    /// The item as it is stored and listed.
     pub(crate) fn named(&self, id: String) -> Item {
         let mut body = Map::new();
         body.insert("id".into(), id.clone().into());
@@ -198,8 +198,7 @@ impl Sent {
         }
     }
 
-    /// An id that follows from the item and all before it: a client that sends its whole history each time has each item
-    /// stored once.
+    /// Makes an id that follows from the item and all before it: a client that sends its whole history each time has each item stored once.
     pub(crate) fn chained_id(&self, before: &str) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(before.as_bytes()).update(b"\0").update(Value::Object(self.body.clone()).to_string().as_bytes());
@@ -208,7 +207,7 @@ impl Sent {
     }
 }
 
-/// A message's content as a list of parts, which is how it is listed.
+/// Turns a message's content into a list of parts, as it is listed.
 fn complete_content(body: &mut Map<String, Value>, role: &str) {
     if let Some(Value::String(text)) = body.get("content") {
         let part = match role {
@@ -219,7 +218,7 @@ fn complete_content(body: &mut Map<String, Value>, role: &str) {
     }
 }
 
-/// Templates expect text: parts are joined by line breaks, as in chat.
+/// Joins a content's parts by line breaks, as in chat: templates expect text.
 fn text(param: &str, content: Content) -> Result<String, ApiError> {
     let parts = match content {
         Content::Text(text) => return Ok(text),
@@ -237,7 +236,7 @@ fn text(param: &str, content: Content) -> Result<String, ApiError> {
     Ok(parts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-/// Items as turns. Thought, text and calls of one answer are items of their own; to a template they are one message.
+/// Groups items into turns. Thought, text and calls of one answer are items of their own; to a template they are one message.
 pub(crate) fn turns(said: impl IntoIterator<Item = ItemContent>) -> Vec<Message> {
     let mut turns: Vec<Message> = Vec::new();
     let mut names = HashMap::new();

@@ -27,7 +27,7 @@ impl JsonBody {
         self.0.as_object().expect("a body is read as an object")
     }
 
-    /// Reads the fields of `T`.
+    /// Reads the fields of `T` from a body that others read as well.
     pub fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, ApiError> {
         serde_path_to_error::deserialize(&self.0).map_err(refused)
     }
@@ -127,7 +127,7 @@ fn refused(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     }
 }
 
-/// NaN is in no range.
+/// Refuses a value outside of its range. NaN is in none.
 pub fn in_range<T: PartialOrd + std::fmt::Display>(param: &str, value: T, range: impl RangeBounds<T>) -> Result<T, ApiError> {
     config::in_range(param, value, range).map_err(|problem| ApiError::invalid(param, problem))
 }

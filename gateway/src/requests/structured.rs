@@ -15,7 +15,7 @@ use tidemill_grammar::{
 };
 use tidemill_proto::grammar::Grammar;
 
-/// Judges a schema, and says how the compiler takes it.
+/// A judge of schemas, which returns the grammar that the compiler takes.
 pub type JudgeSchema<'a> = &'a mut dyn FnMut(&Value, Terms) -> Result<Grammar, AskError>;
 
 /// A grammar, and the field of the request that asked for it.
@@ -86,7 +86,7 @@ pub fn grammar_beside(request: &mut GenerateRequest, format: Option<RequestedGra
     }
 }
 
-/// The format of an answer as Responses and Messages write it: the schema beside the type. `param` and `schema_param` name its fields.
+/// Reads an answer's format as Responses and Messages write it: the schema beside the type. `param` and `schema_param` name its fields.
 pub fn flat_format(
     param: &'static str,
     schema_param: &'static str,
@@ -108,14 +108,14 @@ pub fn flat_format(
     }
 }
 
-/// A grammar is not taken: the field, and the place in it.
+/// Refuses a grammar, and names the field and the place in it.
 pub fn refused(param: &str, error: &GrammarError) -> ApiError {
     let param = format!("{param}{}", error.path().unwrap_or_default());
     let message = format!("`{param}`: {error}");
     ApiError::invalid(param, message)
 }
 
-/// A grammar has not passed: it is refused, or could not be judged.
+/// Refuses a grammar that did not pass, or could not be judged.
 pub fn unjudged(param: &str, error: &AskError) -> ApiError {
     match error {
         AskError::Refused(error) => refused(param, error),
@@ -144,7 +144,7 @@ fn response_format(format: ResponseFormat, judge: JudgeSchema<'_>) -> Result<Opt
     }
 }
 
-/// Refuses what vLLM has and we do not, rather than leave it out.
+/// Refuses options that vLLM has and we do not, rather than ignore them.
 fn check_layout(request: &GenerateRequest, outputs: &StructuredOutputs) -> Result<Whitespace, ApiError> {
     for (param, given) in [
         ("structured_outputs.structural_tag", outputs.structural_tag.is_some()),
@@ -163,7 +163,7 @@ fn schema_grammar(param: &str, schema: &Value, terms: impl Into<Terms>, judge: J
     judge(schema, terms.into()).map_err(|error| unjudged(param, &error))
 }
 
-/// A schema may come as its text.
+/// Reads a schema, which may come as its text.
 fn parsed(param: &str, schema: Value) -> Result<Value, ApiError> {
     match schema {
         Value::String(text) => {
