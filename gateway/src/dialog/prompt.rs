@@ -107,7 +107,6 @@ impl Dialog {
 
     /// Splits the thoughts off, which some clients send back inside an answer's text, where some templates find them by their marks. They
     /// would not find marks that are guarded.
-    /// would not find marks that are guarded.
     fn take_out_thoughts(&mut self, template: &ChatTemplate) {
         let Some((begin, end)) = Thought::taken_out_by(template) else { return };
         let spoken = self.messages.iter_mut().filter(|message| message.role == "assistant" && message.reasoning.is_none());
