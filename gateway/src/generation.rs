@@ -234,7 +234,7 @@ impl Pipeline {
         }
     }
 
-    /// Notes that the call which began like the one before differs from it.
+    /// Begins the call that was held back, since it differs from the one before.
     fn release(&mut self, piece: &mut Piece) {
         let (Some(arguments), Some(called)) = (self.again.take(), &self.called) else { return };
         self.begin_call(called.name.clone(), piece);

@@ -133,7 +133,7 @@ impl Inspector {
         pieces
     }
 
-    /// Releases into `piece` the part that holds the finding.
+    /// Releases into `piece` the part that holds the finding, unless that was found harmful.
     fn settle_part(&mut self, finding: Option<Finding>, piece: &mut Piece) -> Result<(), Halt> {
         if self.reasoning.doubt().is_some() {
             return add(&mut piece.reasoning, self.reasoning.settle(finding));
@@ -197,7 +197,7 @@ impl Inspector {
         if ends { self.end_call(piece) } else { Ok(()) }
     }
 
-    /// Takes the rest of the call that was being made; then there is none.
+    /// Ends the call that was being made, and releases the rest of its arguments.
     fn end_call(&mut self, piece: &mut Piece) -> Result<(), Halt> {
         self.add_arguments(Stream::finish, piece)?;
         if self.call.take().is_some() {
@@ -206,7 +206,7 @@ impl Inspector {
         Ok(())
     }
 
-    /// Adds to the call that is being made.
+    /// Releases arguments of the call that is being made.
     fn add_arguments(&mut self, more: impl FnOnce(&mut Stream) -> Released, piece: &mut Piece) -> Result<(), Halt> {
         let Some(index) = self.call else { return Ok(()) };
         let Released { text: arguments, violation, doubted } = more(&mut self.arguments);
@@ -216,7 +216,7 @@ impl Inspector {
         halted(violation, doubted)
     }
 
-    /// For reviewers.
+    /// Returns the text around the violation, for reviewers.
     fn excerpt(&self) -> String {
         [&self.reasoning, &self.text, &self.arguments].map(Stream::excerpt).concat()
     }

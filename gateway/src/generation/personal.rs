@@ -145,7 +145,7 @@ impl Inspect for Inspector {
 }
 
 impl Inspector {
-    /// Takes the rest of the call that was being made; then there is none.
+    /// Ends the call that was being made, and releases the rest of its arguments.
     fn end_call(&mut self, piece: &mut Piece) {
         let Some(index) = self.call.take() else { return };
         let arguments = self.arguments.finish(self.personal.count);
