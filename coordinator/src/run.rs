@@ -26,7 +26,7 @@ use tidemill_gateway::{
         audit::{self, Audit},
         moderator::{Moderator, ModeratorError},
     },
-    serving::gateway::{Gateway, GatewaySettings, ServedModel},
+    serving::gateway::{Gateway, ServedModel, settings::GatewaySettings},
     store::{
         Store,
         memory::Memory,

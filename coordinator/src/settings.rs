@@ -42,7 +42,7 @@ use tidemill_gateway::{
     http::server::Limits as Connections,
     routing::Router,
     safety::{Safety, audit::AuditSettings, moderator, pii::Pii},
-    serving::gateway::SemanticSettings,
+    serving::gateway::settings::SemanticSettings,
     store::{self, postgres::Address},
 };
 use tidemill_net::{

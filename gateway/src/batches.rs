@@ -17,15 +17,16 @@ use crate::{
     batch::{
         file::{INPUT, NoRoom, OUTPUT, Room, StoredFile},
         input::Problem,
-        life::{Batch, Sender, NewBatch},
+        life::{Batch, NewBatch, Sender},
     },
 };
 use disk::{Disk, Kind, Upload};
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::BTreeMap,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -392,9 +393,8 @@ impl Batches {
             .collect()
     }
 
-    /// Nothing that holds the lock panics.
     fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        self.index.lock()
     }
 }
 

@@ -7,7 +7,7 @@ pub mod prompt;
 pub(crate) mod render;
 mod written;
 
-use crate::text::tool::Tool;
+use crate::{base::json::each_string, text::tool::Tool};
 use minijinja::Value;
 use std::collections::BTreeMap;
 
@@ -77,15 +77,6 @@ impl Dialog {
             message.content.iter_mut().chain(&mut message.reasoning).for_each(&mut act);
             message.tool_calls.iter_mut().for_each(|call| each_string(&mut call.arguments, &mut act));
         }
-    }
-}
-
-fn each_string(value: &mut serde_json::Value, act: &mut impl FnMut(&mut String)) {
-    match value {
-        serde_json::Value::String(text) => act(text),
-        serde_json::Value::Array(items) => items.iter_mut().for_each(|item| each_string(item, act)),
-        serde_json::Value::Object(fields) => fields.values_mut().for_each(|field| each_string(field, act)),
-        serde_json::Value::Null | serde_json::Value::Bool(_) | serde_json::Value::Number(_) => {}
     }
 }
 

@@ -10,16 +10,16 @@
 
 pub mod complexity;
 pub mod language;
-pub mod text;
 pub mod sticky;
+pub mod text;
 
 use complexity::Scale;
-use text::BodyText;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::RangeInclusive,
 };
 use sticky::{Model, Split};
+use text::BodyText;
 
 #[derive(Clone, Debug)]
 pub struct Router {

@@ -13,10 +13,11 @@ use crate::{
     requests::error::ApiError,
     rollout::{routed::Routed, shadow::Tap},
 };
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::{
     net::IpAddr,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -162,7 +163,7 @@ impl Caller {
     }
 
     pub(crate) fn take_tap(&self) -> Option<Tap> {
-        self.shadow.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.shadow.as_ref()?.lock().take()
     }
 
     pub(crate) fn note_routed(&self, routed: &Arc<Routed>) {
@@ -423,7 +424,7 @@ impl Tenants {
     /// Makes a change that outlives this process. May take a while: not for the event loop.
     pub fn change(&self, change: Change) -> Result<(), KeepError> {
         self.keeper.apply(&change)?;
-        self.directory.write().unwrap_or_else(PoisonError::into_inner).apply(change);
+        self.directory.write().apply(change);
         Ok(())
     }
 
@@ -448,7 +449,7 @@ impl Tenants {
         let changed = self.keeper.changed().and_then(|changed| if changed { self.keeper.load().map(Some) } else { Ok(None) });
         match changed {
             Ok(Some(changes)) => {
-                let mut directory = self.directory.write().unwrap_or_else(PoisonError::into_inner);
+                let mut directory = self.directory.write();
                 changes.into_iter().for_each(|change| directory.apply(change));
                 self.known.store(self.keeper.is_complete(), Ordering::Release);
             }
@@ -484,7 +485,7 @@ impl Tenants {
     pub fn observe_load(&self, kv_used: Option<f64>) {
         let Some(shedding) = &self.shedding else { return };
         let load = Load { kv_used, ttft_p95: self.ttfts.p95(Instant::now()) };
-        let step: Step = shedding.lock().unwrap_or_else(PoisonError::into_inner).observe(self.now(), load);
+        let step: Step = shedding.lock().observe(self.now(), load);
         if self.shed.swap(step, Ordering::Relaxed) != step {
             tracing::warn!(step, ?load, "load shedding level changed");
         }
@@ -507,11 +508,11 @@ impl Tenants {
 
     /// Nothing that holds the locks panics.
     fn quota(&self) -> MutexGuard<'_, Quota> {
-        self.quota.lock().unwrap_or_else(PoisonError::into_inner)
+        self.quota.lock()
     }
 
     fn directory(&self) -> std::sync::RwLockReadGuard<'_, Directory> {
-        self.directory.read().unwrap_or_else(PoisonError::into_inner)
+        self.directory.read()
     }
 }
 

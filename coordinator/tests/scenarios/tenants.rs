@@ -6,12 +6,7 @@ use super::{
 };
 use reqwest::StatusCode;
 use serde_json::{Value, json};
-use std::{
-    io::ErrorKind::NotFound,
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io::ErrorKind::NotFound, path::Path, sync::Arc, time::Duration};
 use tidemill_coordinator::settings::Flags;
 use tidemill_tenancy::{segment, usage::Event};
 

@@ -2,7 +2,7 @@
 //! texts between the two), and schemas nested deeper than 128 levels. Only what was refused is looked at again, so other bodies pay nothing.
 
 use serde::de::DeserializeOwned;
-use serde_json::{Deserializer, de::SliceRead};
+use serde_json::{Deserializer, Value, de::SliceRead};
 use std::borrow::Cow;
 
 /// Levels of arrays and objects. Each takes stack where it is read, walked and dropped.
@@ -94,6 +94,16 @@ pub fn has_too_many_values(bytes: &[u8]) -> bool {
     values > VALUES_MAX
 }
 
+/// Visits every string in `value`, but for names of fields.
+pub fn each_string(value: &mut Value, act: &mut impl FnMut(&mut String)) {
+    match value {
+        Value::String(text) => act(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| each_string(item, act)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| each_string(field, act)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
 /// The depth that `serde_json` refuses.
 const SERDE_DEPTH_MAX: usize = 128;
 
@@ -107,7 +117,6 @@ fn unit(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use serde_json::Value;
 
     fn text(json: &str) -> String {
         from_slice(json.as_bytes()).unwrap()

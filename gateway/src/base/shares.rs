@@ -1,11 +1,12 @@
 //! Shares of a fixed amount: bytes in flight, connections, places. A party may hold a fixed part of it, and never more than is left for all
 //! others. So no party takes all of it, and many parties together leave some for the next one.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::HashMap,
     hash::Hash,
     net::{IpAddr, Ipv6Addr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 /// The number of parts of which a party may hold one, by default.
@@ -125,9 +126,8 @@ impl Pool {
         self.lock().used()
     }
 
-    /// Nothing that holds the lock panics.
     fn lock(&self) -> MutexGuard<'_, Shares<Party>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

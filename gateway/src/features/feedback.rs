@@ -4,10 +4,11 @@
 //! An answer's owner has one opinion of it, whatever names of users come with it. Tenants [share](crate::base::room) the room for both.
 
 use crate::{
-    base::{owner::Owner, room::Shares},
+    base::{json::each_string, owner::Owner, room::Shares},
     metrics,
 };
 use ::metrics::counter;
+use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -17,7 +18,7 @@ use std::{
     io,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tidemill_safety::pii::{find::Finder, redact::masked};
@@ -194,11 +195,11 @@ impl Feedback {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     fn kept(&self) -> MutexGuard<'_, Connection> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 }
 
@@ -332,15 +333,6 @@ fn shown(row: &Row<'_>) -> rusqlite::Result<Value> {
         "regenerate": row.get::<_, bool>(6)?, "comment": text(7)?,
         "question": serde_json::from_str::<Value>(&text(8)?.unwrap_or_default()).unwrap_or_default(), "answer": text(9)?,
     }))
-}
-
-fn each_string(value: &mut Value, act: &mut impl FnMut(&mut String)) {
-    match value {
-        Value::String(text) => act(text),
-        Value::Array(items) => items.iter_mut().for_each(|item| each_string(item, act)),
-        Value::Object(fields) => fields.values_mut().for_each(|field| each_string(field, act)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
-    }
 }
 
 #[cfg(test)]

@@ -16,12 +16,12 @@ use helper::{
     Model, Question,
     handle::{AskError, Handle, Session},
 };
+use parking_lot::Mutex;
 use serde_json::Value;
 use std::{
     io,
     num::NonZero,
     path::PathBuf,
-    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -64,11 +64,11 @@ pub struct Spent(Mutex<Duration>);
 
 impl Spent {
     fn left(&self) -> Duration {
-        helper::CPU_MAX.saturating_sub(*self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        helper::CPU_MAX.saturating_sub(*self.0.lock())
     }
 
     fn add(&self, cpu: Duration) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) += cpu;
+        *self.0.lock() += cpu;
     }
 }
 

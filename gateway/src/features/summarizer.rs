@@ -4,9 +4,9 @@
 
 use crate::{batch::life::Sender, context::summing::Summing, metrics, store::Owner};
 use futures_util::FutureExt;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     panic::AssertUnwindSafe,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use tokio::{sync::Notify, task::JoinSet, time};
@@ -137,8 +137,7 @@ impl Summarizer {
         self.summing().take()
     }
 
-    /// Nothing that holds the lock panics.
     fn summing(&self) -> MutexGuard<'_, Summing<Key, SummaryRequest>> {
-        self.summing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.summing.lock()
     }
 }

@@ -27,10 +27,11 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use io::{Routes, Watch, Watched};
+use parking_lot::{Mutex, MutexGuard};
 use socket2::SockRef;
 use std::{
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -55,7 +56,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// A client that reads nothing for this long is cut off: by the kernel (`TCP_USER_TIMEOUT`: the connection breaks), or by us, where it is one
 /// stream of several.
 const WRITE_STALL_MAX: Duration = Duration::from_secs(75);
-/// Rest after an accept that failed: for want of file descriptors, most likely.
+/// Rest after an accept that failed: most likely file descriptors ran out.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// The most refused clients that are answered at a time. The others just see the connection's end.
 const TOLD_MAX: usize = 64;
@@ -234,9 +235,8 @@ impl Door {
         }
     }
 
-    /// Nothing that holds the lock panics.
     fn lock(&self) -> MutexGuard<'_, Guests<Arc<Notify>>> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+        self.guests.lock()
     }
 }
 

@@ -14,13 +14,14 @@ use crate::{
     requests::error::ApiError,
 };
 use line::{Begun, Line};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     cell::RefCell,
     fmt,
     num::NonZero,
     panic::{self, AssertUnwindSafe},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -62,9 +63,8 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Nothing that holds the lock panics.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn work(&self) {
@@ -87,7 +87,7 @@ impl Shared {
                         break next;
                     }
                     state.idle += 1;
-                    state = self.more.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    self.more.wait(&mut state);
                     state.idle -= 1;
                 }
             };

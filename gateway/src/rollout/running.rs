@@ -8,19 +8,20 @@ use super::{
     KIND, SEEN_KIND, figures,
     judge::{Verdict, judge},
     record::{Rollout, State, Summary},
-    seen::{Counts, Ended, Seen, Shadows, Side, Report, Window},
+    seen::{Counts, Ended, Report, Seen, Shadows, Side, Window},
     votes::Voter,
 };
 use crate::base::{
     registry::{ChangeError, RecordView, Registry, RegistryView},
     stamp::unix,
 };
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use serde::Serialize;
 use serde_json::json;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -123,11 +124,11 @@ impl Default for Rollouts {
 
 impl Rollouts {
     fn live(&self) -> Arc<[Arc<Live>]> {
-        Arc::clone(&self.live.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.live.read())
     }
 
     pub fn is_empty(&self) -> bool {
-        self.live.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.live.read().is_empty()
     }
 
     /// The rollout that users of this model move in.
@@ -150,7 +151,7 @@ impl Rollouts {
             drop(noted);
             Arc::new(Live { record, revision, book })
         });
-        *self.live.write().unwrap_or_else(PoisonError::into_inner) = live.collect();
+        *self.live.write() = live.collect();
     }
 
     /// People liked a model's answers, or did not. `false`: the model is in no rollout.
@@ -356,9 +357,8 @@ impl Book {
         Self { began, noted: Mutex::new(noted), brake: OnceLock::new() }
     }
 
-    /// Nothing that holds the lock panics.
     fn noted(&self) -> MutexGuard<'_, Noted> {
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.noted.lock()
     }
 
     fn count(&self, side: Side, ended: &Ended) {

@@ -6,10 +6,11 @@
 
 use crate::base::stamp::unix_seconds;
 use metrics::counter;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 use tidemill_safety::{
@@ -189,7 +190,7 @@ impl Audit {
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn masked(&self, text: &str) -> String {

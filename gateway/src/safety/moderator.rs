@@ -8,8 +8,9 @@ use crate::{
         tokenizer::{EncodeError, Tokenizer},
     },
 };
+use parking_lot::{Mutex, MutexGuard};
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 use tidemill_proto::block::Token;
@@ -176,9 +177,8 @@ impl Moderator {
         heard.iter().map(|top| self.words.score(top)).collect::<Option<_>>().ok_or(ModerationError::Unclear)
     }
 
-    /// Nothing that holds the lock panics.
     fn faults(&self) -> MutexGuard<'_, Faults> {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+        self.faults.lock()
     }
 }
 

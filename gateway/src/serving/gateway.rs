@@ -1,7 +1,7 @@
 //! A handle to all that the gateway has: its models and what they share. Every handler gets one, bound to a model and a caller.
 //!
-//! - `settings`: what it is made with; `jobs`: what runs beside requests
-//! - one request's path: `intake`: its body and its sender's shares; [`route`]: the model that answers; `prompt`: its prompt; `start`: the
+//! - [`settings`]: its making; `jobs`: what runs beside requests
+//! - one request's path: `intake`: its body and its sender's shares; [`route`]: the model that answers; `prompt`: its prompt; [`start`]: the
 //!   start of its answer, with `doubts`: a model's opinion of what it asks; `questions`: whether a similar question's answer will do
 //! - `shadows`: what a rollout's new model would answer; `summaries`: how long conversations are summarized
 
@@ -11,22 +11,13 @@ mod jobs;
 mod prompt;
 mod questions;
 pub mod route;
-mod settings;
+pub mod settings;
 mod shadows;
-mod start;
+pub mod start;
 mod summaries;
 
-pub use settings::{GatewaySettings, Generating, SemanticSettings};
-pub use start::{EmbeddedText, Start};
-
 use crate::{
-    base::{
-        memories,
-        origins::Origins,
-        registry::Registry,
-        shares::{Pool, Shares},
-        stamp::unix_seconds,
-    },
+    base::{memories, origins::Origins, registry::Registry, shares::Pool},
     batch::life::Sender,
     batches::Batches,
     context::Strategy,
@@ -45,10 +36,12 @@ use crate::{
     tenants::{Caller, Tenants},
     text::TextModel,
 };
+use axum::Router as Routes;
+use parking_lot::RwLock;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -56,13 +49,11 @@ use std::{
 use tidemill_cluster::{ClusterView, Rejection, class::Classes};
 use tokio::sync::Semaphore;
 
-/// The most bytes of stored items that are sent at a time, to all clients together.
-const ANSWERS_BYTES_MAX: u64 = 256 << 20;
-/// The most files that are uploaded at a time.
-const UPLOADS_MAX: u64 = 16;
-
 /// The most viewers that watch the cluster at a time, each with a stream of its own.
 pub const VIEWERS_MAX: usize = 16;
+
+/// The generating endpoints' routes, each with its quota taken: clients, batches and shadows are answered through them.
+pub type Generating = fn(&Arc<Gateway>) -> Routes<Arc<Gateway>>;
 
 /// A model that clients can ask for.
 #[derive(Debug)]
@@ -136,57 +127,6 @@ struct Shared {
 }
 
 impl Gateway {
-    /// Makes a gateway of `models`, at least one, with distinct names. The handle is bound to the first.
-    pub fn new(models: Vec<ServedModel>, settings: GatewaySettings) -> Self {
-        let models: Vec<_> = models.into_iter().map(Arc::new).collect();
-        let shared = Shared {
-            generating: settings.generating,
-            models,
-            aliases: RwLock::new(Arc::new(settings.aliases)),
-            router: settings.router,
-            rollouts: Rollouts::default(),
-            registry: settings.registry,
-            store: settings.store,
-            batches: settings.batches,
-            grammars: settings.grammars,
-            tenants: settings.tenants,
-            safety: settings.safety,
-            server_tools: settings.server_tools,
-            pii: settings.pii,
-            context: settings.context,
-            summarizer: Summarizer::new(settings.summaries),
-            memories: settings.memories,
-            audit: settings.audit,
-            feedback: settings.feedback,
-            running: Arc::default(),
-            replays: Arc::new(Replays::new(settings.replay)),
-            response_cache: settings.response_cache.map(|limits| Arc::new(Cache::new(limits))),
-            similar: settings.semantic_cache.as_ref().map(|settings| Arc::new(Similar::new(settings.limits))),
-            similarity_model: settings.semantic_cache.and_then(|settings| settings.model),
-            created: unix_seconds(),
-            objectives: Arc::new(Objectives::new(settings.classes)),
-            recent: Arc::default(),
-            viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
-            request_timeout: settings.request_timeout,
-            bodies: Bodies::new(settings.body_bytes_max, settings.bodies_bytes_max),
-            requests: Pool::new(Shares::new(settings.requests_max as u64, (settings.requests_max as u64).div_ceil(2))),
-            answers: Pool::new(Shares::new(ANSWERS_BYTES_MAX, intake::ANSWER_BYTES_MAX)),
-            uploads: Pool::new(Shares::quarters(UPLOADS_MAX, 0)),
-            max_tokens_must_fit: settings.max_tokens_must_fit,
-            hosts: settings.hosts,
-            cors: settings.cors,
-            computing: Computing::start(),
-            leaving: AtomicBool::new(false),
-            draining: AtomicBool::new(false),
-        };
-        Self {
-            model: Arc::clone(shared.models.first().expect("a gateway serves a model")),
-            shared: Arc::new(shared),
-            caller: None,
-            routed: None,
-        }
-    }
-
     /// Binds the handle to the model that a client names. Where there is one model, no name is needed.
     pub fn select(&self, name: Option<&str>) -> Result<Arc<Self>, ApiError> {
         let models = &self.shared.models;
@@ -265,12 +205,12 @@ impl Gateway {
 
     /// Aliases of models, each with the model that it stands for.
     pub fn aliases(&self) -> Arc<BTreeMap<String, String>> {
-        Arc::clone(&self.shared.aliases.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.shared.aliases.read())
     }
 
     /// Replaces all aliases.
     pub fn set_aliases(&self, aliases: BTreeMap<String, String>) {
-        *self.shared.aliases.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(aliases);
+        *self.shared.aliases.write() = Arc::new(aliases);
     }
 
     pub fn rollouts(&self) -> &Rollouts {

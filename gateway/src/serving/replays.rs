@@ -2,7 +2,7 @@
 //! listeners whose connections take the frames.
 
 use crate::{
-    cache::replay::{Append, Lookup, Counts, Digest, Limits, Read, Recordings, Seat},
+    cache::replay::{Append, Counts, Digest, Limits, Lookup, Read, Recordings, Seat},
     metrics,
     requests::error::ApiError,
 };
@@ -14,10 +14,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::{StreamExt, stream};
+use parking_lot::{Mutex, MutexGuard};
 use serde::Deserialize;
 use std::{
     convert::Infallible,
-    sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak},
+    sync::{Arc, Once, OnceLock, Weak},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -117,9 +118,8 @@ impl Replays {
         self.began.elapsed()
     }
 
-    /// Nothing that holds the lock panics.
     fn lock(&self) -> MutexGuard<'_, Recordings<Arc<Signal>, Bytes>> {
-        self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recordings.lock()
     }
 }
 

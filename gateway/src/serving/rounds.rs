@@ -11,7 +11,7 @@ use crate::{
     features::server_tools::{NotOffered, ServerTools},
     metrics::usage::Usage,
     requests::{error::ApiError, options::Options},
-    serving::gateway::{Gateway, Start},
+    serving::gateway::{Gateway, start::Start},
     text::tool::Tool,
 };
 use futures_util::future::join_all;

@@ -1,11 +1,9 @@
 //! Responses that are being streamed: they can be looked at and cancelled by their ids.
 
 use crate::store::Owner;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
@@ -48,9 +46,8 @@ impl RunningResponses {
         Some(response)
     }
 
-    /// Nothing that holds the lock panics.
     fn lock(&self) -> MutexGuard<'_, HashMap<(Owner, String), Streaming>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -5,10 +5,10 @@ use super::{
     Record, RecordPage, Rewrite, Store, StoreError, Stored, Summary, Totals, note_evicted, page_of,
 };
 use crate::base::room::Shares;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     future,
-    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Memory {
 
     /// A panic of another holder has left the state whole: no operation leaves it in between.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Turns at a number of places. A tenant never has all of them, so another one's question need not wait for it to end.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::HashMap,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -32,16 +32,15 @@ impl Turns {
         let mut held = self.lock();
         while held.all >= self.places || held.tenants.get(tenant).is_some_and(|&own| own + 1 >= self.places) {
             let left = until.checked_duration_since(Instant::now())?;
-            held = self.freed.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.freed.wait_for(&mut held, left);
         }
         held.all += 1;
         *held.tenants.entry(tenant.to_owned()).or_default() += 1;
         Some(Turn { turns: self, tenant: tenant.to_owned() })
     }
 
-    /// Nothing that holds the lock panics.
     fn lock(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 }
 

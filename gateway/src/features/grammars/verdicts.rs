@@ -1,9 +1,7 @@
 //! Verdicts that are kept: they depend on nothing but the question. A tenant that asks for more than its share loses its own.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{collections::HashMap, sync::Arc};
 use tidemill_grammar::{GrammarError, helper::Question};
 
 /// Bytes of all verdicts,
@@ -76,9 +74,8 @@ impl Verdicts {
         kept.verdicts.insert(key, One { verdict, bytes, tenant, used });
     }
 
-    /// Nothing that holds the lock panics.
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

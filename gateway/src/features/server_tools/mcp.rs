@@ -11,6 +11,7 @@ mod http;
 use crate::text::tool::Tool;
 use http::{Failure, Http};
 use metrics::gauge;
+use parking_lot::RwLock;
 use rmcp::{
     ClientHandler, ClientLifecycleMode, ClientServiceExt, Peer, RoleClient, ServiceError,
     model::{
@@ -24,12 +25,7 @@ use rmcp::{
     },
 };
 use serde_json::Value;
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use tidemill_tenancy::web::{Target, TargetError};
 use tokio::{
     sync::{Notify, watch},
@@ -144,7 +140,7 @@ impl McpServer {
     }
 
     fn known(&self) -> Option<Arc<Known>> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.known.read().clone()
     }
 
     /// Calls a tool by the name that it is offered under. Returns its output, or a description of the error.
@@ -272,7 +268,7 @@ impl McpServer {
     }
 
     fn learn(&self, known: Known) {
-        let mut known_before = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known_before = self.known.write();
         if known_before.as_ref().is_none_or(|before| before.tools != known.tools) {
             let names: Vec<_> = known.tools.keys().map(String::as_str).collect();
             tracing::info!(server = self.name, tools = names.join(" "), "tools of an MCP server");

@@ -1,4 +1,4 @@
-//! A connection's bytes and requests, watched for what it waits for.
+//! A connection's bytes and requests, watched for the thing that it waits for.
 
 use super::{
     super::paths,
@@ -17,13 +17,14 @@ use hyper::{
     service::Service,
 };
 use hyper_util::service::TowerToHyperService;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     convert::Infallible,
     io,
     net::IpAddr,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
@@ -74,9 +75,8 @@ impl Watch {
         Running(self.clone())
     }
 
-    /// Nothing that holds the lock panics.
     fn running(&self) -> MutexGuard<'_, usize> {
-        self.0.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.running.lock()
     }
 }
 

@@ -8,8 +8,9 @@ use crate::{
     },
     metrics,
 };
+use parking_lot::{Mutex, MutexGuard};
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tidemill_cluster::RequestEvent;
@@ -40,7 +41,7 @@ impl Similar {
 
 impl<C> Shared<C> {
     pub(crate) fn cache(&self) -> MutexGuard<'_, C> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock()
     }
 
     pub(crate) fn now(&self) -> Duration {

@@ -120,7 +120,9 @@ impl Gateway {
 
     /// Refuses text that the moderator finds harmful; and text that could not be moderated, unless the operator lets it pass for a while.
     pub async fn moderate(&self, param: &str, doubts: Vec<Doubt>) -> Result<(), ApiError> {
-        let Some(moderator) = self.safety().and_then(|safety| safety.moderator.as_ref()).filter(|_| !doubts.is_empty()) else { return Ok(()) };
+        let Some(moderator) = self.safety().and_then(|safety| safety.moderator.as_ref()).filter(|_| !doubts.is_empty()) else {
+            return Ok(());
+        };
         match self.outcome(Side::Prompt, moderator, packed(doubts)).await {
             Moderated::Passes => Ok(()),
             Moderated::Harmful(finding, text) => {
@@ -149,12 +151,26 @@ impl Gateway {
         let categories = doubts.iter().flat_map(Doubt::categories).map(|category| category.name()).collect::<Vec<_>>().join(", ");
         match fate {
             Fate::Passes => {
-                tracing::warn!(tenant, model, categories, reason, detail, "the last safety check of an uncertain {text} failed; letting it pass");
+                tracing::warn!(
+                    tenant,
+                    model,
+                    categories,
+                    reason,
+                    detail,
+                    "the last safety check of an uncertain {text} failed; letting it pass"
+                );
                 counter!("tidemill_safety_bypasses_total", "side" => side, "reason" => reason).increment(1);
                 Moderated::Passes
             }
             Fate::Refused => {
-                tracing::warn!(tenant, model, categories, reason, detail, "the last safety check of an uncertain {text} failed; refusing it");
+                tracing::warn!(
+                    tenant,
+                    model,
+                    categories,
+                    reason,
+                    detail,
+                    "the last safety check of an uncertain {text} failed; refusing it"
+                );
                 counter!("tidemill_safety_unchecked_total", "side" => side, "reason" => reason).increment(1);
                 Moderated::Unchecked(error)
             }

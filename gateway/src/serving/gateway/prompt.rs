@@ -21,7 +21,7 @@ use crate::{
     },
 };
 use serde_json::Value;
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 use tidemill_grammar::{GrammarError, helper::handle::AskError, lark, schema::Terms};
 use tidemill_proto::{block::Token, grammar::Grammar};
 use tidemill_safety::{

@@ -6,7 +6,7 @@ use crate::{
     metrics::{self, usage::RouteUsage},
     requests::error::ApiError,
     rollout::{routed::Routed, running::Live, seen::Side, shadow::Mirror},
-    routing::{Requester, By, Overflow, Router, text::BodyText},
+    routing::{By, Overflow, Requester, Router, text::BodyText},
 };
 use serde_json::{Map, Value};
 use std::sync::Arc;

@@ -1,23 +1,48 @@
-//! The settings of a gateway.
+//! The making of a gateway, and its settings.
 
-use super::Gateway;
+use super::{Gateway, Generating, ServedModel, Shared, VIEWERS_MAX, intake::ANSWER_BYTES_MAX};
 use crate::{
-    base::{memories, origins::Origins, registry::Registry},
+    base::{
+        memories,
+        origins::Origins,
+        registry::Registry,
+        shares::{Pool, Shares},
+        stamp::unix_seconds,
+    },
     batches::Batches,
     cache::{replay, response_cache, semantic},
     context::Strategy,
-    features::{feedback::Feedback, grammars::Grammars, server_tools::ServerTools, summarizer},
+    features::{
+        feedback::Feedback,
+        grammars::Grammars,
+        server_tools::ServerTools,
+        summarizer::{self, Summarizer},
+    },
+    metrics::Objectives,
+    requests::{body::Bodies, computing::Computing},
+    rollout::running::Rollouts,
     routing::Router,
     safety::{Safety, audit::Audit, pii::Pii},
+    serving::{
+        backend::{Cache, Similar},
+        replays::Replays,
+    },
     store::Store,
     tenants::Tenants,
 };
-use axum::Router as Routes;
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use parking_lot::RwLock;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 use tidemill_cluster::class::Classes;
+use tokio::sync::Semaphore;
 
-/// The generating endpoints' routes, each with its quota taken: clients, batches and shadows are answered through them.
-pub type Generating = fn(&Arc<Gateway>) -> Routes<Arc<Gateway>>;
+/// The most bytes of stored items that are sent at a time, to all clients together.
+const ANSWERS_BYTES_MAX: u64 = 256 << 20;
+/// The most files that are uploaded at a time.
+const UPLOADS_MAX: u64 = 16;
 
 #[derive(Debug)]
 pub struct GatewaySettings {
@@ -75,4 +100,57 @@ pub struct SemanticSettings {
     pub limits: semantic::Limits,
     /// The model that measures how similar questions are. `None`: their words are compared.
     pub model: Option<String>,
+}
+
+impl Gateway {
+    /// Makes a gateway of `models`, at least one, with distinct names. The handle is bound to the first.
+    pub fn new(models: Vec<ServedModel>, settings: GatewaySettings) -> Self {
+        let models: Vec<_> = models.into_iter().map(Arc::new).collect();
+        let shared = Shared {
+            generating: settings.generating,
+            models,
+            aliases: RwLock::new(Arc::new(settings.aliases)),
+            router: settings.router,
+            rollouts: Rollouts::default(),
+            registry: settings.registry,
+            store: settings.store,
+            batches: settings.batches,
+            grammars: settings.grammars,
+            tenants: settings.tenants,
+            safety: settings.safety,
+            server_tools: settings.server_tools,
+            pii: settings.pii,
+            context: settings.context,
+            summarizer: Summarizer::new(settings.summaries),
+            memories: settings.memories,
+            audit: settings.audit,
+            feedback: settings.feedback,
+            running: Arc::default(),
+            replays: Arc::new(Replays::new(settings.replay)),
+            response_cache: settings.response_cache.map(|limits| Arc::new(Cache::new(limits))),
+            similar: settings.semantic_cache.as_ref().map(|settings| Arc::new(Similar::new(settings.limits))),
+            similarity_model: settings.semantic_cache.and_then(|settings| settings.model),
+            created: unix_seconds(),
+            objectives: Arc::new(Objectives::new(settings.classes)),
+            recent: Arc::default(),
+            viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
+            request_timeout: settings.request_timeout,
+            bodies: Bodies::new(settings.body_bytes_max, settings.bodies_bytes_max),
+            requests: Pool::new(Shares::new(settings.requests_max as u64, (settings.requests_max as u64).div_ceil(2))),
+            answers: Pool::new(Shares::new(ANSWERS_BYTES_MAX, ANSWER_BYTES_MAX)),
+            uploads: Pool::new(Shares::quarters(UPLOADS_MAX, 0)),
+            max_tokens_must_fit: settings.max_tokens_must_fit,
+            hosts: settings.hosts,
+            cors: settings.cors,
+            computing: Computing::start(),
+            leaving: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+        };
+        Self {
+            model: Arc::clone(shared.models.first().expect("a gateway serves a model")),
+            shared: Arc::new(shared),
+            caller: None,
+            routed: None,
+        }
+    }
 }

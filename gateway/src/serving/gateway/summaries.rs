@@ -1,12 +1,12 @@
 //! The making of a conversation's running summary: a model is asked, as the conversation's sender would ask it.
 //! [`crate::features::summarizer`] decides which conversation is next.
 
-use super::{Gateway, Start};
+use super::{Gateway, start::Start};
 use crate::{
     base::stamp::unix_seconds,
     context::summary::{self, PARTS_MAX, Summaries, Summary, TOKENS_MAX},
     dialog::{Dialog, Message, ReasoningWish},
-    features::summarizer::{Key, Settings, Unmade, SummaryRequest},
+    features::summarizer::{Key, Settings, SummaryRequest, Unmade},
     generation::piece::{FinishReason, Piece},
     requests::{
         error::ApiError,

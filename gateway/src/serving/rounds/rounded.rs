@@ -55,7 +55,8 @@ pub struct Spent {
 impl Rounded {
     /// Makes one answer of all rounds. `rounds` are for an answer of one choice.
     pub fn new(gateway: &Arc<Gateway>, answer: Answer, rounds: Option<Rounds>) -> Self {
-        let steps = |rounds| Steps { gateway: Arc::clone(gateway), rounds, shows_calls: false, said: Piece::default(), then: Then::Nothing };
+        let steps =
+            |rounds| Steps { gateway: Arc::clone(gateway), rounds, shows_calls: false, said: Piece::default(), then: Then::Nothing };
         Self { answer, steps: rounds.map(steps) }
     }
 
