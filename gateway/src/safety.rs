@@ -13,8 +13,8 @@ use crate::{
     },
     safety::audit::Audit,
 };
-use moderator::Moderator;
 use metrics::{counter, histogram};
+use moderator::Moderator;
 use std::{sync::Arc, time::Instant};
 use tidemill_safety::{
     category::{Category, Finding, Threshold, Thresholds},

@@ -91,7 +91,9 @@ impl Disk {
             if extension == RECORD {
                 match serde_json::from_slice(&fs::read(path)?) {
                     Ok(record) => records.push(record),
-                    Err(error) => tracing::error!(path = %path.display(), %error, "could not read a record of files or batches; leaving it out"),
+                    Err(error) => {
+                        tracing::error!(path = %path.display(), %error, "could not read a record of files or batches; leaving it out")
+                    }
                 }
             }
             Ok(())

@@ -21,7 +21,7 @@ use tidemill_tenancy::{
     records::{Change, Key, Tenant, check_name},
 };
 
-/// No body here is longer.
+/// The most bytes of a body.
 const BODY_BYTES_MAX: usize = 64 << 10;
 
 type Answered = Result<Json<Value>, ApiError>;
@@ -49,13 +49,13 @@ struct NewKey {
 struct TenantFields {
     #[serde(default)]
     tier: Option<String>,
-    /// Instead of the tier's: those that are given take the place of earlier ones.
+    /// Limits in place of the tier's: those that are given replace earlier ones.
     #[serde(default)]
     limits: Overrides,
-    /// Earlier ones go.
+    /// Whether earlier limits of the tenant's own are dropped.
     #[serde(default)]
     reset_limits: bool,
-    /// Whether a similar question's answer will do for its own.
+    /// Whether the tenant's requests may be answered from the semantic cache.
     #[serde(default)]
     semantic_cache: Option<bool>,
 }
@@ -118,7 +118,7 @@ pub async fn list_keys(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
     Json(json!({"keys": keys.iter().map(shown).collect::<Vec<_>>()}))
 }
 
-/// `DELETE /admin/keys/{id}`. The key stays in the list, and opens nothing any more.
+/// `DELETE /admin/keys/{id}`. The key stays in the list, but is not accepted any more.
 pub async fn revoke_key(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Answered {
     let revoked = change(&gateway, move |tenants| {
         let missing = || ApiError::not_found("id", "there is no key with this id: `tidemill keys list` shows those that there are");
@@ -194,7 +194,7 @@ fn check_tier(tenants: &Tenants, tier: &str) -> Result<(), ApiError> {
     }
 }
 
-/// Without its digest.
+/// Writes a key without its digest.
 fn shown(key: &Key) -> Value {
     let mut shown = json!(key);
     if let Value::Object(fields) = &mut shown {

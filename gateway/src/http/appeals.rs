@@ -28,7 +28,7 @@ struct Appeal {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Decided {
-    /// `upheld` or `overturned`.
+    /// The decision: `upheld` or `overturned`.
     decision: Decision,
     #[serde(default)]
     note: String,
@@ -37,7 +37,7 @@ struct Decided {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListQuery {
-    /// All of them if it is not given.
+    /// The state of the appeals to list; all if it is not given.
     state: Option<appeals::State>,
 }
 

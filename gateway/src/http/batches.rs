@@ -8,7 +8,7 @@ use super::{
 use crate::{
     batch::{
         input::ENDPOINTS,
-        life::{Batch, WINDOW, NewBatch},
+        life::{Batch, NewBatch, WINDOW},
     },
     batches::BatchError,
     requests::error::ApiError,

@@ -42,22 +42,22 @@ const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh",
 
 #[derive(Debug)]
 pub struct Chat {
-    /// `None`: nothing is stored.
+    /// The turn of a stored conversation; `None`: nothing is stored.
     turn: Option<Turn>,
     context: Option<ContextUsage>,
-    /// `None`: no tools run here for it.
+    /// Further rounds; `None`: no tools run here for it.
     rounds: Option<Rounds>,
     calls: Calls,
 }
 
-/// How the client wants to learn of calls.
+/// The form in which the client is given calls.
 #[derive(Debug, Default)]
 struct Calls {
-    /// By the older fields: one call, without an id.
+    /// Whether calls go into the older fields: one call, without an id.
     older: bool,
     /// Names of custom tools.
     custom: HashSet<String>,
-    /// The calls of such that a stream has begun: of which choice, and which of its calls.
+    /// Calls of custom tools that a stream has begun, by choice and index.
     reading: HashMap<(u32, u32), InputReader>,
 }
 
@@ -69,7 +69,7 @@ impl Calls {
         Self { older, custom: custom.collect(), reading: HashMap::new() }
     }
 
-    /// As a stream's part. Custom tools' calls have text for arguments.
+    /// Writes a call's part for a stream. Custom tools' calls have text for arguments.
     fn part(&mut self, choice: u32, call: CallDelta) -> CallPart {
         let CallDelta { index, id, name, arguments } = call;
         if name.as_ref().is_some_and(|name| self.custom.contains(name)) {
@@ -85,7 +85,7 @@ impl Calls {
         }
     }
 
-    /// In the fields that the client knows.
+    /// Writes calls in the fields that the client knows.
     fn told(&mut self, choice: u32, calls: Vec<CallDelta>) -> (Vec<CallPart>, Option<FunctionPart>) {
         let mut parts: Vec<_> = calls.into_iter().map(|call| self.part(choice, call)).collect();
         match self.older {
@@ -268,7 +268,7 @@ impl Endpoint for Chat {
     }
 }
 
-/// The body in words that no protocol owns.
+/// Translates the body into the dialog that all protocols share.
 pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
     if chat.messages.is_empty() && chat.conversation.is_none() {
         return Err(ApiError::invalid("messages", "`messages` is empty: at least one message is needed"));
@@ -300,7 +300,7 @@ pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
     })
 }
 
-/// `older_calls`: ids of the last calls in the older field, which has none, by the functions' names.
+/// Reads a message. `older_calls`: ids of the last calls in the older field, which has none, by the functions' names.
 fn message(index: usize, sent: Message, older_calls: &mut HashMap<String, String>) -> Result<dialog::Message, ApiError> {
     let param = || format!("messages[{index}].content");
     if !ROLES.contains(&sent.role.as_str()) {
@@ -345,7 +345,7 @@ fn message(index: usize, sent: Message, older_calls: &mut HashMap<String, String
     })
 }
 
-/// Templates expect text: parts are joined by line breaks, as vLLM does.
+/// Joins a content's parts by line breaks, as vLLM does: templates expect text.
 fn joined(parts: Vec<ContentPart>, param: &str) -> Result<String, ApiError> {
     let typed = |TypedPart { r#type, text, refusal }| match (r#type.as_str(), text.or(refusal)) {
         // The others are names of Responses.

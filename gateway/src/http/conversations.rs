@@ -1,5 +1,5 @@
-//! `/v1/conversations`: what was said, kept for its owner, in OpenAI's shape and with what a product needs besides: lists, titles,
-//! branches, exports.
+//! `/v1/conversations`: dialogs, kept for their owner, in OpenAI's shape and with what a product needs besides: lists, titles, branches,
+//! exports.
 //!
 //! - [`record`]: a conversation's own fields; [`turn`]: a chat's turn in one; `export`: JSON lines
 
@@ -201,7 +201,7 @@ async fn put(gateway: &Arc<Gateway>, conversation: Conversation, earlier: Vec<St
     show(gateway, load(gateway, &id, Part::Nothing).await?).await
 }
 
-/// An empty body is one without fields.
+/// Reads a body, which may be empty: then it has no fields.
 fn fields<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
     if body.is_empty() { Ok(T::default()) } else { parse::json(body) }
 }
@@ -234,12 +234,12 @@ fn shown(record: &Record) -> Result<Value, ApiError> {
     Ok(Conversation::read(record)?.shown(record.updated, record.totals, summaries.newest()))
 }
 
-/// The place of an item in a history: the last, if it is there twice.
+/// Finds the place of an item in a history: the last, if it is there twice.
 fn place_of(record: &Record, item: &str) -> Option<usize> {
     record.items.iter().rposition(|stored| stored.id == item)
 }
 
-/// A record's body, where new items give it a title.
+/// Returns a record's new body, if new items give it a title.
 pub(super) fn retitled(record: &Record, items: &[Item]) -> Result<Option<Rewrite>, ApiError> {
     let mut conversation = Conversation::read(record)?;
     Ok(conversation.take_title(items).then(|| Rewrite { from: record.body.clone(), to: conversation.body() }))

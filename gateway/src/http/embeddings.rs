@@ -8,7 +8,7 @@ use crate::{
     requests::{computing::checkpoint, error::ApiError, parse},
     serving::{
         embedded::{collect, unit},
-        gateway::{EmbeddedText, Gateway},
+        gateway::{Gateway, start::EmbeddedText},
     },
 };
 use axum::{
@@ -39,11 +39,11 @@ struct Fields {
 
 /// A parsed request.
 struct Parsed {
-    /// Bound to the model that is asked for.
+    /// The gateway, bound to the model that is asked for.
     gateway: Arc<Gateway>,
     inputs: Vec<EmbeddedText>,
     is_base64: bool,
-    /// Numbers of an embedding; `None`: all.
+    /// The numbers to keep of an embedding; `None`: all.
     dimensions: Option<usize>,
 }
 
@@ -63,7 +63,7 @@ async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Bytes, ApiError> {
     gateway.compute(move || Ok(listed(&worker, rows, dimensions, is_base64, tokens))).await
 }
 
-/// The row of each text, and the tokens of all.
+/// Computes the row of each text, and counts the tokens of all.
 pub(super) async fn run(gateway: &Arc<Gateway>, param: &str, texts: &[EmbeddedText]) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
     let (submission, mut metered) = gateway.start_embeddings(param, texts)?;
     let tokens = texts.iter().map(|text| text.tokens.len() as u64).sum();

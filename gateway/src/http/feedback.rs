@@ -22,7 +22,7 @@ use std::sync::Arc;
 const COMMENT_BYTES_MAX: usize = 4096;
 /// The most bytes of a user's name.
 const USER_BYTES_MAX: usize = 256;
-/// Opinions in one answer.
+/// The most opinions in one answer.
 const LISTED_MAX: usize = 1000;
 const LISTED: usize = 100;
 
@@ -33,7 +33,7 @@ struct Given {
     #[serde(default)]
     regenerate: bool,
     comment: Option<String>,
-    /// A name to show, where several users ask with one key. Each answer has one opinion of its owner, whatever the name.
+    /// A name to show, where several users share a key. Each answer has one opinion of its owner, whatever the name.
     user: Option<String>,
 }
 
@@ -84,7 +84,7 @@ pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<List
     Ok(Json(json!({"feedback": listed.await?})))
 }
 
-/// A response that its tenant has stored is known for as long as it is stored.
+/// Finds a stored response, which can be rated for as long as it is stored.
 async fn stored(gateway: &Arc<Gateway>, id: &str) -> Result<Answered, ApiError> {
     let missing = || {
         ApiError::not_found(
@@ -113,7 +113,7 @@ async fn stored(gateway: &Arc<Gateway>, id: &str) -> Result<Answered, ApiError> 
     gateway.compute_body(bytes, answered).await
 }
 
-/// A stored message's text.
+/// Returns a stored message's text.
 fn said(item: &Value) -> String {
     match &item["content"] {
         Value::String(text) => text.clone(),

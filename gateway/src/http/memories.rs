@@ -1,5 +1,5 @@
-//! `/v1/memories`: what is remembered of a user from one conversation to the next. Facts are put, listed and deleted by their owner alone,
-//! and reach only those chats that ask for them (`memory: true`).
+//! `/v1/memories`: facts that are remembered of a user from one conversation to the next. They are put, listed and deleted by their owner
+//! alone, and reach only those chats that ask for them (`memory: true`).
 
 use super::access::Client;
 use crate::{
@@ -19,10 +19,10 @@ use std::sync::Arc;
 
 /// The most bytes of one fact: longer ones are notes, and would take the room of all others.
 const TEXT_BYTES_MAX: usize = 1024;
-/// Facts that are deleted at a time, where all are.
+/// The most facts that are deleted at a time.
 const DELETED_AT_A_TIME: usize = 100;
 
-/// As stored and as shown.
+/// A fact, as stored and as shown.
 #[derive(Debug, Serialize, Deserialize)]
 struct Memory {
     id: String,
@@ -102,7 +102,7 @@ pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Answered
     Ok(Json(json!({"id": id, "object": "memory.deleted", "deleted": true})))
 }
 
-/// `DELETE /v1/memories`: all that is remembered of the caller.
+/// `DELETE /v1/memories`: all facts of the caller.
 pub async fn delete_all(Client(gateway): Client) -> Answered {
     limits(&gateway)?;
     let owner = gateway.owner();
@@ -157,7 +157,7 @@ async fn check_room(gateway: &Gateway, limits: Limits, id: &str) -> Result<(), A
     Err(ApiError::no_room_to_remember(format!("your facts would have {bytes} bytes, and may have {}: delete some first", limits.bytes)))
 }
 
-/// The first of the caller's own.
+/// Returns the first of the caller's facts.
 async fn all(gateway: &Gateway, limit: usize) -> Result<RecordPage, StoreError> {
     gateway.store().list(&gateway.owner(), Kind::Memory, Page { after: None, limit, descending: false }).await
 }

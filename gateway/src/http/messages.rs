@@ -19,7 +19,7 @@ use crate::{
     requests::{error::ApiError, parse::JsonBody},
     serving::{
         answer::Delta,
-        gateway::{Gateway, Start},
+        gateway::{Gateway, start::Start},
         rounds::rounded::{Rounded, Spent},
     },
 };
@@ -126,7 +126,7 @@ impl Message {
         self.finish = delta.piece.finish.clone().or(self.finish.take());
     }
 
-    /// The first events, once. They come with the first token: only then is known what was cached.
+    /// Returns the first events, once. They come with the first token: only then is known what was cached.
     fn beginning(&mut self, used: &Usage) -> Vec<Value> {
         if std::mem::replace(&mut self.begun, true) {
             return Vec::new();
@@ -135,7 +135,7 @@ impl Message {
         vec![start, json!({"type": "ping"})]
     }
 
-    /// Says what was found in a refused answer, and how to appeal; or that it could not be checked.
+    /// Adds the finding in a refused answer, and how to appeal; or that it could not be checked.
     fn tell_refusal(&self, message: &mut Value) {
         if let Some(reason @ (StopReason::Violation(_) | StopReason::Unchecked(_))) =
             self.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref())
@@ -152,7 +152,7 @@ impl Message {
         })
     }
 
-    /// Why the message ended, and the client's stop sequence if that is why.
+    /// Returns the reason why the message ended, and the client's stop sequence if it was one.
     fn stop(&self) -> (&'static str, Option<&str>) {
         match &self.finish {
             Some(Finish { reason: FinishReason::ToolCalls, .. }) => ("tool_use", None),
@@ -164,7 +164,7 @@ impl Message {
     }
 }
 
-/// Anthropic counts cached tokens apart from the others.
+/// Writes the usage: Anthropic counts cached tokens apart from the others.
 fn usage(usage: &Usage) -> Value {
     let cached = usage.prompt_tokens_details.cached_tokens;
     json!({

@@ -1,4 +1,4 @@
-//! `/v1/moderations`: the safety checks' opinion of a text.
+//! `/v1/moderations`: the safety checks' verdict on a text.
 
 use super::access::Client;
 use crate::{

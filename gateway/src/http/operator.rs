@@ -1,4 +1,4 @@
-//! For operators and probes: `/ready`, `/metrics`, `/cluster`.
+//! Endpoints for operators and probes: `/ready`, `/metrics`, `/cluster`.
 
 use crate::{base::registry::RegistryView, cache::replay::Counts, metrics, requests::error::ApiError, serving::gateway::Gateway};
 use axum::{

@@ -22,7 +22,7 @@ use futures_util::stream;
 use serde_json::Value;
 use std::{collections::VecDeque, convert::Infallible, future};
 
-/// One answer in the words of a protocol.
+/// A protocol's form of one answer.
 pub trait Protocol: Sized + Send + 'static {
     /// Returns a stream's first events, before anything of the answer is known.
     fn opening(&mut self) -> Vec<Event> {

@@ -6,7 +6,7 @@
 
 use crate::{
     base::json,
-    cache::replay::{Lookup, Digest},
+    cache::replay::{Digest, Lookup},
     http::messages::error::MessagesError,
     metrics,
     requests::error::ApiError,
@@ -30,12 +30,12 @@ use std::sync::Arc;
 
 const KEY: &str = "idempotency-key";
 const LAST_EVENT_ID: &str = "last-event-id";
-/// Says what became of a request with a key.
+/// The header with the fate of a request that has a key.
 const STATUS: &str = "x-idempotency";
-/// As Stripe has it.
+/// The longest key, as Stripe has it.
 const KEY_BYTES_MAX: usize = 255;
 
-/// Around the generating endpoints.
+/// Layer around the generating endpoints.
 pub async fn layer(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let messages = path.starts_with("/v1/messages");
@@ -58,7 +58,7 @@ pub async fn layer(State(gateway): State<Arc<Gateway>>, request: Request, next: 
     })
 }
 
-/// `GET /v1/chat/completions/{id}` and the like: an answer that is recorded, by its id.
+/// `GET /v1/chat/completions/{id}` and the like: a recorded answer, by its id.
 pub async fn by_id(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Arc<Caller>>,
@@ -171,7 +171,7 @@ fn key_of(headers: &HeaderMap) -> Result<String, ApiError> {
     Ok(key.to_owned())
 }
 
-/// Only requests of one owner meet at a recording. Where the door is open, those with the same credentials.
+/// The scope of recordings: only requests of one owner meet at one. While no key is needed, those with the same credentials.
 fn scope(caller: Option<&Caller>, headers: &HeaderMap) -> Digest {
     if let Some(caller) = caller.filter(|caller| caller.tenant().is_some()) {
         return digest(&[b"owner", caller.owner().0.as_bytes()]);

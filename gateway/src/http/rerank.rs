@@ -11,7 +11,7 @@ use crate::{
     base::stamp::new_id,
     metrics::{self, RequestOutcome},
     requests::{computing::checkpoint, error::ApiError, parse},
-    serving::gateway::{EmbeddedText, Gateway},
+    serving::gateway::{Gateway, start::EmbeddedText},
 };
 use axum::{body::Body, response::Response};
 use serde::Deserialize;

@@ -1,5 +1,5 @@
-//! `/v1/responses`: OpenAI's API of items. A response is created from what came before (stored, by an id) and what is new; its
-//! answer comes as items, at once or as events; and it is stored, unless the client wants otherwise.
+//! `/v1/responses`: OpenAI's API of items. A response is created from a stored history (named by an id) and new items; its answer comes as
+//! items, at once or as events; and it is stored, unless the client wants otherwise.
 //!
 //! - `request`: the body, understood; `items`: items as turns of a dialog; `output`: an answer's pieces as items and events
 //! - `run`: a response from its start to its last event
@@ -77,7 +77,7 @@ pub async fn cancel(Client(gateway): Client, Path(id): Path<String>) -> Result<R
     written::write(&gateway, 0, answer).await
 }
 
-/// `GET /v1/responses/{id}/input_items`: all that the response was an answer to, what came before included.
+/// `GET /v1/responses/{id}/input_items`: all items that the response answers, those of its history included.
 pub async fn input_items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Result<Response, ApiError> {
     check_id(&id)?;
     let page = page_wanted(query)?;
@@ -95,7 +95,7 @@ fn bytes(record: &Record) -> usize {
     record.body.len() + record.items.iter().map(|item| item.body.len()).sum::<usize>()
 }
 
-/// A stored response with its output.
+/// Returns a stored response with its output.
 fn whole(Record { id, body, items, .. }: &Record) -> Result<Value, ApiError> {
     let mut response = parsed(id, body)?;
     response["output"] = items.iter().map(|item| parsed(&item.id, &item.body)).collect::<Result<_, _>>()?;

@@ -1,5 +1,5 @@
-//! `/rollouts`: users move from one model to another. On the operators' port only, at any coordinator: what is asked for becomes a record
-//! that all coordinators follow.
+//! `/rollouts`: users move from one model to another. On the operators' port only, at any coordinator: each request becomes a record that
+//! all coordinators follow.
 
 use super::{admin, records::refused};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     requests::{error::ApiError, parse},
     rollout::{
         KIND,
-        record::{Golden, Rollout, State as Stage, NewRollout, Wrong},
+        record::{Golden, NewRollout, Rollout, State as Stage, Wrong},
         running::Status,
         votes::Voter,
     },

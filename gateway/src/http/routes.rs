@@ -15,7 +15,7 @@ use axum::{
 };
 use std::sync::Arc;
 
-/// For clients. `operators_too`: operators have no port of their own; as long as the door is open, they need none.
+/// The front door's routes. `operators_too`: with the operators', who have no port of their own; while no key is needed, they need none.
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = generating(&gateway)
         .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer))
@@ -87,7 +87,7 @@ pub fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route_layer(from_fn_with_state(Arc::clone(gateway), access::admit))
 }
 
-/// For operators alone.
+/// The operators' routes.
 pub fn admin(gateway: Arc<Gateway>) -> Router {
     let records = Router::new()
         .route("/admin/keys", get(admin::list_keys).post(admin::create_key))

@@ -19,7 +19,7 @@ use crate::{
     },
     serving::{
         answer::Delta,
-        gateway::{Gateway, Start, route::RouteRequest},
+        gateway::{Gateway, route::RouteRequest, start::Start},
         rounds::rounded::{Rounded, Spent},
     },
 };
@@ -157,7 +157,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     Ok(Begun { answer, protocol: Choices { gateway, endpoint, call, gained }, streams })
 }
 
-/// The gateway of the model that is asked for, and what is asked of it.
+/// The gateway of the model that is asked for, the endpoint, its options, and its prompts.
 type Understood<E> = (Arc<Gateway>, E, Options, Vec<Tokens>);
 
 fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: JsonBody, stored: Stored) -> Result<Understood<E>, ApiError> {

@@ -5,11 +5,7 @@ use super::{
     conversations::turn::{Before, ConversationField, before},
     memories,
 };
-use crate::{
-    base::memories::Facts,
-    requests::error::ApiError,
-    serving::gateway::Gateway,
-};
+use crate::{base::memories::Facts, requests::error::ApiError, serving::gateway::Gateway};
 use serde::Deserialize;
 
 /// The fields of a chat's body that name what is stored.
@@ -24,7 +20,7 @@ pub struct Named {
 pub struct Stored {
     /// The conversation that the body names, if it names one.
     pub before: Option<Before>,
-    /// If the body asks for them.
+    /// The facts about the user, if the body asks for them.
     pub facts: Option<Facts>,
 }
 

@@ -21,7 +21,7 @@ struct Fields {
     model: Option<String>,
     prompt: Option<String>,
     messages: Option<IgnoredAny>,
-    /// For a prompt, true; a chat's template writes them itself.
+    /// Whether special tokens are added: by default for a prompt; a chat's template writes them itself.
     add_special_tokens: Option<bool>,
     return_token_strs: Option<bool>,
 }

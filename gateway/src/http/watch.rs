@@ -32,7 +32,7 @@ struct Snapshot {
     goodput: Option<f64>,
 }
 
-/// The reader's clock may differ from ours: it gets an age, not a time.
+/// An event with its age, since the reader's clock may differ from ours.
 #[derive(Serialize)]
 struct Aged<'a> {
     age_ms: u128,
@@ -64,7 +64,7 @@ pub async fn events(State(gateway): State<Arc<Gateway>>) -> Result<Response, Api
 }
 
 impl Watch {
-    /// `None` when the coordinator drains: a viewer must not hold up its end.
+    /// Returns the next event. `None` when the coordinator drains: a viewer must not hold up its end.
     async fn next(&mut self) -> Option<Event> {
         if self.ready.is_empty() {
             self.ticks.tick().await;

@@ -132,7 +132,10 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
         }
         "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" => {
             let output = fields.output.unwrap_or_else(|| Content::Text(String::new()));
-            ItemContent::Returned { call_id: needed("call_id", fields.call_id.or(fields.id))?, text: text(&format!("{param}.output"), output)? }
+            ItemContent::Returned {
+                call_id: needed("call_id", fields.call_id.or(fields.id))?,
+                text: text(&format!("{param}.output"), output)?,
+            }
         }
         // Their results are part of the answer that followed.
         "web_search_call" | "file_search_call" | "code_interpreter_call" | "image_generation_call" | "mcp_call" | "mcp_list_tools" => {

@@ -31,7 +31,11 @@ pub fn grammar(request: &mut GenerateRequest, judge: JudgeSchema<'_>) -> Result<
 }
 
 /// Like [`grammar`], for a protocol that has a field of its own for the constraint, which asked for `format`.
-pub fn grammar_beside(request: &mut GenerateRequest, format: Option<RequestedGrammar>, judge: JudgeSchema<'_>) -> Result<Option<RequestedGrammar>, ApiError> {
+pub fn grammar_beside(
+    request: &mut GenerateRequest,
+    format: Option<RequestedGrammar>,
+    judge: JudgeSchema<'_>,
+) -> Result<Option<RequestedGrammar>, ApiError> {
     let mut asked: Vec<RequestedGrammar> = format.into_iter().collect();
     if let Some(format) = request.response_format.take() {
         asked.extend(response_format(format, &mut *judge)?);
@@ -95,7 +99,9 @@ pub fn flat_format(
 ) -> Result<Option<RequestedGrammar>, ApiError> {
     match format["type"].as_str() {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(RequestedGrammar { grammar: schema_grammar(param, &any_object(), Terms::default(), judge)?, param })),
+        Some("json_object") => {
+            Ok(Some(RequestedGrammar { grammar: schema_grammar(param, &any_object(), Terms::default(), judge)?, param }))
+        }
         Some("json_schema") => {
             let schema = format.get("schema").ok_or_else(|| ApiError::invalid(schema_param, format!("`{schema_param}` is missing")))?;
             let terms = Terms { strict: format["strict"].as_bool().unwrap_or(false), ..Terms::default() };

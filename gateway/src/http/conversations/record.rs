@@ -21,7 +21,7 @@ const TITLE_CHARS_MAX: usize = 256;
 /// The most characters of a title that is made of a message's first words.
 const FIRST_WORDS_CHARS_MAX: usize = 60;
 
-/// The order of the fields is that in which they are shown.
+/// The stored fields, in the order in which they are shown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conversation {
     id: String,
@@ -31,7 +31,7 @@ pub struct Conversation {
     metadata: BTreeMap<String, String>,
     #[serde(default)]
     title: Option<String>,
-    /// That answered last, or is to.
+    /// The model that answered last, or is to.
     #[serde(default)]
     model: Option<String>,
     /// The system prompt.
@@ -78,7 +78,7 @@ impl Conversation {
             .map_err(|error| ApiError::internal(format!("what is stored as `{}` is no conversation: {error}", record.id)))
     }
 
-    /// Another one that begins alike. `at`: the last item that they have in common.
+    /// Makes a branch that begins alike. `at`: the last item that they have in common.
     pub(crate) fn branched(&self, at: Option<&str>, now: u64) -> Self {
         let branched_from = Some(json!({"id": self.id, "item": at}));
         Self { id: new_id("conv_"), created_at: now, branched_from, ..self.clone() }
@@ -149,7 +149,7 @@ impl Conversation {
         self.instructions = Some(instructions);
     }
 
-    /// One without a title gets that of the first words that a user says in `items`. Whether it did.
+    /// Titles an untitled conversation after the first words that a user says in `items`. Returns whether it did.
     pub(crate) fn take_title(&mut self, items: &[Item]) -> bool {
         let first_words = || {
             let mut said = items.iter().filter_map(|item| recall(item).ok());
@@ -166,7 +166,7 @@ impl Conversation {
     }
 }
 
-/// As many whole words as fit. `None`: there are none.
+/// Returns as many whole words as fit. `None`: there are none.
 fn first_words(text: &str) -> Option<String> {
     let mut title = String::new();
     let mut chars = 0;

@@ -29,7 +29,7 @@ use crate::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// In place of an id: one that does not exist yet.
+/// The word for a conversation that does not exist yet, in place of an id.
 const NEW: &str = "new";
 
 /// `conversation` in a chat's body.
@@ -44,11 +44,11 @@ pub enum ConversationField {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct TurnOptions {
-    /// `None`: a new conversation.
+    /// The conversation's id; `None`: a new conversation.
     id: Option<String>,
-    /// This item and what follows it go when the new answer has ended.
+    /// The first item of those that go when the new answer has ended.
     replace: Option<String>,
-    /// The last answer goes.
+    /// Whether the last answer goes.
     regenerate: bool,
     #[serde(flatten)]
     changes: Changes,
@@ -64,19 +64,19 @@ pub enum Before {
         /// The number of items in its history that the turn continues from.
         kept: usize,
     },
-    /// The store does not answer.
+    /// The failure of the store.
     Lost(StoreError),
 }
 
 /// A turn that is being answered.
 #[derive(Debug)]
 pub struct Turn {
-    /// Its model answers, and its sender owns the conversation.
+    /// The gateway, bound to the answering model and to the conversation's owner.
     gateway: Gateway,
     fate: Fate,
     input: Vec<Item>,
     output: Output,
-    /// If summaries are made.
+    /// The state from which summaries are wished for, if any are made.
     outlook: Option<Outlook>,
 }
 
@@ -86,7 +86,7 @@ enum Fate {
     Begins(Conversation),
     GoesOn {
         conversation: Conversation,
-        /// As it was found.
+        /// The conversation's body, as it was found.
         body: String,
         cut: Option<Cut>,
     },
@@ -177,8 +177,8 @@ impl Before {
         if let Self::Stored { record, .. } = self { record.items.iter().map(|item| item.body.len()).sum() } else { 0 }
     }
 
-    /// The dialog with all that was said before, and the turn that it is, with what is known of its history. `dialog`: what was sent.
-    /// `looks_up`: old messages may be looked up.
+    /// Returns the dialog with the conversation's history, the turn that it is, and what is known of the history. `dialog`: the messages
+    /// that were sent. `looks_up`: old messages may be looked up.
     pub fn enter(self, gateway: &Gateway, mut dialog: Dialog, looks_up: bool) -> Result<(Dialog, Turn, Option<History>), ApiError> {
         let mut summaries = Summaries::default();
         let (mut conversation, recalled, found) = match self {
@@ -233,12 +233,12 @@ impl Turn {
         Self { gateway: gateway.clone(), fate, input, output: Output::default(), outlook: None }
     }
 
-    /// With `outlook`, what the conversation's next step leaves out is summarized once the turn is stored.
+    /// Keeps `outlook`, by which the turns that the conversation's next step leaves out are summarized once this one is stored.
     pub fn look_ahead(&mut self, outlook: Option<Outlook>) {
         self.outlook = outlook;
     }
 
-    /// The answer's next part. With the last one the turn is stored.
+    /// Takes the answer's next part. With the last one the turn is stored.
     pub async fn hear(&mut self, delta: &Delta, usage: &Usage) {
         self.output.push(&delta.piece);
         self.output.events();
@@ -286,12 +286,12 @@ impl Turn {
         }
     }
 
-    /// Why the turn is not stored, and will not be.
+    /// The reason why the turn is not stored, and will not be.
     pub fn not_stored(&self) -> Option<&str> {
         if let Fate::NotStored { reason } = &self.fate { Some(reason) } else { None }
     }
 
-    /// For the client, at the end.
+    /// Writes the turn's state for the client, at the end.
     pub fn told(&self) -> Value {
         match &self.fate {
             Fate::Stored { id } => json!({"id": id, "stored": true}),
@@ -303,7 +303,11 @@ impl Turn {
 
 /// Counts the cost of each turn, and collects the messages if they may be looked up. Thoughts of turns that are over are not shown to the
 /// model again.
-fn turns<'a>(items: impl Iterator<Item = (&'a Item, &'a ItemContent)>, tokenizer: &Tokenizer, looks_up: bool) -> (Vec<Cost>, Vec<OldMessage>) {
+fn turns<'a>(
+    items: impl Iterator<Item = (&'a Item, &'a ItemContent)>,
+    tokenizer: &Tokenizer,
+    looks_up: bool,
+) -> (Vec<Cost>, Vec<OldMessage>) {
     let (mut costs, mut messages): (Vec<Cost>, _) = (Vec::new(), Vec::new());
     let mut user_spoke = false;
     for (item, said) in items {
@@ -328,7 +332,7 @@ fn turns<'a>(items: impl Iterator<Item = (&'a Item, &'a ItemContent)>, tokenizer
     (costs, messages)
 }
 
-/// A message as items, in the order in which answers have them.
+/// Writes a message as items, in the order in which answers have them.
 fn bodies(message: Message) -> Vec<Value> {
     let Message { role, content, reasoning, tool_calls, tool_call_id, name, .. } = message;
     if matches!(role.as_str(), "tool" | "function") {

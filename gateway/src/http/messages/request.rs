@@ -22,11 +22,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
-/// A first system block that begins so differs in every request.
+/// The beginning of a first system block that differs in every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
-/// How results of failed calls begin.
+/// The beginning of failed calls' outputs.
 const ERROR: &str = "Error";
-/// Messages of one request.
+/// The most messages of one request.
 const MESSAGES_MAX: usize = 100_000;
 
 #[derive(Debug, Deserialize)]
@@ -109,10 +109,10 @@ struct OutputConfig {
     format: Option<Value>,
 }
 
-/// The gateway of the model that is asked for, and what it is asked, with what runs here for it.
+/// The gateway of the model that is asked for, the dialog and options, and the tools that run here for it.
 type ToAnswer = (Arc<Gateway>, Dialog, Options, Option<Rounds>);
 
-/// To be answered.
+/// Reads a body whose dialog is to be answered.
 pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, body: JsonBody) -> Result<ToAnswer, ApiError> {
     let (gateway, dialog, mut request, rest) = understand(gateway, body, Some("/v1/messages"))?;
     match rest.max_tokens {
@@ -149,10 +149,10 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, body: JsonBody) -> 
     Ok((gateway, dialog, options, rounds))
 }
 
-/// The gateway of the model that is asked for, the dialog, and what is left of the body.
+/// The gateway of the model that is asked for, the dialog, the common fields, and the rest of the body.
 type Understood = (Arc<Gateway>, Dialog, GenerateRequest, Rest);
 
-/// `path`: of the endpoint, if the body is to be answered.
+/// Reads a body. `path`: of the endpoint, if the dialog is to be answered.
 pub(super) fn understand(gateway: &Gateway, body: JsonBody, path: Option<&'static str>) -> Result<Understood, ApiError> {
     let request: GenerateRequest = body.read()?;
     let (model, service_tier) = (request.model.as_deref(), request.service_tier.as_deref());
@@ -214,7 +214,7 @@ fn system(content: Content) -> Result<String, ApiError> {
     }
 }
 
-/// Text alone. Blocks are joined by line breaks, as in chat.
+/// Joins text blocks by line breaks, as in chat.
 fn text(param: &str, content: Content) -> Result<String, ApiError> {
     match content {
         Content::Text(text) => Ok(text),
@@ -233,7 +233,7 @@ fn plain(param: &str, block: Block) -> Result<String, ApiError> {
     }
 }
 
-/// One of the client's messages as the turns that templates know: results of tools are turns of their own.
+/// Adds one of the client's messages as the turns that templates know: outputs of tools are turns of their own.
 fn turns(place: usize, turn: Turn, names: &mut HashMap<String, String>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     let param = format!("messages[{place}].content");
     let blocks = match turn.content {
@@ -318,7 +318,7 @@ fn failed(content: String) -> String {
     }
 }
 
-/// Tools that Anthropic would run itself are skipped: they have a type, and no schema.
+/// Reads tools. Those that Anthropic would run itself are skipped: they have a type, and no schema.
 fn tools(tools: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
     let ours = tools.into_iter().enumerate().filter(|(_, tool)| matches!(tool["type"].as_str(), None | Some("custom")));
     let tool = |(place, tool): (usize, Value)| {

@@ -1,4 +1,4 @@
-//! An answer's pieces as output items, and the events that tell of them as they grow.
+//! An answer's pieces as output items, and the events by which these grow.
 
 use crate::{
     base::stamp::new_id,
@@ -17,13 +17,13 @@ use tidemill_proto::block::Token;
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     done: Vec<Item>,
-    /// Those of `done` that have their tokens: the items of the rounds before.
+    /// The number of items in `done` that have their tokens: those of the rounds before.
     counted: usize,
     open: Option<Open>,
     events: Vec<Event>,
     /// Names of tools that are called with text.
     custom: HashSet<String>,
-    /// For log-probabilities, if they are wanted.
+    /// The tokenizer for log-probabilities, if they are wanted.
     tokenizer: Option<Arc<Tokenizer>>,
     /// Log-probabilities of tokens whose text has not come yet.
     logprobs: Vec<Value>,
@@ -33,7 +33,7 @@ pub(crate) struct Output {
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) kind: &'static str,
-    /// An object.
+    /// The event's fields, as an object.
     pub(crate) fields: Value,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Event {
 struct Open {
     id: String,
     kind: Kind,
-    /// So far: a thought, what is said, or a call's arguments.
+    /// The text so far: a thought, a message's text, or a call's arguments.
     text: String,
     /// Log-probabilities of a message's text.
     logprobs: Vec<Value>,
@@ -52,7 +52,7 @@ struct Open {
 enum Kind {
     Thought,
     Message,
-    /// `custom`: of a tool that is called with text.
+    /// A call; `custom` if its tool is called with text.
     Call {
         index: u32,
         call_id: String,
@@ -119,7 +119,7 @@ impl Output {
         items
     }
 
-    /// Nothing follows. An answer without anything is an empty message.
+    /// Ends the answer. One without anything is an empty message.
     pub(crate) fn finish(&mut self, status: &'static str) {
         if self.done.is_empty() && self.open.is_none() {
             self.open(Kind::Message);
@@ -127,12 +127,12 @@ impl Output {
         self.close(status);
     }
 
-    /// Events since the last call.
+    /// Returns the events since the last call.
     pub(crate) fn events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
-    /// All items, once finished.
+    /// Returns all items, once finished.
     pub(crate) fn items(&self) -> &[Item] {
         debug_assert!(self.open.is_none(), "an item still grows");
         &self.done

@@ -1,4 +1,4 @@
-//! The body of `POST /v1/responses`, understood as far as that goes without the store.
+//! The body of `POST /v1/responses`, read as far as that goes without the store.
 
 use crate::{
     dialog::{ReasoningWish, ToolChoice},
@@ -42,9 +42,9 @@ pub(super) struct Request {
     pub(super) before: Before,
     pub(super) store: bool,
     pub(super) tools: Vec<Tool>,
-    /// Names of those that are called with text.
+    /// Names of the tools that are called with text.
     pub(super) custom: HashSet<String>,
-    /// Those of them that run here.
+    /// Names of the tools that run here.
     pub(super) server_tools: Vec<String>,
     pub(super) tool_choice: ToolChoice,
     pub(super) parallel: bool,
@@ -109,7 +109,7 @@ struct TextField {
     format: Option<Value>,
 }
 
-/// The gateway of the model that is asked for, and the request.
+/// Reads a body. Returns the gateway of the model that is asked for, and the request.
 pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) -> Result<(Arc<Gateway>, Request), ApiError> {
     let mut request: GenerateRequest = body.read()?;
     let gateway = gateway.route(RouteRequest {
@@ -216,7 +216,7 @@ fn input(input: Option<Input>, before: &Before) -> Result<Vec<Sent>, ApiError> {
     sent(items, "input")
 }
 
-/// Items of a body's list.
+/// Reads the items of a body's list.
 pub(crate) fn sent(items: Vec<Value>, param: &str) -> Result<Vec<Sent>, ApiError> {
     if items.len() > ITEMS_MAX {
         return Err(ApiError::invalid(param, format!("`{param}` has {} items, at most {ITEMS_MAX} are allowed", items.len())));
@@ -224,7 +224,7 @@ pub(crate) fn sent(items: Vec<Value>, param: &str) -> Result<Vec<Sent>, ApiError
     items.into_iter().enumerate().map(|(place, item)| items::understand(&format!("{param}[{place}]"), item)).collect()
 }
 
-/// The ids of stored items that the input names.
+/// Lists the ids of stored items that the input names.
 pub(super) fn references(input: &[Sent]) -> Vec<String> {
     let id = |sent: &Sent| if let ItemContent::Reference(id) = &sent.said { Some(id.clone()) } else { None };
     input.iter().filter_map(id).collect()
@@ -242,8 +242,8 @@ pub(crate) fn metadata(metadata: Option<BTreeMap<String, String>>) -> Result<BTr
     Ok(metadata)
 }
 
-/// The functions and custom tools among `tools`, understood and as sent. Tools that a host would have to run are skipped: agents offer them
-/// to every server.
+/// Selects the functions and custom tools among `tools`, as read and as sent. Tools that a host would have to run are skipped: agents offer
+/// them to every server.
 fn tools(tools: Vec<Value>) -> Result<(Vec<Tool>, Vec<Value>), ApiError> {
     let functions = tools.into_iter().enumerate().filter(|(_, tool)| tool["type"] == "function" || tool["type"] == "custom");
     let function = |(place, mut tool): (usize, Value)| {

@@ -23,7 +23,7 @@ use crate::{
     },
     serving::{
         answer::{Delta, Ran},
-        gateway::{Gateway, Start},
+        gateway::{Gateway, start::Start},
         rounds::{
             Rounds,
             rounded::{Rounded, Spent},
@@ -43,10 +43,10 @@ pub(super) struct Run {
     gateway: Arc<Gateway>,
     output: Output,
     record: Recording,
-    /// Events so far.
+    /// The number of events so far.
     sequence: u64,
     place: Place,
-    /// How the model's answer has ended, in the last round that did.
+    /// The end of the model's last answer, of those of several rounds.
     ended: Option<Finish>,
 }
 
@@ -61,7 +61,7 @@ struct Recording {
     /// Stored items that the history begins with.
     earlier: Vec<String>,
     input: Vec<Item>,
-    /// As it was found, without its items.
+    /// The conversation as it was found, without its items.
     conversation: Option<Record>,
 }
 
@@ -143,7 +143,7 @@ impl Run {
         }
     }
 
-    /// Closes what is open and stores the response. The kind of the last event, the response, and an error if it failed.
+    /// Closes what is open and stores the response. Returns the kind of the last event, the response, and an error if it failed.
     async fn finish(&mut self, ending: Ending, spent: &Spent) -> (&'static str, Value, Option<ApiError>) {
         let incomplete = match self.ended.as_ref().map(|finish| finish.reason) {
             Some(FinishReason::Length) => Some("max_output_tokens"),
@@ -272,7 +272,7 @@ impl Recording {
     }
 }
 
-/// A response is not lost for want of a title.
+/// Makes the conversation's title. If that fails, the response is not lost.
 fn titled(record: &Record, items: &[Item]) -> Option<Rewrite> {
     retitled(record, items).unwrap_or_else(|error| {
         tracing::warn!(error = error.message(), "could not make a conversation's title");
@@ -280,7 +280,7 @@ fn titled(record: &Record, items: &[Item]) -> Option<Rewrite> {
     })
 }
 
-/// A stored response or conversation.
+/// Loads a stored response or conversation.
 async fn history(gateway: &Gateway, owner: &Owner, param: &str, prefix: &str, id: &str) -> Result<Record, ApiError> {
     if !id.starts_with(prefix) {
         return Err(ApiError::not_found(param, format!("`{id}` is not an id that `{param}` could name: those begin with `{prefix}`")));
@@ -288,7 +288,7 @@ async fn history(gateway: &Gateway, owner: &Owner, param: &str, prefix: &str, id
     gateway.store().load(owner, id, Part::All).await.map_err(|error| ApiError::of_store(param, error))
 }
 
-/// The input with ids, and what it says.
+/// Completes the input with ids, and returns its content as well.
 fn complete(
     input: &[Sent],
     looked_up: &HashMap<&str, (&Item, ItemContent)>,
@@ -329,7 +329,7 @@ fn usage_value(usage: &Usage) -> Value {
     })
 }
 
-/// Times with few enough digits to come back from the store as they went.
+/// Rounds times to few enough digits to come back from the store as they went.
 fn in_microseconds(mut usage: Value) -> Value {
     for number in usage.as_object_mut().into_iter().flat_map(Map::values_mut).filter(|value| value.is_f64()) {
         *number = number.as_f64().map(|ms| (ms * 1e3).round() / 1e3).into();
