@@ -13,7 +13,7 @@ use crate::{
     requests::error::ApiError,
     rollout::{routed::Routed, shadow::Tap},
 };
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, RwLock};
 use std::{
     net::IpAddr,
     sync::{
@@ -283,7 +283,7 @@ impl Tenants {
 
     /// Whether a credential exists or existed.
     pub fn has_keys(&self) -> bool {
-        self.jwt.is_some() || self.directory().has_keys()
+        self.jwt.is_some() || self.directory.read().has_keys()
     }
 
     /// Returns the credential's owner. `None`: no key is needed.
@@ -295,7 +295,7 @@ impl Tenants {
         let credential = credential.ok_or_else(ApiError::no_key)?;
         let now = self.now().as_secs();
         let principal = match (&self.jwt, Secret::parse(credential)) {
-            (_, Some(secret)) => self.directory().authenticate(now, &secret).ok_or_else(ApiError::wrong_key)?,
+            (_, Some(secret)) => self.directory.read().authenticate(now, &secret).ok_or_else(ApiError::wrong_key)?,
             (Some(jwt), None) if Verifier::looks_like_one(credential) => {
                 let mut verified = jwt.verify(now, credential);
                 if let (Err(Invalid::Key), Some(arrived)) = (&verified, jwt.new_keys()) {
@@ -326,7 +326,7 @@ impl Tenants {
         let principal = match (&sender.tenant, &sender.key) {
             (None, _) if self.is_open() => None,
             (None, _) => return Err("it was made without a key, and by now keys are needed".into()),
-            (Some(_), Some(key)) => match self.directory().principal(now, key) {
+            (Some(_), Some(key)) => match self.directory.read().principal(now, key) {
                 Some(principal) => Some(principal),
                 None => return Err(format!("its key `{key}` was revoked, or has expired")),
             },
@@ -349,7 +349,7 @@ impl Tenants {
     }
 
     fn limits_of(&self, tenant: &str) -> Overrides {
-        self.directory().tenant(tenant).map_or_else(Default::default, |tenant| tenant.limits)
+        self.directory.read().tenant(tenant).map_or_else(Default::default, |tenant| tenant.limits)
     }
 
     /// Refuses a request that could not pass whatever it asks for, before it costs anything.
@@ -361,7 +361,7 @@ impl Tenants {
             return Err(ApiError::shed(&tier.name, Shedding::wait(step, tier.shed)));
         }
         let scopes = self.scopes(principal, tier, None);
-        let mut quota = self.quota();
+        let mut quota = self.quota.lock();
         let now = self.now();
         quota.peek(now, &scopes).map_err(|refusal| {
             let _ = caller.standing.set(quota.standing(now, &scopes));
@@ -374,7 +374,7 @@ impl Tenants {
         let reservation = match &caller.principal {
             Some((principal, tier)) if !caller.is_shadow() => {
                 let scopes = self.scopes(principal, tier, None);
-                let mut quota = self.quota();
+                let mut quota = self.quota.lock();
                 let now = self.now();
                 let reserved = quota.reserve(now, &scopes, 0, now + self.request_timeout * 2);
                 let _ = caller.standing.set(quota.standing(now, &scopes));
@@ -429,19 +429,19 @@ impl Tenants {
     }
 
     pub fn tenant(&self, id: &str) -> Option<Tenant> {
-        self.directory().tenant(id).cloned()
+        self.directory.read().tenant(id).cloned()
     }
 
     pub fn key(&self, id: &str) -> Option<Key> {
-        self.directory().key(id).cloned()
+        self.directory.read().key(id).cloned()
     }
 
     pub fn all_tenants(&self) -> Vec<Tenant> {
-        self.directory().tenants().cloned().collect()
+        self.directory.read().tenants().cloned().collect()
     }
 
     pub fn all_keys(&self) -> Vec<Key> {
-        self.directory().keys().cloned().collect()
+        self.directory.read().keys().cloned().collect()
     }
 
     /// Loads other processes' changes of tenants and keys. Not for the event loop.
@@ -470,7 +470,7 @@ impl Tenants {
 
     /// Takes back what was lost. Now and then.
     pub fn sweep(&self) {
-        self.quota().sweep(self.now());
+        self.quota.lock().sweep(self.now());
         let (lost, failing) = self.meter.as_ref().map_or((0, false), |meter| (meter.lost(), meter.is_failing()));
         metrics::show_usage_log(lost, failing);
         if let Some(jwt) = &self.jwt {
@@ -505,15 +505,6 @@ impl Tenants {
     fn now(&self) -> Duration {
         self.began.0 + self.began.1.elapsed()
     }
-
-    /// Nothing that holds the locks panics.
-    fn quota(&self) -> MutexGuard<'_, Quota> {
-        self.quota.lock()
-    }
-
-    fn directory(&self) -> std::sync::RwLockReadGuard<'_, Directory> {
-        self.directory.read()
-    }
 }
 
 /// A request that counts, and uses no tokens.
@@ -526,7 +517,7 @@ pub struct Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         if let Some(reservation) = self.reservation.take() {
-            self.tenants.quota().settle(reservation, 0);
+            self.tenants.quota.lock().settle(reservation, 0);
         }
     }
 }

@@ -323,12 +323,12 @@ impl Runner {
     }
 
     fn now(&self) -> Result<Batch, BatchError> {
-        let index = self.batches.index();
+        let index = self.batches.index.lock();
         index.batches.get(&self.id).map(|entry| entry.batch.clone()).ok_or_else(|| BatchError::NotFound(self.id.clone()))
     }
 
     fn cancelled(&self) -> Result<Arc<Notify>, BatchError> {
-        let index = self.batches.index();
+        let index = self.batches.index.lock();
         index.batches.get(&self.id).map(|entry| Arc::clone(&entry.cancelled)).ok_or_else(|| BatchError::NotFound(self.id.clone()))
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     metrics,
 };
 use ::metrics::counter;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -125,17 +125,17 @@ impl Feedback {
 
     /// An answer begins.
     pub fn remember(&self, id: &str, answered: Answered) {
-        self.known().put(id, answered, Instant::now(), &self.settings);
+        self.known.lock().put(id, answered, Instant::now(), &self.settings);
     }
 
     /// It has ended, or a part of it has: `answer` is all of it so far.
     pub fn complete(&self, id: &str, answer: &str) {
-        self.known().complete(id, &answer[..answer.floor_char_boundary(TEXT_BYTES_MAX)], self.settings.bytes_max);
+        self.known.lock().complete(id, &answer[..answer.floor_char_boundary(TEXT_BYTES_MAX)], self.settings.bytes_max);
     }
 
     /// An answer to this owner, while it is remembered.
     pub fn find(&self, owner: &Owner, id: &str) -> Option<Answered> {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.forget(Instant::now(), &self.settings);
         known.answers.get(id).filter(|answered| answered.owner == *owner).cloned()
     }
@@ -146,7 +146,7 @@ impl Feedback {
         let mut question = json!(answered.question);
         each_string(&mut question, &mut |text| *text = mask(text));
         let owner = &answered.owner;
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         let work = kept.transaction()?;
         let earlier: Option<(Option<String>, bool)> = work
             .query_row("SELECT rating, regenerate FROM opinions WHERE owner = ?1 AND response = ?2", params![owner.0, id], |row| {
@@ -186,20 +186,12 @@ impl Feedback {
 
     /// The newest first. Takes a disk's time.
     pub fn list(&self, rating: Option<Rating>, response: Option<&str>, limit: usize) -> rusqlite::Result<Vec<Value>> {
-        let kept = self.kept();
+        let kept = self.kept.lock();
         let mut select = kept.prepare_cached(
             "SELECT tenant, user, response, at, model, rating, regenerate, comment, question, answer FROM opinions
              WHERE (?1 IS NULL OR rating = ?1) AND (?2 IS NULL OR response = ?2) ORDER BY at DESC, rowid DESC LIMIT ?3",
         )?;
         select.query_map(params![rating.map(Rating::name), response, limit as i64], shown)?.collect()
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock()
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Connection> {
-        self.kept.lock()
     }
 }
 
@@ -361,11 +353,11 @@ mod tests {
         for n in 0..100 {
             feedback.remember(&n.to_string(), answered("acme/bob"));
             feedback.complete(&n.to_string(), &"x".repeat(300));
-            assert!(feedback.known().bytes.total() <= 10_000);
-            feedback.known().bytes.check_integrity();
+            assert!(feedback.known.lock().bytes.total() <= 10_000);
+            feedback.known.lock().bytes.check_integrity();
         }
         assert!(find("acme/ann", "a").is_none() && find("acme/bob", "99").is_some());
-        let mut known = feedback.known();
+        let mut known = feedback.known.lock();
         known.forget(Instant::now() + Duration::from_secs(61), &settings());
         assert_eq!((known.bytes.total(), known.answers.len(), known.order.len()), (0, 0, 0));
     }

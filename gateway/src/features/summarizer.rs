@@ -4,7 +4,7 @@
 
 use crate::{batch::life::Sender, context::summing::Summing, metrics, store::Owner};
 use futures_util::FutureExt;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::{
     panic::AssertUnwindSafe,
     time::{Duration, Instant},
@@ -65,7 +65,7 @@ impl Summarizer {
 
     /// Asks for a summary of a conversation, unless making one has just failed.
     pub(crate) fn wish(&self, key: Key, wish: SummaryRequest) {
-        let mut summing = self.summing();
+        let mut summing = self.summing.lock();
         if summing.has_failed(self.began.elapsed(), &key, wish.items) {
             return;
         }
@@ -78,7 +78,7 @@ impl Summarizer {
 
     /// Whether summarizing this many items of a conversation failed a short while ago.
     pub(crate) fn has_failed(&self, key: &Key, items: usize) -> bool {
-        self.summing().has_failed(self.began.elapsed(), key, items)
+        self.summing.lock().has_failed(self.began.elapsed(), key, items)
     }
 
     /// Makes summaries, a few at a time. Never returns. `make` makes one.
@@ -103,7 +103,7 @@ impl Summarizer {
                     (key, items, made)
                 });
             }
-            metrics::show_summaries_waiting(self.summing().waiting());
+            metrics::show_summaries_waiting(self.summing.lock().waiting());
             tokio::select! {
                 () = self.come.notified() => {}
                 Some(ended) = running.join_next() => {
@@ -130,14 +130,10 @@ impl Summarizer {
                 Some(items)
             }
         };
-        self.summing().ended(self.began.elapsed(), key, failed);
+        self.summing.lock().ended(self.began.elapsed(), key, failed);
     }
 
     fn take(&self) -> Option<(Key, SummaryRequest)> {
-        self.summing().take()
-    }
-
-    fn summing(&self) -> MutexGuard<'_, Summing<Key, SummaryRequest>> {
-        self.summing.lock()
+        self.summing.lock().take()
     }
 }

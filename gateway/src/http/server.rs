@@ -27,7 +27,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use io::{Routes, Watch, Watched};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use socket2::SockRef;
 use std::{
     net::IpAddr,
@@ -199,13 +199,13 @@ impl Door {
         let party = Party::of_address(peer);
         loop {
             let closer = Arc::new(Notify::new());
-            let entered = self.lock().enter(self.began.elapsed(), &party, Arc::clone(&closer));
+            let entered = self.guests.lock().enter(self.began.elapsed(), &party, Arc::clone(&closer));
             let refused = match entered {
                 Ok((number, progress)) => return Some(Guest { door: Arc::clone(self), number, progress, closer }),
                 Err(refused) => refused,
             };
             let free = self.free.notified();
-            let gives_way = self.lock().last_resort((refused == Refused::Own).then_some(&party));
+            let gives_way = self.guests.lock().last_resort((refused == Refused::Own).then_some(&party));
             match gives_way {
                 Some(closer) => {
                     metrics::count_closed("displaced");
@@ -225,7 +225,7 @@ impl Door {
     async fn sweep(&self) {
         loop {
             time::sleep(SWEEP_EVERY).await;
-            let overdue = self.lock().overdue(self.began.elapsed());
+            let overdue = self.guests.lock().overdue(self.began.elapsed());
             for (stage, closer) in overdue {
                 metrics::count_closed(if stage == Stage::Head { "head" } else { "idle" });
                 closer.notify_one();
@@ -233,10 +233,6 @@ impl Door {
             // A connection that was busy may give way by now.
             self.free.notify_one();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Guests<Arc<Notify>>> {
-        self.guests.lock()
     }
 }
 
@@ -268,7 +264,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.door.lock().leave(self.number);
+        self.door.guests.lock().leave(self.number);
         self.door.free.notify_one();
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     requests::error::ApiError,
 };
 use line::{Begun, Line};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use std::{
     cell::RefCell,
     fmt,
@@ -63,15 +63,11 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     fn work(&self) {
         let mut ended: Option<Begun> = None;
         loop {
             let (begun, job) = {
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 if let Some(ended) = ended.take() {
                     state.line.done(ended);
                     // This piece may have held back more than one other.
@@ -134,7 +130,7 @@ impl Computing {
             let _ = told.send(done.unwrap_or_else(|_| Err(unreadable())));
         };
         let id = {
-            let mut state = self.0.lock();
+            let mut state = self.0.state.lock();
             let entered = state.line.enter(&party, bytes as u64, Box::new(job));
             if state.idle > 0 {
                 self.0.more.notify_one();
@@ -151,7 +147,7 @@ impl Computing {
 
 impl Drop for Computing {
     fn drop(&mut self) {
-        self.0.lock().over = true;
+        self.0.state.lock().over = true;
         self.0.more.notify_all();
     }
 }
@@ -170,7 +166,7 @@ impl Drop for Waiting<'_> {
         if !self.over {
             self.abandoned.store(true, Ordering::Relaxed);
             // The job is dropped after the lock is released.
-            let withdrawn = self.shared.lock().line.withdraw(&self.party, self.id);
+            let withdrawn = self.shared.state.lock().line.withdraw(&self.party, self.id);
             drop(withdrawn);
         }
     }
@@ -201,7 +197,7 @@ mod tests {
     #[tokio::test]
     async fn work_whose_client_has_left_keeps_its_thread_until_it_ends() {
         let computing = Arc::new(Computing::start());
-        let threads = computing.0.lock().line.threads();
+        let threads = computing.0.state.lock().line.threads();
         let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
         let gate = Arc::new(Barrier::new(threads));
         let mut clients = Vec::new();

@@ -15,7 +15,7 @@ use crate::base::{
     registry::{ChangeError, RecordView, Registry, RegistryView},
     stamp::unix,
 };
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
 use serde_json::json;
 use std::{
@@ -142,7 +142,7 @@ impl Rollouts {
         let live = records.into_iter().map(|(record, revision)| {
             let known = before.iter().find(|live| live.record.id == record.id).map(|live| Arc::clone(&live.book));
             let book = known.unwrap_or_else(|| Arc::new(Book::new(self.began, &record)));
-            let mut noted = book.noted();
+            let mut noted = book.noted.lock();
             if noted.step != record.step {
                 (noted.step, noted.step_requests) = (record.step, 0);
             }
@@ -159,7 +159,7 @@ impl Rollouts {
         let mut counted = false;
         for live in self.live().iter().filter(|live| live.record.state.is_open()) {
             let now = self.began.elapsed();
-            let mut noted = live.book.noted();
+            let mut noted = live.book.noted.lock();
             for (name, side) in [(&live.record.from, Side::From), (&live.record.to, Side::To)] {
                 if name == model {
                     noted.side(side).now(now).votes.add(voter, up, down);
@@ -238,7 +238,7 @@ impl Live {
         if !self.record.state.is_open() {
             return None;
         }
-        let mut noted = self.book.noted();
+        let mut noted = self.book.noted.lock();
         let (number, open) = (noted.seats, Arc::new(AtomicBool::new(true)));
         noted.seats += 1;
         noted.waiting.insert(number, Waiting { side, since: Instant::now(), open: Arc::clone(&open) });
@@ -247,12 +247,12 @@ impl Live {
     }
 
     pub(super) fn note_shadow(&self, note: impl FnOnce(&mut Shadows)) {
-        note(&mut self.book.noted().shadows);
+        note(&mut self.book.noted.lock().shadows);
     }
 
     /// By all coordinators.
     fn seen(&self, now: Duration) -> Seen {
-        let mut noted = self.book.noted();
+        let mut noted = self.book.noted.lock();
         let mut seen = noted.own(self.book.began.elapsed());
         let late = Duration::from_secs(self.record.limits.window_s) + TOLD_LATE;
         let fresh = |told: &&Report| now.saturating_sub(Duration::from_millis(told.at_ms)) <= late;
@@ -321,7 +321,7 @@ impl Live {
             return;
         }
         let (seen, step) = {
-            let mut noted = self.book.noted();
+            let mut noted = self.book.noted.lock();
             let seen = noted.own(self.book.began.elapsed());
             let again = Duration::from_secs(self.record.limits.window_s) / 2;
             let known = noted.told.as_ref().is_some_and(|(at, told)| {
@@ -357,13 +357,9 @@ impl Book {
         Self { began, noted: Mutex::new(noted), brake: OnceLock::new() }
     }
 
-    fn noted(&self) -> MutexGuard<'_, Noted> {
-        self.noted.lock()
-    }
-
     fn count(&self, side: Side, ended: &Ended) {
         let now = self.began.elapsed();
-        let mut noted = self.noted();
+        let mut noted = self.noted.lock();
         noted.step_requests += u64::from(side == Side::To);
         noted.side(side).now(now).add(ended);
     }
@@ -371,7 +367,7 @@ impl Book {
     /// Requests that have waited too long for their first tokens have failed, whatever becomes of them.
     fn count_overdue(&self, limit: Duration) {
         let mut overdue = Vec::new();
-        self.noted().waiting.retain(|_, waiting| {
+        self.noted.lock().waiting.retain(|_, waiting| {
             let late = waiting.since.elapsed() > limit;
             if late && waiting.open.swap(false, Ordering::Relaxed) {
                 overdue.push(waiting.side);
@@ -400,7 +396,7 @@ impl Noted {
 
 impl Seat {
     pub fn first_token(&self) {
-        self.book.noted().waiting.remove(&self.number);
+        self.book.noted.lock().waiting.remove(&self.number);
     }
 
     /// The first call counts.
@@ -504,7 +500,7 @@ mod tests {
         assert_eq!((seen.to.requests, seen.to.failed, seen.from.requests), (1, 1, 0));
         hangs.ended(&Ended::default());
         assert_eq!(live.seen(at(1)).to.requests, 1, "it was counted");
-        assert!(live.book.noted().waiting.is_empty());
+        assert!(live.book.noted.lock().waiting.is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use crate::base::stamp::unix_seconds;
 use metrics::counter;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -118,7 +118,7 @@ impl Audit {
 
     /// Takes an appeal of a tenant against a block of its own.
     pub async fn appeal(&self, tenant: Option<&str>, id: &str, reason: &str) -> Result<(), AuditError> {
-        if self.ledger().cases.get(id).is_none_or(|case| case.block.tenant.as_deref() != tenant) {
+        if self.state.lock().cases.get(id).is_none_or(|case| case.block.tenant.as_deref() != tenant) {
             return Err(Refused::Unknown.into());
         }
         synced(self.record(Event::Appeal { appeal_id: id.into(), reason: self.masked(reason) })?).await
@@ -127,17 +127,17 @@ impl Audit {
     /// Decides about an appeal.
     pub async fn decide(&self, id: &str, decision: Decision, note: &str) -> Result<Case, AuditError> {
         synced(self.record(Event::Decision { appeal_id: id.into(), decision, note: self.masked(note) })?).await?;
-        Ok(self.ledger().cases.get(id).cloned().ok_or(Refused::Unknown)?)
+        Ok(self.state.lock().cases.get(id).cloned().ok_or(Refused::Unknown)?)
     }
 
     /// The newest first.
     pub fn list(&self, state: Option<State>) -> Vec<Case> {
-        self.ledger().cases.iter().filter(|case| state.is_none_or(|state| case.state == state)).take(LISTED_MAX).cloned().collect()
+        self.state.lock().cases.iter().filter(|case| state.is_none_or(|state| case.state == state)).take(LISTED_MAX).cloned().collect()
     }
 
     /// The log's end, for who wants to keep it elsewhere.
     pub fn end(&self) -> Chain {
-        self.ledger().chain
+        self.state.lock().chain
     }
 
     /// Background loop: deletes expired records. Never returns.
@@ -155,7 +155,7 @@ impl Audit {
         let settings = self.settings.clone();
         let old = tokio::task::spawn_blocking(move || too_old(&settings, now)).await.map_err(io::Error::other)??;
         let Some((through, numbers)) = old else { return Ok(()) };
-        let written = self.append(&mut self.ledger(), through.retirement()).map_err(io::Error::other)?;
+        let written = self.append(&mut self.state.lock(), through.retirement()).map_err(io::Error::other)?;
         synced(written).await.map_err(io::Error::other)?;
         let dir = self.settings.dir.clone();
         let work = move || {
@@ -168,7 +168,7 @@ impl Audit {
 
     /// Checks, applies and queues an event in one step, so that no other event comes between.
     fn record(&self, event: Event) -> Result<oneshot::Receiver<()>, AuditError> {
-        let mut ledger = self.ledger();
+        let mut ledger = self.state.lock();
         ledger.cases.check(&event)?;
         let json = serde_json::to_value(&event).expect("an event is made of texts and numbers");
         let is_block = matches!(event, Event::Block { .. });
@@ -187,10 +187,6 @@ impl Audit {
         })?;
         ledger.chain = end;
         Ok(written)
-    }
-
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.state.lock()
     }
 
     fn masked(&self, text: &str) -> String {

@@ -8,7 +8,7 @@ use crate::{
         tokenizer::{EncodeError, Tokenizer},
     },
 };
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::{
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -151,13 +151,13 @@ impl Moderator {
     /// the model, and is polled when the moderator has room for it.
     pub async fn scores(&self, doubts: &Arc<[Doubt]>, ask: impl Future<Output = Tops>) -> Result<Vec<f32>, (ModerationError, Fate)> {
         {
-            let (now, mut faults) = (self.began.elapsed(), self.faults());
+            let (now, mut faults) = (self.began.elapsed(), self.faults.lock());
             if !faults.asks(now) {
                 return Err((ModerationError::Resting, faults.fate(now, doubts)));
             }
         }
         let scores = self.asked(ask).await;
-        let (now, mut faults) = (self.began.elapsed(), self.faults());
+        let (now, mut faults) = (self.began.elapsed(), self.faults.lock());
         match &scores {
             Ok(_) => faults.succeeded(),
             Err(ModerationError::Unclear) => return Err((ModerationError::Unclear, Fate::Refused)),
@@ -175,10 +175,6 @@ impl Moderator {
         };
         let heard = timeout(self.settings.deadline, asked).await.unwrap_or(Err(ModerationError::Overdue))?;
         heard.iter().map(|top| self.words.score(top)).collect::<Option<_>>().ok_or(ModerationError::Unclear)
-    }
-
-    fn faults(&self) -> MutexGuard<'_, Faults> {
-        self.faults.lock()
     }
 }
 

@@ -14,7 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::{StreamExt, stream};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use std::{
     convert::Infallible,
@@ -72,11 +72,11 @@ impl Replays {
     }
 
     pub fn counts(&self) -> Counts {
-        self.lock().counts()
+        self.recordings.lock().counts()
     }
 
     pub(crate) fn has(&self, key: &Digest) -> bool {
-        self.lock().has(key)
+        self.recordings.lock().has(key)
     }
 
     pub(crate) fn ask(
@@ -90,13 +90,13 @@ impl Replays {
             tokio::spawn(sweep(Arc::downgrade(self)));
         });
         let fresh = Arc::new(Signal { more: watch::Sender::new(()), read: Notify::new(), give_up: Notify::new(), head: OnceLock::new() });
-        let asked = self.lock().ask(tenant, key, body, after, || Arc::clone(&fresh));
+        let asked = self.recordings.lock().ask(tenant, key, body, after, || Arc::clone(&fresh));
         let signal = if let Lookup::Joined { tag, .. } = &asked { Arc::clone(tag) } else { fresh };
         (asked, signal)
     }
 
     pub(crate) fn find(&self, name: &Digest, after: Option<u64>) -> Option<(Seat, Arc<Signal>)> {
-        match self.lock().find(name, after)? {
+        match self.recordings.lock().find(name, after)? {
             Lookup::Joined { seat, tag, .. } => Some((seat, tag)),
             _ => None,
         }
@@ -117,10 +117,6 @@ impl Replays {
     fn now(&self) -> Duration {
         self.began.elapsed()
     }
-
-    fn lock(&self) -> MutexGuard<'_, Recordings<Arc<Signal>, Bytes>> {
-        self.recordings.lock()
-    }
 }
 
 async fn sweep(replays: Weak<Replays>) {
@@ -128,7 +124,7 @@ async fn sweep(replays: Weak<Replays>) {
         time::sleep(SWEEP_EVERY).await;
         let Some(replays) = replays.upgrade() else { return };
         let (given_up, counts) = {
-            let mut recordings = replays.lock();
+            let mut recordings = replays.recordings.lock();
             (recordings.expire(replays.now()), recordings.counts())
         };
         given_up.iter().for_each(|signal| signal.give_up.notify_one());
@@ -169,7 +165,7 @@ impl Making {
             if good && !named && (event || !streams) {
                 named = true;
                 if let Some(name) = name_of(&frame) {
-                    self.replays.lock().name(self.id, digest(&[&self.scope, name.as_bytes()]));
+                    self.replays.recordings.lock().name(self.id, digest(&[&self.scope, name.as_bytes()]));
                 }
             }
             failed |= event && breaks_off(&frame);
@@ -181,7 +177,7 @@ impl Making {
     async fn append(&self, frame: Bytes, event: bool) {
         loop {
             {
-                let mut recordings = self.replays.lock();
+                let mut recordings = self.replays.recordings.lock();
                 let sent = match event {
                     true => [format!("id: {}:{}\n", self.stream, recordings.next_event(self.id)).as_bytes(), &frame].concat().into(),
                     false => frame.clone(),
@@ -200,7 +196,7 @@ impl Making {
 
 impl Drop for Making {
     fn drop(&mut self) {
-        self.replays.lock().end(self.replays.now(), self.id, self.whole);
+        self.replays.recordings.lock().end(self.replays.now(), self.id, self.whole);
         self.signal.more.send_replace(());
     }
 }
@@ -280,7 +276,7 @@ impl Listener {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             self.more.borrow_and_update();
-            let read = self.replays.lock().read(self.seat);
+            let read = self.replays.recordings.lock().read(self.seat);
             match read {
                 Read::Frame(frame) => {
                     self.signal.read.notify_one();
@@ -299,7 +295,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.replays.lock().leave(self.replays.now(), self.seat);
+        self.replays.recordings.lock().leave(self.replays.now(), self.seat);
         self.signal.read.notify_one();
     }
 }

@@ -1,7 +1,7 @@
 //! Responses that are being streamed: they can be looked at and cancelled by their ids.
 
 use crate::store::Owner;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::Value;
 use std::{collections::HashMap, sync::Arc};
 use tokio::sync::Notify;
@@ -28,26 +28,22 @@ impl RunningResponses {
     pub(crate) fn enter(self: &Arc<Self>, owner: &Owner, id: &str, response: Value) -> Place {
         let cancel = Arc::new(Notify::new());
         let id = (owner.clone(), id.to_owned());
-        self.lock().insert(id.clone(), Streaming { response, cancel: Arc::clone(&cancel) });
+        self.0.lock().insert(id.clone(), Streaming { response, cancel: Arc::clone(&cancel) });
         Place { all: Arc::clone(self), id, cancel }
     }
 
     pub(crate) fn get(&self, owner: &Owner, id: &str) -> Option<Value> {
-        self.lock().get(&(owner.clone(), id.to_owned())).map(|streaming| streaming.response.clone())
+        self.0.lock().get(&(owner.clone(), id.to_owned())).map(|streaming| streaming.response.clone())
     }
 
     /// Cancels a response. Returns it as it will be; its stream has the rest.
     pub(crate) fn cancel(&self, owner: &Owner, id: &str) -> Option<Value> {
-        let all = self.lock();
+        let all = self.0.lock();
         let streaming = all.get(&(owner.clone(), id.to_owned()))?;
         streaming.cancel.notify_one();
         let mut response = streaming.response.clone();
         response["status"] = "cancelled".into();
         Some(response)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<(Owner, String), Streaming>> {
-        self.0.lock()
     }
 }
 
@@ -60,6 +56,6 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.all.lock().remove(&self.id);
+        self.all.0.lock().remove(&self.id);
     }
 }

@@ -5,7 +5,7 @@ use super::{
     Record, RecordPage, Rewrite, Store, StoreError, Stored, Summary, Totals, note_evicted, page_of,
 };
 use crate::base::room::Shares;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     future,
@@ -80,20 +80,15 @@ impl Memory {
     pub fn new(limits: Limits) -> Self {
         Self { limits, state: Mutex::default() }
     }
-
-    /// A panic of another holder has left the state whole: no operation leaves it in between.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
 }
 
 impl Store for Memory {
     fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Stored<'_, ()> {
-        answer(self.state().put(owner, record, now, self.limits))
+        answer(self.state.lock().put(owner, record, now, self.limits))
     }
 
     fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record> {
-        let state = self.state();
+        let state = self.state.lock();
         answer(state.record(owner, id).map(|kept| {
             let items = part.range(kept.history.len(), kept.outputs).map(|place| state.item(owner, &kept.history[place]));
             let summary = kept.summary.as_ref().map(|(_, summary)| summary.clone());
@@ -102,7 +97,7 @@ impl Store for Memory {
     }
 
     fn page(&self, owner: &Owner, id: &str, part: Part, page: Page) -> Stored<'_, ItemPage> {
-        let state = self.state();
+        let state = self.state.lock();
         answer(state.record(owner, id).and_then(|kept| {
             let ids = &kept.history[part.range(kept.history.len(), kept.outputs)];
             let places = page.places(ids.iter().map(String::as_str), ids.len());
@@ -116,7 +111,7 @@ impl Store for Memory {
     }
 
     fn list(&self, owner: &Owner, kind: Kind, page: Page) -> Stored<'_, RecordPage> {
-        let state = self.state();
+        let state = self.state.lock();
         let ids: Vec<_> = state.listed.range((owner.clone(), kind, 0)..=(owner.clone(), kind, u64::MAX)).map(|(_, id)| id).collect();
         let places = page.places(ids.iter().map(|id| id.as_str()), ids.len());
         answer(places.ok_or_else(|| StoreError::NotFound(page.after.clone().unwrap_or_default())).map(|(places, has_more)| {
@@ -126,7 +121,7 @@ impl Store for Memory {
     }
 
     fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>> {
-        let state = self.state();
+        let state = self.state.lock();
         let find = |id: &String| match state.items.get(&(owner.clone(), id.clone())) {
             Some(used) => Ok(Item { id: id.clone(), body: used.body.clone(), tokens: used.tokens }),
             None => Err(StoreError::NotFound(id.clone())),
@@ -135,11 +130,11 @@ impl Store for Memory {
     }
 
     fn update(&self, owner: &Owner, id: &str, body: String, now: u64) -> Stored<'_, ()> {
-        answer(self.state().change(owner, id, now, |kept| kept.body = body))
+        answer(self.state.lock().change(owner, id, now, |kept| kept.body = body))
     }
 
     fn append(&self, owner: &Owner, id: &str, addition: Addition, now: u64) -> Stored<'_, ()> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let appended = state.append(owner, id, addition, now, self.limits);
         if appended.is_ok() {
             state.make_room(owner, self.limits.bytes);
@@ -148,19 +143,19 @@ impl Store for Memory {
     }
 
     fn summarize(&self, owner: &Owner, id: &str, summary: Summary) -> Stored<'_, ()> {
-        answer(self.state().summarize(owner, id, summary))
+        answer(self.state.lock().summarize(owner, id, summary))
     }
 
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()> {
-        answer(self.state().remove(owner, id, item))
+        answer(self.state.lock().remove(owner, id, item))
     }
 
     fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()> {
-        answer(self.state().delete(&(owner.clone(), id.to_owned())))
+        answer(self.state.lock().delete(&(owner.clone(), id.to_owned())))
     }
 
     fn expire(&self, now: u64) -> Stored<'_, u64> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let limit = now.saturating_sub(self.limits.age.as_secs());
         let mut expired = 0;
         while let Some((_, _, key)) = state.order.first().filter(|(used, ..)| *used < limit).cloned() {

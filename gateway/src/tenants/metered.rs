@@ -37,7 +37,7 @@ impl Tenants {
             Some((principal, tier)) => {
                 let scopes = self.scopes(principal, tier, Some(wanted.model));
                 let tokens = wanted.prompt_tokens + wanted.answer_tokens;
-                let mut quota = self.quota();
+                let mut quota = self.quota.lock();
                 let now = self.now();
                 let reserved = quota.reserve(now, &scopes, tokens, now + self.request_timeout * 2);
                 let _ = caller.standing.set(quota.standing(now, &scopes));
@@ -85,7 +85,7 @@ impl Metered {
     pub fn cancel(&mut self) {
         self.event = None;
         if let Some(reservation) = self.reservation.take() {
-            self.tenants.quota().cancel(reservation);
+            self.tenants.quota.lock().cancel(reservation);
         }
     }
 
@@ -108,7 +108,7 @@ impl Metered {
         let written = self.event.take().map(|event| {
             let event = self.complete(event, outcome, usage, ttft);
             if let Some(reservation) = self.reservation.take() {
-                self.tenants.quota().settle(reservation, event.tokens());
+                self.tenants.quota.lock().settle(reservation, event.tokens());
             }
             self.tenants.meter.as_ref().map(|meter| meter.write(event))
         });

@@ -1,6 +1,6 @@
 //! Turns at a number of places. A tenant never has all of them, so another one's question need not wait for it to end.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
@@ -29,7 +29,7 @@ impl Turns {
     /// A turn, until it is dropped. `None`: it did not come in time.
     pub(crate) fn take(&self, tenant: &str, patience: Duration) -> Option<Turn<'_>> {
         let until = Instant::now() + patience;
-        let mut held = self.lock();
+        let mut held = self.held.lock();
         while held.all >= self.places || held.tenants.get(tenant).is_some_and(|&own| own + 1 >= self.places) {
             let left = until.checked_duration_since(Instant::now())?;
             self.freed.wait_for(&mut held, left);
@@ -37,10 +37,6 @@ impl Turns {
         held.all += 1;
         *held.tenants.entry(tenant.to_owned()).or_default() += 1;
         Some(Turn { turns: self, tenant: tenant.to_owned() })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Held> {
-        self.held.lock()
     }
 }
 
@@ -52,7 +48,7 @@ pub(crate) struct Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut held = self.turns.lock();
+        let mut held = self.turns.held.lock();
         held.all -= 1;
         if let Some(own) = held.tenants.get_mut(&self.tenant) {
             *own -= 1;
@@ -99,7 +95,7 @@ mod tests {
             drop(held);
             assert!(goes_on.recv_timeout(LATE).unwrap());
         });
-        let held = turns.lock();
+        let held = turns.held.lock();
         assert_eq!((held.all, held.tenants.len()), (0, 0));
     }
 }

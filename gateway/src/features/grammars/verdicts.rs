@@ -1,6 +1,6 @@
 //! Verdicts that are kept: they depend on nothing but the question. A tenant that asks for more than its share loses its own.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::{collections::HashMap, sync::Arc};
 use tidemill_grammar::{GrammarError, helper::Question};
 
@@ -47,7 +47,7 @@ struct One {
 
 impl Verdicts {
     pub(crate) fn get(&self, key: &Key) -> Option<Verdict> {
-        let mut kept = self.lock();
+        let mut kept = self.0.lock();
         kept.clock += 1;
         let now = kept.clock;
         let one = kept.verdicts.get_mut(key)?;
@@ -56,7 +56,7 @@ impl Verdicts {
     }
 
     pub(crate) fn keep(&self, tenant: &str, key: Key, verdict: Verdict) {
-        let mut kept = self.lock();
+        let mut kept = self.0.lock();
         if kept.verdicts.contains_key(&key) {
             return;
         }
@@ -72,10 +72,6 @@ impl Verdicts {
         *kept.shares.entry(Arc::clone(&tenant)).or_default() += bytes;
         let used = kept.clock;
         kept.verdicts.insert(key, One { verdict, bytes, tenant, used });
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock()
     }
 }
 
@@ -115,7 +111,7 @@ mod tests {
         }
         assert_eq!(verdicts.get(&key("quiet", 0)), Some(Err(GrammarError::TooMuchWork)));
         assert_eq!(verdicts.get(&key("flood", 1)), None);
-        let kept = verdicts.lock();
+        let kept = verdicts.0.lock();
         assert!(kept.shares["flood"] <= SHARE_BYTES_MAX && kept.bytes == kept.shares.values().sum::<usize>());
     }
 
@@ -127,7 +123,7 @@ mod tests {
                 verdicts.keep(&tenant.to_string(), key(&tenant.to_string(), number), Ok("x".repeat(100_000)));
             }
         }
-        let kept = verdicts.lock();
+        let kept = verdicts.0.lock();
         assert!(kept.bytes <= BYTES_MAX && kept.bytes == kept.verdicts.values().map(|one| one.bytes).sum::<usize>());
         assert_eq!(kept.shares.len(), 20, "none lost everything");
     }

@@ -17,7 +17,7 @@ use hyper::{
     service::Service,
 };
 use hyper_util::service::TowerToHyperService;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::{
     convert::Infallible,
     io,
@@ -69,14 +69,10 @@ impl Watch {
     /// Notes a request, which runs until what is returned is dropped.
     fn begin(&self, version: Version) -> Running {
         self.0.is_http2.store(version == Version::HTTP_2, Ordering::Relaxed);
-        let mut running = self.running();
+        let mut running = self.0.running.lock();
         *running += 1;
         self.set(Stage::Busy);
         Running(self.clone())
-    }
-
-    fn running(&self) -> MutexGuard<'_, usize> {
-        self.0.running.lock()
     }
 }
 
@@ -87,7 +83,7 @@ struct Running(Watch);
 impl Drop for Running {
     fn drop(&mut self) {
         // Under the lock: another request may begin at this moment.
-        let mut running = self.0.running();
+        let mut running = self.0.0.running.lock();
         *running -= 1;
         if *running == 0 {
             self.0.set(Stage::Idle);
