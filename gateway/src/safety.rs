@@ -23,7 +23,7 @@ use tidemill_safety::{
     judge::Doubt,
 };
 
-/// More is not shown to reviewers.
+/// The most bytes of a text that reviewers are shown.
 const EXCERPT_BYTES_MAX: usize = 2048;
 
 #[derive(Clone, Debug)]
@@ -31,14 +31,14 @@ pub struct Safety {
     pub guard: Arc<Guard>,
     pub input: Thresholds,
     pub output: Thresholds,
-    /// `None`: what the classifier is not sure of may be asked.
+    /// The moderator of uncertain findings; `None`: they pass.
     pub moderator: Option<Arc<Moderator>>,
     pub disclaimers: Arc<[Disclaimer]>,
 }
 
 impl Safety {
-    /// The first finding in a prompt's texts, with its text; else what is left to the moderator. A request may be stricter than the server,
-    /// never less strict.
+    /// Returns the first finding in a prompt's texts, with its text; without one, the uncertain findings that are left to the moderator. A
+    /// request may be stricter than the server, never less strict.
     pub fn check_input<'a>(
         &self,
         texts: impl IntoIterator<Item = &'a str>,
@@ -83,7 +83,7 @@ impl Safety {
         finding.is_none() && !(is_doubtful && self.moderator.is_some() && !self.guard.doubts(text, &thresholds).is_empty())
     }
 
-    /// `asks`: uncertain findings in answers are moderated.
+    /// Makes the moderation of an answer. `asks`: uncertain findings in it are moderated.
     pub fn guarded(&self, stricter: &[(Category, Threshold)], asks: bool) -> Guarded {
         Guarded { guard: Arc::clone(&self.guard), thresholds: tightened(self.output, stricter), asks }
     }

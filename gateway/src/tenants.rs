@@ -104,21 +104,21 @@ pub enum TenantsError {
 pub struct Caller {
     /// The request's id, in its answer's `x-request-id` and in the usage log.
     pub id: String,
-    /// `None`: the door is open.
+    /// The tenant and its tier. `None`: no key is needed.
     pub principal: Option<(Principal, Arc<Tier>)>,
     /// Whether the request is in the background: it is answered when there is room that no other request needs.
     pub in_background: bool,
     /// The address that the request's connection comes from.
     pub address: Option<IpAddr>,
-    /// Where it comes from, if rules ask for that and it says so.
+    /// The region that the request names, if rules ask for one.
     pub region: Option<String>,
-    /// Which model it was turned to, if anything was there to choose.
+    /// The route, if there was a model to choose.
     routed: OnceLock<Arc<Routed>>,
     /// The observer of a shadow's answer.
     shadow: Option<Mutex<Option<Tap>>>,
-    /// Once the request has its quota, or was refused one.
+    /// The state of the quota, once the request has it or was refused it.
     standing: OnceLock<Standing>,
-    /// By the grammars of all rounds of the answer.
+    /// CPU time spent on the grammars of all rounds of the answer.
     pub(crate) grammars_spent: Arc<Spent>,
 }
 
@@ -151,7 +151,7 @@ impl Caller {
         Self { in_background: true, shadow: Some(Mutex::new(Some(tap))), ..own }
     }
 
-    /// For a further round of the same answer, which is on the bill by itself.
+    /// The caller of a further round of the same answer, which is billed by itself.
     pub fn in_round(&self, round: u32) -> Self {
         let own = Self::new(self.principal.clone()).at_address(self.address);
         let grammars_spent = Arc::clone(&self.grammars_spent);
@@ -178,7 +178,7 @@ impl Caller {
         self.standing.get()
     }
 
-    /// `None`: the door is open.
+    /// The tenant. `None`: no key is needed.
     pub fn tenant(&self) -> Option<&str> {
         self.principal.as_ref().map(|(principal, _)| &*principal.tenant)
     }
@@ -191,7 +191,7 @@ impl Caller {
         }
     }
 
-    /// `None`: the key or token is for a whole tenant.
+    /// The user. `None`: the key or token is for a whole tenant.
     pub fn user(&self) -> Option<&str> {
         self.principal.as_ref().and_then(|(principal, _)| principal.user.as_deref())
     }
@@ -386,8 +386,8 @@ impl Tenants {
         Ok(Counted { tenants: Arc::clone(self), reservation })
     }
 
-    /// Tokens that an answer may have whose length the client left open: what the tier says, and no more than its limits could ever
-    /// take. `room`: what fits after the prompt.
+    /// Bounds the answer of a client that leaves the length open: by what the tier says, and by what its limits could ever take. `room`:
+    /// the tokens that fit after the prompt.
     pub fn answer_tokens(&self, caller: &Caller, model: &str, room: u32, prompt_tokens: u64, choices: u64) -> u32 {
         let Some((principal, tier)) = &caller.principal else { return room };
         let limits = self.scopes(principal, tier, Some(model)).into_iter();
@@ -468,7 +468,7 @@ impl Tenants {
         }
     }
 
-    /// Takes back what was lost. Now and then.
+    /// Reclaims the quota of lost requests, and reports lost usage records. To be called now and then.
     pub fn sweep(&self) {
         self.quota.lock().sweep(self.now());
         let (lost, failing) = self.meter.as_ref().map_or((0, false), |meter| (meter.lost(), meter.is_failing()));
@@ -481,7 +481,7 @@ impl Tenants {
         }
     }
 
-    /// `kv_used`: the share of decode workers' blocks in use. Several times a second.
+    /// Updates load shedding. `kv_used`: the share of decode workers' blocks in use. To be called several times a second.
     pub fn observe_load(&self, kv_used: Option<f64>) {
         let Some(shedding) = &self.shedding else { return };
         let load = Load { kv_used, ttft_p95: self.ttfts.p95(Instant::now()) };
@@ -507,7 +507,7 @@ impl Tenants {
     }
 }
 
-/// A request that counts, and uses no tokens.
+/// The quota of a request that counts, and takes no tokens.
 #[derive(Debug)]
 pub struct Counted {
     tenants: Arc<Tenants>,
@@ -522,7 +522,7 @@ impl Drop for Counted {
     }
 }
 
-/// The scopes that an event was charged to. Their limits do not matter here. Without a directory, any key may have limits of its own.
+/// Lists the scopes that an event was charged to. Their limits do not matter here. Without a directory, any key may have limits of its own.
 fn charged(event: &Event, directory: Option<&Directory>, tiers: &Tiers) -> Vec<(Scope, Limits)> {
     let tenant: Arc<str> = event.tenant.as_str().into();
     let limited = |id: &&str| directory.is_none_or(|directory| directory.key(id).is_some_and(|key| !key.limits.is_empty()));

@@ -25,13 +25,13 @@ use tidemill_safety::pii::{find::Finder, redact::masked};
 
 #[derive(Clone, Debug)]
 pub struct FeedbackSettings {
-    /// `None`: what users think ends with this process.
+    /// The database; `None`: opinions end with this process.
     pub file: Option<PathBuf>,
-    /// How long answers are remembered,
+    /// The time for which answers are remembered,
     pub keep: Duration,
-    /// and how many bytes of them.
+    /// and the most bytes of them.
     pub bytes_max: u64,
-    /// Takes what identifies people out of what is kept.
+    /// The finder of personal data, which is taken out of what is kept.
     pub finder: Arc<Finder>,
 }
 
@@ -56,7 +56,7 @@ pub struct Feedback {
 pub struct Answered {
     pub owner: Owner,
     pub model: String,
-    /// As messages of a chat; empty where it was too long.
+    /// The question, as messages of a chat; empty where it was too long.
     pub question: Vec<Value>,
     pub answer: String,
 }
@@ -74,7 +74,7 @@ pub struct Opinion {
     /// The user that the owner names. Nothing depends on it.
     pub user: String,
     pub rating: Option<Rating>,
-    /// The user wanted another answer.
+    /// Whether the user wanted another answer.
     pub regenerate: bool,
     pub comment: Option<String>,
 }
@@ -88,7 +88,7 @@ struct Known {
     bytes: Shares<String>,
 }
 
-/// Opinions that are kept.
+/// The most opinions that are kept.
 const KEPT_MAX: u64 = 100_000;
 /// The most bytes of a question, or of an answer.
 const TEXT_BYTES_MAX: usize = 32 << 10;
@@ -103,7 +103,7 @@ const SCHEMA: &str = "
     CREATE INDEX IF NOT EXISTS opinions_by_age ON opinions (at);
     CREATE INDEX IF NOT EXISTS opinions_by_tenant ON opinions (tenant, at);
     CREATE INDEX IF NOT EXISTS opinions_by_response ON opinions (response);";
-/// From the table of an earlier version, in which each name of a user had an opinion.
+/// The migration from an earlier version, in which each name of a user had an opinion.
 const TO_OPINIONS: &str = "
     BEGIN;
     INSERT OR IGNORE INTO opinions
@@ -123,17 +123,17 @@ impl Feedback {
         Ok(Self { settings, known: Mutex::default(), kept: Mutex::new(kept), kept_max: KEPT_MAX })
     }
 
-    /// An answer begins.
+    /// Remembers an answer that begins.
     pub fn remember(&self, id: &str, answered: Answered) {
         self.known.lock().put(id, answered, Instant::now(), &self.settings);
     }
 
-    /// It has ended, or a part of it has: `answer` is all of it so far.
+    /// Completes an answer that has ended, or a part of it: `answer` is all of it so far.
     pub fn complete(&self, id: &str, answer: &str) {
         self.known.lock().complete(id, &answer[..answer.floor_char_boundary(TEXT_BYTES_MAX)], self.settings.bytes_max);
     }
 
-    /// An answer to this owner, while it is remembered.
+    /// Returns an answer to this owner, while it is remembered.
     pub fn find(&self, owner: &Owner, id: &str) -> Option<Answered> {
         let mut known = self.known.lock();
         known.forget(Instant::now(), &self.settings);
@@ -184,7 +184,7 @@ impl Feedback {
         Ok(earlier.is_some())
     }
 
-    /// The newest first. Takes a disk's time.
+    /// Lists opinions, the newest first. Takes a disk's time.
     pub fn list(&self, rating: Option<Rating>, response: Option<&str>, limit: usize) -> rusqlite::Result<Vec<Value>> {
         let kept = self.kept.lock();
         let mut select = kept.prepare_cached(
@@ -279,7 +279,7 @@ impl Known {
         }
     }
 
-    /// `false`: the tenant has nothing.
+    /// Forgets the tenant's oldest answer. `false`: it has none.
     fn forget_oldest(&mut self, tenant: &String) -> bool {
         let Some(order) = self.order.get_mut(tenant) else { return false };
         let Some((_, id, bytes)) = order.pop_front() else { return false };

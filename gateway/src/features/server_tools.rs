@@ -32,19 +32,19 @@ pub struct Settings {
     /// The names of [`CALCULATOR`] and [`CLOCK`], as far as they are offered.
     pub built_in: Vec<String>,
     pub endpoints: Vec<EndpointSettings>,
-    /// No other tool has a name that begins like one of theirs.
+    /// The MCP servers. No other tool has a name that begins like one of theirs.
     pub mcp: Vec<McpSettings>,
-    /// Times that the model is asked for one response: the last time without tools, so that it answers.
+    /// The most times that the model is asked for one response: the last time without tools, so that it answers.
     pub rounds_max: u32,
 }
 
 #[derive(Debug)]
 pub struct ServerTools {
     tools: BTreeMap<String, ServerTool>,
-    /// By name.
+    /// The tools by their names.
     mcp: BTreeMap<String, Arc<McpServer>>,
     pub rounds_max: u32,
-    /// Connections have to end.
+    /// Notified when connections have to end.
     ended: watch::Sender<bool>,
 }
 
@@ -61,7 +61,7 @@ enum Runs {
     Endpoint(Arc<Endpoint>),
 }
 
-/// Why a client does not get what it names.
+/// The reason why a client does not get a tool that it names.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOffered {
     #[error("this server has no tool `{name}`: it has {there}")]
@@ -92,12 +92,12 @@ impl ServerTools {
         let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
     }
 
-    /// [`Self::tend`] ends.
+    /// Ends [`Self::tend`].
     pub fn end(&self) {
         self.ended.send_replace(true);
     }
 
-    /// Those that a client names, as the model sees them; an MCP server's name is all of its tools. Each once.
+    /// Returns the tools that a client names, each once, as the model sees them; an MCP server's name stands for all of its tools.
     pub fn offered(&self, names: &[String]) -> Result<Vec<Tool>, NotOffered> {
         let (mut offered, mut asked, mut there) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         for name in names.iter().filter(|name| asked.insert(*name)) {
@@ -127,7 +127,7 @@ impl ServerTools {
         }
     }
 
-    /// The MCP server of a name that is its own or a tool's.
+    /// Returns the MCP server of a name that is its own or a tool's.
     fn server<'a>(&self, name: &'a str) -> Option<(&'a str, &Arc<McpServer>)> {
         let server = name.split_once(BETWEEN).map_or(name, |(server, _)| server);
         self.mcp.get(server).map(|mcp| (server, mcp))

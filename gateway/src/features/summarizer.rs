@@ -13,11 +13,11 @@ use tokio::{sync::Notify, task::JoinSet, time};
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `None`: each conversation's own.
+    /// The model that summarizes; `None`: each conversation's own.
     pub model: Option<String>,
-    /// One that takes longer has failed.
+    /// The longest time of one summary.
     pub deadline: Duration,
-    /// Conversations that may wait. Of more, the next turn wishes again.
+    /// The most conversations that wait. One that finds no room asks again at its next turn.
     pub waiting_max: usize,
     pub at_once: usize,
 }
@@ -36,20 +36,20 @@ pub struct Summarizer {
     come: Notify,
 }
 
-/// A conversation.
+/// A conversation, by its owner and id.
 pub(crate) type Key = (Owner, String);
 
 #[derive(Debug)]
 pub(crate) struct SummaryRequest {
-    /// In whose name.
+    /// The sender in whose name it is made.
     pub(crate) sender: Sender,
-    /// That the conversation is had with.
+    /// The model that the conversation is had with.
     pub(crate) model: String,
-    /// So many of its first items.
+    /// The number of its first items to summarize.
     pub(crate) items: usize,
 }
 
-/// Why there is no summary.
+/// The reason why there is no summary.
 #[derive(Debug)]
 pub(crate) enum Unmade {
     /// The summary is not needed any more: the conversation was deleted, or changed.
@@ -81,7 +81,7 @@ impl Summarizer {
         self.summing.lock().has_failed(self.began.elapsed(), key, items)
     }
 
-    /// Makes summaries, a few at a time. Never returns. `make` makes one.
+    /// Makes summaries with `make`, a few at a time. Never returns.
     pub(crate) async fn run<F>(&self, make: impl Fn(Settings, Key, SummaryRequest) -> F)
     where
         F: Future<Output = Result<(), Unmade>> + Send + 'static,

@@ -1,5 +1,4 @@
-//! The audit log of this coordinator: what was blocked, who appealed, what was decided, without what identifies people; and the review
-//! queue that it makes.
+//! The audit log of this coordinator: blocks, appeals and decisions, without personal data; and the review queue that they make.
 //!
 //! Nothing waits for a block's record: where the disk fails for long, records are lost, and counted. Appeals and decisions are answered
 //! once they are synced.
@@ -28,11 +27,11 @@ use tokio::sync::oneshot;
 #[derive(Clone, Debug)]
 pub struct AuditSettings {
     pub dir: PathBuf,
-    /// Records go after this,
+    /// The age at which records are deleted,
     pub keep: Duration,
-    /// and the oldest before that, where there are more bytes.
+    /// and the bytes above which the oldest are deleted before that.
     pub bytes_max: u64,
-    /// Takes what identifies people out of texts.
+    /// The finder of personal data, which is taken out of texts.
     pub finder: Arc<Finder>,
 }
 
@@ -59,7 +58,7 @@ struct Ledger {
     chain: Chain,
 }
 
-/// Why an appeal or a decision is not taken.
+/// The reason why an appeal or a decision is not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     #[error(transparent)]
@@ -68,19 +67,19 @@ pub enum AuditError {
     NotWritten,
 }
 
-/// Bytes kept of a text.
+/// The most bytes of a text that are kept.
 const TEXT_BYTES_MAX: usize = 4096;
 /// The longest time that an appeal waits for the disk.
 const SYNCED_MAX: Duration = Duration::from_secs(10);
-/// Cases in one answer.
+/// The most cases in one answer.
 const LISTED_MAX: usize = 1000;
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Between looks for what is too old.
+/// Time between two looks for expired records.
 const EXPIRE_EVERY: Duration = Duration::from_secs(3600);
 const JOURNAL: journal::Settings = journal::Settings { sync_every: Duration::ZERO, segment_bytes: 16 << 20, segment_age: Some(DAY) };
 
 impl Audit {
-    /// Reads what there is, and checks it.
+    /// Opens the log, and checks it.
     pub fn open(settings: AuditSettings) -> Result<Self, OpenError> {
         let mut cases = Cases::default();
         let mut verifier = Verifier::default();
@@ -130,12 +129,12 @@ impl Audit {
         Ok(self.state.lock().cases.get(id).cloned().ok_or(Refused::Unknown)?)
     }
 
-    /// The newest first.
+    /// Lists cases, the newest first.
     pub fn list(&self, state: Option<State>) -> Vec<Case> {
         self.state.lock().cases.iter().filter(|case| state.is_none_or(|state| case.state == state)).take(LISTED_MAX).cloned().collect()
     }
 
-    /// The log's end, for who wants to keep it elsewhere.
+    /// The chain's last digest, for an operator who wants to keep it elsewhere.
     pub fn end(&self) -> Chain {
         self.state.lock().chain
     }
@@ -150,7 +149,7 @@ impl Audit {
         }
     }
 
-    /// Segments that are too old, or too many, go once the log says so.
+    /// Deletes segments that are too old, or too many, once the log says so.
     async fn retire(&self, now: SystemTime) -> io::Result<()> {
         let settings = self.settings.clone();
         let old = tokio::task::spawn_blocking(move || too_old(&settings, now)).await.map_err(io::Error::other)??;
@@ -209,7 +208,7 @@ fn path(dir: &Path, number: u64) -> PathBuf {
     dir.join(segment::name::<Line>(number))
 }
 
-/// The first segments, as far as they go, and the log's end in the last of them.
+/// Lists the first segments that may be deleted, with the log's end in the last of them.
 fn too_old(settings: &AuditSettings, now: SystemTime) -> io::Result<Option<(Chain, Vec<u64>)>> {
     let mut found = Vec::new();
     for number in segments::<Line>(&settings.dir)? {

@@ -1,5 +1,5 @@
-//! The model that judges what the classifier is not sure of: what it is asked, how many ask at a time, and what it means that it does not
-//! answer. `tidemill-safety` decides.
+//! The model that moderates uncertain findings: its prompt, the number of texts at a time, and the consequence if it does not answer.
+//! `tidemill-safety` decides.
 
 use crate::{
     dialog::{Dialog, Message, ReasoningWish, prompt::DialogError},
@@ -22,25 +22,25 @@ use tokio::{sync::Semaphore, time::timeout};
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// One of the cluster's.
+    /// The model's name, one of the cluster's.
     pub model: String,
-    /// With [`PLACE`] where the text stands.
+    /// The prompt, with [`PLACE`] where the text stands.
     pub prompt: String,
-    /// Its first word about a harmless text, and about a harmful one.
+    /// The first words of its answers about a harmless text, and about a harmful one.
     pub safe: String,
     pub unsafe_: String,
     /// Whether it moderates answers as well.
     pub answers: bool,
-    /// For all doubts of one prompt, or one of an answer, with the time in line.
+    /// The time for all findings of one prompt, or one of an answer, with the time in line.
     pub deadline: Duration,
     pub when_down: WhenDown,
-    /// Prompts and passages of answers that are judged at a time.
+    /// The most prompts and passages of answers that are moderated at a time.
     pub at_once: usize,
-    /// Those that may wait for that.
+    /// The most that may wait for that.
     pub waiting_max: usize,
 }
 
-/// The likeliest first tokens of the model's answer about each doubt.
+/// The likeliest first tokens of the model's answer about each finding.
 pub type Tops = Result<Vec<Vec<(Token, f32)>>, ModerationError>;
 
 #[derive(Debug)]
@@ -49,12 +49,12 @@ pub struct Moderator {
     words: Words,
     faults: Mutex<Faults>,
     began: Instant,
-    /// Permits to be judged, and to be in line for that.
+    /// Permits to be moderated, and to be in line for that.
     turns: Semaphore,
     places: Semaphore,
 }
 
-/// This model cannot be a moderator.
+/// The reason why a model cannot be a moderator.
 #[derive(Debug, thiserror::Error)]
 pub enum ModeratorError {
     #[error("`{safe}` and `{unsafe_}`: {source}: choose other words, and a prompt that asks for them")]
@@ -65,7 +65,7 @@ pub enum ModeratorError {
     Encode(#[from] EncodeError),
 }
 
-/// Why there is no judgement.
+/// The failure of a moderation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModerationError {
     #[error("no worker serves the model that makes it")]
@@ -78,13 +78,13 @@ pub enum ModerationError {
     Failed(String),
     #[error("the model that makes it has failed several times in a row")]
     Resting,
-    /// It may have been talked into that: no reason to let anything pass.
+    /// The answer has neither word. It may have been talked into that: no reason to let anything pass.
     #[error("the model that makes it has said neither of its words")]
     Unclear,
 }
 
 impl ModerationError {
-    /// For metrics.
+    /// The failure's name in metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::NoWorker => "no_worker",
@@ -96,7 +96,7 @@ impl ModerationError {
         }
     }
 
-    /// For clients, whom details do not concern.
+    /// The failure for clients, whom details do not concern.
     pub fn told(&self) -> String {
         match self {
             Self::Failed(_) => "the model that makes it has failed".into(),
@@ -106,7 +106,7 @@ impl ModerationError {
 }
 
 impl Moderator {
-    /// `model`: what the settings name. Makes a prompt, to see that it can.
+    /// Makes a moderator, and a prompt, to see that it can. `model`: the one that the settings name.
     pub fn new(settings: Settings, model: &TextModel) -> Result<Self, ModeratorError> {
         let of = |word: &str| first_tokens(&model.tokenizer, word);
         let words = Words::new(of(&settings.safe), of(&settings.unsafe_));
@@ -147,8 +147,8 @@ impl Moderator {
         Ok(model.tokenizer.encode(&dialog.prompt(model, SystemTime::now())?.prompt.text, false)?)
     }
 
-    /// How likely each doubt's text is harmful, from 0 to 1; or why that is not known, and what becomes of it then. `ask` asks
-    /// the model, and is polled when the moderator has room for it.
+    /// Returns how likely each finding's text is harmful, from 0 to 1; or why that is not known, and the fate of the text. `ask` asks the
+    /// model, and is polled when there is room for it.
     pub async fn scores(&self, doubts: &Arc<[Doubt]>, ask: impl Future<Output = Tops>) -> Result<Vec<f32>, (ModerationError, Fate)> {
         {
             let (now, mut faults) = (self.began.elapsed(), self.faults.lock());

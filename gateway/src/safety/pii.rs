@@ -8,14 +8,14 @@ use tidemill_safety::pii::{Kind, find::Finder, vault::Vault};
 #[derive(Clone, Debug)]
 pub struct Pii {
     pub finder: Arc<Finder>,
-    /// Models see placeholders, and clients get back what these stand for.
+    /// Whether models see placeholders, and clients get back the originals.
     pub input: bool,
     /// Whether personal data in answers is taken out.
     pub output: bool,
 }
 
 impl Pii {
-    /// The dialog as its model may see it; `options` learn the way back. `None`: as it is.
+    /// Returns the dialog as its model may see it, and puts the originals into `options`. `None`: nothing is hidden.
     pub fn hide_dialog(&self, dialog: &Dialog, options: &mut Options) -> Option<Dialog> {
         let mut hidden = self.input.then(|| dialog.clone())?;
         self.hide(options, |vault, finder| {

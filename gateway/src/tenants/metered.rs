@@ -17,17 +17,17 @@ use tidemill_tenancy::{
 /// The quota that a request needs.
 #[derive(Clone, Copy, Debug)]
 pub struct QuotaRequest<'a> {
-    /// When the request arrived: its time counts from then.
+    /// The time at which the request arrived, from which its time counts.
     pub arrived: Instant,
     pub model: &'a str,
     pub class: &'a str,
     pub prompt_tokens: u64,
-    /// At most, of all choices together.
+    /// The most tokens of all choices together.
     pub answer_tokens: u64,
 }
 
 impl Tenants {
-    /// Takes what a request may use at most. `None` of a quota: the door is open, and usage is kept all the same.
+    /// Takes the most that a request may use. `None` of a quota: no key is needed, and usage is kept all the same.
     pub fn reserve(self: &Arc<Self>, caller: &Caller, wanted: QuotaRequest<'_>) -> Result<Metered, ApiError> {
         if caller.is_shadow() {
             return Ok(Metered::free(Arc::clone(self)));
@@ -55,7 +55,7 @@ pub struct Metered {
     reservation: Option<Reservation>,
     began: Instant,
     prompt_tokens: u64,
-    /// `None`: settled. Filled in as far as it is known.
+    /// The reservation and the event, filled in as far as it is known. `None`: it is settled.
     event: Option<Event>,
 }
 
@@ -81,7 +81,7 @@ impl Metered {
         Self { tenants, reservation: None, began: Instant::now(), prompt_tokens: 0, event: None }
     }
 
-    /// The cluster did not take the request: nothing was used.
+    /// Cancels the reservation: the cluster did not take the request, and nothing was used.
     pub fn cancel(&mut self) {
         self.event = None;
         if let Some(reservation) = self.reservation.take() {
@@ -89,7 +89,7 @@ impl Metered {
         }
     }
 
-    /// A choice's first token has come, of a request that was promised a time for it.
+    /// Notes the time to the first token of a choice that was promised one.
     pub fn observe_ttft(&self, now: Instant, ttft: Duration) {
         self.tenants.ttfts.push(now, ttft);
     }
@@ -98,8 +98,8 @@ impl Metered {
         self.event.is_none()
     }
 
-    /// Gives back what was not used, and hands the event to the log. What is returned waits until it is written: what is sent to the
-    /// client after that was counted, whatever happens to this process. A second call does nothing.
+    /// Gives back what was not used, and hands the event to the log. The future that is returned waits until it is written: an answer that
+    /// is sent after that was counted, whatever happens to this process. A second call does nothing.
     pub fn settle(&mut self, outcome: RequestOutcome, usage: &Usage, ttft: Option<Duration>) -> impl Future<Output = ()> + Send + use<> {
         let unused = matches!(outcome, RequestOutcome::Rejected) && usage.completion_tokens == 0;
         if unused {

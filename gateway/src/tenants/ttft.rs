@@ -1,4 +1,4 @@
-//! The last times to first tokens: what 19 of 20 requests kept.
+//! The last times to first tokens, and their 95th percentile.
 
 use parking_lot::Mutex;
 use std::{
@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Older ones say nothing about now.
+/// The age after which a time says nothing about the present.
 const WINDOW: Duration = Duration::from_secs(10);
 /// The most times that are kept,
 const KEPT_MAX: usize = 2048;

@@ -1,4 +1,4 @@
-//! Turns at a number of places. A tenant never has all of them, so another one's question need not wait for it to end.
+//! Turns at a number of places. A tenant never has all of them, so others' questions need not wait for its own to end.
 
 use parking_lot::{Condvar, Mutex};
 use std::{
@@ -16,17 +16,17 @@ pub(crate) struct Turns {
 #[derive(Debug, Default)]
 struct Held {
     all: usize,
-    /// Those with a turn at least.
+    /// The number of turns of each tenant that has one.
     tenants: HashMap<String, usize>,
 }
 
 impl Turns {
-    /// `places`: at least two.
+    /// Makes this many places, at least two.
     pub(crate) fn new(places: usize) -> Self {
         Self { places: places.max(2), held: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// A turn, until it is dropped. `None`: it did not come in time.
+    /// Takes a turn, which lasts until it is dropped. `None`: none came in time.
     pub(crate) fn take(&self, tenant: &str, patience: Duration) -> Option<Turn<'_>> {
         let until = Instant::now() + patience;
         let mut held = self.held.lock();

@@ -4,11 +4,11 @@ use parking_lot::Mutex;
 use std::{collections::HashMap, sync::Arc};
 use tidemill_grammar::{GrammarError, helper::Question};
 
-/// Bytes of all verdicts,
+/// The most bytes of all verdicts,
 const BYTES_MAX: usize = 8 << 20;
 /// and of one tenant's.
 const SHARE_BYTES_MAX: usize = BYTES_MAX / 4;
-/// Bytes of a verdict without its text.
+/// Bytes of a verdict beside its text.
 const EMPTY_BYTES: usize = 1024;
 
 pub(crate) type Verdict = Result<String, GrammarError>;
@@ -33,7 +33,7 @@ struct Kept {
     bytes: usize,
     /// The number of verdicts of each tenant that has one.
     shares: HashMap<Arc<str>, usize>,
-    /// Counts uses.
+    /// A counter of uses.
     clock: u64,
 }
 

@@ -1,4 +1,4 @@
-//! An operator's endpoint as a tool: arguments are posted as JSON, and what comes back is text for the model.
+//! An operator's endpoint as a tool: arguments are posted as JSON, and the response is text for the model.
 
 use crate::text::tool::Tool;
 use serde_json::Value;
@@ -8,12 +8,12 @@ use tokio::sync::Semaphore;
 
 /// The most bytes of a response. Longer ones are cut.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
-/// Calls of one endpoint at a time.
+/// The most calls of one endpoint at a time.
 const AT_ONCE: usize = 32;
 
 #[derive(Clone, Debug)]
 pub struct EndpointSettings {
-    /// Its name, description and parameters.
+    /// The tool's name, description and parameters.
     pub shown: Tool,
     pub target: Target,
     /// File with a token that is sent as `Authorization: Bearer`; read before each request.

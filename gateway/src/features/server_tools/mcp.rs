@@ -32,9 +32,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Between a server's name and a tool's. No server's name has it.
+/// The separator of a server's name and a tool's. No server's name has it.
 pub const BETWEEN: &str = "__";
-/// As long as OpenAI's names of functions.
+/// The most bytes of a tool's name, as of OpenAI's names of functions.
 const NAME_BYTES_MAX: usize = 64;
 /// The most tools of one server. If there are more, the first are offered.
 const TOOLS_MAX: usize = 256;
@@ -42,17 +42,17 @@ const TOOLS_MAX: usize = 256;
 const PAGES_MAX: usize = 16;
 /// The most bytes of a call's output, as the model sees it. More is cut.
 const TEXT_BYTES_MAX: usize = 64 << 10;
-/// Requests to one server at a time.
+/// The most requests to one server at a time.
 const AT_ONCE: usize = 32;
-/// A server's tools are listed so often, where it does not say that they have changed,
+/// The time between two listings of a server's tools, where it does not report changes,
 const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// never more often than this,
+/// the least time between two,
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
-/// and after a failure, after so long, doubled each time up to `LOOK_EVERY`.
+/// and the time after a failure, doubled each time up to `LOOK_EVERY`.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
-/// Failures in a row after which the connection is begun anew.
+/// The failures in a row after which the connection is made anew.
 const FAILURES_MAX: u32 = 2;
-/// To tell the server that its session has ended.
+/// The time for telling the server that its session has ended.
 const GOODBYE_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
@@ -63,9 +63,9 @@ pub struct McpSettings {
     pub token: Option<PathBuf>,
     /// The time of a call, and of each step of discovery.
     pub timeout: Duration,
-    /// Those of its tools that are offered, by the server's names. `None`: all.
+    /// The tools that are offered, by the server's names. `None`: all.
     pub allowed: Option<Vec<String>>,
-    /// Calls are made to keep to the tools' schemas.
+    /// Whether calls are made to keep to the tools' schemas.
     pub strict: bool,
 }
 
@@ -77,9 +77,9 @@ pub struct McpServer {
     allowed: Option<Vec<String>>,
     strict: bool,
     http: Http,
-    /// `None`: it has not answered yet.
+    /// The connected server; `None`: it has not answered yet.
     known: RwLock<Option<Arc<Known>>>,
-    /// There is a reason to look at it now.
+    /// Notified when there is a reason to list the tools now.
     look: Arc<Notify>,
 }
 
@@ -90,13 +90,13 @@ struct Known {
     tools: Tools,
 }
 
-/// By the names that they are offered under.
+/// The tools, by the names that they are offered under.
 type Tools = BTreeMap<String, McpTool>;
 
 #[derive(Clone, Debug, PartialEq)]
 struct McpTool {
     shown: Tool,
-    /// The server's name of it.
+    /// The server's own name for it.
     name: String,
 }
 
@@ -134,7 +134,7 @@ impl McpServer {
         })
     }
 
-    /// `None`: it has not answered yet.
+    /// The tools as the model sees them; `None`: the server has not answered yet.
     pub fn tools(&self) -> Option<Vec<Tool>> {
         self.known().map(|known| known.tools.values().map(|tool| tool.shown.clone()).collect())
     }
@@ -161,7 +161,7 @@ impl McpServer {
         }
     }
 
-    /// Keeps a connection, and what is known, until it has to end.
+    /// Keeps a connection and the list of tools, until it has to end.
     pub async fn tend(&self, mut ended: watch::Receiver<bool>) {
         let (mut connection, mut failures) = (None, 0);
         loop {
@@ -277,7 +277,7 @@ impl McpServer {
     }
 }
 
-/// How long to wait before a server is looked at again.
+/// The time before a server is asked again.
 fn pause(failures: u32) -> Duration {
     match failures.checked_sub(1) {
         None => LOOK_EVERY,
@@ -285,7 +285,7 @@ fn pause(failures: u32) -> Duration {
     }
 }
 
-/// As names of functions may be.
+/// Whether a name is one that functions may have.
 fn plain(name: &str) -> String {
     name.chars().map(|letter| if letter.is_ascii_alphanumeric() || "-_".contains(letter) { letter } else { '_' }).collect()
 }
@@ -335,7 +335,7 @@ fn of_beginning(error: &ClientInitializeError) -> String {
     }
 }
 
-/// Without the layers that it went through.
+/// Returns the error without the layers that it went through.
 fn of_transport(error: &DynamicTransportError) -> String {
     match error.error.downcast_ref::<Failure>() {
         Some(StreamableHttpError::Client(error)) => error.to_string(),
