@@ -4,7 +4,7 @@ use crate::{
     listening::listen,
     support::{Cluster, Script, decode},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tidemill_coordinator::settings::{
     feedback::FeedbackFlags,
     routing::{RouteFlags, RouterFlags},
@@ -21,24 +21,24 @@ async fn a_body_is_parsed_once_whoever_looks_at_it() {
     })
     .await;
     let _worker = cluster.join("decode-0", decode(), Script::reply(&[5, 6, 1])).await;
-    // No other text has the same length.
     let text = "The same words again. ".repeat(37);
     let message = json!([{"role": "user", "content": text}]);
-    let counts = [
-        ("/v1/chat/completions", json!({"model": "tiny", "messages": message})),
-        ("/v1/chat/completions", json!({"model": "tiny", "messages": message, "conversation": "new"})),
-        ("/v1/completions", json!({"model": "tiny", "prompt": text})),
-        ("/v1/messages", json!({"model": "tiny", "max_tokens": 4, "messages": message})),
-        ("/v1/messages/count_tokens", json!({"model": "tiny", "messages": message})),
-        ("/v1/responses", json!({"model": "tiny", "input": text})),
-        ("/tokenize", json!({"model": "tiny", "messages": message})),
-        ("/v1/embeddings", json!({"model": "tiny", "input": text})),
+    let asked = [
+        ("/v1/chat/completions", json!({"messages": message})),
+        ("/v1/chat/completions", json!({"messages": message, "conversation": "new"})),
+        ("/v1/completions", json!({"prompt": text})),
+        ("/v1/messages", json!({"max_tokens": 4, "messages": message})),
+        ("/v1/messages/count_tokens", json!({"messages": message})),
+        ("/v1/responses", json!({"input": text})),
+        ("/tokenize", json!({"messages": message})),
     ];
     let mut counted = Vec::new();
-    for (path, body) in counts {
+    for (place, (path, mut body)) in asked.into_iter().enumerate() {
+        // No two bodies have the same length.
+        body["ignored"] = ".".repeat(1000 * place).into();
         let length = body.to_string().len();
-        let (status, answer): (u16, Value) = cluster.ask(path, body).await;
-        assert!(status == 200 || path == "/v1/embeddings", "{path}: {answer}");
+        let (status, answer) = cluster.ask(path, body).await;
+        assert_eq!(status, 200, "{path}: {answer}");
         counted.push((path, parses.of(length)));
     }
     assert!(counted.iter().all(|(_, parses)| *parses == 1), "{counted:?}");
