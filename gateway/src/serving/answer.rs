@@ -165,7 +165,7 @@ enum Step {
     /// An event with its prompt's place. `None`: no event can come any more.
     Event(Option<(usize, RequestEvent)>),
     /// The verdict on a choice's uncertain finding.
-    ModerationVerdict(usize, ModerationVerdict),
+    Verdict(usize, ModerationVerdict),
 }
 
 /// The way from tokens to the text that a client reads.
@@ -297,7 +297,7 @@ impl Answer {
             let error = match self.step().await {
                 Step::Event(Some((prompt, event))) => self.take(prompt, event).err(),
                 Step::Event(None) => Some(ApiError::internal("the answer was produced faster than it was read, and was cut")),
-                Step::ModerationVerdict(index, ruling) => {
+                Step::Verdict(index, ruling) => {
                     self.settle_doubt(index, ruling);
                     None
                 }
@@ -317,7 +317,7 @@ impl Answer {
         };
         let more_comes = self.choices.iter().any(|choice| !choice.closed);
         tokio::select! {
-            (index, ruling) = poll_fn(|context| moderation.poll_next(context)) => Step::ModerationVerdict(index, ruling),
+            (index, ruling) = poll_fn(|context| moderation.poll_next(context)) => Step::Verdict(index, ruling),
             event = self.submission.next(), if more_comes => Step::Event(event),
         }
     }
