@@ -24,9 +24,9 @@ use tidemill_gateway::{
     metrics,
     safety::{
         audit::{self, Audit},
-        judge::{Judge, JudgeError},
+        moderator::{Moderator, ModeratorError},
     },
-    serving::gateway::{Gateway, GatewaySettings, ServedModel},
+    serving::gateway::{Gateway, ServedModel, settings::GatewaySettings},
     store::{
         Store,
         memory::Memory,
@@ -71,7 +71,7 @@ pub enum RunError {
     #[error(transparent)]
     Tenants(#[from] TenantsError),
     #[error("`safety.judge` = {model}: {source}")]
-    Judge { model: String, source: JudgeError },
+    Judge { model: String, source: ModeratorError },
     #[error("a tool cannot be reached: {0}")]
     ServerTool(#[from] TargetError),
     #[error(transparent)]
@@ -217,8 +217,8 @@ impl Coordinator {
         let mut safety = settings.safety;
         if let (Some(safety), Some(judge)) = (&mut safety, settings.judge) {
             let (name, text) = models.iter().find(|(name, _)| *name == judge.model).expect("the settings were checked");
-            let judge = Judge::new(judge, text).map_err(|source| RunError::Judge { model: name.clone(), source })?;
-            safety.judge = Some(Arc::new(judge));
+            let judge = Moderator::new(judge, text).map_err(|source| RunError::Judge { model: name.clone(), source })?;
+            safety.moderator = Some(Arc::new(judge));
         }
         let served_names = models.iter().map(|(name, _)| name.clone()).collect();
         let served = driver.backends().into_iter().zip(models);

@@ -41,8 +41,8 @@ use tidemill_gateway::{
     features::{feedback::FeedbackSettings, summarizer},
     http::server::Limits as Connections,
     routing::Router,
-    safety::{Safety, audit::AuditSettings, judge, pii::Pii},
-    serving::gateway::SemanticSettings,
+    safety::{Safety, audit::AuditSettings, moderator, pii::Pii},
+    serving::gateway::settings::SemanticSettings,
     store::{self, postgres::Address},
 };
 use tidemill_net::{
@@ -370,7 +370,7 @@ pub struct Settings {
     /// `None`: everything may be asked and answered.
     pub safety: Option<Safety>,
     /// Its last stage; `None`: what the classifier is not sure of may be asked.
-    pub judge: Option<judge::Settings>,
+    pub judge: Option<moderator::Settings>,
     pub pii: Option<Pii>,
     /// Of stored conversations, where chats do not say.
     pub context: Strategy,

@@ -8,7 +8,7 @@
 use std::{collections::BTreeMap, env, fmt::Write, fs};
 use tidemill_gateway::cache::semantic::{
     THRESHOLD,
-    likeness::{Question, WEIGHTS, Weights},
+    similarity::{Question, WEIGHTS, Weights},
 };
 
 const SET: &str = include_str!("paraphrases.txt");
@@ -28,7 +28,7 @@ struct Pair {
     texts: [&'static str; 2],
     /// What is changed; `None`: they mean the same.
     kind: Option<&'static str>,
-    likeness: Option<f32>,
+    similarity: Option<f32>,
 }
 
 fn groups() -> Vec<Group> {
@@ -48,13 +48,13 @@ fn groups() -> Vec<Group> {
 
 /// All pairs of some groups, as `read` reads their sentences.
 fn pairs<'a>(groups: impl Iterator<Item = (usize, &'a Group)>, read: &dyn Fn(&str) -> Option<Question>) -> Vec<Pair> {
-    let likeness = |a: &str, b: &str| read(a)?.likeness(&read(b)?);
+    let similarity = |a: &str, b: &str| read(a)?.similarity(&read(b)?);
     let mut pairs = Vec::new();
     for (group, Group { same, others }) in groups {
         for (at, &a) in same.iter().enumerate() {
             let alike = same[at + 1..].iter().map(|&b| (b, None));
             let unlike = others.iter().map(|&(kind, b)| (b, Some(kind)));
-            pairs.extend(alike.chain(unlike).map(|(b, kind)| Pair { group, texts: [a, b], kind, likeness: likeness(a, b) }));
+            pairs.extend(alike.chain(unlike).map(|(b, kind)| Pair { group, texts: [a, b], kind, similarity: similarity(a, b) }));
         }
     }
     pairs
@@ -62,7 +62,7 @@ fn pairs<'a>(groups: impl Iterator<Item = (usize, &'a Group)>, read: &dyn Fn(&st
 
 /// Hits at a threshold: right and wrong ones.
 fn hits<'a>(pairs: impl IntoIterator<Item = &'a Pair>, threshold: f32) -> (usize, usize) {
-    let hits = pairs.into_iter().filter(|pair| pair.likeness.is_some_and(|likeness| likeness >= threshold));
+    let hits = pairs.into_iter().filter(|pair| pair.similarity.is_some_and(|similarity| similarity >= threshold));
     hits.fold((0, 0), |(right, wrong), pair| if pair.kind.is_none() { (right + 1, wrong) } else { (right, wrong + 1) })
 }
 
@@ -125,23 +125,23 @@ fn main() {
     let threshold = if embeddings.is_some() { chosen(&halves[0].1) } else { THRESHOLD };
     for (name, pairs) in &halves {
         let mut kinds: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-        for pair in pairs.iter().filter_map(|pair| Some((pair.kind?, pair.likeness))) {
+        for pair in pairs.iter().filter_map(|pair| Some((pair.kind?, pair.similarity))) {
             let (all, wrong) = kinds.entry(pair.0).or_default();
             *all += 1;
-            *wrong += usize::from(pair.1.is_some_and(|likeness| likeness >= threshold));
+            *wrong += usize::from(pair.1.is_some_and(|similarity| similarity >= threshold));
         }
         let told: Vec<_> = kinds.iter().map(|(kind, (all, wrong))| format!("{kind} {wrong}/{all}")).collect();
         println!("{name}: wrong hits by what is changed, at {threshold:.2}: {}", told.join(", "));
-        let guarded = pairs.iter().filter(|pair| pair.likeness.is_none());
+        let guarded = pairs.iter().filter(|pair| pair.similarity.is_none());
         let (kept, lost): (Vec<_>, Vec<_>) = guarded.partition(|pair| pair.kind.is_some());
         println!("{name}: guards stop {} pairs that do not mean the same, and {} that do", kept.len(), lost.len());
     }
     across(&groups, &read, threshold);
     if has("--wrong") {
         let of = |right: bool| halves[0].1.iter().filter(move |pair| pair.kind.is_none() == right);
-        let is_hit = |pair: &&Pair| pair.likeness.is_some_and(|likeness| likeness >= threshold);
-        of(false).filter(is_hit).for_each(|pair| println!("wrong  {:?} {:?}", pair.likeness, pair.texts));
-        of(true).filter(|pair| !is_hit(pair)).for_each(|pair| println!("missed {:?} {:?}", pair.likeness, pair.texts));
+        let is_hit = |pair: &&Pair| pair.similarity.is_some_and(|similarity| similarity >= threshold);
+        of(false).filter(is_hit).for_each(|pair| println!("wrong  {:?} {:?}", pair.similarity, pair.texts));
+        of(true).filter(|pair| !is_hit(pair)).for_each(|pair| println!("missed {:?} {:?}", pair.similarity, pair.texts));
     }
     if let Some(file) = value("--svg") {
         fs::write(file, svg(&halves)).expect("the drawing can be written");
@@ -159,7 +159,7 @@ fn across(groups: &[Group], read: &dyn Fn(&str) -> Option<Question>, threshold: 
     for (at, group) in read.iter().enumerate() {
         for (a, b) in group.iter().flat_map(|a| read[at + 1..].iter().flatten().map(move |b| (a, b))) {
             all += 1;
-            wrong += usize::from(a.likeness(b).is_some_and(|likeness| likeness >= threshold));
+            wrong += usize::from(a.similarity(b).is_some_and(|similarity| similarity >= threshold));
         }
     }
     println!("questions of different groups: {wrong} wrong hits among {all} pairs");

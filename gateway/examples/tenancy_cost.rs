@@ -6,7 +6,7 @@
 use std::{fs, sync::Arc, time::Duration};
 use tidemill_gateway::{
     metrics::{RequestOutcome, usage::Usage},
-    tenants::{Caller, MeterSettings, TenantSettings, Tenants, metered::Wanted},
+    tenants::{Caller, MeterSettings, TenantSettings, Tenants, metered::QuotaRequest},
 };
 use tidemill_tenancy::{
     journal,
@@ -60,8 +60,13 @@ async fn main() {
         async move {
             let caller = Caller::new(tenants.identify(Some(&secret)).await.expect("the key is valid"));
             tenants.peek(&caller).expect("there is room");
-            let wanted =
-                Wanted { arrived: std::time::Instant::now(), model: "model", class: "standard", prompt_tokens: 500, answer_tokens: 200 };
+            let wanted = QuotaRequest {
+                arrived: std::time::Instant::now(),
+                model: "model",
+                class: "standard",
+                prompt_tokens: 500,
+                answer_tokens: 200,
+            };
             let mut metered = tenants.reserve(&caller, wanted).expect("there is room");
             let usage = Usage { prompt_tokens: 500, completion_tokens: 100, total_tokens: 600, ..Usage::default() };
             metered.settle(RequestOutcome::Ok, &usage, Some(Duration::from_millis(50))).await;

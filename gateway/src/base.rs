@@ -1,9 +1,10 @@
-//! What every other room may use: JSON as clients write it, owners, shares, and what names and time are made of.
+//! Things that every other room may use: JSON as clients write it, owners, shares, ids and timestamps.
 //!
-//! - [`json`]: what clients write, where that is more than a library reads
-//! - [`owner`]: whose everything is that is stored; [`room`]: who makes room where tenants fill one together; [`shares`]: parts of what is in flight
+//! - [`json`]: JSON as clients write it, where that is more than a library reads
+//! - [`owner`]: the owner of stored things; [`room`]: fair shares of a room that tenants fill together; [`shares`]: parts of what is in
+//! flight
 //! - [`memories`]: facts about users, as chats are given them, and how many are kept
-//! - [`registry`]: what coordinators agree on, as operators see and change it
+//! - [`registry`]: the coordinators' agreed records, as operators see and change them
 //! - [`origins`]: the origins whose web pages may use the API
 
 pub mod json;

@@ -1,5 +1,5 @@
-//! Files and batches of clients: in the data directory, and run from there, each request as if its client had sent it now. All of it
-//! survives this process: a batch goes on where its files of answers end.
+//! Clients' files and batches: kept in the data directory, and run from there, each request as if its client had sent it now. All of it
+//! survives this process: a batch resumes where its files of answers end.
 //!
 //! - [`disk`]: what is where, and how it gets there; `journal`: a batch's answers so far; `begun`: what of it runs
 //! - `runner`: a batch from its file to its end
@@ -17,15 +17,16 @@ use crate::{
     batch::{
         file::{INPUT, NoRoom, OUTPUT, Room, StoredFile},
         input::Problem,
-        life::{Batch, Sender, Wanted},
+        life::{Batch, NewBatch, Sender},
     },
 };
 use disk::{Disk, Kind, Upload};
+use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -39,17 +40,17 @@ const UPLOADS_MAX: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of one file of requests.
+    /// Bytes of one file of requests.
     pub file_bytes: u64,
     /// Requests in it.
     pub lines: usize,
-    /// Of one tenant, however many users it has.
+    /// The room of one tenant, for all of its users.
     pub room: Room,
     /// Files, and batches that have ended, go after this.
     pub age: Duration,
     /// Requests of all batches that run at a time.
     pub at_once: usize,
-    /// Of one request.
+    /// Bytes of one request.
     pub line_bytes: usize,
 }
 
@@ -66,7 +67,7 @@ pub struct Batches {
     uploads: Arc<Semaphore>,
     /// Names this process.
     process: String,
-    /// Of a request that may have ended a process: no other of these runs beside it, so that the guilty one is known.
+    /// Held by a request that may have ended a process: no other of these runs beside it, so that the guilty one is known.
     alone: tokio::sync::Mutex<()>,
 }
 
@@ -82,7 +83,7 @@ struct Entry {
     batch: Batch,
     /// A client has cancelled it.
     cancelled: Arc<Notify>,
-    /// Somebody has it in hand.
+    /// Whether a runner has it in hand.
     taken: bool,
 }
 
@@ -109,7 +110,7 @@ pub struct OpenError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
-    /// Never stored, deleted, too old, or somebody else's.
+    /// The file or batch was never stored, was deleted or expired, or is another owner's.
     #[error("`{0}` does not exist here (any more)")]
     NotFound(String),
     #[error(transparent)]
@@ -179,10 +180,10 @@ impl Batches {
     /// Nothing runs any more, since this process ends in good order.
     pub fn stop(&self) {
         let open: Vec<_> =
-            self.index().batches.values().filter(|entry| !entry.batch.is_over()).map(|entry| entry.batch.id.clone()).collect();
+            self.index.lock().batches.values().filter(|entry| !entry.batch.is_over()).map(|entry| entry.batch.id.clone()).collect();
         for id in open {
             if let Err(error) = begun::stop(&self.disk.begun(&id)) {
-                tracing::warn!(batch = id, %error, "the next process will take this one's end for a crash");
+                tracing::warn!(batch = id, %error, "could not note that a batch was stopped: the next process will take it for a crash");
             }
         }
     }
@@ -205,12 +206,12 @@ impl Batches {
         self.check_room(owner, bytes)?;
         upload.publish().await?;
         self.disk.save(Kind::File, &file.id, &file).await?;
-        self.index().files.insert(file.id.clone(), file.clone());
+        self.index.lock().files.insert(file.id.clone(), file.clone());
         Ok(file)
     }
 
     fn check_room(&self, owner: &str, bytes: u64) -> Result<(), NoRoom> {
-        let (index, tenant) = (self.index(), tenant_of(owner));
+        let (index, tenant) = (self.index.lock(), tenant_of(owner));
         self.limits.room.check(index.files.values().filter(|file| tenant_of(&file.owner) == tenant).map(|file| file.bytes), bytes)
     }
 
@@ -223,7 +224,7 @@ impl Batches {
 
     pub fn stored_file(&self, owner: &str, id: &str) -> Result<StoredFile, BatchError> {
         let now = unix_seconds();
-        let index = self.index();
+        let index = self.index.lock();
         let file = index.files.get(id).filter(|file| file.owner == owner && now < file.expires_at);
         file.cloned().ok_or_else(|| BatchError::NotFound(id.to_owned()))
     }
@@ -236,7 +237,7 @@ impl Batches {
     /// `purpose`: those with another are left out.
     pub fn files(&self, owner: &str, purpose: Option<&str>, page: &Page) -> Result<Listed<StoredFile>, BatchError> {
         let now = unix_seconds();
-        let index = self.index();
+        let index = self.index.lock();
         let shown =
             |file: &&StoredFile| file.owner == owner && now < file.expires_at && purpose.is_none_or(|purpose| purpose == file.purpose);
         page.of(index.files.values().filter(shown).cloned().map(|file| (file.created_ms, file.id.clone(), file)).collect())
@@ -245,7 +246,7 @@ impl Batches {
     pub async fn delete_file(&self, owner: &str, id: &str) -> Result<(), BatchError> {
         self.stored_file(owner, id)?;
         {
-            let mut index = self.index();
+            let mut index = self.index.lock();
             if let Some(batch) = index.user_of(id) {
                 return Err(BatchError::InUse { file: id.to_owned(), batch: batch.to_owned() });
             }
@@ -254,7 +255,7 @@ impl Batches {
         Ok(self.disk.remove_file(id).await?)
     }
 
-    pub async fn create(&self, sender: Sender, wanted: Wanted) -> Result<Batch, BatchError> {
+    pub async fn create(&self, sender: Sender, wanted: NewBatch) -> Result<Batch, BatchError> {
         let owner = sender.owner();
         let file = self.stored_file(&owner, &wanted.input_file)?;
         if file.purpose != INPUT {
@@ -262,14 +263,14 @@ impl Batches {
         }
         let batch = Batch::new(new_id("batch_"), sender, wanted, unix_ms());
         let forgotten = {
-            let mut index = self.index();
+            let mut index = self.index.lock();
             let of_tenant = || index.batches.values().filter(|entry| entry.is_of_tenant(tenant_of(&owner))).map(|entry| &entry.batch);
             if of_tenant().filter(|batch| !batch.is_over()).count() >= OPEN_MAX {
                 return Err(BatchError::TooMany);
             }
             let forgotten = (of_tenant().count() >= KEPT_MAX)
                 .then(|| of_tenant().filter_map(|batch| Some((batch.ended_at()?, batch.id.clone()))).min());
-            // Whoever deletes the file now is told whose it is.
+            // If the file is deleted from now on, the client learns of this batch.
             if !index.files.contains_key(&batch.input_file) {
                 return Err(BatchError::NotFound(batch.input_file));
             }
@@ -277,10 +278,10 @@ impl Batches {
             forgotten.flatten().map(|(_, id)| id)
         };
         if let Err(error) = self.save(&batch.id).await {
-            self.index().batches.remove(&batch.id);
+            self.index.lock().batches.remove(&batch.id);
             return Err(error.into());
         }
-        if let Some(entry) = self.index().batches.get_mut(&batch.id) {
+        if let Some(entry) = self.index.lock().batches.get_mut(&batch.id) {
             entry.taken = false;
         }
         if let Some(id) = forgotten {
@@ -291,13 +292,13 @@ impl Batches {
     }
 
     pub fn batch(&self, owner: &str, id: &str) -> Result<Batch, BatchError> {
-        let index = self.index();
+        let index = self.index.lock();
         let entry = index.batches.get(id).filter(|entry| entry.is_of(owner));
         entry.map(|entry| entry.batch.clone()).ok_or_else(|| BatchError::NotFound(id.to_owned()))
     }
 
     pub fn list(&self, owner: &str, page: &Page) -> Result<Listed<Batch>, BatchError> {
-        let index = self.index();
+        let index = self.index.lock();
         let batches = index.batches.values().filter(|entry| entry.is_of(owner)).map(|entry| entry.batch.clone());
         page.of(batches.map(|batch| (batch.created_ms, batch.id.clone(), batch)).collect())
     }
@@ -310,7 +311,7 @@ impl Batches {
             let status = serde_json::to_value(batch.status).ok().and_then(|status| status.as_str().map(str::to_owned));
             return Err(BatchError::Over(batch.id, status.unwrap_or_default()));
         }
-        if let Some(entry) = self.index().batches.get(id) {
+        if let Some(entry) = self.index.lock().batches.get(id) {
             entry.cancelled.notify_one();
         }
         Ok(batch)
@@ -319,7 +320,7 @@ impl Batches {
     /// Changes a batch, here and on disk.
     async fn change(&self, id: &str, change: impl FnOnce(&mut Batch)) -> Result<Batch, BatchError> {
         {
-            let mut index = self.index();
+            let mut index = self.index.lock();
             let entry = index.batches.get_mut(id).ok_or_else(|| BatchError::NotFound(id.to_owned()))?;
             change(&mut entry.batch);
         }
@@ -329,7 +330,7 @@ impl Batches {
     /// Writes a batch as it is now.
     async fn save(&self, id: &str) -> io::Result<Batch> {
         let _one_at_a_time = self.saving.lock().await;
-        let batch = self.index().batches.get(id).map(|entry| entry.batch.clone());
+        let batch = self.index.lock().batches.get(id).map(|entry| entry.batch.clone());
         let batch = batch.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the batch is gone"))?;
         self.disk.save(Kind::Batch, id, &batch).await?;
         Ok(batch)
@@ -337,7 +338,7 @@ impl Batches {
 
     /// A request has its answer; the disk has that in the answers themselves.
     fn count(&self, id: &str, good: bool) {
-        if let Some(entry) = self.index().batches.get_mut(id) {
+        if let Some(entry) = self.index.lock().batches.get_mut(id) {
             entry.batch.answered(good);
         }
     }
@@ -347,7 +348,7 @@ impl Batches {
         let bytes = self.disk.adopt(journal, id).await?;
         let file = self.file(id.to_owned(), &batch.sender.owner(), filename, OUTPUT, bytes, batch.output_age_s);
         self.disk.save(Kind::File, id, &file).await?;
-        self.index().files.insert(id.to_owned(), file);
+        self.index.lock().files.insert(id.to_owned(), file);
         Ok(())
     }
 
@@ -355,7 +356,7 @@ impl Batches {
     async fn expire(&self) -> io::Result<()> {
         let now = unix_seconds();
         let (files, batches) = {
-            let mut index = self.index();
+            let mut index = self.index.lock();
             let old = index.files.values().filter(|file| file.expires_at <= now && index.user_of(&file.id).is_none());
             let files: Vec<_> = old.map(|file| file.id.clone()).collect();
             files.iter().for_each(|id| drop(index.files.remove(id)));
@@ -376,13 +377,13 @@ impl Batches {
     }
 
     async fn forget(&self, id: &str) -> io::Result<()> {
-        self.index().batches.remove(id);
+        self.index.lock().batches.remove(id);
         self.disk.remove_batch(id).await
     }
 
-    /// Batches that nobody has in hand yet.
+    /// Takes the batches that no runner has in hand yet.
     fn take(&self) -> Vec<String> {
-        let mut index = self.index();
+        let mut index = self.index.lock();
         let waiting = index.batches.values_mut().filter(|entry| !entry.taken && !entry.batch.is_over());
         waiting
             .map(|entry| {
@@ -390,11 +391,6 @@ impl Batches {
                 entry.batch.id.clone()
             })
             .collect()
-    }
-
-    /// Nothing that holds the lock panics.
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -471,8 +467,8 @@ mod tests {
         Sender { tenant: Some(tenant.into()), ..Sender::default() }
     }
 
-    fn wanted(file: &StoredFile) -> Wanted {
-        Wanted { endpoint: "/v1/embeddings".into(), input_file: file.id.clone(), ..Wanted::default() }
+    fn wanted(file: &StoredFile) -> NewBatch {
+        NewBatch { endpoint: "/v1/embeddings".into(), input_file: file.id.clone(), ..NewBatch::default() }
     }
 
     #[tokio::test]
@@ -611,7 +607,7 @@ mod tests {
         let batches = Batches::open(dir.path(), limits()).unwrap();
         let file = stored(&batches, "acme", "hello\n").await.unwrap();
         let id = batches.create(sender("acme"), wanted(&file)).await.unwrap().id;
-        batches.index().files.get_mut(&file.id).unwrap().expires_at = 1;
+        batches.index.lock().files.get_mut(&file.id).unwrap().expires_at = 1;
         batches.expire().await.unwrap();
         assert!(batches.content(&file).exists(), "a batch reads it");
         batches.change(&id, |batch| batch.refuse(1, vec![])).await.unwrap();

@@ -1,5 +1,5 @@
-//! What of a long history a model is given: the newest turns. Which of the oldest are left out follows from the history alone, so that
-//! nothing has to be remembered from one request to the next.
+//! The part of a long history that a model is given: the newest turns. Which of the oldest are left out follows from the history alone, so
+//! that nothing has to be remembered from one request to the next.
 //!
 //! A prompt's KV is found again as far as the prompt is the same from its beginning. So leaving out one more turn each time ([`Slide`])
 //! loses all but the system prompt's KV with every turn. [`Steps`] leaves out half of what fits at once, and nothing again until it is full:
@@ -13,12 +13,12 @@
 //!     8        5678        78 ◄
 //! ```
 //!
-//! What a step will leave out is decided when three quarters are full ([`Steps::ahead`](steps::Steps::ahead)), so that a summary of it can
-//! be there when the step comes.
+//! The turns that a step will leave out are known when three quarters are full ([`Steps::ahead`](steps::Steps::ahead)), so that a summary
+//! of them can be there when the step comes.
 //!
-//! - [`steps`]: where steps are taken; [`summary`]: what tells of the turns that are left out, and when it is given
+//! - [`steps`]: where steps are taken; [`summary`]: summaries of the turns that are left out, and when they are given
 //! - [`bm25`]: which old messages a new one is about; [`blocks`]: text that is put into prompts
-//! - [`summing`]: what is to be summarized, one conversation after the other
+//! - [`summing`]: the queue of summaries to make
 //!
 //! [`Slide`]: Strategy::Slide
 //! [`Steps`]: Strategy::Steps
@@ -43,7 +43,7 @@ pub enum Strategy {
     Slide,
     /// Once they do not fit any more: half of what would.
     Steps,
-    /// The same, and a summary tells of what is left out.
+    /// Like [`Steps`](Self::Steps), with a summary in place of the turns that are left out.
     Summary,
 }
 

@@ -1,13 +1,13 @@
-//! A conversation, whatever protocol it came by: what was said, what may be called, how to think. Endpoints translate their
-//! bodies into a [`Dialog`]; the model's chat template turns it into a prompt. `written`: which parts clients and tools write;
-//! `mended`: what becomes of an order of turns that the template refuses.
+//! A conversation in any protocol: its messages, the tools that may be called, the wished reasoning. Endpoints translate their bodies into
+//! a [`Dialog`]; the model's chat template turns it into a prompt. `written`: the parts that clients and tools write; `mended`: orders of
+//! turns that a template refuses, put into one that it takes.
 
 mod mended;
 pub mod prompt;
 pub(crate) mod render;
 mod written;
 
-use crate::text::tool::Tool;
+use crate::{base::json::each_string, text::tool::Tool};
 use minijinja::Value;
 use std::collections::BTreeMap;
 
@@ -16,12 +16,12 @@ pub struct Dialog {
     pub messages: Vec<Message>,
     pub tools: Vec<Tool>,
     pub tool_choice: ToolChoice,
-    /// More than one call per answer is allowed.
+    /// Whether an answer may have more than one call.
     pub parallel: bool,
     pub reasoning: ReasoningWish,
     /// Variables for the template; they win over those that the fields above imply.
     pub template_kwargs: BTreeMap<String, Value>,
-    /// The prompt ends in the middle of the last message, and the model goes on with it.
+    /// The prompt ends in the middle of the last message, which the model continues.
     pub continues: bool,
 }
 
@@ -31,10 +31,10 @@ pub struct Message {
     /// `system`, `developer`, `user`, `assistant`, or `tool`.
     pub role: String,
     pub content: Option<String>,
-    /// What an assistant thought before it spoke.
+    /// An assistant's thought before its answer.
     pub reasoning: Option<String>,
     pub tool_calls: Vec<ToolCall>,
-    /// Of a `tool` message: the call that it answers.
+    /// The call that a `tool` message answers.
     pub tool_call_id: Option<String>,
     pub name: Option<String>,
     /// Fields that only the template knows.
@@ -46,32 +46,32 @@ pub struct Message {
 pub struct ToolCall {
     pub id: String,
     pub name: String,
-    /// An object; where the model or the client wrote something else, that: a string for what is no JSON.
+    /// The arguments: an object, or another value if the model or the client wrote one (a string for text that is no JSON).
     pub arguments: serde_json::Value,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// The model does not learn of its tools.
+    /// The model is not shown its tools.
     None,
     #[default]
     Auto,
     /// At least one call, and nothing else.
     Required,
-    /// This tool.
+    /// A call of this tool.
     Named(String),
 }
 
-/// How much the model shall think, as far as its template can say it.
+/// The wished amount of reasoning, as far as the template can express it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReasoningWish {
-    /// `none`, `minimal`, `low`, …
+    /// The effort: `none`, `minimal`, `low`, …
     pub effort: Option<String>,
     pub enable_thinking: Option<bool>,
 }
 
 impl Dialog {
-    /// Everything that anybody said, wrote into a call, or got from one.
+    /// Visits all text that a participant wrote: messages, arguments of calls, and their outputs.
     pub fn each_text(&mut self, mut act: impl FnMut(&mut String)) {
         for message in &mut self.messages {
             message.content.iter_mut().chain(&mut message.reasoning).for_each(&mut act);
@@ -80,23 +80,14 @@ impl Dialog {
     }
 }
 
-fn each_string(value: &mut serde_json::Value, act: &mut impl FnMut(&mut String)) {
-    match value {
-        serde_json::Value::String(text) => act(text),
-        serde_json::Value::Array(items) => items.iter_mut().for_each(|item| each_string(item, act)),
-        serde_json::Value::Object(fields) => fields.values_mut().for_each(|field| each_string(field, act)),
-        serde_json::Value::Null | serde_json::Value::Bool(_) | serde_json::Value::Number(_) => {}
-    }
-}
-
 impl ToolCall {
-    /// `arguments` as clients send them: JSON as text, nothing for no arguments.
+    /// Makes a call of `arguments` as clients send them: JSON as text, or nothing for no arguments.
     pub fn new(id: impl Into<String>, name: impl Into<String>, arguments: &str) -> Self {
         Self { id: id.into(), name: name.into(), arguments: understood(arguments) }
     }
 }
 
-/// Some clients encode an object twice, and some send `null` for no arguments.
+/// Reads arguments leniently: some clients encode an object twice, and some send `null` for no arguments.
 fn understood(arguments: &str) -> serde_json::Value {
     use serde_json::Value;
     let none = || Value::Object(serde_json::Map::new());

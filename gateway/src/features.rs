@@ -1,8 +1,8 @@
-//! What operators may switch on beside answers: feedback, tools that run here, grammars, summaries.
+//! Features that operators may switch on beside answers: feedback, tools that run here, grammars, summaries.
 //!
-//! - [`feedback`]: what users think of answers
+//! - [`feedback`]: users' opinions of answers
 //! - [`server_tools`]: tools that run here, for models that call them
-//! - [`grammars`]: what answers shall follow, judged where it can do no harm
+//! - [`grammars`]: the grammars of answers, judged where it can do no harm
 //! - [`summarizer`]: running summaries of long conversations, made in the background
 
 pub mod feedback;

@@ -25,7 +25,7 @@ use crate::text::{
     output::{OutputRules, Splitter},
     stop::{StopMatcher, Verdict},
 };
-use guarded::Ruling;
+use guarded::ModerationVerdict;
 use piece::{CallDelta, Ended, Finish, FinishReason, Inspect, Logprob, Piece, StopReason};
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -35,28 +35,28 @@ use std::{
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
 use tidemill_safety::judge::Doubt;
 
-/// A client's wishes about the text of its choices.
+/// A client's options for the text of its choices.
 #[derive(Clone, Debug, Default)]
 pub struct TextRules {
-    /// Stop strings.
+    /// The stop strings.
     pub stops: Vec<String>,
-    /// Keep the stop string, or the stop token's text, in the answer.
+    /// Whether the stop string, or the stop token's text, stays in the answer.
     pub include_stop: bool,
-    /// Stop strings count only after this many tokens.
+    /// The tokens after which stop strings begin to count.
     pub min_tokens: u32,
     pub stop_tokens: Vec<Token>,
-    /// Those of `stop_tokens` that are the model's end of sequence, and not the client's wish.
+    /// Those of `stop_tokens` that are the model's end of sequence, and not of the client's choice.
     pub eos_tokens: Vec<Token>,
     pub skip_special: bool,
-    /// What besides text the model's words may be.
+    /// The parts of a model's output besides text.
     pub output: OutputRules,
 }
 
-/// A call as far as it came.
+/// A call as far as it has come.
 #[derive(Debug)]
 struct Called {
     name: String,
-    /// Where calls are forced.
+    /// The arguments so far, where calls are forced.
     arguments: String,
 }
 
@@ -64,30 +64,31 @@ struct Called {
 #[derive(Debug)]
 pub struct Pipeline {
     detokenizer: Detokenizer,
-    /// `None`: everything is text.
+    /// Splits the model's output; `None`: everything is text.
     splitter: Option<Splitter>,
     stops: StopMatcher,
     rules: TextRules,
-    /// Sees every piece first, and may keep it for a while.
+    /// The moderation, which sees every piece first and may hold it back.
     guard: Option<guarded::Inspector>,
     inspect: Vec<Box<dyn Inspect>>,
     tokens: u32,
-    /// Of generated text, whether sent or held back.
+    /// Characters of generated text, whether sent or held back.
     characters: usize,
-    /// That have begun.
+    /// The number of calls that have begun.
     calls: u32,
-    /// The last of them.
+    /// The last call.
     called: Option<Called>,
     /// The arguments so far of a call that is the last one's like up to here: where calls are forced, one that is so to its end ends
     /// the answer.
     again: Option<String>,
-    /// What the ids of this choice's calls have in common.
+    /// The common part of this choice's call ids.
     call_ids: u64,
     ended: bool,
 }
 
 impl Pipeline {
-    /// For the tokens after `prompt`. `seed`: the choice's own. Calls of the same choice of the same prompt have the same ids.
+    /// Makes a pipeline for the tokens after `prompt`. `seed`: the choice's own. Calls of the same choice of the same prompt have the same
+    /// ids.
     pub fn new(model: &TextModel, prompt: &[Token], rules: &TextRules, seed: u64) -> Self {
         let mut hasher = DefaultHasher::new();
         if rules.output.may_call() {
@@ -110,19 +111,19 @@ impl Pipeline {
         }
     }
 
-    /// Before all others.
+    /// Adds the moderation, which comes before all inspections.
     pub fn guarded_by(mut self, guard: guarded::Inspector) -> Self {
         self.guard = Some(guard);
         self
     }
 
-    /// Each sees what those before it have left.
+    /// Adds an inspection, which sees the text that those before it have left.
     pub fn inspected_by(mut self, inspect: Box<dyn Inspect>) -> Self {
         self.inspect.push(inspect);
         self
     }
 
-    /// The next token. The piece has a `finish` if the choice must end here, whatever its worker does.
+    /// Takes the next token. The piece has a `finish` if the choice must end here, whatever its worker does.
     pub fn push(&mut self, token: Token, logprob: Option<TokenLogprob>) -> Piece {
         debug_assert!(!self.ended, "nothing follows the end");
         self.tokens += 1;
@@ -143,7 +144,7 @@ impl Pipeline {
         self.inspected(piece)
     }
 
-    /// No more tokens come. The rest of the text may still hold a stop string's last character.
+    /// Ends the text: no more tokens come. The rest may still hold a stop string's last character.
     pub fn finish(&mut self, ended: Ended) -> Piece {
         let rest = self.detokenizer.finish();
         let events = match &mut self.splitter {
@@ -168,7 +169,7 @@ impl Pipeline {
         self.inspected(piece)
     }
 
-    /// The text that is complete with this token.
+    /// Returns the text that is complete with this token.
     fn text(&mut self, token: Token) -> String {
         match self.rules.output.mark(token) {
             // Left out of text like any special token, but the splitter must see it.
@@ -188,7 +189,7 @@ impl Pipeline {
     fn take(&mut self, events: Vec<Event>, piece: &mut Piece) {
         for event in events {
             if !matches!(event, Event::Text(_)) {
-                // No stop string goes on behind a thought or a call.
+                // No stop string spans a thought or a call.
                 piece.text += &self.stops.finish();
             }
             match event {
@@ -233,7 +234,7 @@ impl Pipeline {
         }
     }
 
-    /// The call that began like the one before is another.
+    /// Begins the call that was held back, since it differs from the one before.
     fn release(&mut self, piece: &mut Piece) {
         let (Some(arguments), Some(called)) = (self.again.take(), &self.called) else { return };
         self.begin_call(called.name.clone(), piece);
@@ -271,18 +272,18 @@ impl Pipeline {
         Finish { reason, stop_reason }
     }
 
-    /// No more tokens are wanted. The last piece may still wait behind a doubt.
+    /// Whether no more tokens are wanted. The last piece may still wait for the moderator.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// What a model must be asked before the answer goes on. Tokens may come in the meantime: what they say waits.
+    /// The uncertain finding that must be moderated before the answer continues. Tokens may come in the meantime: their text waits.
     pub fn doubt(&self) -> Option<&Doubt> {
         self.guard.as_ref()?.doubt()
     }
 
-    /// What may go on now that the doubt is settled. There may be another.
-    pub fn settle(&mut self, ruling: Ruling) -> Vec<Piece> {
+    /// Applies the verdict, and returns the pieces that it releases. Another finding may follow.
+    pub fn settle(&mut self, ruling: ModerationVerdict) -> Vec<Piece> {
         let pieces = self.guard.as_mut().map(|guard| guard.settle(ruling)).unwrap_or_default();
         pieces.into_iter().map(|piece| self.seen(piece)).collect()
     }

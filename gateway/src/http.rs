@@ -1,18 +1,20 @@
-//! OpenAI's API over HTTP.
+//! The HTTP API: OpenAI's, Anthropic's, and operators'.
 //!
-//! - [`access`]: who asks; [`doors`]: whether a web page does; `leftover`: bodies that nothing read; [`cors`]: pages that may; [`admin`]: tenants and keys, for operators
+//! - [`access`]: authentication; [`doors`]: requests that a web page may have caused; `leftover`: bodies that were not read to their end;
+//!   [`cors`]: pages that are allowed; [`admin`]: tenants and keys, for operators
 //! - [`routes`]: both ports' routes; `paths`: which route a path means; [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: what a generating endpoint adds; [`serve`]: what they have in common; `pages`: pages of stored items; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
-//! - [`responses`], [`conversations`]: what is stored, and goes on by its id
+//! - [`responses`], [`conversations`]: stored answers and dialogs, which later requests continue by their ids
 //! - [`stored`]: what a chat needs of these; [`memories`]: what is remembered of users
 //! - [`context`]: long dialogs fitted into the window
 //! - [`files`], [`batches`]: requests in files, answered within a day
-//! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`classify`], [`moderations`] and [`tokenize`]: what needs no answer
+//! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`classify`], [`moderations`] and [`tokenize`]: endpoints that
+//!   generate nothing
 //! - `errors`: errors as responses
-//! - [`sse`]: an answer's deltas as a stream
-//! - [`records`]: what coordinators agree on, for operators; [`rollouts`]: users that move to another model, for operators
-//! - [`replay`]: requests that are repeated, and streams that go on
+//! - [`protocol`]: an answer on its way to its client, at once or as a stream, whichever protocol it is written in
+//! - [`records`]: the coordinators' agreed records, for operators; [`rollouts`]: users that move to another model, for operators
+//! - [`replay`]: requests that are repeated, and streams that resume
 //! - [`written`]: answers that are written beside the event loop
 //! - [`server`]: clients' connections
 
@@ -43,6 +45,7 @@ pub mod openai;
 pub mod operator;
 mod pages;
 mod paths;
+pub mod protocol;
 pub mod records;
 pub mod replay;
 pub mod rerank;
@@ -51,7 +54,6 @@ pub mod rollouts;
 pub mod routes;
 pub mod serve;
 pub mod server;
-pub mod sse;
 pub mod stored;
 pub mod tokenize;
 mod tool_choice;

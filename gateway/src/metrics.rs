@@ -43,7 +43,7 @@ pub fn install() {
             .build_recorder();
         let handle = recorder.handle();
         if metrics::set_global_recorder(recorder).is_err() {
-            tracing::warn!("another metrics recorder is installed: /metrics shows what workers report only");
+            tracing::warn!("could not install the metrics recorder; /metrics shows workers' reports only");
         }
         describe();
         handle
@@ -78,7 +78,7 @@ fn describe() {
     // Engines' steps
     describe_histogram!("tidemill_step_seconds", "Time of one engine step, by `worker` and `role`");
     describe_histogram!("tidemill_batch_size", "Sequences that decoded a token in one step, by `worker` and `role`");
-    // What clients may take
+    // Clients' limits
     describe_counter!(
         "tidemill_quota_refusals_total",
         "Requests refused because a tenant has used up a limit, by `kind`: requests, tokens, tokens-per-day, concurrent"
@@ -307,7 +307,7 @@ pub fn show_batches(running: usize) {
     gauge!("tidemill_batches_running").set(running as f64);
 }
 
-/// What became of a summary that a conversation needed.
+/// Counts a summary that a conversation needed, by its outcome.
 pub fn count_summary(outcome: &'static str) {
     counter!("tidemill_summaries_total", "outcome" => outcome).increment(1);
 }
@@ -325,14 +325,14 @@ pub fn count_shadow(to: &str, outcome: &'static str) {
     counter!("tidemill_shadows_total", "to" => to.to_owned(), "outcome" => outcome).increment(1);
 }
 
-/// What became of a request that may be a repeat.
+/// Counts a request that may be a repeat, by its outcome.
 pub fn count_replay(outcome: &'static str) {
     counter!("tidemill_replays_total", "outcome" => outcome).increment(1);
 }
 
-/// What was stored and has made room for new things of its tenant's, or of one that had less than its share.
+/// Notes stored things that have made room for new things of their own tenant's, or of one that had less than its share.
 pub fn note_evicted(kind: &'static str, tenant: &str, evicted: u64) {
-    tracing::info!(kind, tenant, evicted, "the oldest of what a tenant has stored made room");
+    tracing::info!(kind, tenant, evicted, "evicted a tenant's oldest stored things");
     counter!("tidemill_evicted_total", "kind" => kind).increment(evicted);
 }
 
@@ -347,7 +347,7 @@ pub fn show_replays(counts: &Counts) {
     }
 }
 
-/// Of a request whose answer may be in the response cache.
+/// Counts a lookup in the response cache.
 pub fn count_response_cache(hit: bool) {
     counter!("tidemill_response_cache_total", "outcome" => if hit { "hit" } else { "miss" }).increment(1);
 }
@@ -357,7 +357,7 @@ pub fn show_response_cache(bytes: u64, answers: usize) {
     gauge!("tidemill_response_cache_answers").set(answers as f64);
 }
 
-/// Of a question that a similar one's answer would do for; and how long it took to look.
+/// Counts a lookup in the semantic cache, and the time that it took.
 pub fn count_semantic_cache(hit: bool, time: Duration) {
     counter!("tidemill_semantic_cache_total", "outcome" => if hit { "hit" } else { "miss" }).increment(1);
     histogram!("tidemill_semantic_cache_seconds").record(time);
@@ -368,7 +368,7 @@ pub fn show_semantic_cache(bytes: u64, answers: usize) {
     gauge!("tidemill_semantic_cache_answers").set(answers as f64);
 }
 
-/// Of a request that ended, however it did.
+/// Counts the tokens of a request that ended, however it did.
 pub fn count_tokens(prompt: u64, generated: u64) {
     counter!("tidemill_prompt_tokens_total").increment(prompt);
     counter!("tidemill_generation_tokens_total").increment(generated);
@@ -397,7 +397,7 @@ pub struct Objectives {
     kept: Vec<Kept>,
 }
 
-/// Of one class.
+/// The counts of one class.
 #[derive(Debug, Default)]
 struct Kept {
     attained: AtomicU64,
@@ -435,7 +435,7 @@ impl Objectives {
         met
     }
 
-    /// Of all classes; `None` before the first choice ended.
+    /// Returns the share of choices of all classes that met their objectives; `None` before the first choice ended.
     pub fn share_met(&self) -> Option<f64> {
         let sum = |count: fn(&Kept) -> &AtomicU64| self.kept.iter().map(|kept| count(kept).load(Ordering::Relaxed)).sum::<u64>();
         let finished = sum(|kept| &kept.finished);

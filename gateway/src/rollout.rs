@@ -6,7 +6,8 @@
 //! - [`seen`]: what was seen of both models, of which coordinators tell each other; [`votes`]: and how much one tenant's votes count
 //! - [`judge`]: go on, wait, or go back
 //!
-//! Shell: [`running`]: rollouts at this front door; [`routed`]: a request whose model was chosen; [`shadow`]: requests that the new model answers, too, and nobody sees.
+//! Shell: [`running`]: rollouts at this gateway; [`routed`]: a request whose model was chosen; [`shadow`]: requests that the new model
+//! answers unseen.
 
 pub mod judge;
 pub mod record;
@@ -24,5 +25,5 @@ pub mod shadow;
 
 /// The kind of a rollout's record in the registry. Its key is the model that users move from.
 pub const KIND: &str = "rollout";
-/// Of what one coordinator has seen of a rollout. Its key is `ID@COORDINATOR`.
+/// The kind of a record of one coordinator's counts in a rollout. Its key is `ID@COORDINATOR`.
 pub const SEEN_KIND: &str = "rollout-seen";

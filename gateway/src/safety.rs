@@ -1,8 +1,8 @@
-//! What may be asked and answered here: `tidemill-safety`'s cascade with this server's thresholds, and its counters. `judge`: its last
+//! Safety checks of prompts and answers: `tidemill-safety`'s cascade with this server's thresholds, and its counters. `moderator`: its last
 //! stage.
 
 pub mod audit;
-pub mod judge;
+pub mod moderator;
 pub mod pii;
 
 use crate::{
@@ -13,8 +13,8 @@ use crate::{
     },
     safety::audit::Audit,
 };
-use judge::Judge;
 use metrics::{counter, histogram};
+use moderator::Moderator;
 use std::{sync::Arc, time::Instant};
 use tidemill_safety::{
     category::{Category, Finding, Threshold, Thresholds},
@@ -23,7 +23,7 @@ use tidemill_safety::{
     judge::Doubt,
 };
 
-/// More is not shown to reviewers.
+/// The most bytes of a text that reviewers are shown.
 const EXCERPT_BYTES_MAX: usize = 2048;
 
 #[derive(Clone, Debug)]
@@ -31,14 +31,14 @@ pub struct Safety {
     pub guard: Arc<Guard>,
     pub input: Thresholds,
     pub output: Thresholds,
-    /// `None`: what the classifier is not sure of may be asked.
-    pub judge: Option<Arc<Judge>>,
+    /// The moderator of uncertain findings; `None`: they pass.
+    pub moderator: Option<Arc<Moderator>>,
     pub disclaimers: Arc<[Disclaimer]>,
 }
 
 impl Safety {
-    /// The first finding in a prompt's texts, with its text; else what is left to the judge. A request may be stricter than the server,
-    /// never less strict.
+    /// Returns the first finding in a prompt's texts, with its text; without one, the uncertain findings that are left to the moderator. A
+    /// request may be stricter than the server, never less strict.
     pub fn check_input<'a>(
         &self,
         texts: impl IntoIterator<Item = &'a str>,
@@ -48,7 +48,7 @@ impl Safety {
         let mut doubts = Vec::new();
         let found = texts.into_iter().find_map(|text| {
             let (finding, is_doubtful) = self.guard.examine(text, &thresholds);
-            if is_doubtful && self.judge.is_some() {
+            if is_doubtful && self.moderator.is_some() {
                 doubts.extend(self.guard.doubts(text, &thresholds));
             }
             Some((finding?, text))
@@ -58,7 +58,7 @@ impl Safety {
         found.inspect(|(finding, _)| count("input", finding)).map(excerpt).map_or(Ok(doubts), Err)
     }
 
-    /// What a reviewer must see of a text with a finding: it is somewhere in this part.
+    /// Cuts a text to the part that holds its finding, for a reviewer.
     fn excerpt<'a>(&self, mut text: &'a str, thresholds: &Thresholds) -> &'a str {
         while text.len() > EXCERPT_BYTES_MAX {
             let middle = text.floor_char_boundary(text.len() / 2);
@@ -75,33 +75,33 @@ impl Safety {
         text
     }
 
-    /// Whether a text may be put into a prompt that its client did not write it into: not one that the judge would have to see. Nothing
+    /// Whether a text may be put into a prompt that its client did not write it into: not one that the moderator would have to see. Nothing
     /// is refused, and so nothing counted.
     pub fn accepts(&self, text: &str, stricter: &[(Category, Threshold)]) -> bool {
         let thresholds = tightened(self.input, stricter);
         let (finding, is_doubtful) = self.guard.examine(text, &thresholds);
-        finding.is_none() && !(is_doubtful && self.judge.is_some() && !self.guard.doubts(text, &thresholds).is_empty())
+        finding.is_none() && !(is_doubtful && self.moderator.is_some() && !self.guard.doubts(text, &thresholds).is_empty())
     }
 
-    /// `asks`: answers' doubts are settled by the judge.
+    /// Makes the moderation of an answer. `asks`: uncertain findings in it are moderated.
     pub fn guarded(&self, stricter: &[(Category, Threshold)], asks: bool) -> Guarded {
         Guarded { guard: Arc::clone(&self.guard), thresholds: tightened(self.output, stricter), asks }
     }
 
-    /// `None`: nobody is asked about answers.
-    pub fn judge_of_answers(&self) -> Option<&Arc<Judge>> {
-        self.judge.as_ref().filter(|judge| judge.reads_answers())
+    /// The moderator of answers; `None`: answers are not moderated.
+    pub fn moderator_of_answers(&self) -> Option<&Arc<Moderator>> {
+        self.moderator.as_ref().filter(|moderator| moderator.reads_answers())
     }
 }
 
-/// What is said after an answer, if anything is. `None` also for one whose form was asked for: it would not have it any more.
+/// The disclaimers of an answer, if there are any. An answer in a form that was asked for has none: it would break the form.
 pub fn disclaimed(safety: Option<&Safety>, has_form: bool) -> Option<Disclaimed> {
     let disclaimers = safety.map(|safety| &safety.disclaimers).filter(|disclaimers| !disclaimers.is_empty() && !has_form)?;
     let count = |name: &str| counter!("tidemill_safety_disclaimers_total", "name" => name.to_owned()).increment(1);
     Some(Disclaimed { disclaimers: Arc::clone(disclaimers), count })
 }
 
-/// Who answers for blocks.
+/// The audit log, with the tenant and model that blocks are recorded under.
 #[derive(Debug)]
 pub struct Blocks {
     pub audit: Arc<Audit>,

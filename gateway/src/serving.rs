@@ -1,6 +1,6 @@
-//! A request's way into the cluster, and its answer's way back: the state that all handlers share.
+//! A request's way into the cluster, and its answer's way back.
 //!
-//! - [`gateway`]: the state that all handlers share
+//! - [`gateway`]: the handle that all handlers share, and the path of a request up to its start
 //! - [`backend`]: the cluster as the gateway sees it; [`embedded`]: embeddings, collected from its events
 //! - [`answer`]: a running request's events as deltas of its choices; [`rounds`]: answers with calls of tools that run here
 //! - [`replays`]: recordings of answers; [`running`]: responses that are being streamed

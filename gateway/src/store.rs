@@ -1,5 +1,4 @@
-//! What clients may ask for again: responses and conversations, and what is remembered of users. Each is a [`Record`] with the ordered
-//! items of its history.
+//! Stored responses, conversations, and facts about users. Each is a [`Record`] with the ordered items of its history.
 //!
 //! Items are stored once, however many histories name them. A record keeps the ids of its whole history, so that the next turn
 //! loads it in one fetch, without a walk along a chain of responses; and an item goes when the last history that names it does.
@@ -49,28 +48,28 @@ pub trait Store: fmt::Debug + Send + Sync {
 
 pub type Stored<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
-/// What a store holds at most.
+/// Bounds of a store.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Records that nothing was added to for this long go.
     pub age: Duration,
     /// Over this, the records that nothing was added to for the longest time go first, of a tenant that has more than its share.
     pub bytes: u64,
-    /// Of the items in one history.
+    /// Bytes of the items in one history.
     pub history_bytes: u64,
 }
 
 /// Items in one history. A context holds fewer long before.
 pub const HISTORY_ITEMS_MAX: usize = 16_384;
 
-/// Of the items on one page: one more is put on it only if it is the first.
+/// The most bytes of items on one page: one more is put on it only if it is the first.
 pub const PAGE_BYTES_MAX: u64 = 2 << 20;
 
-/// What a record takes beside its texts, about, and an item.
+/// The bytes that a record takes beside its texts, about, and an item.
 const RECORD_OVERHEAD: u64 = 256;
 const ITEM_OVERHEAD: u64 = 128;
 
-/// What messages' ids begin with. Other items are parts of an answer besides what is said, and what calls returned.
+/// The prefix of messages' ids. Other items are parts of an answer besides its text, and outputs of calls.
 const MESSAGE: &str = "msg_";
 
 /// A message, a call, its output, or a thought: a JSON object with its `id` in it.
@@ -78,7 +77,7 @@ const MESSAGE: &str = "msg_";
 pub struct Item {
     pub id: String,
     pub body: String,
-    /// Of what it says, without a template's marks. 0: nobody has counted.
+    /// Tokens of its text, without a template's marks. 0: they were not counted.
     pub tokens: u32,
 }
 
@@ -112,11 +111,11 @@ pub struct NewRecord {
     pub items: Vec<Item>,
     /// So many of `items`, at the end, are the record's output.
     pub outputs: usize,
-    /// A conversation whose history gets `items`, too, and its other body.
+    /// A conversation whose history also gets `items`, and its new body.
     pub conversation: Option<(String, Option<Rewrite>)>,
 }
 
-/// What a history gets.
+/// A change to a history.
 #[derive(Clone, Debug, Default)]
 pub struct Addition {
     /// First the history loses its end.
@@ -125,14 +124,14 @@ pub struct Addition {
     pub body: Option<Rewrite>,
 }
 
-/// Of the `of` items that a history must still have, the first `keep` stay.
+/// A cut: of the `of` items that a history must still have, the first `keep` stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     pub keep: usize,
     pub of: usize,
 }
 
-/// What tells of the first items of a history. It is kept as long as all of these are there: it goes with the first that does.
+/// A summary of the first items of a history. It is kept as long as all of these are there: it goes with the first that does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub body: String,
@@ -142,14 +141,14 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of a history with these items.
+    /// Checks that the items which it covers are still those of the history.
     fn check<'a>(&self, id: &str, place: impl FnOnce(usize) -> Option<&'a str>) -> Result<(), StoreError> {
         let last = self.items.checked_sub(1).and_then(place);
         if last == Some(self.last.as_str()) { Ok(()) } else { Err(StoreError::Changed(id.to_owned())) }
     }
 }
 
-/// Another body, unless somebody has changed it meanwhile: theirs stays then.
+/// A new body, unless the body was changed meanwhile: that change stays then.
 #[derive(Clone, Debug)]
 pub struct Rewrite {
     pub from: String,
@@ -164,12 +163,12 @@ pub struct Record {
     /// When something was added or changed last, in Unix seconds; far in the future for what has no age.
     pub updated: u64,
     pub totals: Totals,
-    /// What tells of the beginning of its history. Lists do not show it.
+    /// The summary of the beginning of its history. Lists do not show it.
     pub summary: Option<String>,
     pub items: Vec<Item>,
 }
 
-/// Of a conversation's history.
+/// Counts over a conversation's history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub messages: u64,
@@ -262,7 +261,7 @@ impl Item {
 }
 
 impl Part {
-    /// Of a history of `items` items, the last `outputs` of which are output.
+    /// The places of this part in a history of `items` items, the last `outputs` of which are output.
     fn range(self, items: usize, outputs: usize) -> Range<usize> {
         let input = items.saturating_sub(outputs);
         match self {

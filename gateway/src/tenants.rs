@@ -1,5 +1,4 @@
-//! Tenants at the front door: who asks, what they may, and what it came to. The cores of `tidemill-tenancy` behind locks that nobody
-//! holds for long.
+//! Tenants at the gateway: authentication, quotas and usage. The cores of `tidemill-tenancy` behind locks that are held briefly.
 //!
 //! - [`metered`]: a request that has its quota, until it is settled; `ttft`: what shedding measures
 
@@ -14,10 +13,11 @@ use crate::{
     requests::error::ApiError,
     rollout::{routed::Routed, shadow::Tap},
 };
+use parking_lot::{Mutex, RwLock};
 use std::{
     net::IpAddr,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -38,7 +38,7 @@ use tidemill_tenancy::{
 };
 use ttft::RecentTtfts;
 
-/// What the usage log remembers of quotas: no window is longer.
+/// The time for which the usage log remembers quotas: no window is longer.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug)]
@@ -49,9 +49,9 @@ pub struct TenantSettings {
     /// This coordinator's part of every limit.
     pub share: Share,
     pub prices: Prices,
-    /// Nobody comes in without a key, even before there is one.
+    /// Whether a key is needed even before there is one.
     pub closed: bool,
-    /// `None`: nobody is turned away for what others do.
+    /// `None`: load is not shed.
     pub shedding: Option<Watermarks>,
     /// The usage log; `None`: usage is not kept.
     pub meter: Option<MeterSettings>,
@@ -63,7 +63,7 @@ pub struct TenantSettings {
 pub struct MeterSettings {
     pub dir: std::path::PathBuf,
     pub log: journal::Settings,
-    /// Who gets the events; `None`: nobody but the log.
+    /// The receiver of events; `None`: the log alone.
     pub sink: Option<sink::Settings>,
 }
 
@@ -71,7 +71,7 @@ pub struct MeterSettings {
 pub struct Tenants {
     keeper: Arc<dyn Keeper>,
     directory: RwLock<Directory>,
-    /// Everybody is in the directory.
+    /// Whether the directory is complete.
     known: AtomicBool,
     jwt: Option<Verifier>,
     tiers: Tiers,
@@ -99,26 +99,26 @@ pub enum TenantsError {
     Sink(#[from] sink::StartError),
 }
 
-/// Who sent one HTTP request.
+/// The sender of one HTTP request.
 #[derive(Debug)]
 pub struct Caller {
-    /// Of the request, in its answer's `x-request-id` and in the usage log.
+    /// The request's id, in its answer's `x-request-id` and in the usage log.
     pub id: String,
-    /// `None`: the door is open.
+    /// The tenant and its tier. `None`: no key is needed.
     pub principal: Option<(Principal, Arc<Tier>)>,
-    /// Nobody waits for the answer: it comes when there is room that nobody else needs.
+    /// Whether the request is in the background: it is answered when there is room that no other request needs.
     pub in_background: bool,
     /// The address that the request's connection comes from.
     pub address: Option<IpAddr>,
-    /// Where it comes from, if rules ask for that and it says so.
+    /// The region that the request names, if rules ask for one.
     pub region: Option<String>,
-    /// Which model it was turned to, if anything was there to choose.
+    /// The route, if there was a model to choose.
     routed: OnceLock<Arc<Routed>>,
-    /// Of a shadow: who listens to its answer.
+    /// The observer of a shadow's answer.
     shadow: Option<Mutex<Option<Tap>>>,
-    /// Once the request has its quota, or was refused one.
+    /// The state of the quota, once the request has it or was refused it.
     standing: OnceLock<Standing>,
-    /// By the grammars of all rounds of the answer.
+    /// CPU time spent on the grammars of all rounds of the answer.
     pub(crate) grammars_spent: Arc<Spent>,
 }
 
@@ -145,13 +145,13 @@ impl Caller {
         Self { region, ..self }
     }
 
-    /// For a request that another model answers, too: it takes no quota, is on no bill, and nobody waits for it.
+    /// The caller of a shadow: it takes no quota and is on no bill.
     pub fn of_shadow(of: &Self, tap: Tap) -> Self {
         let own = Self::new(of.principal.clone()).at_address(of.address);
         Self { in_background: true, shadow: Some(Mutex::new(Some(tap))), ..own }
     }
 
-    /// For a further round of the same answer, which is on the bill by itself.
+    /// The caller of a further round of the same answer, which is billed by itself.
     pub fn in_round(&self, round: u32) -> Self {
         let own = Self::new(self.principal.clone()).at_address(self.address);
         let grammars_spent = Arc::clone(&self.grammars_spent);
@@ -163,7 +163,7 @@ impl Caller {
     }
 
     pub(crate) fn take_tap(&self) -> Option<Tap> {
-        self.shadow.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.shadow.as_ref()?.lock().take()
     }
 
     pub(crate) fn note_routed(&self, routed: &Arc<Routed>) {
@@ -178,7 +178,7 @@ impl Caller {
         self.standing.get()
     }
 
-    /// `None`: the door is open.
+    /// The tenant. `None`: no key is needed.
     pub fn tenant(&self) -> Option<&str> {
         self.principal.as_ref().map(|(principal, _)| &*principal.tenant)
     }
@@ -191,7 +191,7 @@ impl Caller {
         }
     }
 
-    /// `None`: the key or token is for a whole tenant.
+    /// The user. `None`: the key or token is for a whole tenant.
     pub fn user(&self) -> Option<&str> {
         self.principal.as_ref().and_then(|(principal, _)| principal.user.as_deref())
     }
@@ -223,7 +223,7 @@ impl Caller {
 }
 
 impl Tenants {
-    /// Loads everybody, and what they have used.
+    /// Loads all tenants and keys, and the usage so far.
     pub fn open(settings: TenantSettings) -> Result<Self, TenantsError> {
         let mut directory = Directory::default();
         let known = settings.keeper.is_complete();
@@ -266,7 +266,7 @@ impl Tenants {
         })
     }
 
-    /// Nobody needs a key: none was ever made, no identity provider is configured, and nobody said otherwise.
+    /// Whether no key is needed: none was ever made, no identity provider is configured, and the settings do not demand one.
     pub fn is_open(&self) -> bool {
         !self.closed && self.are_known() && !self.has_keys()
     }
@@ -281,12 +281,12 @@ impl Tenants {
         if self.are_known() { Ok(()) } else { Err(ApiError::not_now(message)) }
     }
 
-    /// Whether anybody could come in, or could have.
+    /// Whether a credential exists or existed.
     pub fn has_keys(&self) -> bool {
-        self.jwt.is_some() || self.directory().has_keys()
+        self.jwt.is_some() || self.directory.read().has_keys()
     }
 
-    /// Whoever the credential belongs to. `None`: the door is open.
+    /// Returns the credential's owner. `None`: no key is needed.
     pub async fn identify(&self, credential: Option<&str>) -> Result<Option<(Principal, Arc<Tier>)>, ApiError> {
         self.check_known()?;
         if self.is_open() {
@@ -295,7 +295,7 @@ impl Tenants {
         let credential = credential.ok_or_else(ApiError::no_key)?;
         let now = self.now().as_secs();
         let principal = match (&self.jwt, Secret::parse(credential)) {
-            (_, Some(secret)) => self.directory().authenticate(now, &secret).ok_or_else(ApiError::wrong_key)?,
+            (_, Some(secret)) => self.directory.read().authenticate(now, &secret).ok_or_else(ApiError::wrong_key)?,
             (Some(jwt), None) if Verifier::looks_like_one(credential) => {
                 let mut verified = jwt.verify(now, credential);
                 if let (Err(Invalid::Key), Some(arrived)) = (&verified, jwt.new_keys()) {
@@ -318,15 +318,15 @@ impl Tenants {
         }
     }
 
-    /// Whoever made a batch, for one of its requests: as things are now, since keys are revoked, and tenants get other tiers. An error: it
-    /// may not ask any more, and why.
+    /// Returns the sender of a batch as the caller of one of its requests: as things are now, since keys are revoked, and tenants get other
+    /// tiers. The error says why it may not ask any more.
     pub fn caller_of_batch(&self, sender: &Sender) -> Result<Caller, String> {
         let now = self.now().as_secs();
         let too_late = |jwt: &Verifier| !jwt.allows_background(now, sender.until);
         let principal = match (&sender.tenant, &sender.key) {
             (None, _) if self.is_open() => None,
             (None, _) => return Err("it was made without a key, and by now keys are needed".into()),
-            (Some(_), Some(key)) => match self.directory().principal(now, key) {
+            (Some(_), Some(key)) => match self.directory.read().principal(now, key) {
                 Some(principal) => Some(principal),
                 None => return Err(format!("its key `{key}` was revoked, or has expired")),
             },
@@ -349,7 +349,7 @@ impl Tenants {
     }
 
     fn limits_of(&self, tenant: &str) -> Overrides {
-        self.directory().tenant(tenant).map_or_else(Default::default, |tenant| tenant.limits)
+        self.directory.read().tenant(tenant).map_or_else(Default::default, |tenant| tenant.limits)
     }
 
     /// Refuses a request that could not pass whatever it asks for, before it costs anything.
@@ -361,7 +361,7 @@ impl Tenants {
             return Err(ApiError::shed(&tier.name, Shedding::wait(step, tier.shed)));
         }
         let scopes = self.scopes(principal, tier, None);
-        let mut quota = self.quota();
+        let mut quota = self.quota.lock();
         let now = self.now();
         quota.peek(now, &scopes).map_err(|refusal| {
             let _ = caller.standing.set(quota.standing(now, &scopes));
@@ -374,7 +374,7 @@ impl Tenants {
         let reservation = match &caller.principal {
             Some((principal, tier)) if !caller.is_shadow() => {
                 let scopes = self.scopes(principal, tier, None);
-                let mut quota = self.quota();
+                let mut quota = self.quota.lock();
                 let now = self.now();
                 let reserved = quota.reserve(now, &scopes, 0, now + self.request_timeout * 2);
                 let _ = caller.standing.set(quota.standing(now, &scopes));
@@ -386,8 +386,8 @@ impl Tenants {
         Ok(Counted { tenants: Arc::clone(self), reservation })
     }
 
-    /// Tokens that an answer may have whose length the client left open: what the tier says, and no more than its limits could ever
-    /// take. `room`: what fits after the prompt.
+    /// Bounds the answer of a client that leaves the length open: by what the tier says, and by what its limits could ever take. `room`:
+    /// the tokens that fit after the prompt.
     pub fn answer_tokens(&self, caller: &Caller, model: &str, room: u32, prompt_tokens: u64, choices: u64) -> u32 {
         let Some((principal, tier)) = &caller.principal else { return room };
         let limits = self.scopes(principal, tier, Some(model)).into_iter();
@@ -424,53 +424,53 @@ impl Tenants {
     /// Makes a change that outlives this process. May take a while: not for the event loop.
     pub fn change(&self, change: Change) -> Result<(), KeepError> {
         self.keeper.apply(&change)?;
-        self.directory.write().unwrap_or_else(PoisonError::into_inner).apply(change);
+        self.directory.write().apply(change);
         Ok(())
     }
 
     pub fn tenant(&self, id: &str) -> Option<Tenant> {
-        self.directory().tenant(id).cloned()
+        self.directory.read().tenant(id).cloned()
     }
 
     pub fn key(&self, id: &str) -> Option<Key> {
-        self.directory().key(id).cloned()
+        self.directory.read().key(id).cloned()
     }
 
     pub fn all_tenants(&self) -> Vec<Tenant> {
-        self.directory().tenants().cloned().collect()
+        self.directory.read().tenants().cloned().collect()
     }
 
     pub fn all_keys(&self) -> Vec<Key> {
-        self.directory().keys().cloned().collect()
+        self.directory.read().keys().cloned().collect()
     }
 
-    /// What other processes have changed of tenants and keys. Not for the event loop.
+    /// Loads other processes' changes of tenants and keys. Not for the event loop.
     pub fn refresh_records(&self) {
         let changed = self.keeper.changed().and_then(|changed| if changed { self.keeper.load().map(Some) } else { Ok(None) });
         match changed {
             Ok(Some(changes)) => {
-                let mut directory = self.directory.write().unwrap_or_else(PoisonError::into_inner);
+                let mut directory = self.directory.write();
                 changes.into_iter().for_each(|change| directory.apply(change));
                 self.known.store(self.keeper.is_complete(), Ordering::Release);
             }
             Ok(None) => {}
-            Err(error) => tracing::warn!(%error, "tenants and keys are as they were: changes by others are not seen"),
+            Err(error) => tracing::warn!(%error, "could not reload tenants and keys; keeping the previous ones"),
         }
     }
 
-    /// What others have changed. Not for the event loop.
+    /// Loads others' changes. Not for the event loop.
     pub fn refresh(&self) {
         self.refresh_records();
         match self.jwt.as_ref().map_or(Ok(false), Verifier::refresh) {
-            Ok(true) => tracing::info!("the identity provider's keys were read again"),
+            Ok(true) => tracing::info!("the identity provider's keys were reloaded"),
             Ok(false) => {}
-            Err(error) => tracing::warn!(%error, "the identity provider's keys are as they were"),
+            Err(error) => tracing::warn!(%error, "could not reload the identity provider's keys; keeping the previous ones"),
         }
     }
 
-    /// Takes back what was lost. Now and then.
+    /// Reclaims the quota of lost requests, and reports lost usage records. To be called now and then.
     pub fn sweep(&self) {
-        self.quota().sweep(self.now());
+        self.quota.lock().sweep(self.now());
         let (lost, failing) = self.meter.as_ref().map_or((0, false), |meter| (meter.lost(), meter.is_failing()));
         metrics::show_usage_log(lost, failing);
         if let Some(jwt) = &self.jwt {
@@ -481,23 +481,23 @@ impl Tenants {
         }
     }
 
-    /// `kv_used`: the share of decode workers' blocks in use. Several times a second.
+    /// Updates load shedding. `kv_used`: the share of decode workers' blocks in use. To be called several times a second.
     pub fn observe_load(&self, kv_used: Option<f64>) {
         let Some(shedding) = &self.shedding else { return };
         let load = Load { kv_used, ttft_p95: self.ttfts.p95(Instant::now()) };
-        let step: Step = shedding.lock().unwrap_or_else(PoisonError::into_inner).observe(self.now(), load);
+        let step: Step = shedding.lock().observe(self.now(), load);
         if self.shed.swap(step, Ordering::Relaxed) != step {
-            tracing::warn!(step, ?load, "there is too much to do, or no more: tiers are turned away up to this step");
+            tracing::warn!(step, ?load, "load shedding level changed");
         }
         metrics::show_shedding(step);
     }
 
-    /// Whether anybody is turned away for what others do.
+    /// Whether load is being shed.
     pub fn is_shedding(&self) -> bool {
         self.shed.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether anybody looks at the load.
+    /// Whether load is observed.
     pub fn sheds(&self) -> bool {
         self.shedding.is_some() && !self.is_open()
     }
@@ -505,18 +505,9 @@ impl Tenants {
     fn now(&self) -> Duration {
         self.began.0 + self.began.1.elapsed()
     }
-
-    /// Nothing that holds the locks panics.
-    fn quota(&self) -> MutexGuard<'_, Quota> {
-        self.quota.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn directory(&self) -> std::sync::RwLockReadGuard<'_, Directory> {
-        self.directory.read().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// A request that counts, and uses no tokens.
+/// The quota of a request that counts, and takes no tokens.
 #[derive(Debug)]
 pub struct Counted {
     tenants: Arc<Tenants>,
@@ -526,12 +517,12 @@ pub struct Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         if let Some(reservation) = self.reservation.take() {
-            self.tenants.quota().settle(reservation, 0);
+            self.tenants.quota.lock().settle(reservation, 0);
         }
     }
 }
 
-/// The scopes that an event was charged to. Their limits do not matter here. Without a directory, any key may have limits of its own.
+/// Lists the scopes that an event was charged to. Their limits do not matter here. Without a directory, any key may have limits of its own.
 fn charged(event: &Event, directory: Option<&Directory>, tiers: &Tiers) -> Vec<(Scope, Limits)> {
     let tenant: Arc<str> = event.tenant.as_str().into();
     let limited = |id: &&str| directory.is_none_or(|directory| directory.key(id).is_some_and(|key| !key.limits.is_empty()));

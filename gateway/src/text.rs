@@ -7,8 +7,8 @@
 //! - [`template`]: chat messages to text, as Hugging Face renders them
 //! - [`marks`]: what keeps contents from being taken for the template's own marks
 //! - [`tool`]: a function that a model may call; [`error`]: why a model directory cannot be used
-//! - [`output`]: a model's words told apart, as [`events`]: [`reasoning`] before the answer, calls of [`tools`] in it,
-//!   or both in channels ([`harmony`])
+//! - [`output`]: a model's output split into [`events`]: [`reasoning`] before the answer, calls of [`tools`] in it, or both in
+//!   channels ([`harmony`])
 
 pub mod config;
 pub mod detokenizer;

@@ -147,7 +147,7 @@ def test_a_server_that_is_down_comes_later(cluster, servers):
         ask(cluster, "late__weather")
     assert refused.value.status_code == 503
     assert metric(cluster, 'tidemill_mcp_server_up{server="late"}') == ["0"]
-    assert cluster.told(r"an MCP server does not tell its tools.*(late)")
+    assert cluster.told(r"could not list the tools of an MCP server.*(late)")
     servers["late"].start()
     assert "sunny in" in returned(eventually(cluster, "late__weather"))
     wait_until(lambda: metric(cluster, 'tidemill_mcp_server_up{server="late"}') == ["1"])

@@ -3,7 +3,7 @@
 use super::models::{ModelSettings, one_or_several};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
-use tidemill_gateway::safety::{Safety, judge};
+use tidemill_gateway::safety::{Safety, moderator};
 use tidemill_net::config::{ConfigError, invalid};
 use tidemill_safety::{
     category::{Category, Threshold, Thresholds, Unknown},
@@ -99,7 +99,7 @@ pub(super) fn parse_safety(text: &str) -> Result<SafetyFlags, String> {
 
 impl SafetyFlags {
     /// `None`: switched off.
-    pub(super) fn check(self, models: &[ModelSettings]) -> Result<(Option<Safety>, Option<judge::Settings>), ConfigError> {
+    pub(super) fn check(self, models: &[ModelSettings]) -> Result<(Option<Safety>, Option<moderator::Settings>), ConfigError> {
         if self.enabled == Some(false) {
             return Ok((None, None));
         }
@@ -121,7 +121,7 @@ impl SafetyFlags {
             guard: Arc::new(Guard { patterns, classifier }),
             input: thresholds("safety.input", Thresholds::INPUT, &self.input)?,
             output: thresholds("safety.output", Thresholds::OUTPUT, &self.output)?,
-            judge: None,
+            moderator: None,
             disclaimers: disclaimers(self.disclaimer)?,
         };
         Ok((Some(safety), self.judge.map(|judge| judge.check(models)).transpose()?))
@@ -129,7 +129,7 @@ impl SafetyFlags {
 }
 
 impl JudgeFlags {
-    fn check(self, models: &[ModelSettings]) -> Result<judge::Settings, ConfigError> {
+    fn check(self, models: &[ModelSettings]) -> Result<moderator::Settings, ConfigError> {
         if !models.iter().any(|model| model.name == self.model) {
             let names = models.iter().map(|model| format!("`{}`", model.name)).collect::<Vec<_>>().join(", ");
             return Err(invalid("safety.judge.model", &self.model, format!("must be a model of this cluster: {names}")));
@@ -159,7 +159,7 @@ impl JudgeFlags {
             word => Ok(word.to_owned()),
         };
         let deadline_ms = within("safety.judge.deadline_ms", 1, self.deadline_ms.unwrap_or(DEADLINE_MS), DEADLINE_MS_MAX)?;
-        Ok(judge::Settings {
+        Ok(moderator::Settings {
             prompt,
             safe: word("safety.judge.safe", self.safe, "safe")?,
             unsafe_: word("safety.judge.unsafe", self.r#unsafe, "unsafe")?,
@@ -219,7 +219,7 @@ fn within<T: PartialOrd + std::fmt::Display>(key: &'static str, least: T, value:
 mod tests {
     use super::*;
 
-    fn checked(text: &str) -> Result<(Option<Safety>, Option<judge::Settings>), String> {
+    fn checked(text: &str) -> Result<(Option<Safety>, Option<moderator::Settings>), String> {
         let flags: SafetyFlags = toml::from_str(text).map_err(|error| error.to_string())?;
         let models = ["chat", "guard"].map(|name| ModelSettings { name: name.into(), dir: name.into() });
         flags.check(&models).map_err(|error| error.to_string())

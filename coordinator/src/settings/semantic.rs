@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_gateway::{
     cache::semantic::{Limits, THRESHOLD},
-    serving::gateway::SemanticSettings,
+    serving::gateway::settings::SemanticSettings,
 };
 use tidemill_net::config::{ConfigError, invalid, parse_bytes};
 

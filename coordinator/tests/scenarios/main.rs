@@ -2,12 +2,14 @@
 
 mod agents;
 mod batches;
+mod bodies;
 mod clients;
 mod console;
 mod failures;
 mod front_door;
 mod grammars;
 mod hostile;
+mod listening;
 mod messages;
 mod models;
 mod owners;

@@ -1,14 +1,12 @@
 //! Tenants at a real front door: keys, quotas, what belongs to whom, and what is written down.
 
-use super::support::{self, Cluster, Script};
+use super::{
+    listening::listen,
+    support::{self, Cluster, Script},
+};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
-use std::{
-    io::ErrorKind::NotFound,
-    path::Path,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{io::ErrorKind::NotFound, path::Path, sync::Arc, time::Duration};
 use tidemill_coordinator::settings::Flags;
 use tidemill_tenancy::{segment, usage::Event};
 
@@ -349,30 +347,10 @@ async fn what_was_used_is_written_down_once_and_limits_outlive_a_restart() {
     again.stop().await;
 }
 
-/// All that the test program logs on any thread, until it is taken.
-#[derive(Clone)]
-struct Log(Arc<Mutex<Option<Vec<u8>>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if let Some(log) = &mut *self.0.lock().unwrap() {
-            log.extend_from_slice(bytes);
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test]
 async fn a_secret_is_in_no_log_no_metric_and_no_error() {
-    let log = Log(Arc::new(Mutex::new(Some(Vec::new()))));
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(move || writer.clone()).finish();
-    // Not this thread's alone: a key must not be logged by a compute thread either.
-    tracing::subscriber::set_global_default(subscriber).unwrap();
+    // Not of this thread alone: a key must not be logged by a compute thread either.
+    let log = &listen().log;
     let data = tempfile::tempdir().unwrap();
     let (cluster, _worker) = start(data.path(), |_| ()).await;
     let secret = key(&cluster, "acme", "free").await;
@@ -387,7 +365,7 @@ async fn a_secret_is_in_no_log_no_metric_and_no_error() {
     shown += &reqwest::get(format!("{}/metrics", cluster.admin.as_ref().unwrap())).await.unwrap().text().await.unwrap();
     shown += &reqwest::get(format!("{}/cluster", cluster.admin.as_ref().unwrap())).await.unwrap().text().await.unwrap();
     cluster.stop().await;
-    shown += &String::from_utf8_lossy(&log.0.lock().unwrap().take().unwrap());
+    shown += &String::from_utf8_lossy(&log.take());
     assert!(shown.contains(&secret[..15]), "that a key was made is logged, by its id");
     assert!(!shown.contains(&secret[15..30]), "no more of it than its id is shown");
     let mut files = vec![data.path().to_owned()];

@@ -2,7 +2,7 @@
 //! texts between the two), and schemas nested deeper than 128 levels. Only what was refused is looked at again, so other bodies pay nothing.
 
 use serde::de::DeserializeOwned;
-use serde_json::{Deserializer, de::SliceRead};
+use serde_json::{Deserializer, Value, de::SliceRead};
 use std::borrow::Cow;
 
 /// Levels of arrays and objects. Each takes stack where it is read, walked and dropped.
@@ -11,13 +11,25 @@ pub const DEPTH_MAX: usize = 200;
 pub const VALUES_MAX: usize = 1 << 21;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
+/// The target of an event for each text that is parsed, with its length: tests count by it how often a body is.
+pub const PARSES: &str = "tidemill::json";
+
 /// Reads JSON as `T`.
 pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+    note_parse(bytes);
     let bytes = unmarked(bytes);
     serde_json::from_slice(bytes).or_else(|error| match mended(bytes) {
         Some(mended) => T::deserialize(&mut deep(&mended)),
         None => Err(error),
     })
+}
+
+/// Tells those who listen to [`PARSES`] that a text is parsed.
+pub fn note_parse(bytes: &[u8]) {
+    #[cfg(feature = "shell")]
+    tracing::trace!(target: PARSES, bytes = bytes.len(), "a text is parsed");
+    #[cfg(not(feature = "shell"))]
+    let _ = bytes;
 }
 
 /// Takes the byte order mark off a text that begins with one.
@@ -82,6 +94,16 @@ pub fn has_too_many_values(bytes: &[u8]) -> bool {
     values > VALUES_MAX
 }
 
+/// Visits every string in `value`, but for names of fields.
+pub fn each_string(value: &mut Value, act: &mut impl FnMut(&mut String)) {
+    match value {
+        Value::String(text) => act(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| each_string(item, act)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| each_string(field, act)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
 /// The depth that `serde_json` refuses.
 const SERDE_DEPTH_MAX: usize = 128;
 
@@ -95,7 +117,6 @@ fn unit(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use serde_json::Value;
 
     fn text(json: &str) -> String {
         from_slice(json.as_bytes()).unwrap()

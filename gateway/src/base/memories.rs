@@ -1,14 +1,14 @@
 //! Facts about users, as chats are given them, and how many are kept.
 
-/// Of one owner.
+/// Bounds of the facts of one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub facts: usize,
-    /// Of their texts.
+    /// Bytes of their texts.
     pub bytes: usize,
 }
 
-/// What is remembered of the sender of a chat, in the order in which it was put: so that what was known stays at its place in the prompt.
+/// The facts about the sender of a chat, in the order in which they were added, so that known ones keep their place in the prompt.
 #[derive(Debug, Default)]
 pub struct Facts {
     pub texts: Vec<String>,

@@ -1,4 +1,4 @@
-//! What coordinators agree on, as operators see and change it.
+//! The coordinators' agreed records, as operators see and change them.
 
 use serde::Serialize;
 use serde_json::Value;

@@ -1,12 +1,12 @@
 //! Fair shares of a room that tenants fill together.
 //!
-//! A tenant's share is the room divided by the tenants that have something in it. What others leave free may be used, too; but when the room
-//! is full, whoever wants more than its share makes room by itself, and whoever wants less takes it from the tenant that has most. So
-//! nobody loses anything of its share to others, and a flood drives out nothing but itself.
+//! A tenant's share is the room divided by the tenants that have something in it. A tenant may also use room that others leave free; but
+//! when the room is full, a tenant that wants more than its share makes room by itself, and one that wants less takes it from the tenant
+//! that has most. So no tenant loses any of its share to others, and a flood drives out nothing but itself.
 
 use std::{collections::HashMap, hash::Hash};
 
-/// What each tenant holds, in whatever unit the room has.
+/// The amount that each tenant holds, in whatever unit the room has.
 #[derive(Clone, Debug)]
 pub struct Shares<T> {
     held: HashMap<T, u64>,

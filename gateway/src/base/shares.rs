@@ -1,11 +1,12 @@
-//! Shares of a thing that there is a fixed amount of: bytes in flight, connections, places. A party may hold a fixed part of it, and never
-//! more than is left for everybody else. So no party takes all of it, and many parties together leave some for the next one.
+//! Shares of a fixed amount: bytes in flight, connections, places. A party may hold a fixed part of it, and never more than is left for all
+//! others. So no party takes all of it, and many parties together leave some for the next one.
 
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     hash::Hash,
     net::{IpAddr, Ipv6Addr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 /// The number of parts of which a party may hold one, by default.
@@ -116,18 +117,13 @@ impl Pool {
 
     /// Takes an amount, until what is returned is dropped.
     pub fn take(&self, party: Party, amount: u64) -> Result<Share, Refused> {
-        self.lock().take(&party, amount)?;
+        self.0.lock().take(&party, amount)?;
         Ok(Share { pool: self.clone(), party, amount })
     }
 
     /// The amount that all parties together hold.
     pub fn used(&self) -> u64 {
-        self.lock().used()
-    }
-
-    /// Nothing that holds the lock panics.
-    fn lock(&self) -> MutexGuard<'_, Shares<Party>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().used()
     }
 }
 
@@ -147,7 +143,7 @@ impl Share {
     /// Makes the amount at least this.
     pub fn grow_to(&mut self, amount: u64) -> Result<(), Refused> {
         if let Some(more) = amount.checked_sub(self.amount) {
-            self.pool.lock().take(&self.party, more)?;
+            self.pool.0.lock().take(&self.party, more)?;
             self.amount = amount;
         }
         Ok(())
@@ -156,7 +152,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.pool.lock().give(&self.party, self.amount);
+        self.pool.0.lock().give(&self.party, self.amount);
     }
 }
 

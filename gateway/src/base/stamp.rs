@@ -1,4 +1,4 @@
-//! What records and events are stamped with: the time of day, and ids of their own.
+//! Stamps of records and events: the time of day, and ids of their own.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ pub(crate) fn unix_ms() -> u64 {
     unix().as_millis() as u64
 }
 
-/// One that nobody has had and nobody can guess: the prefix, and 128 random bits.
+/// Makes a unique id that cannot be guessed: the prefix, and 128 random bits.
 pub(crate) fn new_id(prefix: &str) -> String {
     format!("{prefix}{:032x}", rand::random::<u128>())
 }

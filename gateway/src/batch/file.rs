@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What a file is for: a client stores requests, and gets answers.
+/// Purposes of files: requests that a client stores, and answers that it gets.
 pub const INPUT: &str = "batch";
 pub const OUTPUT: &str = "batch_output";
 
@@ -35,7 +35,7 @@ impl StoredFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     pub files: usize,
-    /// Of all files together.
+    /// Bytes of all files together.
     pub bytes: u64,
 }
 
@@ -49,7 +49,7 @@ pub enum NoRoom {
 }
 
 impl Room {
-    /// Whether one more file of so many bytes fits beside `others`, of one tenant.
+    /// Whether one more file of this size fits beside `others`, of one tenant.
     pub fn check(&self, others: impl Iterator<Item = u64>, bytes: u64) -> Result<(), NoRoom> {
         let (files, stored) = others.fold((0, 0_u64), |(files, stored), bytes| (files + 1, stored.saturating_add(bytes)));
         let bytes = stored.saturating_add(bytes);

@@ -1,18 +1,18 @@
-//! A file of requests: one JSON object per line, with `custom_id`, `method`, `url` and `body`. All of it is checked before any of it
-//! runs, and all that is wrong is told with its line, in OpenAI's codes.
+//! A file of requests: one JSON object per line, with `custom_id`, `method`, `url` and `body`. All of it is checked before any of it runs,
+//! and each problem is reported with its line, in OpenAI's codes.
 
 use crate::base::json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 
-/// What a batch can ask for.
+/// The endpoints that a batch can ask for.
 pub const ENDPOINTS: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"];
-/// Whoever has more to correct sees them at the next attempt.
+/// The most problems that are reported: a client with more sees them at its next attempt.
 const PROBLEMS_MAX: usize = 100;
 const CUSTOM_ID_BYTES_MAX: usize = 512;
 
-/// What is wrong with a batch.
+/// A problem of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     pub code: String,
@@ -133,7 +133,7 @@ impl<'a> Check<'a> {
         self.problems.push(Problem { line: Some(self.number), ..problem });
     }
 
-    /// Nothing that follows would be told or run.
+    /// Whether nothing that follows would be reported or run.
     pub fn is_hopeless(&self) -> bool {
         self.problems.len() >= PROBLEMS_MAX
     }

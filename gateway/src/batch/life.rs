@@ -42,12 +42,12 @@ pub enum Ending {
     Cancelled,
 }
 
-/// Whose batch it is: its requests are this sender's. Looked up again at each request, since keys are revoked.
+/// The sender of a batch and its requests. It is looked up again at each request, since keys are revoked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sender {
     /// `None`: the door was open.
     pub tenant: Option<String>,
-    /// Of whoever is known by a signed token.
+    /// The tier, of a sender with a signed token.
     pub tier: Option<String>,
     pub user: Option<String>,
     pub key: Option<String>,
@@ -77,7 +77,7 @@ pub struct Batch {
     pub endpoint: String,
     pub input_file: String,
     pub metadata: BTreeMap<String, String>,
-    /// Of the files of answers; `None`: as long as the server keeps files.
+    /// Age at which the files of answers are deleted; `None`: as old as the server keeps files.
     pub output_age_s: Option<u64>,
     pub status: Status,
     /// Once nothing more will run. The files of answers have their names, and may not be in their place yet.
@@ -104,9 +104,9 @@ pub struct Times {
     pub cancelled: Option<u64>,
 }
 
-/// What a client wants.
+/// A client's request for a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wanted {
+pub struct NewBatch {
     pub endpoint: String,
     pub input_file: String,
     pub metadata: BTreeMap<String, String>,
@@ -114,8 +114,8 @@ pub struct Wanted {
 }
 
 impl Batch {
-    pub fn new(id: String, sender: Sender, wanted: Wanted, created_ms: u64) -> Self {
-        let Wanted { endpoint, input_file, metadata, output_age_s } = wanted;
+    pub fn new(id: String, sender: Sender, wanted: NewBatch, created_ms: u64) -> Self {
+        let NewBatch { endpoint, input_file, metadata, output_age_s } = wanted;
         Self {
             id,
             sender,
@@ -138,7 +138,7 @@ impl Batch {
         self.created_ms / 1000 + WINDOW_S
     }
 
-    /// The file is good, or was found so earlier: the batch goes on where it was.
+    /// Accepts a file that is good, or was found so earlier: the batch resumes where it was.
     pub fn accept(&mut self, now: u64, counts: Counts) {
         if self.is_over() || self.ending.is_some() {
             return;
@@ -261,7 +261,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn batch() -> Batch {
-        let wanted = Wanted { endpoint: "/v1/embeddings".into(), input_file: "file-1".into(), ..Wanted::default() };
+        let wanted = NewBatch { endpoint: "/v1/embeddings".into(), input_file: "file-1".into(), ..NewBatch::default() };
         Batch::new("batch_1".into(), Sender::default(), wanted, 1_000_500)
     }
 

@@ -1,17 +1,17 @@
-//! Which of a batch's requests runs next. A bounded number run at a time; one that is told to come later (its tenant's quota is used
-//! up, or there is too much to do) goes back to the front of the line, and the batch rests, with fewer at a time afterwards. Each good
-//! answer lets one more run again (additive increase, multiplicative decrease, as TCP has it), so that a batch takes what is left by
-//! others without asking for it all the time.
+//! The order and pace of a batch's requests. A bounded number run at a time; one that is put off (its tenant's quota is used up, or load is
+//! shed) goes back to the front of the line, and the batch rests, with fewer at a time afterwards. Each good answer lets one more run again
+//! (additive increase, multiplicative decrease, as in TCP), so that a batch takes what is left by others without asking for it all the
+//! time.
 
 use super::input::Line;
 use std::{collections::VecDeque, time::Duration};
 
 /// Failures of the server's own that a request gets over.
 const FAILURES_MAX: u32 = 3;
-/// Rest where nobody says how long.
+/// The rest where the refusal names none.
 const REST: Duration = Duration::from_secs(2);
 const REST_MIN: Duration = Duration::from_millis(100);
-/// Whoever says longer is asked again in between: quotas are raised, clusters grow.
+/// The longest rest: after it a request is tried again even if the refusal named more, since quotas are raised and clusters grow.
 const REST_MAX: Duration = Duration::from_secs(60);
 
 /// A request that runs, or will.
@@ -21,7 +21,7 @@ pub struct Task {
     failures: u32,
 }
 
-/// What to do next.
+/// The next thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     Run(Task),
@@ -34,7 +34,7 @@ pub enum Step {
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// Of HTTP.
+    /// The HTTP status.
     pub status: u16,
     pub retry_after: Option<Duration>,
 }
@@ -170,7 +170,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the attempts come to: each request is answered once, and never more run than may.
+        /// However the attempts end, each request is answered once, and never more run than may.
         #[test]
         fn each_request_has_one_answer(at_once in 1..6_usize, outcomes in prop::collection::vec(0..4_u8, 0..200)) {
             let mut pace = Pace::new(at_once, lines(12));

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The same whenever it is asked for, so that a request that runs again after a crash keeps its id.
+/// Makes a request's id: always the same, so that a request that runs again after a crash keeps its id.
 pub fn request_id(batch: &str, line: u64) -> String {
     let hash = blake3::hash(format!("{batch} {line}").as_bytes()).to_hex();
     format!("batch_req_{}", &hash[..32])
@@ -21,7 +21,7 @@ pub fn unanswered(id: &str, custom_id: &str, code: &str, message: &str) -> Strin
     json!({"id": id, "custom_id": custom_id, "response": null, "error": error}).to_string() + "\n"
 }
 
-/// Whose a line is. `None`: the line is torn.
+/// Reads the `custom_id` of a line. `None`: the line is torn.
 pub fn custom_id(line: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Fields {

@@ -1,10 +1,10 @@
-//! Which of a batch's requests run, on disk before they do, so that one that ends its process is known: a line that ran when a process
+//! The requests of a batch that run, on disk before they do, so that one that ends its process is known: a line that ran when a process
 //! died has one death more, and after the second it does not run again.
 //!
 //! ```text
 //! process 7f3a…     this process has the batch in hand
 //! died 12 1         a line that ran when a process died, and how often that was
-//! began 3           it runs from here on;  `ended 3`: it was told to come later
+//! began 3           it runs from here on;  `ended 3`: it was put off
 //! stopped           the process ended in good order, and with it what ran
 //! ```
 //!
@@ -28,7 +28,7 @@ pub(super) const DEATHS_MAX: u32 = 2;
 #[derive(Debug)]
 pub(super) struct Begun {
     file: Mutex<tokio::fs::File>,
-    /// Of lines that ran when a process died.
+    /// The deaths of lines that ran when a process died.
     deaths: BTreeMap<u64, u32>,
 }
 
@@ -77,7 +77,7 @@ impl Begun {
     }
 }
 
-/// What runs is stopped in good order, and has nothing to do with the process's end.
+/// Notes that running requests are stopped in good order, and are not to blame for the process's end.
 pub(super) fn stop(path: &Path) -> io::Result<()> {
     match fs::File::options().append(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -76,12 +76,12 @@ impl Disk {
         self.folder(Kind::Batch).join(id).with_extension(if good { OUTPUT } else { ERRORS })
     }
 
-    /// What a batch has begun.
+    /// The path of a batch's running requests.
     pub fn begun(&self, id: &str) -> PathBuf {
         self.folder(Kind::Batch).join(id).with_extension(BEGUN)
     }
 
-    /// All records. Those that cannot be read are left as they are, and told of.
+    /// Loads all records. Those that cannot be read are left as they are, and logged.
     pub fn load<T: DeserializeOwned>(&self, kind: Kind) -> io::Result<Vec<T>> {
         let mut records = Vec::new();
         self.each(kind, |_, extension, path| {
@@ -91,7 +91,9 @@ impl Disk {
             if extension == RECORD {
                 match serde_json::from_slice(&fs::read(path)?) {
                     Ok(record) => records.push(record),
-                    Err(error) => tracing::error!(path = %path.display(), %error, "this is not what was written here: it is left out"),
+                    Err(error) => {
+                        tracing::error!(path = %path.display(), %error, "could not read a record of files or batches; leaving it out")
+                    }
                 }
             }
             Ok(())

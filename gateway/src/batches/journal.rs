@@ -60,7 +60,7 @@ impl Journal {
     }
 }
 
-/// What was written whole, at its end.
+/// Cuts the file after its last whole line.
 fn recover(path: PathBuf, answered: &mut HashSet<String>) -> io::Result<(fs::File, u64)> {
     let file = fs::File::options().read(true).append(true).create(true).mode(PRIVATE).open(path)?;
     let (mut reader, mut line) = (BufReader::new(&file), Vec::new());

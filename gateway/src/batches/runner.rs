@@ -54,11 +54,11 @@ const ANSWER_BYTES_MAX: usize = 256 << 20;
 /// A request that waits in the cluster's queue ends by itself; this is for one that does not.
 const OVERDUE: Duration = Duration::from_secs(60);
 
-/// What all batches have in common.
+/// The state that all batches share.
 #[derive(Clone)]
 struct Ways {
     tenants: Arc<Tenants>,
-    /// Of one request, in the cluster.
+    /// The longest time of one request in the cluster.
     timeout: Duration,
     routes: TowerToHyperService<Router>,
 }
@@ -81,7 +81,7 @@ impl Batches {
                 Some(_) = running.join_next() => {}
                 _ = old.tick() => {
                     if let Err(error) = self.expire().await {
-                        tracing::warn!(%error, "old files and batches cannot be deleted");
+                        tracing::warn!(%error, "could not delete old files and batches");
                     }
                 }
             }
@@ -96,7 +96,7 @@ struct Runner {
     id: String,
 }
 
-/// What became of a request.
+/// How a request ended.
 enum Ran {
     Attempted {
         attempt: Attempt,
@@ -118,7 +118,7 @@ impl Runner {
             if let BatchError::NotFound(_) = error {
                 return;
             }
-            tracing::error!(batch = runner.id, %error, "a batch cannot go on: it is tried again in {DISK_RETRY:?}");
+            tracing::error!(batch = runner.id, %error, "could not continue a batch; trying again in {DISK_RETRY:?}");
             time::sleep(DISK_RETRY).await;
         }
     }
@@ -184,7 +184,7 @@ impl Runner {
             tracing::error!(
                 batch = self.id,
                 line = line.number,
-                "a batch's request ran when a coordinator died, twice: it is not run again"
+                "a batch's request ran when a coordinator died, twice; it is not run again"
             );
         }
         let mut pace = Pace::new(self.batches.limits.at_once, lines.iter().filter(|line| !journal.has(&line.custom_id)).cloned());
@@ -211,7 +211,7 @@ impl Runner {
         };
         match ending {
             Ending::Completed => {}
-            // What runs has been paid for.
+            // Running requests have been paid for.
             Ending::Cancelled => {
                 while let Some(ended) = running.join_next().await {
                     self.ended(ended, &mut pace, journal, &begun, began).await?;
@@ -323,12 +323,12 @@ impl Runner {
     }
 
     fn now(&self) -> Result<Batch, BatchError> {
-        let index = self.batches.index();
+        let index = self.batches.index.lock();
         index.batches.get(&self.id).map(|entry| entry.batch.clone()).ok_or_else(|| BatchError::NotFound(self.id.clone()))
     }
 
     fn cancelled(&self) -> Result<Arc<Notify>, BatchError> {
-        let index = self.batches.index();
+        let index = self.batches.index.lock();
         index.batches.get(&self.id).map(|entry| Arc::clone(&entry.cancelled)).ok_or_else(|| BatchError::NotFound(self.id.clone()))
     }
 }

@@ -1,10 +1,10 @@
-//! Answers that are recorded as they are made, so that a repeated request hears them from the beginning, or from where its
-//! stream broke off, instead of computing them again.
+//! Answers that are recorded as they are made, so that a repeated request hears them from the beginning, or from where its stream broke
+//! off, instead of computing them again.
 //!
-//! A [`Recordings`] holds what was said; who listens has a [`Seat`]. It knows no clock and no socket: time is an argument, and
-//! frames are whatever the shell sends. Bounded by [`Limits`], which tenants [share](crate::base::room): the oldest recordings that have ended go
-//! first. Where even that makes no room, a recording *passes*: nobody can join it any more, it keeps only what its listeners have not read
-//! yet, and its maker waits for them.
+//! A [`Recordings`] holds the frames; each listener has a [`Seat`]. It knows no clock and no socket: time is an argument, and frames are
+//! whatever the shell sends. Bounded by [`Limits`], which tenants [share](crate::base::room): the oldest recordings that have ended go
+//! first. If even that makes no room, a recording *passes*: it can no longer be joined, it keeps only what its listeners have not read yet,
+//! and its maker waits for them.
 
 use crate::base::room::Shares;
 use serde::Serialize;
@@ -16,17 +16,17 @@ use std::{
 #[cfg(test)]
 mod tests;
 
-/// Of a key with its scope, of a body, of an answer's name with its scope, of a tenant.
+/// A digest of a key with its scope, of a body, of an answer's name with its scope, or of a tenant.
 pub type Digest = [u8; 32];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of all frames together. 0: nothing is recorded.
+    /// Bytes of all frames together. 0: nothing is recorded.
     pub bytes: u64,
     pub recordings: usize,
     /// A recording that has ended is kept this long.
     pub keep: Duration,
-    /// A running one goes on this long without a listener.
+    /// A running one continues this long without a listener.
     pub grace: Duration,
 }
 
@@ -43,9 +43,9 @@ pub struct Seat {
     listener: u64,
 }
 
-/// What a request finds.
+/// The result of looking a request up.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Asked<T> {
+pub enum Lookup<T> {
     /// A new recording, which the asker has to make.
     Begun(Seat),
     Joined {
@@ -85,9 +85,9 @@ pub struct Counts {
     pub evicted: u64,
     /// Recordings whose time was over.
     pub expired: u64,
-    /// Running ones that were given up, since nobody came back.
+    /// Running ones that were given up, since no listener came back.
     pub abandoned: u64,
-    /// Running ones that nobody can join any more, for want of room.
+    /// Running ones that can no longer be joined, for want of room.
     pub passed: u64,
 }
 
@@ -102,7 +102,7 @@ pub struct Recordings<T, F> {
     ended: BTreeSet<(Duration, u64)>,
     /// Running ones without a listener, by the time when they are given up.
     abandoned: BTreeSet<(Duration, u64)>,
-    /// What each tenant has of them.
+    /// Bytes that each tenant has in them.
     bytes: Shares<Digest>,
     places: Shares<Digest>,
     next: u64,
@@ -118,7 +118,7 @@ struct Recording<T, F> {
     tag: T,
     /// Can be joined.
     listed: bool,
-    /// Those before were read by all, and nobody can join.
+    /// Frames before the first that is kept: all listeners have read them, and no new one can join.
     dropped: usize,
     frames: VecDeque<Frame<F>>,
     bytes: u64,
@@ -126,7 +126,7 @@ struct Recording<T, F> {
     events: u64,
     listeners: BTreeMap<u64, Listener>,
     ended: Option<Duration>,
-    /// When it is given up, if nobody comes.
+    /// The time at which it is given up, unless a listener comes.
     given_up_at: Option<Duration>,
 }
 
@@ -163,22 +163,22 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
     }
 
     /// Joins the recording of a key, or begins one that `tenant` has to make room for. `after`: the listener has all events up to this one.
-    pub fn ask(&mut self, tenant: Digest, key: Digest, body: Digest, after: Option<u64>, tag: impl FnOnce() -> T) -> Asked<T> {
+    pub fn ask(&mut self, tenant: Digest, key: Digest, body: Digest, after: Option<u64>, tag: impl FnOnce() -> T) -> Lookup<T> {
         if let Some(&id) = self.by_key.get(&key) {
             let recording = &self.recordings[&id];
             if recording.body != body {
-                return Asked::OtherBody;
+                return Lookup::OtherBody;
             }
             return self.sit(id, after);
         }
         while self.recordings.len() >= self.limits.recordings {
             if !self.evict(&self.places.losers(self.limits.recordings as u64, &tenant, 1)) {
-                return Asked::NoRoom;
+                return Lookup::NoRoom;
             }
         }
         while self.bytes.total() >= self.limits.bytes {
             if !self.evict(&self.bytes.losers(self.limits.bytes, &tenant, 1)) {
-                return Asked::NoRoom;
+                return Lookup::NoRoom;
             }
         }
         let id = self.take_number();
@@ -201,7 +201,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         self.places.add(&tenant, 1);
         self.by_key.insert(key, id);
         match self.sit(id, after) {
-            Asked::Joined { seat, .. } => Asked::Begun(seat),
+            Lookup::Joined { seat, .. } => Lookup::Begun(seat),
             other => other,
         }
     }
@@ -212,7 +212,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
     }
 
     /// Joins the recording of an answer with this name.
-    pub fn find(&mut self, name: &Digest, after: Option<u64>) -> Option<Asked<T>> {
+    pub fn find(&mut self, name: &Digest, after: Option<u64>) -> Option<Lookup<T>> {
         let id = *self.by_name.get(name)?;
         Some(self.sit(id, after))
     }
@@ -231,7 +231,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         self.recordings.get(&id).map_or(0, |recording| recording.events)
     }
 
-    /// Adds a frame of so many bytes. One that is no event has no number.
+    /// Adds a frame of this size. A frame that is no event has no number.
     pub fn append(&mut self, id: u64, frame: F, bytes: u64, event: bool) -> Append {
         let Some(tenant) = self.recordings.get(&id).map(|recording| recording.tenant) else { return Append::Taken };
         while self.bytes.total() + bytes > self.limits.bytes {
@@ -284,7 +284,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         read
     }
 
-    /// A listener has left. After the last one, a running recording waits a while for somebody to come back.
+    /// Removes a listener. After the last one, a running recording waits a while for one to come back.
     pub fn leave(&mut self, now: Duration, seat: Seat) {
         let id = seat.recording;
         let Some(recording) = self.recordings.get_mut(&id) else { return };
@@ -297,7 +297,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         self.trim(id);
     }
 
-    /// Forgets what is too old. Returns running recordings that nobody came back to: their makers must stop.
+    /// Forgets expired recordings. Returns running ones that no listener came back to: their makers must stop.
     pub fn expire(&mut self, now: Duration) -> Vec<T> {
         let mut given_up = Vec::new();
         while let Some(&(at, id)) = self.abandoned.first().filter(|(at, _)| *at <= now) {
@@ -333,14 +333,14 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         self.bytes.total()
     }
 
-    fn sit(&mut self, id: u64, after: Option<u64>) -> Asked<T> {
+    fn sit(&mut self, id: u64, after: Option<u64>) -> Lookup<T> {
         let listener = self.take_number();
         let recording = self.recordings.get_mut(&id).expect("what is listed is here");
         if let Some(at) = recording.given_up_at.take() {
             self.abandoned.remove(&(at, id));
         }
         recording.listeners.insert(listener, Listener { read: recording.dropped, after });
-        Asked::Joined { seat: Seat { recording: id, listener }, tag: recording.tag.clone(), ended: recording.ended.is_some() }
+        Lookup::Joined { seat: Seat { recording: id, listener }, tag: recording.tag.clone(), ended: recording.ended.is_some() }
     }
 
     fn take_number(&mut self) -> u64 {
@@ -361,7 +361,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         true
     }
 
-    /// From now on nobody can join. `false`: so it was before.
+    /// Closes the recording to new listeners. `false`: it was closed before.
     fn unlist(&mut self, id: u64, for_room: bool) -> bool {
         let Some(recording) = self.recordings.get_mut(&id).filter(|recording| recording.listed) else { return false };
         recording.listed = false;
@@ -369,7 +369,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         if let Some(name) = recording.name {
             self.by_name.remove(&name);
         }
-        // Its time without a listener is over, too.
+        // Its time without a listener is over as well.
         if let Some(at) = &mut recording.given_up_at {
             self.abandoned.remove(&(*at, id));
             *at = Duration::ZERO;
@@ -379,7 +379,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         true
     }
 
-    /// Frees what nobody can hear any more.
+    /// Frees the frames that no listener can read any more.
     fn trim(&mut self, id: u64) {
         let Some(recording) = self.recordings.get_mut(&id).filter(|recording| !recording.listed) else { return };
         let end = recording.dropped + recording.frames.len();

@@ -1,9 +1,9 @@
-//! Answers that are given again to whoever asks the same: the tokens that the cluster sent, kept by everything that determines them.
+//! Answers that are kept for equal requests: the tokens that the cluster sent, under everything that determines them.
 //!
 //! By the exactness contract such a hit *is* the answer: on CPU workers the cluster would send the same tokens again. So only greedy and
-//! seeded requests are kept, and what is kept are tokens, not text: stop strings, tools and safety checks are applied anew each time.
+//! seeded requests are kept, and as tokens, not text: stop strings, tools and safety checks are applied anew each time.
 //!
-//! A core: it knows no clock. Bounded in bytes, which tenants [share](crate::base::room); what was not asked for the longest time goes first.
+//! A core: it knows no clock. Bounded in bytes, which tenants [share](crate::base::room); the least recently used goes first.
 
 use crate::base::room::Shares;
 use std::{
@@ -17,24 +17,24 @@ use tidemill_proto::message::Provenance;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of all answers together.
+    /// Bytes of all answers together.
     pub bytes: u64,
     /// An answer is given again for so long.
     pub keep: Duration,
 }
 
-/// Of all that determines an answer's tokens.
+/// A digest of all that determines an answer's tokens.
 pub type Key = [u8; 32];
 
-/// Whose an answer is: the tenant's part of a salt.
+/// The tenant that an answer belongs to: its part of a salt.
 pub type Tenant = [u8; 32];
 
-/// Of an open door, all answers are one tenant's.
+/// Reads the tenant of a request. Where no key is needed, all answers are one tenant's.
 pub fn tenant(request: &NewRequest) -> Tenant {
     request.salt.first_chunk().copied().unwrap_or_default()
 }
 
-/// What the cluster sent, in order.
+/// The events that the cluster sent, in order.
 pub type Events = Arc<[RequestEvent]>;
 
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl ResponseCache {
     }
 }
 
-/// What an answer takes beside its events, about.
+/// The bytes that an answer takes beside its events, about.
 const ENTRY_BYTES: u64 = 256;
 
 /// Bytes of an event in memory, about.
@@ -181,7 +181,7 @@ impl Recording {
     }
 }
 
-/// What a hit says of its way: where the prompt's KV came from when the answer was computed. It took no time, and has nothing to teach the
+/// The usage that a hit reports: the source of the prompt's KV when the answer was computed. It took no time, and has nothing to teach the
 /// scheduler.
 fn of_hit(usage: &ChoiceUsage) -> ChoiceUsage {
     ChoiceUsage {

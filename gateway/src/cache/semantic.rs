@@ -1,19 +1,19 @@
-//! Answers that are given again to whoever asks *nearly* the same: a question of one turn, in other words.
+//! Answers that are kept for similar questions: a question of one turn, in other words.
 //!
-//! Unlike a hit of the [response cache](crate::cache::response_cache), such a hit is another question's answer, and may be wrong: tenants opt in,
-//! and every hit says so. Everything but the question's words must be *equal*: tenant, model, system prompt, sampling, form, length. Of what
-//! is left, the likeliest question that is alike enough is found by comparing with all ([`likeness`]): there is no index.
+//! Unlike a hit of the [response cache](crate::cache::response_cache), such a hit is another question's answer, and may be wrong: tenants
+//! opt in, and every hit says so. Everything but the question's words must be *equal*: tenant, model, system prompt, sampling, form,
+//! length. Among the rest, the most similar question above the threshold is found by comparing with all ([`similarity`]): there is no index.
 //!
-//! A core: it knows no clock. Bounded in bytes and answers, which tenants [share](crate::base::room); what was not asked for the longest time
-//! goes first. What a hit gives is not kept again, so that likeness does not drift.
+//! A core: it knows no clock. Bounded in bytes and answers, which tenants [share](crate::base::room); the least recently used goes first. A
+//! hit's answer is not kept again, so that similarity does not drift.
 
-pub mod likeness;
+pub mod similarity;
 
 use crate::{
     base::room::Shares,
     cache::response_cache::{self, Events, Key, Tenant},
 };
-use likeness::Question;
+use similarity::Question;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -31,21 +31,21 @@ const BUCKET_MAX: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Of all questions and answers together.
+    /// Bytes of all questions and answers together.
     pub bytes: u64,
     pub answers: usize,
     /// An answer is given again for so long.
     pub keep: Duration,
-    /// The least likeness of a hit.
+    /// The least similarity of a hit.
     pub threshold: f32,
 }
 
-/// What a request asks, and what all else must be equal to.
+/// A cache query: the question, and all else that must be equal.
 #[derive(Clone, Debug)]
 pub struct Inquiry {
     pub question: Question,
     pub text: String,
-    /// Of the model, and of its prompt without the question.
+    /// A digest of the model, and of its prompt without the question.
     pub setting: Key,
     /// The client leaves the answer's length open.
     pub is_open: bool,
@@ -59,7 +59,7 @@ pub type Bucket = (Key, u64);
 impl Inquiry {
     /// Where its answers are. `request`: the whole of it; its answer has this origin.
     pub fn bucket(&self, origin: Origin, request: &NewRequest) -> Bucket {
-        // What fits behind a prompt depends on its words: where the client names no length, that is not part of its wish.
+        // The length that fits behind a prompt depends on its words: if the client names none, it is not part of the query.
         let max_tokens = if self.is_open { 0 } else { request.stop.max_tokens };
         let stop = StopRule { max_tokens, ..request.stop.clone() };
         let rest = response_cache::key(origin, &NewRequest { prompt: Vec::new().into(), stop, ..request.clone() });
@@ -106,11 +106,11 @@ impl SemanticCache {
         Self { limits, buckets: HashMap::new(), order: BTreeMap::new(), uses: 0, bytes: Shares::default(), places: Shares::default() }
     }
 
-    /// The answer to the likeliest question that is alike enough, if it has at most so many tokens.
+    /// Returns the answer to the most similar question above the threshold, if it has at most `tokens_max` tokens.
     pub fn get(&mut self, bucket: &Bucket, question: &Question, tokens_max: u32, now: Duration) -> Option<Hit> {
         self.expire(bucket, now);
         let kept = self.buckets.get_mut(bucket)?;
-        let alike = |kept: &Kept| question.likeness(&kept.question).filter(|likeness| *likeness >= self.limits.threshold);
+        let alike = |kept: &Kept| question.similarity(&kept.question).filter(|similarity| *similarity >= self.limits.threshold);
         let found = kept.iter().enumerate().filter(|(_, kept)| kept.tokens <= tokens_max);
         let (place, similarity) = found.filter_map(|(place, kept)| Some((place, alike(kept)?))).max_by(|a, b| a.1.total_cmp(&b.1))?;
         self.uses += 1;
@@ -164,7 +164,7 @@ impl SemanticCache {
         old.into_iter().for_each(|place| self.remove(place));
     }
 
-    /// What was not asked for the longest time, of the first of these tenants that has anything.
+    /// The least recently used entry of the first of these tenants that has any.
     fn oldest(&self, losers: &[Tenant]) -> Option<(Tenant, u64)> {
         losers.iter().find_map(|loser| self.order.range((*loser, 0)..=(*loser, u64::MAX)).next().map(|(place, _)| *place))
     }
@@ -189,7 +189,7 @@ impl SemanticCache {
     }
 }
 
-/// What an answer takes beside its question and its events, about.
+/// The bytes that an answer takes beside its question and its events, about.
 const ENTRY_BYTES: u64 = 256;
 
 /// An event as an answer to another question has it: nothing of this prompt was computed or found.
@@ -318,7 +318,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever differs in anything but the question gets nothing, though the question is the same.
+        /// A request that differs in anything but the question gets nothing, though the question is the same.
         #[test]
         fn never_across_tenants_or_settings(salt: Vec<u8>, setting: [u8; 32], temperature in 0.0f32..2.0, seed: u64, max_tokens in 1u32..50, top_k in 0u32..9) {
             let mut cache = SemanticCache::new(LIMITS);

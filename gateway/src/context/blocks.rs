@@ -3,24 +3,25 @@
 
 /// Less than this of a message says nothing.
 const PASSAGE_TOKENS_MIN: u64 = 16;
-/// Tokens of a line beside its text: who said it, and that it goes on.
+/// Tokens of a line beside its text: its speaker, and a mark that it was cut.
 const PASSAGE_MARKS: u64 = 8;
 
-/// What is known of a user.
+/// Writes the block of facts about a user.
 pub fn facts<'a>(facts: impl IntoIterator<Item = &'a str>) -> String {
     lines("What is known of the user, from earlier conversations:", facts.into_iter().map(|fact| format!("- {}", in_one_line(fact))))
 }
 
-/// What tells of the beginning of a conversation.
+/// Writes the block with the summary of a conversation's beginning.
 pub fn summary(text: &str) -> String {
     format!("Summary of the beginning of this conversation, which is not shown any more:\n{}", text.trim())
 }
 
-/// Who said it, and what.
+/// The speaker and the text.
 pub type Passage<'a> = (&'a str, &'a str);
 
-/// The best of old messages that fit, in the order in which they were said, some perhaps without their ends. `ranked`: the best first, each
-/// with its place. Their block has at most `room` tokens. `count`: tokens of a text; `cut`: a text's beginning of so many tokens.
+/// Selects the best of the old messages that fit, in the order in which they were said, perhaps cut at their ends. `ranked`: the best
+/// first, each with its place. Their block has at most `room` tokens. `count`: tokens of a text; `cut`: a text's beginning, of a number of
+/// tokens.
 pub fn passages_that_fit<'a>(
     ranked: &[(usize, Passage<'a>)],
     room: u64,

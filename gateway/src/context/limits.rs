@@ -1,10 +1,10 @@
 //! How much of a dialog fits.
 
-/// What fits.
+/// The turns and tokens that fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub turns: usize,
-    /// Of all turns that are given.
+    /// Tokens of all turns that are given.
     pub tokens: u64,
 }
 

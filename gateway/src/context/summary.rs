@@ -1,10 +1,10 @@
-//! What tells of the turns that are left out: a running summary. Each is made of the one before it and of what was said since, and kept
-//! with the conversation.
+//! Running summaries of the turns that are left out. Each is made of the one before it and of the turns since, and kept with the
+//! conversation.
 //!
 //! A prompt's beginning is the same from step to step only if the summary in it changes with a step and never between two. So a summary is
 //! made as soon as its step is decided, and is given when the step is taken. One that is not ready by then puts the step off: the turns
-//! that should go are given a while longer, as long as there is room ([`choose`]'s `late`), and the beginning stays. Only when that is full,
-//! too, the step is taken without, and then a summary that comes late costs one more beginning.
+//! that should go are given a while longer, as long as there is room ([`choose`]'s `late`), and the beginning stays. Only when that is full
+//! as well is the step taken without, and then a summary that comes late costs one more beginning.
 
 use super::{
     limits::Limits,
@@ -12,7 +12,7 @@ use super::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Of a summary.
+/// The most tokens of a summary.
 pub const TOKENS_MAX: u32 = 200;
 /// Parts of a history that are summarized one after the other. A history has more only if nothing was summarized for very long.
 pub const PARTS_MAX: usize = 64;
@@ -27,7 +27,7 @@ pub const INSTRUCTIONS: &str = "You keep the running summary of a conversation b
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     pub text: String,
-    /// It tells of so many items of the history, from its beginning.
+    /// The number of items, from the beginning of the history, that it covers.
     pub items: usize,
     pub tokens: u32,
     /// That made it.
@@ -41,7 +41,7 @@ pub struct Summary {
 pub struct Summaries(Vec<Summary>);
 
 impl Summaries {
-    /// What cannot be read is made again.
+    /// Reads stored summaries; those that cannot be read are made again.
     pub fn read(kept: Option<&str>) -> Self {
         kept.and_then(|kept| serde_json::from_str(kept).ok()).unwrap_or_default()
     }
@@ -86,7 +86,7 @@ pub enum State {
     Failed,
 }
 
-/// What is given of a history.
+/// The parts of a history that a model is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The oldest turns.
@@ -96,8 +96,8 @@ pub struct Choice {
     pub state: State,
 }
 
-/// `late`: what fits while a summary is awaited. `told`: the turns that each summary tells of, rising. `failed`: the newest step's could not
-/// be made.
+/// Chooses the turns to leave out and the summary to give. `late`: the limits while a summary is awaited. `told`: the number of turns that
+/// each summary covers, rising. `failed`: the newest step's summary could not be made.
 pub fn choose(limits: Limits, late: Limits, turns: &[u64], told: &[usize], failed: bool) -> Choice {
     let left_out = steps(limits, turns).left_out;
     if left_out == 0 {
@@ -116,15 +116,15 @@ pub fn choose(limits: Limits, late: Limits, turns: &[u64], told: &[usize], faile
     Choice { left_out, summary, state }
 }
 
-/// What is known of a conversation's turns while the newest is answered.
+/// The state of a conversation's turns while the newest is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outlook {
     pub limits: Limits,
-    /// Of each turn, the oldest first: tokens, and items of the history.
+    /// Tokens and items of each turn, the oldest first.
     pub turns: Vec<(u64, usize)>,
     /// Tokens that the template puts around a message.
     pub marks: u64,
-    /// So many items are told of already by the summaries that there are.
+    /// The number of items that each existing summary covers.
     pub told: Vec<usize>,
 }
 
@@ -137,7 +137,7 @@ pub struct Answered {
 }
 
 impl Outlook {
-    /// The newest turn has ended with this answer: so many of the first items are to be summarized now. `None`: nothing is.
+    /// Returns how many of the first items are to be summarized, now that the newest turn has ended with this answer. `None`: none are.
     pub fn ended(mut self, answer: &[Answered]) -> Option<usize> {
         if let Some((tokens, items)) = self.turns.last_mut() {
             *tokens += answer.iter().filter(|item| !item.is_thought).map(|item| item.tokens + self.marks).sum::<u64>();
@@ -149,7 +149,7 @@ impl Outlook {
     }
 }
 
-/// What is said to the model that summarizes, after [`INSTRUCTIONS`].
+/// Writes the request to the model that summarizes, after [`INSTRUCTIONS`].
 pub fn request(before: Option<&str>, said: &str) -> String {
     match before {
         Some(before) => format!("The summary so far:\n{before}\n\nWhat was said since:\n{said}\nWrite the summary of all of it."),
@@ -157,7 +157,7 @@ pub fn request(before: Option<&str>, said: &str) -> String {
     }
 }
 
-/// The lines as parts of at most `room` tokens, as few as possible. `count`: tokens; `cut`: a text's beginning of so many tokens.
+/// Joins lines into parts of at most `room` tokens, as few as possible. `count`: tokens; `cut`: a text's beginning, of a number of tokens.
 pub fn parts(lines: Vec<String>, room: u64, count: impl Fn(&str) -> u64, cut: impl Fn(&str, u64) -> String) -> Vec<String> {
     let mut parts: Vec<(String, u64)> = Vec::new();
     for line in lines {

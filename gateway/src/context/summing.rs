@@ -1,11 +1,11 @@
-//! What is to be summarized: one conversation after the other, each by one at a time, and not again at once where it failed.
+//! The queue of summaries to make: one conversation after the other, each by one worker at a time, and not again at once where it failed.
 
 use std::{
     collections::{BTreeSet, VecDeque},
     time::Duration,
 };
 
-/// What could not be summarized is tried again after this, if the conversation goes on.
+/// The wait before a failed summary is tried again, if the conversation continues.
 pub const RETRY_AFTER: Duration = Duration::from_secs(60);
 /// Failures that are remembered. Over this, the oldest is forgotten, and tried again sooner.
 const FAILURES_MAX: usize = 1024;
@@ -46,7 +46,7 @@ impl<K: Ord + Clone, J> Summing<K, J> {
         Some((key, job))
     }
 
-    /// What was taken has ended. `failed`: the items that were to be summarized, where they were not.
+    /// Notes the end of a task that was taken. `failed`: the items whose summary failed, if it did.
     pub fn ended(&mut self, now: Duration, key: &K, failed: Option<usize>) {
         self.running.remove(key);
         self.failures.retain(|(other, _, at)| other != key && now < *at + RETRY_AFTER);
@@ -58,7 +58,7 @@ impl<K: Ord + Clone, J> Summing<K, J> {
         }
     }
 
-    /// Summarizing so many items has failed, a short while ago.
+    /// Whether summarizing this many items failed a short while ago.
     pub fn has_failed(&self, now: Duration, key: &K, items: usize) -> bool {
         self.failures.iter().any(|(other, failed, at)| other == key && *failed == items && now < *at + RETRY_AFTER)
     }

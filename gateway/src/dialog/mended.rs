@@ -17,7 +17,7 @@ use std::borrow::Cow;
 
 const JOIN: &str = "\n\n";
 
-/// `None`: the template takes them as they are.
+/// Reorders messages for the template. `None`: it takes them as they are.
 pub(super) fn mended(messages: &[Message], takes: &Takes, continues: bool) -> Option<Vec<Message>> {
     let original = messages;
     let messages: Cow<'_, [Message]> = match (takes.calls, takes.several_calls) {
@@ -46,12 +46,12 @@ pub(super) fn mended(messages: &[Message], takes: &Takes, continues: bool) -> Op
     (out != original).then_some(out)
 }
 
-/// Whether an answer calls so many times, or something was returned.
+/// Whether an answer has at least `least` calls, or an output follows.
 fn has_calls(messages: &[Message], least: usize) -> bool {
     messages.iter().any(|message| message.tool_calls.len() >= least || least == 1 && is_result(message))
 }
 
-/// A call as the text that a model without a notation of its own would write, and what it returned as the user's words.
+/// Writes a call as text, as a model without a notation of its own would, and its output as the user's words.
 fn spoken(message: &Message) -> Message {
     if is_result(message) {
         return Message { role: "user".into(), tool_call_id: None, name: None, ..message.clone() };
@@ -157,7 +157,7 @@ fn systems_to_users(turns: &[Message], out: &mut Vec<Message>) {
     out.extend(groups.into_iter().map(as_user));
 }
 
-/// The user's turn among them, with what the others say.
+/// The user's turn among them, with the contents of the others.
 fn as_user(turns: &[Message]) -> Message {
     match turns.iter().find(|message| message.role == "user") {
         Some(user) => joined(user, turns),

@@ -1,4 +1,4 @@
-//! A dialog as a model's prompt, and how its answer is read.
+//! A dialog as a model's prompt, and the rules by which its answer is read.
 
 use super::render;
 use super::{Dialog, ToolChoice};
@@ -18,19 +18,19 @@ use std::{
     time::SystemTime,
 };
 
-/// Of a tool's name.
+/// The most characters of a tool's name.
 const NAME_CHARS_MAX: usize = 128;
-/// Tools of one dialog. Hosts of agents that offer everything they have come to some hundreds.
+/// The most tools of one dialog. Hosts of agents that offer everything they have come to some hundreds.
 const TOOLS_MAX: usize = 1024;
 
-/// A dialog, put to a model.
+/// A dialog's prompt for a model, with the rules by which the answer is read.
 #[derive(Debug)]
 pub struct DialogPrompt {
     pub prompt: Sewn,
     pub output: OutputRules,
 }
 
-/// A dialog cannot be put to this model.
+/// The reason why a dialog cannot be put to this model.
 #[derive(Debug, thiserror::Error)]
 pub enum DialogError {
     #[error("this model has no chat template (it is a base model, perhaps): use /v1/completions")]
@@ -54,7 +54,7 @@ pub enum DialogError {
 }
 
 impl Dialog {
-    /// What the model is given, and how its answer is read. `now`: templates may show the date.
+    /// Makes the prompt, and the rules by which its answer is read. `now`: templates may show the date.
     pub fn prompt(&self, model: &TextModel, now: SystemTime) -> Result<DialogPrompt, DialogError> {
         self.check_tools()?;
         self.check_choice()?;
@@ -81,7 +81,7 @@ impl Dialog {
         Ok(DialogPrompt { output: OutputRules::new(model, thought, calls, channels), prompt })
     }
 
-    /// As the template has it. Where something that a client or a tool wrote could be taken for one of its marks, it cannot any more.
+    /// Renders the dialog by the template. Text that a client or a tool wrote can no longer be taken for one of its marks.
     fn rendered(&self, model: &TextModel, template: &ChatTemplate, now: SystemTime) -> Result<Sewn, DialogError> {
         let plain = || Ok(Sewn { text: render::render(self, template, now)?, cuts: Vec::new() });
         let Some(marks) = &model.marks else { return plain() };
@@ -105,7 +105,7 @@ impl Dialog {
         Ok(marks.sewn(&render::render(&guarded, template, now)?, seam))
     }
 
-    /// Some clients send an assistant's thoughts back as a part of what it said, and some templates find them there by their marks. They
+    /// Splits the thoughts off, which some clients send back inside an answer's text, where some templates find them by their marks. They
     /// would not find marks that are guarded.
     fn take_out_thoughts(&mut self, template: &ChatTemplate) {
         let Some((begin, end)) = Thought::taken_out_by(template) else { return };
@@ -120,7 +120,7 @@ impl Dialog {
         }
     }
 
-    /// Names become parts of calls, of grammars, and of tags.
+    /// Checks the names of tools, which become parts of calls, of grammars, and of tags.
     fn check_tools(&self) -> Result<(), DialogError> {
         if self.tools.len() > TOOLS_MAX {
             return Err(DialogError::TooManyTools(self.tools.len()));

@@ -13,9 +13,9 @@ use std::{
     time::SystemTime,
 };
 
-/// An effort at which a model that can do without thinking does without.
+/// The effort at which a model that can do without thinking does without.
 const NO_EFFORT: &str = "none";
-/// Holds arguments that are no object, where an object is needed. Clients of `/v1/messages` get them under the same name.
+/// The field that holds arguments which are no object, where an object is needed. Clients of `/v1/messages` get them under the same name.
 pub(crate) const OTHER_ARGUMENTS: &str = "arguments";
 /// Templates that show one of these refuse ids of calls that are not nine letters and digits (Mistral's).
 const SHORT_ID_SIGNS: [&str; 2] = ["length != 9", "length == 9"];
@@ -28,7 +28,7 @@ pub(super) fn render(dialog: &Dialog, template: &ChatTemplate, now: SystemTime) 
     let takes = template.takes();
     with(takes).or_else(|refused| match refused.is_too_long() {
         true => Err(refused),
-        // What the template takes was tried with short dialogs: this one may be of another kind.
+        // The template was tried with short dialogs only: this one may be of another kind.
         false => with(&takes.least()).map_err(|_| refused),
     })
 }
@@ -51,7 +51,7 @@ fn rendered(
     template.render(input, now)
 }
 
-/// Nine letters and digits that differ where the ids do.
+/// Makes an id of nine letters and digits, which differ where the ids do.
 fn short_id(id: &str) -> String {
     const ALPHABET: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
     if id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
@@ -99,7 +99,7 @@ fn call_value(call: &ToolCall, takes: &Takes, id: fn(&str) -> String) -> Value {
     Value::from_pairs([("id", Value::from(id(&call.id))), ("type", Value::from("function")), ("function", Value::from_pairs(function))])
 }
 
-/// Always these fields in this order, so that the same tools are the same prompt by whatever protocol.
+/// Writes a tool: always these fields in this order, so that the same tools are the same prompt in any protocol.
 fn tool_value(tool: &Tool) -> Value {
     let description = tool.description.as_deref().map(|description| ("description", Value::from(description)));
     let parameters = tool.parameters.as_ref().map(|parameters| ("parameters", Value::from(Serde(parameters))));
@@ -124,7 +124,7 @@ mod tests {
     use crate::{dialog::ReasoningWish, text::config::ModelConfig};
     use serde_json::json;
 
-    /// What the template gets, as JSON.
+    /// Writes the dialog as JSON for the template.
     fn given(dialog: &Dialog, extra_text: &str) -> serde_json::Value {
         let source = "{{ {'messages': messages, 'tools': tools, 'prompt': add_generation_prompt, 'effort': reasoning_effort, \
                       'thinks': enable_thinking} | tojson }}";

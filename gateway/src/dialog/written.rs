@@ -1,4 +1,4 @@
-//! What clients and tools have written into a dialog: all strings that can reach a template, but for roles.
+//! The strings that clients and tools have written into a dialog: all that can reach a template, but for roles.
 
 use super::{Dialog, Message};
 use crate::text::tool::Tool;
@@ -49,8 +49,8 @@ impl Dialog {
         self.template_kwargs.values_mut().for_each(|value| *value = changed(value, change));
     }
 
-    /// What safety checks read: everything that was said, by whomever, and everything else that the model may be shown. What belongs to
-    /// one call, one tool or one set of variables is one text.
+    /// The texts that safety checks read: all messages, and everything else that the model may be shown. The strings of one call, one tool
+    /// or one set of variables are one text.
     pub fn shown_to_the_model(&self) -> Vec<Cow<'_, str>> {
         let mut texts = Vec::new();
         /// Shows every part of something to what it is given.

@@ -1,36 +1,37 @@
-//! What users think of answers. Answers are remembered in memory for a while, each with what was asked, so that a thumb can be about
-//! something; a thumb is kept in SQLite with both, without what identifies people.
+//! Users' opinions of answers. Answers are remembered in memory for a while, each with its question, so that a rating can refer to it; a
+//! rating is kept in SQLite with both, without personal data.
 //!
 //! An answer's owner has one opinion of it, whatever names of users come with it. Tenants [share](crate::base::room) the room for both.
 
 use crate::{
-    base::{json, owner::Owner, room::Shares},
+    base::{json::each_string, owner::Owner, room::Shares},
     metrics,
 };
 use ::metrics::counter;
+use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::{
     collections::{HashMap, VecDeque},
     fs::OpenOptions,
     io,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tidemill_safety::pii::{find::Finder, redact::masked};
 
 #[derive(Clone, Debug)]
 pub struct FeedbackSettings {
-    /// `None`: what users think ends with this process.
+    /// The database; `None`: opinions end with this process.
     pub file: Option<PathBuf>,
-    /// How long answers are remembered,
+    /// The time for which answers are remembered,
     pub keep: Duration,
-    /// and how many bytes of them.
+    /// and the most bytes of them.
     pub bytes_max: u64,
-    /// Takes what identifies people out of what is kept.
+    /// The finder of personal data, which is taken out of what is kept.
     pub finder: Arc<Finder>,
 }
 
@@ -38,7 +39,7 @@ pub struct FeedbackSettings {
 pub enum OpenError {
     #[error("cannot make {path}: {source}")]
     File { path: PathBuf, source: io::Error },
-    #[error("feedback cannot be kept in {file}: {source}")]
+    #[error("could not store feedback in {file}: {source}")]
     Database { file: String, source: rusqlite::Error },
 }
 
@@ -50,12 +51,12 @@ pub struct Feedback {
     kept_max: u64,
 }
 
-/// What a question was answered with.
+/// An answer, with its question.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answered {
     pub owner: Owner,
     pub model: String,
-    /// As messages of a chat; empty where it was too long.
+    /// The question, as messages of a chat; empty where it was too long.
     pub question: Vec<Value>,
     pub answer: String,
 }
@@ -67,13 +68,13 @@ pub enum Rating {
     Down,
 }
 
-/// What an answer's owner thinks of it.
+/// The opinion of an answer's owner.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Opinion {
-    /// Whom the owner says that it comes from. Nothing depends on it.
+    /// The user that the owner names. Nothing depends on it.
     pub user: String,
     pub rating: Option<Rating>,
-    /// The user wanted another answer.
+    /// Whether the user wanted another answer.
     pub regenerate: bool,
     pub comment: Option<String>,
 }
@@ -82,16 +83,16 @@ pub struct Opinion {
 #[derive(Debug, Default)]
 struct Known {
     answers: HashMap<String, Answered>,
-    /// Of each tenant, the oldest first.
+    /// The answers of each tenant, the oldest first.
     order: HashMap<String, VecDeque<(Instant, String, u64)>>,
     bytes: Shares<String>,
 }
 
-/// Opinions that are kept.
+/// The most opinions that are kept.
 const KEPT_MAX: u64 = 100_000;
-/// Of a question, or of an answer.
+/// The most bytes of a question, or of an answer.
 const TEXT_BYTES_MAX: usize = 32 << 10;
-/// What a remembered answer costs beside its texts, about.
+/// The bytes that a remembered answer costs beside its texts, about.
 const OVERHEAD_BYTES: u64 = 512;
 const SCHEMA: &str = "
     PRAGMA journal_mode = WAL;
@@ -102,7 +103,7 @@ const SCHEMA: &str = "
     CREATE INDEX IF NOT EXISTS opinions_by_age ON opinions (at);
     CREATE INDEX IF NOT EXISTS opinions_by_tenant ON opinions (tenant, at);
     CREATE INDEX IF NOT EXISTS opinions_by_response ON opinions (response);";
-/// From the table of an earlier version, in which each name of a user had an opinion.
+/// The migration from an earlier version, in which each name of a user had an opinion.
 const TO_OPINIONS: &str = "
     BEGIN;
     INSERT OR IGNORE INTO opinions
@@ -122,19 +123,19 @@ impl Feedback {
         Ok(Self { settings, known: Mutex::default(), kept: Mutex::new(kept), kept_max: KEPT_MAX })
     }
 
-    /// An answer begins.
+    /// Remembers an answer that begins.
     pub fn remember(&self, id: &str, answered: Answered) {
-        self.known().put(id, answered, Instant::now(), &self.settings);
+        self.known.lock().put(id, answered, Instant::now(), &self.settings);
     }
 
-    /// It has ended, or a part of it has: `answer` is all of it so far.
+    /// Completes an answer that has ended, or a part of it: `answer` is all of it so far.
     pub fn complete(&self, id: &str, answer: &str) {
-        self.known().complete(id, &answer[..answer.floor_char_boundary(TEXT_BYTES_MAX)], self.settings.bytes_max);
+        self.known.lock().complete(id, &answer[..answer.floor_char_boundary(TEXT_BYTES_MAX)], self.settings.bytes_max);
     }
 
-    /// An answer to this owner, while it is remembered.
+    /// Returns an answer to this owner, while it is remembered.
     pub fn find(&self, owner: &Owner, id: &str) -> Option<Answered> {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.forget(Instant::now(), &self.settings);
         known.answers.get(id).filter(|answered| answered.owner == *owner).cloned()
     }
@@ -145,7 +146,7 @@ impl Feedback {
         let mut question = json!(answered.question);
         each_string(&mut question, &mut |text| *text = mask(text));
         let owner = &answered.owner;
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         let work = kept.transaction()?;
         let earlier: Option<(Option<String>, bool)> = work
             .query_row("SELECT rating, regenerate FROM opinions WHERE owner = ?1 AND response = ?2", params![owner.0, id], |row| {
@@ -183,22 +184,14 @@ impl Feedback {
         Ok(earlier.is_some())
     }
 
-    /// The newest first. Takes a disk's time.
+    /// Lists opinions, the newest first. Takes a disk's time.
     pub fn list(&self, rating: Option<Rating>, response: Option<&str>, limit: usize) -> rusqlite::Result<Vec<Value>> {
-        let kept = self.kept();
+        let kept = self.kept.lock();
         let mut select = kept.prepare_cached(
             "SELECT tenant, user, response, at, model, rating, regenerate, comment, question, answer FROM opinions
              WHERE (?1 IS NULL OR rating = ?1) AND (?2 IS NULL OR response = ?2) ORDER BY at DESC, rowid DESC LIMIT ?3",
         )?;
         select.query_map(params![rating.map(Rating::name), response, limit as i64], shown)?.collect()
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Connection> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -227,7 +220,7 @@ fn make_room(work: &Transaction<'_>, newcomer: &str, kept_max: u64) -> rusqlite:
         while let Some(row) = rows.next()? {
             shares.add(&row.get::<_, String>(0)?, row.get(1)?);
         }
-        // What is too much is counted already.
+        // The excess is counted already.
         let loser = shares.losers(kept_max, &newcomer.to_owned(), 0).into_iter().next().unwrap_or_else(|| newcomer.to_owned());
         work.execute(
             "DELETE FROM opinions WHERE rowid IN (SELECT rowid FROM opinions WHERE tenant = ?1 ORDER BY at, rowid LIMIT 1)",
@@ -286,7 +279,7 @@ impl Known {
         }
     }
 
-    /// `false`: the tenant has nothing.
+    /// Forgets the tenant's oldest answer. `false`: it has none.
     fn forget_oldest(&mut self, tenant: &String) -> bool {
         let Some(order) = self.order.get_mut(tenant) else { return false };
         let Some((_, id, bytes)) = order.pop_front() else { return false };
@@ -309,13 +302,13 @@ impl Known {
     }
 }
 
-/// What is asked in a request's body of any of the generating endpoints, as messages of a chat. Empty: nothing that could be said so, or
-/// too much.
-pub fn asked(body: &[u8]) -> Vec<Value> {
-    let Ok(body) = json::from_slice::<Value>(body) else { return Vec::new() };
+/// Extracts the question from a body of any of the generating endpoints, as messages of a chat. Empty: it has none that could be written
+/// so, or it is too long.
+pub fn asked(body: &Map<String, Value>) -> Vec<Value> {
     let user = |content: &Value| json!({"role": "user", "content": content});
-    let system = ["system", "instructions"].iter().map(|name| &body[*name]).find(|value| !value.is_null());
-    let said = [&body["messages"], &body["input"], &body["prompt"]].into_iter().find(|value| !value.is_null());
+    let first = |names: &[&str]| names.iter().filter_map(|name| body.get(*name)).find(|value| !value.is_null());
+    let system = first(&["system", "instructions"]);
+    let said = first(&["messages", "input", "prompt"]);
     let turns = match said {
         Some(text @ Value::String(_)) => vec![user(text)],
         Some(Value::Array(turns)) if turns.iter().all(|turn| turn.is_object() && !turn["role"].is_null()) => turns.clone(),
@@ -332,15 +325,6 @@ fn shown(row: &Row<'_>) -> rusqlite::Result<Value> {
         "regenerate": row.get::<_, bool>(6)?, "comment": text(7)?,
         "question": serde_json::from_str::<Value>(&text(8)?.unwrap_or_default()).unwrap_or_default(), "answer": text(9)?,
     }))
-}
-
-fn each_string(value: &mut Value, act: &mut impl FnMut(&mut String)) {
-    match value {
-        Value::String(text) => act(text),
-        Value::Array(items) => items.iter_mut().for_each(|item| each_string(item, act)),
-        Value::Object(fields) => fields.values_mut().for_each(|field| each_string(field, act)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
-    }
 }
 
 #[cfg(test)]
@@ -369,11 +353,11 @@ mod tests {
         for n in 0..100 {
             feedback.remember(&n.to_string(), answered("acme/bob"));
             feedback.complete(&n.to_string(), &"x".repeat(300));
-            assert!(feedback.known().bytes.total() <= 10_000);
-            feedback.known().bytes.check_integrity();
+            assert!(feedback.known.lock().bytes.total() <= 10_000);
+            feedback.known.lock().bytes.check_integrity();
         }
         assert!(find("acme/ann", "a").is_none() && find("acme/bob", "99").is_some());
-        let mut known = feedback.known();
+        let mut known = feedback.known.lock();
         known.forget(Instant::now() + Duration::from_secs(61), &settings());
         assert_eq!((known.bytes.total(), known.answers.len(), known.order.len()), (0, 0, 0));
     }
@@ -443,7 +427,7 @@ mod tests {
 
     #[test]
     fn every_protocol_asks_in_messages() {
-        let of = |body: Value| json!(asked(body.to_string().as_bytes()));
+        let of = |body: Value| json!(asked(body.as_object().unwrap()));
         let hello = json!([{"role": "user", "content": "Hello"}]);
         assert_eq!(of(json!({"messages": hello})), hello);
         assert_eq!(of(json!({"prompt": "Hello"})), hello);
@@ -455,6 +439,6 @@ mod tests {
         );
         assert_eq!(of(json!({"prompt": [1, 2]})), json!([]));
         assert_eq!(of(json!({"prompt": "x".repeat(40_000)})), json!([]));
-        assert_eq!(asked(b"no json"), Vec::<Value>::new());
+        assert_eq!(of(json!({})), json!([]));
     }
 }

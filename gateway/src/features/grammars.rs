@@ -1,7 +1,7 @@
-//! What clients want their answers to follow, judged before anything follows it: each question goes to a process that has limits
-//! ([`helper`]), and its verdict is kept for whoever asks the same.
+//! Grammars that clients want their answers to follow, judged before any answer does: each question goes to a process that has limits
+//! ([`helper`]), and its verdict is kept for equal questions.
 //!
-//! - `turns`: whose question is next; `verdicts`: those that are kept
+//! - `turns`: the order of questions; `verdicts`: those that are kept
 //!
 //! All of it blocks, and belongs beside the event loop. Nothing else in this process compiles what a client has written; decode workers
 //! do, once it has passed here.
@@ -16,12 +16,12 @@ use helper::{
     Model, Question,
     handle::{AskError, Handle, Session},
 };
+use parking_lot::Mutex;
 use serde_json::Value;
 use std::{
     io,
     num::NonZero,
     path::PathBuf,
-    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -30,7 +30,7 @@ use tidemill_proto::grammar::Grammar;
 use turns::{Turn, Turns};
 use verdicts::{Key, Verdicts};
 
-/// Waiting for a turn.
+/// The longest wait for a turn.
 const TURN_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -41,14 +41,14 @@ pub struct Grammars {
 }
 
 impl Grammars {
-    /// `program` is started as the helper. `models`: in the gateway's order.
+    /// Starts `program` as the helper. `models`: in the gateway's order.
     pub fn start(program: PathBuf, models: Vec<Model>) -> io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         // One more than one tenant may have at a time.
         Ok(Self { helper: Handle::start(program, models)?, turns: Turns::new(cores + 1), verdicts: Verdicts::default() })
     }
 
-    /// For one request's questions about a model's grammars. `spent`: what others of its questions have taken.
+    /// Opens one request's questions about a model's grammars. `spent`: the CPU time of its other questions.
     pub fn hearing<'a>(&'a self, tenant: Option<&str>, model: usize, spent: Option<&'a Spent>) -> Hearing<'a> {
         Hearing { grammars: self, tenant: tenant.unwrap_or_default().to_owned(), model, spent, open: None }
     }
@@ -64,31 +64,31 @@ pub struct Spent(Mutex<Duration>);
 
 impl Spent {
     fn left(&self) -> Duration {
-        helper::CPU_MAX.saturating_sub(*self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        helper::CPU_MAX.saturating_sub(*self.0.lock())
     }
 
     fn add(&self, cpu: Duration) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) += cpu;
+        *self.0.lock() += cpu;
     }
 }
 
-/// A grammar that was ended with less than this has not shown that it takes too much by itself.
+/// The least time of a verdict: a grammar that was ended with less has not shown that it takes too much by itself.
 const CPU_TELLING: Duration = Duration::from_millis(750);
 
-/// One request's questions. They share the limits of one child of the helper's, which is there from the first question that nobody has
-/// asked before.
+/// One request's questions. They share the limits of one child of the helper's, which is started by the first question whose verdict is not
+/// known.
 #[derive(Debug)]
 pub struct Hearing<'a> {
     grammars: &'a Grammars,
     tenant: String,
     model: usize,
-    /// `None`: nothing else of the request asks.
+    /// The CPU time of the request's other questions; `None`: there are none.
     spent: Option<&'a Spent>,
     open: Option<(Session, Turn<'a>)>,
 }
 
 impl Hearing<'_> {
-    /// A schema as a grammar of its own, which has passed.
+    /// Returns a schema as a grammar of its own, which has passed.
     pub fn schema(&mut self, schema: &Value, terms: Terms) -> Result<Grammar, AskError> {
         let question = Question::Schema { schema: schema.to_string(), terms, model: Some(self.model) };
         let text = self.ask(question)?;
@@ -99,7 +99,7 @@ impl Hearing<'_> {
         Ok(grammar)
     }
 
-    /// A schema as a part of a grammar that has yet to pass.
+    /// Returns a schema as a part of a grammar that has yet to pass.
     pub fn part(&mut self, schema: &Value, terms: Terms) -> Result<String, AskError> {
         self.ask(Question::Schema { schema: schema.to_string(), terms, model: None })
     }
@@ -123,7 +123,7 @@ impl Hearing<'_> {
             Err(AskError::Refused(GrammarError::TooMuchWork)) => "too_much_work",
             Err(AskError::Refused(_)) => "refused",
             Err(AskError::Unavailable(error)) => {
-                tracing::warn!(%error, "a grammar could not be checked, and its request was turned away");
+                tracing::warn!(%error, "could not check a grammar; its request is refused");
                 "unavailable"
             }
         });

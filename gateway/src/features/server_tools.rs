@@ -1,6 +1,6 @@
 //! Tools that run here, for a model that calls them, where a client asks for it: a calculator, a clock, an operator's HTTP
 //! endpoints, and tools of MCP servers.
-//! What they return goes back to the model; see `http/responses/rounds.rs`.
+//! Their outputs go back to the model; see `serving/rounds.rs`.
 //!
 //! A model writes the arguments, so nothing in them chooses where a request goes: URLs are the operator's, their hosts must be on the
 //! operator's list, and no redirect is followed.
@@ -29,22 +29,22 @@ pub const CLOCK: &str = "clock";
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Of [`CALCULATOR`] and [`CLOCK`].
+    /// The names of [`CALCULATOR`] and [`CLOCK`], as far as they are offered.
     pub built_in: Vec<String>,
     pub endpoints: Vec<EndpointSettings>,
-    /// No other tool has a name that begins like one of theirs.
+    /// The MCP servers. No other tool has a name that begins like one of theirs.
     pub mcp: Vec<McpSettings>,
-    /// Times that the model is asked for one response: the last time without tools, so that it answers.
+    /// The most times that the model is asked for one response: the last time without tools, so that it answers.
     pub rounds_max: u32,
 }
 
 #[derive(Debug)]
 pub struct ServerTools {
     tools: BTreeMap<String, ServerTool>,
-    /// By name.
+    /// The tools by their names.
     mcp: BTreeMap<String, Arc<McpServer>>,
     pub rounds_max: u32,
-    /// Connections have to end.
+    /// Notified when connections have to end.
     ended: watch::Sender<bool>,
 }
 
@@ -61,7 +61,7 @@ enum Runs {
     Endpoint(Arc<Endpoint>),
 }
 
-/// Why a client does not get what it names.
+/// The reason why a client does not get a tool that it names.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOffered {
     #[error("this server has no tool `{name}`: it has {there}")]
@@ -92,12 +92,12 @@ impl ServerTools {
         let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
     }
 
-    /// [`Self::tend`] ends.
+    /// Ends [`Self::tend`].
     pub fn end(&self) {
         self.ended.send_replace(true);
     }
 
-    /// Those that a client names, as the model sees them; an MCP server's name is all of its tools. Each once.
+    /// Returns the tools that a client names, each once, as the model sees them; an MCP server's name stands for all of its tools.
     pub fn offered(&self, names: &[String]) -> Result<Vec<Tool>, NotOffered> {
         let (mut offered, mut asked, mut there) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         for name in names.iter().filter(|name| asked.insert(*name)) {
@@ -127,13 +127,13 @@ impl ServerTools {
         }
     }
 
-    /// The MCP server of a name that is its own or a tool's.
+    /// Returns the MCP server of a name that is its own or a tool's.
     fn server<'a>(&self, name: &'a str) -> Option<(&'a str, &Arc<McpServer>)> {
         let server = name.split_once(BETWEEN).map_or(name, |(server, _)| server);
         self.mcp.get(server).map(|mcp| (server, mcp))
     }
 
-    /// What a call returns, also what went wrong: the model is told. Within the tool's time.
+    /// Calls a tool. Returns its output, or a description of the error, which the model is given. Takes at most the tool's time.
     pub fn call(&self, name: &str, arguments: Value) -> BoxFuture<'static, String> {
         let returned = match (self.tools.get(name).map(|tool| &tool.runs), self.server(name)) {
             (Some(Runs::Calculator), _) => std::future::ready(calculated(&arguments)).boxed(),
@@ -149,8 +149,8 @@ impl ServerTools {
             counter!("tidemill_server_tool_calls_total", "tool" => name.clone(), "outcome" => outcome).increment(1);
             histogram!("tidemill_server_tool_seconds").record(began.elapsed());
             returned.unwrap_or_else(|problem| {
-                // What it says may be a tool's or a client's words: those are no log's.
-                tracing::warn!(tool = name, said_bytes = problem.len(), "a tool's call failed; its answer is told to the model alone");
+                // The message may quote a tool or a client, whose words do not belong in a log.
+                tracing::warn!(tool = name, said_bytes = problem.len(), "a tool's call failed; its error goes to the model only");
                 format!("error: {problem}")
             })
         }

@@ -1,23 +1,23 @@
-//! Makes running summaries of long conversations, in the background: nobody waits for one. Each is asked of a model as its conversation's
-//! sender would ask, in the lowest class: it takes that tenant's quota, is in its usage, keeps to its salt, and goes through the same safety
-//! stages as any text. What was made is kept with the conversation; what a crash or a full queue lost is wished for again by the next turn.
+//! Makes running summaries of long conversations, in the background. Each is asked of a model as its conversation's sender would ask, in
+//! the lowest class: it takes that tenant's quota, is in its usage, keeps to its salt, and goes through the same safety stages as any text.
+//! It is kept with the conversation; one that a crash or a full queue lost is asked for again by the next turn.
 
 use crate::{batch::life::Sender, context::summing::Summing, metrics, store::Owner};
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use std::{
     panic::AssertUnwindSafe,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use tokio::{sync::Notify, task::JoinSet, time};
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `None`: each conversation's own.
+    /// The model that summarizes; `None`: each conversation's own.
     pub model: Option<String>,
-    /// One that takes longer has failed.
+    /// The longest time of one summary.
     pub deadline: Duration,
-    /// Conversations that may wait. Of more, the next turn wishes again.
+    /// The most conversations that wait. One that finds no room asks again at its next turn.
     pub waiting_max: usize,
     pub at_once: usize,
 }
@@ -32,27 +32,27 @@ impl Default for Settings {
 pub struct Summarizer {
     settings: Settings,
     began: Instant,
-    summing: Mutex<Summing<Key, Wish>>,
+    summing: Mutex<Summing<Key, SummaryRequest>>,
     come: Notify,
 }
 
-/// A conversation.
+/// A conversation, by its owner and id.
 pub(crate) type Key = (Owner, String);
 
 #[derive(Debug)]
-pub(crate) struct Wish {
-    /// In whose name.
+pub(crate) struct SummaryRequest {
+    /// The sender in whose name it is made.
     pub(crate) sender: Sender,
-    /// That the conversation is had with.
+    /// The model that the conversation is had with.
     pub(crate) model: String,
-    /// So many of its first items.
+    /// The number of its first items to summarize.
     pub(crate) items: usize,
 }
 
-/// Why there is no summary.
+/// The reason why there is no summary.
 #[derive(Debug)]
 pub(crate) enum Unmade {
-    /// Nobody needs it any more: the conversation was deleted, or changed.
+    /// The summary is not needed any more: the conversation was deleted, or changed.
     Gone,
     Failed(String),
 }
@@ -64,8 +64,8 @@ impl Summarizer {
     }
 
     /// Asks for a summary of a conversation, unless making one has just failed.
-    pub(crate) fn wish(&self, key: Key, wish: Wish) {
-        let mut summing = self.summing();
+    pub(crate) fn wish(&self, key: Key, wish: SummaryRequest) {
+        let mut summing = self.summing.lock();
         if summing.has_failed(self.began.elapsed(), &key, wish.items) {
             return;
         }
@@ -76,13 +76,13 @@ impl Summarizer {
         }
     }
 
-    /// Whether summarizing so many items of a conversation has failed, a short while ago.
+    /// Whether summarizing this many items of a conversation failed a short while ago.
     pub(crate) fn has_failed(&self, key: &Key, items: usize) -> bool {
-        self.summing().has_failed(self.began.elapsed(), key, items)
+        self.summing.lock().has_failed(self.began.elapsed(), key, items)
     }
 
-    /// Makes summaries, a few at a time. Never returns. `make` makes one.
-    pub(crate) async fn run<F>(&self, make: impl Fn(Settings, Key, Wish) -> F)
+    /// Makes summaries with `make`, a few at a time. Never returns.
+    pub(crate) async fn run<F>(&self, make: impl Fn(Settings, Key, SummaryRequest) -> F)
     where
         F: Future<Output = Result<(), Unmade>> + Send + 'static,
     {
@@ -103,7 +103,7 @@ impl Summarizer {
                     (key, items, made)
                 });
             }
-            metrics::show_summaries_waiting(self.summing().waiting());
+            metrics::show_summaries_waiting(self.summing.lock().waiting());
             tokio::select! {
                 () = self.come.notified() => {}
                 Some(ended) = running.join_next() => {
@@ -125,20 +125,15 @@ impl Summarizer {
                 None
             }
             Err(Unmade::Failed(reason)) => {
-                tracing::warn!(conversation = key.1, reason, "a conversation was not summarized: it goes on without");
+                tracing::warn!(conversation = key.1, reason, "could not summarize a conversation; it continues without a summary");
                 metrics::count_summary("failed");
                 Some(items)
             }
         };
-        self.summing().ended(self.began.elapsed(), key, failed);
+        self.summing.lock().ended(self.began.elapsed(), key, failed);
     }
 
-    fn take(&self) -> Option<(Key, Wish)> {
-        self.summing().take()
-    }
-
-    /// Nothing that holds the lock panics.
-    fn summing(&self) -> MutexGuard<'_, Summing<Key, Wish>> {
-        self.summing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn take(&self) -> Option<(Key, SummaryRequest)> {
+        self.summing.lock().take()
     }
 }

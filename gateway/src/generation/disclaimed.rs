@@ -1,24 +1,24 @@
-//! An answer with what its operator wants said after it: once, at the end of what the model says. Not where the answer was cut by safety
-//! checks, and not where it calls a tool: there it goes on.
+//! An answer with its operator's disclaimer: once, at the end of the model's text. An answer that was cut by safety checks has none, nor
+//! has one that ends in calls of tools, since it continues.
 
 use crate::generation::piece::{Finish, FinishReason, Inspect, Piece};
 use std::{ops::ControlFlow, sync::Arc};
 use tidemill_safety::disclaimers::{Disclaimer, Reading};
 
-/// Before each.
+/// The text before each disclaimer.
 const BREAK: &str = "\n\n";
 
-/// What is said after answers.
+/// The disclaimers after answers.
 #[derive(Clone, Debug)]
 pub struct Disclaimed {
-    /// In the order in which they are said.
+    /// The disclaimers, in their order.
     pub disclaimers: Arc<[Disclaimer]>,
-    /// Hears the name of each that was said.
+    /// Called with the name of each disclaimer that was added.
     pub count: fn(&str),
 }
 
 impl Disclaimed {
-    /// For one choice.
+    /// Makes the inspector of one choice.
     pub fn inspector(&self) -> Inspector {
         Inspector { reading: Reading::new(Arc::clone(&self.disclaimers)), count: self.count, calls: false }
     }
@@ -28,7 +28,7 @@ impl Disclaimed {
 pub struct Inspector {
     reading: Reading,
     count: fn(&str),
-    /// A tool was called.
+    /// Whether a tool was called.
     calls: bool,
 }
 

@@ -1,6 +1,6 @@
-//! An answer under safety checks: nothing of a violation reaches the client, be it text, thought, a call's arguments, or the same as
-//! token ids or log-probabilities. Where a model is asked about what the classifier is not sure of, the answer stands still from there on
-//! until that is settled: further pieces wait, no more of them than the choice may have tokens.
+//! An answer under safety checks: nothing of a violation reaches the client, be it text, thought, a call's arguments, or the same as token
+//! ids or log-probabilities. If a moderator is asked about an uncertain finding, the answer stands still from there on until its verdict:
+//! further pieces wait, no more of them than the choice may have tokens.
 
 use crate::generation::piece::{CallDelta, Finish, FinishReason, Inspect, Logprob, Piece, StopReason, Unchecked, Violation};
 use std::{collections::VecDeque, ops::ControlFlow, sync::Arc};
@@ -12,26 +12,26 @@ use tidemill_safety::{
     stream::{Released, Stream},
 };
 
-/// What answers are held to.
+/// The rules that answers are held to.
 #[derive(Clone, Debug)]
 pub struct Guarded {
     pub guard: Arc<Guard>,
     pub thresholds: Thresholds,
-    /// A model is asked about what the classifier is not sure of.
+    /// Whether uncertain findings are moderated.
     pub asks: bool,
 }
 
-/// What becomes of a doubt.
+/// A moderator's verdict on an uncertain finding.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Ruling {
+pub enum ModerationVerdict {
     Harmless,
     Harmful(Finding),
-    /// Nobody knows, and it must not be said.
+    /// The check could not be made, and the text must not be shown.
     Unchecked(Unchecked),
 }
 
 impl Guarded {
-    /// For one choice.
+    /// Makes the inspector of one choice.
     pub fn inspector(&self) -> Inspector {
         Inspector {
             text: self.stream(),
@@ -56,18 +56,18 @@ pub struct Inspector {
     guarded: Guarded,
     text: Stream,
     reasoning: Stream,
-    /// Of the call that is being made.
+    /// The arguments of the call that is being made.
     arguments: Stream,
-    /// Its index.
+    /// The call's index.
     call: Option<u32>,
-    /// Held back as long as any of their text is.
+    /// Tokens and log-probabilities, held back as long as any of their text is.
     tokens: Vec<Token>,
     logprobs: Vec<Logprob>,
-    /// Behind a doubt: the rest of its piece, perhaps nothing, and those that came since. Empty if there is no doubt.
+    /// Pieces behind an uncertain finding: the rest of its own, perhaps nothing, and those that came since. Empty if there is no finding.
     waiting: VecDeque<Piece>,
 }
 
-/// Why a piece goes no further.
+/// The reason why a piece goes no further.
 #[derive(Debug)]
 enum Halt {
     Violation(Finding),
@@ -88,7 +88,7 @@ impl Inspect for Inspector {
 }
 
 impl Inspector {
-    /// What must be settled before anything goes on.
+    /// The uncertain finding that must be moderated before the answer continues.
     pub fn doubt(&self) -> Option<&Doubt> {
         if self.waiting.is_empty() {
             // Also of an answer that has ended with its doubt.
@@ -97,13 +97,13 @@ impl Inspector {
         [&self.reasoning, &self.text, &self.arguments].into_iter().find_map(Stream::doubt)
     }
 
-    /// The pieces that may go on now that the doubt is settled, up to the next one.
-    pub fn settle(&mut self, ruling: Ruling) -> Vec<Piece> {
+    /// Applies the verdict. Returns the pieces that it releases, up to the next finding.
+    pub fn settle(&mut self, ruling: ModerationVerdict) -> Vec<Piece> {
         let mut piece = Piece::default();
         let finding = match ruling {
-            Ruling::Harmless => None,
-            Ruling::Harmful(finding) => Some(finding),
-            Ruling::Unchecked(unchecked) => {
+            ModerationVerdict::Harmless => None,
+            ModerationVerdict::Harmful(finding) => Some(finding),
+            ModerationVerdict::Unchecked(unchecked) => {
                 self.waiting.clear();
                 piece.finish = Some(filtered(StopReason::Unchecked(unchecked)));
                 return vec![piece];
@@ -133,7 +133,7 @@ impl Inspector {
         pieces
     }
 
-    /// In `piece`, the part that was doubted.
+    /// Releases into `piece` the part that holds the finding, unless that was found harmful.
     fn settle_part(&mut self, finding: Option<Finding>, piece: &mut Piece) -> Result<(), Halt> {
         if self.reasoning.doubt().is_some() {
             return add(&mut piece.reasoning, self.reasoning.settle(finding));
@@ -144,7 +144,7 @@ impl Inspector {
         self.add_arguments(|arguments| arguments.settle(finding), piece)
     }
 
-    /// Of a piece, in another, what may be released now.
+    /// Moves the part of `given` that may be released now into `piece`.
     fn pass(&mut self, mut given: Piece, piece: &mut Piece) -> ControlFlow<Finish> {
         self.tokens.append(&mut given.tokens);
         self.logprobs.append(&mut given.logprobs);
@@ -167,12 +167,12 @@ impl Inspector {
         ControlFlow::Continue(())
     }
 
-    /// Takes from `given` what may be released now, and what is held back here. An error: it goes no further than that, and what is still in
+    /// Takes from `given` the part that may be released now, and holds the rest back. An error: the answer ends there, and the rest of
     /// `given` was not looked at.
     fn release(&mut self, given: &mut Piece, piece: &mut Piece) -> Result<(), Halt> {
         let ends = given.finish.is_some();
         add(&mut piece.reasoning, self.reasoning.push(&std::mem::take(&mut given.reasoning)))?;
-        // Nothing that begins in one part goes on in the next.
+        // Text that begins in one part does not continue in the next.
         if ends || !given.text.is_empty() || !given.calls.is_empty() {
             add(&mut piece.reasoning, self.reasoning.finish())?;
         }
@@ -197,7 +197,7 @@ impl Inspector {
         if ends { self.end_call(piece) } else { Ok(()) }
     }
 
-    /// The rest of the call that was being made; then there is none.
+    /// Ends the call that was being made, and releases the rest of its arguments.
     fn end_call(&mut self, piece: &mut Piece) -> Result<(), Halt> {
         self.add_arguments(Stream::finish, piece)?;
         if self.call.take().is_some() {
@@ -206,7 +206,7 @@ impl Inspector {
         Ok(())
     }
 
-    /// To the call that is being made.
+    /// Releases arguments of the call that is being made.
     fn add_arguments(&mut self, more: impl FnOnce(&mut Stream) -> Released, piece: &mut Piece) -> Result<(), Halt> {
         let Some(index) = self.call else { return Ok(()) };
         let Released { text: arguments, violation, doubted } = more(&mut self.arguments);
@@ -216,7 +216,7 @@ impl Inspector {
         halted(violation, doubted)
     }
 
-    /// For reviewers.
+    /// Returns the text around the violation, for reviewers.
     fn excerpt(&self) -> String {
         [&self.reasoning, &self.text, &self.arguments].map(Stream::excerpt).concat()
     }
@@ -254,7 +254,7 @@ mod tests {
         patterns::Patterns,
     };
 
-    /// Of made-up words: a `zorb` is doubtful.
+    /// A guard of made-up words: a `zorb` is uncertain.
     static GUARD: LazyLock<Arc<Guard>> = LazyLock::new(|| {
         let kinds = ["is old and must stay", "is vile and must go"];
         let harmless =
@@ -274,8 +274,8 @@ mod tests {
         Guarded { guard: Arc::clone(&GUARD), thresholds, asks: true }.inspector()
     }
 
-    fn harmful() -> Ruling {
-        Ruling::Harmful(Finding { category: Category::Hate, stage: Stage::Model, score: 1.0 })
+    fn harmful() -> ModerationVerdict {
+        ModerationVerdict::Harmful(Finding { category: Category::Hate, stage: Stage::Model, score: 1.0 })
     }
 
     fn call(index: u32, id: Option<&str>, arguments: &str) -> CallDelta {
@@ -344,7 +344,7 @@ mod tests {
         assert!(inspector.inspect(&mut end).is_continue() && end == Piece::default(), "the end waits, too");
 
         assert_eq!(inspector.doubt().unwrap().text, "A zorb (a).");
-        let pieces = inspector.settle(Ruling::Harmless);
+        let pieces = inspector.settle(ModerationVerdict::Harmless);
         let texts: Vec<_> = pieces.iter().map(|piece| (piece.text.as_str(), &piece.tokens[..])).collect();
         assert_eq!(texts, [("b (a). Now", &[2, 3, 4, 5][..]), (" tea.", &[6]), ("", &[])]);
         assert_eq!(pieces[2].finish, Some(Finish::LENGTH));
@@ -362,7 +362,7 @@ mod tests {
                     text: "A zorb.".into(),
                 }),
             ),
-            (Ruling::Unchecked(unchecked.clone()), StopReason::Unchecked(unchecked)),
+            (ModerationVerdict::Unchecked(unchecked.clone()), StopReason::Unchecked(unchecked)),
         ] {
             let mut inspector = asking();
             assert!(inspector.inspect(&mut said("A zorb.", 1)).is_continue() && inspector.inspect(&mut said(" Tea", 2)).is_continue());
@@ -382,17 +382,17 @@ mod tests {
         let mut piece = Piece { text: "Tea".into(), calls, finish: Some(Finish::LENGTH), ..Piece::default() };
         assert!(inspector.inspect(&mut piece).is_continue());
         assert_eq!((piece.text.as_str(), inspector.doubt().unwrap().text.as_str()), ("", "A zorb"));
-        let [piece] = &inspector.settle(Ruling::Harmless)[..] else { panic!("one piece waited") };
+        let [piece] = &inspector.settle(ModerationVerdict::Harmless)[..] else { panic!("one piece waited") };
         assert_eq!((piece.reasoning.as_str(), piece.text.as_str()), ("b", "Tea"));
         let [CallDelta { id: Some(_), arguments, .. }] = &piece.calls[..] else { panic!("{:?}", piece.calls) };
         let rest = "{\"a\":\"the zorb".strip_prefix(arguments.as_str()).unwrap();
         assert!(!rest.is_empty() && inspector.doubt().unwrap().text.ends_with("the zorb"));
-        let [piece] = &inspector.settle(Ruling::Harmless)[..] else { panic!("the rest of it") };
+        let [piece] = &inspector.settle(ModerationVerdict::Harmless)[..] else { panic!("the rest of it") };
         assert_eq!((&piece.calls[..], &piece.finish), (&[call(0, None, rest), call(1, Some("y"), "{}")][..], &Some(Finish::LENGTH)));
     }
 
     /// All that comes of pieces, if a ruling comes `late` pieces after its question.
-    fn heard(pieces: &[Piece], rulings: &[Ruling], late: usize) -> (Piece, Vec<String>) {
+    fn heard(pieces: &[Piece], rulings: &[ModerationVerdict], late: usize) -> (Piece, Vec<String>) {
         let (mut inspector, mut whole, mut asked, mut waited) = (asking(), Piece::default(), Vec::new(), 0);
         for piece in pieces.iter().cloned().map(Some).chain(std::iter::repeat(None)) {
             if let Some(mut piece) = piece {
@@ -431,7 +431,7 @@ mod tests {
             late in 0usize..9,
         ) {
             let words = ["zorb", " a tree.", "The ", " house\n", ". ", "A zorb (a). ", "pipe ", "!"];
-            let rulings: Vec<_> = rulings.into_iter().map(|ruling| if ruling == 7 { harmful() } else { Ruling::Harmless }).collect();
+            let rulings: Vec<_> = rulings.into_iter().map(|ruling| if ruling == 7 { harmful() } else { ModerationVerdict::Harmless }).collect();
             let mut pieces: Vec<Piece> = Vec::new();
             // First thoughts, then text, then calls.
             steps.sort_by_key(|(kind, _)| *kind);

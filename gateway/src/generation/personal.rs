@@ -1,5 +1,5 @@
-//! An answer without what identifies people, and with what its own request said of them put back in the place of placeholders: text,
-//! thought, and calls' arguments.
+//! An answer without personal data, except that of its own request, which is put back in the place of placeholders: in text, thought, and
+//! calls' arguments.
 
 use crate::generation::piece::{CallDelta, Finish, Inspect, Logprob, Piece};
 use std::{ops::ControlFlow, sync::Arc};
@@ -11,19 +11,19 @@ use tidemill_safety::pii::{
     vault::{Restorer, Vault},
 };
 
-/// What becomes of answers.
+/// The treatment of personal data in answers.
 #[derive(Clone, Debug, Default)]
 pub struct Personal {
-    /// `Some`: its findings are taken out.
+    /// `Some`: personal data that it finds is taken out.
     pub finder: Option<Arc<Finder>>,
-    /// `Some`: the request's own are put back.
+    /// `Some`: the request's own data is put back.
     pub vault: Option<Arc<Vault>>,
-    /// Hears of each finding that was taken out.
+    /// Called with the kind of each finding that was taken out.
     pub count: Option<fn(Kind)>,
 }
 
 impl Personal {
-    /// For one choice; `None`: nothing becomes of it.
+    /// Makes the inspector of one choice; `None`: there is nothing to do.
     pub fn inspector(&self) -> Option<Inspector> {
         (self.finder.is_some() || self.vault.is_some()).then(|| Inspector {
             text: self.part(),
@@ -41,13 +41,13 @@ impl Personal {
     }
 }
 
-/// One of an answer's texts.
+/// One of an answer's texts, with its state.
 #[derive(Debug)]
 struct Part {
     stream: Option<Stream>,
     vault: Option<Arc<Vault>>,
     restorer: Restorer,
-    /// Something was taken out, which tokens would still say.
+    /// Whether text was taken out that the token ids would still tell.
     found: bool,
 }
 
@@ -79,7 +79,7 @@ impl Part {
         }
     }
 
-    /// Bytes that wait for what comes next to say what they are.
+    /// Counts the bytes that are held back until more text decides about them.
     fn held_bytes(&self) -> usize {
         self.stream.as_ref().map_or(0, Stream::held_bytes)
     }
@@ -90,11 +90,11 @@ pub struct Inspector {
     personal: Personal,
     text: Part,
     reasoning: Part,
-    /// Of the call that is being made.
+    /// The arguments of the call that is being made.
     arguments: Part,
-    /// Its index.
+    /// The call's index.
     call: Option<u32>,
-    /// Held back as long as any of their text is.
+    /// Tokens and log-probabilities, held back as long as any of their text is.
     tokens: Vec<Token>,
     logprobs: Vec<Logprob>,
 }
@@ -108,7 +108,7 @@ impl Inspect for Inspector {
         self.tokens.append(&mut piece.tokens);
         self.logprobs.append(&mut piece.logprobs);
         piece.reasoning = self.reasoning.push(&piece.reasoning, count);
-        // Nothing that begins in one part goes on in the next.
+        // Text that begins in one part does not continue in the next.
         if ends || !said.is_empty() || !calls.is_empty() {
             piece.reasoning += &self.reasoning.finish(count);
         }
@@ -145,7 +145,7 @@ impl Inspect for Inspector {
 }
 
 impl Inspector {
-    /// The rest of the call that was being made; then there is none.
+    /// Ends the call that was being made, and releases the rest of its arguments.
     fn end_call(&mut self, piece: &mut Piece) {
         let Some(index) = self.call.take() else { return };
         let arguments = self.arguments.finish(self.personal.count);

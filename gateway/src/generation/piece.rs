@@ -5,29 +5,29 @@ use std::{fmt, ops::ControlFlow};
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
 use tidemill_safety::category::Finding;
 
-/// A choice's gain.
+/// A gain of one choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
-    /// What the model says.
+    /// The answer's text.
     pub text: String,
-    /// What it thought before.
+    /// The thought before it.
     pub reasoning: String,
     /// Parts of its calls, in order: a call's first part has its id and name.
     pub calls: Vec<CallDelta>,
-    /// Tokens that were a thought.
+    /// Tokens of the thought.
     pub reasoning_tokens: u64,
     pub tokens: Vec<Token>,
     pub logprobs: Vec<Logprob>,
-    /// The choice ends with this piece.
+    /// The end of the choice, with its last piece.
     pub finish: Option<Finish>,
 }
 
-/// A part of a call.
+/// A part of a call, as it grows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallDelta {
-    /// Of the call among the choice's calls.
+    /// The call's place among the choice's calls.
     pub index: u32,
-    /// With the call's first part only, as is the name.
+    /// The call's id, with its first part only, as is the name.
     pub id: Option<String>,
     pub name: Option<String>,
     /// The next characters of the arguments' JSON text.
@@ -53,9 +53,9 @@ pub struct Finish {
 pub enum FinishReason {
     Stop,
     Length,
-    /// The model waits for what its calls return.
+    /// The model waits for the outputs of its calls.
     ToolCalls,
-    /// What came next must not be said.
+    /// The text that would follow must not be shown.
     ContentFilter,
 }
 
@@ -65,12 +65,12 @@ pub enum FinishReason {
 pub enum StopReason {
     Token(Token),
     Text(String),
-    /// Of a [`FinishReason::ContentFilter`], as is the next.
+    /// The cause of a [`FinishReason::ContentFilter`], as is the next.
     Violation(Violation),
     Unchecked(Unchecked),
 }
 
-/// A safety check of what comes next could not be made.
+/// The safety check of the following text could not be made.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Unchecked {
     pub code: &'static str,
@@ -85,14 +85,14 @@ impl Unchecked {
     }
 }
 
-/// What must not be said.
+/// A finding that must not be shown.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Violation {
     #[serde(flatten)]
     pub finding: Finding,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub appeal_id: Option<String>,
-    /// Of the answer, where the violation begins. For reviewers.
+    /// The answer from the violation on, for reviewers.
     #[serde(skip)]
     pub text: String,
 }
@@ -109,7 +109,7 @@ impl Finish {
 }
 
 impl Piece {
-    /// A client would learn nothing from it.
+    /// Whether a client would learn nothing from it.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -132,8 +132,8 @@ impl Piece {
 }
 
 impl Piece {
-    /// The same in pieces of at most one call's part each, as clients expect a stream: first what is said, then a call's name, then
-    /// its arguments.
+    /// Splits the piece into pieces of at most one call's part each, as clients expect of a stream: first the text, then a call's name,
+    /// then its arguments.
     pub fn parts(mut self) -> impl Iterator<Item = Self> {
         let calls = std::mem::take(&mut self.calls);
         let finish = self.finish.take();
@@ -151,7 +151,7 @@ impl Piece {
     }
 }
 
-/// Sees every piece before the client does, may change it, and may end the choice.
+/// An inspection, which sees every piece before the client does, may change it, and may end the choice.
 pub trait Inspect: fmt::Debug + Send {
     fn inspect(&mut self, piece: &mut Piece) -> ControlFlow<Finish>;
 }

@@ -1,5 +1,5 @@
-//! Who a request comes from, and whether it may come at all. A layer around everything that clients can ask for: no handler runs without
-//! it, since handlers get their gateway from [`Client`], which only the layer can give them.
+//! Authentication: the sender of a request, and whether it is admitted. A layer around everything that clients can ask for: no handler runs
+//! without it, since handlers get their gateway from [`Client`], which only the layer can give them.
 
 use super::server::Peer;
 use crate::{
@@ -17,7 +17,7 @@ use tidemill_tenancy::quota::Level;
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// The gateway, turned to whoever sent the request.
+/// The gateway, bound to the sender of the request.
 #[derive(Debug)]
 pub struct Client(pub Arc<Gateway>);
 
@@ -31,7 +31,7 @@ impl FromRequestParts<Arc<Gateway>> for Client {
     }
 }
 
-/// Around all client routes: finds out who asks, and tells them their request's id and what is left to them.
+/// Layer around all client routes: authenticates the sender, and tells it the request's id and what is left of its quota.
 pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
     let credential = credential(request.headers()).map(str::to_owned);
@@ -61,7 +61,7 @@ pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Requ
     response
 }
 
-/// Around the generating endpoints, inside of what repeats answers: refuses early what could not pass anyhow.
+/// Layer around the generating endpoints, inside of the replay of answers: refuses early what could not pass anyhow.
 pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
     if request.method() == Method::POST
@@ -84,7 +84,7 @@ pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: 
     response
 }
 
-/// A layer around routes that need no answer of a model: each request counts as one in its tenant's quota.
+/// Layer around routes that need no answer of a model: each request counts as one in its tenant's quota.
 pub async fn count(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
     let Some(caller) = request.extensions().get::<Arc<Caller>>() else {
@@ -96,7 +96,7 @@ pub async fn count(State(gateway): State<Arc<Gateway>>, request: Request, next: 
     }
 }
 
-/// Which model answers, and why. Inside of what repeats answers: a repeat says the same.
+/// Adds the headers with the model that answers, and the reason. Inside of the replay of answers: a repeat has the same.
 fn tell_route(response: &mut Response, routed: &Routed) {
     for (name, value) in [("x-tidemill-model", &routed.told.model), ("x-tidemill-route", &routed.told.why)] {
         if let Ok(value) = HeaderValue::from_str(value) {
@@ -105,7 +105,7 @@ fn tell_route(response: &mut Response, routed: &Routed) {
     }
 }
 
-/// What a request says of its region, where rules ask for that.
+/// Returns the region that a request names in its header, where rules ask for one.
 fn region(gateway: &Gateway, headers: &HeaderMap) -> Option<String> {
     headers.get(gateway.region_header()?)?.to_str().ok().map(str::to_owned)
 }
@@ -118,7 +118,7 @@ fn refusal(error: ApiError, messages: bool) -> Response {
     if messages { MessagesError::from(error).into_response() } else { error.into_response() }
 }
 
-/// OpenAI's clients send a bearer token, Anthropic's a header of their own.
+/// Finds the credential: OpenAI's clients send a bearer token, Anthropic's a header of their own.
 fn credential(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(|value| {
         let (scheme, credential) = value.split_once(' ')?;
@@ -146,7 +146,7 @@ fn tell(headers: &mut HeaderMap, caller: &Caller) {
     level(&standing.tokens, ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"]);
 }
 
-/// As OpenAI writes it: `350ms`, `1.5s`, `6m0s`.
+/// Writes a time as OpenAI does: `350ms`, `1.5s`, `6m0s`.
 fn as_duration(time: Duration) -> String {
     let ms = time.as_nanos().div_ceil(1_000_000);
     match ms {

@@ -21,7 +21,7 @@ use tidemill_tenancy::{
     records::{Change, Key, Tenant, check_name},
 };
 
-/// No body here is longer.
+/// The most bytes of a body.
 const BODY_BYTES_MAX: usize = 64 << 10;
 
 type Answered = Result<Json<Value>, ApiError>;
@@ -30,14 +30,14 @@ type Answered = Result<Json<Value>, ApiError>;
 #[serde(deny_unknown_fields)]
 struct NewKey {
     tenant: String,
-    /// Of a new tenant.
+    /// The tier of a new tenant.
     #[serde(default)]
     tier: Option<String>,
     #[serde(default)]
     user: Option<String>,
     #[serde(default)]
     name: Option<String>,
-    /// Of this key alone.
+    /// Limits of this key alone.
     #[serde(default)]
     limits: Overrides,
     #[serde(default)]
@@ -49,18 +49,18 @@ struct NewKey {
 struct TenantFields {
     #[serde(default)]
     tier: Option<String>,
-    /// Instead of the tier's: those that are given take the place of earlier ones.
+    /// Limits in place of the tier's: those that are given replace earlier ones.
     #[serde(default)]
     limits: Overrides,
-    /// Earlier ones go.
+    /// Whether earlier limits of the tenant's own are dropped.
     #[serde(default)]
     reset_limits: bool,
-    /// Whether a similar question's answer will do for its own.
+    /// Whether the tenant's requests may be answered from the semantic cache.
     #[serde(default)]
     semantic_cache: Option<bool>,
 }
 
-/// `POST /admin/keys`. A tenant that is new is made, too.
+/// `POST /admin/keys`. Creates the tenant as well if it is new.
 pub async fn create_key(State(gateway): State<Arc<Gateway>>, body: Body) -> Answered {
     let wanted: NewKey = read(body).await?;
     let made = change(&gateway, move |tenants| {
@@ -118,7 +118,7 @@ pub async fn list_keys(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
     Json(json!({"keys": keys.iter().map(shown).collect::<Vec<_>>()}))
 }
 
-/// `DELETE /admin/keys/{id}`. The key stays in the list, and opens nothing any more.
+/// `DELETE /admin/keys/{id}`. The key stays in the list, but is not accepted any more.
 pub async fn revoke_key(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Answered {
     let revoked = change(&gateway, move |tenants| {
         let missing = || ApiError::not_found("id", "there is no key with this id: `tidemill keys list` shows those that there are");
@@ -174,7 +174,7 @@ async fn change(gateway: &Arc<Gateway>, work: impl FnOnce(&Tenants) -> Result<Va
     // Clients' work must not hold an operator up.
     let changed = tokio::task::spawn_blocking(move || {
         let tenants = worker.tenants();
-        // What another coordinator has changed a moment ago counts.
+        // Changes that another coordinator has just made count.
         tenants.refresh_records();
         tenants.check_known()?;
         work(tenants)
@@ -194,7 +194,7 @@ fn check_tier(tenants: &Tenants, tier: &str) -> Result<(), ApiError> {
     }
 }
 
-/// Without its digest.
+/// Writes a key without its digest.
 fn shown(key: &Key) -> Value {
     let mut shown = json!(key);
     if let Value::Object(fields) = &mut shown {
@@ -204,7 +204,7 @@ fn shown(key: &Key) -> Value {
 }
 
 fn not_kept(error: KeepError) -> ApiError {
-    tracing::error!(%error, "a change of tenants or keys was not kept");
+    tracing::error!(%error, "could not save a change of tenants or keys");
     match error {
         KeepError::NotNow(_) => ApiError::not_now(error.to_string()),
         KeepError::Refused(_) => ApiError::conflict(error.to_string()),

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tidemill_safety::appeals::{self, Decision, Refused};
 
-/// Of a reason, or an operator's note.
+/// The most bytes of a reason, or of an operator's note.
 const TEXT_BYTES_MAX: usize = 4096;
 
 #[derive(Debug, Deserialize)]
@@ -28,7 +28,7 @@ struct Appeal {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Decided {
-    /// `upheld` or `overturned`.
+    /// The decision: `upheld` or `overturned`.
     decision: Decision,
     #[serde(default)]
     note: String,
@@ -36,8 +36,8 @@ struct Decided {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Wanted {
-    /// All of them if it is not given.
+pub struct ListQuery {
+    /// The state of the appeals to list; all if it is not given.
     state: Option<appeals::State>,
 }
 
@@ -50,8 +50,8 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
 }
 
 /// `GET /admin/appeals`.
-pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<Wanted>, QueryRejection>) -> Result<Json<Value>, ApiError> {
-    let Query(Wanted { state }) = wanted.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<ListQuery>, QueryRejection>) -> Result<Json<Value>, ApiError> {
+    let Query(ListQuery { state }) = wanted.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
     let audit = audit(&gateway)?;
     let end = audit.end();
     Ok(Json(json!({"appeals": audit.list(state), "audit": {"records": end.seq, "head": end.head.to_hex().as_str()}})))

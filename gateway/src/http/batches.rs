@@ -8,7 +8,7 @@ use super::{
 use crate::{
     batch::{
         input::ENDPOINTS,
-        life::{Batch, WINDOW, Wanted},
+        life::{Batch, NewBatch, WINDOW},
     },
     batches::BatchError,
     requests::error::ApiError,
@@ -57,7 +57,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
         return Err(ApiError::invalid("completion_window", format!("`completion_window` must be `{WINDOW}`")));
     }
     let output_age_s = output_expires_after.map(|wish| check_age(wish.anchor.as_deref(), Some(wish.seconds))).transpose()?.flatten();
-    let wanted = Wanted { endpoint, input_file: input_file_id, metadata: request::metadata(metadata)?, output_age_s };
+    let wanted = NewBatch { endpoint, input_file: input_file_id, metadata: request::metadata(metadata)?, output_age_s };
     let batch = batches.create(gateway.sender(), wanted).await.map_err(|error| ApiError::of_batches("input_file_id", error))?;
     Ok(Json(batch.view()))
 }

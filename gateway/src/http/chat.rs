@@ -35,29 +35,29 @@ use minijinja::{Value, value::ValueKind};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use tidemill_proto::block::Token;
 
-/// Of messages. `function` is OpenAI's older name of `tool`.
+/// Roles of messages. `function` is OpenAI's older name of `tool`.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
-/// Of `reasoning_effort`.
+/// Values of `reasoning_effort`.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 #[derive(Debug)]
 pub struct Chat {
-    /// `None`: nothing is stored.
+    /// The turn of a stored conversation; `None`: nothing is stored.
     turn: Option<Turn>,
     context: Option<ContextUsage>,
-    /// `None`: no tools run here for it.
+    /// Further rounds; `None`: no tools run here for it.
     rounds: Option<Rounds>,
     calls: Calls,
 }
 
-/// How the client wants to learn of calls.
+/// The form in which the client is given calls.
 #[derive(Debug, Default)]
 struct Calls {
-    /// By the older fields: one call, without an id.
+    /// Whether calls go into the older fields: one call, without an id.
     older: bool,
     /// Names of custom tools.
     custom: HashSet<String>,
-    /// The calls of such that a stream has begun: of which choice, and which of its calls.
+    /// Calls of custom tools that a stream has begun, by choice and index.
     reading: HashMap<(u32, u32), InputReader>,
 }
 
@@ -69,7 +69,7 @@ impl Calls {
         Self { older, custom: custom.collect(), reading: HashMap::new() }
     }
 
-    /// As a stream's part. Custom tools' calls have text for arguments.
+    /// Writes a call's part for a stream. Custom tools' calls have text for arguments.
     fn part(&mut self, choice: u32, call: CallDelta) -> CallPart {
         let CallDelta { index, id, name, arguments } = call;
         if name.as_ref().is_some_and(|name| self.custom.contains(name)) {
@@ -85,7 +85,7 @@ impl Calls {
         }
     }
 
-    /// In the fields that the client knows.
+    /// Writes calls in the fields that the client knows.
     fn told(&mut self, choice: u32, calls: Vec<CallDelta>) -> (Vec<CallPart>, Option<FunctionPart>) {
         let mut parts: Vec<_> = calls.into_iter().map(|call| self.part(choice, call)).collect();
         match self.older {
@@ -134,12 +134,6 @@ impl Endpoint for Chat {
         options.sampling.logprobs = chat.logprobs.unwrap_or(false).then_some(top_logprobs);
         if top_logprobs > 0 && options.sampling.logprobs.is_none() {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
-        }
-        if chat.conversation.is_some() != before.is_some() {
-            return Err(ApiError::invalid("conversation", "`conversation` must be written without escapes"));
-        }
-        if (chat.memory == Some(true)) != facts.is_some() {
-            return Err(ApiError::invalid("memory", "`memory` must be written without escapes"));
         }
         let named = chat.server_tools.take().unwrap_or_default();
         let tools = rounds::offered(gateway, &named)?;
@@ -274,7 +268,7 @@ impl Endpoint for Chat {
     }
 }
 
-/// The body in words that no protocol owns.
+/// Translates the body into the dialog that all protocols share.
 pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
     if chat.messages.is_empty() && chat.conversation.is_none() {
         return Err(ApiError::invalid("messages", "`messages` is empty: at least one message is needed"));
@@ -306,7 +300,7 @@ pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
     })
 }
 
-/// `older_calls`: ids of the last calls in the older field, which has none, by the functions' names.
+/// Reads a message. `older_calls`: ids of the last calls in the older field, which has none, by the functions' names.
 fn message(index: usize, sent: Message, older_calls: &mut HashMap<String, String>) -> Result<dialog::Message, ApiError> {
     let param = || format!("messages[{index}].content");
     if !ROLES.contains(&sent.role.as_str()) {
@@ -319,7 +313,7 @@ fn message(index: usize, sent: Message, older_calls: &mut HashMap<String, String
     }
     let content = match sent.content {
         None if sent.role == "assistant" => sent.refusal,
-        // What tools return may be nothing; what others say is not.
+        // A tool may return nothing; any other message has content.
         None if matches!(sent.role.as_str(), "tool" | "function") => Some(String::new()),
         None => return Err(ApiError::invalid(param(), format!("a message of role `{}` needs `content`", sent.role))),
         Some(Content::Text(text)) => Some(text),
@@ -351,7 +345,7 @@ fn message(index: usize, sent: Message, older_calls: &mut HashMap<String, String
     })
 }
 
-/// Templates expect text: parts are joined by line breaks, as vLLM does.
+/// Joins a content's parts by line breaks, as vLLM does: templates expect text.
 fn joined(parts: Vec<ContentPart>, param: &str) -> Result<String, ApiError> {
     let typed = |TypedPart { r#type, text, refusal }| match (r#type.as_str(), text.or(refusal)) {
         // The others are names of Responses.

@@ -5,7 +5,7 @@ use crate::{
     base::stamp::{new_id, unix_seconds},
     metrics::{self, RequestOutcome},
     requests::{error::ApiError, parse},
-    serving::gateway::{EmbeddedText, Gateway},
+    serving::gateway::{Gateway, start::EmbeddedText},
 };
 use axum::{body::Body, response::Response};
 use serde::Deserialize;
@@ -68,7 +68,7 @@ fn understand(gateway: &Gateway, body: &[u8]) -> Result<(Arc<Gateway>, Vec<Embed
     Ok((gateway, encoded))
 }
 
-/// The classifier of this name.
+/// Selects the classifier of this name.
 pub(super) fn classifier(gateway: &Gateway, name: Option<&str>) -> Result<Arc<Gateway>, ApiError> {
     let gateway = gateway.select(name)?;
     match gateway.text().config.identity.kind {

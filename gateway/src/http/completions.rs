@@ -19,15 +19,15 @@ use crate::{
 use std::{collections::BTreeMap, sync::Arc};
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
 
-/// OpenAI's default.
+/// OpenAI's default length.
 const MAX_TOKENS: u32 = 16;
-/// Prompts of one request.
+/// The most prompts of one request.
 const PROMPTS_MAX: usize = 1024;
 
 #[derive(Debug)]
 pub struct Completions {
     echo: bool,
-    /// Characters of each choice's text that are the prompt's.
+    /// The number of characters of each choice's text that are the prompt's.
     echoed: BTreeMap<u32, usize>,
 }
 
@@ -96,7 +96,7 @@ impl Endpoint for Completions {
 }
 
 impl Completions {
-    /// A choice before its first token: with `echo`, the prompt's text.
+    /// Writes a choice before its first token: with `echo`, the prompt's text.
     fn opening_choice(&mut self, call: &Call, index: u32) -> CompletionChoice {
         let prompt = call.prompt(index);
         let text = if self.echo { call.tokenizer.decode(prompt, call.options.rules.skip_special) } else { String::new() };
@@ -112,7 +112,7 @@ impl Completions {
         }
     }
 
-    /// A choice's gain.
+    /// Writes a choice's gain.
     fn choice(&self, call: &Call, delta: Delta) -> CompletionChoice {
         let logprobs = call.options.sampling.logprobs.map(|_| self.logprobs(call, &delta));
         let Delta { index, piece, .. } = delta;
@@ -165,7 +165,7 @@ fn tokenize(gateway: &Gateway, prompt: Prompt, options: &mut Options) -> Result<
     texts.into_iter().map(encode).collect()
 }
 
-/// Prompts of token ids say something, too.
+/// Checks prompts of token ids by the text that they decode to.
 fn checked(gateway: &Gateway, prompts: Vec<Vec<Token>>, options: &mut Options) -> Result<Vec<Vec<Token>>, ApiError> {
     if gateway.safety().is_some() {
         for prompt in &prompts {

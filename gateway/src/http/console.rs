@@ -56,7 +56,7 @@ pub async fn page() -> Response {
     INDEX.respond()
 }
 
-/// The page's own addresses are relative, and do not fit below a slash.
+/// The page's own addresses are relative, so they would not resolve below a trailing slash.
 pub async fn page_with_slash() -> Redirect {
     Redirect::permanent("/console")
 }

@@ -1,5 +1,5 @@
 //! A dialog fitted into the model's window: the system prompt and the newest turns stay, and what is known of the rest is put beside them.
-//! What is left out, and what is given in its place, is decided by [`crate::context`].
+//! [`crate::context`] decides which turns are left out and what is given in their place.
 
 use crate::{
     base::memories::Facts,
@@ -16,7 +16,7 @@ use crate::{
 };
 use serde::Deserialize;
 
-/// A client's `max_tokens` keeps no more than one of so many parts of the window free.
+/// A client's `max_tokens` reserves at most the window divided by this number.
 const ANSWER_PARTS: u64 = 4;
 /// The share of the window that a prompt may have before turns are left out.
 const WINDOW_SHARE: f64 = 0.75;
@@ -24,16 +24,16 @@ const WINDOW_SHARE: f64 = 0.75;
 const MARKS: u64 = 8;
 /// Attempts to fit a prompt whose parts take more tokens together than by themselves.
 const ATTEMPTS_MAX: usize = 4;
-/// Old messages that are looked up for a new one.
+/// The most old messages that are looked up for a new one.
 const RETRIEVE_MAX: usize = 32;
-/// Tokens that they may have, unless the client says otherwise.
+/// The most tokens of old messages that are looked up, unless the client says otherwise.
 const RETRIEVE_TOKENS: u64 = 512;
 /// Facts about a user take no more than this part of the window.
 const FACTS_SHARE: u64 = 8;
 /// Tokens of a line break and the like between a block and what stands beside it.
 const JOINTS: u64 = 4;
 
-/// `context` in a chat's body.
+/// The field `context` of a chat's body.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(
     untagged,
@@ -55,25 +55,25 @@ pub struct ContextWish {
     retrieve_tokens: Option<u64>,
 }
 
-/// `context`, checked.
+/// The field `context`, checked.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Wanted {
+pub struct ContextOptions {
     pub strategy: Strategy,
     turns_max: Option<usize>,
     window_share: f64,
-    /// Old messages, at most.
+    /// The most old messages that are looked up.
     pub retrieve: usize,
     retrieve_tokens: u64,
 }
 
-/// What is known of a stored conversation's turns.
+/// A stored conversation's turns, as far as they matter here.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// `None`: it has none yet.
+    /// The conversation's id; `None`: it has none yet.
     pub conversation: Option<String>,
     pub costs: Vec<Cost>,
     pub summaries: Summaries,
-    /// What was said in it, if it may be looked up.
+    /// Its messages, if they may be looked up.
     pub messages: Vec<OldMessage>,
 }
 
@@ -97,14 +97,14 @@ pub struct OldMessage {
 #[derive(Debug)]
 pub struct Fitted {
     pub dialog: Dialog,
-    /// `None`: everything is given, and nothing else.
+    /// The usage; `None`: everything is given, and nothing else.
     pub usage: Option<ContextUsage>,
-    /// If summaries are made.
+    /// The state from which summaries are wished for, if any are made.
     pub outlook: Option<Outlook>,
 }
 
-/// `context`, checked. Without one, `usual` is done. `stored`: the dialog is a conversation.
-pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Result<Wanted, ApiError> {
+/// Checks the field `context`. Without one, the strategy is `usual`. `stored`: the dialog is a conversation.
+pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Result<ContextOptions, ApiError> {
     let wish = match field {
         None => ContextWish::default(),
         Some(ContextField::Strategy(strategy)) => ContextWish { strategy: Some(strategy), ..ContextWish::default() },
@@ -114,7 +114,7 @@ pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Res
     wish.window_share.map(|share| in_range("context.window_share", share, 0.05..=1.0)).transpose()?;
     let retrieve = in_range("context.retrieve", wish.retrieve.unwrap_or(0), 0..=RETRIEVE_MAX)?;
     let retrieve_tokens = in_range("context.retrieve_tokens", wish.retrieve_tokens.unwrap_or(RETRIEVE_TOKENS), 32..=65_536)?;
-    // Who sets a limit wants it kept.
+    // A client that sets a limit wants it kept.
     let set = wish.turns_max.is_some() || wish.window_share.is_some() || retrieve > 0;
     let usual = if set && usual == Strategy::None { Strategy::Steps } else { usual };
     let strategy = wish.strategy.unwrap_or(usual);
@@ -126,17 +126,23 @@ pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Res
         let message = "`context.retrieve` looks up a stored conversation's messages: name one with `conversation`";
         return Err(ApiError::invalid("context.retrieve", message));
     }
-    Ok(Wanted { strategy, turns_max: wish.turns_max, window_share: wish.window_share.unwrap_or(WINDOW_SHARE), retrieve, retrieve_tokens })
+    Ok(ContextOptions {
+        strategy,
+        turns_max: wish.turns_max,
+        window_share: wish.window_share.unwrap_or(WINDOW_SHARE),
+        retrieve,
+        retrieve_tokens,
+    })
 }
 
-/// Leaves out what does not fit, and puts in what is known besides. `history`: of a dialog that is stored.
+/// Leaves out turns that do not fit, and puts in what is known besides. `history`: of a dialog that is stored.
 pub fn fit(
     gateway: &Gateway,
     param: &str,
     mut dialog: Dialog,
     history: Option<History>,
     facts: Option<&Facts>,
-    wanted: Wanted,
+    wanted: ContextOptions,
     options: &Options,
 ) -> Result<Fitted, ApiError> {
     if wanted.strategy == Strategy::None && facts.is_none() {
@@ -197,7 +203,7 @@ struct Fitting<'a> {
     /// Tokens of each turn, with its marks.
     turns: Vec<u64>,
     marks: u64,
-    wanted: Wanted,
+    wanted: ContextOptions,
     history: History,
 }
 
@@ -266,7 +272,7 @@ impl Fitting<'_> {
         unreachable!("the last attempt returns")
     }
 
-    /// Room that is kept for what is given in place of turns, so that what it says does not decide which turns are left out.
+    /// Counts the tokens reserved for what is given in place of turns, so that its length does not decide which turns are left out.
     fn beside(&self) -> u64 {
         let summary = match self.wanted.strategy {
             Strategy::Summary => self.count(&blocks::summary("")) + u64::from(TOKENS_MAX) + JOINTS,
@@ -276,21 +282,21 @@ impl Fitting<'_> {
         summary + retrieved
     }
 
-    /// Tokens of what is always given.
+    /// Counts the tokens of the messages that are always given.
     fn own(&self, param: &str, dialog: &Dialog) -> u64 {
         let facts = if self.facts.is_empty() { 0 } else { self.count(&self.facts) + JOINTS };
         let instructions: u64 = self.instructions.iter().map(|message| tokens(self.gateway, message) + self.marks).sum();
         if dialog.tools.is_empty() {
             return instructions + facts;
         }
-        // What a template makes of tools, only the template can say.
+        // Only the template can say how tools are rendered.
         let question = Message { role: "user".into(), content: Some("a".into()), ..Message::default() };
         let messages = self.instructions.iter().cloned().chain([question]).collect();
         let with_tools = self.gateway.prompt_only(param, &Dialog { messages, ..dialog.clone() });
         with_tools.map_or(instructions, |prompt| (prompt.len() as u64).saturating_sub(self.marks)) + facts
     }
 
-    /// The turns that these first items are. 0: they are no whole turns.
+    /// Counts the turns that these first items are. 0: they are no whole turns.
     fn turns_of(&self, items: usize) -> usize {
         let mut before = 0;
         let turns = self.costs.iter().position(|cost| {
@@ -307,7 +313,7 @@ impl Fitting<'_> {
         conversation.is_some_and(|conversation| self.gateway.summary_has_failed(conversation, items))
     }
 
-    /// The old messages that have most to do with the newest of the user's, as a block, among those that are left out.
+    /// Returns the old messages most relevant to the user's newest one, as a block, among those that are left out.
     fn retrieved(&self, left_out: usize, options: &Options) -> (String, Option<RetrievedUsage>) {
         if self.wanted.retrieve == 0 {
             return Default::default();
@@ -317,7 +323,7 @@ impl Fitting<'_> {
         let texts: Vec<_> = old.iter().map(|message| message.text.as_str()).collect();
         let ranked = bm25::best(question.unwrap_or_default(), &texts, self.wanted.retrieve);
         let ranked: Vec<_> = ranked.into_iter().map(|place| (place, (old[place].role.as_str(), old[place].text.as_str()))).collect();
-        // Nobody sends them with this prompt: they must not make it be refused.
+        // The client did not send them with this prompt, so they must not get it refused.
         let ranked: Vec<_> = ranked.into_iter().filter(|(_, (_, text))| self.gateway.accepts(text, options)).collect();
         let tokenizer = &self.gateway.text().tokenizer;
         let count = |text: &str| tokenizer.count(text);
@@ -332,7 +338,8 @@ impl Fitting<'_> {
         (block, Some(usage))
     }
 
-    /// All that is given, each at its place: what changes least first, and what changes with every question just before it.
+    /// Returns all messages that are given, each at its place: the part that changes least first, and the part that changes with every
+    /// question just before it.
     fn placed(&self, left_out: usize, summary: Option<&str>, passages: &str) -> Vec<Message> {
         let from = self.starts.get(left_out).copied().unwrap_or(0);
         let mut messages: Vec<_> = self.instructions.iter().chain(&self.said[from..]).cloned().collect();
@@ -366,7 +373,7 @@ fn prepend(message: &mut Message, block: &str) {
     message.content = Some(blocks::joined([block, message.content.as_deref().unwrap_or_default()]));
 }
 
-/// The block of facts, and what is said of it.
+/// Returns the block of facts, and its usage.
 fn remembered(gateway: &Gateway, Facts { texts, lost }: &Facts) -> Result<(String, MemoryUsage), ApiError> {
     let tokenizer = &gateway.text().tokenizer;
     let room = u64::from(gateway.context_tokens()?) / FACTS_SHARE;
@@ -380,7 +387,7 @@ fn instructs(message: &Message) -> bool {
     matches!(message.role.as_str(), "system" | "developer")
 }
 
-/// The places at which turns begin: with what a user says. What comes before the first belongs to it.
+/// Returns the places at which turns begin: with a user's message. Messages before the first belong to it.
 fn starts(messages: &[Message]) -> impl Iterator<Item = usize> {
     let mut user_spoke = false;
     messages.iter().enumerate().filter_map(move |(place, message)| {
@@ -414,7 +421,7 @@ fn rendered(gateway: &Gateway, dialog: &Dialog, roles: &[&str]) -> Result<u64, A
     gateway.prompt_only("messages", &probe).map(|prompt| prompt.len() as u64)
 }
 
-/// Tokens that the template puts around a message.
+/// Counts the tokens that the template puts around a message.
 fn marks(gateway: &Gateway, dialog: &Dialog) -> u64 {
     let letter = gateway.text().tokenizer.count("a").max(1);
     match (rendered(gateway, dialog, &["user"]), rendered(gateway, dialog, &["user", "assistant", "user"])) {

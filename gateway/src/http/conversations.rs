@@ -1,5 +1,5 @@
-//! `/v1/conversations`: what was said, kept for its owner, in OpenAI's shape and with what a product needs besides: lists, titles,
-//! branches, exports.
+//! `/v1/conversations`: dialogs, kept for their owner, in OpenAI's shape and with what a product needs besides: lists, titles, branches,
+//! exports.
 //!
 //! - [`record`]: a conversation's own fields; [`turn`]: a chat's turn in one; `export`: JSON lines
 
@@ -15,7 +15,7 @@ use crate::{
     requests::{
         computing::checkpoint,
         error::ApiError,
-        items::{Said, Sent},
+        items::{ItemContent, Sent},
         parse,
     },
     serving::gateway::Gateway,
@@ -137,12 +137,12 @@ pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body)
     let summaries = Summaries::read(record.summary.as_deref()).within(kept);
     let items = summaries.newest().map_or(0, |summary| summary.items);
     let Some(last) = items.checked_sub(1).and_then(|last| record.items.get(last)) else { return Ok(put) };
-    // What tells of the beginning tells of the same there.
+    // A summary of the beginning covers the same items in the branch.
     let summary = store::Summary { body: summaries.write(), items, last: last.id.clone() };
     match gateway.store().summarize(&gateway.owner(), &id, summary).await {
         Ok(()) => show(&gateway, load(&gateway, &id, Part::Nothing).await?).await,
         Err(error) => {
-            tracing::warn!(%error, "a branch begins without a summary, which is made again");
+            tracing::warn!(%error, "could not copy the summary to a branch; it is made again");
             Ok(put)
         }
     }
@@ -201,7 +201,7 @@ async fn put(gateway: &Arc<Gateway>, conversation: Conversation, earlier: Vec<St
     show(gateway, load(gateway, &id, Part::Nothing).await?).await
 }
 
-/// An empty body is one without fields.
+/// Reads a body, which may be empty: then it has no fields.
 fn fields<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
     if body.is_empty() { Ok(T::default()) } else { parse::json(body) }
 }
@@ -209,7 +209,7 @@ fn fields<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
 /// Reads items and gives each an id of its own, since a conversation may say the same twice. Takes a while: see [`Gateway::compute`].
 fn new_items(gateway: &Gateway, items: Vec<Value>) -> Result<Vec<Item>, ApiError> {
     let counted = |sent: Sent| {
-        if matches!(sent.said, Said::Reference(_)) {
+        if matches!(sent.said, ItemContent::Reference(_)) {
             return Err(ApiError::invalid("items", "`items` must be items themselves, not references to stored ones"));
         }
         let item = sent.named(new_id(sent.prefix()));
@@ -234,12 +234,12 @@ fn shown(record: &Record) -> Result<Value, ApiError> {
     Ok(Conversation::read(record)?.shown(record.updated, record.totals, summaries.newest()))
 }
 
-/// The place of an item in a history: the last, if it is there twice.
+/// Finds the place of an item in a history: the last, if it is there twice.
 fn place_of(record: &Record, item: &str) -> Option<usize> {
     record.items.iter().rposition(|stored| stored.id == item)
 }
 
-/// A record's body, where new items give it a title.
+/// Returns a record's new body, if new items give it a title.
 pub(super) fn retitled(record: &Record, items: &[Item]) -> Result<Option<Rewrite>, ApiError> {
     let mut conversation = Conversation::read(record)?;
     Ok(conversation.take_title(items).then(|| Rewrite { from: record.body.clone(), to: conversation.body() }))

@@ -1,12 +1,12 @@
-//! Web pages of other origins, where an operator has named them: what a browser asks before it sends a page's request, and what it wants to
-//! read in an answer before it shows that to the page.
+//! Cross-origin requests of web pages whose origins an operator has named: browsers' preflights, and the headers that a page may read in an
+//! answer.
 
 use crate::base::origins::Origins;
 use axum::http::{HeaderName, Method};
 use std::time::Duration;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-/// A browser asks again after this time.
+/// The time after which a browser asks again.
 const REMEMBERED_FOR: Duration = Duration::from_secs(600);
 /// The headers that a page may read, besides those that it always may.
 const SHOWN: [&str; 14] = [

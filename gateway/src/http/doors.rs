@@ -1,5 +1,5 @@
-//! Whether a web page may be behind a request. Layers around whole ports, so that no route is without them: the operators' port always, the
-//! front door while no key is needed.
+//! Protection from requests that web pages cause. Layers around whole ports, so that no route is without them: the operators' port always,
+//! the front door while no key is needed.
 //!
 //! A browser on a machine that reaches a port sends what any page makes it send. It says the page's origin with all that changes something,
 //! and asks before it sends JSON. A page that has made its own name mean this machine's address is of the same origin; but then the browser
@@ -23,9 +23,9 @@ use std::{net::IpAddr, sync::Arc};
 /// The route that takes forms, which are not JSON. Origin and host protect it.
 const FORMS: &str = "/v1/files";
 
-/// A layer around the operators' port.
+/// Layer around the operators' port.
 pub async fn operators(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
-    // What changes something says that it is JSON, be it only with no body.
+    // Requests that change something must declare JSON, even without a body.
     let wants_json = matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH) || has_body(&request);
     match check(gateway.hosts(), &Origins::None, &request, wants_json) {
         Ok(()) => next.run(request).await,
@@ -33,7 +33,7 @@ pub async fn operators(State(gateway): State<Arc<Gateway>>, request: Request, ne
     }
 }
 
-/// A layer around the front door. It checks while the door is open: a web page knows no key.
+/// Layer around the front door. It checks while no key is needed: a web page knows none.
 pub async fn clients(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     if gateway.tenants().is_open() {
         let wants_json = has_body(&request) && !(request.uri().path() == FORMS && *request.method() == Method::POST);
@@ -90,7 +90,7 @@ fn names(hosts: &[String], name: &str) -> bool {
     hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
 }
 
-/// The host of an authority, without its port.
+/// Returns the host of an authority, without its port.
 fn name_of(authority: &str) -> &str {
     let name = authority.rsplit_once(':').filter(|(_, port)| port.bytes().all(|digit| digit.is_ascii_digit()));
     let name = name.map_or(authority, |(name, _)| name);

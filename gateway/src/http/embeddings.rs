@@ -8,7 +8,7 @@ use crate::{
     requests::{computing::checkpoint, error::ApiError, parse},
     serving::{
         embedded::{collect, unit},
-        gateway::{EmbeddedText, Gateway},
+        gateway::{Gateway, start::EmbeddedText},
     },
 };
 use axum::{
@@ -38,12 +38,12 @@ struct Fields {
 }
 
 /// A parsed request.
-struct Wanted {
-    /// Bound to the model that is asked for.
+struct Parsed {
+    /// The gateway, bound to the model that is asked for.
     gateway: Arc<Gateway>,
     inputs: Vec<EmbeddedText>,
     is_base64: bool,
-    /// Numbers of an embedding; `None`: all.
+    /// The numbers to keep of an embedding; `None`: all.
     dimensions: Option<usize>,
 }
 
@@ -57,13 +57,13 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Api
 async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Bytes, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let Wanted { gateway, inputs, is_base64, dimensions } = gateway.compute_body(body.len(), move || understand(&worker, &body)).await?;
+    let Parsed { gateway, inputs, is_base64, dimensions } = gateway.compute_body(body.len(), move || understand(&worker, &body)).await?;
     let (rows, tokens) = run(&gateway, "input", &inputs).await?;
     let worker = Arc::clone(&gateway);
     gateway.compute(move || Ok(listed(&worker, rows, dimensions, is_base64, tokens))).await
 }
 
-/// The row of each text, and the tokens of all.
+/// Computes the row of each text, and counts the tokens of all.
 pub(super) async fn run(gateway: &Arc<Gateway>, param: &str, texts: &[EmbeddedText]) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
     let (submission, mut metered) = gateway.start_embeddings(param, texts)?;
     let tokens = texts.iter().map(|text| text.tokens.len() as u64).sum();
@@ -92,7 +92,7 @@ fn listed(gateway: &Gateway, rows: Vec<Vec<f32>>, dimensions: Option<usize>, is_
     listed.to_string().into()
 }
 
-fn understand(gateway: &Gateway, body: &[u8]) -> Result<Wanted, ApiError> {
+fn understand(gateway: &Gateway, body: &[u8]) -> Result<Parsed, ApiError> {
     let fields: Fields = parse::json(body)?;
     let gateway = gateway.select(fields.model.as_deref())?;
     let identity = &gateway.text().config.identity;
@@ -123,7 +123,7 @@ fn understand(gateway: &Gateway, body: &[u8]) -> Result<Wanted, ApiError> {
     if inputs.is_empty() || inputs.len() > INPUTS_MAX {
         return Err(ApiError::invalid("input", format!("`input` must hold 1 to {INPUTS_MAX} texts")));
     }
-    Ok(Wanted { gateway, inputs, is_base64, dimensions: fields.dimensions })
+    Ok(Parsed { gateway, inputs, is_base64, dimensions: fields.dimensions })
 }
 
 /// The most tokens of a text, where its sender wants it cut: vLLM's `truncate_prompt_tokens`, with -1 for as many as the model reads.

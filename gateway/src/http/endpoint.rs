@@ -11,7 +11,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::sync::Arc;
 use tidemill_proto::{block::Token, tokens::Tokens};
 
-/// One request's wire shapes.
+/// The wire shapes of one request.
 pub trait Endpoint: Sized + Send + 'static {
     /// The endpoint's own part of the request body.
     type Body: DeserializeOwned;
@@ -21,12 +21,12 @@ pub trait Endpoint: Sized + Send + 'static {
     const ID_PREFIX: &'static str;
     /// The field with the prompts, for errors.
     const PROMPT: &'static str;
-    /// Whether its body may ask for what is stored.
+    /// Whether its body may name stored things.
     const CONVERSES: bool = false;
 
     /// Checks the body, completes the options, and makes the prompts.
     fn understand(gateway: &Gateway, body: Self::Body, stored: Stored, options: &mut Options) -> Result<(Self, Vec<Vec<Token>>), ApiError>;
-    /// Tools that run here for it, if there are any. Asked once.
+    /// Takes the tools that run here for it, if there are any.
     fn rounds(&mut self) -> Option<Rounds> {
         None
     }
@@ -36,22 +36,22 @@ pub trait Endpoint: Sized + Send + 'static {
     }
     /// Tokens to generate where the client gives no number; `room` of them fit.
     fn max_tokens_default(room: u32) -> u32;
-    /// Whether log-probabilities are wanted for the prompt, too.
+    /// Whether log-probabilities of the prompt are wanted as well.
     fn scores_prompt(&self) -> bool {
         false
     }
 
-    /// The answer at once. `choices`: all that each choice gained.
+    /// Writes the whole answer. `choices`: all that each choice gained.
     fn whole(&mut self, call: &Call, choices: Vec<Delta>, usage: Usage) -> Self::Whole;
-    /// A stream's first chunk of a choice, if it has one.
+    /// Writes a stream's first chunk of a choice, if it has one.
     fn opening(&mut self, call: &Call, index: u32) -> Option<Self::Chunk>;
-    /// `usage`: running totals, if the client asked for them.
+    /// Writes a chunk. `usage`: running totals, if the client asked for them.
     fn chunk(&mut self, call: &Call, delta: Delta, usage: Option<Usage>) -> Self::Chunk;
-    /// A stream's last chunk.
+    /// Writes a stream's last chunk.
     fn closing(&mut self, call: &Call, usage: Usage) -> Self::Chunk;
 }
 
-/// One request, understood.
+/// A request that was read and checked.
 #[derive(Debug)]
 pub struct Call {
     pub id: String,
@@ -63,7 +63,12 @@ pub struct Call {
 }
 
 impl Call {
-    /// The prompt of a choice.
+    /// Counts the choices of all prompts together.
+    pub fn choices(&self) -> u32 {
+        self.prompts.len() as u32 * self.options.choices
+    }
+
+    /// Returns the prompt of a choice.
     pub fn prompt(&self, index: u32) -> &Tokens {
         &self.prompts[(index / self.options.choices) as usize]
     }

@@ -1,4 +1,4 @@
-//! An [`ApiError`] as a response, and the errors of what only endpoints reach: paths, the store, files and batches.
+//! An [`ApiError`] as a response, and errors that only endpoints reach: of paths, the store, files and batches.
 
 use super::paths;
 use crate::{batches::BatchError, requests::error::ApiError, store::StoreError};
@@ -25,7 +25,7 @@ impl IntoResponse for ApiError {
 }
 
 impl ApiError {
-    /// `param`: the field that names what was looked for.
+    /// Refuses a request by the store's error. `param`: the field that names the thing that was looked for.
     pub fn of_store(param: &str, error: StoreError) -> Self {
         let message = error.to_string();
         match error {
@@ -36,13 +36,13 @@ impl ApiError {
             StoreError::Changed(_) => Self::conflict(message),
             StoreError::Busy => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
             StoreError::Failed(_) => {
-                tracing::error!(%error, "the store of responses has failed");
+                tracing::error!(%error, "the store of responses failed");
                 Self::internal(message)
             }
         }
     }
 
-    /// `param`: the field that names what was looked for.
+    /// Refuses a request by the batches' error. `param`: the field that names the thing that was looked for.
     pub fn of_batches(param: &str, error: BatchError) -> Self {
         let message = error.to_string();
         match error {
@@ -54,7 +54,7 @@ impl ApiError {
             BatchError::TooMany => Self::new(StatusCode::BAD_REQUEST, message).with_code("too_many_batches"),
             BatchError::Busy => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
             BatchError::Disk(_) => {
-                tracing::error!(%error, "files and batches");
+                tracing::error!(%error, "batch storage failed");
                 Self::internal(message)
             }
         }

@@ -1,4 +1,4 @@
-//! What users think of answers: clients tell, operators look.
+//! Users' opinions of answers: clients give them, operators read them.
 
 use super::access::Client;
 use crate::{
@@ -18,11 +18,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Of a comment.
+/// The most bytes of a comment.
 const COMMENT_BYTES_MAX: usize = 4096;
-/// Of a user's name.
+/// The most bytes of a user's name.
 const USER_BYTES_MAX: usize = 256;
-/// Opinions in one answer.
+/// The most opinions in one answer.
 const LISTED_MAX: usize = 1000;
 const LISTED: usize = 100;
 
@@ -33,13 +33,13 @@ struct Given {
     #[serde(default)]
     regenerate: bool,
     comment: Option<String>,
-    /// A name to show, where several users ask with one key. Each answer has one opinion of its owner, whatever the name.
+    /// A name to show, where several users share a key. Each answer has one opinion of its owner, whatever the name.
     user: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Wanted {
+pub struct ListQuery {
     rating: Option<Rating>,
     response_id: Option<String>,
     limit: Option<usize>,
@@ -76,15 +76,15 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
 }
 
 /// `GET /admin/feedback`.
-pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<Wanted>, QueryRejection>) -> Result<Json<Value>, ApiError> {
-    let Query(Wanted { rating, response_id, limit }) = wanted.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<ListQuery>, QueryRejection>) -> Result<Json<Value>, ApiError> {
+    let Query(ListQuery { rating, response_id, limit }) = wanted.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
     let limit = parse::in_range("limit", limit.unwrap_or(LISTED), 1..=LISTED_MAX)?;
     let worker = Arc::clone(&gateway);
     let listed = gateway.compute(move || feedback(&worker)?.list(rating, response_id.as_deref(), limit).map_err(failed));
     Ok(Json(json!({"feedback": listed.await?})))
 }
 
-/// A response that its tenant has stored is known for as long as it is stored.
+/// Finds a stored response, which can be rated for as long as it is stored.
 async fn stored(gateway: &Arc<Gateway>, id: &str) -> Result<Answered, ApiError> {
     let missing = || {
         ApiError::not_found(
@@ -113,7 +113,7 @@ async fn stored(gateway: &Arc<Gateway>, id: &str) -> Result<Answered, ApiError> 
     gateway.compute_body(bytes, answered).await
 }
 
-/// A stored message's text.
+/// Returns a stored message's text.
 fn said(item: &Value) -> String {
     match &item["content"] {
         Value::String(text) => text.clone(),
@@ -127,6 +127,6 @@ fn feedback(gateway: &Gateway) -> Result<&Feedback, ApiError> {
 }
 
 fn failed(error: rusqlite::Error) -> ApiError {
-    tracing::error!(%error, "feedback cannot be kept");
-    ApiError::internal(format!("feedback cannot be kept: {error}"))
+    tracing::error!(%error, "could not store feedback");
+    ApiError::internal(format!("could not store feedback: {error}"))
 }

@@ -27,18 +27,18 @@ use std::{
 };
 use tokio::{io::AsyncReadExt, time};
 
-/// A client that sends nothing for this long has left,
+/// The longest time for which a client may send nothing,
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// and no file takes longer.
+/// and the longest time of an upload.
 const UPLOAD_MAX: Duration = Duration::from_secs(3600);
 /// The least mean rate of an upload, in bytes per second. Places for uploads are few.
 const RATE_MIN: u64 = 16 << 10;
 /// The time at the beginning of an upload that does not count.
 const RATE_AFTER: Duration = Duration::from_secs(20);
-/// Of a form's field that is no file.
+/// The most bytes of a form's field other than the file.
 const FIELD_BYTES_MAX: usize = 1024;
 const NAME_CHARS_MAX: usize = 255;
-/// Of `expires_after`, as OpenAI has it.
+/// Bounds of `expires_after`, as OpenAI has them.
 const AGE_S_MIN: u64 = 3600;
 const AGE_S_MAX: u64 = 2_592_000;
 const PAGE_MAX: usize = 10_000;
@@ -95,7 +95,7 @@ async fn store(gateway: &Gateway, batches: &Batches, mut form: Multipart) -> Res
     batches.keep(arrived, &owner, filename, age).await.map_err(of_file)
 }
 
-/// `expires_after`, as far as it was given.
+/// Reads `expires_after`, as far as it was given.
 pub(super) fn check_age(anchor: Option<&str>, seconds: Option<u64>) -> Result<Option<u64>, ApiError> {
     match (anchor, seconds) {
         (None, None) => Ok(None),
@@ -115,7 +115,7 @@ async fn text(name: &str, mut field: Field<'_>, pace: &Pace) -> Result<String, A
     String::from_utf8(text).map_err(|_| ApiError::invalid(name, format!("`{name}` is not UTF-8")))
 }
 
-/// The pace of an upload.
+/// The pace of an upload, which has a lower bound.
 #[derive(Debug)]
 struct Pace {
     began: Instant,

@@ -1,5 +1,5 @@
-//! Answers to requests whose bodies were not read to their end: over HTTP/1.1 the connection cannot go on after one, so the answer says that it
-//! is the connection's last. Without a word the client would send its next request there, and lose it.
+//! Answers to requests whose bodies were not read to their end: over HTTP/1.1 the connection cannot be used after one, so the answer says
+//! that it is the connection's last. Otherwise the client would send its next request there, and lose it.
 
 use axum::{
     body::{Body, Bytes, HttpBody},
@@ -18,7 +18,7 @@ use std::{
     task::{Context, Poll},
 };
 
-/// A layer around a whole port.
+/// Layer around a whole port.
 pub(super) async fn layer(request: Request, next: Next) -> Response {
     if request.body().is_end_stream() || request.version() > Version::HTTP_11 {
         return next.run(request).await;

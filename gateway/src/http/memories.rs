@@ -1,5 +1,5 @@
-//! `/v1/memories`: what is remembered of a user from one conversation to the next. Facts are put, listed and deleted by their owner alone,
-//! and reach only those chats that ask for them (`memory: true`).
+//! `/v1/memories`: facts that are remembered of a user from one conversation to the next. They are put, listed and deleted by their owner
+//! alone, and reach only those chats that ask for them (`memory: true`).
 
 use super::access::Client;
 use crate::{
@@ -17,12 +17,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Of one fact: longer ones are notes, and would take the room of all others.
+/// The most bytes of one fact: longer ones are notes, and would take the room of all others.
 const TEXT_BYTES_MAX: usize = 1024;
-/// Facts that are deleted at a time, where all are.
+/// The most facts that are deleted at a time.
 const DELETED_AT_A_TIME: usize = 100;
 
-/// As stored and as shown.
+/// A fact, as stored and as shown.
 #[derive(Debug, Serialize, Deserialize)]
 struct Memory {
     id: String,
@@ -55,7 +55,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
             Ok((text, doubts))
         })
         .await?;
-    gateway.settle_doubts("text", doubts).await?;
+    gateway.moderate("text", doubts).await?;
     let now = unix_seconds();
     let memory = Memory { id: new_id("mem_"), object: "memory".into(), created_at: now, text };
     let body = serde_json::to_string(&memory).expect("it is made of strings and a number");
@@ -67,7 +67,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
         Ok(()) => Ok(Json(json!(memory))),
         Err(error) => {
             if let Err(left) = gateway.store().delete(&owner, &memory.id).await {
-                tracing::warn!(error = %left, "a fact stays for which there is no room");
+                tracing::warn!(error = %left, "could not remove a memory that exceeds the limit");
             }
             Err(error)
         }
@@ -102,7 +102,7 @@ pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Answered
     Ok(Json(json!({"id": id, "object": "memory.deleted", "deleted": true})))
 }
 
-/// `DELETE /v1/memories`: all that is remembered of the caller.
+/// `DELETE /v1/memories`: all facts of the caller.
 pub async fn delete_all(Client(gateway): Client) -> Answered {
     limits(&gateway)?;
     let owner = gateway.owner();
@@ -112,7 +112,7 @@ pub async fn delete_all(Client(gateway): Client) -> Answered {
         for record in records {
             match gateway.store().delete(&owner, &record.id).await {
                 Ok(()) => deleted += 1,
-                // Somebody else was quicker.
+                // Another request deleted it first.
                 Err(StoreError::NotFound(_)) => {}
                 Err(error) => return Err(of_store(error)),
             }
@@ -123,7 +123,7 @@ pub async fn delete_all(Client(gateway): Client) -> Answered {
     }
 }
 
-/// For a chat that asks for them. Where the store does not answer, it goes on without, and says so.
+/// Loads the facts for a chat that asks for them. If the store does not answer, the chat is answered without them, and says so.
 pub async fn facts(gateway: &Gateway) -> Result<Facts, ApiError> {
     let limits = gateway.memories().ok_or_else(|| {
         ApiError::invalid(
@@ -137,7 +137,7 @@ pub async fn facts(gateway: &Gateway) -> Result<Facts, ApiError> {
             Ok(Facts { texts, lost: None })
         }
         Err(error @ (StoreError::Failed(_) | StoreError::Busy)) => {
-            tracing::warn!(%error, "a chat goes on without what is remembered of its user");
+            tracing::warn!(%error, "could not load a user's memories; answering the chat without them");
             Ok(Facts { texts: Vec::new(), lost: Some(error.to_string()) })
         }
         Err(error) => Err(ApiError::of_store("memory", error)),
@@ -157,7 +157,7 @@ async fn check_room(gateway: &Gateway, limits: Limits, id: &str) -> Result<(), A
     Err(ApiError::no_room_to_remember(format!("your facts would have {bytes} bytes, and may have {}: delete some first", limits.bytes)))
 }
 
-/// The first of the caller's own.
+/// Returns the first of the caller's facts.
 async fn all(gateway: &Gateway, limit: usize) -> Result<RecordPage, StoreError> {
     gateway.store().list(&gateway.owner(), Kind::Memory, Page { after: None, limit, descending: false }).await
 }

@@ -7,47 +7,35 @@ mod blocks;
 pub mod error;
 mod request;
 
-use super::{access::Client, sse::keep_alive, written};
+use super::{
+    access::Client,
+    protocol::{self, Begun, Ending, Protocol, named},
+    written,
+};
 use crate::{
     base::stamp::new_id,
     generation::piece::{Finish, FinishReason, StopReason},
-    metrics::{self, usage::Usage},
-    requests::error::ApiError,
+    metrics::usage::Usage,
+    requests::{error::ApiError, parse::JsonBody},
     serving::{
-        gateway::{Gateway, RunningDialog},
-        rounds::rounded::Rounded,
+        answer::Delta,
+        gateway::{Gateway, start::Start},
+        rounds::rounded::{Rounded, Spent},
     },
 };
 use axum::{
     Json,
     body::Body,
-    response::{IntoResponse, Response, Sse, sse::Event},
+    response::{Response, sse::Event},
 };
 use blocks::Blocks;
 use error::MessagesError;
-use futures_util::stream;
 use serde_json::{Value, json};
-use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 /// `POST /v1/messages`.
 pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, MessagesError> {
-    // A request that runs is counted by its answer.
-    let started = start(&gateway, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
-    let (mut message, streams) = started?;
-    if !streams {
-        let whole = message.whole().await?;
-        return Ok(written::write(&message.gateway, 0, move || Ok(whole)).await?);
-    }
-    message.answer.running().settle().await?;
-    let events = stream::unfold((message, VecDeque::new()), |(mut message, mut ready)| async move {
-        while ready.is_empty() {
-            ready.extend(message.next().await?);
-        }
-        let event: Value = ready.pop_front()?;
-        let named = Event::default().event(event["type"].as_str().unwrap_or_default()).data(event.to_string());
-        Some((Ok::<_, Infallible>(named), (message, ready)))
-    });
-    Ok(Sse::new(events).keep_alive(keep_alive()).into_response())
+    Ok(protocol::respond(start(&gateway, body)).await?)
 }
 
 /// `POST /v1/messages/count_tokens`: system and tools included, because it is the prompt itself that is counted.
@@ -55,62 +43,99 @@ pub async fn count_tokens(Client(gateway): Client, body: Body) -> Result<Json<Va
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
     let count = gateway.compute_body(body.len(), move || {
-        let (worker, dialog, _) = request::understand(&worker, &body, None)?;
+        let (worker, dialog, ..) = request::understand(&worker, JsonBody::parse(&body)?, None)?;
         Ok(worker.prompt_only("messages", &dialog)?.len())
     });
     Ok(Json(json!({"input_tokens": count.await?})))
 }
 
-async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<(Message, bool), ApiError> {
+async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<Begun<Message>, ApiError> {
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let understood = gateway.compute_body(body.len(), move || Ok((request::to_answer(&worker, arrived, &body)?, worker.asked(&body))));
+    let understood = gateway.compute_body(body.len(), move || {
+        let parsed = JsonBody::parse(&body)?;
+        let asked = worker.asked(parsed.fields());
+        Ok((request::to_answer(&worker, arrived, parsed)?, asked))
+    });
     let ((gateway, dialog, options, rounds), asked) = understood.await?;
     let streams = options.stream;
-    let RunningDialog { mut answer, .. } = gateway.start_dialog("messages", dialog, options).await?;
     let id = new_id("msg_");
-    gateway.remember(&mut answer, &id, asked);
-    let message = Message {
-        gateway: Arc::clone(&gateway),
-        id,
+    let answer = gateway.start_dialog(dialog, options, Start { id: &id, question: asked, ..Start::of("messages") }).await?;
+    let protocol = Message {
         model: gateway.model_name().to_owned(),
-        answer: Rounded::new(&gateway, answer, rounds),
+        id,
         blocks: Blocks::default(),
         finish: None,
         begun: false,
-        over: false,
+        gateway: Arc::clone(&gateway),
     };
-    Ok((message, streams))
+    Ok(Begun { answer: Rounded::new(&gateway, answer, rounds), protocol, streams })
 }
 
-/// An answer on its way.
+/// An answer as one message of content blocks.
 #[derive(Debug)]
 struct Message {
     gateway: Arc<Gateway>,
     id: String,
     model: String,
-    answer: Rounded,
     blocks: Blocks,
     finish: Option<Finish>,
     begun: bool,
-    over: bool,
+}
+
+impl Protocol for Message {
+    async fn take(&mut self, delta: Delta, _: &Spent) {
+        self.hear(&delta);
+    }
+
+    async fn whole(mut self, spent: Spent) -> Result<Response, ApiError> {
+        self.blocks.finish();
+        let (reason, sequence) = self.stop();
+        let mut message = self.message(self.blocks.content(), json!(reason), json!(sequence), &spent.total);
+        self.tell_refusal(&mut message);
+        written::write(&self.gateway, 0, move || Ok(message)).await
+    }
+
+    async fn events(&mut self, delta: Delta, spent: &Spent) -> Vec<Event> {
+        let mut events = self.beginning(&spent.total);
+        self.hear(&delta);
+        events.extend(self.blocks.events());
+        events.iter().map(named).collect()
+    }
+
+    async fn closing(&mut self, ending: Ending, spent: &Spent) -> Vec<Event> {
+        if let Ending::Failed(error) = ending {
+            return vec![named(&error::body(&error))];
+        }
+        let mut events = self.beginning(&spent.total);
+        self.blocks.finish();
+        events.extend(self.blocks.events());
+        let (reason, sequence) = self.stop();
+        let mut delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+        self.tell_refusal(&mut delta);
+        events.push(json!({"type": "message_delta", "delta": delta, "usage": usage(&spent.total)}));
+        events.push(json!({"type": "message_stop"}));
+        events.iter().map(named).collect()
+    }
 }
 
 impl Message {
-    async fn whole(&mut self) -> Result<Value, ApiError> {
-        while let Some(delta) = self.answer.next_delta().await? {
-            self.blocks.push(&delta);
-            self.finish = delta.piece.finish.or(self.finish.take());
-        }
-        self.blocks.finish();
-        let (reason, sequence) = self.stop();
-        let mut message = self.message(self.blocks.content(), json!(reason), json!(sequence));
-        self.tell_refusal(&mut message);
-        Ok(message)
+    fn hear(&mut self, delta: &Delta) {
+        self.blocks.push(delta);
+        self.finish = delta.piece.finish.clone().or(self.finish.take());
     }
 
-    /// Says what was found in a refused answer, and how to appeal; or that it could not be checked.
+    /// Returns the first events, once. They come with the first token: only then is known what was cached.
+    fn beginning(&mut self, used: &Usage) -> Vec<Value> {
+        if std::mem::replace(&mut self.begun, true) {
+            return Vec::new();
+        }
+        let start = json!({"type": "message_start", "message": self.message(&[], Value::Null, Value::Null, used)});
+        vec![start, json!({"type": "ping"})]
+    }
+
+    /// Adds the finding in a refused answer, and how to appeal; or that it could not be checked.
     fn tell_refusal(&self, message: &mut Value) {
         if let Some(reason @ (StopReason::Violation(_) | StopReason::Unchecked(_))) =
             self.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref())
@@ -120,49 +145,14 @@ impl Message {
         }
     }
 
-    /// The next events; `None` after the last. The first comes with the first token: only then is known what was cached.
-    async fn next(&mut self) -> Option<Vec<Value>> {
-        if self.over {
-            return None;
-        }
-        let delta = self.answer.next_delta().await;
-        let mut events = Vec::new();
-        if !std::mem::replace(&mut self.begun, true) && delta.is_ok() {
-            events.push(json!({"type": "message_start", "message": self.message(&[], Value::Null, Value::Null)}));
-            events.push(json!({"type": "ping"}));
-        }
-        match delta {
-            Ok(Some(delta)) => {
-                self.blocks.push(&delta);
-                self.finish = delta.piece.finish.or(self.finish.take());
-                events.extend(self.blocks.events());
-            }
-            Ok(None) => {
-                self.over = true;
-                self.blocks.finish();
-                events.extend(self.blocks.events());
-                let (reason, sequence) = self.stop();
-                let mut delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-                self.tell_refusal(&mut delta);
-                events.push(json!({"type": "message_delta", "delta": delta, "usage": usage(&self.answer.usage())}));
-                events.push(json!({"type": "message_stop"}));
-            }
-            Err(error) => {
-                self.over = true;
-                events.push(error::body(&error));
-            }
-        }
-        Some(events)
-    }
-
-    fn message(&self, content: &[Value], stop_reason: Value, stop_sequence: Value) -> Value {
+    fn message(&self, content: &[Value], stop_reason: Value, stop_sequence: Value, used: &Usage) -> Value {
         json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
-            "stop_reason": stop_reason, "stop_sequence": stop_sequence, "usage": usage(&self.answer.usage()),
+            "stop_reason": stop_reason, "stop_sequence": stop_sequence, "usage": usage(used),
         })
     }
 
-    /// Why the message ended, and the client's stop sequence if that is why.
+    /// Returns the reason why the message ended, and the client's stop sequence if it was one.
     fn stop(&self) -> (&'static str, Option<&str>) {
         match &self.finish {
             Some(Finish { reason: FinishReason::ToolCalls, .. }) => ("tool_use", None),
@@ -174,7 +164,7 @@ impl Message {
     }
 }
 
-/// Anthropic counts cached tokens apart from the others.
+/// Writes the usage: Anthropic counts cached tokens apart from the others.
 fn usage(usage: &Usage) -> Value {
     let cached = usage.prompt_tokens_details.cached_tokens;
     json!({

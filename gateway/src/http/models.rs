@@ -38,7 +38,7 @@ fn shortest(models: Vec<Gateway>) -> Option<Gateway> {
     models.into_iter().min_by_key(Gateway::context_tokens_max)
 }
 
-/// A model's name, then its other ones.
+/// Lists a model's name, then its aliases.
 fn names(gateway: Gateway) -> Vec<(Gateway, String)> {
     let aliases = gateway.aliases();
     let others = aliases.iter().filter(|(_, model)| *model == gateway.model_name()).map(|(name, _)| name.clone());

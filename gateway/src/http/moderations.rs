@@ -1,4 +1,4 @@
-//! `/v1/moderations`: the safety checks' opinion of a text.
+//! `/v1/moderations`: the safety checks' verdict on a text.
 
 use super::access::Client;
 use crate::{
@@ -11,13 +11,13 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use tidemill_safety::category::Category;
 
-/// Of one request.
+/// The most texts of one request.
 const TEXTS_MAX: usize = 256;
 
 #[derive(Debug, Deserialize)]
 struct Moderation {
     input: Input,
-    /// Whose thresholds count; not in OpenAI's API.
+    /// The side (input or output) whose thresholds apply; not in OpenAI's API.
     #[serde(default)]
     side: Side,
 }

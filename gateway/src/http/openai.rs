@@ -37,16 +37,13 @@ pub struct ChatRequest {
     pub function_call: Option<serde_json::Value>,
     #[serde(default)]
     pub reasoning_effort: Option<String>,
-    /// A stored one that the messages go on from, and that gets them and the answer.
+    /// The stored conversation that the messages continue, and that gets them and the answer.
     #[serde(default)]
     pub conversation: Option<ConversationField>,
-    /// How a dialog that is too long is fitted into the window.
+    /// The way in which a dialog that is too long is fitted into the window.
     #[serde(default)]
     pub context: Option<ContextField>,
-    /// Whether it is given what is remembered of its user.
-    #[serde(default)]
-    pub memory: Option<bool>,
-    /// `false`: a similar question's answer will not do.
+    /// Whether a similar question's answer will do; `false`: it will not.
     #[serde(default)]
     pub semantic_cache: Option<bool>,
 }
@@ -71,7 +68,7 @@ pub struct FunctionDefinition {
     pub strict: Option<bool>,
 }
 
-/// Fields that only the template knows are kept as they came.
+/// A message. Fields that only the template knows are kept as they came.
 #[derive(Debug, Deserialize)]
 pub struct Message {
     pub role: String,
@@ -118,7 +115,7 @@ pub struct ChatCustomCall {
 #[derive(Debug, Deserialize)]
 pub struct ChatFunctionCall {
     pub name: String,
-    /// JSON as text, as OpenAI has it; some clients send the JSON itself.
+    /// The arguments: JSON as text, as OpenAI has it; some clients send the JSON itself.
     #[serde(default)]
     pub arguments: Option<serde_json::Value>,
 }
@@ -128,7 +125,7 @@ pub struct ChatFunctionCall {
 pub enum Content {
     Text(String),
     Parts(Vec<ContentPart>),
-    /// Some clients leave out the list.
+    /// A single part: some clients leave out the list.
     Part(TypedPart),
 }
 
@@ -178,10 +175,10 @@ pub struct ChatResponse {
     pub usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Tokens>,
-    /// The one that it was served in, if the client asked for any.
+    /// The tier that it was served in, if the client asked for any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_tier: Option<String>,
-    /// What became of the turn, if the client named a conversation.
+    /// Whether and where the turn was stored, if the client named a conversation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conversation: Option<serde_json::Value>,
 }
@@ -209,21 +206,21 @@ pub enum ChatFinish {
 #[derive(Debug, Serialize)]
 pub struct ChatMessage {
     pub role: &'static str,
-    /// `null` where the answer is calls alone.
+    /// The text; `null` where the answer is calls alone.
     pub content: Option<String>,
     pub refusal: Option<String>,
     #[serde(flatten)]
     pub thought: Option<Thought>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<CallPart>,
-    /// Where the client asked with the older field.
+    /// The call, where the client asked with the older field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function_call: Option<FunctionPart>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub server_tool_calls: Vec<ServerToolCall>,
 }
 
-/// By both names that clients look for.
+/// A thought, by both names that clients look for.
 #[derive(Debug, Serialize)]
 pub struct Thought {
     pub reasoning: String,
@@ -233,7 +230,7 @@ pub struct Thought {
 /// A whole call, or a stream's part of one.
 #[derive(Debug, Serialize)]
 pub struct CallPart {
-    /// In streams only.
+    /// The call's place, in streams only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -246,7 +243,7 @@ pub struct CallPart {
     pub custom: Option<CustomPart>,
 }
 
-/// Of a call of a custom tool.
+/// The part of a custom tool's call.
 #[derive(Debug, Serialize)]
 pub struct CustomPart {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -282,10 +279,10 @@ pub struct ChatChunk {
     pub usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Tokens>,
-    /// The one that it was served in, if the client asked for any.
+    /// The tier that it was served in, if the client asked for any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_tier: Option<String>,
-    /// What became of the turn, in the last chunk of its answer, if the client named a conversation.
+    /// Whether and where the turn was stored: in the last chunk of its answer, if the client named a conversation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conversation: Option<serde_json::Value>,
 }
@@ -337,7 +334,7 @@ pub struct ChatToken {
     pub bytes: Vec<u8>,
 }
 
-/// Whole answer, and (with partial choices) chunk of a stream.
+/// A whole answer, or (with partial choices) a chunk of a stream.
 #[derive(Debug, Serialize)]
 pub struct CompletionResponse {
     pub id: String,
@@ -347,7 +344,7 @@ pub struct CompletionResponse {
     pub choices: Vec<CompletionChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
-    /// The one that it was served in, if the client asked for any.
+    /// The tier that it was served in, if the client asked for any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_tier: Option<String>,
 }
@@ -365,13 +362,13 @@ pub struct CompletionChoice {
     pub prompt_token_ids: Option<Tokens>,
 }
 
-/// One entry per token in each list.
+/// Log-probabilities, with one entry per token in each list.
 #[derive(Debug, Default, Serialize)]
 pub struct CompletionLogprobs {
     pub tokens: Vec<String>,
     pub token_logprobs: Vec<Option<f32>>,
     pub top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
-    /// In characters from the beginning of the choice's text.
+    /// Places of tokens, in characters from the beginning of the choice's text.
     pub text_offset: Vec<usize>,
 }
 
@@ -417,7 +414,7 @@ pub struct ModelCard {
     pub input_modalities: [&'static str; 1],
 }
 
-/// How long an agent lets a tool's output be.
+/// The longest output of a tool that an agent keeps.
 #[derive(Debug, Serialize)]
 pub struct TruncationPolicy {
     pub mode: &'static str,

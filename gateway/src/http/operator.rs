@@ -1,4 +1,4 @@
-//! For operators and probes: `/ready`, `/metrics`, `/cluster`.
+//! Endpoints for operators and probes: `/ready`, `/metrics`, `/cluster`.
 
 use crate::{base::registry::RegistryView, cache::replay::Counts, metrics, requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
@@ -20,7 +20,7 @@ struct Shown {
     registry: RegistryView,
 }
 
-/// A layer: at the front door this is for everybody, or for nobody.
+/// Layer: passes requests while no key is needed at the front door, and refuses all afterwards.
 pub async fn while_open(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     match gateway.tenants().check_known() {
         Err(error) => error.into_response(),

@@ -1,4 +1,4 @@
-//! Stored items as clients list them: how a page is asked for, and what is stored as JSON.
+//! Pages of stored items as clients list them.
 
 use crate::{
     base::json,
@@ -9,11 +9,11 @@ use axum::extract::{Query, rejection::QueryRejection};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Items on one page.
+/// Bounds of the items on one page.
 const PAGE_MAX: usize = 100;
 const PAGE_DEFAULT: usize = 20;
 
-/// Stored JSON.
+/// Reads stored JSON.
 pub(super) fn parsed(id: &str, body: &str) -> Result<Value, ApiError> {
     json::from_slice(body.as_bytes()).map_err(|error| not_json(id, &error))
 }
@@ -22,7 +22,7 @@ pub(super) fn not_json(id: &str, error: &serde_json::Error) -> ApiError {
     ApiError::internal(format!("what is stored as `{id}` cannot be read: {error}"))
 }
 
-/// How a list of items is asked for.
+/// The query for a list of items.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct PageQuery {
@@ -31,7 +31,7 @@ pub struct PageQuery {
     order: Option<String>,
 }
 
-/// As axum reads it.
+/// The query as axum reads it.
 pub(super) type PageWish = Result<Query<PageQuery>, QueryRejection>;
 
 pub(super) fn page_wanted(query: PageWish) -> Result<Page, ApiError> {

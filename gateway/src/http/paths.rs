@@ -27,7 +27,7 @@ const ENDPOINTS: [&str; 17] = [
     "/v1",
 ];
 
-/// Writes a request's path as its route has it.
+/// Normalizes a request's path to that of its route.
 pub(super) fn straighten(uri: &mut Uri) {
     let Cow::Owned(path) = meant(uri.path()) else { return };
     let path = match uri.query() {
@@ -62,7 +62,7 @@ fn meant(path: &str) -> Cow<'_, str> {
     if straight == path { Cow::Borrowed(path) } else { Cow::Owned(straight) }
 }
 
-/// The path that a client may have meant by one that is no route.
+/// Finds the path that a client may have meant by one that is no route.
 pub(super) fn suggestion(path: &str) -> Option<String> {
     let endpoint = ENDPOINTS.iter().find(|endpoint| path.ends_with(**endpoint) || path.contains(&format!("{endpoint}/")))?;
     Some(if *endpoint == "/v1" { "/v1/chat/completions".to_owned() } else { format!("/v1{endpoint}") }).filter(|meant| meant != path)

@@ -1,4 +1,4 @@
-//! `/registry`: the records that coordinators agree on. On the operators' port only: they change what all clients get.
+//! `/registry`: the coordinators' agreed records. On the operators' port only: they change what all clients get.
 
 use super::admin;
 use crate::{

@@ -1,12 +1,12 @@
-//! Requests with an `Idempotency-Key`: a repeat joins the answer that is being made, or finds it, instead of computing it
-//! twice; and a stream that broke off goes on after its `Last-Event-ID`. A layer around the generating endpoints: what they
-//! answer is recorded as it leaves them ([`crate::serving::replays`]), and every client, the first included, listens to the recording.
+//! Requests with an `Idempotency-Key`: a repeat joins the answer that is being made, or finds it, instead of computing it twice; and a
+//! stream that broke off resumes after its `Last-Event-ID`. A layer around the generating endpoints: their answers are recorded as they
+//! leave them ([`crate::serving::replays`]), and every client, the first included, listens to the recording.
 //!
 //! A request without a key passes untouched.
 
 use crate::{
     base::json,
-    cache::replay::{Asked, Digest},
+    cache::replay::{Digest, Lookup},
     http::messages::error::MessagesError,
     metrics,
     requests::error::ApiError,
@@ -30,12 +30,12 @@ use std::sync::Arc;
 
 const KEY: &str = "idempotency-key";
 const LAST_EVENT_ID: &str = "last-event-id";
-/// Says what became of a request with a key.
+/// The header with the fate of a request that has a key.
 const STATUS: &str = "x-idempotency";
-/// As Stripe has it.
+/// The longest key, as Stripe has it.
 const KEY_BYTES_MAX: usize = 255;
 
-/// Around the generating endpoints.
+/// Layer around the generating endpoints.
 pub async fn layer(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let messages = path.starts_with("/v1/messages");
@@ -58,7 +58,7 @@ pub async fn layer(State(gateway): State<Arc<Gateway>>, request: Request, next: 
     })
 }
 
-/// `GET /v1/chat/completions/{id}` and the like: an answer that is recorded, by its id.
+/// `GET /v1/chat/completions/{id}` and the like: a recorded answer, by its id.
 pub async fn by_id(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Arc<Caller>>,
@@ -87,7 +87,7 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let stream = Stream::of(&key, &said);
     let after = parts.headers.get(LAST_EVENT_ID).map(|id| stream.after(id)).transpose()?;
     let replays = gateway.replays();
-    // What is not here can go on only if it comes out the same again.
+    // A stream that is not kept here can resume only if it comes out the same again.
     if after.is_some() && !replays.has(&key) && !(comes_out_the_same && gateway.routes_repeatably()) {
         return Err(ApiError::not_resumable(
             "the events of this stream are not kept here any more, and the request is neither greedy nor seeded (with one choice), so that \
@@ -97,24 +97,24 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let (asked, signal) = replays.ask(tenant, key, said, after);
     let mut request = Request::from_parts(parts, Body::from(body.into_bytes()));
     let (seat, status) = match asked {
-        Asked::OtherBody => {
+        Lookup::OtherBody => {
             return Err(ApiError::other_body(format!(
                 "the `Idempotency-Key` `{name}` was used with another body: a new request needs a new key"
             )));
         }
-        Asked::NoRoom if after.is_some() => return Err(ApiError::no_room_to_replay()),
-        Asked::NoRoom => {
+        Lookup::NoRoom if after.is_some() => return Err(ApiError::no_room_to_replay()),
+        Lookup::NoRoom => {
             metrics::count_replay("not-kept");
             let mut response = next.run(request).await;
             response.headers_mut().insert(STATUS, HeaderValue::from_static("not-kept"));
             return Ok(response);
         }
-        Asked::Begun(seat) => {
+        Lookup::Begun(seat) => {
             request.headers_mut().remove(LAST_EVENT_ID);
             replays.record(seat.recording, &signal, stream.name, scope, request, next);
             (seat, if after.is_some() { "recomputed" } else { "started" })
         }
-        Asked::Joined { seat, ended, .. } => (
+        Lookup::Joined { seat, ended, .. } => (
             seat,
             match (after, ended) {
                 (Some(_), _) => "resumed",
@@ -171,7 +171,7 @@ fn key_of(headers: &HeaderMap) -> Result<String, ApiError> {
     Ok(key.to_owned())
 }
 
-/// Only requests of one owner meet at a recording. Where the door is open, those with the same credentials.
+/// The scope of recordings: only requests of one owner meet at one. While no key is needed, those with the same credentials.
 fn scope(caller: Option<&Caller>, headers: &HeaderMap) -> Digest {
     if let Some(caller) = caller.filter(|caller| caller.tenant().is_some()) {
         return digest(&[b"owner", caller.owner().0.as_bytes()]);
@@ -184,7 +184,7 @@ fn caller(request: &Request) -> Option<Arc<Caller>> {
     request.extensions().get().cloned()
 }
 
-/// What the ids of a stream's events begin with: the same at every coordinator, since it is made of the request.
+/// The prefix of the ids of a stream's events: the same at every coordinator, since it is made of the request.
 struct Stream {
     name: String,
 }

@@ -11,7 +11,7 @@ use crate::{
     base::stamp::new_id,
     metrics::{self, RequestOutcome},
     requests::{computing::checkpoint, error::ApiError, parse},
-    serving::gateway::{EmbeddedText, Gateway},
+    serving::gateway::{Gateway, start::EmbeddedText},
 };
 use axum::{body::Body, response::Response};
 use serde::Deserialize;
@@ -47,7 +47,7 @@ impl Document {
 }
 
 /// A parsed request.
-struct Wanted {
+struct Query {
     /// Bound to the model that is asked for.
     gateway: Arc<Gateway>,
     documents: Vec<Document>,
@@ -67,7 +67,7 @@ async fn rerank(gateway: &Arc<Gateway>, body: Body) -> Result<Response, ApiError
     let body = gateway.read(body).await?;
     let bytes = body.len();
     let worker = Arc::clone(gateway);
-    let Wanted { gateway, documents, pairs, top, returns_documents } =
+    let Query { gateway, documents, pairs, top, returns_documents } =
         gateway.compute_body(bytes, move || understand(&worker, &body)).await?;
     let (rows, tokens) = embeddings::run(&gateway, "documents", &pairs).await?;
     let worker = Arc::clone(&gateway);
@@ -91,7 +91,7 @@ async fn rerank(gateway: &Arc<Gateway>, body: Body) -> Result<Response, ApiError
     written::write(&gateway, bytes, list).await
 }
 
-fn understand(gateway: &Gateway, body: &[u8]) -> Result<Wanted, ApiError> {
+fn understand(gateway: &Gateway, body: &[u8]) -> Result<Query, ApiError> {
     let Fields { model, query, documents, top_n, return_documents } = parse::json(body)?;
     let gateway = classifier(gateway, model.as_deref())?;
     let labels = gateway.text().config.labels.len();
@@ -121,5 +121,5 @@ fn understand(gateway: &Gateway, body: &[u8]) -> Result<Wanted, ApiError> {
     };
     let pairs = documents.iter().map(pair).collect::<Result<_, ApiError>>()?;
     let top = top_n.unwrap_or(documents.len());
-    Ok(Wanted { gateway, documents, pairs, top, returns_documents: return_documents.unwrap_or(true) })
+    Ok(Query { gateway, documents, pairs, top, returns_documents: return_documents.unwrap_or(true) })
 }

@@ -1,5 +1,5 @@
-//! `/rollouts`: users move from one model to another. On the operators' port only, at any coordinator: what is asked for becomes a record
-//! that all coordinators follow.
+//! `/rollouts`: users move from one model to another. On the operators' port only, at any coordinator: each request becomes a record that
+//! all coordinators follow.
 
 use super::{admin, records::refused};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     requests::{error::ApiError, parse},
     rollout::{
         KIND,
-        record::{Golden, Rollout, State as Stage, Wanted, Wrong},
+        record::{Golden, NewRollout, Rollout, State as Stage, Wrong},
         running::Status,
         votes::Voter,
     },
@@ -26,7 +26,7 @@ use std::sync::Arc;
 #[serde(deny_unknown_fields)]
 struct Named {
     from: String,
-    /// Of `golden`.
+    /// The scores, for the action `golden`.
     #[serde(default)]
     golden: Option<Golden>,
 }
@@ -49,7 +49,7 @@ pub async fn list(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
 
 /// `POST /rollouts`.
 pub async fn start(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Value>, ApiError> {
-    let wanted: Wanted = admin::read(body).await?;
+    let wanted: NewRollout = admin::read(body).await?;
     let records = gateway.registry().records(Some(KIND), None);
     let others: Vec<(Rollout, u64)> =
         records.into_iter().filter_map(|record| Some((serde_json::from_value(record.value).ok()?, record.revision))).collect();

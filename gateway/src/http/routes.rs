@@ -15,11 +15,11 @@ use axum::{
 };
 use std::sync::Arc;
 
-/// For clients. `operators_too`: operators have no port of their own; as long as the door is open, they need none.
+/// The front door's routes. `operators_too`: with the operators', who have no port of their own; while no key is needed, they need none.
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = generating(&gateway)
         .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer))
-        // Whoever has used its quota up may still end what it has begun, and ask what there is.
+        // A client whose quota is used up may still cancel its responses, and list what exists.
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         // A client that waits for a batch asks often, and the batch needs the quota.
         .route("/v1/batches/{id}", get(batches::retrieve))
@@ -34,7 +34,7 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let cors = cors::layer(gateway.cors());
     let routes = finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::clients));
     let routes = routes.layer(from_fn(leftover::layer));
-    // Around everything: pages read errors, too, and browsers ask without a key.
+    // Outermost: pages can read errors then, and browsers send preflights without a key.
     match cors {
         Some(cors) => routes.layer(cors),
         None => routes,
@@ -45,7 +45,7 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
 fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
-        // A stream that goes on.
+        // A stream that resumes.
         .route_layer(from_fn_with_state(Arc::clone(gateway), replay::layer))
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/chat/completions/{id}", get(replay::by_id))
@@ -74,7 +74,7 @@ fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route_layer(from_fn_with_state(Arc::clone(gateway), access::count))
 }
 
-/// What takes quota and gives an answer, from clients that are known already: batches' requests take this way, too.
+/// The routes that take quota and generate, for clients that are authenticated: batches' requests take them as well.
 pub fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
         .route("/v1/chat/completions", post(serve::serve::<Chat>))
@@ -87,7 +87,7 @@ pub fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route_layer(from_fn_with_state(Arc::clone(gateway), access::admit))
 }
 
-/// For operators alone.
+/// The operators' routes.
 pub fn admin(gateway: Arc<Gateway>) -> Router {
     let records = Router::new()
         .route("/admin/keys", get(admin::list_keys).post(admin::create_key))

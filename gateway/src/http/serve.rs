@@ -1,31 +1,35 @@
-//! A body is read and understood, its prompts run, and the answer goes out, at once or as a stream: the same for every
+//! Chat and completions: a body is read and understood, its prompts run, and the answer goes out as choices. What each adds is its
 //! [`Endpoint`].
 
 use super::{
     access::Client,
-    conversations::turn::Turn,
     endpoint::{Call, Endpoint},
-    sse,
+    protocol::{self, Begun, Ending, Protocol},
     stored::{Named, Stored},
     written,
 };
 use crate::{
     base::stamp::unix_seconds,
-    metrics,
-    requests::{error::ApiError, generate::GenerateRequest, options::Options, parse, structured},
+    requests::{
+        error::ApiError,
+        generate::GenerateRequest,
+        options::Options,
+        parse::{self, JsonBody},
+        structured,
+    },
     serving::{
-        answer::Waiting,
-        backend::SimilarTo,
-        gateway::{Gateway, route::Asking},
-        rounds::rounded::Rounded,
+        answer::Delta,
+        gateway::{Gateway, route::RouteRequest, start::Start},
+        rounds::rounded::{Rounded, Spent},
     },
 };
 use axum::{
     Json,
     body::Body,
     http::{HeaderMap, HeaderValue},
-    response::{IntoResponse, Response},
+    response::{IntoResponse, Response, sse::Event},
 };
+use serde::Serialize;
 use std::{sync::Arc, time::Instant};
 use tidemill_proto::tokens::Tokens;
 
@@ -34,36 +38,69 @@ use tidemill_proto::tokens::Tokens;
 const WRITTEN_HERE_MAX: usize = 1024;
 
 pub async fn serve<E: Endpoint>(Client(gateway): Client, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
-    // A request that runs is counted by its answer.
-    let started = start::<E>(&gateway, &headers, body).await.inspect_err(|error| metrics::count_request(error.outcome()));
-    let (mut answer, call, mut endpoint) = started?;
-    if call.options.stream {
-        answer.running().settle().await?;
-        let waited = answer.running().waited();
-        let not_stored = endpoint.turn().and_then(tell_not_stored);
-        let similar = answer.running().similar_to().map(tell_similar);
-        return Ok(tell(sse::respond(answer, call, endpoint), waited, not_stored, similar));
-    }
-    let choices = answer.whole().await?;
-    let waited = answer.running().waited();
-    let not_stored = match endpoint.turn() {
-        Some(turn) => {
-            for choice in &choices {
-                turn.hear(choice, &answer.usage()).await;
-            }
-            tell_not_stored(turn)
+    protocol::respond(start::<E>(&gateway, &headers, body)).await
+}
+
+/// An answer in OpenAI's older form: chunks of its choices, and `[DONE]` at the end.
+struct Choices<E> {
+    gateway: Arc<Gateway>,
+    endpoint: E,
+    call: Call,
+    /// All that each choice gained, of an answer that is sent whole.
+    gained: Vec<Delta>,
+}
+
+impl<E: Endpoint> Choices<E> {
+    async fn hear(&mut self, delta: &Delta, spent: &Spent) {
+        if let Some(turn) = self.endpoint.turn() {
+            turn.hear(delta, &spent.total).await;
         }
-        None => None,
-    };
-    let similar = answer.running().similar_to().map(tell_similar);
-    let usage = answer.usage();
-    let entries: usize = choices.iter().map(|choice| choice.piece.tokens.len()).sum::<usize>() + prompt_tokens(&call);
-    let whole = if entries * (1 + call.options.sampling.logprobs.unwrap_or(0) as usize) <= WRITTEN_HERE_MAX {
-        Json(endpoint.whole(&call, choices, usage)).into_response()
-    } else {
-        written::write(&gateway, 0, move || Ok(endpoint.whole(&call, choices, usage))).await?
-    };
-    Ok(tell(whole, waited, not_stored, similar))
+    }
+}
+
+impl<E: Endpoint> Protocol for Choices<E> {
+    fn opening(&mut self) -> Vec<Event> {
+        let Self { endpoint, call, .. } = self;
+        (0..call.choices()).filter_map(|index| endpoint.opening(call, index)).map(|chunk| event(&chunk)).collect()
+    }
+
+    async fn take(&mut self, delta: Delta, spent: &Spent) {
+        self.hear(&delta, spent).await;
+        self.gained[delta.index as usize].append(delta);
+    }
+
+    async fn whole(self, spent: Spent) -> Result<Response, ApiError> {
+        let Self { gateway, mut endpoint, call, gained } = self;
+        let entries: usize = gained.iter().map(|choice| choice.piece.tokens.len()).sum::<usize>() + prompt_tokens(&call);
+        if entries * (1 + call.options.sampling.logprobs.unwrap_or(0) as usize) <= WRITTEN_HERE_MAX {
+            return Ok(Json(endpoint.whole(&call, gained, spent.total)).into_response());
+        }
+        written::write(&gateway, 0, move || Ok(endpoint.whole(&call, gained, spent.total))).await
+    }
+
+    async fn events(&mut self, delta: Delta, spent: &Spent) -> Vec<Event> {
+        self.hear(&delta, spent).await;
+        let usage = self.call.options.continuous_usage.then(|| spent.total.clone());
+        vec![event(&self.endpoint.chunk(&self.call, delta, usage))]
+    }
+
+    async fn closing(&mut self, ending: Ending, spent: &Spent) -> Vec<Event> {
+        let last = match ending {
+            Ending::Failed(error) => Some(event(&error.body())),
+            Ending::Complete if self.call.options.include_usage => Some(event(&self.endpoint.closing(&self.call, spent.total.clone()))),
+            Ending::Complete | Ending::Cancelled => None,
+        };
+        last.into_iter().chain([Event::default().data("[DONE]")]).collect()
+    }
+
+    fn not_stored(&mut self) -> Option<HeaderValue> {
+        let visible = |reason: &str| reason.chars().map(|c| if c == ' ' || c.is_ascii_graphic() { c } else { '?' }).collect::<String>();
+        self.endpoint.turn()?.not_stored().and_then(|reason| HeaderValue::from_str(&visible(reason)).ok())
+    }
+}
+
+fn event(chunk: &impl Serialize) -> Event {
+    Event::default().data(serde_json::to_string(chunk).expect("chunks have string keys"))
 }
 
 /// Counts the prompt tokens that the answer shows.
@@ -72,68 +109,40 @@ fn prompt_tokens(call: &Call) -> usize {
     if shows { call.prompts.iter().map(|prompt| prompt.len()).sum() } else { 0 }
 }
 
-/// Why a turn is not stored, as a header.
-fn tell_not_stored(turn: &mut Turn) -> Option<HeaderValue> {
-    let visible = |reason: &str| reason.chars().map(|c| if c == ' ' || c.is_ascii_graphic() { c } else { '?' }).collect::<String>();
-    turn.not_stored().and_then(|reason| HeaderValue::from_str(&visible(reason)).ok())
-}
-
-/// Whose answer it is, as a header: a stream need not tell of usage.
-fn tell_similar(similar: &SimilarTo) -> HeaderValue {
-    let told = format!("semantic; similarity={:.3}; response={}", similar.similarity, similar.response);
-    HeaderValue::from_str(&told).expect("ids are plain")
-}
-
-/// Headers of an answer whose turn is not stored, of one that is another question's, and of one that had to wait: its first place in the
-/// queue, and the estimate that was made then.
-fn tell(mut response: Response, waited: Option<Waiting>, not_stored: Option<HeaderValue>, similar: Option<HeaderValue>) -> Response {
-    if let Some(similar) = similar {
-        response.headers_mut().insert("x-tidemill-response-cache", similar);
-    }
-    if let Some(reason) = not_stored {
-        response.headers_mut().insert("x-tidemill-not-stored", reason);
-    }
-    if let Some(Waiting { position, estimate_ms }) = waited {
-        response.headers_mut().insert("x-queue-position", HeaderValue::from(position));
-        if let Some(ms) = estimate_ms {
-            response.headers_mut().insert("x-queue-estimate-ms", HeaderValue::from(ms));
-        }
-    }
-    response
-}
-
-async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: Body) -> Result<(Rounded, Call, E), ApiError> {
+async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: Body) -> Result<Begun<Choices<E>>, ApiError> {
     let arrived = Instant::now();
     parse::check_content_type(headers)?;
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
     // Most bodies name nothing that is stored, and are understood at once.
     let looked_at = gateway.compute_body(body.len(), move || {
-        let asked = worker.asked(&body);
-        let named = if E::CONVERSES { Named::of(&body)? } else { None };
-        Ok(match named {
-            Some(named) => (Err((named, body)), asked),
-            None => (Ok(understand::<E>(&worker, arrived, &body, Stored::default())?), asked),
+        let parsed = JsonBody::parse(&body)?;
+        let asked = worker.asked(parsed.fields());
+        let named = if E::CONVERSES { parsed.read()? } else { Named::default() };
+        Ok(match named.is_any() {
+            true => (Err((named, body, parsed)), asked),
+            false => (Ok(understand::<E>(&worker, arrived, parsed, Stored::default())?), asked),
         })
     });
     let (understood, asked) = looked_at.await?;
     let (gateway, mut endpoint, mut options, prompts) = match understood {
         Ok(understood) => understood,
-        Err((named, body)) => {
+        Err((named, body, parsed)) => {
             let stored = Stored::look_up(gateway, named).await?;
             let worker = Arc::clone(gateway);
             let bytes = body.len() + stored.bytes();
-            gateway.compute_body(bytes, move || understand::<E>(&worker, arrived, &body, stored)).await?
+            let understand = move || {
+                // Its bytes count until it is understood.
+                let _counted = body;
+                understand::<E>(&worker, arrived, parsed, stored)
+            };
+            gateway.compute_body(bytes, understand).await?
         }
     };
-    gateway.check_constraint(&mut options).await?;
-    gateway.settle(E::PROMPT, &mut options).await?;
-    let room = gateway.room(&prompts)?;
-    let max_tokens = options.max_tokens.unwrap_or_else(|| E::max_tokens_default(gateway.answer_tokens(&prompts, options.choices, room)));
-    let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
     let id = format!("{}-{:032x}", E::ID_PREFIX, rand::random::<u128>());
-    gateway.complete_question(&mut options, &id).await;
-    let mut answer = gateway.start(E::PROMPT, &prompts, &options, max_tokens, prompt_logprobs)?;
+    let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
+    let wanted = Start { param: E::PROMPT, id: &id, max_tokens_default: E::max_tokens_default, prompt_logprobs, question: asked };
+    let answer = gateway.start(&prompts, &mut options, wanted).await?;
     let call = Call {
         id,
         created: unix_seconds(),
@@ -142,22 +151,24 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
         prompts,
         tokenizer: Arc::clone(&gateway.text().tokenizer),
     };
-    gateway.remember(&mut answer, &call.id, asked);
-    Ok((Rounded::new(&gateway, answer, endpoint.rounds()), call, endpoint))
+    let answer = Rounded::new(&gateway, answer, endpoint.rounds());
+    let streams = call.options.stream;
+    let gained = (0..call.choices()).map(|index| Delta { index, ..Delta::default() }).collect();
+    Ok(Begun { answer, protocol: Choices { gateway, endpoint, call, gained }, streams })
 }
 
-/// The gateway of the model that is asked for, and what is asked of it.
+/// The gateway of the model that is asked for, the endpoint, its options, and its prompts.
 type Understood<E> = (Arc<Gateway>, E, Options, Vec<Tokens>);
 
-fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8], stored: Stored) -> Result<Understood<E>, ApiError> {
-    let mut request: GenerateRequest = parse::json(body)?;
-    let gateway = gateway.route(Asking {
+fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: JsonBody, stored: Stored) -> Result<Understood<E>, ApiError> {
+    let mut request: GenerateRequest = body.read()?;
+    let gateway = gateway.route(RouteRequest {
         path: Some(E::PATH),
         model: request.model.as_deref().or_else(|| stored.before.as_ref()?.model()),
         service_tier: request.service_tier.as_deref(),
-        body,
+        body: body.fields(),
     })?;
-    let body: E::Body = parse::json(body)?;
+    let body: E::Body = body.into()?;
     let asked = {
         let mut hearing = gateway.hearing();
         structured::grammar(&mut request, &mut |schema, terms| hearing.schema(schema, terms))?
@@ -167,5 +178,6 @@ fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: &[u8], sto
         options.constrain(asked, gateway.text());
     }
     let (endpoint, prompts) = E::understand(&gateway, body, stored, &mut options)?;
+    gateway.check_constraint(&mut options)?;
     Ok((gateway, endpoint, options, prompts.into_iter().map(Tokens::from).collect()))
 }

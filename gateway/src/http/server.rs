@@ -1,7 +1,7 @@
-//! Client connections: a bounded number, and of each address a part of it; without Nagle's delay; none idle for ever, be it that the client
-//! sends nothing or that it reads nothing. HTTP/1.1 or HTTP/2; over TLS, if there is a certificate (`tls`).
+//! Client connections: their number is bounded, in all and per address; Nagle's delay is off; and none stays idle without end, whether its
+//! client sends nothing or reads nothing. HTTP/1.1 or HTTP/2; over TLS, if there is a certificate (`tls`).
 //!
-//! - `guests`: which connections there are, and what they wait for; `io`: how that is noticed; `unread`: streams that are not read
+//! - `guests`: the connections, and what each waits for; `io`: how that is noticed; `unread`: streams that are not read
 
 mod guests;
 mod io;
@@ -27,10 +27,11 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use io::{Routes, Watch, Watched};
+use parking_lot::Mutex;
 use socket2::SockRef;
 use std::{
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -48,14 +49,14 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 const STREAMS_MAX: u32 = 100;
 /// The bytes of one request that a client of HTTP/2 may send before they are read, and of one answer that wait to be sent,
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
-/// and of all requests of a connection together. Each connection may hold so many bytes here.
+/// Flow-control window of all requests of a connection together: the bytes that a connection may hold here.
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 /// The time between two looks for clients that take too long.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// A client that reads nothing for this long is cut off: by the kernel (`TCP_USER_TIMEOUT`: the connection breaks), or by us, where it is one
 /// stream of several.
 const WRITE_STALL_MAX: Duration = Duration::from_secs(75);
-/// Rest after an accept that failed: for want of file descriptors, most likely.
+/// Rest after an accept that failed: most likely file descriptors ran out.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// The most refused clients that are answered at a time. The others just see the connection's end.
 const TOLD_MAX: usize = 64;
@@ -137,7 +138,7 @@ pub async fn serve(
     time::timeout(drain, drained).await.is_ok()
 }
 
-/// HTTP/1.1 and HTTP/2, told apart by how a connection begins.
+/// HTTP/1.1 and HTTP/2, told apart by a connection's first bytes.
 fn protocols() -> auto::Builder<Streams> {
     let mut http = auto::Builder::new(Streams { unread_max: WRITE_STALL_MAX });
     // The sweep knows better what a connection waits for.
@@ -198,13 +199,13 @@ impl Door {
         let party = Party::of_address(peer);
         loop {
             let closer = Arc::new(Notify::new());
-            let entered = self.lock().enter(self.began.elapsed(), &party, Arc::clone(&closer));
+            let entered = self.guests.lock().enter(self.began.elapsed(), &party, Arc::clone(&closer));
             let refused = match entered {
                 Ok((number, progress)) => return Some(Guest { door: Arc::clone(self), number, progress, closer }),
                 Err(refused) => refused,
             };
             let free = self.free.notified();
-            let gives_way = self.lock().last_resort((refused == Refused::Own).then_some(&party));
+            let gives_way = self.guests.lock().last_resort((refused == Refused::Own).then_some(&party));
             match gives_way {
                 Some(closer) => {
                     metrics::count_closed("displaced");
@@ -220,11 +221,11 @@ impl Door {
         }
     }
 
-    /// Closes connections whose clients take too long, for ever.
+    /// Background loop: closes connections whose clients take too long. Never returns.
     async fn sweep(&self) {
         loop {
             time::sleep(SWEEP_EVERY).await;
-            let overdue = self.lock().overdue(self.began.elapsed());
+            let overdue = self.guests.lock().overdue(self.began.elapsed());
             for (stage, closer) in overdue {
                 metrics::count_closed(if stage == Stage::Head { "head" } else { "idle" });
                 closer.notify_one();
@@ -232,11 +233,6 @@ impl Door {
             // A connection that was busy may give way by now.
             self.free.notify_one();
         }
-    }
-
-    /// Nothing that holds the lock panics.
-    fn lock(&self) -> MutexGuard<'_, Guests<Arc<Notify>>> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -268,7 +264,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.door.lock().leave(self.number);
+        self.door.guests.lock().leave(self.number);
         self.door.free.notify_one();
     }
 }
@@ -285,7 +281,7 @@ async fn tell_full(mut stream: TcpStream) {
     let told = async {
         stream.write_all(answer.as_bytes()).await?;
         stream.shutdown().await?;
-        // What is not read when a connection is closed takes the answer with it.
+        // Input that is unread when a connection is closed takes the answer with it.
         let mut rest = [0; 1024];
         while stream.read(&mut rest).await? > 0 {}
         std::io::Result::Ok(())
@@ -298,15 +294,15 @@ async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!(%peer, %error, "cannot turn Nagle's delay off");
+                    tracing::debug!(%peer, %error, "could not turn Nagle's delay off");
                 }
                 if let Err(error) = SockRef::from(&stream).set_tcp_user_timeout(Some(WRITE_STALL_MAX)) {
-                    tracing::debug!(%peer, %error, "cannot bound how long this client may read nothing");
+                    tracing::debug!(%peer, %error, "could not set a client's write timeout");
                 }
                 return (stream, peer.ip());
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a client");
+                tracing::warn!(%error, "could not accept a client");
                 time::sleep(ACCEPT_RETRY).await;
             }
         }

@@ -1,18 +1,14 @@
-//! What a chat's body asks for that is stored: a conversation to go on from, and what is remembered of its user. It is loaded before all
-//! else, since nothing else of a chat waits for the store.
+//! The stored things that a chat's body asks for: the conversation that it continues, and what is remembered of its user. They are loaded
+//! first, since nothing else of a chat waits for the store.
 
 use super::{
     conversations::turn::{Before, ConversationField, before},
     memories,
 };
-use crate::{
-    base::memories::Facts,
-    requests::{error::ApiError, parse},
-    serving::gateway::Gateway,
-};
+use crate::{base::memories::Facts, requests::error::ApiError, serving::gateway::Gateway};
 use serde::Deserialize;
 
-/// The parts of a chat's body that are read before all else.
+/// The fields of a chat's body that name what is stored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Named {
@@ -24,16 +20,13 @@ pub struct Named {
 pub struct Stored {
     /// The conversation that the body names, if it names one.
     pub before: Option<Before>,
-    /// If the body asks for them.
+    /// The facts about the user, if the body asks for them.
     pub facts: Option<Facts>,
 }
 
 impl Named {
-    /// Reads what a body names, or `None` if it names nothing that is stored.
-    pub fn of(body: &[u8]) -> Result<Option<Self>, ApiError> {
-        let names = |field: &str| std::str::from_utf8(body).is_ok_and(|body| body.contains(field));
-        let any = names("\"conversation\"") || names("\"memory\"");
-        any.then(|| parse::json(body)).transpose()
+    pub fn is_any(&self) -> bool {
+        self.conversation.is_some() || self.memory == Some(true)
     }
 }
 
@@ -47,7 +40,7 @@ impl Stored {
         Ok(Self { before, facts })
     }
 
-    /// Of what was said.
+    /// Counts the bytes of the history.
     pub fn bytes(&self) -> usize {
         self.before.as_ref().map_or(0, Before::bytes)
     }

@@ -2,12 +2,16 @@
 
 use super::{access::Client, chat, openai::ChatRequest, written};
 use crate::{
-    requests::{computing::checkpoint, error::ApiError, parse},
+    requests::{
+        computing::checkpoint,
+        error::ApiError,
+        parse::{self, JsonBody},
+    },
     serving::gateway::Gateway,
 };
 use axum::{body::Body, response::Response};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde_json::json;
 use std::sync::Arc;
 use tidemill_proto::block::Token;
 
@@ -16,8 +20,8 @@ use tidemill_proto::block::Token;
 struct Fields {
     model: Option<String>,
     prompt: Option<String>,
-    messages: Option<Value>,
-    /// For a prompt, true; a chat's template writes them itself.
+    messages: Option<IgnoredAny>,
+    /// Whether special tokens are added: by default for a prompt; a chat's template writes them itself.
     add_special_tokens: Option<bool>,
     return_token_strs: Option<bool>,
 }
@@ -42,11 +46,11 @@ pub async fn tokenize(Client(gateway): Client, body: Body) -> Result<Response, A
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
     let bytes = body.len();
-    written::write(&gateway, bytes, move || tokenized(&worker, &body)).await
+    written::write(&gateway, bytes, move || tokenized(&worker, JsonBody::parse(&body)?)).await
 }
 
-fn tokenized(gateway: &Gateway, body: &[u8]) -> Result<Tokenized, ApiError> {
-    let fields: Fields = parse::json(body)?;
+fn tokenized(gateway: &Gateway, body: JsonBody) -> Result<Tokenized, ApiError> {
+    let fields: Fields = body.read()?;
     let gateway = gateway.select(fields.model.as_deref())?;
     let tokenizer = &gateway.text().tokenizer;
     let encode = |text: &str, special| {
@@ -57,7 +61,7 @@ fn tokenized(gateway: &Gateway, body: &[u8]) -> Result<Tokenized, ApiError> {
     let tokens = match (fields.prompt, fields.messages) {
         (Some(prompt), None) => encode(&prompt, fields.add_special_tokens.unwrap_or(true))?,
         (None, Some(_)) => {
-            let chat: ChatRequest = parse::json(body)?;
+            let chat: ChatRequest = body.into()?;
             if fields.add_special_tokens.unwrap_or(false) {
                 let message = "`add_special_tokens` is for prompts: a chat's template writes them itself";
                 return Err(ApiError::invalid("add_special_tokens", message));

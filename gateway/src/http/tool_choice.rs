@@ -4,7 +4,8 @@ use crate::{dialog::ToolChoice, requests::error::ApiError, text::tool::Tool};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-/// Some choices leave fewer tools. Chat has names in an object of their own, Responses beside the type; either is understood in both.
+/// Reads a choice; some leave fewer tools. Chat has names in an object of their own, Responses beside the type; either is understood in
+/// both.
 pub(crate) fn understand(tools: Vec<Tool>, choice: Option<&Value>) -> Result<(Vec<Tool>, ToolChoice), ApiError> {
     match choice {
         None | Some(Value::Null) => Ok((tools, ToolChoice::Auto)),
@@ -23,8 +24,8 @@ pub(crate) fn understand(tools: Vec<Tool>, choice: Option<&Value>) -> Result<(Ve
     }
 }
 
-/// An understood choice as a response repeats it: no more of it than was understood, since each event that shows the response has it.
-/// `tools` are those that are left.
+/// Writes a choice as a response repeats it: no more of it than was understood, since each event that shows the response has it. `tools`
+/// are those that are left.
 pub(crate) fn repeated(tools: &[Tool], choice: Option<&Value>) -> Value {
     let Some(object) = choice.filter(|choice| choice.is_object()) else {
         return choice.and_then(Value::as_str).unwrap_or("auto").into();

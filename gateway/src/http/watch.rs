@@ -4,7 +4,7 @@
 //! - `request`: one that has ended since
 //! - `snapshot`: the cluster, and the share of choices that met the objectives
 //!
-//! Bounded: so many viewers and no more; and nothing queues for one, since an event is made when its connection has room.
+//! The number of viewers is bounded; and nothing queues for one, since an event is made when its connection has room.
 
 use crate::{
     metrics::recent::FinishedRequest,
@@ -32,7 +32,7 @@ struct Snapshot {
     goodput: Option<f64>,
 }
 
-/// The reader's clock may differ from ours: it gets an age, not a time.
+/// An event with its age, since the reader's clock may differ from ours.
 #[derive(Serialize)]
 struct Aged<'a> {
     age_ms: u128,
@@ -64,7 +64,7 @@ pub async fn events(State(gateway): State<Arc<Gateway>>) -> Result<Response, Api
 }
 
 impl Watch {
-    /// `None` when the coordinator drains: a viewer must not hold up its end.
+    /// Returns the next event. `None` when the coordinator drains: a viewer must not hold up its end.
     async fn next(&mut self) -> Option<Event> {
         if self.ready.is_empty() {
             self.ticks.tick().await;
@@ -78,7 +78,7 @@ impl Watch {
         let (requests, next) = self.gateway.recent().since(self.next);
         self.next = next;
         self.ready.extend(requests.iter().map(|request| event("request", &aged(request))));
-        // Decisions are for whoever asks for `/cluster`: twice a second they would be most of this stream.
+        // Decisions are left to clients of `/cluster`: twice a second they would be most of this stream.
         let cluster = ClusterView { decisions: Vec::new(), ..self.gateway.view() };
         let snapshot = Snapshot { cluster, goodput: self.gateway.goodput() };
         self.ready.push_back(event("snapshot", &snapshot));

@@ -34,7 +34,7 @@ pub(super) fn write(text: &mut String, cluster: &ClusterView) {
     probes(text, &cluster.models);
 }
 
-/// Of models whose engines are probed.
+/// Writes the gauges of models whose engines are probed.
 fn probes(text: &mut String, models: &[ModelView]) {
     let probed: Vec<_> = models.iter().filter_map(|model| Some((escaped(&model.name), model.probes.as_ref()?))).collect();
     let mut family = |name: &str, kind: &str, help: &str, samples: &dyn Fn(&ProbesView) -> Vec<(&'static str, f64)>| {

@@ -1,12 +1,9 @@
-//! The last choices that ended, for whoever watches: a bounded ring, numbered, so that a viewer can ask for what is new.
+//! The last choices that ended: a bounded ring, numbered, so that a viewer can ask for what is new.
 
 use crate::metrics::usage::TidemillUsage;
+use parking_lot::Mutex;
 use serde::Serialize;
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
-};
+use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 /// A viewer that does not look for longer than this many choices misses some.
 const KEPT_MAX: usize = 64;
@@ -21,7 +18,7 @@ pub struct FinishedRequest {
     pub ttft_ms: f64,
     /// `None`: there was one token.
     pub tpot_ms: Option<f64>,
-    /// What the scheduler expected. `None`: the choice never had a place.
+    /// The scheduler's prediction. `None`: the choice never had a place.
     pub ttft_predicted_ms: Option<f64>,
     pub path: TidemillUsage,
 }
@@ -38,7 +35,7 @@ struct Ring {
 
 impl Recent {
     pub fn push(&self, request: FinishedRequest) {
-        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = self.0.lock();
         if ring.kept.len() == KEPT_MAX {
             ring.kept.pop_front();
         }
@@ -48,7 +45,7 @@ impl Recent {
 
     /// Those with number `from` and later that are still kept, oldest first, and the number to ask from next time.
     pub fn since(&self, from: u64) -> (Vec<Arc<FinishedRequest>>, u64) {
-        let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = self.0.lock();
         let new = usize::try_from(ring.next.saturating_sub(from)).unwrap_or(usize::MAX).min(ring.kept.len());
         (ring.kept.iter().skip(ring.kept.len() - new).cloned().collect(), ring.next)
     }

@@ -16,7 +16,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What came after it.
+    /// Adds a later round's usage.
     pub fn add(&mut self, later: &Usage) {
         self.prompt_tokens += later.prompt_tokens;
         self.completion_tokens += later.completion_tokens;
@@ -58,13 +58,13 @@ pub struct TidemillUsage {
     /// Whether the whole answer was kept. Of an equal request, `tokens` tell where the KV came from when it was computed; of a similar
     /// question, they are all 0.
     pub response_cache: FromCache,
-    /// Of an answer to another question.
+    /// The question that was answered, if it was another.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub similar_to: Option<SimilarQuestion>,
     /// Which model answered, where there was one to choose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<RouteUsage>,
-    /// What the model was not given, where something may be left out, and what it was given besides.
+    /// The parts of the dialog that the model was not given, where some may be left out, and those it was given besides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<ContextUsage>,
 }
@@ -131,7 +131,7 @@ pub struct RouteUsage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ContextUsage {
     pub strategy: Strategy,
-    /// Of the whole dialog: from a user's message up to the next.
+    /// Turns of the whole dialog: each from a user's message up to the next.
     pub turns: usize,
     pub turns_left_out: usize,
     pub tokens_left_out: u64,

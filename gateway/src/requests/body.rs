@@ -10,9 +10,9 @@ use futures_util::StreamExt;
 use std::{ops::Deref, time::Duration};
 use tokio::time;
 
-/// A client has this long to send a body.
+/// The time that a client has to send a body.
 const READ_MAX: Duration = Duration::from_secs(60);
-/// A body of unknown length takes its share in steps of this many bytes.
+/// The step, in bytes, in which a body of unknown length takes its share.
 const STEP_BYTES: u64 = 64 << 10;
 
 /// The shares of request bodies in flight.
@@ -39,7 +39,7 @@ impl Deref for Whole {
 }
 
 impl Whole {
-    /// Gives the bytes away. They count no more.
+    /// Returns the bytes, which no longer count.
     pub fn into_bytes(self) -> Bytes {
         self.bytes
     }

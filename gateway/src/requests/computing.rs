@@ -1,7 +1,7 @@
-//! Threads for what is made of clients' data: parsing, rendering, tokenizing, writing. The event loop only moves bytes, and hands
-//! everything else over to here, however short it is: its size does not say what it costs.
+//! Threads for work on clients' data: parsing, rendering, tokenizing, writing. The event loop only moves bytes, and hands everything else
+//! over to here, however short it is: the size of a body does not tell its cost.
 //!
-//! - `line`: whose piece of work is next
+//! - `line`: the order of pieces of work
 //!
 //! A piece keeps its thread until it ends, although its client may have left: so there is never more work than threads. A piece whose
 //! client has left before it began is not begun, and one that runs ends at its next [`checkpoint`].
@@ -14,13 +14,14 @@ use crate::{
     requests::error::ApiError,
 };
 use line::{Begun, Line};
+use parking_lot::{Condvar, Mutex};
 use std::{
     cell::RefCell,
     fmt,
     num::NonZero,
     panic::{self, AssertUnwindSafe},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -40,7 +41,7 @@ pub fn checkpoint() -> Result<(), ApiError> {
     if abandoned { Err(ApiError::internal("the client has left: the rest of its request was not worked on")) } else { Ok(()) }
 }
 
-/// The compute threads of one front door. They end when this is dropped.
+/// The compute threads of one gateway. They end when this is dropped.
 #[derive(Debug)]
 pub struct Computing(Arc<Shared>);
 
@@ -62,19 +63,14 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Nothing that holds the lock panics.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn work(&self) {
         let mut ended: Option<Begun> = None;
         loop {
             let (begun, job) = {
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 if let Some(ended) = ended.take() {
                     state.line.done(ended);
-                    // What this piece held back may be more than one other piece.
+                    // This piece may have held back more than one other.
                     if state.idle > 0 && state.line.has_waiting() {
                         self.more.notify_one();
                     }
@@ -87,7 +83,7 @@ impl Shared {
                         break next;
                     }
                     state.idle += 1;
-                    state = self.more.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    self.more.wait(&mut state);
                     state.idle -= 1;
                 }
             };
@@ -134,7 +130,7 @@ impl Computing {
             let _ = told.send(done.unwrap_or_else(|_| Err(unreadable())));
         };
         let id = {
-            let mut state = self.0.lock();
+            let mut state = self.0.state.lock();
             let entered = state.line.enter(&party, bytes as u64, Box::new(job));
             if state.idle > 0 {
                 self.0.more.notify_one();
@@ -151,7 +147,7 @@ impl Computing {
 
 impl Drop for Computing {
     fn drop(&mut self) {
-        self.0.lock().over = true;
+        self.0.state.lock().over = true;
         self.0.more.notify_all();
     }
 }
@@ -169,8 +165,8 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if !self.over {
             self.abandoned.store(true, Ordering::Relaxed);
-            // What it holds goes only when the lock is free again.
-            let withdrawn = self.shared.lock().line.withdraw(&self.party, self.id);
+            // The job is dropped after the lock is released.
+            let withdrawn = self.shared.state.lock().line.withdraw(&self.party, self.id);
             drop(withdrawn);
         }
     }
@@ -201,7 +197,7 @@ mod tests {
     #[tokio::test]
     async fn work_whose_client_has_left_keeps_its_thread_until_it_ends() {
         let computing = Arc::new(Computing::start());
-        let threads = computing.0.lock().line.threads();
+        let threads = computing.0.state.lock().line.threads();
         let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
         let gate = Arc::new(Barrier::new(threads));
         let mut clients = Vec::new();

@@ -1,19 +1,19 @@
-//! Custom tools: what they are called with is text, which the model writes as the one argument of a function. A regular expression as
-//! their format is kept; another grammar is told to the model.
+//! Custom tools: they are called with text, which the model writes as the one argument of a function. A regular expression as their format
+//! is kept; another grammar is described to the model.
 
 use crate::{requests::error::ApiError, text::tool::Tool};
 use serde_json::{Value, json};
 
-/// The argument's name.
+/// The name of the function's one argument.
 const INPUT: &str = "input";
-/// How arguments begin, without white space, up to the text.
+/// The beginning of arguments, without white space, up to the text.
 const BEGIN: &str = "{\"input\":\"";
-/// More white space in front of the text than this is no call of a custom tool.
+/// The most white space in front of the text: with more it is no call of a custom tool.
 const BEGIN_BYTES_MAX: usize = 1024;
-/// `\uD83C\uDF0A`: a character as two escapes.
+/// The longest escape of a character: `\uD83C\uDF0A`.
 const ESCAPE_BYTES_MAX: usize = 12;
 
-/// `definition`: an object with a name, and perhaps a description and a format. `param`: where it stands.
+/// Reads a custom tool's definition: an object with a name, and perhaps a description and a format. `param`: its field, for errors.
 pub(crate) fn tool(param: &str, definition: &Value) -> Result<Tool, ApiError> {
     let name = definition["name"].as_str();
     let name = name.ok_or_else(|| ApiError::invalid(format!("{param}.name"), format!("`{param}` needs `name`")))?.to_owned();
@@ -48,7 +48,7 @@ pub(crate) fn tool(param: &str, definition: &Value) -> Result<Tool, ApiError> {
     })
 }
 
-/// What a custom tool was called with, as arguments.
+/// Writes a custom tool's input as arguments.
 pub(crate) fn arguments(input: String) -> Value {
     json!({INPUT: input})
 }

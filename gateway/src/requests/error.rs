@@ -1,4 +1,4 @@
-//! Why a request fails, as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
+//! The failure of a request, as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
 
 use crate::{
     base::shares::Refused,
@@ -16,13 +16,13 @@ use tidemill_tenancy::quota::{Kind, Refusal};
 pub struct ApiError {
     status: StatusCode,
     message: String,
-    /// The request's field at fault.
+    /// The field of the request that is at fault.
     param: Option<String>,
     code: Option<&'static str>,
-    /// Of a block.
+    /// The id by which a block can be appealed against.
     appeal_id: Option<Box<str>>,
     retry_after_s: Option<u64>,
-    /// The same, for clients that read the finer header.
+    /// As [`retry_after_s`](Self::retry_after_s), for clients that read the finer header.
     retry_after_ms: Option<u64>,
 }
 
@@ -41,12 +41,12 @@ impl ApiError {
         Self { retry_after_s: Some(seconds), ..self }
     }
 
-    /// A field of the request is wrong.
+    /// Refuses a request with a field that is wrong.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
-    /// A field of the request asks for something that Tidemill does not have.
+    /// Refuses a request with a field that asks for something which Tidemill does not have.
     pub fn unsupported(param: &str) -> Self {
         Self { code: Some("unsupported_parameter"), ..Self::invalid(param, format!("`{param}` is not supported yet")) }
     }
@@ -55,7 +55,7 @@ impl ApiError {
         Self::invalid(param, "image input is not supported by this model")
     }
 
-    /// What is asked for must not be answered.
+    /// Refuses a request whose answer is forbidden.
     pub fn content_filter(param: &str, Finding { category, stage, score }: Finding, appeal_id: Option<String>) -> Self {
         let message = format!(
             "`{param}` was refused by this server's content policy: {category} (found by {}, score {score:.2} of 1). Please rephrase it.",
@@ -64,7 +64,7 @@ impl ApiError {
         Self { code: Some("content_filter"), appeal_id: appeal_id.map(Into::into), ..Self::invalid(param, message) }
     }
 
-    /// What might be harmful could not be checked.
+    /// Refuses a request that could not be checked, though it may be harmful.
     pub fn unchecked(param: &str, reason: &str) -> Self {
         let message = format!("The safety check of `{param}` could not be made: {reason}. Please try again later.");
         Self {
@@ -75,7 +75,7 @@ impl ApiError {
         }
     }
 
-    /// The body as a whole is wrong.
+    /// Refuses a request whose body is wrong as a whole.
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
@@ -116,7 +116,7 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
     }
 
-    /// What a request names is not stored here.
+    /// Refuses a request that names something which is not stored here.
     pub fn not_found(param: &str, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), code: Some("not_found"), ..Self::new(StatusCode::NOT_FOUND, message) }
     }
@@ -135,12 +135,12 @@ impl ApiError {
         Self { code: Some("no_room_for_facts"), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
-    /// An `Idempotency-Key` with a body that is not its own.
+    /// Refuses an `Idempotency-Key` that was used with another body.
     pub fn other_body(message: impl Into<String>) -> Self {
         Self { code: Some("idempotency_key_reused"), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, message) }
     }
 
-    /// A stream whose rest is neither kept nor can be computed.
+    /// Refuses to resume a stream whose rest is neither kept nor can be computed.
     pub fn not_resumable(message: impl Into<String>) -> Self {
         Self { code: Some("stream_not_kept"), ..Self::new(StatusCode::CONFLICT, message) }
     }
@@ -149,18 +149,18 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, message)
     }
 
-    /// No majority of the coordinators answers.
+    /// Refuses a request while no majority of the coordinators answers.
     pub fn not_now(message: impl Into<String>) -> Self {
         Self { code: Some("no_majority"), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
-    /// An MCP server has not answered since this process started.
+    /// Refuses a request for a tool whose MCP server has not answered since this process started.
     pub fn no_tools_yet(message: impl Into<String>) -> Self {
         let new = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
         Self { param: Some("server_tools".into()), code: Some("tools_not_ready"), retry_after_s: Some(5), ..new }
     }
 
-    /// What the answer shall follow could not be judged now.
+    /// Refuses a request whose constraint could not be judged now.
     pub fn grammar_unjudged(param: &str, reason: &str) -> Self {
         let message = format!("`{param}` could not be checked at the moment: {reason}. Please try again.");
         Self { param: Some(param.into()), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
@@ -192,7 +192,7 @@ impl ApiError {
         Self::unauthorized("You didn't provide an API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
     }
 
-    /// Which key it was is not said: it may be a secret of somewhere else.
+    /// Refuses a key, without naming it: it may be a secret of another service.
     pub fn wrong_key() -> Self {
         Self::unauthorized("Incorrect API key provided: it does not exist here, has expired, or was revoked.")
     }
@@ -206,7 +206,7 @@ impl ApiError {
         Self { code: Some("unknown_tier"), ..Self::new(StatusCode::FORBIDDEN, message) }
     }
 
-    /// A tenant has used up what it may use, or asks for more than that.
+    /// Refuses a request of a tenant that has used up a limit, or asks for more than that.
     pub fn over_quota(tenant: &str, refusal: Refusal) -> Self {
         let of = |kind| match kind {
             Kind::Requests => "requests per minute",
@@ -267,7 +267,7 @@ impl ApiError {
         Self { code: Some("wrong_origin"), ..Self::new(StatusCode::FORBIDDEN, message) }
     }
 
-    /// There is too much to do for a tier.
+    /// Refuses a tier's request while load is shed.
     pub fn shed(tier: &str, wait: Duration) -> Self {
         let message = format!(
             "There is too much to do at the moment, and requests of tier `{tier}` are turned away. Please try again in {}s.",
@@ -281,7 +281,7 @@ impl ApiError {
         }
     }
 
-    /// There is too much to do for this request to be taken.
+    /// Refuses a request while there is too much to do.
     fn overloaded(message: String, retry_after_ms: u64) -> Self {
         Self {
             retry_after_s: Some(retry_after_ms.div_ceil(1000)),
@@ -323,7 +323,7 @@ impl ApiError {
         }
     }
 
-    /// The object, for a body or for an event in the middle of a stream.
+    /// Writes the error object, for a body or for an event in the middle of a stream.
     pub fn body(&self) -> Value {
         let kind = match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",

@@ -39,9 +39,9 @@ pub struct GenerateRequest {
     pub guided_choice: Option<Vec<String>>,
     pub guided_grammar: Option<String>,
     pub guided_whitespace_pattern: Option<String>,
-    /// Separates cached prefixes: only requests with the same salt share them.
+    /// The salt of cached prefixes: only requests with the same salt share them.
     pub cache_salt: Option<String>,
-    /// Chooses the service class.
+    /// The tier that chooses the service class.
     pub service_tier: Option<String>,
     /// Stricter thresholds of safety checks, as in Gemini's API.
     pub safety_settings: Option<Vec<SafetySetting>>,
@@ -95,11 +95,11 @@ pub enum StopField {
     Many(Vec<String>),
 }
 
-/// vLLM's object of constraints. One of them, and how JSON is laid out.
+/// vLLM's object of constraints: one of them, and the layout of JSON.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct StructuredOutputs {
-    /// A schema, or its text.
+    /// The schema, or its text.
     pub json: Option<Value>,
     pub regex: Option<String>,
     pub choice: Option<Vec<String>>,

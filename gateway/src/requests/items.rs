@@ -1,4 +1,4 @@
-//! Items of a response's or conversation's history: what clients send, as stored, as turns of a dialog.
+//! Items of a response's or conversation's history: as clients send them, as stored, and as turns of a dialog.
 
 use crate::{
     base::json,
@@ -13,12 +13,12 @@ use std::collections::HashMap;
 
 /// The name of the tool that `local_shell_call` calls.
 const LOCAL_SHELL: &str = "local_shell";
-/// Items of one request.
+/// The most items of one request.
 pub(crate) const ITEMS_MAX: usize = 4096;
 
-/// What an item says.
+/// The content of an item.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Said {
+pub(crate) enum ItemContent {
     Message {
         role: String,
         text: String,
@@ -29,17 +29,17 @@ pub(crate) enum Said {
         call_id: String,
         text: String,
     },
-    /// A stored item, by its id.
+    /// A stored item, named by its id.
     Reference(String),
-    /// Nothing that the model is told: of a tool that ran elsewhere.
+    /// An item that the model is not shown, such as a call of a tool that ran elsewhere.
     Nothing,
 }
 
 /// An item as a client sent it, understood.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
-    pub(crate) said: Said,
-    /// Completed, but without an id.
+    pub(crate) said: ItemContent,
+    /// The item as it will be stored, but for its id.
     body: Map<String, Value>,
 }
 
@@ -75,7 +75,7 @@ struct Part {
     refusal: Option<String>,
 }
 
-/// `param`: where the item is, for errors.
+/// Reads an item. `param`: its field, for errors.
 pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
     let Value::Object(mut body) = item else {
         return Err(ApiError::invalid(param, format!("`{param}` must be an object")));
@@ -104,7 +104,7 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
             };
             let text = text(&format!("{param}.content"), content)?;
             complete_content(&mut body, &role);
-            Said::Message { role, text }
+            ItemContent::Message { role, text }
         }
         "reasoning" => {
             let content = match fields.content {
@@ -112,11 +112,11 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
                 None => String::new(),
             };
             let summary = text(&format!("{param}.summary"), Content::Parts(fields.summary.unwrap_or_default()))?;
-            Said::Thought(if content.is_empty() { summary } else { content })
+            ItemContent::Thought(if content.is_empty() { summary } else { content })
         }
         "function_call" => {
             let (call_id, name) = (needed("call_id", fields.call_id)?, needed("name", fields.name)?);
-            Said::Call(match fields.arguments {
+            ItemContent::Call(match fields.arguments {
                 None | Some(Value::Null) => ToolCall::new(call_id, name, ""),
                 Some(Value::String(text)) => ToolCall::new(call_id, name, &text),
                 Some(arguments) => ToolCall { id: call_id, name, arguments },
@@ -124,21 +124,24 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
         }
         "custom_tool_call" => {
             let (id, name) = (needed("call_id", fields.call_id)?, needed("name", fields.name)?);
-            Said::Call(ToolCall { id, name, arguments: custom::arguments(fields.input.unwrap_or_default()) })
+            ItemContent::Call(ToolCall { id, name, arguments: custom::arguments(fields.input.unwrap_or_default()) })
         }
         "local_shell_call" => {
             let id = needed("call_id", fields.call_id.or(fields.id))?;
-            Said::Call(ToolCall { id, name: LOCAL_SHELL.into(), arguments: fields.action.unwrap_or_else(|| json!({})) })
+            ItemContent::Call(ToolCall { id, name: LOCAL_SHELL.into(), arguments: fields.action.unwrap_or_else(|| json!({})) })
         }
         "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" => {
             let output = fields.output.unwrap_or_else(|| Content::Text(String::new()));
-            Said::Returned { call_id: needed("call_id", fields.call_id.or(fields.id))?, text: text(&format!("{param}.output"), output)? }
+            ItemContent::Returned {
+                call_id: needed("call_id", fields.call_id.or(fields.id))?,
+                text: text(&format!("{param}.output"), output)?,
+            }
         }
-        // What came of them is in the answer that followed.
+        // Their results are part of the answer that followed.
         "web_search_call" | "file_search_call" | "code_interpreter_call" | "image_generation_call" | "mcp_call" | "mcp_list_tools" => {
-            Said::Nothing
+            ItemContent::Nothing
         }
-        "item_reference" => Said::Reference(needed("id", fields.id)?),
+        "item_reference" => ItemContent::Reference(needed("id", fields.id)?),
         other => {
             let message = format!("`{param}` is of type `{other}`: items are messages, reasoning, function calls and their outputs");
             return Err(ApiError::invalid(format!("{param}.type"), message));
@@ -150,16 +153,16 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
     Ok(Sent { said, body })
 }
 
-/// A stored item, read again.
-pub(crate) fn recall(item: &Item) -> Result<(Value, Said), ApiError> {
+/// Reads a stored item again.
+pub(crate) fn recall(item: &Item) -> Result<(Value, ItemContent), ApiError> {
     let broken = |reason: String| ApiError::internal(format!("the stored item `{}` cannot be read: {reason}", item.id));
     let value: Value = json::from_slice(item.body.as_bytes()).map_err(|error| broken(error.to_string()))?;
     let sent = understand("item", value.clone()).map_err(|error| broken(error.message().to_owned()))?;
     Ok((value, sent.said))
 }
 
-impl Said {
-    /// The text that makes up most of what a tokenizer is given.
+impl ItemContent {
+    /// The text that makes up most of the work of a tokenizer.
     pub(crate) fn text(&self) -> &str {
         match self {
             Self::Message { text, .. } | Self::Thought(text) | Self::Returned { text, .. } => text,
@@ -168,7 +171,7 @@ impl Said {
         }
     }
 
-    /// Of the text, without what a template puts around it.
+    /// Counts the tokens of the text, without those that a template puts around it.
     pub(crate) fn tokens(&self, tokenizer: &Tokenizer) -> u32 {
         let tokens = |text: &str| tokenizer.encode(text, false).map_or(0, |tokens| tokens.len() as u32);
         match self {
@@ -180,7 +183,7 @@ impl Said {
 }
 
 impl Sent {
-    /// As it is stored and listed.
+    /// The item as it is stored and listed.
     pub(crate) fn named(&self, id: String) -> Item {
         let mut body = Map::new();
         body.insert("id".into(), id.clone().into());
@@ -190,16 +193,15 @@ impl Sent {
 
     pub(crate) fn prefix(&self) -> &'static str {
         match self.said {
-            Said::Message { .. } | Said::Reference(_) => "msg_",
-            Said::Thought(_) => "rs_",
-            Said::Call(_) => "fc_",
-            Said::Returned { .. } => "fco_",
-            Said::Nothing => "ht_",
+            ItemContent::Message { .. } | ItemContent::Reference(_) => "msg_",
+            ItemContent::Thought(_) => "rs_",
+            ItemContent::Call(_) => "fc_",
+            ItemContent::Returned { .. } => "fco_",
+            ItemContent::Nothing => "ht_",
         }
     }
 
-    /// An id that follows from the item and all before it: a client that sends its whole history each time has each item
-    /// stored once.
+    /// Makes an id that follows from the item and all before it: a client that sends its whole history each time has each item stored once.
     pub(crate) fn chained_id(&self, before: &str) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(before.as_bytes()).update(b"\0").update(Value::Object(self.body.clone()).to_string().as_bytes());
@@ -208,7 +210,7 @@ impl Sent {
     }
 }
 
-/// A message's content as a list of parts, which is how it is listed.
+/// Turns a message's content into a list of parts, as it is listed.
 fn complete_content(body: &mut Map<String, Value>, role: &str) {
     if let Some(Value::String(text)) = body.get("content") {
         let part = match role {
@@ -219,7 +221,7 @@ fn complete_content(body: &mut Map<String, Value>, role: &str) {
     }
 }
 
-/// Templates expect text: parts are joined by line breaks, as in chat.
+/// Joins a content's parts by line breaks, as in chat: templates expect text.
 fn text(param: &str, content: Content) -> Result<String, ApiError> {
     let parts = match content {
         Content::Text(text) => return Ok(text),
@@ -237,41 +239,41 @@ fn text(param: &str, content: Content) -> Result<String, ApiError> {
     Ok(parts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-/// Items as turns. Thought, text and calls of one answer are items of their own; to a template they are one message.
-pub(crate) fn turns(said: impl IntoIterator<Item = Said>) -> Vec<Message> {
+/// Groups items into turns. Thought, text and calls of one answer are items of their own; to a template they are one message.
+pub(crate) fn turns(said: impl IntoIterator<Item = ItemContent>) -> Vec<Message> {
     let mut turns: Vec<Message> = Vec::new();
     let mut names = HashMap::new();
     for said in said {
         match said {
-            Said::Message { role, text } if role == "assistant" => {
+            ItemContent::Message { role, text } if role == "assistant" => {
                 let turn = assistant(&mut turns, |turn| turn.content.is_none() && turn.tool_calls.is_empty());
                 turn.content = Some(text);
             }
-            Said::Message { role, text } => turns.push(Message { role, content: Some(text), ..Message::default() }),
-            Said::Thought(text) if text.is_empty() => {}
-            Said::Thought(text) => {
+            ItemContent::Message { role, text } => turns.push(Message { role, content: Some(text), ..Message::default() }),
+            ItemContent::Thought(text) if text.is_empty() => {}
+            ItemContent::Thought(text) => {
                 let turn = assistant(&mut turns, |turn| turn.reasoning.is_none() && turn.content.is_none() && turn.tool_calls.is_empty());
                 turn.reasoning = Some(text);
             }
-            Said::Call(call) => {
+            ItemContent::Call(call) => {
                 names.insert(call.id.clone(), call.name.clone());
                 assistant(&mut turns, |_| true).tool_calls.push(call);
             }
-            Said::Returned { call_id, text } => turns.push(Message {
+            ItemContent::Returned { call_id, text } => turns.push(Message {
                 role: "tool".into(),
                 content: Some(text),
                 name: names.get(&call_id).cloned(),
                 tool_call_id: Some(call_id),
                 ..Message::default()
             }),
-            Said::Nothing => {}
-            Said::Reference(_) => debug_assert!(false, "references were looked up"),
+            ItemContent::Nothing => {}
+            ItemContent::Reference(_) => debug_assert!(false, "references were looked up"),
         }
     }
     turns
 }
 
-/// The assistant's turn that goes on, if it has room for what comes, or a new one.
+/// Returns the assistant's turn that continues, if it has room, or a new one.
 fn assistant(turns: &mut Vec<Message>, room: impl FnOnce(&Message) -> bool) -> &mut Message {
     if !turns.last().is_some_and(|turn| turn.role == "assistant" && room(turn)) {
         turns.push(Message { role: "assistant".into(), ..Message::default() });

@@ -1,4 +1,4 @@
-//! A client's wishes, checked: each error names the field.
+//! A client's options, checked: each error names the field.
 
 use crate::{
     cache::semantic::Inquiry,
@@ -7,7 +7,7 @@ use crate::{
         error::ApiError,
         generate::{GenerateRequest, SafetySetting, Seed, StopField},
         parse::{at_most, in_range},
-        structured::Asked,
+        structured::RequestedGrammar,
     },
     text::{
         TextModel,
@@ -24,56 +24,56 @@ use tidemill_safety::{
     pii::vault::Vault,
 };
 
-/// Choices per prompt.
+/// The most choices per prompt.
 const CHOICES_MAX: u32 = 128;
 const STOPS_MAX: usize = 16;
-/// Bytes of a stop string. The text held back is at most this long.
+/// The most bytes of a stop string. The text held back is at most this long.
 const STOP_BYTES_MAX: usize = 1024;
 const STOP_TOKENS_MAX: usize = 256;
 const LOGIT_BIASES_MAX: usize = 1024;
 const SALT_BYTES_MAX: usize = 256;
-/// Likeliest tokens reported per position.
+/// The most likeliest tokens that are reported per position.
 pub const TOP_LOGPROBS_MAX: u32 = 20;
 
-/// A client's wishes, besides its prompt.
+/// A client's options, besides its prompt.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// When the request came in.
+    /// The time at which the request came in.
     pub arrived: Instant,
     pub choices: u32,
     pub stream: bool,
     pub include_usage: bool,
     pub continuous_usage: bool,
-    /// The length that the client allows; the endpoint has its own default.
+    /// The most tokens that the client allows; the endpoint has its own default.
     pub max_tokens: Option<u32>,
     /// Whether a `max_tokens` that does not fit after the prompt becomes what fits, or is refused.
     pub max_tokens_shrinks: bool,
     pub rules: TextRules,
-    /// What every choice's text must follow.
+    /// The grammar that every choice's text must follow.
     pub constraint: Option<Constrained>,
     pub return_token_ids: bool,
     pub salt: Vec<u8>,
-    /// Greedy, or with a seed of the client's: the same request has the same answer.
+    /// Whether the same request has the same answer: it is greedy, or has a seed of the client's.
     pub repeatable: bool,
-    /// An answer to a similar question would do, if what is asked is one question.
+    /// Whether an answer to a similar question would do, if the prompt is one question.
     pub similar_will_do: bool,
-    /// That question.
+    /// The cache query for that question.
     pub inquiry: Option<Inquiry>,
     pub class: ClassId,
     /// The class's tier, if the client asked for any.
     pub service_tier: Option<String>,
-    /// Stricter limits of the safety checks.
+    /// Stricter thresholds of the safety checks.
     pub safety: Vec<(Category, Threshold)>,
-    /// What its prompt leaves to the judge.
+    /// Uncertain findings in the prompt, to be moderated.
     pub doubts: Vec<Doubt>,
-    /// What placeholders in the prompt stand for.
+    /// The originals of the prompt's placeholders.
     pub vault: Option<Arc<Vault>>,
-    /// Without log-probabilities; the endpoints spell those differently.
+    /// Sampling, without log-probabilities, which the endpoints spell differently.
     pub sampling: Sampling,
 }
 
 impl Options {
-    /// Fills in the model author's defaults, then the API's.
+    /// Checks a request. Fields that it lacks have the model author's defaults, or else the API's.
     pub fn check(arrived: Instant, request: GenerateRequest, model: &TextModel, classes: &Classes) -> Result<Self, ApiError> {
         let vocab_size = model.config.identity.vocab_size;
         let choices = in_range("n", request.n.unwrap_or(1), 1..=CHOICES_MAX)?;
@@ -178,22 +178,22 @@ fn safety(settings: Vec<SafetySetting>) -> Result<Vec<(Category, Threshold)>, Ap
 pub struct Constrained {
     pub constraint: Constraint,
     pub param: &'static str,
-    /// It may be given to workers. Only the [gateway](crate::serving::gateway::Gateway::check_constraint) says so.
+    /// Whether the grammar may be given to workers. Only the [gateway](crate::serving::gateway::Gateway::check_constraint) sets it.
     pub has_passed: bool,
 }
 
-/// The `param` of a constraint that nobody asked for: tools' calls must keep to it, and what is said besides is free.
+/// The `param` of a constraint that no client asked for: tools' calls must keep to it, and text besides is free.
 pub const FORM_OF_CALLS: &str = "tools";
 
 impl Options {
-    /// Whether the client wants what is said in a form of its own.
+    /// Whether the client wants the text in a form of its own.
     pub fn has_form(&self) -> bool {
         self.constraint.as_ref().is_some_and(|constrained| constrained.param != FORM_OF_CALLS)
     }
 
-    /// Makes every choice's text follow a grammar, which has to pass before the request goes on. The text ends with the model's end of
-    /// sequence, which a client that ignores it then only puts off. The last call counts: it may wrap what an earlier one asked for.
-    pub fn constrain(&mut self, Asked { grammar, param }: Asked, model: &TextModel) {
+    /// Makes every choice's text follow a grammar, which has to pass before the request is started. The text ends with the model's end of
+    /// sequence, which a client that ignores it then only puts off. The last call counts: it may wrap an earlier grammar.
+    pub fn constrain(&mut self, RequestedGrammar { grammar, param }: RequestedGrammar, model: &TextModel) {
         let end_tokens = model.eos_tokens();
         let TextRules { stop_tokens, eos_tokens, .. } = &mut self.rules;
         let ends_late = self.constraint.as_ref().map_or(eos_tokens.is_empty(), |earlier| earlier.constraint.ends_late);

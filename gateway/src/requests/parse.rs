@@ -5,9 +5,65 @@ use axum::{
     body::{Body, to_bytes},
     http::{HeaderMap, header},
 };
-use serde::de::DeserializeOwned;
-use serde_json::de::SliceRead;
-use std::{error::Error, ops::RangeBounds};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _, MapAccess, Visitor},
+};
+use serde_json::{Map, Value, de::SliceRead};
+use std::{error::Error, fmt, ops::RangeBounds};
+
+/// A request's body, parsed once. Each reader takes the fields that it knows, and ignores the others.
+#[derive(Debug)]
+pub struct JsonBody(Value);
+
+impl JsonBody {
+    /// Parses a body, which must be a JSON object that has no field twice.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+        json(bytes)
+    }
+
+    /// Returns all fields as they came.
+    pub fn fields(&self) -> &Map<String, Value> {
+        self.0.as_object().expect("a body is read as an object")
+    }
+
+    /// Reads the fields of `T` from a body that others read as well.
+    pub fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, ApiError> {
+        serde_path_to_error::deserialize(&self.0).map_err(refused)
+    }
+
+    /// Reads the fields of `T`, without copies.
+    pub fn into<T: DeserializeOwned>(self) -> Result<T, ApiError> {
+        serde_path_to_error::deserialize(self.0).map_err(refused)
+    }
+}
+
+impl<'de> Deserialize<'de> for JsonBody {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Map<String, Value>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut body: A) -> Result<Self::Value, A::Error> {
+                let mut fields = Map::new();
+                while let Some((name, value)) = body.next_entry::<String, Value>()? {
+                    if fields.contains_key(&name) {
+                        return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
+                    }
+                    fields.insert(name, value);
+                }
+                Ok(fields)
+            }
+        }
+
+        deserializer.deserialize_map(Reader).map(|fields| Self(Value::Object(fields)))
+    }
+}
 
 /// Reads a body of at most `limit` bytes.
 pub async fn read(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
@@ -31,9 +87,10 @@ pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
 
 /// Reads a body as `T`, ignoring fields that `T` does not have.
 pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // Fields that are ignored count, too.
+    // UTF-8 is required even in fields that are ignored.
     std::str::from_utf8(bytes)
         .map_err(|error| ApiError::malformed(format!("the request body is not valid JSON: it is not UTF-8: {error}")))?;
+    json::note_parse(bytes);
     let bytes = json::unmarked(bytes);
     // Serde would also read a struct from a list of its fields.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
@@ -50,25 +107,27 @@ pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 }
 
 fn whole<'a, T: DeserializeOwned>(mut json: serde_json::Deserializer<SliceRead<'a>>) -> Result<T, ApiError> {
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let path = error.path().to_string();
-        let inner = error.into_inner();
-        let missing = inner.to_string().strip_prefix("missing field `").and_then(|rest| Some(rest.split_once('`')?.0.to_owned()));
-        match missing {
-            _ if inner.to_string().starts_with("recursion limit") => {
-                ApiError::malformed(format!("the request body is nested deeper than {} levels", json::DEPTH_MAX))
-            }
-            _ if inner.is_syntax() || inner.is_eof() => ApiError::malformed(format!("the request body is not valid JSON: {inner}")),
-            Some(field) if path == "." => ApiError::invalid(field, inner.to_string()),
-            _ if path == "." => ApiError::malformed(inner.to_string()),
-            _ => ApiError::invalid(path.clone(), format!("`{path}`: {inner}")),
-        }
-    })?;
+    let value = serde_path_to_error::deserialize(&mut json).map_err(refused)?;
     json.end().map_err(|error| ApiError::malformed(format!("the request body is not valid JSON: {error}")))?;
     Ok(value)
 }
 
-/// NaN is in no range.
+fn refused(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
+    let path = error.path().to_string();
+    let inner = error.into_inner();
+    let missing = inner.to_string().strip_prefix("missing field `").and_then(|rest| Some(rest.split_once('`')?.0.to_owned()));
+    match missing {
+        _ if inner.to_string().starts_with("recursion limit") => {
+            ApiError::malformed(format!("the request body is nested deeper than {} levels", json::DEPTH_MAX))
+        }
+        _ if inner.is_syntax() || inner.is_eof() => ApiError::malformed(format!("the request body is not valid JSON: {inner}")),
+        Some(field) if path == "." => ApiError::invalid(field, inner.to_string()),
+        _ if path == "." => ApiError::malformed(inner.to_string()),
+        _ => ApiError::invalid(path.clone(), format!("`{path}`: {inner}")),
+    }
+}
+
+/// Refuses a value outside of its range. NaN is in none.
 pub fn in_range<T: PartialOrd + std::fmt::Display>(param: &str, value: T, range: impl RangeBounds<T>) -> Result<T, ApiError> {
     config::in_range(param, value, range).map_err(|problem| ApiError::invalid(param, problem))
 }
@@ -89,8 +148,12 @@ mod tests {
         requests::generate::GenerateRequest,
     };
 
-    fn error<T: DeserializeOwned + std::fmt::Debug>(body: &str) -> serde_json::Value {
-        json::<T>(body.as_bytes()).unwrap_err().body()["error"].clone()
+    /// Returns the error, which names the same field whether the body is read as `T` at once or parsed first.
+    fn error<T: DeserializeOwned + fmt::Debug>(body: &str) -> Value {
+        let at_once = json::<T>(body.as_bytes()).unwrap_err().body()["error"].clone();
+        let parsed = JsonBody::parse(body.as_bytes()).and_then(JsonBody::into::<T>).unwrap_err().body()["error"].clone();
+        assert_eq!(at_once["param"], parsed["param"]);
+        parsed
     }
 
     #[test]
@@ -118,6 +181,17 @@ mod tests {
         for other in ["text/plain", "application/x-www-form-urlencoded", "application/jsonl", "", "multipart/form-data; boundary=x"] {
             assert_eq!(check(Some(other)), Err(415), "{other}");
         }
+    }
+
+    #[test]
+    fn a_body_is_an_object_that_has_no_field_twice() {
+        let refused = |body: &str| JsonBody::parse(body.as_bytes()).unwrap_err().message().to_owned();
+        for other in ["3", "null", "\"{}\"", "[]"] {
+            assert!(refused(other).contains("a JSON object"), "{other}");
+        }
+        assert!(refused(r#"{"n": 1, "n": 2}"#).contains("duplicate field `n`"));
+        let body = JsonBody::parse(br#"{"\u006e": 1, "model": "tiny"}"#).unwrap();
+        assert_eq!((body.fields().len(), body.read::<GenerateRequest>().unwrap().n), (2, Some(1)));
     }
 
     #[test]

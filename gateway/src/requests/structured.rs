@@ -1,4 +1,4 @@
-//! What a client wants its answers to follow: OpenAI's `response_format`, and vLLM's `structured_outputs` and `guided_*`.
+//! Constraints on answers: OpenAI's `response_format`, and vLLM's `structured_outputs` and `guided_*`.
 
 use crate::requests::{
     error::ApiError,
@@ -15,24 +15,28 @@ use tidemill_grammar::{
 };
 use tidemill_proto::grammar::Grammar;
 
-/// Judges a schema, and says how the compiler takes it.
+/// A judge of schemas, which returns the grammar that the compiler takes.
 pub type JudgeSchema<'a> = &'a mut dyn FnMut(&Value, Terms) -> Result<Grammar, AskError>;
 
 /// A grammar, and the field of the request that asked for it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Asked {
+pub struct RequestedGrammar {
     pub grammar: Grammar,
     pub param: &'static str,
 }
 
 /// Takes the constraint that a request names, if it names one. The grammar has yet to pass as a whole.
-pub fn grammar(request: &mut GenerateRequest, judge: JudgeSchema<'_>) -> Result<Option<Asked>, ApiError> {
+pub fn grammar(request: &mut GenerateRequest, judge: JudgeSchema<'_>) -> Result<Option<RequestedGrammar>, ApiError> {
     grammar_beside(request, None, judge)
 }
 
-/// The same where the protocol has a field of its own for it, which asked for `format`.
-pub fn grammar_beside(request: &mut GenerateRequest, format: Option<Asked>, judge: JudgeSchema<'_>) -> Result<Option<Asked>, ApiError> {
-    let mut asked: Vec<Asked> = format.into_iter().collect();
+/// Like [`grammar`], for a protocol that has a field of its own for the constraint, which asked for `format`.
+pub fn grammar_beside(
+    request: &mut GenerateRequest,
+    format: Option<RequestedGrammar>,
+    judge: JudgeSchema<'_>,
+) -> Result<Option<RequestedGrammar>, ApiError> {
+    let mut asked: Vec<RequestedGrammar> = format.into_iter().collect();
     if let Some(format) = request.response_format.take() {
         asked.extend(response_format(format, &mut *judge)?);
     }
@@ -43,17 +47,17 @@ pub fn grammar_beside(request: &mut GenerateRequest, format: Option<Asked>, judg
         [("structured_outputs.json", outputs.json, whitespace), ("guided_json", request.guided_json.take(), none)]
     {
         if let Some(schema) = schema {
-            asked.push(Asked { grammar: schema_grammar(param, &parsed(param, schema)?, whitespace, &mut *judge)?, param });
+            asked.push(RequestedGrammar { grammar: schema_grammar(param, &parsed(param, schema)?, whitespace, &mut *judge)?, param });
         }
     }
     if outputs.json_object == Some(true) {
         let param = "structured_outputs.json_object";
-        asked.push(Asked { grammar: schema_grammar(param, &any_object(), whitespace, &mut *judge)?, param });
+        asked.push(RequestedGrammar { grammar: schema_grammar(param, &any_object(), whitespace, &mut *judge)?, param });
     }
     for (param, expression) in [("structured_outputs.regex", outputs.regex), ("guided_regex", request.guided_regex.take())] {
         if let Some(expression) = expression {
             check_size(expression.len()).map_err(|error| refused(param, &error))?;
-            asked.push(Asked { grammar: Grammar::Regex(expression.into()), param });
+            asked.push(RequestedGrammar { grammar: Grammar::Regex(expression.into()), param });
         }
     }
     for (param, choices) in [("structured_outputs.choice", outputs.choice), ("guided_choice", request.guided_choice.take())] {
@@ -67,14 +71,14 @@ pub fn grammar_beside(request: &mut GenerateRequest, format: Option<Asked>, judg
             }
             Some(choices) => {
                 check_size(choices.iter().map(String::len).sum()).map_err(|error| refused(param, &error))?;
-                asked.push(Asked { grammar: lark::choice(&choices), param });
+                asked.push(RequestedGrammar { grammar: lark::choice(&choices), param });
             }
             None => {}
         }
     }
     for (param, text) in [("structured_outputs.grammar", outputs.grammar), ("guided_grammar", request.guided_grammar.take())] {
         if let Some(text) = text {
-            asked.push(Asked { grammar: written_grammar(param, text)?, param });
+            asked.push(RequestedGrammar { grammar: written_grammar(param, text)?, param });
         }
     }
     match &asked[..] {
@@ -86,20 +90,22 @@ pub fn grammar_beside(request: &mut GenerateRequest, format: Option<Asked>, judg
     }
 }
 
-/// The format of an answer as Responses and Messages write it: the schema beside the type. `param` and `schema_param` name its fields.
+/// Reads an answer's format as Responses and Messages write it: the schema beside the type. `param` and `schema_param` name its fields.
 pub fn flat_format(
     param: &'static str,
     schema_param: &'static str,
     format: &Value,
     judge: JudgeSchema<'_>,
-) -> Result<Option<Asked>, ApiError> {
+) -> Result<Option<RequestedGrammar>, ApiError> {
     match format["type"].as_str() {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), Terms::default(), judge)?, param })),
+        Some("json_object") => {
+            Ok(Some(RequestedGrammar { grammar: schema_grammar(param, &any_object(), Terms::default(), judge)?, param }))
+        }
         Some("json_schema") => {
             let schema = format.get("schema").ok_or_else(|| ApiError::invalid(schema_param, format!("`{schema_param}` is missing")))?;
             let terms = Terms { strict: format["strict"].as_bool().unwrap_or(false), ..Terms::default() };
-            Ok(Some(Asked { grammar: schema_grammar(schema_param, schema, terms, judge)?, param: schema_param }))
+            Ok(Some(RequestedGrammar { grammar: schema_grammar(schema_param, schema, terms, judge)?, param: schema_param }))
         }
         _ => {
             let message = format!("`{param}.type` is {}: it must be `text`, `json_object` or `json_schema`", format["type"]);
@@ -108,14 +114,14 @@ pub fn flat_format(
     }
 }
 
-/// A grammar is not taken: the field, and the place in it.
+/// Refuses a grammar, and names the field and the place in it.
 pub fn refused(param: &str, error: &GrammarError) -> ApiError {
     let param = format!("{param}{}", error.path().unwrap_or_default());
     let message = format!("`{param}`: {error}");
     ApiError::invalid(param, message)
 }
 
-/// A grammar has not passed: it is refused, or could not be judged.
+/// Refuses a grammar that did not pass, or could not be judged.
 pub fn unjudged(param: &str, error: &AskError) -> ApiError {
     match error {
         AskError::Refused(error) => refused(param, error),
@@ -123,19 +129,19 @@ pub fn unjudged(param: &str, error: &AskError) -> ApiError {
     }
 }
 
-fn response_format(format: ResponseFormat, judge: JudgeSchema<'_>) -> Result<Option<Asked>, ApiError> {
+fn response_format(format: ResponseFormat, judge: JudgeSchema<'_>) -> Result<Option<RequestedGrammar>, ApiError> {
     match format.r#type.as_str() {
         "text" => Ok(None),
         "json_object" => {
             let param = "response_format";
-            Ok(Some(Asked { grammar: schema_grammar(param, &any_object(), Terms::default(), judge)?, param }))
+            Ok(Some(RequestedGrammar { grammar: schema_grammar(param, &any_object(), Terms::default(), judge)?, param }))
         }
         "json_schema" => {
             let param = "response_format.json_schema.schema";
             let (schema, strict) = format.json_schema.map_or((None, None), |json_schema| (json_schema.schema, json_schema.strict));
             let terms = Terms { strict: strict.unwrap_or(false), ..Terms::default() };
             let schema = schema.ok_or_else(|| ApiError::invalid(param, format!("`{param}` is missing")))?;
-            Ok(Some(Asked { grammar: schema_grammar(param, &schema, terms, judge)?, param }))
+            Ok(Some(RequestedGrammar { grammar: schema_grammar(param, &schema, terms, judge)?, param }))
         }
         other => {
             let message = format!("`response_format.type` is `{other}`: it must be `text`, `json_object` or `json_schema`");
@@ -144,7 +150,7 @@ fn response_format(format: ResponseFormat, judge: JudgeSchema<'_>) -> Result<Opt
     }
 }
 
-/// Refuses what vLLM has and we do not, rather than leave it out.
+/// Refuses options that vLLM has and we do not, rather than ignore them.
 fn check_layout(request: &GenerateRequest, outputs: &StructuredOutputs) -> Result<Whitespace, ApiError> {
     for (param, given) in [
         ("structured_outputs.structural_tag", outputs.structural_tag.is_some()),
@@ -163,7 +169,7 @@ fn schema_grammar(param: &str, schema: &Value, terms: impl Into<Terms>, judge: J
     judge(schema, terms.into()).map_err(|error| unjudged(param, &error))
 }
 
-/// A schema may come as its text.
+/// Reads a schema, which may come as its text.
 fn parsed(param: &str, schema: Value) -> Result<Value, ApiError> {
     match schema {
         Value::String(text) => {
@@ -193,7 +199,7 @@ mod tests {
     use crate::requests::parse;
     use tidemill_grammar::compiler::{GRAMMAR_BYTES_MAX, json_schema};
 
-    fn asked(body: &Value) -> Result<Option<Asked>, ApiError> {
+    fn asked(body: &Value) -> Result<Option<RequestedGrammar>, ApiError> {
         let judge = &mut |schema: &Value, terms: Terms| Ok(json_schema(schema, terms)?);
         grammar(&mut parse::json(body.to_string().as_bytes()).unwrap(), judge)
     }

@@ -1,8 +1,8 @@
-//! Whether a rollout goes on, waits or goes back. It is judged often; each time by all that is known then.
+//! The judgement of a rollout: it advances, waits or goes back. It is judged often, each time by all that is known then.
 //!
-//! `to` is compared with `from` at the same time, so that what ails both (a full cluster, a slow network) is not held against it; where
-//! nobody is at `from` any more, with what `from` was like before. Few requests prove nothing: both need `requests_min` of them, and a
-//! share must be worse by `CASES_MIN` requests, too.
+//! `to` is compared with `from` at the same time, so that a trouble of both (a full cluster, a slow network) is not held against it; once
+//! no user is at `from` any more, with the figures that `from` had before. Few requests prove nothing: both need `requests_min` of them,
+//! and a share must also be worse by `CASES_MIN` requests.
 
 use super::{
     record::{Rollout, State, Summary},
@@ -54,7 +54,7 @@ pub fn judge(rollout: &Rollout, seen: &Seen, now: Duration) -> Verdict {
     if got < wanted { Verdict::Hold(format!("{got} of {wanted} {what}")) } else { Verdict::Advance }
 }
 
-/// What is wrong with `to`, if anything is.
+/// Describes the first limit that `to` breaks, if it breaks one.
 fn breach(rollout: &Rollout, seen: &Seen) -> Option<String> {
     let limits = &rollout.limits;
     if let Some(breach) = rollout.golden.and_then(|golden| golden.breach(limits)) {
@@ -120,7 +120,7 @@ mod tests {
         *,
     };
 
-    /// So many requests of a model, so many of them failed or late.
+    /// Counts of `requests` requests of a model, `failed` of them failed and `missed` late.
     fn counts(requests: u64, failed: u64, missed: u64, ttft_ms: u64, tpot_ms: u64) -> Counts {
         let mut counts = Counts::default();
         for number in 0..requests {
@@ -156,9 +156,9 @@ mod tests {
             (good(), counts(100, 0, 0, 260, 20), None),
             (good(), counts(100, 0, 0, 400, 20), Some("TTFT")),
             (good(), counts(100, 0, 0, 200, 40), Some("TPOT")),
-            // Differences that nobody notices.
+            // Differences too small to notice.
             (counts(100, 0, 0, 10, 1), counts(100, 0, 0, 40, 4), None),
-            // What ails both is not held against one.
+            // A trouble of both models is not held against one.
             (sick.clone(), sick.clone(), None),
             (good(), sick, Some("failed")),
             // Few requests prove nothing,

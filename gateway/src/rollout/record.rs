@@ -1,4 +1,4 @@
-//! A rollout as the coordinators agree on it: one record of the registry, which whoever has a reason changes by its revision.
+//! A rollout as the coordinators agree on it: one record of the registry, which any coordinator changes by its revision.
 
 use crate::routing::sticky;
 use serde::{Deserialize, Serialize};
@@ -24,13 +24,13 @@ pub struct Rollout {
     pub limits: Limits,
     /// Scores on the golden set.
     pub golden: Option<Golden>,
-    /// Share of `from`'s requests that `to` answers, too, unseen.
+    /// Share of `from`'s requests that `to` answers as well, unseen.
     pub shadow: f64,
-    /// What `from` was like at the last step: at 100 % nobody is there to compare with.
+    /// The figures of `from` at the last step: at 100 % no user is left there to compare with.
     pub baseline: Option<Summary>,
     pub started_ms: u64,
     pub paused_ms: Option<u64>,
-    /// What happened, the last `EVENTS_MAX`.
+    /// The last `EVENTS_MAX` events.
     pub events: Vec<Event>,
 }
 
@@ -87,7 +87,7 @@ pub struct Summary {
     pub goodput: f64,
     pub ttft_p95_ms: Option<f64>,
     pub tpot_p95_ms: Option<f64>,
-    /// Of the votes.
+    /// Share of the votes.
     pub thumbs_down: f64,
     pub votes: u64,
 }
@@ -98,10 +98,10 @@ pub struct Event {
     pub what: String,
 }
 
-/// What an operator asks for.
+/// An operator's request for a rollout.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Wanted {
+pub struct NewRollout {
     pub from: String,
     pub to: String,
     #[serde(default)]
@@ -112,7 +112,7 @@ pub struct Wanted {
     pub limits: Limits,
     #[serde(default)]
     pub golden: Option<Golden>,
-    /// Without golden scores, too.
+    /// Whether it may start without golden scores.
     #[serde(default)]
     pub no_gate: bool,
     #[serde(default)]
@@ -190,7 +190,7 @@ impl Limits {
 }
 
 impl Golden {
-    /// What is wrong with `to`, if anything is.
+    /// Describes the first golden score of `to` that breaks a limit, if one does.
     pub fn breach(&self, limits: &Limits) -> Option<String> {
         // Scores are given with few digits; their difference has many.
         let under = self.from - self.to;
@@ -205,8 +205,8 @@ impl Golden {
 
 impl Rollout {
     /// A new one, at its first step.
-    pub fn start(wanted: Wanted, id: String, now: Duration) -> Result<Self, Wrong> {
-        let Wanted { from, to, steps, step_s, limits, golden, no_gate, shadow } = wanted;
+    pub fn start(wanted: NewRollout, id: String, now: Duration) -> Result<Self, Wrong> {
+        let NewRollout { from, to, steps, step_s, limits, golden, no_gate, shadow } = wanted;
         let rollout = Self {
             id,
             from,
@@ -239,7 +239,7 @@ impl Rollout {
         Ok(rollout.told(now, State::Running, format!("started at {first} %")))
     }
 
-    /// What does not depend on when.
+    /// Checks all that does not depend on the time.
     pub fn check(&self) -> Result<(), Wrong> {
         let wrong = |field, reason: &str| Err(Wrong::Field(field, reason.to_owned()));
         if self.from == self.to {
@@ -268,7 +268,7 @@ impl Rollout {
         }
     }
 
-    /// Whether a user is at `to`. Whoever is there at a step is there at all later ones.
+    /// Whether a user is at `to`. A user who is there at one step is there at all later ones.
     pub fn takes(&self, user: &str) -> bool {
         let share = self.share();
         share > 0.0 && sticky::place(&self.id, user) < share
@@ -306,7 +306,7 @@ impl Rollout {
         }
     }
 
-    /// The step goes on where it was.
+    /// Resumes the step where it was.
     pub fn resumed(&self, now: Duration) -> Result<Self, Wrong> {
         match (self.state, self.paused_ms) {
             (State::Paused, Some(paused)) => {
@@ -317,7 +317,7 @@ impl Rollout {
         }
     }
 
-    /// All users go back. One that is done can be taken back, too.
+    /// Takes all users back, also from a rollout that is done.
     pub fn aborted(&self, now: Duration) -> Result<Self, Wrong> {
         match self.state {
             State::Running | State::Paused | State::Done => Ok(self.told(now, State::Aborted, "aborted by an operator".into())),
@@ -349,8 +349,8 @@ impl Rollout {
 pub(super) mod tests {
     use super::*;
 
-    pub(crate) fn wanted() -> Wanted {
-        Wanted {
+    pub(crate) fn wanted() -> NewRollout {
+        NewRollout {
             from: "a".into(),
             to: "b".into(),
             steps: None,
@@ -403,25 +403,25 @@ pub(super) mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_by_name() {
-        let start = |wanted: Wanted| Rollout::start(wanted, "id".into(), at(1)).map(drop).map_err(|wrong| wrong.to_string());
+        let start = |wanted: NewRollout| Rollout::start(wanted, "id".into(), at(1)).map(drop).map_err(|wrong| wrong.to_string());
         assert_eq!(start(wanted()), Ok(()));
-        assert_eq!(start(Wanted { golden: None, no_gate: true, ..wanted() }), Ok(()));
+        assert_eq!(start(NewRollout { golden: None, no_gate: true, ..wanted() }), Ok(()));
         let limits = Limits::default();
         for (wanted, words) in [
-            (Wanted { golden: None, ..wanted() }, "--no-gate"),
-            (Wanted { golden: Some(Golden { from: 0.9, to: 0.87 }), ..wanted() }, "down by 0.030"),
-            (Wanted { golden: Some(Golden { from: 2.0, to: 2.0 }), ..wanted() }, "golden"),
-            (Wanted { to: "a".into(), ..wanted() }, "`to`"),
-            (Wanted { steps: Some(vec![]), ..wanted() }, "steps"),
-            (Wanted { steps: Some(vec![5.0, 5.0]), ..wanted() }, "steps"),
-            (Wanted { steps: Some(vec![1.0, 101.0]), ..wanted() }, "steps"),
-            (Wanted { steps: Some(vec![f64::NAN]), ..wanted() }, "steps"),
-            (Wanted { step_s: Some(0), ..wanted() }, "step_s"),
-            (Wanted { shadow: 1.5, ..wanted() }, "shadow"),
-            (Wanted { limits: Limits { requests_min: 0, ..limits }, ..wanted() }, "requests_min"),
-            (Wanted { limits: Limits { latency_ratio: f64::NAN, ..limits }, ..wanted() }, "latency_ratio"),
-            (Wanted { limits: Limits { errors_over: -1.0, ..limits }, ..wanted() }, "errors_over"),
-            (Wanted { limits: Limits { window_s: 0, ..limits }, ..wanted() }, "window_s"),
+            (NewRollout { golden: None, ..wanted() }, "--no-gate"),
+            (NewRollout { golden: Some(Golden { from: 0.9, to: 0.87 }), ..wanted() }, "down by 0.030"),
+            (NewRollout { golden: Some(Golden { from: 2.0, to: 2.0 }), ..wanted() }, "golden"),
+            (NewRollout { to: "a".into(), ..wanted() }, "`to`"),
+            (NewRollout { steps: Some(vec![]), ..wanted() }, "steps"),
+            (NewRollout { steps: Some(vec![5.0, 5.0]), ..wanted() }, "steps"),
+            (NewRollout { steps: Some(vec![1.0, 101.0]), ..wanted() }, "steps"),
+            (NewRollout { steps: Some(vec![f64::NAN]), ..wanted() }, "steps"),
+            (NewRollout { step_s: Some(0), ..wanted() }, "step_s"),
+            (NewRollout { shadow: 1.5, ..wanted() }, "shadow"),
+            (NewRollout { limits: Limits { requests_min: 0, ..limits }, ..wanted() }, "requests_min"),
+            (NewRollout { limits: Limits { latency_ratio: f64::NAN, ..limits }, ..wanted() }, "latency_ratio"),
+            (NewRollout { limits: Limits { errors_over: -1.0, ..limits }, ..wanted() }, "errors_over"),
+            (NewRollout { limits: Limits { window_s: 0, ..limits }, ..wanted() }, "window_s"),
         ] {
             let error = start(wanted).unwrap_err();
             assert!(error.contains(words), "{error}");

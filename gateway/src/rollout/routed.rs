@@ -2,7 +2,7 @@
 
 use super::{running::Seat, seen::Ended, shadow::Mirror};
 use crate::metrics::usage::RouteUsage;
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 /// The outcome of routing a request.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl Routed {
 
     /// Takes the request's shadow, if it is to have one that was not taken before.
     pub(crate) fn take_mirror(&self) -> Option<Mirror> {
-        self.mirror.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.mirror.lock().take()
     }
 
     /// No answer came of it.

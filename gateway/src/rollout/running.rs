@@ -1,26 +1,27 @@
-//! Rollouts at this front door: who goes where, what is seen of both models, and what follows from it.
+//! Rollouts at this gateway: the side of each user, the figures of both models, and the consequences.
 //!
-//! Every coordinator follows the registry's records, and tells the others what it has seen, in records, too: each judges by all of it. Any of
-//! them goes back when it must, and stops sending users to the new model before the others have agreed. Only the registry's leader goes on
-//! to the next step, so that one clock counts.
+//! Every coordinator follows the registry's records, and reports its own figures in records as well: each judges by all of them. Any of
+//! them goes back when it must, and stops sending users to the new model before the others have agreed. Only the registry's leader starts
+//! the next step, so that one clock counts.
 
 use super::{
     KIND, SEEN_KIND, figures,
     judge::{Verdict, judge},
     record::{Rollout, State, Summary},
-    seen::{Counts, Ended, Seen, Shadows, Side, Told, Window},
+    seen::{Counts, Ended, Report, Seen, Shadows, Side, Window},
     votes::Voter,
 };
 use crate::base::{
     registry::{ChangeError, RecordView, Registry, RegistryView},
     stamp::unix,
 };
+use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
 use serde_json::json;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -32,11 +33,11 @@ use tokio::{
 
 /// Between two looks.
 const JUDGED_EVERY: Duration = Duration::from_millis(250);
-/// Between two times that the others are told.
+/// Time between two reports to the other coordinators.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
 /// They need not know all of it at once.
 const TELLING_MAX: Duration = Duration::from_secs(2);
-/// What another coordinator told counts so much longer than its window.
+/// Extra time that another coordinator's report stays valid after its window.
 const TOLD_LATE: Duration = Duration::from_secs(5);
 /// After its start a coordinator has all workers within this.
 const YOUNG: Duration = Duration::from_secs(15);
@@ -59,12 +60,12 @@ pub struct Live {
     book: Arc<Book>,
 }
 
-/// What this coordinator has seen of a rollout, through all of its steps.
+/// This coordinator's figures of a rollout, through all of its steps.
 #[derive(Debug)]
 struct Book {
     began: Instant,
     noted: Mutex<Noted>,
-    /// Why nobody is sent to the new model any more, before the others have agreed.
+    /// The reason why no user is sent to the new model any more, before the others have agreed.
     brake: OnceLock<String>,
 }
 
@@ -79,7 +80,7 @@ struct Noted {
     waiting: HashMap<u64, Waiting>,
     seats: u64,
     /// By other coordinators.
-    others: Vec<Told>,
+    others: Vec<Report>,
     told: Option<(Instant, Seen)>,
 }
 
@@ -105,13 +106,13 @@ pub struct Status {
     #[serde(flatten)]
     pub record: Rollout,
     pub revision: u64,
-    /// Of users at `to`.
+    /// Share of users at `to`.
     pub share: f64,
     pub seen_from: Summary,
     pub seen_to: Summary,
     pub step_requests: u64,
     pub shadows: Shadows,
-    /// What it waits for.
+    /// The condition that it waits for.
     pub waits_for: String,
 }
 
@@ -123,11 +124,11 @@ impl Default for Rollouts {
 
 impl Rollouts {
     fn live(&self) -> Arc<[Arc<Live>]> {
-        Arc::clone(&self.live.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.live.read())
     }
 
     pub fn is_empty(&self) -> bool {
-        self.live.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.live.read().is_empty()
     }
 
     /// The rollout that users of this model move in.
@@ -135,13 +136,13 @@ impl Rollouts {
         self.live().iter().find(|live| live.record.from == model).cloned()
     }
 
-    /// From now on these are all. `told`: what coordinators have seen; what `own` says is what this one has told.
-    pub fn set(&self, records: Vec<(Rollout, u64)>, told: &[(String, Told)], own: &str) {
+    /// Replaces all rollouts. `told`: the coordinators' reports; this one's bears the name `own`.
+    pub fn set(&self, records: Vec<(Rollout, u64)>, told: &[(String, Report)], own: &str) {
         let before = self.live();
         let live = records.into_iter().map(|(record, revision)| {
             let known = before.iter().find(|live| live.record.id == record.id).map(|live| Arc::clone(&live.book));
             let book = known.unwrap_or_else(|| Arc::new(Book::new(self.began, &record)));
-            let mut noted = book.noted();
+            let mut noted = book.noted.lock();
             if noted.step != record.step {
                 (noted.step, noted.step_requests) = (record.step, 0);
             }
@@ -150,7 +151,7 @@ impl Rollouts {
             drop(noted);
             Arc::new(Live { record, revision, book })
         });
-        *self.live.write().unwrap_or_else(PoisonError::into_inner) = live.collect();
+        *self.live.write() = live.collect();
     }
 
     /// People liked a model's answers, or did not. `false`: the model is in no rollout.
@@ -158,7 +159,7 @@ impl Rollouts {
         let mut counted = false;
         for live in self.live().iter().filter(|live| live.record.state.is_open()) {
             let now = self.began.elapsed();
-            let mut noted = live.book.noted();
+            let mut noted = live.book.noted.lock();
             for (name, side) in [(&live.record.from, Side::From), (&live.record.to, Side::To)] {
                 if name == model {
                     noted.side(side).now(now).votes.add(voter, up, down);
@@ -183,7 +184,7 @@ impl Rollouts {
         self.live().iter().map(|live| live.status(unix())).collect()
     }
 
-    /// Lets time pass, for ever.
+    /// Background loop: judges and advances rollouts. Never returns.
     pub async fn tend(&self, registry: &dyn Registry) {
         let mut interval = time::interval(JUDGED_EVERY);
         interval.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
@@ -213,7 +214,7 @@ impl Rollouts {
     }
 }
 
-/// What was seen of a rollout that has ended is of no use.
+/// Deletes the reports of rollouts that have ended.
 async fn forget(registry: &dyn Registry, live: &[Arc<Live>]) {
     let is_open = |key: &str| live.iter().any(|live| live.record.state.is_open() && key.starts_with(&live.record.id));
     let old = registry.records(Some(SEEN_KIND), None).into_iter().find(|record| !is_open(&record.key));
@@ -232,12 +233,12 @@ impl Live {
         if self.share() > 0.0 && self.record.takes(user) { Side::To } else { Side::From }
     }
 
-    /// A request goes to one of the models. `None`: nobody looks at it.
+    /// Counts a request to one of the models. `None`: the rollout is over, and does not count.
     pub fn seat(&self, side: Side) -> Option<Seat> {
         if !self.record.state.is_open() {
             return None;
         }
-        let mut noted = self.book.noted();
+        let mut noted = self.book.noted.lock();
         let (number, open) = (noted.seats, Arc::new(AtomicBool::new(true)));
         noted.seats += 1;
         noted.waiting.insert(number, Waiting { side, since: Instant::now(), open: Arc::clone(&open) });
@@ -246,15 +247,15 @@ impl Live {
     }
 
     pub(super) fn note_shadow(&self, note: impl FnOnce(&mut Shadows)) {
-        note(&mut self.book.noted().shadows);
+        note(&mut self.book.noted.lock().shadows);
     }
 
     /// By all coordinators.
     fn seen(&self, now: Duration) -> Seen {
-        let mut noted = self.book.noted();
+        let mut noted = self.book.noted.lock();
         let mut seen = noted.own(self.book.began.elapsed());
         let late = Duration::from_secs(self.record.limits.window_s) + TOLD_LATE;
-        let fresh = |told: &&Told| now.saturating_sub(Duration::from_millis(told.at_ms)) <= late;
+        let fresh = |told: &&Report| now.saturating_sub(Duration::from_millis(told.at_ms)) <= late;
         for told in noted.others.iter().filter(fresh) {
             let mut theirs = told.seen.clone();
             if told.step != self.record.step {
@@ -294,14 +295,14 @@ impl Live {
             (Some(why), _) => self.record.rolled_back(now, why),
             (None, Verdict::RollBack(why)) => {
                 let why = self.book.brake.get_or_init(|| why);
-                tracing::error!(from = self.record.from, to = self.record.to, why, "a rollout goes back");
+                tracing::error!(from = self.record.from, to = self.record.to, why, "rollout taken back");
                 figures::count_rollback(&self.record);
                 self.record.rolled_back(now, why)
             }
             (None, Verdict::Advance) if view.part == "leader" => {
                 let baseline = (seen.from.requests >= self.record.limits.requests_min).then(|| seen.summaries().0);
                 let next = self.record.advanced(now, baseline);
-                tracing::info!(from = self.record.from, to = self.record.to, next.why, "a rollout goes on");
+                tracing::info!(from = self.record.from, to = self.record.to, next.why, "rollout advanced");
                 next
             }
             (None, Verdict::Advance | Verdict::Hold(_)) => return,
@@ -310,7 +311,7 @@ impl Live {
         match registry.put(kind, key, json!(next), Some(self.revision)).await {
             // The record has changed meanwhile: the next look is at the new one.
             Ok(_) | Err(ChangeError::Conflict(_)) => {}
-            Err(error) => tracing::warn!(%error, rollout = self.record.from, "a rollout's record cannot be changed: tried again"),
+            Err(error) => tracing::warn!(%error, rollout = self.record.from, "could not change a rollout's record; trying again"),
         }
     }
 
@@ -320,7 +321,7 @@ impl Live {
             return;
         }
         let (seen, step) = {
-            let mut noted = self.book.noted();
+            let mut noted = self.book.noted.lock();
             let seen = noted.own(self.book.began.elapsed());
             let again = Duration::from_secs(self.record.limits.window_s) / 2;
             let known = noted.told.as_ref().is_some_and(|(at, told)| {
@@ -332,7 +333,7 @@ impl Live {
             noted.told = Some((Instant::now(), seen.clone()));
             (seen, noted.step)
         };
-        let told = Told { id: self.record.id.clone(), step, at_ms: unix().as_millis() as u64, seen };
+        let told = Report { id: self.record.id.clone(), step, at_ms: unix().as_millis() as u64, seen };
         let key = format!("{}@{}", told.id, view.coordinator);
         // If it does not come about, the next one will.
         let _ = time::timeout(TELLING_MAX, registry.put(SEEN_KIND.to_owned(), key, json!(told), None)).await;
@@ -356,14 +357,9 @@ impl Book {
         Self { began, noted: Mutex::new(noted), brake: OnceLock::new() }
     }
 
-    /// Nothing that holds the lock panics.
-    fn noted(&self) -> MutexGuard<'_, Noted> {
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn count(&self, side: Side, ended: &Ended) {
         let now = self.began.elapsed();
-        let mut noted = self.noted();
+        let mut noted = self.noted.lock();
         noted.step_requests += u64::from(side == Side::To);
         noted.side(side).now(now).add(ended);
     }
@@ -371,7 +367,7 @@ impl Book {
     /// Requests that have waited too long for their first tokens have failed, whatever becomes of them.
     fn count_overdue(&self, limit: Duration) {
         let mut overdue = Vec::new();
-        self.noted().waiting.retain(|_, waiting| {
+        self.noted.lock().waiting.retain(|_, waiting| {
             let late = waiting.since.elapsed() > limit;
             if late && waiting.open.swap(false, Ordering::Relaxed) {
                 overdue.push(waiting.side);
@@ -400,7 +396,7 @@ impl Noted {
 
 impl Seat {
     pub fn first_token(&self) {
-        self.book.noted().waiting.remove(&self.number);
+        self.book.noted.lock().waiting.remove(&self.number);
     }
 
     /// The first call counts.
@@ -417,24 +413,24 @@ impl Drop for Seat {
     }
 }
 
-/// The rollouts of records, as they can be read; and what coordinators have told. What cannot be read is left out, loudly.
+/// Reads the rollouts' records. Those that cannot be read are left out, with an error in the log.
 pub fn read<'a>(records: impl Iterator<Item = (&'a str, &'a [u8], u64)>) -> Vec<(Rollout, u64)> {
     let read = |(key, value, revision): (&str, &[u8], u64)| match serde_json::from_slice::<Rollout>(value) {
         Ok(record) if record.check().is_ok() && record.from == key => Some((record, revision)),
         Ok(_) => {
-            tracing::error!(key, "the record of a rollout makes no sense: it is left out");
+            tracing::error!(key, "invalid record of a rollout; leaving it out");
             None
         }
         Err(error) => {
-            tracing::error!(key, %error, "the record of a rollout cannot be read: it is left out");
+            tracing::error!(key, %error, "could not read the record of a rollout; leaving it out");
             None
         }
     };
     records.filter_map(read).collect()
 }
 
-/// With the coordinators that told it.
-pub fn read_told<'a>(records: impl Iterator<Item = (&'a str, &'a [u8])>) -> Vec<(String, Told)> {
+/// Reads the reports, each with its coordinator.
+pub fn read_told<'a>(records: impl Iterator<Item = (&'a str, &'a [u8])>) -> Vec<(String, Report)> {
     records.filter_map(|(key, value)| Some((key.split_once('@')?.1.to_owned(), serde_json::from_slice(value).ok()?))).collect()
 }
 
@@ -458,14 +454,14 @@ mod tests {
         *,
     };
 
-    fn set(rollouts: &Rollouts, record: &Rollout, told: &[(String, Told)]) {
+    fn set(rollouts: &Rollouts, record: &Rollout, told: &[(String, Report)]) {
         rollouts.set(vec![(record.clone(), 7)], told, "me");
     }
 
-    fn told(step: usize, at_ms: u64) -> Told {
+    fn told(step: usize, at_ms: u64) -> Report {
         let mut seen = Seen { step_requests: 30, ..Seen::default() };
         (0..30).for_each(|_| seen.to.add(&Ended { kept: true, ..Ended::default() }));
-        Told { id: "id".into(), step, at_ms, seen }
+        Report { id: "id".into(), step, at_ms, seen }
     }
 
     #[test]
@@ -504,7 +500,7 @@ mod tests {
         assert_eq!((seen.to.requests, seen.to.failed, seen.from.requests), (1, 1, 0));
         hangs.ended(&Ended::default());
         assert_eq!(live.seen(at(1)).to.requests, 1, "it was counted");
-        assert!(live.book.noted().waiting.is_empty());
+        assert!(live.book.noted.lock().waiting.is_empty());
     }
 
     #[test]

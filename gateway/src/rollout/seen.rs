@@ -1,5 +1,4 @@
-//! What was seen of a rollout's two models: counts and latencies of the last minute, in so few numbers that coordinators can tell each
-//! other.
+//! The figures of a rollout's two models: counts and latencies of the last minute, in few enough numbers for coordinators to exchange.
 
 use super::{record::Summary, votes::Votes};
 use serde::{Deserialize, Serialize};
@@ -27,7 +26,7 @@ pub struct Ended {
 pub struct Counts {
     pub requests: u64,
     pub failed: u64,
-    /// Of those that did not fail, within their class's limits.
+    /// Requests that did not fail, within their class's limits.
     pub kept: u64,
     pub ttft: Histogram,
     pub tpot: Histogram,
@@ -69,9 +68,9 @@ pub struct Seen {
     pub shadows: Shadows,
 }
 
-/// What one coordinator tells the others.
+/// The report of one coordinator to the others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct Report {
     pub id: String,
     pub step: usize,
     pub at_ms: u64,
@@ -181,7 +180,7 @@ impl Seen {
     }
 }
 
-/// Counts of the last so many seconds, in slots that are forgotten one by one.
+/// Counts of the last seconds, in slots that are forgotten one by one.
 #[derive(Clone, Debug)]
 pub struct Window {
     slot: Duration,

@@ -1,16 +1,16 @@
-//! Shadows: requests that a rollout's new model answers, too, after the old one has. Nobody sees the answer, no tenant pays for it, and it
-//! comes last: at batch class, a few at a time, and not at all while there is much to do.
+//! Shadows: requests that a rollout's new model answers as well, after the old one has. The answer is shown to no one, no tenant pays for
+//! it, and it comes last: at batch class, a few at a time, and not at all while there is much to do.
 
 use super::{
     record::Rollout,
     running::{Live, Rollouts},
 };
-use crate::{base::json, generation::piece::Piece, metrics};
+use crate::{generation::piece::Piece, metrics};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-/// Of an answer's text: a longer one is compared by its beginning.
+/// The most bytes of an answer's text that are kept: a longer one is compared by its beginning.
 const TEXT_BYTES_MAX: usize = 1 << 20;
 
 /// A request that is to have a shadow, while its answer comes.
@@ -18,7 +18,7 @@ const TEXT_BYTES_MAX: usize = 1 << 20;
 pub struct Mirror {
     path: &'static str,
     /// As the client sent it.
-    body: Vec<u8>,
+    body: Map<String, Value>,
     live: Arc<Live>,
     _permit: OwnedSemaphorePermit,
 }
@@ -55,14 +55,14 @@ impl Tap {
     }
 
     pub fn end(self) {
-        // Whoever waited may be gone.
+        // The receiver may be gone.
         let _ = self.to.send(self.heard);
     }
 }
 
 impl Mirror {
     /// By chance, as often as the rollout says; `None`: not this one.
-    pub fn of(rollouts: &Rollouts, live: &Arc<Live>, path: &'static str, body: &[u8]) -> Option<Self> {
+    pub fn of(rollouts: &Rollouts, live: &Arc<Live>, path: &'static str, body: &Map<String, Value>) -> Option<Self> {
         if !live.record.state.is_open() || rand::random::<f64>() >= live.record.shadow {
             return None;
         }
@@ -70,7 +70,7 @@ impl Mirror {
             dropped(live);
             return None;
         };
-        Some(Self { path, body: body.to_vec(), live: Arc::clone(live), _permit: permit })
+        Some(Self { path, body: body.clone(), live: Arc::clone(live), _permit: permit })
     }
 
     /// The model that the shadow is for.
@@ -110,9 +110,10 @@ impl Mirror {
         self.path
     }
 
-    /// The request for the other model: whole, and not stored. `None`: it goes on from something stored, which this one must not touch.
+    /// Returns the request for the other model: whole, and not stored. `None`: it continues something stored, which this one must not
+    /// touch.
     pub(crate) fn request(&self) -> Option<Vec<u8>> {
-        rewritten(&self.body, &self.live.record)
+        rewritten(self.body.clone(), &self.live.record)
     }
 }
 
@@ -125,8 +126,7 @@ fn dropped(live: &Live) {
     live.note_shadow(|shadows| shadows.dropped += 1);
 }
 
-fn rewritten(body: &[u8], record: &Rollout) -> Option<Vec<u8>> {
-    let mut body: Map<String, Value> = json::from_slice(body).ok()?;
+fn rewritten(mut body: Map<String, Value>, record: &Rollout) -> Option<Vec<u8>> {
     if ["conversation", "previous_response_id"].iter().any(|name| body.get(*name).is_some_and(|value| !value.is_null())) {
         return None;
     }
@@ -145,8 +145,10 @@ mod tests {
 
     #[test]
     fn a_shadow_is_whole_not_stored_and_of_the_other_model() {
-        let rewritten =
-            |body: Value| rewritten(body.to_string().as_bytes(), &rollout()).map(|body| serde_json::from_slice::<Value>(&body).unwrap());
+        let rewritten = |body: Value| {
+            let body = rewritten(body.as_object().unwrap().clone(), &rollout())?;
+            Some(serde_json::from_slice::<Value>(&body).unwrap())
+        };
         let body =
             json!({"model": "a", "stream": true, "stream_options": {"include_usage": true}, "store": true, "messages": [], "seed": 3});
         assert_eq!(rewritten(body), Some(json!({"model": "b", "store": false, "messages": [], "seed": 3})));

@@ -1,20 +1,20 @@
-//! Votes on one model's answers, by who gave them: where others vote, no tenant decides by itself.
+//! Votes on one model's answers, by tenant: where several vote, none decides by itself.
 //!
 //! The rule: if more than one has voted on either model of a rollout, then of one tenant's votes on a model at most as many count as all
 //! others have given to that model together, in the proportion in which it gave them. So no tenant has more than half. Operators are no
-//! tenant: what they vote counts in full. A tenant that alone has voted decides, for want of anybody else to ask.
+//! tenant: their votes count in full. A tenant that alone has voted decides.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Tenants that are told apart. Those after them are taken for one: it has at most half, as each has.
+/// The most tenants that are counted apart. Those after them are taken for one: it has at most half, as each has.
 const TENANTS_MAX: usize = 32;
 
-/// Whose votes they are.
+/// The voter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voter<'a> {
     Operator,
-    /// `None`: nobody needs a key, and all clients are one tenant.
+    /// `None`: no key is needed, and all clients are one tenant.
     Tenant(Option<&'a str>),
 }
 

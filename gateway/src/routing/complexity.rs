@@ -23,7 +23,7 @@ pub struct Scale {
 }
 
 impl Default for Scale {
-    /// One strong signal is enough, two weak ones are, too.
+    /// One strong signal is enough, and so are two weak ones.
     fn default() -> Self {
         Self { length: 0.5, code: 0.4, math: 0.4, tools: 0.3, history: 0.2, threshold: 0.35 }
     }
@@ -44,7 +44,7 @@ const MATH_MARKS: f64 = 3.0;
 const MANY_TOOLS: f64 = 8.0;
 const MANY_TURNS: f64 = 10.0;
 
-/// What lines of code end with,
+/// Characters that lines of code end with,
 const CODE_ENDS: [char; 3] = [';', '{', '}'];
 /// or begin with.
 const CODE_BEGINS: [&str; 14] = [
@@ -92,7 +92,7 @@ impl Scale {
 }
 
 impl Signals {
-    /// Of `text`, the beginning of what is said, which has `bytes` in all.
+    /// Reads the signals of `text`, the beginning of a prompt that has `bytes` in all.
     pub fn of(text: &str, bytes: u64, tools: usize, turns: usize) -> Self {
         let share = |count: f64, full: f64| (count / full).min(1.0);
         Self {

@@ -1,8 +1,8 @@
-//! In which language a text is, by its letters and their triples (`whatlang`). Short texts are not judged: nobody could.
+//! The language of a text, by its letters and their triples (`whatlang`). Short texts are not judged.
 
 use whatlang::{Lang, detect};
 
-/// Of a text, in bytes, at least
+/// The least bytes of a text that is judged,
 const BYTES_MIN: usize = 20;
 /// and at most as much is looked at.
 const BYTES_MAX: usize = 2048;
@@ -22,7 +22,7 @@ pub fn code(name: &str) -> Option<&'static str> {
     Lang::from_code(name).map(|lang| lang.code())
 }
 
-/// Of those with the most readers.
+/// Two-letter codes of the languages with the most readers.
 const TWO_LETTERS: [(&str, &str); 40] = [
     ("ar", "ara"),
     ("bg", "bul"),

@@ -70,7 +70,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
 
-        /// Of two models: moving a share moves that share of users, all of them the same way.
+        /// With two models, moving a share moves that share of users, all of them the same way.
         #[test]
         fn moving_five_percent_moves_five_percent(at in 1_u32..95, moved in 1_u32..5, salt in "[a-z]{1,6}") {
             let (from, to) = (f64::from(at), f64::from(at + moved));
@@ -82,7 +82,7 @@ mod tests {
             prop_assert!((share - f64::from(moved) / 100.0).abs() < 5.0 * sigma, "{share} moved instead of {moved} %");
         }
 
-        /// Of any number of models: a weight that grows only brings users to its model, and a new model takes them from all.
+        /// With any number of models, a weight that grows only brings users to its model, and a new model takes them from all.
         #[test]
         fn a_weight_moves_users_of_its_own_model_only(mut weights in prop::collection::vec(1.0_f64..100.0, 2..6), grown in 1.1_f64..3.0, which in 0_usize..6) {
             let which = which % weights.len();

@@ -1,15 +1,15 @@
-//! The audit log of this coordinator: what was blocked, who appealed, what was decided, without what identifies people; and the review
-//! queue that it makes.
+//! The audit log of this coordinator: blocks, appeals and decisions, without personal data; and the review queue that they make.
 //!
 //! Nothing waits for a block's record: where the disk fails for long, records are lost, and counted. Appeals and decisions are answered
 //! once they are synced.
 
 use crate::base::stamp::unix_seconds;
 use metrics::counter;
+use parking_lot::Mutex;
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 use tidemill_safety::{
@@ -27,11 +27,11 @@ use tokio::sync::oneshot;
 #[derive(Clone, Debug)]
 pub struct AuditSettings {
     pub dir: PathBuf,
-    /// Records go after this,
+    /// The age at which records are deleted,
     pub keep: Duration,
-    /// and the oldest before that, where there are more bytes.
+    /// and the bytes above which the oldest are deleted before that.
     pub bytes_max: u64,
-    /// Takes what identifies people out of texts.
+    /// The finder of personal data, which is taken out of texts.
     pub finder: Arc<Finder>,
 }
 
@@ -58,7 +58,7 @@ struct Ledger {
     chain: Chain,
 }
 
-/// Why an appeal or a decision is not taken.
+/// The reason why an appeal or a decision is not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     #[error(transparent)]
@@ -67,19 +67,19 @@ pub enum AuditError {
     NotWritten,
 }
 
-/// Bytes kept of a text.
+/// The most bytes of a text that are kept.
 const TEXT_BYTES_MAX: usize = 4096;
-/// Somebody who appeals waits this long for the disk.
+/// The longest time that an appeal waits for the disk.
 const SYNCED_MAX: Duration = Duration::from_secs(10);
-/// Cases in one answer.
+/// The most cases in one answer.
 const LISTED_MAX: usize = 1000;
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Between looks for what is too old.
+/// Time between two looks for expired records.
 const EXPIRE_EVERY: Duration = Duration::from_secs(3600);
 const JOURNAL: journal::Settings = journal::Settings { sync_every: Duration::ZERO, segment_bytes: 16 << 20, segment_age: Some(DAY) };
 
 impl Audit {
-    /// Reads what there is, and checks it.
+    /// Opens the log, and checks it.
     pub fn open(settings: AuditSettings) -> Result<Self, OpenError> {
         let mut cases = Cases::default();
         let mut verifier = Verifier::default();
@@ -98,7 +98,7 @@ impl Audit {
         Ok(Self { state: Mutex::new(Ledger { cases, chain: verified.end }), journal, settings })
     }
 
-    /// Records a block, and returns the id by which somebody may appeal against it.
+    /// Records a block, and returns the id by which it can be appealed against.
     pub fn blocked(&self, side: &str, tenant: Option<&str>, model: &str, finding: Finding, text: &str) -> String {
         let appeal_id = format!("apl_{:032x}", rand::random::<u128>());
         let block = Block {
@@ -110,14 +110,14 @@ impl Audit {
             score: finding.score,
             text: self.masked(text),
         };
-        // What cannot be written is counted; whoever was blocked may appeal all the same, until this process ends.
+        // A block that cannot be written is counted; it can be appealed against all the same, until this process ends.
         let _ = self.record(Event::Block { appeal_id: appeal_id.clone(), block });
         appeal_id
     }
 
     /// Takes an appeal of a tenant against a block of its own.
     pub async fn appeal(&self, tenant: Option<&str>, id: &str, reason: &str) -> Result<(), AuditError> {
-        if self.ledger().cases.get(id).is_none_or(|case| case.block.tenant.as_deref() != tenant) {
+        if self.state.lock().cases.get(id).is_none_or(|case| case.block.tenant.as_deref() != tenant) {
             return Err(Refused::Unknown.into());
         }
         synced(self.record(Event::Appeal { appeal_id: id.into(), reason: self.masked(reason) })?).await
@@ -126,35 +126,35 @@ impl Audit {
     /// Decides about an appeal.
     pub async fn decide(&self, id: &str, decision: Decision, note: &str) -> Result<Case, AuditError> {
         synced(self.record(Event::Decision { appeal_id: id.into(), decision, note: self.masked(note) })?).await?;
-        Ok(self.ledger().cases.get(id).cloned().ok_or(Refused::Unknown)?)
+        Ok(self.state.lock().cases.get(id).cloned().ok_or(Refused::Unknown)?)
     }
 
-    /// The newest first.
+    /// Lists cases, the newest first.
     pub fn list(&self, state: Option<State>) -> Vec<Case> {
-        self.ledger().cases.iter().filter(|case| state.is_none_or(|state| case.state == state)).take(LISTED_MAX).cloned().collect()
+        self.state.lock().cases.iter().filter(|case| state.is_none_or(|state| case.state == state)).take(LISTED_MAX).cloned().collect()
     }
 
-    /// The log's end, for who wants to keep it elsewhere.
+    /// The chain's last digest, for an operator who wants to keep it elsewhere.
     pub fn end(&self) -> Chain {
-        self.ledger().chain
+        self.state.lock().chain
     }
 
-    /// Lets go what is too old, for ever.
+    /// Background loop: deletes expired records. Never returns.
     pub async fn expire(&self) {
         loop {
             if let Err(error) = self.retire(SystemTime::now()).await {
-                tracing::warn!(%error, dir = %self.settings.dir.display(), "old records of the audit log cannot go");
+                tracing::warn!(%error, dir = %self.settings.dir.display(), "could not delete old records of the audit log");
             }
             tokio::time::sleep(EXPIRE_EVERY).await;
         }
     }
 
-    /// Segments that are too old, or too many, go once the log says so.
+    /// Deletes segments that are too old, or too many, once the log says so.
     async fn retire(&self, now: SystemTime) -> io::Result<()> {
         let settings = self.settings.clone();
         let old = tokio::task::spawn_blocking(move || too_old(&settings, now)).await.map_err(io::Error::other)??;
         let Some((through, numbers)) = old else { return Ok(()) };
-        let written = self.append(&mut self.ledger(), through.retirement()).map_err(io::Error::other)?;
+        let written = self.append(&mut self.state.lock(), through.retirement()).map_err(io::Error::other)?;
         synced(written).await.map_err(io::Error::other)?;
         let dir = self.settings.dir.clone();
         let work = move || {
@@ -165,9 +165,9 @@ impl Audit {
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
     }
 
-    /// Checked, applied and queued in one, so that nobody else comes between.
+    /// Checks, applies and queues an event in one step, so that no other event comes between.
     fn record(&self, event: Event) -> Result<oneshot::Receiver<()>, AuditError> {
-        let mut ledger = self.ledger();
+        let mut ledger = self.state.lock();
         ledger.cases.check(&event)?;
         let json = serde_json::to_value(&event).expect("an event is made of texts and numbers");
         let is_block = matches!(event, Event::Block { .. });
@@ -186,10 +186,6 @@ impl Audit {
         })?;
         ledger.chain = end;
         Ok(written)
-    }
-
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn masked(&self, text: &str) -> String {
@@ -212,7 +208,7 @@ fn path(dir: &Path, number: u64) -> PathBuf {
     dir.join(segment::name::<Line>(number))
 }
 
-/// The first segments, as far as they go, and the log's end in the last of them.
+/// Lists the first segments that may be deleted, with the log's end in the last of them.
 fn too_old(settings: &AuditSettings, now: SystemTime) -> io::Result<Option<(Chain, Vec<u64>)>> {
     let mut found = Vec::new();
     for number in segments::<Line>(&settings.dir)? {

@@ -1,4 +1,4 @@
-//! What identifies people, in prompts and answers: what this server does about it, and its counters.
+//! Personal data in prompts and answers: this server's treatment of it, and its counters.
 
 use crate::{dialog::Dialog, generation::personal::Personal, requests::options::Options};
 use metrics::{counter, histogram};
@@ -8,14 +8,14 @@ use tidemill_safety::pii::{Kind, find::Finder, vault::Vault};
 #[derive(Clone, Debug)]
 pub struct Pii {
     pub finder: Arc<Finder>,
-    /// Models see placeholders, and clients get back what these stand for.
+    /// Whether models see placeholders, and clients get back the originals.
     pub input: bool,
-    /// What models say of people is taken out.
+    /// Whether personal data in answers is taken out.
     pub output: bool,
 }
 
 impl Pii {
-    /// The dialog as its model may see it; `options` learn the way back. `None`: as it is.
+    /// Returns the dialog as its model may see it, and puts the originals into `options`. `None`: nothing is hidden.
     pub fn hide_dialog(&self, dialog: &Dialog, options: &mut Options) -> Option<Dialog> {
         let mut hidden = self.input.then(|| dialog.clone())?;
         self.hide(options, |vault, finder| {
@@ -25,7 +25,7 @@ impl Pii {
         Some(hidden)
     }
 
-    /// The same of texts.
+    /// Hides personal data in texts, likewise.
     pub fn hide_texts(&self, texts: &mut [String], options: &mut Options) {
         if self.input {
             self.hide(options, |vault, finder| {
@@ -46,7 +46,7 @@ impl Pii {
         options.vault = Some(Arc::new(vault)).filter(|vault| !vault.is_empty());
     }
 
-    /// What becomes of an answer to a request with these options.
+    /// The treatment of an answer to a request with these options.
     pub fn personal(&self, options: &Options) -> Personal {
         let count: fn(Kind) = |kind| {
             counter!("tidemill_pii_redactions_total", "side" => "output", "kind" => kind.name()).increment(1);

@@ -8,7 +8,7 @@ use crate::{
     generation::{
         Pipeline,
         disclaimed::Disclaimed,
-        guarded::{Guarded, Ruling},
+        guarded::{Guarded, ModerationVerdict},
         personal::Personal,
         piece::{Ended, Finish, Piece},
     },
@@ -37,8 +37,7 @@ use tidemill_cluster::{ChoiceUsage, Outcome, RequestEvent, class::ClassId};
 use tidemill_proto::{block::Token, sampling::TokenLogprob, tokens::Tokens};
 use tidemill_safety::judge::Doubt;
 
-/// How long a stream's first event may take before the status line goes out without it. Until then an error still has
-/// its own status.
+/// The time that a stream's first event may take before the status line goes out without it. Until then an error still has its own status.
 const FIRST_EVENT_MAX: Duration = Duration::from_secs(5);
 
 /// A call that ran here.
@@ -46,17 +45,17 @@ const FIRST_EVENT_MAX: Duration = Duration::from_secs(5);
 pub struct Ran {
     pub id: String,
     pub name: String,
-    /// JSON text.
+    /// The arguments, as JSON text.
     pub arguments: String,
     pub output: String,
 }
 
-/// One choice's gain: at most one call's part.
+/// A gain of one choice, with at most one call's part.
 #[derive(Debug, Default)]
 pub struct Delta {
     pub index: u32,
     pub piece: Piece,
-    /// One entry per prompt token, once, before the first token.
+    /// Log-probabilities of the prompt's tokens, once, before the first token.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
     /// Calls that ran here.
     pub ran: Vec<Ran>,
@@ -74,14 +73,14 @@ impl Delta {
     }
 }
 
-/// The place of a request that waits, as last heard.
+/// The last known place of a request that waits in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
     pub position: u32,
     pub estimate_ms: Option<u64>,
 }
 
-/// News of an answer.
+/// An event of an answer.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are deltas: a box for each would cost more than the room")]
 pub enum News {
@@ -89,32 +88,32 @@ pub enum News {
     Waiting(Waiting),
 }
 
-/// A request that runs in the cluster.
+/// The answer of a request that runs in the cluster.
 #[derive(Debug)]
 pub struct Answer {
     submission: Submission,
     books: Books,
     class: ClassId,
-    /// When the request came in.
+    /// The time at which the request came in.
     arrived: Instant,
-    /// Choice `j` of prompt `i` is at `i * choices_per_prompt + j`.
+    /// All choices: choice `j` of prompt `i` is at `i * choices_per_prompt + j`.
     choices: Vec<Choice>,
     choices_per_prompt: usize,
-    /// The one token of each choice is generated only because the cluster generates at least one; nobody sees it.
+    /// Whether each choice's one token is generated only because the cluster generates at least one. It is not shown.
     hidden: bool,
     open: usize,
     ready: VecDeque<News>,
-    /// The first place in the queue that was heard of.
+    /// The first place in the queue that the cluster reported.
     waited: Option<Waiting>,
     usage: Usage,
-    /// The slowest choice, and whether all kept their class's limits.
+    /// The slowest choice's times, and whether all kept their class's limits.
     seen: RequestEnded,
-    /// Counted when the answer is dropped.
+    /// The outcome, which is counted when the answer is dropped.
     outcome: RequestOutcome,
-    /// What the first choice said, where somebody may have an opinion of it.
+    /// The first choice's text, if users may give feedback on it.
     remembered: Option<Remembered>,
-    /// `None`: no model is asked about it.
-    judging: Option<Box<dyn Judging>>,
+    /// The moderator of uncertain findings; `None`: there is none.
+    moderation: Option<Box<dyn Moderation>>,
 }
 
 #[derive(Debug)]
@@ -127,57 +126,57 @@ struct Remembered {
 #[derive(Debug)]
 struct Choice {
     pipeline: Pipeline,
-    /// No more tokens come. The last piece may still wait behind a doubt.
+    /// Whether no more tokens come. The last piece may still wait for the moderator.
     closed: bool,
-    /// Until it has gone out.
+    /// The cluster's usage, until it has gone out.
     usage: Option<ChoiceUsage>,
-    /// A doubt is being judged.
+    /// Whether the moderator has an uncertain finding of this choice.
     asked: bool,
     tokens: u32,
     first: Option<Instant>,
     last: Option<Instant>,
 }
 
-/// Settles the doubts of one answer's choices, one of each at a time. Dropping it ends whatever is asked.
-pub trait Judging: Debug + Send {
+/// Moderates uncertain findings in one answer's choices, one of each at a time. Dropping it ends what is under way.
+pub trait Moderation: Debug + Send {
     fn ask(&mut self, choice: usize, doubt: Doubt);
     fn is_busy(&self) -> bool;
-    /// The next ruling, and whose it is; while nothing [is asked](Self::is_busy), none ever comes.
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, Ruling)>;
+    /// Returns the next verdict, and its choice; while nothing [is asked](Self::is_busy), none ever comes.
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, ModerationVerdict)>;
 }
 
-/// What an answer is entered in.
+/// The places where an answer is recorded: metrics, usage, the audit log, a rollout's figures.
 #[derive(Debug)]
 pub struct Books {
     pub objectives: Arc<Objectives>,
     pub recent: Arc<Recent>,
     pub metered: Metered,
-    /// `None`: nobody records them.
+    /// The audit log of blocks; `None` if there is none.
     pub blocks: Option<Blocks>,
-    /// Where there was a model to choose.
+    /// The route, where there was a model to choose.
     pub routed: Option<Arc<Routed>>,
-    /// Who else listens.
+    /// The shadow traffic's observer, if there is one.
     pub tap: Option<Tap>,
 }
 
-/// What an answer waits for.
+/// The events that an answer waits for.
 #[derive(Debug)]
 enum Step {
-    /// `None`: no event can come any more.
+    /// An event with its prompt's place. `None`: no event can come any more.
     Event(Option<(usize, RequestEvent)>),
-    /// Of a choice's doubt.
-    Ruling(usize, Ruling),
+    /// The verdict on a choice's uncertain finding.
+    Verdict(usize, ModerationVerdict),
 }
 
-/// How tokens become what a client reads.
+/// The way from tokens to the text that a client reads.
 #[derive(Debug)]
 pub struct Reader<'a> {
     pub model: &'a TextModel,
-    /// `None`: everything may be said.
+    /// The moderation of the answer. `None`: it is not moderated.
     pub guarded: Option<Guarded>,
-    /// What becomes of what it says of people.
+    /// The treatment of personal data in the answer.
     pub personal: Personal,
-    /// `None`: nothing is said after it.
+    /// The disclaimers after the answer, if there are any.
     pub disclaimed: Option<Disclaimed>,
 }
 
@@ -190,7 +189,7 @@ impl Reader<'_> {
         if let Some(inspector) = self.personal.inspector() {
             pipeline = pipeline.inspected_by(Box::new(inspector));
         }
-        // Last: what an operator says is nobody's to change.
+        // Last: nothing changes an operator's own words.
         if let Some(disclaimed) = &self.disclaimed {
             pipeline = pipeline.inspected_by(Box::new(disclaimed.inspector()));
         }
@@ -228,48 +227,48 @@ impl Answer {
             seen: RequestEnded { kept: true, ..RequestEnded::default() },
             outcome: RequestOutcome::Cancelled,
             remembered: None,
-            judging: None,
+            moderation: None,
         }
     }
 
-    /// Who settles the doubts of what it says.
-    pub fn judged_by(mut self, judging: Option<Box<dyn Judging>>) -> Self {
-        self.judging = judging;
+    /// Sets the moderator of its uncertain findings.
+    pub fn moderated_by(mut self, moderation: Option<Box<dyn Moderation>>) -> Self {
+        self.moderation = moderation;
         self
     }
 
-    /// What it says is remembered under this id.
+    /// Keeps the answer's text under this id, for feedback.
     pub fn remember(&mut self, feedback: Arc<Feedback>, id: &str) {
         self.remembered = Some(Remembered { feedback, id: id.to_owned(), text: String::new() });
     }
 
-    /// For a client it is the rest of what `earlier` began.
+    /// Continues `earlier`: for a client, both are one answer.
     pub fn go_on_from(&mut self, earlier: &mut Self) {
         self.remembered = earlier.remembered.take();
         self.waited = earlier.waited;
     }
 
-    /// Choices of all prompts together.
+    /// Counts the choices of all prompts together.
     pub fn choices(&self) -> usize {
         self.choices.len()
     }
 
-    /// Totals so far; complete after the last delta.
+    /// Returns the usage so far; complete after the last delta.
     pub fn usage(&self) -> &Usage {
         &self.usage
     }
 
-    /// The place at which the request began to wait; `None`: it did not have to.
+    /// The place at which the request began to wait; `None` if it did not have to.
     pub fn waited(&self) -> Option<Waiting> {
         self.waited
     }
 
-    /// Whose answer it is, if another question's.
+    /// The cached response that it repeats, if that answered a similar question.
     pub fn similar_to(&self) -> Option<&SimilarTo> {
         self.submission.similar_to()
     }
 
-    /// The next delta of any choice; `None` after the last. Cancel safe.
+    /// Returns the next delta of any choice; `None` after the last. Cancel safe.
     pub async fn next_delta(&mut self) -> Result<Option<Delta>, ApiError> {
         loop {
             match self.next().await? {
@@ -280,7 +279,7 @@ impl Answer {
         }
     }
 
-    /// The next news of any choice; `None` after the last delta. Cancel safe.
+    /// Returns the next event of any choice; `None` after the last delta. Cancel safe.
     pub async fn next(&mut self) -> Result<Option<News>, ApiError> {
         loop {
             if self.open == 0 && matches!(self.outcome, RequestOutcome::Cancelled) {
@@ -298,7 +297,7 @@ impl Answer {
             let error = match self.step().await {
                 Step::Event(Some((prompt, event))) => self.take(prompt, event).err(),
                 Step::Event(None) => Some(ApiError::internal("the answer was produced faster than it was read, and was cut")),
-                Step::Ruling(index, ruling) => {
+                Step::Verdict(index, ruling) => {
                     self.settle_doubt(index, ruling);
                     None
                 }
@@ -311,19 +310,20 @@ impl Answer {
         }
     }
 
-    /// Tokens are taken while a model judges: what they say waits in their choice, as much as it may have. Cancel safe.
+    /// Waits for the next event. Tokens are taken while the moderator is busy: their text waits in its choice, within bounds. Cancel safe.
     async fn step(&mut self) -> Step {
-        let Some(judging) = self.judging.as_mut().filter(|judging| judging.is_busy()) else {
+        let Some(moderation) = self.moderation.as_mut().filter(|moderation| moderation.is_busy()) else {
             return Step::Event(self.submission.next().await);
         };
         let more_comes = self.choices.iter().any(|choice| !choice.closed);
         tokio::select! {
-            (index, ruling) = poll_fn(|context| judging.poll_next(context)) => Step::Ruling(index, ruling),
+            (index, ruling) = poll_fn(|context| moderation.poll_next(context)) => Step::Verdict(index, ruling),
             event = self.submission.next(), if more_comes => Step::Event(event),
         }
     }
 
-    /// What a client has caused itself says nothing of the model. Who leaves before the first token has waited for it in vain.
+    /// Tells the rollout how the request ended. Clients' own mistakes do not count against a model; a client that leaves before the first
+    /// token has waited in vain, which does.
     fn count_in_rollout(&self) {
         let Some(seat) = self.books.routed.as_ref().and_then(|routed| routed.seat.as_ref()) else { return };
         match self.outcome {
@@ -336,13 +336,13 @@ impl Answer {
         }
     }
 
-    /// Nothing more will be used, whether or not everything has ended: once, and then it is counted. Cancel safe.
+    /// Settles the quota and counts the usage, once: nothing more will be used, whether or not everything has ended. Cancel safe.
     pub async fn settle_usage(&mut self) {
         let first = self.choices.iter().filter_map(|choice| choice.first).min();
         self.books.metered.settle(self.outcome, &self.usage, first.map(|first| first - self.arrived)).await;
     }
 
-    /// Waits a moment for the first delta, so that a request that fails early fails with a status. It stays in line.
+    /// Waits a moment for the first delta, so that a request that fails early fails with a status. The delta stays in line.
     pub async fn settle(&mut self) -> Result<(), ApiError> {
         match tokio::time::timeout(FIRST_EVENT_MAX, self.next_delta()).await {
             Ok(Ok(Some(delta))) => self.ready.push_front(News::Delta(delta)),
@@ -366,7 +366,7 @@ impl Answer {
             RequestEvent::Sources(tokens) if self.choices.len() == self.choices_per_prompt => {
                 self.usage.prompt_tokens_details = PromptTokensDetails { cached_tokens: tokens.cached() };
             }
-            // Of several prompts the totals are known at the end. Embeddings are not answers.
+            // With several prompts, the totals are known only at the end. Embeddings are not answers.
             RequestEvent::Sources(_) | RequestEvent::Embedding(_) => {}
             RequestEvent::Token { choice, token, logprob } => self.token(prompt, choice, token, logprob),
             RequestEvent::Finished { choice, outcome, usage } => {
@@ -423,8 +423,8 @@ impl Answer {
         self.pass(index, piece);
     }
 
-    /// The model has spoken, or somebody in its place.
-    fn settle_doubt(&mut self, index: usize, ruling: Ruling) {
+    /// Applies the moderator's verdict to the text held back for it.
+    fn settle_doubt(&mut self, index: usize, ruling: ModerationVerdict) {
         let choice = &mut self.choices[index];
         choice.asked = false;
         let pieces = choice.pipeline.settle(ruling);
@@ -435,24 +435,24 @@ impl Answer {
         pieces.into_iter().for_each(|piece| self.pass(index, piece));
     }
 
-    /// No more tokens of a choice are wanted.
+    /// Ends a choice: no more of its tokens are wanted.
     fn end(&mut self, index: usize, usage: ChoiceUsage) {
         let choice = &mut self.choices[index];
         choice.closed = true;
         choice.usage = Some(usage);
     }
 
-    /// A choice's next piece; the last one closes it.
+    /// Takes a choice's next piece; the last one closes it.
     fn pass(&mut self, index: usize, mut piece: Piece) {
         if let Some(finish) = &mut piece.finish {
             safety::note_cut(finish, self.books.blocks.as_ref());
             self.close(index);
         }
         self.give(index, piece);
-        let Some(judging) = &mut self.judging else { return };
+        let Some(moderation) = &mut self.moderation else { return };
         let choice = &mut self.choices[index];
         if let Some(doubt) = choice.pipeline.doubt().filter(|_| !choice.asked) {
-            judging.ask(index, doubt.clone());
+            moderation.ask(index, doubt.clone());
             choice.asked = true;
         }
     }
@@ -513,13 +513,13 @@ impl Drop for Answer {
     fn drop(&mut self) {
         metrics::count_request(self.outcome);
         self.count_in_rollout();
-        // Unless it was settled, its client has left: nobody waits.
+        // Unless the usage was settled, the client has left, and this does not wait.
         let _ = self.settle_usage().now_or_never();
         metrics::count_tokens(self.usage.prompt_tokens, self.usage.completion_tokens);
     }
 }
 
-/// A choice by itself.
+/// Describes one choice that has ended.
 fn finished(usage: &ChoiceUsage, completion_tokens: u32, ttft: Duration, tpot: Option<Duration>) -> FinishedRequest {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let mut path = TidemillUsage { tokens: usage.provenance.tokens, ..TidemillUsage::default() };
@@ -535,7 +535,7 @@ fn finished(usage: &ChoiceUsage, completion_tokens: u32, ttft: Duration, tpot: O
     }
 }
 
-/// Of several choices, the slowest counts per phase.
+/// Adds a choice's usage. The slowest choice counts per phase.
 fn add(total: &mut TidemillUsage, usage: ChoiceUsage) {
     let provenance = usage.provenance;
     for (total, ms) in [

@@ -1,4 +1,4 @@
-//! The cluster as the gateway sees it: seven calls, and the events of what was submitted.
+//! The cluster as the gateway sees it: seven calls, and the events of submitted requests.
 
 mod cached;
 
@@ -17,19 +17,19 @@ use tidemill_cluster::{ChoiceUsage, ClusterView, Forecast, NewRequest, Origin, R
 use tidemill_proto::ids::RequestId;
 use tokio::{sync::mpsc, task::coop};
 
-/// Where requests are served. No call waits.
+/// The cluster that serves one model. No call waits.
 pub trait Backend: fmt::Debug + Send + Sync {
-    /// Takes all requests or none.
+    /// Submits all requests or none.
     fn submit(&self, requests: Vec<NewRequest>) -> Result<Accepted, Rejection>;
     /// Ends one choice without another event. Returns its usage so far.
     fn end_choice(&self, request: RequestId, choice: u32) -> ChoiceUsage;
-    /// Ends whatever has not ended, without another event.
+    /// Ends all of these requests that have not ended, without another event.
     fn cancel(&self, requests: &[RequestId]);
-    /// Longest sequence that could run now; `None` if none could.
+    /// The longest sequence that could run now; `None` if none could.
     fn context_tokens(&self) -> Option<u32>;
-    /// What answers depend on, besides the request; `None`: there are no engines.
+    /// The identity of the engines that answers depend on, besides the request; `None`: there are no engines.
     fn origin(&self) -> Option<Origin>;
-    /// How a prompt of so many tokens would be taken now.
+    /// Predicts when a prompt of this many tokens would be taken now.
     fn forecast(&self, tokens: u32, class: ClassId) -> Forecast;
     fn view(&self) -> ClusterView;
 }
@@ -37,9 +37,9 @@ pub trait Backend: fmt::Debug + Send + Sync {
 /// Requests that run.
 #[derive(Debug)]
 pub struct Accepted {
-    /// In the order submitted.
+    /// The ids, in the order submitted.
     pub requests: Vec<RequestId>,
-    /// Bounded. Closes when everything has ended, or when the reader was too slow and its requests were cancelled.
+    /// The events. Bounded; closes when everything has ended, or when the reader was too slow and its requests were cancelled.
     pub events: mpsc::Receiver<(RequestId, RequestEvent)>,
 }
 
@@ -47,7 +47,7 @@ pub struct Accepted {
 #[derive(Debug)]
 pub struct Submission {
     source: Source,
-    /// Of the only request, if its answer is to be kept.
+    /// The recorder of the only request, if its answer is to be cached.
     recording: Option<Recorder>,
 }
 
@@ -57,11 +57,11 @@ enum Source {
         backend: Arc<dyn Backend>,
         accepted: Accepted,
     },
-    /// An answer that was kept, and how much of it was read.
+    /// A cached answer, and the number of events that were read.
     Cache {
         events: Events,
         read: usize,
-        /// Whose answer it is, if another question's.
+        /// The cached response, if it answered a similar question.
         similar: Option<SimilarTo>,
     },
 }
@@ -72,12 +72,12 @@ impl Submission {
         Ok(Self { source: Source::Cluster { backend, accepted }, recording: None })
     }
 
-    /// The answer comes from the cache, and not from the cluster.
+    /// Whether the answer comes from the cache, and not from the cluster.
     pub fn is_cached(&self) -> bool {
         matches!(self.source, Source::Cache { .. })
     }
 
-    /// Whose answer it is, if another question's.
+    /// The cached response that it repeats, if that answered a similar question.
     pub fn similar_to(&self) -> Option<&SimilarTo> {
         match &self.source {
             Source::Cache { similar, .. } => similar.as_ref(),
@@ -85,7 +85,7 @@ impl Submission {
         }
     }
 
-    /// The next event, with the place of its request among those submitted. `None`: nothing more can come.
+    /// Returns the next event, with the place of its request among those submitted. `None`: nothing more can come.
     pub async fn next(&mut self) -> Option<(usize, RequestEvent)> {
         match &mut self.source {
             Source::Cluster { accepted, .. } => {
@@ -106,7 +106,7 @@ impl Submission {
 
     /// Ends one choice for a reason of the gateway's own, such as a stop string.
     pub fn end_choice(&mut self, prompt: usize, choice: u32) -> ChoiceUsage {
-        // What would have come is not known.
+        // The tokens that would have followed are unknown.
         self.recording = None;
         match &self.source {
             Source::Cluster { backend, accepted } => backend.end_choice(accepted.requests[prompt], choice),
@@ -122,7 +122,8 @@ impl Submission {
 }
 
 impl Submission {
-    /// The same for a request whose tokens nothing but its key determines: from a cache, if its answer is there; else its answer will be.
+    /// Submits a request whose tokens depend on nothing but its key: it is answered from a cache if its answer is there; if not, its answer
+    /// is put there.
     pub fn repeatable(backend: Arc<dyn Backend>, caches: &Caches<'_>, request: NewRequest) -> Result<Self, Rejection> {
         let origin = backend.origin().filter(|_| caches.equal.is_some() || caches.similar.is_some());
         let Some(origin) = origin else { return Self::new(backend, vec![request]) };

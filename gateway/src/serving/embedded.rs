@@ -1,9 +1,9 @@
-//! Embeddings as workers give them, collected; and bringing one to length 1.
+//! Embeddings, collected from workers' events, and their normalization.
 
 use crate::{requests::error::ApiError, serving::backend::Submission};
 use tidemill_cluster::{Outcome, RequestEvent};
 
-/// One embedding per input.
+/// Collects one embedding per input.
 pub async fn collect(mut submission: Submission, inputs: usize) -> Result<Vec<Vec<f32>>, ApiError> {
     let mut embeddings = vec![None; inputs];
     let mut open = inputs;

@@ -2,7 +2,7 @@
 //! listeners whose connections take the frames.
 
 use crate::{
-    cache::replay::{Append, Asked, Counts, Digest, Limits, Read, Recordings, Seat},
+    cache::replay::{Append, Counts, Digest, Limits, Lookup, Read, Recordings, Seat},
     metrics,
     requests::error::ApiError,
 };
@@ -14,10 +14,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use std::{
     convert::Infallible,
-    sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak},
+    sync::{Arc, Once, OnceLock, Weak},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -25,14 +26,14 @@ use tokio::{
     time,
 };
 
-/// Between looks for recordings whose time is over.
+/// Time between two looks for recordings that have expired.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// A comment goes out after this much silence, so that a dead client is noticed while nothing is generated.
+/// Silence after which a comment goes out, so that a dead client is noticed while nothing is generated.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// A comment without words: connections make their own.
+/// A comment without words: connections write their own.
 const SILENCE: &[u8] = b":\n\n";
 
-/// All recordings of this front door.
+/// All recordings of this gateway.
 #[derive(Debug)]
 pub struct Replays {
     recordings: Mutex<Recordings<Arc<Signal>, Bytes>>,
@@ -40,16 +41,16 @@ pub struct Replays {
     sweeping: Once,
 }
 
-/// What a recording's maker and its listeners tell each other.
+/// The signals between a recording's maker and its listeners.
 #[derive(Debug)]
 pub(crate) struct Signal {
-    /// There is something to read.
+    /// Notified when there is something to read.
     more: watch::Sender<()>,
-    /// Somebody has read, or left.
+    /// A listener has read, or left.
     read: Notify,
-    /// Nobody came back.
+    /// No listener came back.
     give_up: Notify,
-    /// Before the first frame.
+    /// The response's head, before the first frame.
     head: OnceLock<Head>,
 }
 
@@ -71,11 +72,11 @@ impl Replays {
     }
 
     pub fn counts(&self) -> Counts {
-        self.lock().counts()
+        self.recordings.lock().counts()
     }
 
     pub(crate) fn has(&self, key: &Digest) -> bool {
-        self.lock().has(key)
+        self.recordings.lock().has(key)
     }
 
     pub(crate) fn ask(
@@ -84,24 +85,24 @@ impl Replays {
         key: Digest,
         body: Digest,
         after: Option<u64>,
-    ) -> (Asked<Arc<Signal>>, Arc<Signal>) {
+    ) -> (Lookup<Arc<Signal>>, Arc<Signal>) {
         self.sweeping.call_once(|| {
             tokio::spawn(sweep(Arc::downgrade(self)));
         });
         let fresh = Arc::new(Signal { more: watch::Sender::new(()), read: Notify::new(), give_up: Notify::new(), head: OnceLock::new() });
-        let asked = self.lock().ask(tenant, key, body, after, || Arc::clone(&fresh));
-        let signal = if let Asked::Joined { tag, .. } = &asked { Arc::clone(tag) } else { fresh };
+        let asked = self.recordings.lock().ask(tenant, key, body, after, || Arc::clone(&fresh));
+        let signal = if let Lookup::Joined { tag, .. } = &asked { Arc::clone(tag) } else { fresh };
         (asked, signal)
     }
 
     pub(crate) fn find(&self, name: &Digest, after: Option<u64>) -> Option<(Seat, Arc<Signal>)> {
-        match self.lock().find(name, after)? {
-            Asked::Joined { seat, tag, .. } => Some((seat, tag)),
+        match self.recordings.lock().find(name, after)? {
+            Lookup::Joined { seat, tag, .. } => Some((seat, tag)),
             _ => None,
         }
     }
 
-    /// Makes a recording: runs the request to its end, whoever listens. `stream`: what the ids of its events begin with.
+    /// Makes a recording: runs the request to its end, with or without listeners. `stream`: the prefix of its events' ids.
     pub(crate) fn record(self: &Arc<Self>, id: u64, signal: &Arc<Signal>, stream: String, scope: Digest, request: Request, next: Next) {
         let mut making = Making { replays: Arc::clone(self), id, signal: Arc::clone(signal), stream, scope, whole: false };
         let signal = Arc::clone(signal);
@@ -116,11 +117,6 @@ impl Replays {
     fn now(&self) -> Duration {
         self.began.elapsed()
     }
-
-    /// Nothing that holds the lock panics.
-    fn lock(&self) -> MutexGuard<'_, Recordings<Arc<Signal>, Bytes>> {
-        self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 async fn sweep(replays: Weak<Replays>) {
@@ -128,7 +124,7 @@ async fn sweep(replays: Weak<Replays>) {
         time::sleep(SWEEP_EVERY).await;
         let Some(replays) = replays.upgrade() else { return };
         let (given_up, counts) = {
-            let mut recordings = replays.lock();
+            let mut recordings = replays.recordings.lock();
             (recordings.expire(replays.now()), recordings.counts())
         };
         given_up.iter().for_each(|signal| signal.give_up.notify_one());
@@ -136,7 +132,7 @@ async fn sweep(replays: Weak<Replays>) {
     }
 }
 
-/// A recording's maker. However it ends, the recording does, too.
+/// The task that makes a recording. However it ends, it ends the recording.
 struct Making {
     replays: Arc<Replays>,
     id: u64,
@@ -169,7 +165,7 @@ impl Making {
             if good && !named && (event || !streams) {
                 named = true;
                 if let Some(name) = name_of(&frame) {
-                    self.replays.lock().name(self.id, digest(&[&self.scope, name.as_bytes()]));
+                    self.replays.recordings.lock().name(self.id, digest(&[&self.scope, name.as_bytes()]));
                 }
             }
             failed |= event && breaks_off(&frame);
@@ -181,7 +177,7 @@ impl Making {
     async fn append(&self, frame: Bytes, event: bool) {
         loop {
             {
-                let mut recordings = self.replays.lock();
+                let mut recordings = self.replays.recordings.lock();
                 let sent = match event {
                     true => [format!("id: {}:{}\n", self.stream, recordings.next_event(self.id)).as_bytes(), &frame].concat().into(),
                     false => frame.clone(),
@@ -200,24 +196,24 @@ impl Making {
 
 impl Drop for Making {
     fn drop(&mut self) {
-        self.replays.lock().end(self.replays.now(), self.id, self.whole);
+        self.replays.recordings.lock().end(self.replays.now(), self.id, self.whole);
         self.signal.more.send_replace(());
     }
 }
 
-/// An event that says that the answer failed: a repeat should not hear it.
+/// Whether an event says that the answer failed: a repeat should not hear it.
 fn breaks_off(event: &[u8]) -> bool {
     [&b"data: {\"error\":"[..], b"event: error\n", b"event: response.failed\n"].iter().any(|start| event.starts_with(start))
 }
 
-/// The answer's id, in its first event or in itself.
+/// Finds the answer's id, in its first event or in itself.
 fn name_of(frame: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {
         id: Option<String>,
-        /// Of responses.
+        /// In responses' events.
         response: Option<Inner>,
-        /// Of messages.
+        /// In messages' events.
         message: Option<Inner>,
     }
     #[derive(Deserialize)]
@@ -243,7 +239,7 @@ impl Listener {
         Self { replays: Arc::clone(replays), seat, signal, more }
     }
 
-    /// The answer as its maker gives it.
+    /// Responds with the recorded answer.
     pub(crate) async fn respond(mut self) -> Response {
         // Set before the first frame; the end without it means that the maker broke.
         let first = self.next().await;
@@ -276,11 +272,11 @@ impl Listener {
         response
     }
 
-    /// The next frame; `None` after the last. Cancel safe.
+    /// Returns the next frame; `None` after the last. Cancel safe.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             self.more.borrow_and_update();
-            let read = self.replays.lock().read(self.seat);
+            let read = self.replays.recordings.lock().read(self.seat);
             match read {
                 Read::Frame(frame) => {
                     self.signal.read.notify_one();
@@ -299,7 +295,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.replays.lock().leave(self.replays.now(), self.seat);
+        self.replays.recordings.lock().leave(self.replays.now(), self.seat);
         self.signal.read.notify_one();
     }
 }

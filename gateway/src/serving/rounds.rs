@@ -1,7 +1,6 @@
-//! Tools that run here, whatever protocol they were asked for in: a model that called some is asked again with what they returned, a
-//! bounded number of times.
+//! Tools that run here, in any protocol: a model that called some is asked again with their outputs, a bounded number of times.
 //!
-//! - [`Rounds`]: which calls run, and the next round
+//! - [`Rounds`]: the calls that run, and the next round
 //! - [`rounded`]: all rounds as one answer of one choice
 
 pub mod rounded;
@@ -12,16 +11,16 @@ use crate::{
     features::server_tools::{NotOffered, ServerTools},
     metrics::usage::Usage,
     requests::{error::ApiError, options::Options},
-    serving::gateway::{Gateway, RunningDialog},
+    serving::gateway::{Gateway, start::Start},
     text::tool::Tool,
 };
 use futures_util::future::join_all;
 use std::sync::Arc;
 
-/// Calls of one round that run; the model is told of the others that they did not.
+/// Calls of one round that run; for each further one the model is given an error.
 const CALLS_MAX: usize = 16;
 
-/// What the next round needs.
+/// The state from which the next round is asked.
 #[derive(Debug)]
 pub struct Rounds {
     /// The field with the messages, for errors.
@@ -32,11 +31,11 @@ pub struct Rounds {
     options: Options,
     number: u32,
     max: u32,
-    /// Of the rounds before.
+    /// Usage of the rounds before.
     spent: Usage,
 }
 
-/// Tools that run here, as the model sees them.
+/// Returns the tools that run here, as the model sees them.
 pub fn offered(gateway: &Gateway, names: &[String]) -> Result<Vec<Tool>, ApiError> {
     if names.is_empty() {
         return Ok(Vec::new());
@@ -49,21 +48,23 @@ pub fn offered(gateway: &Gateway, names: &[String]) -> Result<Vec<Tool>, ApiErro
 }
 
 impl Rounds {
-    /// `None`: nothing runs here for this answer. A shadow's calls are never run: they have run for the answer that it shadows. `names`: as
-    /// the model knows them; `options`: as the client gave them.
+    /// Prepares further rounds. `None`: nothing runs here for this answer. A shadow's calls never run: they have run for the original.
+    /// `names`: as the model knows them; `options`: as the client gave them.
     pub fn new(gateway: &Gateway, param: &'static str, names: Vec<String>, dialog: &Dialog, options: &Options) -> Option<Self> {
         let tools = gateway.server_tools().filter(|_| !names.is_empty() && !gateway.is_shadow())?;
         let (dialog, options) = (dialog.clone(), options.clone());
         Some(Self { param, names, dialog, options, number: 1, max: tools.rounds_max, spent: Usage::default() })
     }
 
-    /// Those of a round's calls that run here: none after the last round, or where a client has to answer, too: it answers to all of them.
+    /// Selects the calls of a round that run here: none after the last round, and none if the client has to answer one of them, because
+    /// then it answers all.
     pub fn ours(&self, calls: Vec<ToolCall>) -> Vec<ToolCall> {
         let all_ours = calls.iter().all(|call| self.names.contains(&call.name));
         if all_ours && self.number < self.max { calls } else { Vec::new() }
     }
 
-    /// The options of the next round. `None`: there is no room for more of the answer. `running`: usage of the round that has ended.
+    /// Returns the options of the next round. `None`: there is no room for more of the answer. `running`: usage of the round that has
+    /// ended.
     pub fn room(&self, running: &Usage) -> Option<Options> {
         let mut options = self.options.clone();
         if let Some(max_tokens) = options.max_tokens {
@@ -73,21 +74,21 @@ impl Rounds {
         Some(options)
     }
 
-    /// Asks the model again. `said`: since it was asked last. The new answer takes the place of `running`.
+    /// Asks the model again. `said`: the messages since it was asked last. The new answer replaces `running`.
     pub async fn ask(&mut self, gateway: &Gateway, options: Options, said: Vec<Message>, running: &mut Answer) -> Result<(), ApiError> {
         self.dialog.messages.extend(said);
         self.number += 1;
-        // Who was made to call has called; and in the end the model has to answer.
+        // After a forced call, the choice returns to `auto`; in the last round the model has to answer.
         self.dialog.tool_choice = if self.number == self.max { ToolChoice::None } else { ToolChoice::Auto };
         let round = gateway.for_round(self.number);
-        let RunningDialog { mut answer, .. } = round.start_dialog(self.param, self.dialog.clone(), options).await?;
+        let mut answer = round.start_dialog(self.dialog.clone(), options, Start::of(self.param)).await?;
         self.spent = self.usage(running.usage());
         answer.go_on_from(running);
         *running = answer;
         Ok(())
     }
 
-    /// Of all rounds together, the one that runs included.
+    /// Usage of all rounds together, the one that runs included.
     pub fn usage(&self, running: &Usage) -> Usage {
         let mut usage = self.spent.clone();
         usage.add(running);
@@ -95,7 +96,7 @@ impl Rounds {
     }
 }
 
-/// Runs a round's calls, and returns what each came to.
+/// Runs a round's calls, and returns their outputs.
 pub async fn run(gateway: &Gateway, calls: &[ToolCall]) -> Result<Vec<String>, ApiError> {
     let tools = gateway.server_tools().ok_or_else(|| ApiError::internal("the tools are gone: please report this as a bug"))?;
     Ok(join_all(calls.iter().enumerate().map(|(place, call)| run_one(tools, place, call))).await)

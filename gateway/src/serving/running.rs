@@ -1,11 +1,9 @@
 //! Responses that are being streamed: they can be looked at and cancelled by their ids.
 
 use crate::store::Owner;
+use parking_lot::Mutex;
 use serde_json::Value;
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
@@ -13,7 +11,7 @@ pub struct RunningResponses(Mutex<HashMap<(Owner, String), Streaming>>);
 
 #[derive(Debug)]
 struct Streaming {
-    /// As at its beginning.
+    /// The response as at its beginning.
     response: Value,
     cancel: Arc<Notify>,
 }
@@ -30,32 +28,27 @@ impl RunningResponses {
     pub(crate) fn enter(self: &Arc<Self>, owner: &Owner, id: &str, response: Value) -> Place {
         let cancel = Arc::new(Notify::new());
         let id = (owner.clone(), id.to_owned());
-        self.lock().insert(id.clone(), Streaming { response, cancel: Arc::clone(&cancel) });
+        self.0.lock().insert(id.clone(), Streaming { response, cancel: Arc::clone(&cancel) });
         Place { all: Arc::clone(self), id, cancel }
     }
 
     pub(crate) fn get(&self, owner: &Owner, id: &str) -> Option<Value> {
-        self.lock().get(&(owner.clone(), id.to_owned())).map(|streaming| streaming.response.clone())
+        self.0.lock().get(&(owner.clone(), id.to_owned())).map(|streaming| streaming.response.clone())
     }
 
-    /// The response as it will be; its stream says the rest.
+    /// Cancels a response. Returns it as it will be; its stream has the rest.
     pub(crate) fn cancel(&self, owner: &Owner, id: &str) -> Option<Value> {
-        let all = self.lock();
+        let all = self.0.lock();
         let streaming = all.get(&(owner.clone(), id.to_owned()))?;
         streaming.cancel.notify_one();
         let mut response = streaming.response.clone();
         response["status"] = "cancelled".into();
         Some(response)
     }
-
-    /// Nothing that holds the lock panics.
-    fn lock(&self) -> MutexGuard<'_, HashMap<(Owner, String), Streaming>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Place {
-    /// Notified when a client wants the response to end.
+    /// A notification that a client wants the response to end.
     pub(crate) fn cancelled(&self) -> Arc<Notify> {
         Arc::clone(&self.cancel)
     }
@@ -63,6 +56,6 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.all.lock().remove(&self.id);
+        self.all.0.lock().remove(&self.id);
     }
 }

@@ -1,4 +1,4 @@
-//! What every store promises, run on each: PostgreSQL is a real server (`server`).
+//! The promises of every store, run on each: PostgreSQL is a real server (`server`).
 
 mod server;
 
@@ -461,7 +461,7 @@ async fn a_page_has_so_many_bytes_and_one_item_at_least() {
     }
 }
 
-/// What the counters of bytes say after everything that can happen to records.
+/// The counters of bytes are right after everything that can happen to records.
 #[tokio::test]
 async fn what_is_held_is_counted_and_forgotten() {
     let dir = tempfile::tempdir().unwrap();
@@ -485,7 +485,7 @@ async fn what_is_held_is_counted_and_forgotten() {
             store.delete(&Owner(owner.into()), "conv_1").await.unwrap();
         }
     }
-    // What is left: a record with a longer body, and the items `a`, `b` and `f`.
+    // The rest: a record with a longer body, and the items `a`, `b` and `f`.
     let item = |id: &str| 128 + item(id).body.len() as i64;
     let left = 256 + "{\"another\":\"body\"}".len() as i64 + item("a") + item("b") + item("f");
     drop(sqlite);

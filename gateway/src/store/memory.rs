@@ -5,10 +5,10 @@ use super::{
     Record, RecordPage, Rewrite, Store, StoreError, Stored, Summary, Totals, note_evicted, page_of,
 };
 use crate::base::room::Shares;
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     future,
-    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ struct State {
     items: HashMap<Key, Used>,
     /// Records by age, the oldest first.
     order: BTreeSet<(u64, u64, Key)>,
-    /// The same of each tenant.
+    /// The same records by tenant, then by age.
     order_of: BTreeSet<(String, u64, u64, Key)>,
     /// Records of each owner and kind, in the order in which they were put.
     listed: BTreeMap<(Owner, Kind, u64), String>,
@@ -34,7 +34,7 @@ struct State {
     puts: u64,
     /// By tenant.
     bytes: Shares<String>,
-    /// Of these, what does not go to make room.
+    /// Those bytes that do not go to make room.
     lasting: Shares<String>,
 }
 
@@ -45,7 +45,7 @@ struct Kept {
     /// Ids of items.
     history: Vec<String>,
     outputs: usize,
-    /// What tells of so many items of the history.
+    /// The summary, and the number of items that it covers.
     summary: Option<(usize, String)>,
     used: u64,
     put: u64,
@@ -80,20 +80,15 @@ impl Memory {
     pub fn new(limits: Limits) -> Self {
         Self { limits, state: Mutex::default() }
     }
-
-    /// What panicked while it held the lock has ended; no operation leaves the state in between.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Store for Memory {
     fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Stored<'_, ()> {
-        answer(self.state().put(owner, record, now, self.limits))
+        answer(self.state.lock().put(owner, record, now, self.limits))
     }
 
     fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record> {
-        let state = self.state();
+        let state = self.state.lock();
         answer(state.record(owner, id).map(|kept| {
             let items = part.range(kept.history.len(), kept.outputs).map(|place| state.item(owner, &kept.history[place]));
             let summary = kept.summary.as_ref().map(|(_, summary)| summary.clone());
@@ -102,7 +97,7 @@ impl Store for Memory {
     }
 
     fn page(&self, owner: &Owner, id: &str, part: Part, page: Page) -> Stored<'_, ItemPage> {
-        let state = self.state();
+        let state = self.state.lock();
         answer(state.record(owner, id).and_then(|kept| {
             let ids = &kept.history[part.range(kept.history.len(), kept.outputs)];
             let places = page.places(ids.iter().map(String::as_str), ids.len());
@@ -116,7 +111,7 @@ impl Store for Memory {
     }
 
     fn list(&self, owner: &Owner, kind: Kind, page: Page) -> Stored<'_, RecordPage> {
-        let state = self.state();
+        let state = self.state.lock();
         let ids: Vec<_> = state.listed.range((owner.clone(), kind, 0)..=(owner.clone(), kind, u64::MAX)).map(|(_, id)| id).collect();
         let places = page.places(ids.iter().map(|id| id.as_str()), ids.len());
         answer(places.ok_or_else(|| StoreError::NotFound(page.after.clone().unwrap_or_default())).map(|(places, has_more)| {
@@ -126,7 +121,7 @@ impl Store for Memory {
     }
 
     fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>> {
-        let state = self.state();
+        let state = self.state.lock();
         let find = |id: &String| match state.items.get(&(owner.clone(), id.clone())) {
             Some(used) => Ok(Item { id: id.clone(), body: used.body.clone(), tokens: used.tokens }),
             None => Err(StoreError::NotFound(id.clone())),
@@ -135,11 +130,11 @@ impl Store for Memory {
     }
 
     fn update(&self, owner: &Owner, id: &str, body: String, now: u64) -> Stored<'_, ()> {
-        answer(self.state().change(owner, id, now, |kept| kept.body = body))
+        answer(self.state.lock().change(owner, id, now, |kept| kept.body = body))
     }
 
     fn append(&self, owner: &Owner, id: &str, addition: Addition, now: u64) -> Stored<'_, ()> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let appended = state.append(owner, id, addition, now, self.limits);
         if appended.is_ok() {
             state.make_room(owner, self.limits.bytes);
@@ -148,19 +143,19 @@ impl Store for Memory {
     }
 
     fn summarize(&self, owner: &Owner, id: &str, summary: Summary) -> Stored<'_, ()> {
-        answer(self.state().summarize(owner, id, summary))
+        answer(self.state.lock().summarize(owner, id, summary))
     }
 
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()> {
-        answer(self.state().remove(owner, id, item))
+        answer(self.state.lock().remove(owner, id, item))
     }
 
     fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()> {
-        answer(self.state().delete(&(owner.clone(), id.to_owned())))
+        answer(self.state.lock().delete(&(owner.clone(), id.to_owned())))
     }
 
     fn expire(&self, now: u64) -> Stored<'_, u64> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let limit = now.saturating_sub(self.limits.age.as_secs());
         let mut expired = 0;
         while let Some((_, _, key)) = state.order.first().filter(|(used, ..)| *used < limit).cloned() {
@@ -198,7 +193,7 @@ impl State {
         history.iter().map(|id| self.item(owner, id)).fold(Totals::default(), add)
     }
 
-    /// Of the items that a history names, each once, with those that are still to come. `TooLarge`: of all its places.
+    /// The bytes of the items that a history names, each once, with those that are still to come. `TooLarge`: it has too many places.
     fn history_bytes(&self, owner: &Owner, id: &str, history: &[String], new: &[Item], limits: Limits) -> Result<u64, StoreError> {
         let new: HashMap<&str, u64> = new.iter().map(|item| (item.id.as_str(), item.body.len() as u64)).collect();
         let size = |id: &String| match self.items.get(&(owner.clone(), id.clone())) {
@@ -211,7 +206,7 @@ impl State {
         Ok(history.iter().collect::<BTreeSet<_>>().into_iter().map(|id| size(id) + ITEM_OVERHEAD).sum())
     }
 
-    /// Refuses a record of so many bytes for which there would be no room even if all else of its tenant were gone that can go.
+    /// Refuses a record of this size if there would be no room for it even with all else of its tenant gone that can go.
     fn check_room(&self, owner: &Owner, bytes: u64, limits: Limits) -> Result<(), StoreError> {
         let tenant = owner.tenant().to_owned();
         let others = self.bytes.total() - self.bytes.held(&tenant);
@@ -385,7 +380,7 @@ impl State {
     fn make_room(&mut self, owner: &Owner, bytes_max: u64) {
         let newcomer = owner.tenant().to_owned();
         while self.bytes.total() > bytes_max {
-            // What is new is counted already.
+            // The new record is counted already.
             let losers = self.bytes.losers(bytes_max, &newcomer, 0);
             let Some((tenant, key)) = losers.iter().find_map(|loser| Some((loser, self.oldest(loser, *loser == newcomer)?))) else {
                 return;

@@ -1,8 +1,8 @@
 //! A store in a PostgreSQL database, which several coordinators share.
 //!
-//! The schema `tidemill` is made by whoever comes first. Each call is one transaction on a connection of a pool, in a task of its own: it is
-//! done, or undone, whether or not anybody still waits for it. A server that is not there fails calls within seconds, and serves them again
-//! when it is back; this process needs neither be started after it nor again.
+//! The schema `tidemill` is made by the first coordinator that comes. Each call is one transaction on a connection of a pool, in a task of
+//! its own: it is done, or undone, whether or not its caller still waits. A server that is not there fails calls within seconds, and serves
+//! them again when it is back; this process needs neither be started after it nor again.
 //!
 //! - [`address`]: where the server is, and how connections to it are protected
 
@@ -27,14 +27,14 @@ use writing::Writing;
 const CONNECTIONS_MAX: usize = 16;
 /// For a server's answer to a new connection, and for a connection that is free.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
-/// A call that takes longer has failed. The server is told to give up sooner.
+/// A call that takes longer has failed. The server's own timeout is shorter.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 const STATEMENT_MAX_MS: u32 = 15_000;
-/// Of a transaction that others were in the way of.
+/// The most attempts at a transaction that conflicts with others.
 const ATTEMPTS_MAX: u32 = 5;
 /// Records that are deleted in one transaction.
 const EXPIRED_AT_A_TIME: i64 = 100;
-/// Makes those wait who begin at the same time: any number that nobody else locks.
+/// The lock for making the schema: any number that nothing else locks.
 const SCHEMA_LOCK: i64 = 0x7469_6465_6d69_6c6c;
 const SCHEMA_VERSION: i32 = 3;
 
@@ -122,7 +122,7 @@ impl Postgres {
                 match timeout(ANSWER_MAX, this.tried(&mut connection, work)).await {
                     Ok(outcome) => outcome,
                     Err(_) => {
-                        // Nobody knows what it still does.
+                        // Its state is unknown.
                         drop(Object::take(connection));
                         Err(StoreError::Failed(format!("no answer within {} s", ANSWER_MAX.as_secs())))
                     }

@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 const QUEUE_MAX: usize = 256;
 /// A call that takes longer has failed: the disk does not answer.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
-/// Of the tables below.
+/// The version of the tables below.
 const SCHEMA_VERSION: i64 = 4;
 
 /// `history` is a JSON list of items' numbers: SQLite joins along it (`json_each`). `uses` counts the places that name an item, apart from
@@ -151,7 +151,7 @@ impl Sqlite {
     fn call<T: Send + 'static>(&self, work: impl FnOnce(&mut Database) -> Outcome<T> + Send + 'static) -> Stored<'_, T> {
         let (answer, answered) = oneshot::channel();
         let call = Box::new(move |database: &mut Database| {
-            // Whoever asked may have gone; what was asked for is done.
+            // The caller may have gone; its call is done.
             let _ = answer.send(work(database));
         });
         let sent = self.calls.as_ref().expect("taken at the end only").try_send(call).map_err(|error| match error {
@@ -609,7 +609,7 @@ impl Writing<'_> {
         Ok(evicted)
     }
 
-    /// What each tenant holds.
+    /// The bytes that each tenant holds.
     fn shares(&self) -> Outcome<Shares<String>> {
         let mut select = self.transaction.prepare_cached("SELECT tenant, bytes FROM shares WHERE bytes > 0")?;
         let mut shares = Shares::default();

@@ -1,4 +1,4 @@
-//! A request that has its quota, until it is settled: once, by whatever ends it first. Dropping it settles it, too (its client left).
+//! A request that has its quota, until it is settled: once, by whatever ends it first. Dropping it settles it as well (its client left).
 
 use super::{Caller, Tenants};
 use crate::{
@@ -14,21 +14,21 @@ use tidemill_tenancy::{
     usage::{Event, Source},
 };
 
-/// What a request is about to use.
+/// The quota that a request needs.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
-    /// When the request arrived: its time counts from then.
+pub struct QuotaRequest<'a> {
+    /// The time at which the request arrived, from which its time counts.
     pub arrived: Instant,
     pub model: &'a str,
     pub class: &'a str,
     pub prompt_tokens: u64,
-    /// At most, of all choices together.
+    /// The most tokens of all choices together.
     pub answer_tokens: u64,
 }
 
 impl Tenants {
-    /// Takes what a request may use at most. `None` of a quota: the door is open, and usage is kept all the same.
-    pub fn reserve(self: &Arc<Self>, caller: &Caller, wanted: Wanted<'_>) -> Result<Metered, ApiError> {
+    /// Takes the most that a request may use. `None` of a quota: no key is needed, and usage is kept all the same.
+    pub fn reserve(self: &Arc<Self>, caller: &Caller, wanted: QuotaRequest<'_>) -> Result<Metered, ApiError> {
         if caller.is_shadow() {
             return Ok(Metered::free(Arc::clone(self)));
         }
@@ -37,7 +37,7 @@ impl Tenants {
             Some((principal, tier)) => {
                 let scopes = self.scopes(principal, tier, Some(wanted.model));
                 let tokens = wanted.prompt_tokens + wanted.answer_tokens;
-                let mut quota = self.quota();
+                let mut quota = self.quota.lock();
                 let now = self.now();
                 let reserved = quota.reserve(now, &scopes, tokens, now + self.request_timeout * 2);
                 let _ = caller.standing.set(quota.standing(now, &scopes));
@@ -55,13 +55,13 @@ pub struct Metered {
     reservation: Option<Reservation>,
     began: Instant,
     prompt_tokens: u64,
-    /// `None`: settled. Filled in as far as it is known.
+    /// The reservation and the event, filled in as far as it is known. `None`: it is settled.
     event: Option<Event>,
 }
 
 impl Metered {
-    pub(super) fn new(tenants: Arc<Tenants>, caller: &Caller, reservation: Option<Reservation>, wanted: Wanted<'_>) -> Self {
-        let Wanted { arrived, model, class, prompt_tokens, answer_tokens: _ } = wanted;
+    pub(super) fn new(tenants: Arc<Tenants>, caller: &Caller, reservation: Option<Reservation>, wanted: QuotaRequest<'_>) -> Self {
+        let QuotaRequest { arrived, model, class, prompt_tokens, answer_tokens: _ } = wanted;
         let principal = caller.principal.as_ref().map(|(principal, _)| principal);
         let event = Event {
             id: caller.id.clone(),
@@ -76,20 +76,20 @@ impl Metered {
         Self { tenants, reservation, began: arrived, prompt_tokens, event: Some(event) }
     }
 
-    /// Of what nobody pays for.
+    /// A request that no tenant pays for.
     pub(super) fn free(tenants: Arc<Tenants>) -> Self {
         Self { tenants, reservation: None, began: Instant::now(), prompt_tokens: 0, event: None }
     }
 
-    /// The cluster did not take the request: nothing was used.
+    /// Cancels the reservation: the cluster did not take the request, and nothing was used.
     pub fn cancel(&mut self) {
         self.event = None;
         if let Some(reservation) = self.reservation.take() {
-            self.tenants.quota().cancel(reservation);
+            self.tenants.quota.lock().cancel(reservation);
         }
     }
 
-    /// A choice's first token has come, of a request that was promised a time for it.
+    /// Notes the time to the first token of a choice that was promised one.
     pub fn observe_ttft(&self, now: Instant, ttft: Duration) {
         self.tenants.ttfts.push(now, ttft);
     }
@@ -98,8 +98,8 @@ impl Metered {
         self.event.is_none()
     }
 
-    /// Gives back what was not used, and hands the event to the log. What is returned waits until it is written: what is sent to the
-    /// client after that was counted, whatever happens to this process. A second call does nothing.
+    /// Gives back what was not used, and hands the event to the log. The future that is returned waits until it is written: an answer that
+    /// is sent after that was counted, whatever happens to this process. A second call does nothing.
     pub fn settle(&mut self, outcome: RequestOutcome, usage: &Usage, ttft: Option<Duration>) -> impl Future<Output = ()> + Send + use<> {
         let unused = matches!(outcome, RequestOutcome::Rejected) && usage.completion_tokens == 0;
         if unused {
@@ -108,7 +108,7 @@ impl Metered {
         let written = self.event.take().map(|event| {
             let event = self.complete(event, outcome, usage, ttft);
             if let Some(reservation) = self.reservation.take() {
-                self.tenants.quota().settle(reservation, event.tokens());
+                self.tenants.quota.lock().settle(reservation, event.tokens());
             }
             self.tenants.meter.as_ref().map(|meter| meter.write(event))
         });

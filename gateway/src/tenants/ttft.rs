@@ -1,16 +1,16 @@
-//! The last times to first tokens: what 19 of 20 requests kept.
+//! The last times to first tokens, and their 95th percentile.
 
+use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-/// Older ones say nothing about now.
+/// The age after which a time says nothing about the present.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Of as many at most,
+/// The most times that are kept,
 const KEPT_MAX: usize = 2048;
-/// and of so many at least: one slow request is no overload.
+/// and the fewest that say anything: one slow request is no overload.
 const KEPT_MIN: usize = 20;
 
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ pub(super) struct RecentTtfts(Mutex<VecDeque<(Instant, Duration)>>);
 
 impl RecentTtfts {
     pub(super) fn push(&self, now: Instant, ttft: Duration) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         if kept.len() == KEPT_MAX {
             kept.pop_front();
         }
@@ -26,7 +26,7 @@ impl RecentTtfts {
     }
 
     pub(super) fn p95(&self, now: Instant) -> Option<Duration> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         while kept.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > WINDOW) {
             kept.pop_front();
         }

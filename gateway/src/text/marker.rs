@@ -32,7 +32,7 @@ impl MarkerWatch {
         }
     }
 
-    /// What is held back, when no mark can come any more.
+    /// Returns the text that is held back, since no mark can come any more.
     pub(super) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

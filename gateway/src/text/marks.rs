@@ -7,14 +7,14 @@
 //! that are cut there: no piece has a whole mark in it but the template's own.
 //!
 //! A content may also end with the first part of a mark whose rest the template writes, or the other way round. So there are seams at the
-//! edges of such contents, too. They become cuts only where a mark has in fact come to lie across them, so that other prompts keep their
+//! edges of such contents as well. They become cuts only where a mark has in fact come to lie across them, so that other prompts keep their
 //! tokens.
 //!
 //! A template that makes marks of words that clients choose (`'<|' ~ name ~ '|>'`) makes them itself: such a word is no part of a mark that
 //! is spelled out, and templates compare words with others.
 //!
-//! Some templates delimit turns with marks that their tokenizer has no tokens for. The same letters are the same tokens there, whoever
-//! wrote them: a space breaks these. Words without brackets (`USER:`) are left alone.
+//! Some templates delimit turns with marks that their tokenizer has no tokens for. The same letters are the same tokens there, whether the
+//! template or a client wrote them: a space breaks these. Words without brackets (`USER:`) are left alone.
 
 use super::sewn::Sewn;
 use super::{template::ChatTemplate, tokenizer::Tokenizer};
@@ -48,7 +48,7 @@ pub struct Marks {
     normalizes: bool,
 }
 
-/// What becomes of a content's edges.
+/// The treatment of a content's edges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edges {
     Guarded,
@@ -101,7 +101,7 @@ impl Marks {
     pub fn guarded<'a>(&self, tokenizer: &Tokenizer, text: &'a str, seam: char, edges: Edges) -> Cow<'a, str> {
         let Some(find) = &self.find else { return Cow::Borrowed(text) };
         let normal = if self.normalizes { tokenizer.normalized(text) } else { Cow::Borrowed(text) };
-        // What only looks like a mark becomes one as soon as the tokenizer has changed it: then it is changed now.
+        // Text that only looks like a mark becomes one when the tokenizer normalizes it, so it is normalized now.
         let text = if normal != text && find.is_match(&*normal) { normal } else { Cow::Borrowed(text) };
         // Where to put what: behind the first character of each mark, and at the edges.
         let mut places = BTreeSet::new();
@@ -181,7 +181,7 @@ fn is_mark(content: &str, template: &str) -> bool {
     is_spoken && (template.contains(content) || is_delimiter(content))
 }
 
-/// What the template writes in brackets to delimit turns.
+/// Finds the marks in brackets by which the template delimits turns.
 fn delimiters(template: &str) -> impl Iterator<Item = &str> {
     let begins = template.char_indices().filter(|(_, c)| matches!(c, '<' | '['));
     begins.filter_map(|(start, c)| {

@@ -1,5 +1,5 @@
-//! A model's words told apart: its thought, its text, its calls. One character at a time, so that nothing can depend on how
-//! the text was cut into tokens.
+//! A model's output split into its thought, its text and its calls, one character at a time, so that nothing can depend on how the text was
+//! cut into tokens.
 //!
 //! ```text
 //!   text ──► channels, or thought? ──► calls? ──► Event, Event, …
@@ -14,7 +14,7 @@ use super::{
 };
 use tidemill_proto::block::Token;
 
-/// What the model's words may be besides text.
+/// The parts that a model's output may have besides text.
 #[derive(Clone, Debug, Default)]
 pub struct OutputRules {
     pub thought: Option<Thought>,

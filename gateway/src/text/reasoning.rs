@@ -14,8 +14,8 @@ pub struct Thought {
     pub end: &'static str,
     /// The prompt has begun the thought.
     pub open: bool,
-    /// The answer may begin with one: not where the prompt holds one already, as it does for models that were told not to think. Some
-    /// think all the same.
+    /// Whether the answer may begin with a thought: not where the prompt holds one already, as it does for models that shall not think.
+    /// Some think all the same.
     pub wanted: bool,
 }
 
@@ -86,7 +86,7 @@ impl ThoughtSplitter {
                     self.space.clear();
                     self.state = State::Thinking(false);
                 } else if mark == self.end_mark {
-                    // Of a thought that the prompt has ended already.
+                    // This space belongs to a thought that the prompt has ended already.
                     self.space.clear();
                     self.state = State::Between;
                 } else if !self.begin.starts_with(mark.as_str()) && !self.end_mark.starts_with(mark.as_str()) {

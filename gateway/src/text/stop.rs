@@ -4,7 +4,7 @@
 #[derive(Debug)]
 pub struct StopMatcher {
     stops: Vec<String>,
-    /// Send the stop string itself, too.
+    /// Whether the stop string itself is sent as well.
     include: bool,
     held: String,
 }

@@ -24,7 +24,7 @@ use time::{OffsetDateTime, format_description::parse_strftime_borrowed};
 /// Instructions that one rendering may execute: some hundred per message of the longest chat that fits a request.
 const FUEL: u64 = 20_000_000;
 
-/// Of a dialog of a few words, which tries what the template takes.
+/// Fuel for a dialog of a few words, which tries the template.
 const FUEL_TO_TRY: u64 = 200_000;
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct ChatTemplate {
     takes: Takes,
 }
 
-/// What a template is given.
+/// The input of a template.
 #[derive(Debug, Default)]
 pub struct ChatInput {
     pub messages: Vec<Value>,
@@ -86,7 +86,7 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// What it makes of messages that not every template takes.
+    /// Returns which forms of dialogs the template takes.
     pub(crate) fn takes(&self) -> &Takes {
         &self.takes
     }

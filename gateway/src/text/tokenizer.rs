@@ -23,7 +23,7 @@ pub struct Tokenizer {
     normalizes_marks: bool,
 }
 
-/// What a byte-level decoder makes of every token, one after the other.
+/// The bytes that a byte-level decoder makes of every token, one after the other.
 #[derive(Debug)]
 pub struct DecodedBytes {
     bytes: Vec<u8>,
@@ -150,7 +150,7 @@ impl Tokenizer {
         match self.inner.get_normalizer().filter(|_| self.normalizes_marks) {
             Some(normalizer) => {
                 let mut normalized = NormalizedString::from(text);
-                // What cannot be normalized cannot be tokenized: that is said there.
+                // A text that cannot be normalized cannot be tokenized either, and the tokenizer reports it.
                 let done = normalizer.normalize(&mut normalized);
                 if done.is_ok() { Cow::Owned(normalized.get().to_owned()) } else { Cow::Borrowed(text) }
             }
@@ -163,7 +163,7 @@ impl Tokenizer {
         self.inner.encode_fast(text, false).map_or(0, |encoding| encoding.len() as u64)
     }
 
-    /// The beginning of a text, of at most so many tokens.
+    /// Returns the beginning of a text, of at most `tokens` tokens.
     pub fn cut(&self, text: &str, tokens: u64) -> String {
         let mut text = text;
         // A beginning may have more tokens by itself than it had in the whole.

@@ -1,7 +1,7 @@
-//! How models write calls: one format per family, told from the chat template's own text.
+//! The notations of calls: one format per family, detected in the chat template's text.
 //!
 //! - [`format`](mod@format): a way to write calls, as data, and its reader
-//! - `frame`: where calls begin and end in an answer; what becomes of those that are none
+//! - `frame`: where calls begin and end in an answer; the fate of those that are none
 //! - `json_call`, `named_call`, `xml_call`, `python_call`: one call's own notation
 //! - [`grammar`]: grammars that force calls
 //! - `hermes`, `llama_json`, `pythonic`, `qwen_coder`, `mistral`, `plain`: the formats, as data
@@ -53,7 +53,7 @@ pub struct Calls {
     pub tools: Arc<[Tool]>,
     /// More than one call counts.
     pub parallel: bool,
-    /// The answer is nothing but calls, and so many at most; `None`: it may be text, and as many as the model likes.
+    /// The most calls of an answer that is nothing but calls; `None`: it may be text, and have any number.
     pub forced_most: Option<u32>,
 }
 

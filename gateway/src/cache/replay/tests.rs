@@ -14,9 +14,9 @@ fn key(n: u8) -> Digest {
     [n; 32]
 }
 
-fn seat(asked: Asked<u8>) -> Seat {
+fn seat(asked: Lookup<u8>) -> Seat {
     match asked {
-        Asked::Begun(seat) | Asked::Joined { seat, .. } => seat,
+        Lookup::Begun(seat) | Lookup::Joined { seat, .. } => seat,
         other => panic!("{other:?}"),
     }
 }
@@ -39,7 +39,7 @@ fn a_repeat_hears_everything_and_goes_on_live() {
     for n in 0..3 {
         recordings.append(first.recording, n, 5, true);
     }
-    let Asked::Joined { seat: second, tag: 7, ended: false } = recordings.ask(ME, key(1), key(9), None, || 8) else { panic!() };
+    let Lookup::Joined { seat: second, tag: 7, ended: false } = recordings.ask(ME, key(1), key(9), None, || 8) else { panic!() };
     assert_eq!(all(&mut recordings, second), (vec![0, 1, 2], false));
     recordings.append(first.recording, 3, 5, true);
     recordings.end(at(1), first.recording, true);
@@ -47,7 +47,7 @@ fn a_repeat_hears_everything_and_goes_on_live() {
     assert_eq!(all(&mut recordings, first), (vec![0, 1, 2, 3], true));
     let third = seat(recordings.ask(ME, key(1), key(9), Some(1), || 8));
     assert_eq!(all(&mut recordings, third), (vec![2, 3], true));
-    assert_eq!(recordings.ask(ME, key(1), key(8), None, || 8), Asked::OtherBody);
+    assert_eq!(recordings.ask(ME, key(1), key(8), None, || 8), Lookup::OtherBody);
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn names_find_what_can_be_joined() {
     recordings.end(at(0), first.recording, false);
     assert!(recordings.find(&key(50), None).is_none(), "a failure is not for others");
     assert_eq!(all(&mut recordings, found), (vec![], true));
-    assert!(matches!(recordings.ask(ME, key(1), key(8), None, || 8), Asked::Begun(_)), "its key is free again");
+    assert!(matches!(recordings.ask(ME, key(1), key(8), None, || 8), Lookup::Begun(_)), "its key is free again");
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_flood_drives_out_nothing_but_itself() {
     let mut recordings = Recordings::new(Limits { recordings: 4, ..LIMITS });
     let mut record = |tenant, n: u8, bytes| {
         let seat = match recordings.ask(tenant, key(n), key(9), None, || n) {
-            Asked::Begun(seat) => seat,
+            Lookup::Begun(seat) => seat,
             _ => return false,
         };
         let taken = recordings.append(seat.recording, 0, bytes, true);
@@ -114,7 +114,7 @@ fn a_flood_drives_out_nothing_but_itself() {
     }
     assert!(recordings.has(&key(1)) && recordings.has(&key(49)) && !recordings.has(&key(48)));
     let record_empty = |recordings: &mut Recordings<u8, u64>, tenant, n: u8| {
-        if let Asked::Begun(seat) = recordings.ask(tenant, key(n), key(9), None, || n) {
+        if let Lookup::Begun(seat) = recordings.ask(tenant, key(n), key(9), None, || n) {
             recordings.end(at(u64::from(n)), seat.recording, true);
             recordings.leave(at(u64::from(n)), seat);
         }
@@ -166,7 +166,7 @@ fn without_room_a_recording_passes_and_waits_for_its_listeners() {
     assert_eq!(recordings.expire(at(5)), [7], "nobody could come back");
     assert_eq!(
         Recordings::<u8, u64>::new(Limits { bytes: 0, ..LIMITS }).ask(ME, key(1), key(9), None, || 7),
-        Asked::NoRoom,
+        Lookup::NoRoom,
         "without bytes nothing is recorded"
     );
 }
@@ -208,14 +208,14 @@ struct Hearing {
 }
 
 impl Hearing {
-    /// What it should hear in the end.
+    /// The frames that it should have heard in the end.
     fn due(&self, made: &Made) -> Vec<u64> {
         made.frames.iter().filter(|(_, number)| self.after.is_none() || *number > self.after).map(|(frame, _)| *frame).collect()
     }
 }
 
 proptest! {
-    /// Whoever joins, leaves and dawdles: each listener hears each frame that is for it once, in order; and the bounds hold.
+    /// However listeners join, leave and dawdle, each hears each frame that is for it once, in order; and the bounds hold.
     #[test]
     fn every_listener_hears_every_event_once(steps in proptest::collection::vec(step(), 1..300)) {
         let mut recordings = Recordings::<usize, u64>::new(LIMITS);
@@ -226,16 +226,16 @@ proptest! {
         for step in steps {
             match step {
                 Step::Ask { key: n, after } => match recordings.ask(ME, key(n), key(9), after, || made.len()) {
-                    Asked::Begun(seat) => {
+                    Lookup::Begun(seat) => {
                         hearing.push(Hearing { seat, recording: made.len(), after, heard: Vec::new() });
                         made.push(Made { id: seat.recording, frames: Vec::new(), running: true });
                     }
-                    Asked::Joined { seat, tag, ended } => {
+                    Lookup::Joined { seat, tag, ended } => {
                         prop_assert_eq!(ended, !made[tag].running);
                         hearing.push(Hearing { seat, recording: tag, after, heard: Vec::new() });
                     }
-                    Asked::OtherBody => prop_assert!(false),
-                    Asked::NoRoom => {}
+                    Lookup::OtherBody => prop_assert!(false),
+                    Lookup::NoRoom => {}
                 },
                 Step::Append { recording, bytes, event } => {
                     let mut running: Vec<_> = made.iter_mut().filter(|made| made.running).collect();

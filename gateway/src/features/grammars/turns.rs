@@ -1,8 +1,8 @@
-//! Turns at a number of places. A tenant never has all of them, so another one's question need not wait for it to end.
+//! Turns at a number of places. A tenant never has all of them, so others' questions need not wait for its own to end.
 
+use parking_lot::{Condvar, Mutex};
 use std::{
     collections::HashMap,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -16,32 +16,27 @@ pub(crate) struct Turns {
 #[derive(Debug, Default)]
 struct Held {
     all: usize,
-    /// Those with a turn at least.
+    /// The number of turns of each tenant that has one.
     tenants: HashMap<String, usize>,
 }
 
 impl Turns {
-    /// `places`: at least two.
+    /// Makes this many places, at least two.
     pub(crate) fn new(places: usize) -> Self {
         Self { places: places.max(2), held: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// A turn, until it is dropped. `None`: it did not come in time.
+    /// Takes a turn, which lasts until it is dropped. `None`: none came in time.
     pub(crate) fn take(&self, tenant: &str, patience: Duration) -> Option<Turn<'_>> {
         let until = Instant::now() + patience;
-        let mut held = self.lock();
+        let mut held = self.held.lock();
         while held.all >= self.places || held.tenants.get(tenant).is_some_and(|&own| own + 1 >= self.places) {
             let left = until.checked_duration_since(Instant::now())?;
-            held = self.freed.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.freed.wait_for(&mut held, left);
         }
         held.all += 1;
         *held.tenants.entry(tenant.to_owned()).or_default() += 1;
         Some(Turn { turns: self, tenant: tenant.to_owned() })
-    }
-
-    /// Nothing that holds the lock panics.
-    fn lock(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -53,7 +48,7 @@ pub(crate) struct Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut held = self.turns.lock();
+        let mut held = self.turns.held.lock();
         held.all -= 1;
         if let Some(own) = held.tenants.get_mut(&self.tenant) {
             *own -= 1;
@@ -61,7 +56,7 @@ impl Drop for Turn<'_> {
                 held.tenants.remove(&self.tenant);
             }
         }
-        // Who may go on depends on who it is.
+        // Which waiter may continue depends on its tenant.
         self.turns.freed.notify_all();
     }
 }
@@ -100,7 +95,7 @@ mod tests {
             drop(held);
             assert!(goes_on.recv_timeout(LATE).unwrap());
         });
-        let held = turns.lock();
+        let held = turns.held.lock();
         assert_eq!((held.all, held.tenants.len()), (0, 0));
     }
 }

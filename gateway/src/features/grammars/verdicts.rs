@@ -1,16 +1,14 @@
 //! Verdicts that are kept: they depend on nothing but the question. A tenant that asks for more than its share loses its own.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::HashMap, sync::Arc};
 use tidemill_grammar::{GrammarError, helper::Question};
 
-/// Bytes of all verdicts,
+/// The most bytes of all verdicts,
 const BYTES_MAX: usize = 8 << 20;
 /// and of one tenant's.
 const SHARE_BYTES_MAX: usize = BYTES_MAX / 4;
-/// Bytes of a verdict without its text.
+/// Bytes of a verdict beside its text.
 const EMPTY_BYTES: usize = 1024;
 
 pub(crate) type Verdict = Result<String, GrammarError>;
@@ -33,9 +31,9 @@ pub(crate) struct Verdicts(Mutex<Kept>);
 struct Kept {
     verdicts: HashMap<Key, One>,
     bytes: usize,
-    /// Of each tenant that has one.
+    /// The number of verdicts of each tenant that has one.
     shares: HashMap<Arc<str>, usize>,
-    /// Counts uses.
+    /// A counter of uses.
     clock: u64,
 }
 
@@ -49,7 +47,7 @@ struct One {
 
 impl Verdicts {
     pub(crate) fn get(&self, key: &Key) -> Option<Verdict> {
-        let mut kept = self.lock();
+        let mut kept = self.0.lock();
         kept.clock += 1;
         let now = kept.clock;
         let one = kept.verdicts.get_mut(key)?;
@@ -58,7 +56,7 @@ impl Verdicts {
     }
 
     pub(crate) fn keep(&self, tenant: &str, key: Key, verdict: Verdict) {
-        let mut kept = self.lock();
+        let mut kept = self.0.lock();
         if kept.verdicts.contains_key(&key) {
             return;
         }
@@ -75,15 +73,10 @@ impl Verdicts {
         let used = kept.clock;
         kept.verdicts.insert(key, One { verdict, bytes, tenant, used });
     }
-
-    /// Nothing that holds the lock panics.
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Kept {
-    /// The verdict of this tenant's that nobody has asked for the longest. `false`: it has none.
+    /// Forgets this tenant's least recently used verdict. `false`: it has none.
     fn forget_oldest(&mut self, tenant: &Arc<str>) -> bool {
         let own = self.verdicts.iter().filter(|(_, one)| one.tenant == *tenant);
         let Some(oldest) = own.min_by_key(|(_, one)| one.used).map(|(key, _)| *key) else { return false };
@@ -118,7 +111,7 @@ mod tests {
         }
         assert_eq!(verdicts.get(&key("quiet", 0)), Some(Err(GrammarError::TooMuchWork)));
         assert_eq!(verdicts.get(&key("flood", 1)), None);
-        let kept = verdicts.lock();
+        let kept = verdicts.0.lock();
         assert!(kept.shares["flood"] <= SHARE_BYTES_MAX && kept.bytes == kept.shares.values().sum::<usize>());
     }
 
@@ -130,7 +123,7 @@ mod tests {
                 verdicts.keep(&tenant.to_string(), key(&tenant.to_string(), number), Ok("x".repeat(100_000)));
             }
         }
-        let kept = verdicts.lock();
+        let kept = verdicts.0.lock();
         assert!(kept.bytes <= BYTES_MAX && kept.bytes == kept.verdicts.values().map(|one| one.bytes).sum::<usize>());
         assert_eq!(kept.shares.len(), 20, "none lost everything");
     }

@@ -2,9 +2,9 @@
 
 use minijinja::Environment;
 
-/// Of an expression.
+/// The most bytes of an expression.
 const BYTES_MAX: usize = 1000;
-/// The engine's measure of work.
+/// The most work of one expression, in the engine's measure.
 const FUEL: u64 = 10_000;
 
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum CalculatorError {
     Wrong(String, String),
 }
 
-/// An expression's value, as text.
+/// Evaluates an expression, and writes its value as text.
 pub fn evaluate(expression: &str) -> Result<String, CalculatorError> {
     if expression.len() > BYTES_MAX {
         return Err(CalculatorError::Length);

@@ -1,4 +1,4 @@
-//! An operator's endpoint as a tool: arguments are posted as JSON, and what comes back is text for the model.
+//! An operator's endpoint as a tool: arguments are posted as JSON, and the response is text for the model.
 
 use crate::text::tool::Tool;
 use serde_json::Value;
@@ -6,19 +6,19 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use tidemill_tenancy::web::{Client, Target, TargetError, read_token};
 use tokio::sync::Semaphore;
 
-/// Of what comes back. Longer answers are cut.
+/// The most bytes of a response. Longer ones are cut.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
-/// Calls of one endpoint at a time.
+/// The most calls of one endpoint at a time.
 const AT_ONCE: usize = 32;
 
 #[derive(Clone, Debug)]
 pub struct EndpointSettings {
-    /// Its name, description and parameters.
+    /// The tool's name, description and parameters.
     pub shown: Tool,
     pub target: Target,
     /// File with a token that is sent as `Authorization: Bearer`; read before each request.
     pub token: Option<PathBuf>,
-    /// Of a call, with the wait for its turn.
+    /// The time of a call, with the wait for its turn.
     pub timeout: Duration,
 }
 
@@ -40,13 +40,13 @@ impl Endpoint {
         })
     }
 
-    /// What comes back, or what went wrong.
+    /// Calls the endpoint. Returns the response, or a description of the error.
     pub async fn call(self: Arc<Self>, arguments: Value) -> Result<String, String> {
         let timeout = self.timeout;
         let called = async {
             let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|error| error.to_string())?;
             let endpoint = Arc::clone(&self);
-            // The thread keeps its permit, also when nobody waits any more.
+            // The thread keeps its permit even after its caller has left.
             let posted = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
                 endpoint.post(&arguments)

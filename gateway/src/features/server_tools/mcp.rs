@@ -11,6 +11,7 @@ mod http;
 use crate::text::tool::Tool;
 use http::{Failure, Http};
 use metrics::gauge;
+use parking_lot::RwLock;
 use rmcp::{
     ClientHandler, ClientLifecycleMode, ClientServiceExt, Peer, RoleClient, ServiceError,
     model::{
@@ -24,39 +25,34 @@ use rmcp::{
     },
 };
 use serde_json::Value;
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use tidemill_tenancy::web::{Target, TargetError};
 use tokio::{
     sync::{Notify, watch},
     time::{sleep, timeout},
 };
 
-/// Between a server's name and a tool's. No server's name has it.
+/// The separator of a server's name and a tool's. No server's name has it.
 pub const BETWEEN: &str = "__";
-/// As long as OpenAI's names of functions.
+/// The most bytes of a tool's name, as of OpenAI's names of functions.
 const NAME_BYTES_MAX: usize = 64;
-/// Of one server. Of more, the first are offered.
+/// The most tools of one server. If there are more, the first are offered.
 const TOOLS_MAX: usize = 256;
-/// Of one list of tools.
+/// The most pages of one list of tools.
 const PAGES_MAX: usize = 16;
-/// Of what a call returns, as the model sees it. More is cut.
+/// The most bytes of a call's output, as the model sees it. More is cut.
 const TEXT_BYTES_MAX: usize = 64 << 10;
-/// Requests to one server at a time.
+/// The most requests to one server at a time.
 const AT_ONCE: usize = 32;
-/// A server's tools are listed so often, where it does not say that they have changed,
+/// The time between two listings of a server's tools, where it does not report changes,
 const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// never more often than this,
+/// the least time between two,
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
-/// and after a failure, after so long, doubled each time up to `LOOK_EVERY`.
+/// and the time after a failure, doubled each time up to `LOOK_EVERY`.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
-/// Failures in a row after which the connection is begun anew.
+/// The failures in a row after which the connection is made anew.
 const FAILURES_MAX: u32 = 2;
-/// To tell the server that its session has ended.
+/// The time for telling the server that its session has ended.
 const GOODBYE_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
@@ -65,11 +61,11 @@ pub struct McpSettings {
     pub target: Target,
     /// File with a token that is sent as `Authorization: Bearer`; read before each request.
     pub token: Option<PathBuf>,
-    /// Of a call, and of each step of finding out what there is.
+    /// The time of a call, and of each step of discovery.
     pub timeout: Duration,
-    /// Those of its tools that are offered, by the server's names. `None`: all.
+    /// The tools that are offered, by the server's names. `None`: all.
     pub allowed: Option<Vec<String>>,
-    /// Calls are made to keep to the tools' schemas.
+    /// Whether calls are made to keep to the tools' schemas.
     pub strict: bool,
 }
 
@@ -81,30 +77,30 @@ pub struct McpServer {
     allowed: Option<Vec<String>>,
     strict: bool,
     http: Http,
-    /// `None`: it has not answered yet.
+    /// The connected server; `None`: it has not answered yet.
     known: RwLock<Option<Arc<Known>>>,
-    /// There is a reason to look at it now.
+    /// Notified when there is a reason to list the tools now.
     look: Arc<Notify>,
 }
 
-/// What a server has said.
+/// The state of a connected server.
 #[derive(Debug)]
 struct Known {
     peer: Peer<RoleClient>,
     tools: Tools,
 }
 
-/// By the names that they are offered under.
+/// The tools, by the names that they are offered under.
 type Tools = BTreeMap<String, McpTool>;
 
 #[derive(Clone, Debug, PartialEq)]
 struct McpTool {
     shown: Tool,
-    /// The server's name of it.
+    /// The server's own name for it.
     name: String,
 }
 
-/// What a server can tell us unasked.
+/// The receiver of a server's notifications.
 #[derive(Debug)]
 struct Listener {
     look: Arc<Notify>,
@@ -138,16 +134,16 @@ impl McpServer {
         })
     }
 
-    /// `None`: it has not answered yet.
+    /// The tools as the model sees them; `None`: the server has not answered yet.
     pub fn tools(&self) -> Option<Vec<Tool>> {
         self.known().map(|known| known.tools.values().map(|tool| tool.shown.clone()).collect())
     }
 
     fn known(&self) -> Option<Arc<Known>> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.known.read().clone()
     }
 
-    /// What a call of a tool returns, by the name that it is offered under, or what went wrong.
+    /// Calls a tool by the name that it is offered under. Returns its output, or a description of the error.
     pub async fn call(self: Arc<Self>, tool: String, arguments: Value) -> Result<String, String> {
         let known = self.known().ok_or("its server has not answered yet")?;
         let tool = known.tools.get(&tool).ok_or("its server does not have it any more")?;
@@ -165,7 +161,7 @@ impl McpServer {
         }
     }
 
-    /// Keeps a connection, and what is known, until it has to end.
+    /// Keeps a connection and the list of tools, until it has to end.
     pub async fn tend(&self, mut ended: watch::Receiver<bool>) {
         let (mut connection, mut failures) = (None, 0);
         loop {
@@ -181,7 +177,7 @@ impl McpServer {
                 }
                 Err(problem) => {
                     failures += 1;
-                    tracing::warn!(server = self.name, problem, failures, "an MCP server does not tell its tools");
+                    tracing::warn!(server = self.name, problem, failures, "could not list the tools of an MCP server");
                     if failures >= FAILURES_MAX {
                         connection = None;
                     }
@@ -252,7 +248,7 @@ impl McpServer {
         Ok(self.offered(listed))
     }
 
-    /// Those that an operator allows, and that can be told apart.
+    /// Selects the tools that an operator allows and whose names are distinct.
     fn offered(&self, listed: Vec<McpTool>) -> Tools {
         let is_allowed = |tool: &McpTool| self.allowed.as_ref().is_none_or(|allowed| allowed.contains(&tool.name));
         let mut tools = Tools::new();
@@ -262,7 +258,7 @@ impl McpServer {
                 tracing::warn!(
                     server = self.name,
                     tool = tool.name,
-                    "a tool is not offered: its name is too long or there twice, or there are too many"
+                    "tool not offered: its name is too long or not unique, or the server has too many"
                 );
                 continue;
             }
@@ -272,7 +268,7 @@ impl McpServer {
     }
 
     fn learn(&self, known: Known) {
-        let mut known_before = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known_before = self.known.write();
         if known_before.as_ref().is_none_or(|before| before.tools != known.tools) {
             let names: Vec<_> = known.tools.keys().map(String::as_str).collect();
             tracing::info!(server = self.name, tools = names.join(" "), "tools of an MCP server");
@@ -281,7 +277,7 @@ impl McpServer {
     }
 }
 
-/// How long to wait before a server is looked at again.
+/// The time before a server is asked again.
 fn pause(failures: u32) -> Duration {
     match failures.checked_sub(1) {
         None => LOOK_EVERY,
@@ -289,12 +285,12 @@ fn pause(failures: u32) -> Duration {
     }
 }
 
-/// As names of functions may be.
+/// Whether a name is one that functions may have.
 fn plain(name: &str) -> String {
     name.chars().map(|letter| if letter.is_ascii_alphanumeric() || "-_".contains(letter) { letter } else { '_' }).collect()
 }
 
-/// What a model can read of what a call returned, and whether the call went well.
+/// Writes a call's result for the model: its output, or the error that the tool reports.
 fn told(result: CallToolResult) -> Result<String, String> {
     let mut parts: Vec<String> = result.content.into_iter().map(part).collect();
     if parts.is_empty() {
@@ -339,7 +335,7 @@ fn of_beginning(error: &ClientInitializeError) -> String {
     }
 }
 
-/// Without the layers that it went through.
+/// Returns the error without the layers that it went through.
 fn of_transport(error: &DynamicTransportError) -> String {
     match error.error.downcast_ref::<Failure>() {
         Some(StreamableHttpError::Client(error)) => error.to_string(),

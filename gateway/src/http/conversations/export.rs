@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 use std::{collections::VecDeque, sync::Arc};
 
-/// Conversations whose ids are looked up at a time.
+/// The most conversations whose ids are looked up at a time.
 const PAGE: usize = 100;
 
 /// `GET /v1/conversations/{id}/export`.
@@ -31,8 +31,8 @@ pub async fn export(Client(gateway): Client, Path(id): Path<String>) -> Result<R
     Ok(jsonl(written::held(line, share)))
 }
 
-/// `GET /v1/conversations/export`: all that the caller has, the oldest first. What cannot be read breaks it off, so that a part never passes
-/// for the whole.
+/// `GET /v1/conversations/export`: all of the caller's, the oldest first. A conversation that cannot be read breaks it off, so that a part
+/// never passes for the whole.
 pub async fn export_all(Client(gateway): Client) -> Result<Response, ApiError> {
     let mut walk = Walk { gateway, ids: VecDeque::new(), after: None, last: false, sent: None };
     // The first page now: a store that is down has a status.

@@ -7,7 +7,7 @@ use crate::{
     http::pages::parsed,
     requests::{
         error::ApiError,
-        items::{Said, recall},
+        items::{ItemContent, recall},
     },
     serving::gateway::Gateway,
     store::{Item, Record, Totals},
@@ -16,12 +16,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Of a title that a client gives.
+/// The most characters of a title that a client gives.
 const TITLE_CHARS_MAX: usize = 256;
-/// Of one that is made of a message's first words.
+/// The most characters of a title that is made of a message's first words.
 const FIRST_WORDS_CHARS_MAX: usize = 60;
 
-/// The order of the fields is that in which they are shown.
+/// The stored fields, in the order in which they are shown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conversation {
     id: String,
@@ -31,7 +31,7 @@ pub struct Conversation {
     metadata: BTreeMap<String, String>,
     #[serde(default)]
     title: Option<String>,
-    /// That answered last, or is to.
+    /// The model that answered last, or is to.
     #[serde(default)]
     model: Option<String>,
     /// The system prompt.
@@ -41,7 +41,7 @@ pub struct Conversation {
     branched_from: Option<Value>,
 }
 
-/// What a client sets; a field that is missing stays, `null` empties it.
+/// The fields that a client sets; one that is missing stays, `null` empties it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Changes {
@@ -78,7 +78,7 @@ impl Conversation {
             .map_err(|error| ApiError::internal(format!("what is stored as `{}` is no conversation: {error}", record.id)))
     }
 
-    /// Another one that begins alike. `at`: the last item that they have in common.
+    /// Makes a branch that begins alike. `at`: the last item that they have in common.
     pub(crate) fn branched(&self, at: Option<&str>, now: u64) -> Self {
         let branched_from = Some(json!({"id": self.id, "item": at}));
         Self { id: new_id("conv_"), created_at: now, branched_from, ..self.clone() }
@@ -149,12 +149,12 @@ impl Conversation {
         self.instructions = Some(instructions);
     }
 
-    /// One without a title gets that of the first words that a user says in `items`. Whether it did.
+    /// Titles an untitled conversation after the first words that a user says in `items`. Returns whether it did.
     pub(crate) fn take_title(&mut self, items: &[Item]) -> bool {
         let first_words = || {
             let mut said = items.iter().filter_map(|item| recall(item).ok());
             said.find_map(|(_, said)| match said {
-                Said::Message { role, text } if role == "user" => first_words(&text),
+                ItemContent::Message { role, text } if role == "user" => first_words(&text),
                 _ => None,
             })
         };
@@ -166,7 +166,7 @@ impl Conversation {
     }
 }
 
-/// As many whole words as fit. `None`: there are none.
+/// Returns as many whole words as fit. `None`: there are none.
 fn first_words(text: &str) -> Option<String> {
     let mut title = String::new();
     let mut chars = 0;

@@ -1,12 +1,13 @@
-//! A chat's turn in a stored conversation: what was said before it, and what is added when its answer has ended. Both are added together,
-//! before the answer's last part goes out: what a client has in full is stored, and what broke off has left nothing.
+//! A chat's turn in a stored conversation: the history before it, and the items that are added when its answer has ended. Its messages and
+//! its answer are added together, before the answer's last part goes out: an answer that a client has in full is stored, and one that broke
+//! off leaves nothing.
 //!
-//! Where the store does not answer, a chat goes on with what was sent alone, and says so.
+//! If the store does not answer, a chat is answered from the messages that were sent, and says so.
 
 use super::{
     super::{
         context::{Cost, History, OldMessage},
-        responses::output::{Output, counted},
+        responses::output::Output,
     },
     no_item, place_of,
     record::{Changes, Conversation},
@@ -19,7 +20,7 @@ use crate::{
     metrics::usage::Usage,
     requests::{
         error::ApiError,
-        items::{self, Said, Sent, recall},
+        items::{self, ItemContent, Sent, recall},
     },
     serving::{answer::Delta, gateway::Gateway},
     store::{Addition, Cut, Item, Kind, NewRecord, Part, Record, Rewrite, StoreError},
@@ -28,7 +29,7 @@ use crate::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// In place of an id: one that does not exist yet.
+/// The word for a conversation that does not exist yet, in place of an id.
 const NEW: &str = "new";
 
 /// `conversation` in a chat's body.
@@ -36,56 +37,56 @@ const NEW: &str = "new";
 #[serde(untagged, expecting = "expected a conversation's id, `new`, or an object")]
 pub enum ConversationField {
     Id(String),
-    Wish(Box<Wish>),
+    TurnOptions(Box<TurnOptions>),
 }
 
-/// What a turn does to its conversation.
+/// The effect of a turn on its conversation.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Wish {
-    /// `None`: a new conversation.
+pub struct TurnOptions {
+    /// The conversation's id; `None`: a new conversation.
     id: Option<String>,
-    /// This item and what follows it go when the new answer has ended.
+    /// The first item of those that go when the new answer has ended.
     replace: Option<String>,
-    /// The last answer goes.
+    /// Whether the last answer goes.
     regenerate: bool,
     #[serde(flatten)]
     changes: Changes,
 }
 
-/// The conversation that a chat goes on with, as it was found.
+/// The conversation that a chat continues, as it was found.
 #[derive(Debug)]
 pub enum Before {
     New(Conversation),
     Stored {
         record: Record,
         conversation: Conversation,
-        /// Items of its history that the turn goes on from.
+        /// The number of items in its history that the turn continues from.
         kept: usize,
     },
-    /// The store does not answer.
+    /// The failure of the store.
     Lost(StoreError),
 }
 
 /// A turn that is being answered.
 #[derive(Debug)]
 pub struct Turn {
-    /// Its model answers, and its sender owns the conversation.
+    /// The gateway, bound to the answering model and to the conversation's owner.
     gateway: Gateway,
     fate: Fate,
     input: Vec<Item>,
     output: Output,
-    /// If summaries are made.
+    /// The state from which summaries are wished for, if any are made.
     outlook: Option<Outlook>,
 }
 
-/// What becomes of a turn.
+/// The state of a turn: to be stored, stored, or not stored.
 #[derive(Debug)]
 enum Fate {
     Begins(Conversation),
     GoesOn {
         conversation: Conversation,
-        /// As it was found.
+        /// The conversation's body, as it was found.
         body: String,
         cut: Option<Cut>,
     },
@@ -100,9 +101,9 @@ enum Fate {
 /// Looks for the conversation that a chat's body names.
 pub async fn before(gateway: &Gateway, named: ConversationField) -> Result<Before, ApiError> {
     let wish = match named {
-        ConversationField::Id(id) if id == NEW => Wish::default(),
-        ConversationField::Id(id) => Wish { id: Some(id), ..Wish::default() },
-        ConversationField::Wish(wish) => *wish,
+        ConversationField::Id(id) if id == NEW => TurnOptions::default(),
+        ConversationField::Id(id) => TurnOptions { id: Some(id), ..TurnOptions::default() },
+        ConversationField::TurnOptions(wish) => *wish,
     };
     let Some(id) = &wish.id else {
         if wish.regenerate || wish.replace.is_some() {
@@ -121,7 +122,7 @@ pub async fn before(gateway: &Gateway, named: ConversationField) -> Result<Befor
     let record = match gateway.store().load(&gateway.owner(), id, Part::All).await {
         Ok(record) => record,
         Err(error @ (StoreError::Failed(_) | StoreError::Busy)) => {
-            tracing::warn!(%error, "a chat goes on without its conversation");
+            tracing::warn!(%error, "could not load a conversation; answering the chat without it");
             return Ok(Before::Lost(error));
         }
         Err(error) => return Err(ApiError::of_store("conversation", error)),
@@ -136,18 +137,18 @@ pub async fn before(gateway: &Gateway, named: ConversationField) -> Result<Befor
     found.await
 }
 
-fn kept(record: &Record, wish: &Wish) -> Result<usize, ApiError> {
+fn kept(record: &Record, wish: &TurnOptions) -> Result<usize, ApiError> {
     match (&wish.replace, wish.regenerate) {
         (Some(_), true) => Err(ApiError::invalid("conversation.replace", "`replace` and `regenerate` exclude each other")),
         (Some(item), false) => place_of(record, item).ok_or_else(|| no_item("conversation.replace", &record.id, item)),
         (None, false) => Ok(record.items.len()),
         (None, true) => {
-            // An answer is what follows the last that the model was told.
+            // An answer is all that follows the last item which the model was given as input.
             let answers = |item: &Item| {
                 recall(item).is_ok_and(|(_, said)| match said {
-                    Said::Message { role, .. } => role == "assistant",
-                    Said::Thought(_) | Said::Call(_) => true,
-                    Said::Returned { .. } | Said::Reference(_) | Said::Nothing => false,
+                    ItemContent::Message { role, .. } => role == "assistant",
+                    ItemContent::Thought(_) | ItemContent::Call(_) => true,
+                    ItemContent::Returned { .. } | ItemContent::Reference(_) | ItemContent::Nothing => false,
                 })
             };
             let kept = record.items.iter().rposition(|item| !answers(item)).map_or(0, |last| last + 1);
@@ -171,13 +172,13 @@ impl Before {
         }
     }
 
-    /// Of what was said.
+    /// Counts the bytes of the history's items.
     pub fn bytes(&self) -> usize {
         if let Self::Stored { record, .. } = self { record.items.iter().map(|item| item.body.len()).sum() } else { 0 }
     }
 
-    /// The dialog with all that was said before, and the turn that it is, with what is known of its history. `dialog`: what was sent.
-    /// `looks_up`: old messages may be looked up.
+    /// Returns the dialog with the conversation's history, the turn that it is, and what is known of the history. `dialog`: the messages
+    /// that were sent. `looks_up`: old messages may be looked up.
     pub fn enter(self, gateway: &Gateway, mut dialog: Dialog, looks_up: bool) -> Result<(Dialog, Turn, Option<History>), ApiError> {
         let mut summaries = Summaries::default();
         let (mut conversation, recalled, found) = match self {
@@ -205,9 +206,9 @@ impl Before {
 
         let mut said = recalled.iter().map(|item| recall(item).map(|(_, said)| said)).collect::<Result<Vec<_>, _>>()?;
         said.extend(sent.into_iter().map(|sent| sent.said));
-        let answerable = |last: &Said| match last {
-            Said::Message { role, .. } => role != "assistant",
-            last => matches!(last, Said::Returned { .. }),
+        let answerable = |last: &ItemContent| match last {
+            ItemContent::Message { role, .. } => role != "assistant",
+            last => matches!(last, ItemContent::Returned { .. }),
         };
         if !said.last().is_some_and(answerable) {
             let message = "a turn ends with what a user says or a call returned, and then the model answers: put it into `messages`";
@@ -232,12 +233,12 @@ impl Turn {
         Self { gateway: gateway.clone(), fate, input, output: Output::default(), outlook: None }
     }
 
-    /// With `outlook`, what the conversation's next step leaves out is summarized once the turn is stored.
+    /// Keeps `outlook`, by which the turns that the conversation's next step leaves out are summarized once this one is stored.
     pub fn look_ahead(&mut self, outlook: Option<Outlook>) {
         self.outlook = outlook;
     }
 
-    /// The answer's next part. With the last one the turn is stored.
+    /// Takes the answer's next part. With the last one the turn is stored.
     pub async fn hear(&mut self, delta: &Delta, usage: &Usage) {
         self.output.push(&delta.piece);
         self.output.events();
@@ -251,7 +252,7 @@ impl Turn {
     async fn store(&mut self, usage: &Usage) {
         let (store, owner, now) = (self.gateway.store(), self.gateway.owner(), unix_seconds());
         let mut items = std::mem::take(&mut self.input);
-        let answer = counted(self.output.items(), usage);
+        let answer = self.output.counted(usage);
         let answered = answer.iter().map(|item| Answered { tokens: item.tokens.into(), is_thought: item.id.starts_with("rs_") }).collect();
         items.extend(answer);
         let (id, stored) = match &self.fate {
@@ -273,7 +274,7 @@ impl Turn {
                 Fate::Stored { id }
             }
             Err(error) => {
-                tracing::warn!(%error, conversation = id, "a turn was not stored");
+                tracing::warn!(%error, conversation = id, "could not store a turn");
                 Fate::NotStored { reason: error.to_string() }
             }
         };
@@ -281,16 +282,16 @@ impl Turn {
 
     fn wish_for_a_summary(&mut self, id: &str, answered: Vec<Answered>) {
         if let Some(items) = self.outlook.take().and_then(|outlook| outlook.ended(&answered)) {
-            self.gateway.wish_summary(id, items);
+            self.gateway.request_summary(id, items);
         }
     }
 
-    /// Why the turn is not stored, and will not be.
+    /// The reason why the turn is not stored, and will not be.
     pub fn not_stored(&self) -> Option<&str> {
         if let Fate::NotStored { reason } = &self.fate { Some(reason) } else { None }
     }
 
-    /// For the client, at the end.
+    /// Writes the turn's state for the client, at the end.
     pub fn told(&self) -> Value {
         match &self.fate {
             Fate::Stored { id } => json!({"id": id, "stored": true}),
@@ -300,12 +301,17 @@ impl Turn {
     }
 }
 
-/// What each turn costs, and, if they may be looked up, the messages. Thoughts of turns that are over are not shown to the model again.
-fn turns<'a>(items: impl Iterator<Item = (&'a Item, &'a Said)>, tokenizer: &Tokenizer, looks_up: bool) -> (Vec<Cost>, Vec<OldMessage>) {
+/// Counts the cost of each turn, and collects the messages if they may be looked up. Thoughts of turns that are over are not shown to the
+/// model again.
+fn turns<'a>(
+    items: impl Iterator<Item = (&'a Item, &'a ItemContent)>,
+    tokenizer: &Tokenizer,
+    looks_up: bool,
+) -> (Vec<Cost>, Vec<OldMessage>) {
     let (mut costs, mut messages): (Vec<Cost>, _) = (Vec::new(), Vec::new());
     let mut user_spoke = false;
     for (item, said) in items {
-        let user = matches!(said, Said::Message { role, .. } if role == "user");
+        let user = matches!(said, ItemContent::Message { role, .. } if role == "user");
         if costs.is_empty() || user && user_spoke {
             costs.push(Cost::default());
         }
@@ -313,20 +319,20 @@ fn turns<'a>(items: impl Iterator<Item = (&'a Item, &'a Said)>, tokenizer: &Toke
         let turn = costs.len() - 1;
         let cost = &mut costs[turn];
         cost.items += 1;
-        if !matches!(said, Said::Thought(_) | Said::Nothing) {
-            // Nobody counted what an earlier version stored.
+        if !matches!(said, ItemContent::Thought(_) | ItemContent::Nothing) {
+            // Earlier versions stored items without a count.
             let tokens = if item.tokens > 0 { item.tokens } else { said.tokens(tokenizer) };
             cost.tokens += u64::from(tokens);
             cost.messages += 1;
         }
-        if let (true, Said::Message { role, text }) = (looks_up, said) {
+        if let (true, ItemContent::Message { role, text }) = (looks_up, said) {
             messages.push(OldMessage { id: item.id.clone(), role: role.clone(), text: text.clone(), turn });
         }
     }
     (costs, messages)
 }
 
-/// A message as items, in the order in which answers have them.
+/// Writes a message as items, in the order in which answers have them.
 fn bodies(message: Message) -> Vec<Value> {
     let Message { role, content, reasoning, tool_calls, tool_call_id, name, .. } = message;
     if matches!(role.as_str(), "tool" | "function") {

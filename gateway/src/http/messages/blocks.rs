@@ -1,4 +1,4 @@
-//! An answer's pieces as content blocks, and the events that tell of them.
+//! An answer's pieces as content blocks, and the events by which these grow.
 
 use crate::{
     dialog::render::OTHER_ARGUMENTS,
@@ -18,7 +18,7 @@ pub(super) struct Blocks {
 #[derive(Debug)]
 struct Open {
     kind: Kind,
-    /// So far: a thought, text, or a call's arguments.
+    /// The text so far: a thought, text, or a call's arguments.
     text: String,
 }
 
@@ -45,7 +45,7 @@ impl Blocks {
         }
     }
 
-    /// Nothing follows.
+    /// Ends the last block: nothing follows.
     pub(super) fn finish(&mut self) {
         let Some(Open { kind, text }) = self.open.take() else { return };
         let index = self.done.len();
@@ -61,12 +61,12 @@ impl Blocks {
         self.events.push(json!({"type": "content_block_stop", "index": index}));
     }
 
-    /// Events since the last call.
+    /// Returns the events since the last call.
     pub(super) fn events(&mut self) -> Vec<Value> {
         std::mem::take(&mut self.events)
     }
 
-    /// All blocks, once finished.
+    /// Returns all blocks, once finished.
     pub(super) fn content(&self) -> &[Value] {
         debug_assert!(self.open.is_none(), "a block still grows");
         &self.done
@@ -90,7 +90,7 @@ impl Blocks {
         }
     }
 
-    /// A round's calls that ran here, and then what they returned.
+    /// Adds a round's calls that ran here, and then their outputs.
     fn ran(&mut self, ran: &[Ran]) {
         self.finish();
         let called = ran.iter().map(
@@ -132,7 +132,7 @@ fn delta(index: usize, gain: Value) -> Value {
     json!({"type": "content_block_delta", "index": index, "delta": gain})
 }
 
-/// An input is an object. Where the model wrote something else (it was cut, perhaps), its words are kept.
+/// Reads a call's input, which is an object. If the model wrote something else (it was cut, perhaps), its words are kept in one.
 fn input(arguments: String) -> Value {
     match serde_json::from_str(&arguments) {
         Ok(object @ Value::Object(_)) => object,

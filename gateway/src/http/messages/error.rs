@@ -1,4 +1,4 @@
-//! Errors in the words of Anthropic's API.
+//! Errors in the form of Anthropic's API.
 
 use crate::requests::error::ApiError;
 use axum::{
@@ -8,7 +8,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-/// A failure in Anthropic's words: `{"type": "error", "error": {"type", "message"}}`.
+/// A failure in Anthropic's form: `{"type": "error", "error": {"type", "message"}}`.
 #[derive(Debug)]
 pub struct MessagesError(ApiError);
 

@@ -1,8 +1,7 @@
 //! The body of `/v1/messages` as a dialog.
 //!
-//! The same conversation must be the same prompt at every turn, or the KV pool is of no use. So what changes from request to
-//! request without meaning anything is left out: the billing header that an agent puts before its system prompt, `cache_control`,
-//! signatures.
+//! The same conversation must be the same prompt at every turn, or the KV pool is of no use. So parts that change from request to request
+//! without meaning anything are left out: the billing header that an agent puts before its system prompt, `cache_control`, signatures.
 
 use crate::{
     dialog::{Dialog, Message, ReasoningWish, ToolCall, ToolChoice},
@@ -10,10 +9,11 @@ use crate::{
         error::ApiError,
         generate::{GenerateRequest, StopField},
         options::Options,
-        parse, structured,
+        parse::JsonBody,
+        structured,
     },
     serving::{
-        gateway::{Gateway, route::Asking},
+        gateway::{Gateway, route::RouteRequest},
         rounds::{self, Rounds},
     },
     text::tool::Tool,
@@ -22,11 +22,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
-/// A first system block that begins so differs in every request.
+/// The beginning of a first system block that differs in every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
-/// How results of failed calls begin.
+/// The beginning of failed calls' outputs.
 const ERROR: &str = "Error";
-/// Messages of one request.
+/// The most messages of one request.
 const MESSAGES_MAX: usize = 100_000;
 
 #[derive(Debug, Deserialize)]
@@ -65,7 +65,7 @@ enum Content {
     Blocks(Vec<Block>),
 }
 
-/// Of any type; each has some of these.
+/// A block of any type; each type has some of these fields.
 #[derive(Debug, Deserialize)]
 struct Block {
     r#type: String,
@@ -109,13 +109,12 @@ struct OutputConfig {
     format: Option<Value>,
 }
 
-/// The gateway of the model that is asked for, and what it is asked, with what runs here for it.
+/// The gateway of the model that is asked for, the dialog and options, and the tools that run here for it.
 type ToAnswer = (Arc<Gateway>, Dialog, Options, Option<Rounds>);
 
-/// To be answered.
-pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<ToAnswer, ApiError> {
-    let mut request: GenerateRequest = parse::json(bytes)?;
-    let (gateway, dialog, rest) = understand(gateway, bytes, Some("/v1/messages"))?;
+/// Reads a body whose dialog is to be answered.
+pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, body: JsonBody) -> Result<ToAnswer, ApiError> {
+    let (gateway, dialog, mut request, rest) = understand(gateway, body, Some("/v1/messages"))?;
     match rest.max_tokens {
         None => return Err(ApiError::invalid("max_tokens", "`max_tokens` is missing: how long may the answer be?")),
         Some(0) => return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: it must be at least 1")),
@@ -150,12 +149,15 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Re
     Ok((gateway, dialog, options, rounds))
 }
 
-/// The gateway of the model that is asked for, the dialog, and what is left of the body. `path`: of the endpoint, if it is to be answered.
-pub(super) fn understand(gateway: &Gateway, bytes: &[u8], path: Option<&'static str>) -> Result<(Arc<Gateway>, Dialog, Rest), ApiError> {
-    let request: GenerateRequest = parse::json(bytes)?;
+/// The gateway of the model that is asked for, the dialog, the common fields, and the rest of the body.
+type Understood = (Arc<Gateway>, Dialog, GenerateRequest, Rest);
+
+/// Reads a body. `path`: of the endpoint, if the dialog is to be answered.
+pub(super) fn understand(gateway: &Gateway, body: JsonBody, path: Option<&'static str>) -> Result<Understood, ApiError> {
+    let request: GenerateRequest = body.read()?;
     let (model, service_tier) = (request.model.as_deref(), request.service_tier.as_deref());
-    let gateway = gateway.route(Asking { path, model, service_tier, body: bytes })?;
-    let body: Body = parse::json(bytes)?;
+    let gateway = gateway.route(RouteRequest { path, model, service_tier, body: body.fields() })?;
+    let body: Body = body.into()?;
     if body.messages.is_empty() || body.messages.len() > MESSAGES_MAX {
         return Err(ApiError::invalid("messages", format!("`messages` must hold 1 to {MESSAGES_MAX} messages")));
     }
@@ -185,7 +187,8 @@ pub(super) fn understand(gateway: &Gateway, bytes: &[u8], path: Option<&'static 
         continues,
         ..Dialog::default()
     };
-    Ok((gateway, dialog, Rest { server_tools, max_tokens: body.max_tokens, stop_sequences: body.stop_sequences, format: output.format }))
+    let rest = Rest { server_tools, max_tokens: body.max_tokens, stop_sequences: body.stop_sequences, format: output.format };
+    Ok((gateway, dialog, request, rest))
 }
 
 #[derive(Debug)]
@@ -211,7 +214,7 @@ fn system(content: Content) -> Result<String, ApiError> {
     }
 }
 
-/// Text alone. Blocks are joined by line breaks, as in chat.
+/// Joins text blocks by line breaks, as in chat.
 fn text(param: &str, content: Content) -> Result<String, ApiError> {
     match content {
         Content::Text(text) => Ok(text),
@@ -230,7 +233,7 @@ fn plain(param: &str, block: Block) -> Result<String, ApiError> {
     }
 }
 
-/// One of the client's messages as the turns that templates know: results of tools are turns of their own.
+/// Adds one of the client's messages as the turns that templates know: outputs of tools are turns of their own.
 fn turns(place: usize, turn: Turn, names: &mut HashMap<String, String>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     let param = format!("messages[{place}].content");
     let blocks = match turn.content {
@@ -263,8 +266,8 @@ fn turns(place: usize, turn: Turn, names: &mut HashMap<String, String>, messages
     Ok(())
 }
 
-/// What an assistant said: several turns, if tools ran here for it. Signatures are for the server that signed: they do not matter here, and
-/// neither does their absence.
+/// Adds an assistant's message as turns: several, if tools ran here for it. Signatures are for the server that signed; here neither they
+/// nor their absence matters.
 fn answer(param: &str, blocks: Vec<Block>, names: &mut HashMap<String, String>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     let new = || Message { role: "assistant".into(), ..Message::default() };
     let (mut message, before) = (new(), messages.len());
@@ -306,7 +309,7 @@ fn result(param: &str, block: Block, names: &HashMap<String, String>) -> Result<
     Ok(Message { role: "tool".into(), content: Some(content), name: names.get(&id).cloned(), tool_call_id: Some(id), ..Message::default() })
 }
 
-/// What a tool returned that failed: the model learns of it in words, unless they say so already.
+/// Marks the output of a failed tool as an error in words, unless it begins with one.
 fn failed(content: String) -> String {
     match content.trim_start().get(..ERROR.len()) {
         Some(begin) if begin.eq_ignore_ascii_case(ERROR) => content,
@@ -315,7 +318,7 @@ fn failed(content: String) -> String {
     }
 }
 
-/// Tools that Anthropic would run itself are skipped: they have a type, and no schema.
+/// Reads tools. Those that Anthropic would run itself are skipped: they have a type, and no schema.
 fn tools(tools: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
     let ours = tools.into_iter().enumerate().filter(|(_, tool)| matches!(tool["type"].as_str(), None | Some("custom")));
     let tool = |(place, tool): (usize, Value)| {

@@ -1,4 +1,4 @@
-//! An answer's pieces as output items, and the events that tell of them as they grow.
+//! An answer's pieces as output items, and the events by which these grow.
 
 use crate::{
     base::stamp::new_id,
@@ -17,13 +17,15 @@ use tidemill_proto::block::Token;
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     done: Vec<Item>,
+    /// The number of items in `done` that have their tokens: those of the rounds before.
+    counted: usize,
     open: Option<Open>,
     events: Vec<Event>,
     /// Names of tools that are called with text.
     custom: HashSet<String>,
-    /// For log-probabilities, if they are wanted.
+    /// The tokenizer for log-probabilities, if they are wanted.
     tokenizer: Option<Arc<Tokenizer>>,
-    /// Of tokens whose text has not come yet.
+    /// Log-probabilities of tokens whose text has not come yet.
     logprobs: Vec<Value>,
 }
 
@@ -31,7 +33,7 @@ pub(crate) struct Output {
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) kind: &'static str,
-    /// An object.
+    /// The event's fields, as an object.
     pub(crate) fields: Value,
 }
 
@@ -40,9 +42,9 @@ pub(crate) struct Event {
 struct Open {
     id: String,
     kind: Kind,
-    /// So far: a thought, what is said, or a call's arguments.
+    /// The text so far: a thought, a message's text, or a call's arguments.
     text: String,
-    /// Of what is said.
+    /// Log-probabilities of a message's text.
     logprobs: Vec<Value>,
 }
 
@@ -50,7 +52,7 @@ struct Open {
 enum Kind {
     Thought,
     Message,
-    /// `custom`: of a tool that is called with text.
+    /// A call; `custom` if its tool is called with text.
     Call {
         index: u32,
         call_id: String,
@@ -69,7 +71,7 @@ impl Output {
             self.logprobs.extend(piece.logprobs.iter().map(|logprob| logprob_value(tokenizer, logprob)));
         }
         if !piece.reasoning.is_empty() || !piece.calls.is_empty() && piece.text.is_empty() {
-            // Only those of what is said are told.
+            // Only text has log-probabilities.
             self.logprobs.clear();
         }
         if !piece.reasoning.is_empty() {
@@ -83,7 +85,7 @@ impl Output {
         }
     }
 
-    /// What a call returned that ran here.
+    /// Adds the output of a call that ran here.
     pub(crate) fn returned(&mut self, call_id: &str, text: &str, tokens: u32) {
         self.close("completed");
         let (id, index) = (new_id("fco_"), self.done.len());
@@ -92,17 +94,32 @@ impl Output {
             self.event(kind, json!({"output_index": index, "item": item}));
         }
         self.done.push(Item { id, body: item.to_string(), tokens });
+        self.counted = self.done.len();
     }
 
-    /// The items of a round, from this one on, have come to an end, and took so many tokens.
-    pub(crate) fn end_round(&mut self, from: usize, usage: &Usage) -> &[Item] {
+    /// Ends a round, whose items took the tokens of `usage`.
+    pub(crate) fn end_round(&mut self, usage: &Usage) {
         self.close("completed");
-        let counted = counted(&self.done[from..], usage);
-        self.done.splice(from.., counted);
-        &self.done[from..]
+        self.done = self.counted(usage);
+        self.counted = self.done.len();
     }
 
-    /// Nothing follows. An answer without anything is an empty message.
+    /// Returns all items with the tokens that they took: of this round, the first its thoughts', the last all others.
+    pub(crate) fn counted(&self, usage: &Usage) -> Vec<Item> {
+        let mut items = self.items().to_vec();
+        let thought = usage.completion_tokens_details.reasoning_tokens;
+        let said = usage.completion_tokens.saturating_sub(thought);
+        let round = &mut items[self.counted..];
+        if let Some(first) = round.first_mut() {
+            first.tokens += thought as u32;
+        }
+        if let Some(last) = round.last_mut() {
+            last.tokens += said as u32;
+        }
+        items
+    }
+
+    /// Ends the answer. One without anything is an empty message.
     pub(crate) fn finish(&mut self, status: &'static str) {
         if self.done.is_empty() && self.open.is_none() {
             self.open(Kind::Message);
@@ -110,12 +127,12 @@ impl Output {
         self.close(status);
     }
 
-    /// Events since the last call.
+    /// Returns the events since the last call.
     pub(crate) fn events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
-    /// All items, once finished.
+    /// Returns all items, once finished.
     pub(crate) fn items(&self) -> &[Item] {
         debug_assert!(self.open.is_none(), "an item still grows");
         &self.done
@@ -177,7 +194,8 @@ impl Output {
         self.event(kind, fields);
     }
 
-    fn close(&mut self, status: &'static str) {
+    /// Ends the item that grows, if there is one.
+    pub(crate) fn close(&mut self, status: &'static str) {
         let Some(open) = self.open.take() else { return };
         let index = self.done.len();
         let (kind, name) = match &open.kind {
@@ -229,7 +247,7 @@ impl Open {
         }
     }
 
-    /// What events of this kind of item have besides.
+    /// Adds the fields that events of this kind of item have besides.
     fn complete(&self, fields: &mut Value, logprobs: &[Value]) {
         match self.kind {
             Kind::Thought => fields["content_index"] = json!(0),
@@ -250,20 +268,6 @@ fn logprob_value(tokenizer: &Tokenizer, Logprob { token, logprob, .. }: &Logprob
     let mut value = one(*token, logprob.logprob);
     value["top_logprobs"] = logprob.top.iter().map(|(token, logprob)| one(*token, *logprob)).collect();
     value
-}
-
-/// An answer's items, with the tokens that they took: the first its thoughts', the last all others.
-pub(crate) fn counted(items: &[Item], usage: &Usage) -> Vec<Item> {
-    let mut items = items.to_vec();
-    let thought = usage.completion_tokens_details.reasoning_tokens;
-    let said = usage.completion_tokens.saturating_sub(thought);
-    if let Some(first) = items.first_mut() {
-        first.tokens += thought as u32;
-    }
-    if let Some(last) = items.last_mut() {
-        last.tokens += said as u32;
-    }
-    items
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The body of `POST /v1/responses`, understood as far as that goes without the store.
+//! The body of `POST /v1/responses`, read as far as that goes without the store.
 
 use crate::{
     dialog::{ReasoningWish, ToolChoice},
@@ -7,13 +7,13 @@ use crate::{
         custom,
         error::ApiError,
         generate::GenerateRequest,
-        items::{self, ITEMS_MAX, Said, Sent},
+        items::{self, ITEMS_MAX, ItemContent, Sent},
         options::{Options, TOP_LOGPROBS_MAX},
-        parse::{self, in_range},
+        parse::{JsonBody, in_range},
         structured,
     },
     serving::{
-        gateway::{Gateway, route::Asking},
+        gateway::{Gateway, route::RouteRequest},
         rounds,
     },
     text::tool::Tool,
@@ -26,7 +26,7 @@ use std::{
     time::Instant,
 };
 
-/// Of `include`.
+/// The value of `include` that asks for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 /// OpenAI's limits on `metadata`.
 const METADATA_MAX: usize = 16;
@@ -42,18 +42,18 @@ pub(super) struct Request {
     pub(super) before: Before,
     pub(super) store: bool,
     pub(super) tools: Vec<Tool>,
-    /// Names of those that are called with text.
+    /// Names of the tools that are called with text.
     pub(super) custom: HashSet<String>,
-    /// Those of them that run here.
+    /// Names of the tools that run here.
     pub(super) server_tools: Vec<String>,
     pub(super) tool_choice: ToolChoice,
     pub(super) parallel: bool,
     pub(super) reasoning: ReasoningWish,
-    /// What the response repeats of its request.
+    /// The fields that the response repeats from its request.
     pub(super) echo: Map<String, Value>,
 }
 
-/// What the input goes on from.
+/// The history that the input continues.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Before {
     Nothing,
@@ -109,16 +109,16 @@ struct TextField {
     format: Option<Value>,
 }
 
-/// The gateway of the model that is asked for, and the request.
-pub(super) fn understand(gateway: &Gateway, arrived: Instant, bytes: &[u8]) -> Result<(Arc<Gateway>, Request), ApiError> {
-    let mut request: GenerateRequest = parse::json(bytes)?;
-    let gateway = gateway.route(Asking {
+/// Reads a body. Returns the gateway of the model that is asked for, and the request.
+pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) -> Result<(Arc<Gateway>, Request), ApiError> {
+    let mut request: GenerateRequest = body.read()?;
+    let gateway = gateway.route(RouteRequest {
         path: Some("/v1/responses"),
         model: request.model.as_deref(),
         service_tier: request.service_tier.as_deref(),
-        body: bytes,
+        body: body.fields(),
     })?;
-    let body: Body = parse::json(bytes)?;
+    let body: Body = body.into()?;
     if body.background.unwrap_or(false) {
         return Err(ApiError::unsupported("background"));
     }
@@ -216,7 +216,7 @@ fn input(input: Option<Input>, before: &Before) -> Result<Vec<Sent>, ApiError> {
     sent(items, "input")
 }
 
-/// Items of a body's list.
+/// Reads the items of a body's list.
 pub(crate) fn sent(items: Vec<Value>, param: &str) -> Result<Vec<Sent>, ApiError> {
     if items.len() > ITEMS_MAX {
         return Err(ApiError::invalid(param, format!("`{param}` has {} items, at most {ITEMS_MAX} are allowed", items.len())));
@@ -224,9 +224,9 @@ pub(crate) fn sent(items: Vec<Value>, param: &str) -> Result<Vec<Sent>, ApiError
     items.into_iter().enumerate().map(|(place, item)| items::understand(&format!("{param}[{place}]"), item)).collect()
 }
 
-/// The ids of stored items that the input names.
+/// Lists the ids of stored items that the input names.
 pub(super) fn references(input: &[Sent]) -> Vec<String> {
-    let id = |sent: &Sent| if let Said::Reference(id) = &sent.said { Some(id.clone()) } else { None };
+    let id = |sent: &Sent| if let ItemContent::Reference(id) = &sent.said { Some(id.clone()) } else { None };
     input.iter().filter_map(id).collect()
 }
 
@@ -242,8 +242,8 @@ pub(crate) fn metadata(metadata: Option<BTreeMap<String, String>>) -> Result<BTr
     Ok(metadata)
 }
 
-/// The functions and custom tools among `tools`, understood and as sent. Tools that a host would have to run are skipped: agents offer them
-/// to every server.
+/// Selects the functions and custom tools among `tools`, as read and as sent. Tools that a host would have to run are skipped: agents offer
+/// them to every server.
 fn tools(tools: Vec<Value>) -> Result<(Vec<Tool>, Vec<Value>), ApiError> {
     let functions = tools.into_iter().enumerate().filter(|(_, tool)| tool["type"] == "function" || tool["type"] == "custom");
     let function = |(place, mut tool): (usize, Value)| {

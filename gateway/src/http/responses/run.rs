@@ -1,9 +1,8 @@
 //! A response from its start to its last event. Streamed or not, it is the same run.
 
 use super::{
-    output::{Output, counted},
+    output::Output,
     request::{Before, Request, references},
-    rounds::ItemRounds,
 };
 use crate::{
     base::{
@@ -11,41 +10,47 @@ use crate::{
         stamp::{new_id, unix_seconds},
     },
     dialog::{Dialog, Message},
-    generation::piece::{Finish, FinishReason, Piece, StopReason},
-    http::conversations::{record::Conversation, retitled},
+    generation::piece::{Finish, FinishReason, StopReason},
+    http::{
+        conversations::{record::Conversation, retitled},
+        protocol::{Begun, Ending, Protocol, named},
+        written,
+    },
     metrics::usage::Usage,
     requests::{
         error::ApiError,
-        items::{self, Said, Sent},
+        items::{self, ItemContent, Sent},
     },
     serving::{
-        answer::Answer,
-        gateway::{Gateway, RunningDialog},
+        answer::{Delta, Ran},
+        gateway::{Gateway, start::Start},
+        rounds::{
+            Rounds,
+            rounded::{Rounded, Spent},
+        },
         running::Place,
     },
     store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
 };
+use axum::response::{Response, sse::Event};
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, sync::Arc};
 
+/// A response that is being made.
 #[derive(Debug)]
 pub(super) struct Run {
     gateway: Arc<Gateway>,
-    answer: Answer,
-    /// `None`: no tools run here for it.
-    rounds: Option<ItemRounds>,
     output: Output,
     record: Recording,
-    /// Events so far.
+    /// The number of events so far.
     sequence: u64,
     place: Place,
-    /// The model has no more to say.
+    /// The end of the model's last answer, of those of several rounds.
     ended: Option<Finish>,
-    over: bool,
 }
 
-/// What is stored at the end.
+/// The parts of a response that are stored at its end.
 #[derive(Debug)]
 struct Recording {
     id: String,
@@ -56,22 +61,12 @@ struct Recording {
     /// Stored items that the history begins with.
     earlier: Vec<String>,
     input: Vec<Item>,
-    /// As it was found, without its items.
+    /// The conversation as it was found, without its items.
     conversation: Option<Record>,
 }
 
-/// How a response ended.
-#[derive(Debug)]
-enum Ending {
-    Completed,
-    /// For this reason.
-    Incomplete(&'static str),
-    Cancelled,
-    Failed(ApiError),
-}
-
 impl Run {
-    pub(super) async fn start(gateway: &Arc<Gateway>, request: Request) -> Result<Self, ApiError> {
+    pub(super) async fn start(gateway: &Arc<Gateway>, request: Request, question: Option<Vec<Value>>) -> Result<Begun<Self>, ApiError> {
         let owner = gateway.owner();
         let (before, conversation) = match &request.before {
             Before::Nothing => (Vec::new(), None),
@@ -108,10 +103,11 @@ impl Run {
             Ok((before.into_iter().map(|item| item.id).collect(), input, dialog, conversation))
         });
         let (earlier, input, dialog, conversation): (Vec<String>, _, _, _) = understood.await?;
-        let rounds = ItemRounds::new(gateway, server_tools, &dialog, &options);
+        let rounds = Rounds::new(gateway, "input", server_tools, &dialog, &options);
+        let streams = options.stream;
         let tokenizer = options.sampling.logprobs.map(|_| Arc::clone(&gateway.text().tokenizer));
-        let RunningDialog { answer, .. } = gateway.start_dialog("input", dialog, options).await?;
         let id = new_id("resp_");
+        let answer = gateway.start_dialog(dialog, options, Start { id: &id, question, ..Start::of("input") }).await?;
         let mut fixed = Map::new();
         fixed.insert("id".into(), id.clone().into());
         fixed.insert("object".into(), "response".into());
@@ -121,120 +117,48 @@ impl Run {
         fixed.extend(echo);
         let record = Recording { id, owner, fixed, store, earlier, input, conversation };
         let place = gateway.running().enter(&record.owner, &record.id, record.response("in_progress", &[], None));
-        Ok(Self {
-            gateway: Arc::clone(gateway),
-            answer,
-            rounds,
-            output: Output::new(custom, tokenizer),
-            record,
-            sequence: 0,
-            place,
-            ended: None,
-            over: false,
-        })
+        let answer = Rounded::new(gateway, answer, rounds).showing_calls();
+        let output = Output::new(custom, tokenizer);
+        let protocol = Self { gateway: Arc::clone(gateway), output, record, sequence: 0, place, ended: None };
+        Ok(Begun { answer, protocol, streams })
     }
 
-    pub(super) fn gateway(&self) -> &Arc<Gateway> {
-        &self.gateway
-    }
-
-    /// For what its user may think of it.
-    pub(super) fn remember(&mut self, asked: Option<Vec<Value>>) {
-        self.gateway.remember(&mut self.answer, &self.record.id, asked);
-    }
-
-    /// Waits a moment for the first delta, so that a request that fails early fails with a status.
-    pub(super) async fn settle(&mut self) -> Result<(), ApiError> {
-        self.answer.settle().await
-    }
-
-    /// The response at once.
-    pub(super) async fn whole(&mut self) -> Result<Value, ApiError> {
-        while self.step().await? {}
-        match self.finish(self.ending()).await {
-            (_, _, Some(error)) => Err(error),
-            (_, response, None) => Ok(response),
-        }
-    }
-
-    /// The next events; `None` after the last.
-    pub(super) async fn next(&mut self) -> Option<Vec<Value>> {
-        if self.over {
-            return None;
-        }
-        if self.sequence == 0 {
-            let response = self.record.response("in_progress", &[], None);
-            return Some(["response.created", "response.in_progress"].map(|kind| self.event(kind, json!({"response": response}))).into());
-        }
-        let cancelled = self.place.cancelled();
-        let ending = tokio::select! {
-            more = self.step() => match more {
-                Ok(true) => return Some(self.output_events()),
-                Ok(false) => self.ending(),
-                Err(error) => Ending::Failed(error),
-            },
-            () = cancelled.notified() => Ending::Cancelled,
-        };
-        self.over = true;
-        let (kind, response, error) = self.finish(ending).await;
-        let mut events = self.output_events();
-        if let Some(error) = error {
-            events.push(self.event("error", json!({"code": code(&error), "message": error.message(), "param": null})));
-        }
-        events.push(self.event(kind, json!({"response": response})));
-        Some(events)
-    }
-
-    /// A piece more, or the calls that it ended with run here. `false`: nothing follows. Once dropped before its end, it is not to be called
-    /// again.
-    async fn step(&mut self) -> Result<bool, ApiError> {
-        if let Some(rounds) = self.rounds.as_mut().filter(|rounds| rounds.has_calls()) {
-            let goes_on = rounds.next(&self.gateway, &mut self.output, &mut self.answer).await?;
-            self.ended = if goes_on { None } else { Some(Finish::LENGTH) };
-            return Ok(goes_on);
-        }
-        if let Some(delta) = self.answer.next_delta().await? {
-            self.take(&delta.piece);
-            return Ok(true);
-        }
-        match &mut self.rounds {
-            Some(rounds) if self.ended.as_ref().is_some_and(|finish| finish.reason == FinishReason::ToolCalls) => {
-                rounds.take_calls(&mut self.output, self.answer.usage())
+    fn hear(&mut self, Delta { piece, ran, .. }: Delta, spent: &Spent) {
+        self.output.push(&piece);
+        if let Some(finish) = piece.finish {
+            if finish.reason == FinishReason::ToolCalls {
+                self.output.close("completed");
             }
-            _ => Ok(false),
+            self.ended = Some(finish);
+        }
+        if !ran.is_empty() {
+            self.output.end_round(&spent.round);
+        }
+        for Ran { id: call_id, output: text, .. } in ran {
+            let returned = ItemContent::Returned { call_id, text };
+            let tokens = returned.tokens(&self.gateway.text().tokenizer);
+            if let ItemContent::Returned { call_id, text } = &returned {
+                self.output.returned(call_id, text, tokens);
+            }
         }
     }
 
-    fn take(&mut self, piece: &Piece) {
-        self.output.push(piece);
-        self.ended = piece.finish.clone().or(self.ended.take());
-    }
-
-    fn ending(&self) -> Ending {
-        match self.ended.as_ref().map(|finish| finish.reason) {
-            Some(FinishReason::Length) => Ending::Incomplete("max_output_tokens"),
-            Some(FinishReason::ContentFilter) => Ending::Incomplete("content_filter"),
-            _ => Ending::Completed,
-        }
-    }
-
-    /// Closes what is open and stores the response. The kind of the last event, the response, and an error if it failed.
-    async fn finish(&mut self, ending: Ending) -> (&'static str, Value, Option<ApiError>) {
-        // Of one that is cancelled: the others are settled.
-        self.answer.settle_usage().await;
-        let incomplete = if let Ending::Incomplete(reason) = ending { Some(reason) } else { None };
+    /// Closes what is open and stores the response. Returns the kind of the last event, the response, and an error if it failed.
+    async fn finish(&mut self, ending: Ending, spent: &Spent) -> (&'static str, Value, Option<ApiError>) {
+        let incomplete = match self.ended.as_ref().map(|finish| finish.reason) {
+            Some(FinishReason::Length) => Some("max_output_tokens"),
+            Some(FinishReason::ContentFilter) => Some("content_filter"),
+            _ => None,
+        };
         let (kind, status, error) = match ending {
-            Ending::Completed => ("response.completed", "completed", None),
-            Ending::Incomplete(_) => ("response.incomplete", "incomplete", None),
+            Ending::Complete if incomplete.is_some() => ("response.incomplete", "incomplete", None),
+            Ending::Complete => ("response.completed", "completed", None),
             Ending::Cancelled => ("response.incomplete", "cancelled", None),
             Ending::Failed(error) => ("response.failed", "failed", Some(error)),
         };
         self.output.finish(if status == "completed" { "completed" } else { "incomplete" });
-        let last = self.answer.usage();
-        let usage = self.rounds.as_ref().map_or_else(|| last.clone(), |rounds| rounds.usage(last));
-        let (earlier, last_items) = self.output.items().split_at(self.rounds.as_ref().map_or(0, ItemRounds::counted));
-        let items = [earlier, &counted(last_items, last)].concat();
-        let mut response = self.record.response(status, &items, Some(&usage));
+        let items = self.output.counted(&spent.round);
+        let mut response = self.record.response(status, &items, Some(&spent.total));
         match (status, &error) {
             ("completed", _) => response["completed_at"] = unix_seconds().into(),
             ("incomplete", _) => {
@@ -250,7 +174,7 @@ impl Run {
         }
         match self.record.keep(&self.gateway, &response, &items).await {
             Ok(()) => (kind, response, error),
-            // What cannot be gone on from has failed: the next turn would lack its context.
+            // A response that cannot be continued has failed: the next turn would lack its context.
             Err(lost) => {
                 let error = error.unwrap_or_else(|| ApiError::of_store("store", lost));
                 response["status"] = "failed".into();
@@ -260,17 +184,55 @@ impl Run {
         }
     }
 
-    fn output_events(&mut self) -> Vec<Value> {
+    fn output_events(&mut self) -> Vec<Event> {
         self.output.events().into_iter().map(|event| self.event(event.kind, event.fields)).collect()
     }
 
-    fn event(&mut self, kind: &str, fields: Value) -> Value {
+    fn event(&mut self, kind: &str, fields: Value) -> Event {
         let mut event = json!({"type": kind, "sequence_number": self.sequence});
         self.sequence += 1;
         if let (Value::Object(event), Value::Object(fields)) = (&mut event, fields) {
             event.extend(fields);
         }
-        event
+        named(&event)
+    }
+}
+
+impl Protocol for Run {
+    fn opening(&mut self) -> Vec<Event> {
+        let response = self.record.response("in_progress", &[], None);
+        ["response.created", "response.in_progress"].map(|kind| self.event(kind, json!({"response": response}))).into()
+    }
+
+    async fn take(&mut self, delta: Delta, spent: &Spent) {
+        self.hear(delta, spent);
+    }
+
+    async fn whole(mut self, spent: Spent) -> Result<Response, ApiError> {
+        match self.finish(Ending::Complete, &spent).await {
+            (_, _, Some(error)) => Err(error),
+            (_, response, None) => written::write(&self.gateway, 0, move || Ok(response)).await,
+        }
+    }
+
+    async fn events(&mut self, delta: Delta, spent: &Spent) -> Vec<Event> {
+        self.hear(delta, spent);
+        self.output_events()
+    }
+
+    async fn closing(&mut self, ending: Ending, spent: &Spent) -> Vec<Event> {
+        let (kind, response, error) = self.finish(ending, spent).await;
+        let mut events = self.output_events();
+        if let Some(error) = error {
+            events.push(self.event("error", json!({"code": code(&error), "message": error.message(), "param": null})));
+        }
+        events.push(self.event(kind, json!({"response": response})));
+        events
+    }
+
+    fn cancelled(&self) -> impl Future<Output = ()> + Send {
+        let cancelled = self.place.cancelled();
+        async move { cancelled.notified().await }
     }
 }
 
@@ -310,15 +272,15 @@ impl Recording {
     }
 }
 
-/// A response is not lost for want of a title.
+/// Makes the conversation's title. If that fails, the response is not lost.
 fn titled(record: &Record, items: &[Item]) -> Option<Rewrite> {
     retitled(record, items).unwrap_or_else(|error| {
-        tracing::warn!(error = error.message(), "a conversation gets no title");
+        tracing::warn!(error = error.message(), "could not make a conversation's title");
         None
     })
 }
 
-/// A stored response or conversation.
+/// Loads a stored response or conversation.
 async fn history(gateway: &Gateway, owner: &Owner, param: &str, prefix: &str, id: &str) -> Result<Record, ApiError> {
     if !id.starts_with(prefix) {
         return Err(ApiError::not_found(param, format!("`{id}` is not an id that `{param}` could name: those begin with `{prefix}`")));
@@ -326,20 +288,20 @@ async fn history(gateway: &Gateway, owner: &Owner, param: &str, prefix: &str, id
     gateway.store().load(owner, id, Part::All).await.map_err(|error| ApiError::of_store(param, error))
 }
 
-/// The input with ids, and what it says.
+/// Completes the input with ids, and returns its content as well.
 fn complete(
     input: &[Sent],
-    looked_up: &HashMap<&str, (&Item, Said)>,
+    looked_up: &HashMap<&str, (&Item, ItemContent)>,
     before: &str,
     chained: bool,
     tokenizer: &Tokenizer,
-) -> Result<(Vec<Item>, Vec<Said>), ApiError> {
+) -> Result<(Vec<Item>, Vec<ItemContent>), ApiError> {
     let mut last = before.to_owned();
     let mut items = Vec::with_capacity(input.len());
     let mut all_said = Vec::with_capacity(input.len());
     for sent in input {
         let (item, said) = match &sent.said {
-            Said::Reference(id) => {
+            ItemContent::Reference(id) => {
                 let (item, said) =
                     looked_up.get(id.as_str()).ok_or_else(|| ApiError::not_found("input", format!("`{id}` is not stored here")))?;
                 ((*item).clone(), said.clone())
@@ -367,7 +329,7 @@ fn usage_value(usage: &Usage) -> Value {
     })
 }
 
-/// Times with few enough digits to come back from the store as they went.
+/// Rounds times to few enough digits to come back from the store as they went.
 fn in_microseconds(mut usage: Value) -> Value {
     for number in usage.as_object_mut().into_iter().flat_map(Map::values_mut).filter(|value| value.is_f64()) {
         *number = number.as_f64().map(|ms| (ms * 1e3).round() / 1e3).into();

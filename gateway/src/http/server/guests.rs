@@ -1,5 +1,5 @@
-//! The connections that there are: how many one address may have, and which of them waits for nothing but its client. Those give way when
-//! there is no place left, the oldest first, so that connections which send nothing, or half a head, keep nobody out.
+//! All connections: the number that one address may have, and which of them wait only for their clients. Those give way when there is no
+//! place left, the oldest first, so that connections which send nothing, or half a head, keep no one out.
 
 use crate::base::shares::{Party, Refused, Shares};
 use std::{

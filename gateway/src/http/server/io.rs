@@ -1,4 +1,4 @@
-//! A connection's bytes and requests, watched for what it waits for.
+//! A connection's bytes and requests, watched for the thing that it waits for.
 
 use super::{
     super::paths,
@@ -17,13 +17,14 @@ use hyper::{
     service::Service,
 };
 use hyper_util::service::TowerToHyperService;
+use parking_lot::Mutex;
 use std::{
     convert::Infallible,
     io,
     net::IpAddr,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
@@ -68,15 +69,10 @@ impl Watch {
     /// Notes a request, which runs until what is returned is dropped.
     fn begin(&self, version: Version) -> Running {
         self.0.is_http2.store(version == Version::HTTP_2, Ordering::Relaxed);
-        let mut running = self.running();
+        let mut running = self.0.running.lock();
         *running += 1;
         self.set(Stage::Busy);
         Running(self.clone())
-    }
-
-    /// Nothing that holds the lock panics.
-    fn running(&self) -> MutexGuard<'_, usize> {
-        self.0.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -87,7 +83,7 @@ struct Running(Watch);
 impl Drop for Running {
     fn drop(&mut self) {
         // Under the lock: another request may begin at this moment.
-        let mut running = self.0.running();
+        let mut running = self.0.0.running.lock();
         *running -= 1;
         if *running == 0 {
             self.0.set(Stage::Idle);

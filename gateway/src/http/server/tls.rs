@@ -1,10 +1,11 @@
-//! The front door's certificate, read again on SIGHUP: connections that there are keep the one that they began with.
+//! The gateway's certificate, reloaded on SIGHUP: open connections keep the one that they began with.
 
+use parking_lot::RwLock;
 use std::{
     fs,
     io::{self, ErrorKind},
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     time::Duration,
 };
 use tokio::{
@@ -22,7 +23,7 @@ use tokio_rustls::{
     server::TlsStream,
 };
 
-/// A handshake takes a moment; a client that does not go on with it holds a connection.
+/// The longest handshake: a client that does not finish it holds a connection.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -48,28 +49,28 @@ impl Tls {
         Ok(Self { cert, key, config: RwLock::new(config) })
     }
 
-    /// For ever.
+    /// Background loop: reloads the certificate on SIGHUP. Never returns.
     pub async fn reload_on_hangup(&self) {
         let mut hangups = match signal(SignalKind::hangup()) {
             Ok(hangups) => hangups,
             Err(error) => {
-                tracing::warn!(%error, "SIGHUP cannot be handled: certificates are read at start only");
+                tracing::warn!(%error, "could not handle SIGHUP: certificates are read at start only");
                 return;
             }
         };
         while hangups.recv().await.is_some() {
             match config(&self.cert, &self.key) {
                 Ok(config) => {
-                    *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
-                    tracing::info!("the front door's certificate was read again");
+                    *self.config.write() = config;
+                    tracing::info!("certificate reloaded");
                 }
-                Err(error) => tracing::error!(%error, "the front door keeps its old certificate"),
+                Err(error) => tracing::error!(%error, "could not reload the certificate; keeping the previous one"),
             }
         }
     }
 
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        let config = Arc::clone(&self.config.read().unwrap_or_else(PoisonError::into_inner));
+        let config = Arc::clone(&self.config.read());
         let accepted = time::timeout(HANDSHAKE_MAX, TlsAcceptor::from(config).accept(stream)).await;
         accepted.unwrap_or_else(|_| Err(io::Error::new(ErrorKind::TimedOut, "the handshake did not end in time")))
     }

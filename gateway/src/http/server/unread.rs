@@ -1,5 +1,5 @@
-//! Streams of HTTP/2 whose clients read no more. A connection may go on while one of its streams gets no room to send, so the kernel, which
-//! sees connections, does not notice; and as the stream's body is not asked for more, nor does the body.
+//! Streams of HTTP/2 whose clients have stopped reading. Their connection may still move while one of its streams gets no room to send, so
+//! the kernel, which sees connections, does not notice; and as the stream's body is not asked for more, nor does the body.
 
 use hyper::rt::Executor;
 use std::{cell::Cell, time::Duration};
@@ -36,7 +36,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
         tokio::spawn(READY_SINCE.scope(Cell::new(None), async move {
             tokio::select! {
                 () = stream => {}
-                () = unread(unread_max) => tracing::debug!("a client read nothing of an answer for {unread_max:?}: its stream is reset"),
+                () = unread(unread_max) => tracing::debug!("stream reset: its client read nothing for {unread_max:?}"),
             }
         }));
     }

@@ -1,5 +1,5 @@
-//! The response caches between the front door and a cluster: asked before a request is submitted, and told of answers as they come. The
-//! one of equal requests is asked first; what it does not have, the one of similar questions may.
+//! The response caches between the gateway and a cluster: they are asked before a request is submitted, and take answers as they come. The
+//! cache of equal requests is asked first, then the one of similar questions.
 
 use crate::{
     cache::{
@@ -8,8 +8,9 @@ use crate::{
     },
     metrics,
 };
+use parking_lot::{Mutex, MutexGuard};
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tidemill_cluster::RequestEvent;
@@ -18,7 +19,7 @@ use tidemill_cluster::RequestEvent;
 #[derive(Debug)]
 pub struct Shared<C> {
     cache: Mutex<C>,
-    /// An answer with more is not kept.
+    /// The most bytes of one answer that is kept.
     pub(crate) bytes: u64,
     since: Instant,
 }
@@ -40,7 +41,7 @@ impl Similar {
 
 impl<C> Shared<C> {
     pub(crate) fn cache(&self) -> MutexGuard<'_, C> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock()
     }
 
     pub(crate) fn now(&self) -> Duration {
@@ -48,22 +49,22 @@ impl<C> Shared<C> {
     }
 }
 
-/// Where an answer may be, and is put.
+/// The caches where an answer may be, and is put.
 #[derive(Debug, Default)]
 pub struct Caches<'a> {
     pub equal: Option<&'a Arc<Cache>>,
-    /// If an answer to a similar question would do.
+    /// The cache of similar questions, with the query, if an answer to one would do.
     pub similar: Option<(&'a Arc<Similar>, &'a Inquiry)>,
 }
 
-/// Whose answer is given to another question.
+/// The cached response that answers another question.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimilarTo {
     pub response: Arc<str>,
     pub similarity: f32,
 }
 
-/// Hears an answer, and puts it into the caches.
+/// Takes an answer's events, and puts it into the caches.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     pub(crate) recording: Recording,
@@ -73,7 +74,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Returns whether it goes on listening.
+    /// Takes an event. Returns whether it needs more.
     pub(crate) fn hear(&mut self, event: &RequestEvent) -> bool {
         if !self.recording.hear(event) {
             return false;

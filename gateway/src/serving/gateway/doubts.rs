@@ -1,16 +1,16 @@
-//! What the classifier is not sure of, in prompts and in answers, goes to a model of the cluster, past everything that is for clients:
+//! Uncertain findings of the classifier, in prompts and in answers, go to a model of the cluster, past everything that is for clients:
 //! routing, safety checks, quotas, usage, stores and the response cache.
 
 use super::{Gateway, ServedModel};
 use crate::{
-    generation::{guarded::Ruling, piece::Unchecked},
+    generation::{guarded::ModerationVerdict, piece::Unchecked},
     requests::{error::ApiError, options::Options},
     safety::{
         self,
         audit::Audit,
-        judge::{Judge, Tops, Unsettled},
+        moderator::{ModerationError, Moderator, Tops},
     },
-    serving::{answer::Judging, backend::Submission},
+    serving::{answer::Moderation, backend::Submission},
 };
 use futures_util::FutureExt;
 use metrics::{counter, histogram};
@@ -35,10 +35,10 @@ use tidemill_safety::{
 };
 use tokio::task::JoinSet;
 
-/// Likeliest tokens that the judge's words are looked for among.
+/// The number of likeliest tokens among which the moderator's words are looked for.
 const TOP: u32 = 20;
 
-/// What was written by whom: labels of metrics.
+/// The side that a text is on: labels of metrics.
 #[derive(Clone, Copy, Debug)]
 enum Side {
     Prompt,
@@ -61,34 +61,34 @@ impl Side {
     }
 }
 
-/// What becomes of doubts.
+/// The outcome of a moderation.
 #[derive(Debug)]
-enum Settled {
+enum Moderated {
     Passes,
-    /// With the text that it was found in.
+    /// The finding, with the text that holds it.
     Harmful(Finding, String),
-    Unchecked(Unsettled),
+    Unchecked(ModerationError),
 }
 
-/// Settles the doubts of one answer's choices, one of each at a time. Dropping it ends whatever is asked.
+/// Moderates uncertain findings in one answer's choices, one of each at a time. Dropping it ends what is under way.
 #[derive(Debug)]
-struct Asked {
+struct Moderations {
     gateway: Arc<Gateway>,
-    judge: Arc<Judge>,
-    /// By tasks of their own: a client that reads slowly must not keep the judge's turns, nor look like a slow judge.
-    asked: JoinSet<(usize, Ruling)>,
+    moderator: Arc<Moderator>,
+    /// Tasks of their own: a client that reads slowly must not keep the moderator's turns, nor look like a slow moderator.
+    asked: JoinSet<(usize, ModerationVerdict)>,
 }
 
-impl Judging for Asked {
+impl Moderation for Moderations {
     fn ask(&mut self, choice: usize, doubt: Doubt) {
-        let (gateway, judge) = (Arc::clone(&self.gateway), Arc::clone(&self.judge));
+        let (gateway, moderator) = (Arc::clone(&self.gateway), Arc::clone(&self.moderator));
         self.asked.spawn(async move {
-            let settled = AssertUnwindSafe(gateway.settled(Side::Answer, &judge, vec![doubt])).catch_unwind().await;
-            let ruling = match settled {
-                Ok(Settled::Passes) => Ruling::Harmless,
-                Ok(Settled::Harmful(finding, _)) => Ruling::Harmful(finding),
-                Ok(Settled::Unchecked(unsettled)) => Ruling::Unchecked(Unchecked::new(&unsettled.told())),
-                Err(_) => Ruling::Unchecked(Unchecked::new("it panicked: please report this as a bug")),
+            let moderated = AssertUnwindSafe(gateway.outcome(Side::Answer, &moderator, vec![doubt])).catch_unwind().await;
+            let ruling = match moderated {
+                Ok(Moderated::Passes) => ModerationVerdict::Harmless,
+                Ok(Moderated::Harmful(finding, _)) => ModerationVerdict::Harmful(finding),
+                Ok(Moderated::Unchecked(error)) => ModerationVerdict::Unchecked(Unchecked::new(&error.told())),
+                Err(_) => ModerationVerdict::Unchecked(Unchecked::new("it panicked: please report this as a bug")),
             };
             (choice, ruling)
         });
@@ -98,7 +98,7 @@ impl Judging for Asked {
         !self.asked.is_empty()
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, Ruling)> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, ModerationVerdict)> {
         match self.asked.poll_join_next(context) {
             Poll::Ready(Some(ruled)) => Poll::Ready(ruled.expect("a panic was caught, and nobody ends a task but with all of them")),
             Poll::Ready(None) | Poll::Pending => Poll::Pending,
@@ -107,78 +107,94 @@ impl Judging for Asked {
 }
 
 impl Gateway {
-    /// `None`: nobody is asked about this request's answer. Nor about a shadow's, which nobody reads.
-    pub(crate) fn judging(&self) -> Option<Box<dyn Judging>> {
-        let judge = self.safety()?.judge_of_answers().filter(|_| !self.is_shadow())?;
-        Some(Box::new(Asked { judge: Arc::clone(judge), gateway: Arc::new(self.clone()), asked: JoinSet::new() }))
+    /// The moderator of this request's answer; `None` if it is not moderated, as a shadow's is not, which no one reads.
+    pub(crate) fn moderation(&self) -> Option<Box<dyn Moderation>> {
+        let moderator = self.safety()?.moderator_of_answers().filter(|_| !self.is_shadow())?;
+        Some(Box::new(Moderations { moderator: Arc::clone(moderator), gateway: Arc::new(self.clone()), asked: JoinSet::new() }))
     }
 
-    /// The same of what was doubted while a prompt was made. `param`: the field with the prompt, for errors.
-    pub async fn settle(&self, param: &str, options: &mut Options) -> Result<(), ApiError> {
-        self.settle_doubts(param, std::mem::take(&mut options.doubts)).await
+    /// Moderates the findings collected in `options` while the prompt was made. `param`: the field with the prompt, for errors.
+    pub async fn moderate_prompt(&self, param: &str, options: &mut Options) -> Result<(), ApiError> {
+        self.moderate(param, std::mem::take(&mut options.doubts)).await
     }
 
-    /// Refuses what the judge finds harmful; and what nobody can judge, unless the operator lets it pass for a while.
-    pub async fn settle_doubts(&self, param: &str, doubts: Vec<Doubt>) -> Result<(), ApiError> {
-        let Some(judge) = self.safety().and_then(|safety| safety.judge.as_ref()).filter(|_| !doubts.is_empty()) else { return Ok(()) };
-        match self.settled(Side::Prompt, judge, packed(doubts)).await {
-            Settled::Passes => Ok(()),
-            Settled::Harmful(finding, text) => {
+    /// Refuses text that the moderator finds harmful; and text that could not be moderated, unless the operator lets it pass for a while.
+    pub async fn moderate(&self, param: &str, doubts: Vec<Doubt>) -> Result<(), ApiError> {
+        let Some(moderator) = self.safety().and_then(|safety| safety.moderator.as_ref()).filter(|_| !doubts.is_empty()) else {
+            return Ok(());
+        };
+        match self.outcome(Side::Prompt, moderator, packed(doubts)).await {
+            Moderated::Passes => Ok(()),
+            Moderated::Harmful(finding, text) => {
                 safety::count(Side::Prompt.name(), &finding);
                 let blocked = |audit: &Audit| audit.blocked(Side::Prompt.name(), self.tenant(), &self.model.name, finding, &text);
                 Err(ApiError::content_filter(param, finding, self.audit().map(blocked)))
             }
-            Settled::Unchecked(unsettled) => Err(ApiError::unchecked(param, &unsettled.told())),
+            Moderated::Unchecked(error) => Err(ApiError::unchecked(param, &error.told())),
         }
     }
 
-    /// What becomes of doubts. What passes or is refused unchecked is told to the operator.
-    async fn settled(&self, side: Side, judge: &Arc<Judge>, doubts: Vec<Doubt>) -> Settled {
+    /// Moderates uncertain findings. Logs each that passes or is refused unchecked.
+    async fn outcome(&self, side: Side, moderator: &Arc<Moderator>, doubts: Vec<Doubt>) -> Moderated {
         let doubts: Arc<[Doubt]> = doubts.into();
         let started = Instant::now();
-        let (unsettled, fate) = match judge.scores(&doubts, self.ask_judge(judge, &doubts)).await {
+        let (error, fate) = match moderator.scores(&doubts, self.ask_moderator(moderator, &doubts)).await {
             Ok(scores) => {
                 histogram!("tidemill_safety_model_seconds", "side" => side.name()).record(started.elapsed());
                 let found = doubts.iter().zip(scores).find_map(|(doubt, score)| Some((doubt.settle(score)?, &doubt.text)));
-                return found.map_or(Settled::Passes, |(finding, text)| Settled::Harmful(finding, text.clone()));
+                return found.map_or(Moderated::Passes, |(finding, text)| Moderated::Harmful(finding, text.clone()));
             }
-            Err(unsettled) => unsettled,
+            Err(error) => error,
         };
-        let (text, side, reason, detail) = (side.text(), side.name(), unsettled.name(), unsettled.to_string());
-        let (tenant, model) = (self.tenant(), judge.model());
+        let (text, side, reason, detail) = (side.text(), side.name(), error.name(), error.to_string());
+        let (tenant, model) = (self.tenant(), moderator.model());
         let categories = doubts.iter().flat_map(Doubt::categories).map(|category| category.name()).collect::<Vec<_>>().join(", ");
         match fate {
             Fate::Passes => {
-                tracing::warn!(tenant, model, categories, reason, detail, "a doubtful {text} passes without its last safety check");
+                tracing::warn!(
+                    tenant,
+                    model,
+                    categories,
+                    reason,
+                    detail,
+                    "the last safety check of an uncertain {text} failed; letting it pass"
+                );
                 counter!("tidemill_safety_bypasses_total", "side" => side, "reason" => reason).increment(1);
-                Settled::Passes
+                Moderated::Passes
             }
             Fate::Refused => {
-                tracing::warn!(tenant, model, categories, reason, detail, "a doubtful {text} is refused: its last safety check failed");
+                tracing::warn!(
+                    tenant,
+                    model,
+                    categories,
+                    reason,
+                    detail,
+                    "the last safety check of an uncertain {text} failed; refusing it"
+                );
                 counter!("tidemill_safety_unchecked_total", "side" => side, "reason" => reason).increment(1);
-                Settled::Unchecked(unsettled)
+                Moderated::Unchecked(error)
             }
         }
     }
 
-    /// The likeliest first tokens after the judge's prompt for each doubt.
-    async fn ask_judge(&self, judge: &Arc<Judge>, doubts: &Arc<[Doubt]>) -> Tops {
-        let served = self.served(judge.model()).ok_or(Unsettled::NoWorker)?;
+    /// Returns the likeliest first tokens after the moderator's prompt for each finding.
+    async fn ask_moderator(&self, moderator: &Arc<Moderator>, doubts: &Arc<[Doubt]>) -> Tops {
+        let served = self.served(moderator.model()).ok_or(ModerationError::NoWorker)?;
         let finder = self.pii().filter(|pii| pii.input).map(|pii| Arc::clone(&pii.finder));
-        let (worker, judge, doubts) = (Arc::clone(&served), Arc::clone(judge), Arc::clone(doubts));
-        let limit = judge.deadline();
+        let (worker, moderator, doubts) = (Arc::clone(&served), Arc::clone(moderator), Arc::clone(doubts));
+        let limit = moderator.deadline();
         let made = self.compute(move || {
             let prompt = |doubt: &Doubt| {
                 let hidden = finder.as_ref().map(|finder| masked(finder, &doubt.text));
-                judge.prompt(&worker.text, hidden.as_deref().unwrap_or(&doubt.text)).map(Tokens::from)
+                moderator.prompt(&worker.text, hidden.as_deref().unwrap_or(&doubt.text)).map(Tokens::from)
             };
             doubts.iter().map(prompt).collect::<Result<Vec<_>, _>>().map_err(|error| ApiError::internal(error.to_string()))
         });
-        let prompts = made.await.map_err(|error| Unsettled::Failed(error.message().to_owned()))?;
+        let prompts = made.await.map_err(|error| ModerationError::Failed(error.message().to_owned()))?;
         self.first_tokens(&served, &prompts, limit).await
     }
 
-    /// With the caller's salt: what it has asked must not be found in the cache by others.
+    /// Generates one token for each prompt. They have the caller's salt: others must not find its text in the cache.
     async fn first_tokens(&self, served: &ServedModel, prompts: &[Tokens], limit: Duration) -> Tops {
         let first = self.classes().iter().min_by_key(|(_, class)| Reverse(class.priority));
         let class = first.map(|(id, _)| id).unwrap_or_default();
@@ -201,14 +217,14 @@ impl Gateway {
                 Some((place, RequestEvent::Token { logprob: Some(logprob), .. })) => heard[place] = Some(logprob.top),
                 Some((_, RequestEvent::Finished { outcome: Outcome::Failed(failure), .. })) => return Err(failure.into()),
                 Some(_) => {}
-                None => return Err(Unsettled::Failed("it has ended without a word".into())),
+                None => return Err(ModerationError::Failed("it has ended without a word".into())),
             }
         }
         Ok(heard.into_iter().flatten().collect())
     }
 }
 
-impl From<Rejection> for Unsettled {
+impl From<Rejection> for ModerationError {
     fn from(rejection: Rejection) -> Self {
         match rejection {
             Rejection::NoWorker => Self::NoWorker,
@@ -218,7 +234,7 @@ impl From<Rejection> for Unsettled {
     }
 }
 
-impl From<Failure> for Unsettled {
+impl From<Failure> for ModerationError {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::QueueTimeout(_) | Failure::Timeout(_) | Failure::Late { .. } | Failure::Displaced { .. } => Self::Overdue,

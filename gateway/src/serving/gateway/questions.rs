@@ -1,9 +1,9 @@
-//! Whether a similar question's answer will do, and what is asked then. Where a model says how alike questions are, it is asked past
-//! everything that is for clients, as the judge is: nobody is charged for it.
+//! Semantic cache queries: whether a similar question's answer will do, and the question to look up. Where a model measures similarity, it
+//! is asked past everything that is for clients, as the moderator is, at no one's charge.
 
 use super::Gateway;
 use crate::{
-    cache::semantic::{Inquiry, likeness::Question},
+    cache::semantic::{Inquiry, similarity::Question},
     dialog::Dialog,
     requests::options::Options,
     serving::{backend::Submission, embedded},
@@ -16,11 +16,11 @@ use tidemill_proto::{message::Embeds, tokens::Tokens};
 /// A model that takes longer to read a question costs more than it saves.
 const EMBEDDED_MAX: Duration = Duration::from_secs(2);
 
-/// In the place of a question, where all else is looked at.
+/// A placeholder for the question, where all else is compared.
 const PLACE: &str = "question";
 
 impl Gateway {
-    /// What is asked, of a tenant that has opted in, if that is one question and nothing else.
+    /// The cache query for a dialog, if its tenant has opted in and the dialog is one question and nothing else.
     pub(crate) fn question(&self, dialog: &Dialog, options: &Options) -> Option<Inquiry> {
         if !options.similar_will_do || self.shared.similar.is_none() || self.is_shadow() || !dialog.tools.is_empty() || dialog.continues {
             return None;
@@ -40,11 +40,12 @@ impl Gateway {
         Some(Inquiry { question, text, setting, is_open: options.max_tokens.is_none(), response: String::new() })
     }
 
-    /// Says which response its answer will be, and has the question read by a model, if one says how alike questions are.
+    /// Completes the cache query with the id of the response to come and, if a model measures similarity, with its embedding of the
+    /// question.
     pub async fn complete_question(&self, options: &mut Options, response: &str) {
         let Some(mut inquiry) = options.inquiry.take() else { return };
         response.clone_into(&mut inquiry.response);
-        if let Some(model) = &self.shared.likeness_model {
+        if let Some(model) = &self.shared.similarity_model {
             let embedded = tokio::time::timeout(EMBEDDED_MAX, self.embedded(model, &inquiry.text, options)).await;
             match embedded.unwrap_or(Err("overdue")) {
                 Ok(embedding) => inquiry.question = inquiry.question.embedded(embedding),

@@ -1,13 +1,14 @@
-//! Which model a request is turned to: by the operator's rules, the rollouts that run, and who has time for it. Without rules and rollouts
-//! it is the one that the request names, and nothing is looked at.
+//! The model that a request is routed to: by the operator's rules, the rollouts that run, and predicted waiting times. Without rules and
+//! rollouts it is the one that the request names, and its body is not looked at.
 
 use super::{Gateway, ServedModel};
 use crate::{
     metrics::{self, usage::RouteUsage},
     requests::error::ApiError,
     rollout::{routed::Routed, running::Live, seen::Side, shadow::Mirror},
-    routing::{Asker, By, Overflow, Router, said::Said},
+    routing::{By, Overflow, Requester, Router, text::BodyText},
 };
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use tidemill_cluster::class::ClassId;
 
@@ -16,22 +17,22 @@ const TOKEN_BYTES: u64 = 4;
 
 /// A request that wants an answer, as far as its route depends on it.
 #[derive(Clone, Copy, Debug)]
-pub struct Asking<'a> {
-    /// Of its endpoint. `None`: it is about an answer, and gets none.
+pub struct RouteRequest<'a> {
+    /// The endpoint's path. `None`: the request is about an answer, and gets none.
     pub path: Option<&'static str>,
     pub model: Option<&'a str>,
     pub service_tier: Option<&'a str>,
-    pub body: &'a [u8],
+    pub body: &'a Map<String, Value>,
 }
 
 impl Gateway {
-    /// Turned to the model that is to answer.
-    pub fn route(&self, asked: Asking<'_>) -> Result<Arc<Self>, ApiError> {
+    /// Binds the handle to the model that is to answer.
+    pub fn route(&self, asked: RouteRequest<'_>) -> Result<Arc<Self>, ApiError> {
         let shared = &self.shared;
         if self.is_shadow() || (shared.router.is_none() && shared.rollouts.is_empty()) {
             return self.select(asked.model);
         }
-        let said = Said::of(asked.body);
+        let said = BodyText::of(asked.body);
         let user = self.sticky_user(&said);
         let (mut model, mut by, mut why, overflow) =
             match shared.router.as_ref().and_then(|router| self.by_rules(router, &asked, &said, &user)) {
@@ -79,14 +80,14 @@ impl Gateway {
     fn by_rules(
         &self,
         router: &Router,
-        asked: &Asking<'_>,
-        said: &Said<'_>,
+        asked: &RouteRequest<'_>,
+        said: &BodyText<'_>,
         user: &str,
     ) -> Option<(Arc<ServedModel>, &'static str, String, Option<Overflow>)> {
         let aliases = self.aliases();
         let caller = self.caller.as_deref();
         let in_metadata = || said.content().metadata.get(router.region_metadata.as_deref()?)?.as_str();
-        let asker = Asker {
+        let asker = Requester {
             asked: asked.model,
             resolved: asked.model.map(|name| aliases.get(name).map_or(name, String::as_str)),
             tenant: caller.and_then(|caller| caller.tenant()),
@@ -107,7 +108,7 @@ impl Gateway {
         self.shared.models.iter().find(|model| model.name == name).cloned()
     }
 
-    /// The rollout that users of this model move in, and where this one is.
+    /// The rollout that users of this model move in, and the side that this user is on.
     fn in_rollout(&self, model: &ServedModel, user: &str) -> Option<(Arc<ServedModel>, Arc<Live>, Side)> {
         let live = self.shared.rollouts.of(&model.name)?;
         let to = self.served(&live.record.to)?;
@@ -120,8 +121,8 @@ impl Gateway {
         &self,
         first: &ServedModel,
         overflow: &Overflow,
-        asked: &Asking<'_>,
-        said: &Said<'_>,
+        asked: &RouteRequest<'_>,
+        said: &BodyText<'_>,
     ) -> Option<(Arc<ServedModel>, String)> {
         let tier = self.service_tier(asked.service_tier).or(asked.service_tier);
         let class = self.classes().by_tier(tier).unwrap_or_default();
@@ -138,8 +139,8 @@ impl Gateway {
         first_ms.is_none_or(|first_ms| second_ms < first_ms).then_some((second, reason))
     }
 
-    /// The same for all requests of one user, as far as they can be told apart; for one that nobody knows, another each time.
-    fn sticky_user(&self, said: &Said<'_>) -> String {
+    /// A name that is the same for all requests of one user, as far as users can be told apart; an unknown user's is random.
+    fn sticky_user(&self, said: &BodyText<'_>) -> String {
         let caller = self.caller.as_deref();
         let tenant = caller.and_then(|caller| caller.tenant());
         let (own, named) = (caller.and_then(|caller| caller.user()), said.content().user.as_deref());
@@ -150,24 +151,24 @@ impl Gateway {
         }
     }
 
-    /// Whether what nobody waits for should rather not be sent to this model.
+    /// Whether background requests should avoid this model.
     pub fn has_much_to_do(&self, model: &str) -> bool {
         let Some(model) = self.served(model) else { return true };
         let forecast = model.backend.forecast(1, ClassId::default());
         self.tenants().is_shedding() || forecast.waiting > 0 || forecast.ttft_ms.is_none_or(f64::is_infinite)
     }
 
-    /// Turned to nobody.
+    /// Unbinds the handle from its caller.
     pub fn for_nobody(&self) -> Self {
         Self { caller: None, routed: None, ..self.clone() }
     }
 
-    /// Whether a request that is repeated, here or at another coordinator, is turned to the same model.
+    /// Whether a request that is repeated, here or at another coordinator, is routed to the same model.
     pub fn routes_repeatably(&self) -> bool {
         self.shared.rollouts.is_empty() && self.shared.router.as_ref().is_none_or(Router::is_repeatable)
     }
 
-    /// What a request says of its region, where rules ask for that.
+    /// The header that names a request's region, where rules ask for one.
     pub fn region_header(&self) -> Option<&str> {
         self.shared.router.as_ref()?.region_header.as_deref()
     }

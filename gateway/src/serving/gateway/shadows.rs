@@ -1,5 +1,5 @@
-//! Shadows, as they are asked: through the routes that clients' requests take, in the name of whoever sent the request, once that has its
-//! own answer.
+//! Shadow requests: they take the routes that clients' requests take, in the name of the original's sender, once the original has its
+//! answer.
 
 use super::Gateway;
 use crate::{
@@ -14,13 +14,13 @@ use hyper::service::Service;
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::oneshot, time::timeout};
 
-/// More than any answer has that is not streamed.
+/// The most bytes of a shadow's answer: more than any answer has that is not streamed.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// After a request's own time limit: it ends by itself.
+/// Time after a request's own limit, by which it has ended by itself.
 const OVERDUE: Duration = Duration::from_secs(60);
 
 impl Gateway {
-    /// The request runs. Where it has a shadow, that listens to the answer.
+    /// Starts the shadow of a request that runs, if it has one. The shadow listens to the request's answer.
     pub(crate) fn tap(&self, repeatable: bool) -> Option<Tap> {
         let mirror = self.routed.as_ref()?.take_mirror()?;
         let caller = self.caller.clone()?;
@@ -29,7 +29,7 @@ impl Gateway {
         Some(tap)
     }
 
-    /// Answers the request once `heard` says what its own answer was.
+    /// Answers the request again once `heard` has delivered its own answer.
     async fn shadow(self, mirror: Mirror, caller: Arc<Caller>, heard: oneshot::Receiver<Heard>) {
         let limit = self.request_timeout() + OVERDUE;
         let Ok(Ok(own)) = timeout(limit, heard).await else { return };

@@ -1,19 +1,18 @@
-//! How a running summary of a conversation is made: a model is asked, as the conversation's sender would ask it. [`crate::features::summarizer`] says
-//! which conversation is next.
+//! The making of a conversation's running summary: a model is asked, as the conversation's sender would ask it.
+//! [`crate::features::summarizer`] decides which conversation is next.
 
-use super::Gateway;
+use super::{Gateway, start::Start};
 use crate::{
     base::stamp::unix_seconds,
     context::summary::{self, PARTS_MAX, Summaries, Summary, TOKENS_MAX},
     dialog::{Dialog, Message, ReasoningWish},
-    features::summarizer::{Key, Settings, Unmade, Wish},
-    generation::piece::FinishReason,
+    features::summarizer::{Key, Settings, SummaryRequest, Unmade},
+    generation::piece::{FinishReason, Piece},
     requests::{
         error::ApiError,
         generate::GenerateRequest,
-        items::{Said, recall},
+        items::{ItemContent, recall},
     },
-    serving::rounds::rounded::Rounded,
     store::{self, Item, Part, StoreError},
 };
 use std::{
@@ -22,33 +21,33 @@ use std::{
 };
 use tokio::time;
 
-/// Between attempts at what the cluster, or a quota, has no room for: twice as long each time.
+/// Time before the first retry of a request that the cluster, or a quota, has no room for: it doubles each time.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// For an estimate of a template's marks, which need not be exact: what is too long is refused.
+/// Tokens for a template's marks: an estimate, since a prompt that is too long is refused.
 const SPARE: u64 = 16;
-/// A window with less room for what was said is too small to summarize in.
+/// The least room for messages in a window that can be summarized in.
 const ROOM_MIN: u64 = 64;
 
 impl Gateway {
     /// Asks for a summary of the first `items` of the sender's conversation.
-    pub fn wish_summary(&self, conversation: &str, items: usize) {
-        let wish = Wish { sender: self.sender(), model: self.model_name().to_owned(), items };
+    pub fn request_summary(&self, conversation: &str, items: usize) {
+        let wish = SummaryRequest { sender: self.sender(), model: self.model_name().to_owned(), items };
         self.shared.summarizer.wish((self.owner(), conversation.to_owned()), wish);
     }
 
-    /// Whether summarizing so many items of the sender's conversation has failed, a short while ago.
+    /// Whether summarizing this many items of the sender's conversation failed a short while ago.
     pub fn summary_has_failed(&self, conversation: &str, items: usize) -> bool {
         self.shared.summarizer.has_failed(&(self.owner(), conversation.to_owned()), items)
     }
 
-    /// Makes summaries, for ever.
+    /// Background loop: makes summaries. Never returns.
     pub async fn run_summaries(self: Arc<Self>) {
         let gateway = &self;
         self.shared.summarizer.run(|settings, key, wish| make(Arc::clone(gateway), settings, key, wish)).await;
     }
 }
 
-async fn make(gateway: Arc<Gateway>, settings: Settings, (owner, id): Key, wish: Wish) -> Result<(), Unmade> {
+async fn make(gateway: Arc<Gateway>, settings: Settings, (owner, id): Key, wish: SummaryRequest) -> Result<(), Unmade> {
     let record = gateway.store().load(&owner, &id, Part::All).await?;
     let kept = Summaries::read(record.summary.as_deref());
     if kept.iter().any(|summary| summary.items == wish.items) {
@@ -86,7 +85,7 @@ async fn make(gateway: Arc<Gateway>, settings: Settings, (owner, id): Key, wish:
     Ok(gateway.store().summarize(&owner, &id, summary).await?)
 }
 
-/// What was said, in parts that fit into the model's window beside everything else.
+/// Writes the items down, in parts that fit into the model's window beside everything else.
 fn parts(gateway: &Gateway, items: &[Item]) -> Result<Vec<String>, Unmade> {
     let tokenizer = &gateway.text().tokenizer;
     let frame = gateway.prompt_only("summary", &dialog(Some("a"), ""))?.len() as u64;
@@ -98,15 +97,15 @@ fn parts(gateway: &Gateway, items: &[Item]) -> Result<Vec<String>, Unmade> {
     Ok(summary::parts(lines.into_iter().flatten().collect(), room, |text| tokenizer.count(text), |text, most| tokenizer.cut(text, most)))
 }
 
-/// Thoughts are not summarized: no later turn is given them.
-fn line(said: Said) -> Option<String> {
+/// Writes an item as a line. Thoughts are not summarized, since no later turn is given them.
+fn line(said: ItemContent) -> Option<String> {
     match said {
-        Said::Message { role, text } if role == "assistant" => Some(format!("Assistant: {text}\n")),
-        Said::Message { role, text } if role == "user" => Some(format!("User: {text}\n")),
-        Said::Message { text, .. } => Some(format!("Rule: {text}\n")),
-        Said::Call(call) => Some(format!("Assistant calls {} with {}\n", call.name, call.arguments)),
-        Said::Returned { text, .. } => Some(format!("It returns: {text}\n")),
-        Said::Thought(_) | Said::Reference(_) | Said::Nothing => None,
+        ItemContent::Message { role, text } if role == "assistant" => Some(format!("Assistant: {text}\n")),
+        ItemContent::Message { role, text } if role == "user" => Some(format!("User: {text}\n")),
+        ItemContent::Message { text, .. } => Some(format!("Rule: {text}\n")),
+        ItemContent::Call(call) => Some(format!("Assistant calls {} with {}\n", call.name, call.arguments)),
+        ItemContent::Returned { text, .. } => Some(format!("It returns: {text}\n")),
+        ItemContent::Thought(_) | ItemContent::Reference(_) | ItemContent::Nothing => None,
     }
 }
 
@@ -117,15 +116,15 @@ fn dialog(before: Option<&str>, said: &str) -> Dialog {
     Dialog { messages: vec![message("user", request)], reasoning, ..Dialog::default() }
 }
 
-/// One prompt's answer. Greedy: the same history has the same summary.
+/// Asks for one prompt's answer. Greedy: the same history has the same summary.
 async fn asked(gateway: &Arc<Gateway>, before: Option<&str>, said: &str) -> Result<String, Unmade> {
     let mut rest = FIRST_RETRY;
-    let answer = loop {
+    let mut answer = loop {
         let request =
             GenerateRequest { temperature: Some(0.0), max_tokens: Some(TOKENS_MAX), min_tokens: Some(1), ..GenerateRequest::default() };
         let options = gateway.options(Instant::now(), request)?;
-        match gateway.start_dialog("summary", dialog(before, said), options).await {
-            Ok(running) => break running.answer,
+        match gateway.start_dialog(dialog(before, said), options, Start::of("summary")).await {
+            Ok(answer) => break answer,
             Err(error) if [429, 503].iter().any(|busy| error.status() == *busy) => {
                 time::sleep(rest).await;
                 rest *= 2;
@@ -133,8 +132,10 @@ async fn asked(gateway: &Arc<Gateway>, before: Option<&str>, said: &str) -> Resu
             Err(error) => return Err(error.into()),
         }
     };
-    let choices = Rounded::new(gateway, answer, None).whole().await?;
-    let piece = choices.into_iter().next().map(|choice| choice.piece).unwrap_or_default();
+    let mut piece = Piece::default();
+    while let Some(delta) = answer.next_delta().await? {
+        piece.append(delta.piece);
+    }
     if piece.finish.is_some_and(|finish| finish.reason == FinishReason::ContentFilter) {
         return Err(Unmade::Failed("safety checks ended it".into()));
     }

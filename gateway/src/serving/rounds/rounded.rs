@@ -1,12 +1,13 @@
-//! All rounds as one answer. What is said in each is passed on as it comes; calls wait for the end of their round, when it is known who runs
-//! them. Those that run here are told of by themselves, each with what it returned.
+//! All rounds as one answer. Each round's text is passed on as it comes. Calls wait for the end of their round, when it is known whether
+//! they run here, unless the client is [shown them](Rounded::showing_calls). Calls that run here are passed on together with their outputs,
+//! before the model is asked again.
 
 use super::{Rounds, run};
 use crate::{
     dialog::{Message, ToolCall},
     generation::piece::{CallDelta, Finish, FinishReason, Piece},
     metrics::usage::Usage,
-    requests::error::ApiError,
+    requests::{error::ApiError, options::Options},
     serving::{
         answer::{Answer, Delta, News, Ran},
         gateway::Gateway,
@@ -25,17 +26,44 @@ pub struct Rounded {
 struct Steps {
     gateway: Arc<Gateway>,
     rounds: Rounds,
-    /// In this round.
+    /// Whether the client sees calls as they come, and each round's end.
+    shows_calls: bool,
+    /// All that the model has said in this round.
     said: Piece,
-    /// Calls of the round that has ended, to be run.
-    to_run: Vec<ToolCall>,
+    then: Then,
+}
+
+/// The step after the end of a round's answer.
+#[derive(Debug, Default)]
+enum Then {
+    #[default]
+    Nothing,
+    /// Calls to be run.
+    Run(Vec<ToolCall>),
+    /// The next round, with the messages since the model was asked last.
+    Ask(Box<Options>, Vec<Message>),
+}
+
+/// The tokens that an answer has taken so far.
+#[derive(Clone, Debug)]
+pub struct Spent {
+    pub total: Usage,
+    /// Those of the round that runs.
+    pub round: Usage,
 }
 
 impl Rounded {
-    /// `rounds` are for an answer of one choice.
+    /// Makes one answer of all rounds. `rounds` are for an answer of one choice.
     pub fn new(gateway: &Arc<Gateway>, answer: Answer, rounds: Option<Rounds>) -> Self {
-        let steps = rounds.map(|rounds| Steps { gateway: Arc::clone(gateway), rounds, said: Piece::default(), to_run: Vec::new() });
-        Self { answer, steps }
+        let steps =
+            |rounds| Steps { gateway: Arc::clone(gateway), rounds, shows_calls: false, said: Piece::default(), then: Then::Nothing };
+        Self { answer, steps: rounds.map(steps) }
+    }
+
+    /// Passes all calls on as they come, and each round's end.
+    pub fn showing_calls(mut self) -> Self {
+        self.steps.iter_mut().for_each(|steps| steps.shows_calls = true);
+        self
     }
 
     /// The answer of the round that runs.
@@ -43,21 +71,28 @@ impl Rounded {
         &mut self.answer
     }
 
-    /// Totals so far; complete after the last delta.
-    pub fn usage(&self) -> Usage {
-        let running = self.answer.usage();
-        self.steps.as_ref().map_or_else(|| running.clone(), |steps| steps.rounds.usage(running))
+    /// The tokens taken so far; complete after the last delta.
+    pub fn spent(&self) -> Spent {
+        let round = self.answer.usage().clone();
+        Spent { total: self.steps.as_ref().map_or_else(|| round.clone(), |steps| steps.rounds.usage(&round)), round }
     }
 
-    /// The next news of any choice; `None` after the last delta. Not to be called again once it was dropped before its end.
+    /// Returns the next event of any choice; `None` after the last delta. Not to be called again once it was dropped before its end.
     pub async fn next(&mut self) -> Result<Option<News>, ApiError> {
         let Self { answer, steps } = self;
         let Some(steps) = steps else { return answer.next().await };
         loop {
             let delta = match answer.next().await? {
                 Some(News::Delta(delta)) => steps.take(delta),
-                None if !steps.to_run.is_empty() => steps.step(answer).await?,
-                other => return Ok(other),
+                Some(waiting) => return Ok(Some(waiting)),
+                None => match std::mem::take(&mut steps.then) {
+                    Then::Nothing => return Ok(None),
+                    Then::Run(calls) => steps.run(&calls, answer.usage()).await?,
+                    Then::Ask(options, said) => {
+                        steps.rounds.ask(&steps.gateway, *options, said, answer).await?;
+                        continue;
+                    }
+                },
             };
             // A call is held back until its round has ended.
             if !delta.is_empty() {
@@ -65,52 +100,38 @@ impl Rounded {
             }
         }
     }
-
-    /// The next delta of any choice; `None` after the last.
-    pub async fn next_delta(&mut self) -> Result<Option<Delta>, ApiError> {
-        loop {
-            match self.next().await? {
-                Some(News::Delta(delta)) => return Ok(Some(delta)),
-                Some(News::Waiting(_)) => {}
-                None => return Ok(None),
-            }
-        }
-    }
-
-    /// All that each choice gains, to the end.
-    pub async fn whole(&mut self) -> Result<Vec<Delta>, ApiError> {
-        let mut choices: Vec<_> = (0..self.answer.choices() as u32).map(|index| Delta { index, ..Delta::default() }).collect();
-        while let Some(delta) = self.next_delta().await? {
-            choices[delta.index as usize].append(delta);
-        }
-        Ok(choices)
-    }
 }
 
 impl Steps {
     fn take(&mut self, mut delta: Delta) -> Delta {
         self.said.append(delta.piece.clone());
-        delta.piece.calls.clear();
-        if let Some(finish) = delta.piece.finish.take() {
-            if finish.reason == FinishReason::ToolCalls {
-                self.to_run = self.rounds.ours(self.said.calls.iter().map(called).collect());
-            }
-            if self.to_run.is_empty() {
-                delta.piece.calls = std::mem::take(&mut self.said.calls);
-                delta.piece.finish = Some(finish);
+        if !self.shows_calls {
+            delta.piece.calls.clear();
+        }
+        let Some(finish) = &delta.piece.finish else { return delta };
+        let calls = match finish.reason {
+            FinishReason::ToolCalls => self.rounds.ours(self.said.calls.iter().map(called).collect()),
+            _ => Vec::new(),
+        };
+        match (calls.is_empty(), self.shows_calls) {
+            (true, true) => {}
+            (true, false) => delta.piece.calls = std::mem::take(&mut self.said.calls),
+            (false, true) => self.then = Then::Run(calls),
+            (false, false) => {
+                self.then = Then::Run(calls);
+                delta.piece.finish = None;
             }
         }
         delta
     }
 
-    /// Runs what was called and asks the model again, if the answer may still grow.
-    async fn step(&mut self, answer: &mut Answer) -> Result<Delta, ApiError> {
-        let calls = std::mem::take(&mut self.to_run);
+    /// Runs a round's calls, if the answer may still grow. `usage` is the round's.
+    async fn run(&mut self, calls: &[ToolCall], usage: &Usage) -> Result<Delta, ApiError> {
         let said = std::mem::take(&mut self.said);
-        let Some(options) = self.rounds.room(answer.usage()) else {
+        let Some(options) = self.rounds.room(usage) else {
             return Ok(Delta { piece: Piece { finish: Some(Finish::LENGTH), ..Piece::default() }, ..Delta::default() });
         };
-        let outputs = run(&self.gateway, &calls).await?;
+        let outputs = run(&self.gateway, calls).await?;
         let returned = calls.iter().zip(&outputs).map(|(call, output)| Message {
             role: "tool".into(),
             content: Some(output.clone()),
@@ -123,11 +144,10 @@ impl Steps {
             role: "assistant".into(),
             content: spoken(said.text),
             reasoning: spoken(said.reasoning),
-            tool_calls: calls.clone(),
+            tool_calls: calls.to_vec(),
             ..Message::default()
         };
-        let messages = std::iter::once(turn).chain(returned).collect();
-        self.rounds.ask(&self.gateway, options, messages, answer).await?;
+        self.then = Then::Ask(Box::new(options), std::iter::once(turn).chain(returned).collect());
         let ran = said.calls.into_iter().zip(outputs).map(|(call, output)| Ran {
             id: call.id.unwrap_or_default(),
             name: call.name.unwrap_or_default(),

@@ -18,7 +18,7 @@ use std::{
 };
 use tokio_postgres::NoTls;
 
-/// The server refuses to run as root: then it runs as nobody.
+/// The user `nobody`: the server refuses to run as root.
 const NOBODY: u32 = 65_534;
 const BEGINS_WITHIN: Duration = Duration::from_secs(60);
 
@@ -127,7 +127,7 @@ impl Server {
         format!("postgres://tide@{host}:{}/{name}", self.port.expect("it listens"))
     }
 
-    /// Of the authority that its certificate comes from.
+    /// The file of the authority that issued its certificate.
     pub(super) fn authority(&self) -> PathBuf {
         self.dir.path().join("ca.pem")
     }

@@ -38,7 +38,7 @@ impl fmt::Debug for Address {
     }
 }
 
-/// What an address must not say, or does not.
+/// An error in a server's address.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
     /// The address itself may hold a password.
@@ -59,7 +59,7 @@ pub enum AddressError {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Disable,
-    /// `allow`, too, whose only use is to save a handshake.
+    /// Also `allow`, whose only use is to save a handshake.
     Prefer,
     Require,
     VerifyCa,
@@ -91,7 +91,7 @@ impl FromStr for Address {
         if is_system && mode != Mode::VerifyFull {
             return Err(AddressError::Weak(name));
         }
-        // Nobody listens in on a socket, and servers take no TLS there.
+        // A socket cannot be overheard, and servers take no TLS there.
         let is_plain = mode == Mode::Disable || uses_sockets(&config);
         if is_plain {
             config.ssl_mode(SslMode::Disable);
@@ -102,7 +102,7 @@ impl FromStr for Address {
         let root = root.filter(|_| !is_optional);
         let tls = match (mode, root) {
             (Mode::VerifyFull, Some(root)) => client(webpki(&root)?),
-            // As in libpq: whoever names an authority wants it asked.
+            // As in libpq: an address that names an authority has it checked.
             (Mode::VerifyCa | Mode::Require | Mode::Prefer, Some(root)) => client(Arc::new(AnyName(webpki(&root)?))),
             (Mode::Require | Mode::Prefer, None) => client(Arc::new(Anyone(provider()))),
             (_, None) => return Err(AddressError::NoRoot(name)),

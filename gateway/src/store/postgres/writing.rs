@@ -16,7 +16,7 @@ use tokio_postgres::{Client, Row, Transaction};
 
 /// Rows of `stored`.
 const PARTS: i32 = 16;
-/// Of a record that is deleted: its items' numbers, its bytes beside the overhead, and its owner.
+/// The columns of a deleted record: its items' numbers, its bytes beside the overhead, and its owner.
 const GONE: &str = "RETURNING history, octet_length(body) + coalesce(octet_length(summary), 0), owner";
 
 pub(super) struct Writing<'a> {
@@ -39,7 +39,7 @@ impl<'a> Writing<'a> {
         Ok(())
     }
 
-    /// Of what only takes away.
+    /// Commits a change that only deletes.
     pub(super) async fn commit(self) -> Outcome<()> {
         for (tenant, bytes) in self.bytes.iter().filter(|(_, bytes)| **bytes != 0) {
             let add = "INSERT INTO tidemill.shares AS shares (tenant, part, bytes) VALUES ($1, pg_backend_pid() % $2, $3)
@@ -61,7 +61,7 @@ impl<'a> Writing<'a> {
         Ok(self.transaction.query_one(sum, &[]).await?.get::<_, i64>(0) + self.bytes.values().sum::<i64>())
     }
 
-    /// What each tenant holds, with what this does.
+    /// The bytes that each tenant holds, with this transaction's.
     async fn shares(&self) -> Outcome<Shares<String>> {
         let rows = self.transaction.query("SELECT tenant, sum(bytes)::BIGINT FROM tidemill.shares GROUP BY tenant", &[]).await?;
         let mut held: BTreeMap<String, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
@@ -250,7 +250,7 @@ impl<'a> Writing<'a> {
         Ok(())
     }
 
-    /// Of stored items, which stay until this is over.
+    /// The numbers of stored items, which stay until the transaction ends.
     async fn numbers_of(&self, owner: &Owner, ids: &[String]) -> Outcome<Vec<i64>> {
         if ids.is_empty() {
             return Ok(Vec::new());
@@ -334,7 +334,7 @@ impl<'a> Writing<'a> {
     }
 }
 
-/// A record that nobody else changes meanwhile.
+/// A record that is locked against changes by others.
 struct Locked {
     number: i64,
     body: String,

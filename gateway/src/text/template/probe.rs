@@ -1,4 +1,4 @@
-//! What a template makes of messages that not every template takes: found by giving it some, once.
+//! Which forms of messages a template takes, of those that not every template does: found by giving it some, once.
 //!
 //! Templates say what they refuse in code alone, and some drop what they do not know without a word. So each form of a dialog is tried
 //! with texts that occur nowhere else, and counts as taken if all of them come out.

@@ -231,7 +231,7 @@ fn reversed<T>(mut items: Vec<T>) -> Vec<T> {
     items
 }
 
-/// At most so many cuts at white space; the last piece is the rest.
+/// Splits at white space, at most `most` times; the last piece is the rest.
 fn words(text: &str, most: usize) -> Vec<&str> {
     let mut out = Vec::new();
     let mut rest = text.trim_start_matches(is_space);

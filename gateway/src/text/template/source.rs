@@ -87,7 +87,7 @@ fn with_formats(inner: &str) -> String {
     out
 }
 
-/// What is inside the brackets of `(a, b)`.
+/// Returns the inside of the brackets of `(a, b)`.
 fn tuple(operand: &str) -> Option<&str> {
     let inside = operand.strip_prefix('(')?;
     let end = bracket_bytes(operand)?;

@@ -1,6 +1,6 @@
 //! The forms of a dialog that a template takes as they are.
 
-/// What a template takes as it is.
+/// The forms of dialogs that a template takes as they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Takes {
     /// A call's arguments are JSON text: the template adds them to other text.

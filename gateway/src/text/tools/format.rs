@@ -1,7 +1,7 @@
 //! A way to write calls, as data, and what reads a single call.
 
 use crate::text::{events::Events, tool::Tool};
-use std::{fmt, sync::Arc};
+use std::{convert, fmt, sync::Arc};
 
 /// A way to write calls. Data; the notation of a single call is its reader's.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(super) enum Call {
     Tags { before: &'static str, after: &'static str },
 }
 
-/// What a call may be named.
+/// The names that a call may have.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     pub(super) tools: Arc<[Tool]>,
@@ -89,6 +89,14 @@ pub(super) enum Step {
 }
 
 impl Step {
+    /// Enters the next state, if there is one.
+    pub(super) fn into<S>(state: &mut S, next: Result<S, Self>) -> Self {
+        next.map_or_else(convert::identity, |next| {
+            *state = next;
+            Self::More
+        })
+    }
+
     pub(super) fn refused() -> Self {
         Self::Refused(String::new())
     }

@@ -109,7 +109,7 @@ impl Frame {
     }
 
     fn text(&mut self, c: char, events: &mut Events) {
-        // What may be a mark's beginning is the first, too.
+        // The beginning of a possible mark counts as the first character.
         if self.first && !self.watch.is_holding() && Some(c) == self.calls.format.bare {
             let raw = std::mem::take(&mut self.space);
             self.first = false;

@@ -24,14 +24,14 @@ use tidemill_grammar::{GrammarError, compiler::check_size};
 /// White space between a thought and what follows.
 const GAP: &str = r"/\n{0,2}/";
 
-/// What an answer may be.
+/// The parts that an answer may have.
 #[derive(Debug)]
 pub struct AnswerRules<'a> {
     pub tokenizer: &'a Tokenizer,
     /// May come first.
     pub thought: Option<&'a Thought>,
     pub calls: Option<(&'a Calls, Forced<'a>)>,
-    /// What an answer that calls nothing keeps to: a part of a rule.
+    /// The part of a rule that an answer without calls follows.
     pub answer: Option<&'a str>,
 }
 
@@ -80,7 +80,7 @@ impl AnswerRules<'_> {
                         continue;
                     }
                     let called = self.call(script, spelled, i, tool, prepare, &mut lark);
-                    // What is too large as a whole need not be written to its end.
+                    // A grammar that is too large as a whole need not be written to its end.
                     called.and_then(|()| check_size(lark.len())).map_err(|error| Refused { tool: i, error })?;
                     names.push(format!("call_{i}"));
                 }
@@ -283,7 +283,7 @@ impl AnswerRules<'_> {
 
 /// Where definitions are.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
-/// What all properties' copies of the definitions come to, as often as the largest grammar. They are judged one by one.
+/// The most that all properties' copies of the definitions may take, as a multiple of the largest grammar. They are judged one by one.
 const DEFINITIONS_AGAIN: usize = 8;
 
 fn definitions_bytes(schema: &Value) -> usize {

@@ -91,13 +91,8 @@ impl NamedCall {
 
 impl Reader for NamedCall {
     fn step(&mut self, c: char, events: &mut Events) -> Step {
-        match self.advance(c, events) {
-            Ok(state) => {
-                self.state = state;
-                Step::More
-            }
-            Err(step) => step,
-        }
+        let next = self.advance(c, events);
+        Step::into(&mut self.state, next)
     }
 
     fn said(&self) -> bool {

@@ -69,7 +69,7 @@ fn is_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
 }
 
-/// What is left of the text. `None` from any function: no call.
+/// The rest of the text. Any function returns `None` if it is no call.
 struct Parser<'a>(&'a str);
 
 impl<'a> Parser<'a> {

@@ -12,7 +12,7 @@ use crate::text::events::Event;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// What an answer says and calls. Arguments as text.
+/// An answer's text and calls, with arguments as text.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Read {
     text: String,

@@ -12,7 +12,7 @@ const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
-/// What follows a call, if the model forgot the function's end.
+/// The tag that follows a call, if the model forgot the function's end.
 const CALL_END: &str = "</tool_call>";
 /// Longer names are no call.
 const NAME_BYTES_MAX: usize = 256;
@@ -46,17 +46,17 @@ struct ParameterValue {
     kind: Kind,
     /// The line break after the tag is not the value's.
     begun: bool,
-    /// What may be the value's end.
+    /// Text that may be the value's end.
     held: String,
     /// All of a value that may be JSON.
     text: String,
 }
 
-/// What a value's schema allows.
+/// The kind of values that a schema allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     String,
-    /// JSON of any other type; a string, too, if `string`.
+    /// JSON of any other type; also a string, if `string`.
     Json {
         string: bool,
     },
@@ -140,13 +140,8 @@ impl XmlCall {
 
 impl Reader for XmlCall {
     fn step(&mut self, c: char, events: &mut Events) -> Step {
-        match self.advance(c, events) {
-            Ok(state) => {
-                self.state = state;
-                Step::More
-            }
-            Err(step) => step,
-        }
+        let next = self.advance(c, events);
+        Step::into(&mut self.state, next)
     }
 
     fn said(&self) -> bool {
@@ -256,7 +251,7 @@ fn json(text: &str, string: bool) -> String {
     }
 }
 
-/// What this schema allows.
+/// Returns the kind of values that this schema allows.
 pub(super) fn kind(schema: Option<&Value>) -> Kind {
     let Some(schema) = schema else { return Kind::Json { string: true } };
     let mut types = Vec::new();

@@ -1,8 +1,8 @@
-//! How requests to an MCP server go out: the protocol is `rmcp`'s, the requests are ours. So they go to the operator's URL and nowhere else,
-//! in bounded time, with the operator's authorities and token, and what comes back is bounded.
+//! The HTTP transport to an MCP server: the protocol is `rmcp`'s, the requests are ours. So they go to the operator's URL and nowhere else,
+//! in bounded time, with the operator's authorities and token, and responses are bounded.
 //!
-//! A server gets no stream of its own (a GET without a request before): it would hold a thread for ever. A stream that breaks off is
-//! gone on with.
+//! A server gets no stream of its own (a GET without a request before): it would hold a thread without end. A stream that breaks off is
+//! resumed.
 
 use axum::http::{
     HeaderMap, HeaderName, HeaderValue, Method,
@@ -31,9 +31,9 @@ const SESSION: &str = "mcp-session-id";
 const LAST_EVENT: &str = "last-event-id";
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
-/// Of one answer, with all of its events, and with images that are left out later. Longer ones are an error.
+/// The most bytes of one answer, with all of its events, and with images that are left out later. Longer ones are an error.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
-/// Of an answer that is an error.
+/// The most bytes of an answer that is an error.
 const PROBLEM_BYTES_MAX: u64 = 1 << 10;
 const CHUNK_BYTES: usize = 16 << 10;
 /// Chunks of a stream that wait to be understood.
@@ -60,7 +60,7 @@ fn failed(problem: impl ToString) -> Failure {
     StreamableHttpError::Client(HttpError(problem.to_string()))
 }
 
-/// An answer's head, and the permit of whoever reads the rest.
+/// An answer's head, and the permit of the thread that reads the rest.
 struct Answered {
     answer: Answer,
     permit: OwnedSemaphorePermit,
@@ -88,7 +88,7 @@ impl Http {
         }
         let permit = Arc::clone(&self.0.permits).acquire_owned().await.map_err(failed)?;
         let inner = Arc::clone(&self.0);
-        // The thread keeps its permit, also when nobody waits any more.
+        // The thread keeps its permit even after its caller has left.
         blocking(move || {
             let token = inner.token.as_deref().map(read_token).transpose();
             let token = token.map_err(|error| failed(format!("its token cannot be read: {error}")))?;
@@ -161,7 +161,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Failure> +
     tokio::task::spawn_blocking(work).await?
 }
 
-/// Until nobody listens.
+/// Passes chunks on until the receiver is dropped.
 fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<io::Result<Bytes>>) {
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
@@ -177,7 +177,7 @@ fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<io::Result<Bytes>>) {
     }
 }
 
-/// What is too long is an error, and not cut: half a message is none.
+/// A reader that fails, instead of cutting, at the limit: half a message is none.
 struct Bounded<R> {
     reader: R,
     left: usize,

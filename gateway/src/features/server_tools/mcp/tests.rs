@@ -10,12 +10,12 @@ use axum::{
 use serde_json::json;
 use std::sync::{Mutex, atomic::AtomicU32, atomic::Ordering};
 
-/// What came: the method of the protocol, or of HTTP where there is none, and the headers.
-type Asked = Arc<Mutex<Vec<(String, HeaderMap)>>>;
+/// The requests that came: the method of the protocol, or of HTTP where there is none, and the headers.
+type Requests = Arc<Mutex<Vec<(String, HeaderMap)>>>;
 
-/// A server that answers each request as it is told to.
-async fn server<R: IntoResponse>(answer: impl Fn(&str, &Value, &HeaderMap) -> R + Clone + Send + Sync + 'static) -> (McpServer, Asked) {
-    let asked = Asked::default();
+/// A server that answers each request by `answer`.
+async fn server<R: IntoResponse>(answer: impl Fn(&str, &Value, &HeaderMap) -> R + Clone + Send + Sync + 'static) -> (McpServer, Requests) {
+    let asked = Requests::default();
     let seen = Arc::clone(&asked);
     let all = move |http: Method, headers: HeaderMap, body: Bytes| async move {
         let request: Value = serde_json::from_slice(&body).unwrap_or_default();

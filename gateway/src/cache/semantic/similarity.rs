@@ -11,20 +11,20 @@ use std::{
     sync::LazyLock,
 };
 
-/// Longer texts are seldom a question that somebody else asks, too.
+/// The most bytes of a question: longer texts are seldom asked again.
 const BYTES_MAX: usize = 1024;
 
 /// How much the features of a question weigh, beside a word that is not common.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
-    /// Of a common word, where there is one that is not: the more there are of these, the less it weighs.
+    /// The weight of a common word beside one that is not: the more of the latter there are, the less it weighs.
     pub common: f32,
-    /// Of asking how, or what.
+    /// The weight of a question's form (how, what).
     pub form: f32,
-    /// Of a word's letters: the rest is of the whole word.
+    /// The share of a word's weight in its letters: the rest is in the whole word.
     pub letters: f32,
     pub pair: f32,
-    /// No question counts as longer than one of so many words: one word that differs must count in a long question, too.
+    /// The most words that a question's length counts as: one word that differs must count in a long question as well.
     pub words_max: f32,
 }
 
@@ -34,14 +34,14 @@ pub const WEIGHTS: Weights = Weights { common: 0.4, form: 0.6, letters: 0.2, pai
 /// A question, read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
-    /// Of everything that must be equal.
+    /// A digest of everything that must be equal.
     pub guard: u64,
     vector: Vector,
     /// All words that it has, sorted.
     words: Box<[u64]>,
     /// Names and quoted words, in order.
     names: Box<[u64]>,
-    /// What stands behind words of direction, and behind numbers.
+    /// Words that follow words of direction, and numbers.
     ways: Box<[(Way, u64)]>,
 }
 
@@ -49,7 +49,7 @@ pub struct Question {
 enum Vector {
     Words {
         features: Box<[(u64, f32)]>,
-        /// Of its length.
+        /// The square of its length.
         square: f32,
         /// A bit for each rare word: who has a bit that the other lacks has a word that the other lacks.
         rare: u64,
@@ -70,7 +70,7 @@ enum Way {
 }
 
 impl Question {
-    /// `None`: it cannot be told what it asks.
+    /// Reads a question. `None`: its meaning cannot be judged.
     pub fn read(text: &str) -> Option<Self> {
         Self::weighed(text, WEIGHTS)
     }
@@ -98,7 +98,7 @@ impl Question {
         let common = weights.common / rare.max(1) as f32;
         features.extend(form(&words).map(|form| (hash(&("form", form)), weights.form)));
         if rare < 2 {
-            // One word alone says too little: the common ones must be equal, too.
+            // One word alone says too little: the common ones must be equal as well.
             let mut common: Vec<_> = words.iter().map(|word| word.text.as_str()).filter(|word| is_common(word)).collect();
             common.retain(|word| !["a", "an", "the", "please"].contains(word));
             common.sort_unstable();
@@ -123,7 +123,7 @@ impl Question {
             }
             way = way_of(text).or(way);
             if is_common(text) {
-                // What a number counts stands right behind it.
+                // A number's unit follows right behind it.
                 way = way.filter(|way| !matches!(way, Way::Number(_)));
                 features.insert(hash(&("common", stem)), common);
                 continue;
@@ -157,7 +157,7 @@ impl Question {
         Some(question)
     }
 
-    /// The same, with a model's opinion of what it says in place of its words; the guards stay.
+    /// Replaces the words by a model's embedding; the guards stay.
     pub fn embedded(self, mut embedding: Vec<f32>) -> Self {
         let length = embedding.iter().map(|value| value * value).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
         embedding.iter_mut().for_each(|value| *value /= length);
@@ -165,7 +165,7 @@ impl Question {
     }
 
     /// From 0 to 1, where 1 is the same question. `None`: however alike they are, they ask for something else.
-    pub fn likeness(&self, other: &Self) -> Option<f32> {
+    pub fn similarity(&self, other: &Self) -> Option<f32> {
         let agree = self.guard == other.guard && self.names_are_in(other) && other.names_are_in(self) && !self.is_swapped(other);
         if !agree {
             return None;
@@ -174,7 +174,7 @@ impl Question {
             (Vector::Words { rare, weights, .. }, Vector::Words { rare: others, .. })
                 if (rare ^ others).count_ones() as f32 * (1.0 - weights.letters) > 2.0 * weights.words_max =>
             {
-                // What follows would come to the same.
+                // The comparison below would come to the same.
                 0.0
             }
             (Vector::Words { features, square, weights, .. }, Vector::Words { features: others, square: other_square, .. }) => {
@@ -223,7 +223,7 @@ struct Word {
     text: String,
     stem: String,
     kind: Kind,
-    /// Of a name, or of a quoted word as it is.
+    /// A digest of a name, or of a quoted word as it is.
     name: Option<u64>,
     /// Begins a sentence, or a part of one.
     begins: bool,
@@ -334,7 +334,7 @@ fn push(words: &mut Vec<Word>, small: &str, is_name: bool, begins: bool) {
         ("can't" | "cannot", _) => ("can", "not"),
         ("won't", _) => ("will", "not"),
         (_, Some((head, "t"))) => (head.strip_suffix('n').unwrap_or(head), "not"),
-        // What it is, or whose.
+        // A contraction of `is`, or a possessive.
         (_, Some((head, "s"))) => (head, if is_common(head) { "is" } else { "" }),
         (_, Some((head, "re"))) => (head, "are"),
         (_, Some((head, "ve"))) => (head, "have"),
@@ -367,7 +367,7 @@ fn drop_phrases(words: &mut Vec<Word>) {
             }
             Some((length, None)) if words[at].begins => {
                 words.drain(at..at + length);
-                // What follows begins.
+                // A part of the sentence begins here.
                 words.iter_mut().skip(at).take(1).for_each(|word| word.begins = true);
             }
             _ => at += 1,
@@ -413,7 +413,7 @@ fn take_kinds(words: &mut Vec<Word>) -> Vec<&'static str> {
         }));
     }
     if kinds.iter().any(|kind| ["can", "should", "whether"].contains(kind)) {
-        // Whoever asks whether something is possible asks for himself, unless he names another.
+        // "Is it possible to …" is treated as first person unless another subject is named.
         let open = words.windows(2).any(|two| matches!(two[0].text.as_str(), "possible" | "allowed") && two[1].text == "to");
         kinds.extend((open || words.iter().any(|word| word.text == "i")).then_some("i"));
     }
@@ -427,7 +427,7 @@ fn take_kinds(words: &mut Vec<Word>) -> Vec<&'static str> {
     kinds
 }
 
-/// Whether it is of the past, of somebody else, about what somebody does to whoever asks, or no question at all.
+/// Lists the question's tense and persons: past, third person, an act upon the asker, or no question at all.
 fn tense_and_person(words: &[Word]) -> Vec<String> {
     let text = |at: usize| words[at].text.as_str();
     let is_now = |at: usize| ["is", "are", "be", "am", "been", "being"].contains(&text(at));
@@ -550,7 +550,7 @@ fn dot(mine: &[(u64, f32)], theirs: &[(u64, f32)]) -> f32 {
 /// From two on: `one` is seldom a number.
 const NUMBERS: [&str; 11] = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"];
 
-/// What `how` may ask for.
+/// The measure that `how` may ask for.
 fn measure(word: &str) -> Option<&'static str> {
     Some(match word {
         "many" => "many",
@@ -577,7 +577,7 @@ struct Lists {
     common: HashSet<&'static str>,
     /// By stem.
     same: HashMap<String, String>,
-    /// What stands for it; `None`: nothing.
+    /// The word that replaces each phrase; `None`: it is dropped.
     phrases: HashMap<String, Option<String>>,
 }
 
@@ -616,9 +616,9 @@ mod tests {
 
     fn alike(a: &str, b: &str) -> bool {
         let read = |text| Question::read(text).unwrap();
-        let (there, back) = (read(a).likeness(&read(b)), read(b).likeness(&read(a)));
+        let (there, back) = (read(a).similarity(&read(b)), read(b).similarity(&read(a)));
         assert_eq!(there, back, "{a} / {b}");
-        there.is_some_and(|likeness| likeness >= THRESHOLD)
+        there.is_some_and(|similarity| similarity >= THRESHOLD)
     }
 
     #[test]
@@ -660,7 +660,7 @@ mod tests {
             ("What is my address?", "What is your address?"),
             ("What about [EMAIL_1]?", "What about [EMAIL_2]?"),
         ] {
-            assert_eq!(Question::read(a).unwrap().likeness(&Question::read(b).unwrap()), None, "{a} / {b}");
+            assert_eq!(Question::read(a).unwrap().similarity(&Question::read(b).unwrap()), None, "{a} / {b}");
         }
     }
 
@@ -690,8 +690,8 @@ mod tests {
     fn a_models_opinion_replaces_the_words_and_not_the_guards() {
         let read = |text, embedding: &[f32]| Question::read(text).unwrap().embedded(embedding.to_vec());
         let (a, b) = (read("How old is the moon?", &[3.0, 4.0]), read("What is the age of a star?", &[0.0, 2.0]));
-        assert_eq!(a.likeness(&b), None);
+        assert_eq!(a.similarity(&b), None);
         let c = read("How old is a star?", &[0.0, 2.0]);
-        assert_eq!(a.likeness(&c), Some(0.8));
+        assert_eq!(a.similarity(&c), Some(0.8));
     }
 }

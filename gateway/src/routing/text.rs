@@ -1,9 +1,7 @@
-//! What a request's body says, whichever protocol it is of: read once, when first asked for, and with an open mind. What is wrong with a
-//! body, its endpoint says.
+//! The content of a request's body, in any of the protocols: read when first asked for, and leniently. A body's errors are reported by its
+//! endpoint.
 
 use super::{complexity::Signals, language};
-use crate::base::json;
-use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 use std::cell::OnceCell;
 
@@ -13,8 +11,8 @@ const TEXT_BYTES_MAX: usize = 64 << 10;
 const TOKEN_BYTES: u64 = 4;
 
 #[derive(Debug)]
-pub struct Said<'a> {
-    body: &'a [u8],
+pub struct BodyText<'a> {
+    body: &'a Map<String, Value>,
     content: OnceCell<Content>,
     language: OnceCell<Option<&'static str>>,
 }
@@ -23,34 +21,19 @@ pub struct Said<'a> {
 pub struct Content {
     /// The beginning of all that is said.
     pub text: String,
-    /// What was said last, the beginning of it.
+    /// The beginning of the last message.
     pub last: String,
-    /// Of all text.
+    /// Bytes of all text.
     pub bytes: u64,
     pub turns: usize,
     pub tools: usize,
-    /// Whom the client says it asks for.
+    /// The user that the client names.
     pub user: Option<String>,
     pub metadata: Map<String, Value>,
 }
 
-/// Chat, completions, responses and messages have these fields between them.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Body {
-    messages: Value,
-    prompt: Value,
-    input: Value,
-    system: Value,
-    instructions: Value,
-    tools: Option<Vec<IgnoredAny>>,
-    user: Option<String>,
-    safety_identifier: Option<String>,
-    metadata: Option<Map<String, Value>>,
-}
-
-impl<'a> Said<'a> {
-    pub fn of(body: &'a [u8]) -> Self {
+impl<'a> BodyText<'a> {
+    pub fn of(body: &'a Map<String, Value>) -> Self {
         Self { body, content: OnceCell::new(), language: OnceCell::new() }
     }
 
@@ -58,7 +41,7 @@ impl<'a> Said<'a> {
         self.content.get_or_init(|| Content::read(self.body))
     }
 
-    /// Of what was said last; by its code in ISO 639-3.
+    /// The language of the last message, by its code in ISO 639-3.
     pub fn language(&self) -> Option<&'static str> {
         *self.language.get_or_init(|| language::of(&self.content().last))
     }
@@ -70,13 +53,14 @@ impl<'a> Said<'a> {
 }
 
 impl Content {
-    fn read(body: &[u8]) -> Self {
-        let body: Body = json::from_slice(body).unwrap_or_default();
-        let mut content = Self { tools: body.tools.map_or(0, |tools| tools.len()), ..Self::default() };
-        for field in [body.system, body.instructions] {
-            content.hear(&field);
+    /// Chat, completions, responses and messages have these fields between them.
+    fn read(body: &Map<String, Value>) -> Self {
+        let tools = body.get("tools").and_then(Value::as_array).map_or(0, Vec::len);
+        let mut content = Self { tools, ..Self::default() };
+        for name in ["system", "instructions"] {
+            body.get(name).into_iter().for_each(|field| content.hear(field));
         }
-        for field in [body.messages, body.prompt, body.input] {
+        for field in ["messages", "prompt", "input"].into_iter().filter_map(|name| body.get(name)) {
             match field {
                 // Token ids.
                 Value::Array(ids) if !ids.is_empty() && ids.iter().all(Value::is_u64) => {
@@ -85,13 +69,14 @@ impl Content {
                 }
                 Value::Array(items) => items.iter().for_each(|item| content.turn(item)),
                 Value::Null => {}
-                field => content.turn(&field),
+                field => content.turn(field),
             }
         }
-        let metadata = body.metadata.unwrap_or_default();
-        let in_metadata = metadata.get("user_id").and_then(Value::as_str).map(str::to_owned);
-        content.user = body.user.or(body.safety_identifier).or(in_metadata).filter(|user| !user.is_empty());
-        content.metadata = metadata;
+        let metadata = body.get("metadata").and_then(Value::as_object);
+        let names = [body.get("user"), body.get("safety_identifier"), metadata.and_then(|metadata| metadata.get("user_id"))];
+        let user = names.into_iter().flatten().find_map(Value::as_str);
+        content.user = user.filter(|user| !user.is_empty()).map(str::to_owned);
+        content.metadata = metadata.cloned().unwrap_or_default();
         content
     }
 
@@ -133,7 +118,7 @@ mod tests {
 
     #[test]
     fn every_protocol_says_the_same() {
-        let said = |body: Value| Content::read(body.to_string().as_bytes());
+        let said = |body: Value| Content::read(body.as_object().unwrap());
         let chat = said(json!({
             "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
             "user": "jane", "tools": [{"type": "function"}],
@@ -157,8 +142,8 @@ mod tests {
 
     #[test]
     fn long_text_is_counted_and_not_kept() {
-        let body = json!({"prompt": "é".repeat(TEXT_BYTES_MAX)}).to_string();
-        let content = Content::read(body.as_bytes());
+        let body = json!({"prompt": "é".repeat(TEXT_BYTES_MAX)});
+        let content = Content::read(body.as_object().unwrap());
         assert_eq!(content.bytes, 2 * TEXT_BYTES_MAX as u64);
         assert!(content.text.len() <= TEXT_BYTES_MAX + 1);
     }

@@ -1,0 +1,79 @@
+//! Bodies on their way in, and every client's share of what they take: bytes, places, threads.
+
+use super::Gateway;
+use crate::{
+    base::{
+        json,
+        shares::{Party, Share},
+    },
+    requests::{body::Whole, computing, error::ApiError, parse},
+    tenants::Caller,
+};
+use axum::body::Body;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
+
+/// The most bytes of stored items that are sent to one client at a time.
+pub(super) const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+impl Gateway {
+    /// The party whose share a request counts to: its tenant, or its address while no key is needed.
+    pub fn party(&self) -> Party {
+        self.caller.as_ref().map_or(Party::Server, |caller| caller.party())
+    }
+
+    pub async fn read(&self, body: Body) -> Result<Whole, ApiError> {
+        self.check_draining()?;
+        let whole = self.shared.bodies.read(self.party(), body).await?;
+        // A shorter body cannot hold that many.
+        if whole.len() <= json::VALUES_MAX {
+            return Ok(whole);
+        }
+        let count = move || if json::has_too_many_values(&whole) { Err(ApiError::too_many_values(json::VALUES_MAX)) } else { Ok(whole) };
+        self.compute_body(0, count).await
+    }
+
+    /// Reads a body as `T`.
+    pub async fn read_json<T: DeserializeOwned + Send + 'static>(&self, body: Body) -> Result<T, ApiError> {
+        let body = self.read(body).await?;
+        self.compute_body(body.len(), move || parse::json(&body)).await
+    }
+
+    /// Works on a request beside the event loop, which only moves bytes: however short it is, a schema in it may take a second. `bytes` is
+    /// the size of the work's input.
+    pub async fn compute_body<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.shared.computing.run(self.party(), bytes, work).await
+    }
+
+    /// Works on a small input, or one that was counted before, beside the event loop.
+    pub async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
+        self.compute_body(0, work).await
+    }
+
+    /// Takes a place for a request from its tenant's share, or its address's while no key is needed.
+    pub fn admit_request(&self, caller: &Caller) -> Result<Share, ApiError> {
+        self.shared.requests.take(caller.party(), 1).map_err(|refused| computing::refusal("requests", refused))
+    }
+
+    /// Takes a place for a file that is uploaded.
+    pub fn admit_upload(&self) -> Result<Share, ApiError> {
+        self.shared.uploads.take(self.party(), 1).map_err(|refused| computing::refusal("uploads", refused))
+    }
+
+    /// Takes room for stored items that are sent to a client.
+    pub fn admit_answer(&self, bytes: usize) -> Result<Share, ApiError> {
+        // One answer that is more than a share is sent all the same, by itself.
+        let amount = (bytes as u64).min(ANSWER_BYTES_MAX);
+        self.shared.answers.take(self.party(), amount).map_err(|refused| computing::refusal("answers", refused))
+    }
+
+    /// Takes a permit to watch the cluster; `None` if there are as many viewers as there may be.
+    pub fn admit_viewer(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.shared.viewers).try_acquire_owned().ok()
+    }
+}

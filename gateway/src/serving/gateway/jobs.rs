@@ -1,0 +1,97 @@
+//! Background jobs, which run for as long as the process does.
+
+use super::Gateway;
+use crate::base::stamp::unix_seconds;
+use axum::Router as Routes;
+use hyper_util::service::TowerToHyperService;
+use std::{sync::Arc, time::Duration};
+use tidemill_cluster::ClusterView;
+use tidemill_proto::message::Role;
+
+/// Time between two looks for stored responses that are too old.
+const EXPIRE_EVERY: Duration = Duration::from_secs(600);
+/// Time between two looks at the load,
+const TENDED_EVERY: Duration = Duration::from_millis(500);
+/// and the number of these between two reloads of others' changes.
+const REFRESHED_EACH: u64 = 2;
+
+impl Gateway {
+    /// Background loop: updates load shedding, reloads tenants changed elsewhere, reports lost usage records. Never returns.
+    pub async fn tend_tenants(&self) {
+        let mut interval = tokio::time::interval(TENDED_EVERY);
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        for tick in 0_u64.. {
+            interval.tick().await;
+            let tenants = self.tenants();
+            if tenants.sheds() {
+                tenants.observe_load(kv_used(&self.view()));
+            }
+            if tick % REFRESHED_EACH == 0 {
+                let worker = Arc::clone(tenants);
+                // A panic there was logged.
+                let _ = tokio::task::spawn_blocking(move || worker.refresh()).await;
+                tenants.sweep();
+            }
+        }
+    }
+
+    /// Background loop: judges and advances rollouts. Never returns.
+    pub async fn tend_rollouts(&self) {
+        self.shared.rollouts.tend(self.registry()).await;
+    }
+
+    /// Background loop: keeps connections to servers of tools, until [`ServerTools::end`].
+    pub async fn tend_server_tools(&self) {
+        match self.server_tools() {
+            Some(tools) => tools.tend().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Background loop: runs clients' batches. Never returns.
+    pub async fn run_batches(self: Arc<Self>) {
+        match &self.shared.batches {
+            Some(batches) => Arc::clone(batches).run(self.generating(), Arc::clone(self.tenants()), self.request_timeout()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Stops batches. Their running requests are not to blame for this process's end.
+    pub fn stop_batches(&self) {
+        if let Some(batches) = &self.shared.batches {
+            batches.stop();
+        }
+    }
+
+    /// The routes of the generating endpoints, as a service.
+    pub(super) fn generating(self: &Arc<Self>) -> TowerToHyperService<Routes> {
+        TowerToHyperService::new((self.shared.generating)(self).with_state(Arc::clone(self)))
+    }
+
+    /// Background loop: deletes stored responses that are too old. Never returns.
+    pub async fn expire_stored(&self) {
+        loop {
+            match self.store().expire(unix_seconds()).await {
+                Ok(0) => {}
+                Ok(expired) => tracing::info!(expired, "old responses and conversations were deleted"),
+                Err(error) => tracing::warn!(%error, "could not delete old responses and conversations"),
+            }
+            tokio::time::sleep(EXPIRE_EVERY).await;
+        }
+    }
+
+    /// Background loop: deletes expired records of the audit log. Never returns.
+    pub async fn expire_audit(&self) {
+        match self.audit() {
+            Some(audit) => audit.expire().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// The share of the decode workers' blocks that sequences use.
+fn kv_used(cluster: &ClusterView) -> Option<f64> {
+    let workers = cluster.members.iter().filter(|member| member.role == Role::Decode).map(|member| member.report.blocks.hbm);
+    let (used, total) = workers.fold((0, 0), |(used, total), blocks| (used + blocks.used, total + blocks.total));
+    (total > 0).then(|| used as f64 / total as f64)
+}
