@@ -23,7 +23,7 @@ pub(crate) fn take_logits(segment: &Segment<'_>, i: usize, row: &mut [f32], scra
 }
 
 /// The drafted tokens before row `i`, if each of them is the one that was drawn in its place: only then is the row one of the sequence.
-pub(crate) fn confirmed<'a>(segment: &Segment<'a>, i: usize, result: &SegmentResult) -> Option<&'a [Token]> {
+fn confirmed<'a>(segment: &Segment<'a>, i: usize, result: &SegmentResult) -> Option<&'a [Token]> {
     let drafted = &segment.tokens[1..=i];
     let is_drawn = result.drawn.len() == i && result.drawn.iter().zip(drafted).all(|((drawn, _), token)| drawn == token);
     is_drawn.then_some(drafted)
