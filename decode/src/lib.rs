@@ -4,6 +4,7 @@
 //!
 //! - [`scheduler`]: which sequences hold device blocks, and what the next step computes
 //! - `sequence`: one sequence, from job to last token
+//! - [`speculation`]: tokens that are guessed, and verified several in one step
 //! - [`limits`]: bounds of a worker, and the jobs that they rule out
 //!
 //! Shell (feature `shell`, on by default):
@@ -13,6 +14,7 @@
 pub mod limits;
 pub mod scheduler;
 mod sequence;
+pub mod speculation;
 
 #[cfg(feature = "shell")]
 pub mod settings;

@@ -6,13 +6,23 @@
 //! - **A step** has at most `step_tokens` tokens: first one for each sequence that decodes, then chunks of tails, in order, as many as fit
 //!   into the time that the tightest limit of the sequences that decode leaves (`step_limit_ms`). So neither
 //!   tails nor local prefill stall them.
+//! - **Speculation** ([`speculation`](crate::speculation)) gives sequences that decode more rows of a step, as long as that pays. It takes no
+//!   block that another sequence may need, and what was drafted in vain leaves nothing behind: a sequence's computed tokens end before it, and
+//!   the next step writes over it.
 //! - **Preemption** takes the blocks of the youngest sequence of the lowest priority and puts it back at the front of its priority's queue:
 //!   for the next token of another, and for one of a higher priority that finds no room.
 
 mod integrity;
 mod role;
 
-use crate::{limits::Limits, sequence::Sequence};
+use crate::{
+    limits::Limits,
+    sequence::Sequence,
+    speculation::{
+        Drafter, Speculation,
+        rows::{self, RowCost},
+    },
+};
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
@@ -23,7 +33,7 @@ use tidemill_engine::{
     job::{Action, Delivery, JobId, ScheduledChunk},
     order::{self, Owed, PASSED_MAX, Rank, Standing},
     pace::{Pace, StepWork},
-    residency::{FetchedBlocks, Residency},
+    residency::{FetchedBlocks, JobKv, Residency},
     shares::{self, Shares},
 };
 use tidemill_proto::{
@@ -48,6 +58,9 @@ pub struct Scheduler {
     shares: Shares,
     owed: Owed,
     pace: Pace,
+    /// `None`: each step draws one token of a sequence.
+    speculation: Option<Speculation>,
+    row_cost: RowCost,
     /// Time that steps left over under the tightest limit, as long as it was too short for a block of a prompt; and how many those were.
     saved_ms: f64,
     steps_saved: u32,
@@ -68,6 +81,17 @@ const STEPS_SAVED_MAX: u32 = 8;
 
 const LIVE: &str = "a listed sequence lives";
 
+/// What a step came to.
+#[derive(Default)]
+struct Outcome {
+    /// Its chunks, without what was drafted in vain.
+    computed: Vec<ScheduledChunk>,
+    /// What coordinators are told before the tokens.
+    events: Vec<(LinkId, WorkerEvent)>,
+    tokens: BTreeMap<LinkId, Vec<SequenceToken>>,
+    finished: Vec<(JobId, Finish)>,
+}
+
 impl Scheduler {
     pub fn new(layout: LayoutFingerprint, device_blocks: u32, limits: Limits) -> Self {
         Self {
@@ -81,11 +105,20 @@ impl Scheduler {
             shares: Shares::default(),
             owed: Owed::default(),
             pace: Pace::default(),
+            speculation: None,
+            row_cost: RowCost::default(),
             saved_ms: 0.0,
             steps_saved: 0,
             step: (StepWork::default(), Duration::ZERO),
             counters: Counters::default(),
         }
+    }
+
+    /// Guesses tokens of sequences that come from now on.
+    #[must_use]
+    pub fn with_speculation(mut self, speculation: Option<Speculation>) -> Self {
+        self.speculation = speculation;
+        self
     }
 
     /// A coordinator hands over a sequence. One that cannot run here is answered at once.
@@ -102,7 +135,8 @@ impl Scheduler {
                     self.residency.act(Action::Constrain { job: id, group: job.urgency.group, constraint, generated });
                 }
                 self.shares.enter(&job.urgency);
-                self.sequences.insert(id, Sequence::new(link, job, self.sequences_seen, &self.layout, self.limits.reads_whole, now));
+                let sequence = Sequence::new(link, job, self.sequences_seen, &self.layout, self.limits.reads_whole, now);
+                self.sequences.insert(id, sequence.with_drafter(self.speculation.as_ref().map(Drafter::new)));
                 self.sequences_seen += 1;
                 self.waiting.push(id);
                 return;
@@ -248,25 +282,55 @@ impl Scheduler {
         self.waiting.push(id);
     }
 
-    /// One token of each sequence that decodes, then chunks of what others still compute.
+    /// One token of each sequence that decodes, with those drafted after it, then chunks of what others still compute.
     fn schedule(&mut self, ranks: &HashMap<JobId, Rank>, now: Duration) -> Vec<ScheduledChunk> {
+        let limit_ms = self.step_limit_ms();
+        self.draft(limit_ms);
         let states = || self.admitted.iter().map(|id| (*id, &self.sequences[id])).filter(|(_, state)| state.is_ready());
         let rows = states().filter(|(_, state)| state.is_decoding());
-        let mut chunks: Vec<_> = rows.map(|(job, state)| ScheduledChunk { job, start: state.kv.computed(), len: 1 }).collect();
-        let rows = chunks.len();
+        let row = |(job, state): (JobId, &Sequence)| ScheduledChunk { job, start: state.kv.computed(), len: 1 + state.drafted() };
+        let mut chunks: Vec<_> = rows.map(row).collect();
+        let decoding = chunks.len();
+        let rows = chunks.iter().map(|chunk| chunk.len).sum();
         let tails = states().filter(|(_, state)| !state.is_decoding());
         let candidate = |(job, state): (JobId, &Sequence)| {
             let (number, start, remaining) = (state.number, state.kv.computed(), state.remaining());
             Candidate { job, rank: ranks[&job], number, start, remaining, is_whole: state.is_whole }
         };
         let tails: Vec<_> = tails.map(candidate).collect();
-        let limit_ms = self.step_limit_ms();
         if let Some(ms) = self.tail_ms(rows, limit_ms, !tails.is_empty()) {
             let room = Room { tokens: self.limits.step_tokens.saturating_sub(rows), ms };
             chunks.extend(budget::give_out(room, tails, &self.pace, &mut self.owed));
         }
-        self.step = (budget::work(rows, &chunks[rows..]), now);
+        self.step = (budget::work(rows, &chunks[decoding..]), now);
         chunks
+    }
+
+    /// Guesses tokens of the sequences that decode, and decides how many of them the next step verifies.
+    fn draft(&mut self, limit_ms: f64) {
+        let Some(speculation) = self.speculation else { return };
+        let longest = self.limits.longest(self.residency.device_blocks());
+        let decoding: Vec<JobId> = self.admitted.iter().copied().filter(|id| self.sequences[id].is_decoding()).collect();
+        let rows_max = speculation.rows_max.min(self.limits.step_tokens);
+        let mut chances = Vec::with_capacity(decoding.len());
+        for id in &decoding {
+            let state = self.sequences.get_mut(id).expect(LIVE);
+            chances.push(state.propose(speculation.draft_tokens_max, longest));
+        }
+        let room = rows::Room { drafts: rows_max.saturating_sub(decoding.len()), ms: limit_ms };
+        for (id, len) in decoding.iter().zip(rows::give_out(&chances, room, &self.row_cost)) {
+            let len = self.room_for_drafts(*id, len);
+            self.sequences.get_mut(id).expect(LIVE).draft(len);
+        }
+    }
+
+    /// How many of `len` drafted tokens a sequence has blocks for, with more of them if they are no other's soon.
+    fn room_for_drafts(&mut self, id: JobId, len: usize) -> usize {
+        let headroom = self.admitted.len();
+        let kv = &mut self.sequences.get_mut(&id).expect(LIVE).kv;
+        let has = |kv: &JobKv| kv.table().len() * BLOCK_TOKENS - kv.computed();
+        while has(kv) < 1 + len && self.residency.free_blocks() > headroom && self.residency.grow(kv) {}
+        len.min(has(kv).saturating_sub(1))
     }
 
     /// How long the next step may take: the tightest limit of those that decode, or what their plain step may be stretched to.
@@ -294,32 +358,43 @@ impl Scheduler {
         Some(left_ms)
     }
 
-    /// Streams the tokens that a step drew, in one message for each coordinator, and ends sequences with their last token.
-    fn deliver(&mut self, chunks: &[ScheduledChunk], results: Vec<SegmentResult>, now: Duration) {
-        let mut tokens: BTreeMap<LinkId, Vec<SequenceToken>> = BTreeMap::new();
-        let mut finished = Vec::new();
+    /// Takes in what a step drew and found.
+    fn take_in(&mut self, chunks: &[ScheduledChunk], results: Vec<SegmentResult>, now: Duration) -> Outcome {
+        let mut outcome = Outcome::default();
         let longest = self.limits.longest(self.residency.device_blocks());
         for (chunk, SegmentResult { scores, drawn, fault, embedding }) in chunks.iter().zip(results) {
             let state = self.sequences.get_mut(&chunk.job).expect(LIVE);
+            let (job, link, sequence, drafted) = (chunk.job, state.link, state.job.sequence, state.drafted());
             if let Some((values, finish)) = state.finish_embedding(chunk.start + chunk.len, embedding) {
-                let event = values.map(|values| WorkerEvent::Embedding { sequence: state.job.sequence, values });
-                event.into_iter().for_each(|event| self.residency.act(Action::Send { link: state.link, event }));
-                finished.push((chunk.job, finish));
+                outcome.events.extend(values.map(|values| (link, WorkerEvent::Embedding { sequence, values })));
+                outcome.finished.push((job, finish));
+                outcome.computed.push(*chunk);
                 continue;
             }
-            if let Some(logprobs) = state.push_scores(scores, drawn.is_some()) {
-                let event = WorkerEvent::PromptLogprobs { sequence: state.job.sequence, logprobs };
-                self.residency.act(Action::Send { link: state.link, event });
+            if let Some(logprobs) = state.push_scores(scores, !drawn.is_empty()) {
+                outcome.events.push((link, WorkerEvent::PromptLogprobs { sequence, logprobs }));
             }
-            if let Some((token, logprob)) = drawn {
-                tokens.entry(state.link).or_default().push(state.push_token(token, logprob, now));
-                self.counters.tokens_generated += 1;
-                finished.extend(state.finish(longest).map(|reason| (chunk.job, reason)));
-            }
-            finished.extend(fault.map(|reason| (chunk.job, Finish::Failed { reason })));
+            let (tokens, finish) = state.push_drawn(drawn, longest, now);
+            self.counters.tokens_generated += tokens.len() as u64;
+            let accepted = tokens.len().saturating_sub(1);
+            count_places(&mut self.counters.tokens_drafted, drafted);
+            count_places(&mut self.counters.tokens_accepted, accepted);
+            state.provenance.drafted += drafted as u64;
+            state.provenance.accepted += accepted as u64;
+            // Of drafted rows, those count that follow the sequence's tokens: the last token's, and one for each that was confirmed.
+            let len = if drafted == 0 { chunk.len } else { tokens.len() + usize::from(fault.is_some()) };
+            outcome.computed.push(ScheduledChunk { len, ..*chunk });
+            outcome.tokens.entry(link).or_default().extend(tokens);
+            outcome.finished.extend(finish.or(fault.map(|reason| Finish::Failed { reason })).map(|reason| (job, reason)));
         }
-        for (link, tokens) in tokens {
-            self.residency.act(Action::Send { link, event: WorkerEvent::Tokens(tokens) });
+        outcome
+    }
+
+    /// Tells coordinators, in one message of tokens for each, and ends sequences with their last token.
+    fn tell(&mut self, Outcome { events, tokens, finished, .. }: Outcome, now: Duration) {
+        let tokens = tokens.into_iter().filter(|(_, tokens)| !tokens.is_empty());
+        for (link, event) in events.into_iter().chain(tokens.map(|(link, tokens)| (link, WorkerEvent::Tokens(tokens)))) {
+            self.residency.act(Action::Send { link, event });
         }
         for (id, reason) in finished {
             self.sequences.get_mut(&id).expect(LIVE).note_finished(now);
@@ -379,4 +454,10 @@ impl Scheduler {
     fn send_finished(&mut self, link: LinkId, sequence: SequenceId, reason: Finish, provenance: Provenance) {
         self.residency.act(Action::Send { link, event: WorkerEvent::Finished { sequence, reason, provenance } });
     }
+}
+
+/// Counts one at each of the first `len` places.
+fn count_places(counts: &mut Vec<u64>, len: usize) {
+    counts.resize(counts.len().max(len), 0);
+    counts[..len].iter_mut().for_each(|count| *count += 1);
 }

@@ -2,6 +2,7 @@
 //!
 //! A rescued or preempted sequence is a new one whose prompt happens to be longer: it takes the same path.
 
+use crate::speculation::Drafter;
 use std::time::Duration;
 use tidemill_engine::{
     job::JobId,
@@ -29,6 +30,10 @@ pub(crate) struct Sequence {
     /// Its grammar is being compiled.
     pub(crate) awaits_grammar: bool,
     history: History,
+    /// `None`: this worker does not speculate.
+    drafter: Option<Drafter>,
+    /// The last token, and those drafted after it, of the step under way. Empty: nothing is drafted.
+    row: Vec<Token>,
     /// Leading blocks that need not be put into the pool: they came from it, or have been put.
     pub(crate) published: usize,
     /// The model reads it as a whole, in one step, so its blocks are of use to no other.
@@ -57,6 +62,8 @@ impl Sequence {
             passed: 0,
             awaits_grammar: job.constraint.is_some(),
             history,
+            drafter: None,
+            row: Vec::new(),
             published: 0,
             is_whole,
             prompt_logprobs: Vec::new(),
@@ -66,6 +73,12 @@ impl Sequence {
             provenance: Provenance::default(),
             job,
         }
+    }
+
+    /// From now on its next tokens are guessed.
+    pub(crate) fn with_drafter(mut self, drafter: Option<Drafter>) -> Self {
+        self.drafter = drafter;
+        self
     }
 
     /// A worker has a sequence once, so that its number names the job.
@@ -127,8 +140,38 @@ impl Sequence {
         self.job.prompt_logprobs.is_some()
     }
 
+    /// Guesses up to `most` of its next tokens, where sequences have at most `longest`. Returns how likely each one is drawn if those before it
+    /// are. None is guessed that would not be drawn under the same rules as the next token, or after the sequence's end.
+    pub(crate) fn propose(&mut self, most: usize, longest: usize) -> Vec<f64> {
+        let (generated, tokens) = (self.generated(), &self.job.tokens);
+        let stop = &self.job.stop;
+        let banned = if generated < stop.min_tokens { stop.min_tokens - generated } else { u32::MAX };
+        let left = banned.min(stop.max_tokens.saturating_sub(generated)) as usize;
+        let most = most.min(left.min(longest.saturating_sub(tokens.len())).saturating_sub(1));
+        // What is wanted of a prompt is wanted of its last row, too.
+        let most = if self.is_scoring() || self.job.embeds.is_some() { 0 } else { most };
+        self.drafter.as_mut().map_or_else(Vec::new, |drafter| drafter.propose(tokens, most, &stop.stop_tokens))
+    }
+
+    /// The next step verifies the first `len` guessed tokens.
+    pub(crate) fn draft(&mut self, len: usize) {
+        let last = self.job.tokens.last();
+        if let (Some(drafter), Some(last)) = (self.drafter.as_ref().filter(|_| len > 0), last) {
+            self.row.push(*last);
+            self.row.extend_from_slice(drafter.draft(len));
+        }
+    }
+
+    /// Tokens drafted for the step under way.
+    pub(crate) fn drafted(&self) -> usize {
+        self.row.len().saturating_sub(1)
+    }
+
     /// `len` tokens from position `start`, as a step computes them.
     pub(crate) fn segment(&self, start: usize, len: usize) -> Segment<'_> {
+        if self.drafted() > 0 {
+            return Segment { tokens: &self.row, start, blocks: self.kv.table(), wanted: Wanted::Verified(self.draw()) };
+        }
         let end = start + len;
         let draw = (end == self.job.tokens.len()).then(|| self.draw());
         if let Some(Embeds { second_text }) = self.job.embeds {
@@ -184,8 +227,29 @@ impl Sequence {
         Some((embedding, finish))
     }
 
-    /// Takes in the token that a step drew.
-    pub(crate) fn push_token(&mut self, token: Token, logprob: Option<TokenLogprob>, now: Duration) -> SequenceToken {
+    /// Takes in the tokens that a step drew, up to the sequence's last one, where sequences have at most `longest` tokens.
+    pub(crate) fn push_drawn(
+        &mut self,
+        drawn: Vec<(Token, Option<TokenLogprob>)>,
+        longest: usize,
+        now: Duration,
+    ) -> (Vec<SequenceToken>, Option<Finish>) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.learn(drawn.iter().map(|(token, _)| *token));
+        }
+        self.row.clear();
+        let mut tokens = Vec::with_capacity(drawn.len());
+        for (token, logprob) in drawn {
+            tokens.push(self.push_token(token, logprob, now));
+            if let Some(reason) = self.finish(longest) {
+                return (tokens, Some(reason));
+            }
+        }
+        (tokens, None)
+    }
+
+    /// Takes in the next token.
+    fn push_token(&mut self, token: Token, logprob: Option<TokenLogprob>, now: Duration) -> SequenceToken {
         let index = self.generated();
         self.job.tokens.push(token);
         self.history.push(token);
@@ -198,7 +262,7 @@ impl Sequence {
     }
 
     /// Why the sequence ends with the token drawn last, where sequences have at most `longest` tokens. `None`: it goes on.
-    pub(crate) fn finish(&self, longest: usize) -> Option<Finish> {
+    fn finish(&self, longest: usize) -> Option<Finish> {
         let token = *self.job.tokens.last()?;
         if self.job.stop.stop_tokens.contains(&token) {
             Some(Finish::Stop { token })

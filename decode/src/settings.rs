@@ -1,6 +1,10 @@
 //! Flags and config file of `tidemill-decode`.
 
-use crate::{limits::Limits, scheduler::Scheduler};
+use crate::{
+    limits::Limits,
+    scheduler::Scheduler,
+    speculation::{Speculation, ngram::Ngram},
+};
 use serde::{Deserialize, Serialize};
 use tidemill_engine::{
     flags::{EngineFlags, EngineSettings, STEP_TOKENS_MAX, Settings},
@@ -10,7 +14,10 @@ use tidemill_net::{
     config::{ConfigError, invalid},
     worker::{WorkerError, WorkerFlags},
 };
-use tidemill_proto::message::{EngineInfo, RoleInfo};
+use tidemill_proto::{
+    message::{EngineInfo, RoleInfo},
+    step::DRAFT_TOKENS_MAX,
+};
 
 /// Sections `[worker]`, `[engine]` and `[decode]` of the config file.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
@@ -34,6 +41,16 @@ pub struct DecodeFlags {
     /// Most sequences that wait beside those; more go back to their coordinator [default: 1024]
     #[arg(long)]
     pub waiting_max: Option<usize>,
+    /// How the next tokens are guessed, so that a step verifies several at once: ngram (what followed the last tokens when they occurred
+    /// before), or off. Answers are the same bytes either way. Models on a GPU decode without [default: ngram]
+    #[arg(long)]
+    pub speculation: Option<String>,
+    /// Most tokens guessed for a sequence in one step, up to 32; fewer where they do not pay [default: 12]
+    #[arg(long)]
+    pub draft_tokens_max: Option<usize>,
+    /// Most rows of a step in which tokens are guessed: those of sequences that decode and the guessed ones together [default: 32]
+    #[arg(long)]
+    pub draft_rows_max: Option<usize>,
 }
 
 /// Section `[decode]`, checked.
@@ -41,6 +58,8 @@ pub struct DecodeFlags {
 pub struct DecodeSettings {
     pub sequences_max: usize,
     pub waiting_max: usize,
+    /// `None`: off.
+    pub speculation: Option<Speculation>,
 }
 
 impl Flags {
@@ -57,9 +76,32 @@ impl DecodeFlags {
             let reason = format!("must be from 1 to step_tokens ({most}), so that each sequence gets its token in every step");
             return Err(invalid("sequences_max", sequences_max, reason));
         }
-        Ok(DecodeSettings { sequences_max, waiting_max: self.waiting_max.unwrap_or(1024) })
+        let speculation = self.speculation()?;
+        Ok(DecodeSettings { sequences_max, waiting_max: self.waiting_max.unwrap_or(1024), speculation })
+    }
+
+    fn speculation(&self) -> Result<Option<Speculation>, ConfigError> {
+        let draft_tokens_max = self.draft_tokens_max.unwrap_or(DRAFT_TOKENS);
+        if !(1..=DRAFT_TOKENS_MAX).contains(&draft_tokens_max) {
+            let reason = format!("must be from 1 to {DRAFT_TOKENS_MAX}; to guess none, set speculation to off");
+            return Err(invalid("draft_tokens_max", draft_tokens_max, reason));
+        }
+        let rows_max = self.draft_rows_max.unwrap_or(DRAFT_ROWS);
+        if rows_max == 0 {
+            return Err(invalid("draft_rows_max", rows_max, "must be at least 1; to guess no tokens, set speculation to off"));
+        }
+        match self.speculation.as_deref().unwrap_or("ngram") {
+            "off" => Ok(None),
+            "ngram" => Ok(Some(Speculation { proposer: Ngram::boxed, draft_tokens_max, rows_max })),
+            other => Err(invalid("speculation", other, "must be ngram or off")),
+        }
     }
 }
+
+/// Few repetitions go on for longer without a change, and a proposal that is wrong early has cost all its rows.
+const DRAFT_TOKENS: usize = 12;
+/// On CPUs, rows beyond this many cost nearly as much as the first ones.
+const DRAFT_ROWS: usize = 32;
 
 /// Sequences to be given for each that runs: those that wait are ready to start within a step, and more would wait in the wrong place.
 const GIVEN_FOR_EACH: usize = 4;
@@ -80,7 +122,7 @@ impl RoleSettings for DecodeSettings {
         RoleInfo::Decode(info)
     }
 
-    fn scheduler(&self, EngineBounds { info, vocab, step_tokens, reads_whole, .. }: &EngineBounds) -> Scheduler {
+    fn scheduler(&self, EngineBounds { info, vocab, step_tokens, reads_whole, verifies_drafts, .. }: &EngineBounds) -> Scheduler {
         let limits = Limits {
             sequences_max: self.sequences_max,
             waiting_max: self.waiting_max,
@@ -89,6 +131,6 @@ impl RoleSettings for DecodeSettings {
             vocab: *vocab,
             reads_whole: *reads_whole,
         };
-        Scheduler::new(info.layout, info.device_blocks, limits)
+        Scheduler::new(info.layout, info.device_blocks, limits).with_speculation(self.speculation.filter(|_| *verifies_drafts))
     }
 }

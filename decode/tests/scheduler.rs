@@ -229,7 +229,7 @@ impl World {
                 assert!(segment.blocks.len() * BLOCK_TOKENS >= chunk.start + chunk.len, "the block table covers the chunk");
                 let (scores, draws) = match segment.wanted {
                     Wanted::Nothing | Wanted::Embedding { .. } => (vec![], false),
-                    Wanted::Token(_) => (vec![], true),
+                    Wanted::Token(_) | Wanted::Verified(_) => (vec![], true),
                     Wanted::Scores { targets, token, .. } => {
                         (targets.iter().map(|_| TokenLogprob { logprob: -1.0, top: vec![] }).collect(), token.is_some())
                     }
@@ -243,7 +243,7 @@ impl World {
                 let must_be = self.jobs[chunk.job.0 as usize].constraint.is_some();
                 assert_eq!(is_constrained, draws && must_be, "no token of a constrained job is drawn without its grammar");
                 let fault = (is_constrained && chunk.start % 17 == 3).then(|| "dead end".to_owned());
-                let drawn = (draws && fault.is_none()).then(|| ((chunk.start as u32 * 31) % VOCAB as u32, None));
+                let drawn = (draws && fault.is_none()).then(|| ((chunk.start as u32 * 31) % VOCAB as u32, None)).into_iter().collect();
                 let embedding = matches!(segment.wanted, Wanted::Embedding { .. }).then(|| vec![chunk.start as f32]);
                 SegmentResult { scores, drawn, fault, embedding }
             })

@@ -63,7 +63,7 @@ impl Machine {
     fn step(&mut self) -> Vec<(u64, usize)> {
         let chunks = self.scheduler.plan(self.now);
         let drawn = |chunk| match self.scheduler.segment(chunk).wanted {
-            Wanted::Token(_) => SegmentResult { drawn: Some((1, None)), ..SegmentResult::default() },
+            Wanted::Token(_) => SegmentResult { drawn: vec![(1, None)], ..SegmentResult::default() },
             _ => SegmentResult::default(),
         };
         let results = chunks.iter().map(drawn).collect();

@@ -156,6 +156,15 @@ pub struct UpArgs {
     /// Sequences that a decode worker runs at once
     #[arg(long, default_value_t = 64)]
     sequences_max: usize,
+    /// How a decode worker guesses the next tokens, which it verifies several at once: ngram or off [default: ngram]
+    #[arg(long)]
+    speculation: Option<String>,
+    /// Most tokens that a decode worker guesses for a sequence in one step [default: 12]
+    #[arg(long)]
+    draft_tokens_max: Option<usize>,
+    /// Most rows of a step in which a decode worker guesses tokens [default: 32]
+    #[arg(long)]
+    draft_rows_max: Option<usize>,
     /// Log filter of all processes
     #[arg(long, default_value = "info")]
     log: String,
@@ -336,7 +345,14 @@ impl Cluster {
                 let own = certified(format!("prefill/prefill-{n}"))?;
                 self.start_worker("prefill", n, args, &[&engine[..], &prefill_shares[n], &own].concat())?;
             }
-            let decode = [engine, vec!["--sequences-max".to_owned(), args.sequences_max.to_string()]].concat();
+            let if_given = [
+                ("--sequences-max", Some(args.sequences_max.to_string())),
+                ("--speculation", args.speculation.clone()),
+                ("--draft-tokens-max", args.draft_tokens_max.map(|tokens| tokens.to_string())),
+                ("--draft-rows-max", args.draft_rows_max.map(|rows| rows.to_string())),
+            ];
+            let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
+            let decode: Vec<String> = engine.into_iter().chain(given).collect();
             for n in numbered(args.decode) {
                 let own = certified(format!("decode/decode-{n}"))?;
                 self.start_worker("decode", n, args, &[&decode[..], &decode_shares[n], &own].concat())?;

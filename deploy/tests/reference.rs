@@ -21,8 +21,8 @@ const RENEW: &str = "TIDEMILL_RENEW_REFERENCE";
 const CONFIGURED: [&str; 7] = ["coordinator", "net", "engine", "kvpool", "prefill", "decode", "tenancy"];
 
 /// Guides to keys of these structs; what ends in `_` is how several keys begin.
-const GUIDED: [&str; 4] = ["Flags", "EngineFlags", "PoolFlags", "WorkerFlags"];
-const GUIDES: [(&str, &str, &str); 21] = [
+const GUIDED: [&str; 5] = ["Flags", "DecodeFlags", "EngineFlags", "PoolFlags", "WorkerFlags"];
+const GUIDES: [(&str, &str, &str); 23] = [
     ("admin_public", "Security", "security.md"),
     ("aliases", "Several coordinators", "coordinators.md"),
     ("batch_", "Batches", "batches.md"),
@@ -30,6 +30,7 @@ const GUIDES: [(&str, &str, &str); 21] = [
     ("clients_marks", "Security", "security.md"),
     ("connections_", "Security", "security.md"),
     ("cors_origins", "Security", "security.md"),
+    ("draft_", "Speculation", "speculation.md"),
     ("drain_", "Draining", "drain.md"),
     ("hosts", "Security", "security.md"),
     ("kv_", "Sizing", "sizing.md"),
@@ -41,6 +42,7 @@ const GUIDES: [(&str, &str, &str); 21] = [
     ("quota_share", "Tenants", "tenants.md"),
     ("rdma_devices", "RDMA", "rdma.md"),
     ("slo_", "Service classes", "classes.md"),
+    ("speculation", "Speculation", "speculation.md"),
     ("store", "A database", "postgres.md"),
     ("tenants", "Tenants", "tenants.md"),
     ("tls_", "TLS", "tls.md"),

@@ -14,10 +14,7 @@ use crate::{
     publishing::Publisher,
     role::Role,
 };
-use std::{
-    ops::ControlFlow,
-    time::{Duration, Instant},
-};
+use std::{ops::ControlFlow, time::Instant};
 use tidemill_kvpool::client::{Arrival, FetchId, FetchedBlock, Miss};
 use tidemill_model::{ExecutorError, Runner};
 use tidemill_net::uplink::LinkEvent;
@@ -124,11 +121,13 @@ impl<R: Role> Driven for Engine<R> {
             return Ok(false);
         }
         let started = Instant::now();
+        let mut sample = self.sample(&chunks);
         let results = self.compute(&chunks)?;
-        let drawn: Vec<_> = chunks.iter().zip(&results).filter_map(|(chunk, result)| Some((chunk.job, result.drawn.as_ref()?.0))).collect();
+        let drawn: Vec<_> = chunks.iter().zip(&results).filter_map(|(chunk, result)| Some((chunk.job, result.drawn.last()?.0))).collect();
         self.role.stepped(&chunks, results, self.io.now());
         self.advance_masks(&drawn);
-        self.io.report(|report| report.push_step(sample(&chunks, R::DECODES, started.elapsed())));
+        sample.ms = started.elapsed().as_secs_f32() * 1e3;
+        self.io.report(|report| report.push_step(sample));
         self.act()?;
         Ok(true)
     }
@@ -184,7 +183,23 @@ impl<R: Role> Engine<R> {
         }
     }
 
-    /// Masks of the next step begin now.
+    /// A step before it is computed, for the cost model.
+    fn sample(&self, chunks: &[ScheduledChunk]) -> StepSample {
+        let mut sample = StepSample { prefill_tokens: 0, prefill_context: 0, decode_rows: 0, decode_context: 0, ms: 0.0 };
+        for chunk in chunks {
+            let (start, rows) = (chunk.start, self.role.decode_rows(chunk));
+            if rows > 0 {
+                sample.decode_rows += rows as u32;
+                sample.decode_context += (rows * start) as u64;
+            } else {
+                sample.prefill_tokens += chunk.len as u32;
+                sample.prefill_context += (start * chunk.len + chunk.len * chunk.len / 2) as u64;
+            }
+        }
+        sample
+    }
+
+    /// Masks of the next step begin now. Those of tokens that the step drew before its last ones are behind.
     fn advance_masks(&mut self, drawn: &[(JobId, Token)]) {
         let Some(masks) = &mut self.masks else { return };
         masks.retain(|job| self.role.kv(job).is_some());
@@ -247,19 +262,4 @@ enum Taken {
     Here(Option<Arrival>),
     /// [`Event::Landed`] will tell.
     Landing,
-}
-
-/// A step, for the cost model.
-fn sample(chunks: &[ScheduledChunk], decodes: bool, took: Duration) -> StepSample {
-    let mut sample = StepSample { prefill_tokens: 0, prefill_context: 0, decode_rows: 0, decode_context: 0, ms: took.as_secs_f32() * 1e3 };
-    for &ScheduledChunk { start, len, .. } in chunks {
-        if decodes && len == 1 {
-            sample.decode_rows += 1;
-            sample.decode_context += start as u64;
-        } else {
-            sample.prefill_tokens += len as u32;
-            sample.prefill_context += (start * len + len * len / 2) as u64;
-        }
-    }
-    sample
 }

@@ -7,6 +7,10 @@
 //!     └── next step: forward pass … sampler waits at the Cell
 //! ```
 //!
+//! Where a step verifies drafted tokens, each row has a cell of its own. A later row's mask is begun when the token before it is drawn, so
+//! a matcher sees the tokens of the sequence alone, and one at a time: nothing is ever taken back, and what a grammar's work comes to is
+//! the same with drafts as without.
+//!
 //! A matcher has at most one token under way, so the queues hold no more than there are sequences. Compiling may take long, and so does
 //! going through the tokens of a sequence that comes from another worker: both have a thread of their own, and hold up nobody's masks. There,
 //! groups of requests take [turns](crate::turns), so that a group with many grammars waits for its own.
@@ -26,7 +30,7 @@ use tidemill_grammar::{Compiler, Matcher, Vocabulary};
 use tidemill_proto::{
     block::Token,
     grammar::Constraint,
-    step::{Allowed, Mask},
+    step::{Allowed, DRAFT_TOKENS_MAX, Mask},
 };
 
 /// Masks take microseconds, and their work is bounded. A sampler that waits this long would wait forever.
@@ -38,7 +42,7 @@ const MASKERS_MAX: usize = 4;
 pub(crate) struct Masks {
     starts: Arc<Turns<Start>>,
     maskers: mpsc::Sender<Advance>,
-    sequences: HashMap<JobId, Constrained>,
+    sequences: HashMap<JobId, Followed>,
 }
 
 /// A sequence whose grammar is compiled.
@@ -47,6 +51,15 @@ pub struct Constrained {
     matcher: Arc<Mutex<Matcher>>,
     /// What may be drawn next.
     next: Arc<Cell>,
+}
+
+/// A sequence whose tokens are drawn under its grammar.
+#[derive(Debug)]
+struct Followed {
+    constrained: Constrained,
+    /// What may be drawn after the next token in the same step, as far as that has come.
+    later: [OnceLock<Arc<Cell>>; DRAFT_TOKENS_MAX],
+    maskers: mpsc::Sender<Advance>,
 }
 
 struct Start {
@@ -86,20 +99,21 @@ impl Masks {
 
     /// From now on the job's tokens are drawn under its grammar.
     pub(crate) fn insert(&mut self, job: JobId, constrained: Constrained) {
-        self.sequences.insert(job, constrained);
+        let followed = Followed { constrained, later: Default::default(), maskers: self.maskers.clone() };
+        self.sequences.insert(job, followed);
     }
 
     /// What the job may draw next. `None`: it has no grammar.
     pub(crate) fn next(&self, job: JobId) -> Option<&dyn Allowed> {
-        self.sequences.get(&job).map(|constrained| &*constrained.next as &dyn Allowed)
+        self.sequences.get(&job).map(|followed| followed as &dyn Allowed)
     }
 
-    /// A token was drawn: the next mask is computed from here on.
+    /// A step ended with this token: the next mask is computed from here on.
     pub(crate) fn advance(&mut self, job: JobId, token: Token) {
-        let Some(constrained) = self.sequences.get_mut(&job) else { return };
-        constrained.next = Arc::default();
-        let (matcher, next) = (Arc::clone(&constrained.matcher), Arc::clone(&constrained.next));
-        let _ = self.maskers.send(Advance { matcher, token, next });
+        if let Some(followed) = self.sequences.get_mut(&job) {
+            followed.constrained.next = followed.begin(token);
+            followed.later = Default::default();
+        }
     }
 
     /// Forgets the jobs that ended.
@@ -112,6 +126,27 @@ impl Drop for Masks {
     /// The compiler's thread ends when it has no more to do.
     fn drop(&mut self) {
         self.starts.close();
+    }
+}
+
+impl Followed {
+    /// Begins the mask that follows a token.
+    fn begin(&self, token: Token) -> Arc<Cell> {
+        let next = Arc::<Cell>::default();
+        let _ = self.maskers.send(Advance { matcher: Arc::clone(&self.constrained.matcher), token, next: Arc::clone(&next) });
+        next
+    }
+}
+
+impl Allowed for Followed {
+    fn wait(&self) -> Result<&Mask, &str> {
+        self.constrained.next.wait()
+    }
+
+    fn wait_after(&self, drawn: &[Token]) -> Result<&Mask, &str> {
+        let Some((&token, before)) = drawn.split_last() else { return self.wait() };
+        let later = self.later.get(before.len()).ok_or("more tokens were drawn in a step than may be drafted")?;
+        later.get_or_init(|| self.begin(token)).wait()
     }
 }
 
@@ -131,7 +166,7 @@ impl Cell {
     }
 }
 
-impl Allowed for Cell {
+impl Cell {
     fn wait(&self) -> Result<&Mask, &str> {
         let deadline = Instant::now() + MASK_WAIT_MAX;
         let mut lock = self.lock.lock();
@@ -237,6 +272,37 @@ mod tests {
         assert_eq!(masks.next(JOB).unwrap().wait().unwrap().tokens().collect::<Vec<_>>(), [1], "the grammar is complete");
         masks.retain(|_| false);
         assert!(masks.next(JOB).is_none());
+    }
+
+    #[test]
+    fn the_masks_of_a_step_with_drafts_are_those_of_steps_of_one_token() {
+        let expression = constraint("(ab|ac){40}");
+        let (mut one, mut events) = masks("llama3");
+        one.compile(0, JOB, expression.clone(), Vec::new());
+        one.insert(JOB, outcome(&mut events).unwrap());
+        let (mut tokens, mut expected) = (Vec::new(), Vec::new());
+        for _ in 0..12 {
+            let mask = one.next(JOB).unwrap().wait().unwrap().clone();
+            // Different tokens have different masks after them, as far as the expression lets them.
+            let token = mask.tokens().nth(tokens.len() % 2).or(mask.tokens().next()).unwrap();
+            expected.push(mask);
+            tokens.push(token);
+            one.advance(JOB, token);
+        }
+        assert!(expected.windows(2).any(|pair| pair[0] != pair[1]));
+        for drafted in [1, 2, 5, 11] {
+            let (mut several, mut events) = masks("llama3");
+            several.compile(0, JOB, expression.clone(), Vec::new());
+            several.insert(JOB, outcome(&mut events).unwrap());
+            for (step, drawn) in tokens.chunks(drafted + 1).enumerate() {
+                for row in 0..drawn.len() {
+                    let mask = several.next(JOB).unwrap().wait_after(&drawn[..row]).unwrap();
+                    assert_eq!(*mask, expected[step * (drafted + 1) + row], "row {row} of step {step}, {drafted} drafted");
+                }
+                several.advance(JOB, *drawn.last().unwrap());
+            }
+        }
+        assert!(one.next(JOB).unwrap().wait_after(&[0; DRAFT_TOKENS_MAX + 1]).is_err());
     }
 
     #[test]

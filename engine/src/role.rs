@@ -53,6 +53,11 @@ pub trait Role {
     /// A scheduled chunk, as an executor takes it.
     fn segment(&self, chunk: &ScheduledChunk) -> Segment<'_>;
 
+    /// Rows of a planned chunk that decode, to the cost model: the rest of its tokens are a prompt's.
+    fn decode_rows(&self, chunk: &ScheduledChunk) -> usize {
+        usize::from(Self::DECODES && chunk.len == 1)
+    }
+
     /// The planned step is done, with one result for each chunk.
     fn stepped(&mut self, chunks: &[ScheduledChunk], results: Vec<SegmentResult>, now: Duration);
 

@@ -51,6 +51,8 @@ pub struct EngineBounds {
     pub step_tokens: usize,
     /// The model reads a text as a whole, in one step.
     pub reads_whole: bool,
+    /// Drafted tokens can be verified without changing an answer.
+    pub verifies_drafts: bool,
     /// Blocks on their way into the pool.
     pub putting_max: usize,
 }
@@ -106,7 +108,8 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
         None => io::queue_blocks(&info, PUTTING_MAX),
     };
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
-    let bounds = EngineBounds { vocab: runner.vocab(), step_tokens, reads_whole: runner.reads_whole(), putting_max, info };
+    let verifies_drafts = runner.verifies_drafts();
+    let bounds = EngineBounds { vocab: runner.vocab(), step_tokens, reads_whole: runner.reads_whole(), verifies_drafts, putting_max, info };
     let masks = (role.draws_max() > 0).then(|| Masks::start(engine.model.clone(), bounds.vocab, engine.threads, io.inbox.clone()));
     let engine = Engine {
         role: role.scheduler(&bounds),

@@ -31,6 +31,9 @@ export interface Counters {
   prefill_computed_tokens: number;
   prefill_cached_tokens: number;
   tokens_generated: number;
+  /** By their place in the draft. */
+  tokens_drafted: number[];
+  tokens_accepted: number[];
   preemptions: number;
   steps: number;
   transfer: { shm_put: Moved; shm_get: Moved; quic_put: Moved; quic_get: Moved };
@@ -82,6 +85,8 @@ export interface Path {
   prefill_worker: string | null;
   preemptions: number;
   rescues: number;
+  tokens_drafted: number;
+  tokens_accepted: number;
 }
 
 export interface Usage {

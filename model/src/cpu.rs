@@ -58,6 +58,10 @@ impl Executor for CpuExecutor {
         self.model.config().context_tokens()
     }
 
+    fn verifies_drafts(&self) -> bool {
+        true
+    }
+
     fn kv_shape(&self) -> KvShape {
         self.model.kv_shape()
     }
@@ -102,7 +106,7 @@ fn chunk<'a>(segment: &Segment<'a>) -> Chunk<'a> {
     let logits = match segment.wanted {
         Wanted::Nothing => LogitRows::None,
         Wanted::Token(_) => LogitRows::Last,
-        Wanted::Scores { .. } => LogitRows::All,
+        Wanted::Verified(_) | Wanted::Scores { .. } => LogitRows::All,
         Wanted::Embedding { .. } => LogitRows::LastHidden,
     };
     Chunk { tokens: segment.tokens, start: segment.start, blocks: segment.blocks, logits }

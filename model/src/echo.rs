@@ -119,6 +119,10 @@ impl Executor for EchoExecutor {
         self.config.context_tokens()
     }
 
+    fn verifies_drafts(&self) -> bool {
+        true
+    }
+
     fn kv_shape(&self) -> KvShape {
         self.shape
     }
@@ -167,7 +171,7 @@ impl EchoExecutor {
     fn conclude(&mut self, segment: &Segment<'_>, i: usize, state: u64, result: &mut SegmentResult) {
         let next = self.next_token(state);
         match segment.wanted {
-            Wanted::Token(draw) if draw.is_plain() => result.drawn = Some((next, None)),
+            Wanted::Token(draw) if draw.is_plain() => result.drawn.push((next, None)),
             _ => {
                 let mut logits = std::mem::take(&mut self.logits);
                 logits.clear();
@@ -223,7 +227,7 @@ mod tests {
         let history = History::new(tokens);
         let wanted = Wanted::Token(Draw { sampling, history: &history, index: 0, banned: &[], allowed: None });
         let results = echo.step(&[Segment { tokens: &tokens[start..], start, blocks: table, wanted }]).unwrap();
-        results[0].drawn.as_ref().unwrap().0
+        results[0].drawn[0].0
     }
 
     fn tokens() -> Vec<Token> {

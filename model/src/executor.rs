@@ -29,6 +29,12 @@ pub trait Executor: Send {
         false
     }
 
+    /// Whether a row has the same bits beside other rows of its sequence as in a step of its own, so that drafted tokens can be verified
+    /// without changing an answer.
+    fn verifies_drafts(&self) -> bool {
+        false
+    }
+
     /// Shape of a block, on this backend.
     fn kv_shape(&self) -> KvShape;
 

@@ -405,6 +405,10 @@ pub struct Provenance {
     /// From the first token to the last.
     pub decode_ms: f64,
     pub preemptions: u32,
+    /// Tokens that the decode worker guessed and computed ahead,
+    pub drafted: u64,
+    /// and those of them that turned out right.
+    pub accepted: u64,
 }
 
 /// Prompt tokens by where their KV came from when the sequence was first admitted. They add up to the prompt.
@@ -540,6 +544,10 @@ pub struct Counters {
     /// Prefix tokens a prefill worker did not need to compute.
     pub prefill_cached_tokens: u64,
     pub tokens_generated: u64,
+    /// Tokens that were guessed and computed ahead, by their place in the draft,
+    pub tokens_drafted: Vec<u64>,
+    /// and those of them that turned out right. They are among those generated.
+    pub tokens_accepted: Vec<u64>,
     pub preemptions: u64,
     pub steps: u64,
     pub transfer: Transfer,

@@ -8,6 +8,9 @@ use crate::{
 };
 use std::{collections::HashMap, fmt};
 
+/// The most tokens that are drafted for a sequence in one step.
+pub const DRAFT_TOKENS_MAX: usize = 32;
+
 /// Consecutive tokens of one sequence, and the results wanted besides their K and V. `blocks` already holds all positions before them. No
 /// two segments of a step may write the same block.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +28,10 @@ pub enum Wanted<'a> {
     Nothing,
     /// The token that follows the last one.
     Token(Draw<'a>),
+    /// The token that follows the first one, which is the sequence's last. The others are drafted: the token that follows each of them is
+    /// wanted, too, as long as those drawn before it in this step are the ones that were drafted in their places. The draw is the first
+    /// one's; its bans hold for all.
+    Verified(Draw<'a>),
     /// The log-probability of each of `targets` after its predecessor, and the `top` likeliest tokens there.
     Scores {
         targets: &'a [Token],
@@ -55,6 +62,12 @@ pub struct Draw<'a> {
 pub trait Allowed: fmt::Debug + Sync {
     /// Waits until they are known. An error is the sequence's end.
     fn wait(&self) -> Result<&Mask, &str>;
+
+    /// Waits until the tokens are known that are allowed after these, which were drawn in the same step: after each but the last one, this
+    /// has been asked before.
+    fn wait_after(&self, drawn: &[Token]) -> Result<&Mask, &str> {
+        if drawn.is_empty() { self.wait() } else { Err("its grammar is followed one token in a step here") }
+    }
 }
 
 /// A set of tokens: a bit for each entry of a row of logits.
@@ -76,8 +89,9 @@ pub struct History {
 pub struct SegmentResult {
     /// Log-probability of each target.
     pub scores: Vec<TokenLogprob>,
-    pub drawn: Option<(Token, Option<TokenLogprob>)>,
-    /// Why no token could be drawn, where one was wanted: its grammar failed.
+    /// The tokens that follow the segment, in order: more than one only where drafted tokens were confirmed.
+    pub drawn: Vec<(Token, Option<TokenLogprob>)>,
+    /// Why no further token could be drawn, where one was wanted: its grammar failed.
     pub fault: Option<String>,
     /// The prompt's embedding; `None` also where the backend does not give it.
     pub embedding: Option<Vec<f32>>,
@@ -90,7 +104,7 @@ impl Segment<'_> {
             Wanted::Nothing => 0,
             // A hidden state comes from a row that goes as far as its logits.
             Wanted::Token(_) | Wanted::Embedding { .. } => 1,
-            Wanted::Scores { .. } => self.tokens.len(),
+            Wanted::Verified(_) | Wanted::Scores { .. } => self.tokens.len(),
         }
     }
 }
@@ -99,7 +113,7 @@ impl<'a> Wanted<'a> {
     /// The token to be drawn, if one is wanted.
     pub fn draw_mut(&mut self) -> Option<&mut Draw<'a>> {
         match self {
-            Self::Token(draw) => Some(draw),
+            Self::Token(draw) | Self::Verified(draw) => Some(draw),
             Self::Scores { token, .. } => token.as_mut(),
             Self::Nothing | Self::Embedding { .. } => None,
         }
@@ -185,6 +199,14 @@ impl History {
     /// Counts a generated token.
     pub fn push(&mut self, token: Token) {
         *self.generated.entry(token).or_insert(0) += 1;
+    }
+
+    /// With these tokens generated, too.
+    #[must_use]
+    pub fn followed_by(&self, tokens: &[Token]) -> Self {
+        let mut longer = self.clone();
+        tokens.iter().for_each(|&token| longer.push(token));
+        longer
     }
 
     /// Each token that occurred, and how often it was generated: 0 for a token of the prompt alone.

@@ -80,16 +80,25 @@ impl Role for Scheduler {
         self.sequences[&chunk.job].segment(chunk.start, chunk.len)
     }
 
+    fn decode_rows(&self, chunk: &ScheduledChunk) -> usize {
+        let drafted = self.sequences[&chunk.job].drafted();
+        if chunk.len == 1 + drafted { chunk.len } else { 0 }
+    }
+
     fn stepped(&mut self, chunks: &[ScheduledChunk], results: Vec<SegmentResult>, now: Duration) {
         assert_eq!(chunks.len(), results.len(), "one result per chunk");
         self.counters.steps += 1;
         let (work, planned) = self.step;
         self.pace.observe(&work, now.saturating_sub(planned));
-        for chunk in chunks {
+        if work.tokens == 0 {
+            self.row_cost.observe(work.rows, now.saturating_sub(planned));
+        }
+        let outcome = self.take_in(chunks, results, now);
+        for chunk in &outcome.computed {
             self.shares.serve(&self.sequences[&chunk.job].job.urgency, chunk.len);
             self.advance(chunk);
         }
-        self.deliver(chunks, results, now);
+        self.tell(outcome, now);
     }
 
     /// Every sequence goes on elsewhere, from the tokens that its coordinator has.

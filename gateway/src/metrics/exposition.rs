@@ -3,7 +3,10 @@
 use crate::base::registry::RegistryView;
 use std::fmt::Write;
 use tidemill_cluster::{ClusterView, MemberView, ModelView, PredictionError, ProbesView};
-use tidemill_proto::message::{Blocks, Counters, Moved, Role, TierBlocks};
+use tidemill_proto::{
+    message::{Blocks, Counters, Moved, Role, TierBlocks},
+    step::DRAFT_TOKENS_MAX,
+};
 
 /// Appends all of it.
 pub(super) fn write(text: &mut String, cluster: &ClusterView) {
@@ -88,6 +91,16 @@ pub(super) fn write_registry(text: &mut String, registry: &RegistryView) {
 }
 
 type Samples = Vec<(Vec<(&'static str, &'static str)>, f64)>;
+
+/// Values of the label `place`.
+const PLACES: [&str; DRAFT_TOKENS_MAX] = [
+    "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "18", "19", "20", "21", "22", "23", "24",
+    "25", "26", "27", "28", "29", "30", "31", "32",
+];
+
+fn by_place(counts: &[u64]) -> Samples {
+    PLACES.into_iter().zip(counts).map(|(place, &count)| (vec![("place", place)], count as f64)).collect()
+}
 
 /// One metric that every worker has.
 struct Family {
@@ -239,6 +252,18 @@ const WORKER_FAMILIES: &[Family] = &[
         kind: "counter",
         help: "Tokens drawn",
         samples: |m| vec![(vec![], m.report.counters.tokens_generated as f64)],
+    },
+    Family {
+        name: "tokens_drafted_total",
+        kind: "counter",
+        help: "Tokens that a decode worker guessed and computed ahead, by `place` in the draft, from 1 on",
+        samples: |m| by_place(&m.report.counters.tokens_drafted),
+    },
+    Family {
+        name: "tokens_accepted_total",
+        kind: "counter",
+        help: "Guessed tokens that turned out to be the ones drawn, by `place` in the draft",
+        samples: |m| by_place(&m.report.counters.tokens_accepted),
     },
     Family {
         name: "prediction_error_ratio",

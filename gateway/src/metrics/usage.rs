@@ -55,6 +55,9 @@ pub struct TidemillUsage {
     pub prefill_worker: Option<String>,
     pub preemptions: u32,
     pub rescues: u32,
+    /// Tokens of the answer that the decode worker guessed and computed ahead, and those of them that turned out right. Of all choices.
+    pub tokens_drafted: u64,
+    pub tokens_accepted: u64,
     /// Whether the whole answer was kept. Of an equal request, `tokens` tell where the KV came from when it was computed; of a similar
     /// question, they are all 0.
     pub response_cache: FromCache,
@@ -112,6 +115,8 @@ impl TidemillUsage {
             decode_ms: self.decode_ms + later.decode_ms,
             preemptions: self.preemptions + later.preemptions,
             rescues: self.rescues + later.rescues,
+            tokens_drafted: self.tokens_drafted + later.tokens_drafted,
+            tokens_accepted: self.tokens_accepted + later.tokens_accepted,
             response_cache: if self.response_cache == later.response_cache { later.response_cache } else { FromCache::No },
             ..later
         }

@@ -554,4 +554,6 @@ fn add(total: &mut TidemillUsage, usage: ChoiceUsage) {
     total.prefill_worker = total.prefill_worker.take().or(usage.prefill_worker);
     total.preemptions += provenance.preemptions;
     total.rescues += usage.rescues;
+    total.tokens_drafted += provenance.drafted;
+    total.tokens_accepted += provenance.accepted;
 }

@@ -186,7 +186,7 @@ impl Sampling {
                     }
                     Ok(_) => {}
                 }
-                result.drawn = Some((token, None));
+                result.drawn.push((token, None));
             } else {
                 let logits = self.logits.slice(i * self.vocab..(i + 1) * self.vocab);
                 self.host_row.receive(&layers.stream, &logits)?;

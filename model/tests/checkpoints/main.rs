@@ -2,6 +2,7 @@
 
 mod bf16;
 mod corrupt;
+mod drafts;
 mod exact;
 mod fixtures;
 mod fp8;

@@ -77,9 +77,10 @@ impl Memory {
             }
         }
         let drawn = match segment.wanted {
-            Wanted::Token(_) if !self.blocks.is_empty() => Some((next_token(state, vocab), None)),
-            Wanted::Token(draw) => Some((workload::token(draw.sampling.seed, draw.index as u32, vocab), None)),
-            Wanted::Nothing | Wanted::Embedding { .. } | Wanted::Scores { .. } => None,
+            Wanted::Token(_) if !self.blocks.is_empty() => vec![(next_token(state, vocab), None)],
+            Wanted::Token(draw) => vec![(workload::token(draw.sampling.seed, draw.index as u32, vocab), None)],
+            Wanted::Verified(_) => unreachable!("simulated workers do not speculate"),
+            Wanted::Nothing | Wanted::Embedding { .. } | Wanted::Scores { .. } => Vec::new(),
         };
         SegmentResult { drawn, ..SegmentResult::default() }
     }

@@ -201,7 +201,7 @@ fn penalized(executor: &mut CudaExecutor, family: &str, ids: &[Token], checks: &
                 Segment { tokens: &tokens[*computed..], start: *computed, blocks, wanted: Wanted::Token(draw) }
             });
             let results = executor.step(&segments.collect::<Vec<_>>())?;
-            Ok::<_, ExecutorError>(results.into_iter().map(|result| result.drawn.map(|(token, _)| token)).collect::<Vec<_>>())
+            Ok::<_, ExecutorError>(results.into_iter().map(|result| result.drawn.first().map(|(token, _)| *token)).collect::<Vec<_>>())
         };
         let (device, cpu) = (draw(None)?, draw(Some(0))?);
         for (&i, token) in order.iter().zip(cpu.iter().flatten()) {
@@ -256,12 +256,9 @@ fn edited(
             let draw = Draw { sampling: &sampling, history: &history, index: 0, banned, allowed: mask.map(|mask| mask as &dyn Allowed) };
             let segment = Segment { tokens: &ids[start..], start, blocks: &blocks, wanted: Wanted::Token(draw) };
             let drawn = executor.step(&[segment])?.remove(0).drawn;
-            let gap = drawn.map_or(
-                f64::INFINITY,
-                |(token, _)| {
-                    if possible(token) { f64::from(best - expected[token as usize]) } else { f64::INFINITY }
-                },
-            );
+            let gap = drawn.first().map_or(f64::INFINITY, |&(token, _)| {
+                if possible(token) { f64::from(best - expected[token as usize]) } else { f64::INFINITY }
+            });
             let way = if start == 0 { "prefill" } else { "decode" };
             checks.near_zero("edited logits: gap to the likeliest", format!("{family}, {what}, {way}"), gap, tolerance.gap_max);
         }
@@ -352,7 +349,7 @@ impl Sequences {
             let results = executor.step(&segments)?;
             for ((i, len), result) in planned.into_iter().zip(results) {
                 self.all[i].computed += len;
-                self.all[i].tokens.extend(result.drawn.map(|(token, _)| token));
+                self.all[i].tokens.extend(result.drawn.iter().map(|(token, _)| *token));
             }
         }
     }

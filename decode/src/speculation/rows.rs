@@ -1,0 +1,143 @@
+//! How many drafted tokens a step has: as long as each one more brings more tokens in a second.
+//!
+//! A step takes `a + b · rows`, learnt from those done. Of all sequences, the drafted token that is likeliest to count comes first. It pays if
+//! its chance, over `b`, is more than what the step yields without it: tokens over time. So a batch that makes good use of the machine
+//! leaves no room for drafts of middling chance, and a single sequence drafts whatever has some.
+
+use std::time::Duration;
+
+/// Share of the newest step in the moving averages.
+const WEIGHT: f64 = 0.03;
+/// An outlier (a paused process) counts as no more than this many times what was expected.
+const SURPRISE_MAX: f64 = 2.0;
+/// As long as nothing is known, and as far as steps of one size tell nothing: the share of a step of one row that one more takes.
+const ROW_SHARE: f64 = 0.08;
+/// The weight of that belief: a variance of rows that counts as much.
+const BELIEF: f64 = 0.1;
+/// A draft must promise this much more than it costs: chances are only estimates.
+const MARGIN: f64 = 1.1;
+
+/// The time of a step that only decodes, by its rows: a line through moving averages.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RowCost {
+    steps: u64,
+    rows: f64,
+    ms: f64,
+    /// Moments around the averages.
+    rows_rows: f64,
+    rows_ms: f64,
+}
+
+impl RowCost {
+    /// Learns from a step that had no prompts.
+    pub(crate) fn observe(&mut self, rows: usize, took: Duration) {
+        let (rows, ms) = (rows as f64, took.as_secs_f64() * 1e3);
+        if self.steps == 0 {
+            *self = Self { steps: 1, rows, ms, ..Self::default() };
+            return;
+        }
+        self.steps += 1;
+        let ms = ms.min(SURPRISE_MAX * self.step_ms(rows));
+        // The first steps count alike.
+        let weight = WEIGHT.max(1.0 / self.steps as f64);
+        let (row, time) = (rows - self.rows, ms - self.ms);
+        self.rows += weight * row;
+        self.ms += weight * time;
+        self.rows_rows = (1.0 - weight) * (self.rows_rows + weight * row * row);
+        self.rows_ms = (1.0 - weight) * (self.rows_ms + weight * row * time);
+    }
+
+    /// Milliseconds of one more row.
+    fn row_ms(&self) -> f64 {
+        let one = self.ms / (1.0 + ROW_SHARE * (self.rows - 1.0).max(0.0));
+        let believed = ROW_SHARE * one;
+        ((self.rows_ms + BELIEF * believed) / (self.rows_rows + BELIEF)).max(0.0)
+    }
+
+    /// Milliseconds of a step. Zero as long as nothing is known.
+    fn step_ms(&self, rows: f64) -> f64 {
+        (self.ms + self.row_ms() * (rows - self.rows)).max(self.ms / 4.0)
+    }
+}
+
+/// What a step has room for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    /// Rows with drafted tokens.
+    pub(crate) drafts: usize,
+    /// Time of the step.
+    pub(crate) ms: f64,
+}
+
+/// Drafted tokens of each sequence that decodes, of whose proposals `chances` tells how likely each token is drawn if those before it are.
+pub(crate) fn give_out(chances: &[Vec<f64>], room: Room, cost: &RowCost) -> Vec<usize> {
+    let mut drafts = vec![0; chances.len()];
+    // The chance that the next drafted token of each sequence counts.
+    let chance = |i: usize, len: usize| chances[i].get(len).copied().unwrap_or(0.0);
+    let mut next: Vec<f64> = (0..chances.len()).map(|i| chance(i, 0)).collect();
+    let (mut tokens, mut ms) = (chances.len() as f64, cost.step_ms(chances.len() as f64));
+    let row_ms = cost.row_ms();
+    for _ in 0..room.drafts {
+        let Some(best) = (0..next.len()).max_by(|&a, &b| next[a].total_cmp(&next[b])) else { break };
+        let pays = next[best] * ms > MARGIN * tokens * row_ms;
+        if next[best] <= 0.0 || !pays || ms + row_ms > room.ms {
+            break;
+        }
+        tokens += next[best];
+        ms += row_ms;
+        drafts[best] += 1;
+        next[best] *= chance(best, drafts[best]);
+    }
+    drafts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOM: Room = Room { drafts: 64, ms: 1e9 };
+
+    /// A machine whose steps take this long.
+    fn cost(base: f64, row: f64) -> RowCost {
+        let mut cost = RowCost::default();
+        for i in 0..300 {
+            let rows = 1 + i % 5;
+            cost.observe(rows, Duration::from_secs_f64((base + row * rows as f64) / 1e3));
+        }
+        cost
+    }
+
+    #[test]
+    fn rows_are_learnt_and_a_belief_comes_back_when_nothing_is_seen_of_them() {
+        let mut cost = cost(20.0, 2.0);
+        assert!((cost.row_ms() - 2.0).abs() < 0.2 && (cost.step_ms(8.0) - 36.0).abs() < 1.5, "{cost:?}");
+        cost.observe(1, Duration::from_secs(60));
+        assert!(cost.row_ms() < 3.0, "one outlier is no reason: {cost:?}");
+        for _ in 0..500 {
+            cost.observe(1, Duration::from_millis(10));
+        }
+        assert!((cost.row_ms() - 0.8).abs() < 0.1, "{cost:?}");
+    }
+
+    #[test]
+    fn drafts_are_as_long_as_they_pay() {
+        let likely = vec![0.9; 16];
+        assert_eq!(give_out(&[likely.clone()], ROOM, &cost(30.0, 0.5)), [16]);
+        let some = give_out(&[likely.clone()], ROOM, &cost(20.0, 2.0))[0];
+        assert!((3..14).contains(&some), "{some}");
+        assert_eq!(give_out(&[likely.clone()], ROOM, &cost(0.0, 10.0)), [0], "rows are not cheaper than steps");
+        assert_eq!(give_out(&[vec![0.05; 16]], ROOM, &cost(20.0, 2.0)), [0], "hardly any would count");
+        assert_eq!(give_out(&[likely.clone()], Room { drafts: 2, ..ROOM }, &cost(30.0, 0.5)), [2]);
+        assert_eq!(give_out(&[likely], Room { ms: 32.2, ..ROOM }, &cost(30.0, 0.5)), [3], "30.5 ms, and three more rows");
+    }
+
+    #[test]
+    fn a_batch_drafts_what_is_likeliest_and_less_the_fuller_it_is() {
+        let cost = cost(20.0, 1.0);
+        let drafts = give_out(&[vec![0.3; 8], vec![0.95; 8], vec![]], ROOM, &cost);
+        assert!(drafts[1] > drafts[0] && drafts[2] == 0, "{drafts:?}");
+        let total = |rows: usize| give_out(&vec![vec![0.6; 8]; rows], ROOM, &cost).iter().sum::<usize>() as f64 / rows as f64;
+        assert!(total(1) > total(8) && total(8) > total(64), "{} {} {}", total(1), total(8), total(64));
+        assert!(give_out(&[], ROOM, &cost).is_empty());
+    }
+}

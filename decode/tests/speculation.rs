@@ -1,0 +1,416 @@
+//! Speculation changes no token, no end and no block, whatever is proposed: the decode scheduler around a model whose tokens are a hash of
+//! their whole context *as it stands in device blocks*, so that whatever a wrong guess leaves behind shows.
+
+use proptest::prelude::*;
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+use tidemill_decode::{
+    limits::Limits,
+    scheduler::Scheduler,
+    speculation::{Proposer, Speculation, ngram::Ngram},
+};
+use tidemill_engine::{job::Action, role::Role};
+use tidemill_kvpool::client::{Arrival, Source};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Token},
+    ids::{LinkId, RequestId, SequenceId},
+    message::{DecodeJob, Finish, PoolNode, WorkerEvent},
+    sampling::{Sampling, StopRule, TokenLogprob},
+    step::{Segment, SegmentResult, Wanted},
+    urgency::Urgency,
+};
+
+const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
+const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
+const LIMITS: Limits =
+    Limits { sequences_max: 4, waiting_max: 60, step_tokens: 24, context_tokens: 140, vocab: VOCAB as usize, reads_whole: false };
+const VOCAB: u32 = 64;
+/// Ends an answer; the model draws it now and then.
+const END: Token = 7;
+/// Room for little more than the longest sequence.
+const BLOCKS: u32 = 12;
+
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// What a position holds, given the one before and its token.
+fn follow(state: u64, token: Token) -> u64 {
+    mix(state ^ mix(u64::from(token) + 1))
+}
+
+/// The token number `index` of an answer, after a position: one of two things in a row, so that looking up helps.
+fn next_token(state: u64, index: u64, banned: &[Token]) -> Token {
+    let token = (mix(state) ^ mix(index)) as Token % VOCAB;
+    if banned.contains(&token) { token + 1 } else { token }
+}
+
+/// The hashes of a sequence's positions.
+fn states(tokens: &[Token]) -> Vec<u64> {
+    let chain = tokens.iter().scan(0, |state, &token| {
+        *state = follow(*state, token);
+        Some(*state)
+    });
+    chain.collect()
+}
+
+/// Knows the model, and is wrong where a hash says so: at `WRONG` of 16 places.
+#[derive(Debug)]
+struct Oracle<const WRONG: u64>;
+
+/// Prompts end with it and answers have none, so the oracle knows what is whose.
+const MARK: Token = 0;
+
+impl<const WRONG: u64> Proposer for Oracle<WRONG> {
+    fn propose(&mut self, tokens: &[Token], most: usize, proposal: &mut Vec<Token>) -> usize {
+        let mut state = states(tokens).last().copied().unwrap_or_default();
+        let prompt = tokens.iter().position(|&token| token == MARK).unwrap_or_default() + 1;
+        for place in tokens.len()..tokens.len() + most {
+            let token = shifted(next_token(state, (place - prompt) as u64, &[]));
+            let proposed = if mix(state ^ 99) % 16 < WRONG { token % (VOCAB - 1) + 1 } else { token };
+            proposal.push(proposed);
+            state = follow(state, token);
+        }
+        8
+    }
+}
+
+/// Any token but the mark.
+fn shifted(token: Token) -> Token {
+    if token == MARK { MARK + 1 } else { token }
+}
+
+const PROPOSERS: [fn() -> Box<dyn Proposer>; 5] =
+    [|| Box::new(Oracle::<0>), || Box::new(Oracle::<3>), || Box::new(Oracle::<8>), || Box::new(Oracle::<16>), Ngram::boxed];
+
+/// A job as a test makes it up.
+#[derive(Clone, Debug)]
+struct Ask {
+    /// Which of a few prompts, so that blocks are shared, and how much of it.
+    prompt: u32,
+    len: usize,
+    max_tokens: u32,
+    min_tokens: u32,
+    logprobs: bool,
+    scored: bool,
+    priority: u8,
+}
+
+fn ask() -> impl Strategy<Value = Ask> {
+    (0u32..3, 1usize..100, 1u32..60, prop_oneof![3 => Just(0u32), 1 => 0u32..30], any::<bool>(), prop::bool::weighted(0.2), 0u8..2)
+        .prop_map(|(prompt, len, max_tokens, min_tokens, logprobs, scored, priority)| Ask {
+            prompt,
+            len,
+            max_tokens,
+            min_tokens: min_tokens.min(max_tokens),
+            logprobs,
+            scored,
+            priority,
+        })
+}
+
+impl Ask {
+    fn prompt(&self) -> Vec<Token> {
+        let tokens = (1..self.len as u32).map(|i| 1 + mix(u64::from(i / 5 * 8 + self.prompt)) as u32 % (VOCAB - 1));
+        tokens.chain([MARK]).collect()
+    }
+
+    fn job(&self, number: u64) -> DecodeJob {
+        let tokens = self.prompt();
+        DecodeJob {
+            request: RequestId(number),
+            sequence: SequenceId(number),
+            prompt_tokens: tokens.len() as u32,
+            tokens: tokens.into(),
+            salt: Vec::new(),
+            read: Vec::new(),
+            home: Some(PoolNode { addr: ([127, 0, 0, 1], 1).into(), near: true }),
+            hot_blocks: 0,
+            expected_blocks: 0,
+            wait_ms: 0,
+            sampling: Sampling { logprobs: self.logprobs.then_some(1), ..Sampling::default() },
+            stop: StopRule { max_tokens: self.max_tokens, min_tokens: self.min_tokens, stop_tokens: vec![END] },
+            constraint: None,
+            urgency: Urgency { priority: self.priority, ..Urgency::default() },
+            prompt_logprobs: self.scored.then_some(0),
+            embeds: None,
+        }
+    }
+
+    /// The answer, computed without a scheduler, and the end.
+    fn truth(&self) -> (Vec<Token>, Finish) {
+        let (mut tokens, prompt) = (self.prompt(), self.len.max(1));
+        loop {
+            let index = (tokens.len() - prompt) as u32;
+            let banned: &[Token] = if index < self.min_tokens { &[END] } else { &[] };
+            let state = *states(&tokens).last().expect("a prompt has tokens");
+            let token = shifted(next_token(state, u64::from(index), banned));
+            tokens.push(token);
+            let done = index + 1 >= self.max_tokens || tokens.len() >= LIMITS.context_tokens;
+            if token == END || done {
+                let finish = if token == END { Finish::Stop { token } } else { Finish::Length };
+                return (tokens.split_off(prompt), finish);
+            }
+        }
+    }
+}
+
+/// What coordinators are told of a sequence.
+#[derive(Debug, Default, PartialEq)]
+struct Told {
+    tokens: Vec<Token>,
+    logprobs: Vec<Option<f32>>,
+    scored: usize,
+    finish: Option<Finish>,
+    drafted: u64,
+    accepted: u64,
+}
+
+struct World {
+    scheduler: Scheduler,
+    memory: Vec<[u64; BLOCK_TOKENS]>,
+    now: Duration,
+    told: BTreeMap<SequenceId, Told>,
+    /// What each block of the right answers holds.
+    blocks: HashMap<BlockKey, [u64; BLOCK_TOKENS]>,
+    /// Those that were put.
+    pool: HashMap<BlockKey, [u64; BLOCK_TOKENS]>,
+    most_rows: usize,
+}
+
+impl World {
+    fn new(blocks: u32, speculation: Option<Speculation>) -> Self {
+        Self {
+            scheduler: Scheduler::new(LAYOUT, blocks, LIMITS).with_speculation(speculation),
+            memory: vec![[0; BLOCK_TOKENS]; blocks as usize],
+            now: Duration::ZERO,
+            told: BTreeMap::new(),
+            blocks: HashMap::new(),
+            pool: HashMap::new(),
+            most_rows: 0,
+        }
+    }
+
+    fn admit(&mut self, ask: &Ask) {
+        let number = self.told.len() as u64;
+        self.told.insert(SequenceId(number), Told::default());
+        let all = [ask.prompt(), ask.truth().0].concat();
+        let states = states(&all);
+        let (full, _) = states.as_chunks::<BLOCK_TOKENS>();
+        self.blocks.extend(Chain::new(&LAYOUT, b"", &all).keys().iter().copied().zip(full.iter().copied()));
+        self.scheduler.admit(LINK, ask.job(number), self.now);
+    }
+
+    /// Writes a segment's positions, draws as the sampler does: row after row, as long as what was drafted is what is drawn.
+    fn compute(memory: &mut [[u64; BLOCK_TOKENS]], segment: &Segment<'_>) -> SegmentResult {
+        let place = |position: usize| (segment.blocks[position / BLOCK_TOKENS] as usize, position % BLOCK_TOKENS);
+        let mut state = segment.start.checked_sub(1).map_or(0, |before| memory[place(before).0][place(before).1]);
+        let mut at_rows = Vec::new();
+        for (position, &token) in (segment.start..).zip(segment.tokens) {
+            state = follow(state, token);
+            let (block, at) = place(position);
+            memory[block][at] = state;
+            at_rows.push(state);
+        }
+        let mut result = SegmentResult::default();
+        let (draw, rows) = match segment.wanted {
+            Wanted::Nothing | Wanted::Embedding { .. } => return result,
+            Wanted::Token(draw) => (draw, at_rows.len() - 1..at_rows.len()),
+            Wanted::Verified(draw) => (draw, 0..at_rows.len()),
+            Wanted::Scores { targets, token, .. } => {
+                result.scores = targets.iter().map(|_| TokenLogprob { logprob: -1.0, top: Vec::new() }).collect();
+                let Some(draw) = token else { return result };
+                (draw, at_rows.len() - 1..at_rows.len())
+            }
+        };
+        let generated: u32 = draw.history.tokens().map(|(_, generated)| generated).sum();
+        assert_eq!(u64::from(generated), draw.index, "penalties know all tokens before");
+        for (i, row) in rows.enumerate() {
+            if i > 0 && result.drawn[i - 1].0 != segment.tokens[row] {
+                break;
+            }
+            let token = shifted(next_token(at_rows[row], draw.index + i as u64, draw.banned));
+            let logprob = draw.sampling.logprobs.map(|_| TokenLogprob { logprob: at_rows[row] as f32, top: Vec::new() });
+            result.drawn.push((token, logprob));
+        }
+        result
+    }
+
+    fn step(&mut self) {
+        let chunks = self.scheduler.plan(self.now);
+        self.observe();
+        let rows: usize = chunks.iter().map(|chunk| chunk.len).sum();
+        assert!(rows <= LIMITS.step_tokens, "{rows} rows");
+        let decoding: usize = chunks.iter().map(|chunk| self.scheduler.decode_rows(chunk)).sum();
+        let mut results = Vec::new();
+        for chunk in &chunks {
+            let segment = self.scheduler.segment(chunk);
+            assert_eq!((segment.start, segment.tokens.len()), (chunk.start, chunk.len));
+            if let Wanted::Verified(_) = segment.wanted {
+                self.most_rows = self.most_rows.max(chunk.len);
+                assert_eq!(self.scheduler.decode_rows(chunk), chunk.len);
+            }
+            results.push(Self::compute(&mut self.memory, &segment));
+        }
+        // A row costs a twentieth of a step.
+        self.now += Duration::from_micros(10_000 + 500 * decoding as u64 + 200 * (rows - decoding) as u64);
+        self.scheduler.stepped(&chunks, results, self.now);
+        self.observe();
+        self.scheduler.check_integrity();
+    }
+
+    /// Takes actions in. A block that was put can be fetched.
+    fn observe(&mut self) {
+        let mut fetches = Vec::new();
+        for action in self.scheduler.residency_mut().take_actions() {
+            match action {
+                Action::Fetch { fetch, parts } => {
+                    fetches.extend(parts.into_iter().flat_map(|part| part.keys).enumerate().map(|(index, key)| (fetch, index, key)));
+                }
+                Action::Put { blocks, .. } => {
+                    for (key, block) in blocks {
+                        assert_eq!(self.memory[block as usize], self.blocks[&key], "a published block holds the tokens of its key");
+                        self.pool.insert(key, self.memory[block as usize]);
+                    }
+                }
+                Action::Send { event: WorkerEvent::Tokens(tokens), .. } => {
+                    for token in tokens {
+                        let told = self.told.get_mut(&token.sequence).expect("a sequence that was admitted");
+                        assert!(told.finish.is_none(), "a token after the end");
+                        assert_eq!(token.index as usize, told.tokens.len(), "tokens come in order");
+                        told.tokens.push(token.token);
+                        told.logprobs.push(token.logprob.map(|logprob| logprob.logprob));
+                    }
+                }
+                Action::Send { event: WorkerEvent::PromptLogprobs { sequence, logprobs }, .. } => {
+                    self.told.get_mut(&sequence).expect("admitted").scored = logprobs.len();
+                }
+                Action::Send { event: WorkerEvent::Finished { sequence, reason, provenance }, .. } => {
+                    let told = self.told.get_mut(&sequence).expect("admitted");
+                    (told.drafted, told.accepted) = (provenance.drafted, provenance.accepted);
+                    assert_eq!(told.finish.replace(reason), None, "it ends once");
+                }
+                _ => {}
+            }
+        }
+        for (fetch, index, key) in fetches {
+            let bytes = self.pool.get(&key);
+            if let (Some(bytes), Some(block)) = (bytes, self.scheduler.destination(fetch, index)) {
+                self.memory[block as usize] = *bytes;
+            }
+            let arrival = bytes.map(|_| Arrival { origin: RequestId(999), source: Source::Dram });
+            self.scheduler.fetched(fetch, index, arrival, self.now);
+        }
+    }
+
+    fn run(&mut self) -> usize {
+        for step in 0..20_000 {
+            if self.told.values().all(|told| told.finish.is_some()) {
+                assert_eq!(self.scheduler.residency().blocks(1).used, 0, "blocks leak");
+                return step;
+            }
+            self.step();
+        }
+        panic!("it does not end");
+    }
+
+    fn check(&self, asks: &[Ask]) {
+        let (mut drafted, mut accepted, mut generated) = (0, 0, 0);
+        for (told, ask) in self.told.values().zip(asks) {
+            let (tokens, finish) = ask.truth();
+            assert_eq!(told.tokens, tokens, "{ask:?}");
+            assert_eq!(told.finish, Some(finish));
+            assert_eq!(told.scored, if ask.scored { ask.prompt().len() } else { 0 });
+            let all = [ask.prompt(), tokens.clone()].concat();
+            let states = states(&all);
+            let logprob = |i: usize| ask.logprobs.then_some(states[ask.len.max(1) + i - 1] as f32);
+            assert_eq!(told.logprobs, (0..tokens.len()).map(logprob).collect::<Vec<_>>());
+            assert!(told.accepted <= told.drafted && told.accepted < tokens.len() as u64);
+            (drafted, accepted, generated) = (drafted + told.drafted, accepted + told.accepted, generated + tokens.len() as u64);
+        }
+        let counters = self.scheduler.counters();
+        let sum = |places: &[u64]| places.iter().sum::<u64>();
+        assert_eq!((sum(&counters.tokens_drafted), sum(&counters.tokens_accepted)), (drafted, accepted));
+        assert_eq!(counters.tokens_generated, generated);
+    }
+}
+
+fn speculation(proposer: usize, draft_tokens_max: usize, rows_max: usize) -> Speculation {
+    Speculation { proposer: PROPOSERS[proposer], draft_tokens_max, rows_max }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn answers_ends_and_blocks_are_those_without(
+        asks in prop::collection::vec(ask(), 1..9),
+        proposer in 0..PROPOSERS.len(),
+        draft_tokens_max in 1usize..12,
+        rows_max in 1usize..30,
+        late in 0usize..30,
+    ) {
+        let mut world = World::new(BLOCKS, Some(speculation(proposer, draft_tokens_max, rows_max)));
+        let (first, others) = asks.split_at(asks.len().div_ceil(2));
+        first.iter().for_each(|ask| world.admit(ask));
+        (0..late).for_each(|_| world.step());
+        others.iter().for_each(|ask| world.admit(ask));
+        world.run();
+        world.check(&asks);
+        prop_assert!(world.most_rows <= 1 + draft_tokens_max && world.most_rows <= rows_max.max(1));
+    }
+}
+
+fn long(number: u32) -> Ask {
+    Ask { prompt: number, len: 20, max_tokens: 100, min_tokens: 100, logprobs: false, scored: false, priority: 0 }
+}
+
+/// Steps until these are answered on a device with room for all.
+fn steps(asks: &[Ask], speculation: Option<Speculation>) -> (usize, World) {
+    let mut world = World::new(64, speculation);
+    asks.iter().for_each(|ask| world.admit(ask));
+    let steps = world.run();
+    world.check(asks);
+    (steps, world)
+}
+
+#[test]
+fn a_proposer_that_is_right_saves_steps_and_one_that_is_wrong_costs_next_to_nothing() {
+    let ask = [long(0)];
+    let (alone, _) = steps(&ask, None);
+    let (right, _) = steps(&ask, Some(speculation(0, 8, 32)));
+    assert!(right * 4 < alone, "{right} steps in place of {alone}");
+    let (wrong, world) = steps(&ask, Some(speculation(3, 8, 32)));
+    let counters = world.scheduler.counters();
+    let drafted: u64 = counters.tokens_drafted.iter().sum();
+    assert!(wrong == alone && drafted < 80 && counters.tokens_accepted.is_empty(), "{drafted} tokens in vain");
+}
+
+#[test]
+fn a_step_with_no_rows_to_spare_drafts_nothing() {
+    for (rows_max, most) in [(4, 0), (5, 2), (24, 6)] {
+        let mut world = World::new(64, Some(speculation(0, 8, rows_max)));
+        (0..4).for_each(|number| world.admit(&long(number % 3)));
+        // Until all four decode.
+        (0..8).for_each(|_| world.step());
+        world.most_rows = 0;
+        (0..6).for_each(|_| world.step());
+        assert!(if most < 3 { world.most_rows == most } else { world.most_rows >= 3 }, "{} of {rows_max} rows", world.most_rows);
+    }
+}
+
+#[test]
+fn drafts_take_no_block_that_another_sequence_needs() {
+    for proposer in 0..PROPOSERS.len() {
+        let asks: Vec<Ask> = (0..4).map(|number| Ask { max_tokens: 20, min_tokens: 20, ..long(number % 3) }).collect();
+        let mut world = World::new(BLOCKS, Some(speculation(proposer, 8, 24)));
+        asks.iter().for_each(|ask| world.admit(ask));
+        world.run();
+        world.check(&asks);
+        assert_eq!(world.scheduler.counters().preemptions, 0, "four sequences of three blocks fit");
+    }
+}

@@ -1,0 +1,162 @@
+//! Verified drafts: several tokens of a sequence in one step are the tokens, log-probabilities and blocks of as many steps, whatever was
+//! drafted.
+
+use crate::fixtures::{FAMILIES, kv_dtypes, load, prompt_of};
+use tidemill_model::{BlockBytes, CpuExecutor, Executor};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, Token},
+    sampling::{Sampling, TokenLogprob},
+    step::{Allowed, Draw, History, Mask, Segment, SegmentResult, Wanted},
+};
+
+const BLOCKS: usize = 16;
+const PROMPT: usize = 100;
+const ANSWER: usize = 40;
+
+/// A grammar's place: which tokens may be drawn follows from how many were.
+#[derive(Debug)]
+struct Alternating {
+    masks: [Mask; 2],
+    generated: usize,
+}
+
+impl Alternating {
+    /// Two of three tokens, of which an even number begins with the first and an odd one with the second.
+    fn new(vocab: usize) -> Self {
+        let mask = |left_out: usize| {
+            let mut mask = Mask::none(vocab);
+            (0..vocab as Token).filter(|token| *token as usize % 3 != left_out).for_each(|token| mask.allow(token));
+            mask
+        };
+        Self { masks: [mask(0), mask(1)], generated: 0 }
+    }
+}
+
+impl Allowed for Alternating {
+    fn wait(&self) -> Result<&Mask, &str> {
+        self.wait_after(&[])
+    }
+
+    fn wait_after(&self, drawn: &[Token]) -> Result<&Mask, &str> {
+        Ok(&self.masks[(self.generated + drawn.len()) % 2])
+    }
+}
+
+/// One sequence on an executor.
+struct Run<'a> {
+    executor: &'a mut CpuExecutor,
+    sampling: &'a Sampling,
+    allowed: Option<Alternating>,
+    blocks: Vec<u32>,
+    tokens: Vec<Token>,
+    history: History,
+    logprobs: Vec<Option<TokenLogprob>>,
+}
+
+impl<'a> Run<'a> {
+    fn new(executor: &'a mut CpuExecutor, prompt: &[Token], sampling: &'a Sampling, is_constrained: bool) -> Self {
+        let allowed = is_constrained.then(|| Alternating::new(executor.vocab()));
+        let (blocks, history) = ((0..BLOCKS as u32).rev().collect(), History::new(prompt));
+        let mut run = Self { executor, sampling, allowed, blocks, tokens: prompt.to_vec(), history, logprobs: Vec::new() };
+        let tokens = run.tokens.clone();
+        run.step(0, &tokens);
+        run
+    }
+
+    /// Computes these rows from position `start` on: the last token, or the prompt, and what is drafted after it.
+    fn step(&mut self, start: usize, rows: &[Token]) -> usize {
+        let index = self.logprobs.len();
+        if let Some(allowed) = &mut self.allowed {
+            allowed.generated = index;
+        }
+        let allowed = self.allowed.as_ref().map(|allowed| allowed as &dyn Allowed);
+        let draw = Draw { sampling: self.sampling, history: &self.history, index: index as u64, banned: &[], allowed };
+        let is_draft = start > 0 && rows.len() > 1;
+        let wanted = if is_draft { Wanted::Verified(draw) } else { Wanted::Token(draw) };
+        let segment = Segment { tokens: rows, start, blocks: &self.blocks, wanted };
+        let SegmentResult { drawn, fault, .. } = self.executor.step(&[segment]).unwrap().remove(0);
+        assert_eq!(fault, None);
+        let count = drawn.len();
+        for (token, logprob) in drawn {
+            self.tokens.push(token);
+            self.history.push(token);
+            self.logprobs.push(logprob);
+        }
+        count
+    }
+
+    /// Verifies `drafted` after the last token. Returns how many tokens were drawn.
+    fn verify(&mut self, drafted: &[Token]) -> usize {
+        let start = self.tokens.len() - 1;
+        let rows: Vec<Token> = [self.tokens[start]].iter().chain(drafted).copied().collect();
+        self.step(start, &rows)
+    }
+
+    /// The bytes of all full blocks.
+    fn full_blocks(&mut self) -> Vec<Vec<u8>> {
+        let full = (self.tokens.len() - 1) / BLOCK_TOKENS;
+        let BlockBytes::Ready(bytes) = self.executor.read_blocks(&self.blocks[..full]).unwrap() else { panic!("a CPU's are here") };
+        bytes
+    }
+}
+
+fn samplings() -> [(&'static str, Sampling, bool); 5] {
+    let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+    let seeded = Sampling { seed: 7, temperature: 0.9, top_p: 0.9, ..Sampling::default() };
+    [
+        ("greedy", greedy.clone(), false),
+        ("greedy, with log-probabilities", Sampling { logprobs: Some(3), ..greedy.clone() }, false),
+        ("greedy, constrained", greedy.clone(), true),
+        ("seeded", Sampling { min_p: 0.02, top_k: 40, ..seeded.clone() }, true),
+        (
+            "seeded, with penalties",
+            Sampling {
+                presence_penalty: 0.4,
+                frequency_penalty: 0.3,
+                repetition_penalty: 1.2,
+                logit_bias: vec![(5, 2.0), (9, -1.0)],
+                logprobs: Some(1),
+                ..seeded
+            },
+            false,
+        ),
+    ]
+}
+
+#[test]
+fn drafts_change_no_token_no_probability_and_no_block() {
+    for family in FAMILIES {
+        let prompt = prompt_of(family, PROMPT);
+        for kv_dtype in kv_dtypes(family).skip(2) {
+            let mut executor = CpuExecutor::new(load(family, kv_dtype), BLOCKS);
+            assert!(executor.verifies_drafts());
+            let vocab = executor.vocab() as Token;
+            for (what, sampling, is_constrained) in samplings() {
+                let mut alone = Run::new(&mut executor, &prompt, &sampling, is_constrained);
+                while alone.logprobs.len() < ANSWER {
+                    assert_eq!(alone.verify(&[]), 1);
+                }
+                let (expected, logprobs, bytes) = (alone.tokens.clone(), alone.logprobs.clone(), alone.full_blocks());
+
+                let mut drafting = Run::new(&mut executor, &prompt, &sampling, is_constrained);
+                let mut steps = 0;
+                while drafting.logprobs.len() < ANSWER {
+                    // One to seven tokens, of which the first few are right: none in every fourth step, all in every seventh.
+                    let len = (1 + steps % 7).min(ANSWER - drafting.logprobs.len());
+                    let right = if steps % 7 == 6 { len } else { steps % 4 };
+                    let drafted: Vec<Token> = expected[drafting.tokens.len()..].iter().take(len).copied().collect();
+                    let drafted: Vec<Token> =
+                        drafted.into_iter().enumerate().map(|(i, token)| if i < right { token } else { (token + 1) % vocab }).collect();
+                    let drawn = drafting.verify(&drafted);
+                    assert_eq!(drawn, 1 + right.min(drafted.len()), "{family}, {kv_dtype:?}, {what}: step {steps}");
+                    steps += 1;
+                }
+                let len = expected.len();
+                assert!(drafting.tokens[..len] == expected[..], "{family}, {kv_dtype:?}, {what}: tokens");
+                assert!(drafting.logprobs[..ANSWER] == logprobs[..], "{family}, {kv_dtype:?}, {what}: log-probabilities");
+                assert!(drafting.full_blocks()[..bytes.len()] == bytes[..], "{family}, {kv_dtype:?}, {what}: blocks");
+                assert!(steps < ANSWER * 2 / 3, "{steps} steps");
+            }
+        }
+    }
+}
