@@ -80,7 +80,7 @@ impl RoleSettings for DecodeSettings {
         RoleInfo::Decode(info)
     }
 
-    fn scheduler(&self, EngineBounds { info, vocab, step_tokens, reads_whole, .. }: &EngineBounds) -> Scheduler {
+    fn scheduler(&self, EngineBounds { info, device_blocks, states, vocab, step_tokens, reads_whole, .. }: &EngineBounds) -> Scheduler {
         let limits = Limits {
             sequences_max: self.sequences_max,
             waiting_max: self.waiting_max,
@@ -89,6 +89,6 @@ impl RoleSettings for DecodeSettings {
             vocab: *vocab,
             reads_whole: *reads_whole,
         };
-        Scheduler::new(info.layout, info.device_blocks, limits)
+        Scheduler::new(info.layout, *device_blocks, limits).with_states(*states)
     }
 }

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
     use tidemill_proto::{
         sampling::Sampling,
-        step::{Draw, History},
+        step::{Draw, History, StateBlocks},
     };
 
     fn echo(block_bytes: usize) -> EchoExecutor {
@@ -222,7 +222,8 @@ mod tests {
     fn next(echo: &mut EchoExecutor, tokens: &[Token], start: usize, table: &[u32], sampling: &Sampling) -> Token {
         let history = History::new(tokens);
         let wanted = Wanted::Token(Draw { sampling, history: &history, index: 0, banned: &[], allowed: None });
-        let results = echo.step(&[Segment { tokens: &tokens[start..], start, blocks: table, wanted }]).unwrap();
+        let results =
+            echo.step(&[Segment { tokens: &tokens[start..], start, blocks: table, state: StateBlocks::default(), wanted }]).unwrap();
         results[0].drawn.as_ref().unwrap().0
     }
 
