@@ -10,7 +10,10 @@ use indicatif::ProgressIterator;
 use serde::Serialize;
 use std::{fs, ops::Range, path::PathBuf};
 use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model, Quantization, token_logprob};
-use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, KvDtype, Token},
+    step::StateBlocks,
+};
 use tokenizers::Tokenizer;
 
 /// Measure how well a model predicts a text: lower is better. Compare only results of the same text and window.
@@ -95,7 +98,7 @@ pub fn measure(args: &PerplexityArgs) -> anyhow::Result<Report> {
     let vocab = model.config().vocab();
     ensure!(tokens.iter().all(|&token| (token as usize) < vocab), "the tokenizer is not the model's, which knows {vocab} tokens");
 
-    let mut kv = model.new_kv(args.window.div_ceil(BLOCK_TOKENS));
+    let mut kv = model.new_kv(args.window.div_ceil(BLOCK_TOKENS) + model.state_blocks());
     let mut losses = Vec::with_capacity(tokens.len());
     for window in windows(tokens.len(), args.window).into_iter().progress() {
         predict(&mut model, &mut kv, tokens, &window, &mut losses);
@@ -135,11 +138,14 @@ fn windows(len: usize, size: usize) -> Vec<Window> {
 /// Adds the negative log-probability of each token that counts to `losses`.
 fn predict(model: &mut Model, kv: &mut KvMemory, tokens: &[Token], window: &Window, losses: &mut Vec<f64>) {
     let blocks: Vec<u32> = (0..kv.blocks() as u32).collect();
+    let (blocks, state) = blocks.split_at(kv.blocks() - model.state_blocks());
     // A token's prediction is the row before it.
     let rows = window.counted.start - 1..window.counted.end - 1;
     let chunks = cut(window.tokens.start..rows.start, ROWS_PER_CHUNK).map(|range| (range, LogitRows::None));
     for (range, logits) in chunks.chain(cut(rows, LOGITS_PER_CHUNK).map(|range| (range, LogitRows::All))) {
-        let chunk = Chunk { tokens: &tokens[range.clone()], start: range.start - window.tokens.start, blocks: &blocks, logits };
+        let start = range.start - window.tokens.start;
+        let state = StateBlocks::in_place(start, state);
+        let chunk = Chunk { tokens: &tokens[range.clone()], start, blocks, state, logits };
         let logits = model.forward(&[chunk], kv);
         losses.extend((0..logits.rows()).map(|i| -f64::from(token_logprob(logits.row(i), tokens[range.start + i + 1], 0).logprob)));
     }
@@ -236,7 +242,10 @@ mod tests {
         assert_eq!(exact.tokens, tokens.len() - 1);
         let blocks: Vec<u32> = (0..tokens.len().div_ceil(BLOCK_TOKENS) as u32).collect();
         let mut kv = model.new_kv(blocks.len());
-        let logits = model.forward(&[Chunk { tokens: &tokens, start: 0, blocks: &blocks, logits: LogitRows::All }], &mut kv);
+        let logits = model.forward(
+            &[Chunk { tokens: &tokens, start: 0, blocks: &blocks, state: StateBlocks::default(), logits: LogitRows::All }],
+            &mut kv,
+        );
         let loss = |i: usize| {
             let row: Vec<f64> = logits.row(i).iter().map(|x| f64::from(*x)).collect();
             row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[tokens[i + 1] as usize]

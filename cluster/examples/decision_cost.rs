@@ -76,6 +76,7 @@ fn measure(name: PolicyName, workers: usize) -> Vec<Duration> {
         layout: LAYOUT,
         block_bytes: 1 << 20,
         device_blocks: 20_000,
+        state_blocks: 0,
         context_tokens: 1 << 17,
         work_max: 64,
     };

@@ -172,6 +172,59 @@ impl PrefixIndex {
         leading
     }
 
+    /// The leading blocks of a model whose layers keep states, as far as they can be used: up to the last one after which a node that holds
+    /// it has the whole state, of `parts` blocks; an engine's own likewise. With no parts, all of them.
+    pub fn usable(&self, keys: &[BlockKey], parts: usize) -> Leading {
+        let leading = self.leading(keys);
+        if parts == 0 {
+            return leading;
+        }
+        let readable: u32 = leading.readable().map(|(blocks, _)| blocks).sum();
+        let mut engines: Vec<(Epoch, u32)> = leading.cached().collect();
+        let (mut cached, mut pool) = (Vec::new(), None);
+        let most = engines.iter().map(|(_, blocks)| *blocks).fold(readable, u32::max);
+        for end in (1..=most).rev() {
+            if engines.is_empty() && (pool.is_some() || readable == 0) {
+                break;
+            }
+            let key = keys[end as usize - 1];
+            let Some(holders) = self.holders_of_state(key, parts) else { continue };
+            engines.retain(|(engine, blocks)| {
+                let has = *blocks >= end && holders.contains(&(*engine, true));
+                cached.extend(has.then_some((*engine, end)));
+                !has
+            });
+            if pool.is_none() && end <= readable {
+                let nodes: Vec<Epoch> = holders.iter().filter(|(_, is_engine)| !is_engine).map(|(node, _)| *node).collect();
+                let holds_block = |node: &Epoch| self.holders_of(&key).any(|holder| holder == (*node, false));
+                pool = Some(nodes).filter(|nodes| nodes.iter().any(holds_block)).map(|nodes| (end, nodes));
+            }
+        }
+        let (end, nodes) = pool.unwrap_or_default();
+        let mut usable = leading.up_to(end, &nodes);
+        usable.set_cached(cached);
+        usable
+    }
+
+    /// The nodes and engines that hold all blocks of the state after a block. `None`: there are none.
+    fn holders_of_state(&self, key: BlockKey, parts: usize) -> Option<Vec<(Epoch, bool)>> {
+        let mut parts = key.state_parts(parts);
+        let mut holders: Vec<(Epoch, bool)> = self.holders_of(&parts.next()?).collect();
+        while !holders.is_empty()
+            && let Some(part) = parts.next()
+        {
+            holders.retain(|holder| self.holders_of(&part).any(|other| other == *holder));
+        }
+        (!holders.is_empty()).then_some(holders)
+    }
+
+    /// The holders of a block, and whether it is an engine's own.
+    fn holders_of(&self, key: &BlockKey) -> impl Iterator<Item = (Epoch, bool)> {
+        let found = self.blocks.find(key).map(|number| self.blocks.entry(number).holders);
+        let copies = found.into_iter().flat_map(|holders| holders.iter(&self.spills));
+        copies.filter_map(|copy| Some((self.slots[usize::from(copy.slot())]?, copy.place() == Place::Device)))
+    }
+
     /// Blocks known of a node.
     pub fn len(&self, node: Epoch) -> usize {
         self.nodes.get(&node).map_or(0, |node| node.blocks)
@@ -345,6 +398,38 @@ mod tests {
         index.check_integrity();
         assert_eq!(describe(&index.leading(&keys)), "");
         assert_eq!(describe(&index.leading(&keys[1..])), "1×1,2");
+    }
+
+    #[test]
+    fn with_states_a_prefix_counts_up_to_the_last_end_that_has_a_whole_one() {
+        let mut index = index();
+        let keys = [0, 1, 2, 3].map(key);
+        let state = |end: usize, part: u32| PoolEvent::Stored { key: keys[end - 1].state_part(part), tier: Tier::Dram };
+        let mut numbers = [0, 0];
+        let mut store = |index: &mut PrefixIndex, node: Epoch, event: PoolEvent| {
+            let number = &mut numbers[usize::from(node == OTHER)];
+            index.apply(node, *number, &[event]).unwrap();
+            *number += 1;
+        };
+        (0..4).for_each(|n| store(&mut index, NODE, stored(n, Tier::Dram)));
+        store(&mut index, OTHER, stored(2, Tier::Dram));
+        assert_eq!(describe(&index.usable(&keys, 0)), "2×1 1×1,2 1×1");
+        assert_eq!(describe(&index.usable(&keys, 2)), "", "no state at all");
+        store(&mut index, NODE, state(3, 0));
+        assert_eq!(describe(&index.usable(&keys, 2)), "", "half a state is none");
+        assert_eq!(describe(&index.usable(&keys, 1)), "2×1 1×1", "of one part it is whole, where it is");
+        store(&mut index, OTHER, state(3, 1));
+        assert_eq!(describe(&index.usable(&keys, 2)), "", "halves at two nodes are no whole");
+        store(&mut index, NODE, state(2, 0));
+        store(&mut index, NODE, state(2, 1));
+        assert_eq!(describe(&index.usable(&keys, 2)), "1×1 1×1");
+        store(&mut index, OTHER, state(3, 0));
+        assert_eq!(describe(&index.usable(&keys, 2)), "2×1 1×2", "the last block is read where its state is");
+
+        let own = [keys[0], keys[1], keys[2], keys[1].state_part(0), keys[1].state_part(1), keys[2].state_part(0)];
+        index.apply_cache(ENGINE, 0, &own.map(CacheEvent::Stored)).unwrap();
+        assert_eq!(describe(&index.usable(&keys, 2)), "2×1 1×2 3:2", "an engine's own likewise");
+        index.check_integrity();
     }
 
     #[test]

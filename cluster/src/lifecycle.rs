@@ -3,7 +3,7 @@
 //! ```text
 //!   submit ──► queue ──place──► decode worker ──progress──► finish
 //!                ▲                    │
-//!                └──────requeue───────┘   worker lost, or sent it back
+//!                └──────rescue────────┘   worker lost, or sent it back
 //! ```
 //!
 //! [`prefill`] is the side branch: the job that computes a prompt's missing blocks, and the sequences that wait for it.
@@ -13,7 +13,7 @@ mod forecast;
 mod place;
 mod prefill;
 mod progress;
-mod requeue;
+mod rescue;
 mod submit;
 mod waiting;
 
@@ -21,4 +21,4 @@ pub use forecast::Forecast;
 pub(crate) use waiting::WAITING_TOLD_EVERY;
 
 #[cfg(test)]
-pub(crate) use {prefill::HANDOVER_MAX, requeue::LOSSES_MAX};
+pub(crate) use {prefill::HANDOVER_MAX, rescue::LOSSES_MAX};

@@ -157,6 +157,11 @@ impl Membership {
         self.first_engine().map(|(_, info)| (info.layout, info.block_bytes))
     }
 
+    /// Blocks that a state of the engines' model takes; 0: its layers keep none.
+    pub fn state_blocks(&self) -> usize {
+        self.first_engine().map_or(0, |(_, info)| info.state_blocks as usize)
+    }
+
     /// Longest sequence that some decode worker can hold.
     pub fn context_tokens(&self) -> Option<u32> {
         self.taking_work().filter_map(|(_, member)| member.decode_info()).map(sequence_tokens_max).max()
@@ -242,6 +247,7 @@ pub(crate) mod tests {
             layout: LayoutFingerprint([layout; 16]),
             block_bytes: 4096,
             device_blocks: 64,
+            state_blocks: 0,
             context_tokens: 2048,
             work_max: 64,
         }

@@ -5,7 +5,7 @@
 //! ```text
 //!   insert ──► Queued ──start──► Running ──end──► Done
 //!                ▲ └──────────────┼──────end──────▲
-//!                └────requeue─────┘
+//!                └────put_back────┘
 //! ```
 
 pub(crate) mod order;
@@ -118,7 +118,7 @@ impl Requests {
     }
 
     /// From a decode worker to the front of the queue.
-    pub(crate) fn requeue(&mut self, at: ChoiceId, since: Duration, not_before: Duration) {
+    pub(crate) fn put_back(&mut self, at: ChoiceId, since: Duration, not_before: Duration) {
         let sequence = self.choice_mut(at);
         debug_assert!(sequence.running().is_some(), "only a running sequence goes back");
         sequence.place = Place::Queued { since, not_before };

@@ -289,6 +289,7 @@ mod tests {
             layout: LayoutFingerprint([1; 16]),
             block_bytes: 4096,
             device_blocks: 64,
+            state_blocks: 0,
             context_tokens: 2048,
             work_max: 64,
         };

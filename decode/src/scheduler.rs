@@ -35,6 +35,7 @@ use tidemill_engine::{
     pace::{Pace, StepWork},
     residency::{FetchedBlocks, JobKv, Residency},
     shares::{self, Shares},
+    states::StateRule,
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
@@ -121,6 +122,13 @@ impl Scheduler {
         self
     }
 
+    /// For a model whose layers keep states: they are kept by this rule.
+    #[must_use]
+    pub fn with_states(mut self, states: StateRule) -> Self {
+        self.residency.keep_states(states);
+        self
+    }
+
     /// A coordinator hands over a sequence. One that cannot run here is answered at once.
     pub fn admit(&mut self, link: LinkId, job: DecodeJob, now: Duration) {
         let id = Sequence::job_id(job.sequence);
@@ -162,8 +170,7 @@ impl Scheduler {
     pub fn stop_waiting(&mut self, sequence: SequenceId) {
         if let Some(state) = self.sequences.get_mut(&Sequence::job_id(sequence)) {
             state.job.wait_ms = 0;
-            let nodes = state.fetchable();
-            self.residency.fetch_without_waiting(&mut state.kv, &nodes);
+            self.residency.fetch_without_waiting(&mut state.kv);
         }
     }
 
@@ -230,9 +237,9 @@ impl Scheduler {
         let own = priority(&id);
         let lower =
             || self.admitted.iter().copied().filter(|admitted| priority(admitted) < own && self.sequences[admitted].passed < PASSED_MAX);
-        let held: usize = lower().map(|id| self.sequences[&id].kv.table().len()).sum();
+        let held: usize = lower().map(|id| self.sequences[&id].kv.blocks_held()).sum();
         let stay = self.admitted.len() - lower().count();
-        let needed = self.sequences[&id].blocks_needed() + stay;
+        let needed = self.sequences[&id].blocks_needed() + self.residency.states().of_job() + stay;
         lower().rev().min_by_key(priority).filter(|_| stay < self.limits.sequences_max && needed <= held + self.residency.free_blocks())
     }
 
@@ -276,7 +283,7 @@ impl Scheduler {
     fn preempt(&mut self, id: JobId) {
         let state = self.sequences.get_mut(&id).expect(LIVE);
         self.residency.release(&mut state.kv);
-        state.note_preempted();
+        state.note_preempted(self.residency.states());
         self.counters.preemptions += 1;
         self.admitted.retain(|&admitted| admitted != id);
         self.waiting.push(id);
@@ -294,7 +301,7 @@ impl Scheduler {
         let rows = chunks.iter().map(|chunk| chunk.len).sum();
         let tails = states().filter(|(_, state)| !state.is_decoding());
         let candidate = |(job, state): (JobId, &Sequence)| {
-            let (number, start, remaining) = (state.number, state.kv.computed(), state.remaining());
+            let (number, start, remaining) = (state.number, state.kv.computed(), state.chunk(self.residency.states()));
             Candidate { job, rank: ranks[&job], number, start, remaining, is_whole: state.is_whole }
         };
         let tails: Vec<_> = tails.map(candidate).collect();
@@ -397,7 +404,10 @@ impl Scheduler {
             self.residency.act(Action::Send { link, event });
         }
         for (id, reason) in finished {
-            self.sequences.get_mut(&id).expect(LIVE).note_finished(now);
+            let state = self.sequences.get_mut(&id).expect(LIVE);
+            state.note_finished(now);
+            // The next turn begins here.
+            self.residency.keep_last_state(&mut state.kv, state.job.home.map(|home| (home, Delivery::BestEffort)));
             self.end(id, reason);
         }
     }
@@ -413,6 +423,9 @@ impl Scheduler {
         {
             state.published = fresh.end;
             self.residency.put(&state.kv, fresh, home, Delivery::BestEffort);
+        }
+        if state.keeps_state(self.residency.states()) {
+            self.residency.keep_state(&mut state.kv, state.job.home.map(|home| (home, Delivery::BestEffort)));
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tidemill_engine::{
     job::JobId,
     residency::{FetchedBlocks, JobKv},
+    states::StateRule,
 };
 use tidemill_kvpool::client::{Arrival, Source};
 use tidemill_proto::{
@@ -91,6 +92,21 @@ impl Sequence {
         self.job.tokens.len() - self.kv.computed()
     }
 
+    /// Tokens that the next chunk may have: it ends where a state is to be kept, or to be there when the answer ends.
+    pub(crate) fn chunk(&self, states: StateRule) -> usize {
+        states.cut(self.kv.computed(), self.remaining(), &[self.prompt_end(), (self.job.tokens.len() - 1) / BLOCK_TOKENS])
+    }
+
+    /// Whether the state now is to be kept for others, and is not yet.
+    pub(crate) fn keeps_state(&self, states: StateRule) -> bool {
+        self.kv.kept_at() != self.kv.computed_blocks() && states.keeps(self.kv.computed(), &[self.prompt_end()])
+    }
+
+    /// The prompt's full blocks, without the last token: where it can be taken up.
+    fn prompt_end(&self) -> usize {
+        (self.job.prompt_tokens as usize - 1) / BLOCK_TOKENS
+    }
+
     /// Whether a step may compute it.
     pub(crate) fn is_ready(&self) -> bool {
         self.kv.is_ready() && !self.awaits_grammar
@@ -170,13 +186,14 @@ impl Sequence {
     /// `len` tokens from position `start`, as a step computes them.
     pub(crate) fn segment(&self, start: usize, len: usize) -> Segment<'_> {
         if self.drafted() > 0 {
-            return Segment { tokens: &self.row, start, blocks: self.kv.table(), wanted: Wanted::Verified(self.draw()) };
+            let state = self.kv.state(start + len);
+            return Segment { tokens: &self.row, start, blocks: self.kv.table(), state, wanted: Wanted::Verified(self.draw()) };
         }
         let end = start + len;
         let draw = (end == self.job.tokens.len()).then(|| self.draw());
         if let Some(Embeds { second_text }) = self.job.embeds {
             let wanted = draw.map_or(Wanted::Nothing, |_| Wanted::Embedding { second_text: second_text as usize });
-            return Segment { tokens: &self.job.tokens[start..end], start, blocks: self.kv.table(), wanted };
+            return Segment { tokens: &self.job.tokens[start..end], start, blocks: self.kv.table(), state: self.kv.state(end), wanted };
         }
         let wanted = match self.job.prompt_logprobs {
             Some(top) => {
@@ -185,7 +202,7 @@ impl Sequence {
             }
             None => draw.map_or(Wanted::Nothing, Wanted::Token),
         };
-        Segment { tokens: &self.job.tokens[start..end], start, blocks: self.kv.table(), wanted }
+        Segment { tokens: &self.job.tokens[start..end], start, blocks: self.kv.table(), state: self.kv.state(end), wanted }
     }
 
     fn draw(&self) -> Draw<'_> {
@@ -321,11 +338,12 @@ impl Sequence {
     }
 
     /// It lost its device blocks and starts over.
-    pub(crate) fn note_preempted(&mut self) {
+    pub(crate) fn note_preempted(&mut self, states: StateRule) {
         self.provenance.preemptions += 1;
         if self.ready.is_some() {
             // What it had is in the pool by now, or never will be.
-            self.job.expected_blocks = self.reusable_blocks() as u32;
+            let reusable = if states.blocks > 0 { self.kv.kept_at() } else { usize::MAX };
+            self.job.expected_blocks = self.reusable_blocks().min(reusable) as u32;
             self.job.wait_ms = 0;
         }
         self.prompt_logprobs.clear();

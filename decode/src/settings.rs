@@ -122,7 +122,8 @@ impl RoleSettings for DecodeSettings {
         RoleInfo::Decode(info)
     }
 
-    fn scheduler(&self, EngineBounds { info, vocab, step_tokens, reads_whole, verifies_drafts, .. }: &EngineBounds) -> Scheduler {
+    fn scheduler(&self, bounds: &EngineBounds) -> Scheduler {
+        let EngineBounds { info, device_blocks, states, vocab, step_tokens, reads_whole, verifies_drafts, .. } = bounds;
         let limits = Limits {
             sequences_max: self.sequences_max,
             waiting_max: self.waiting_max,
@@ -131,6 +132,7 @@ impl RoleSettings for DecodeSettings {
             vocab: *vocab,
             reads_whole: *reads_whole,
         };
-        Scheduler::new(info.layout, info.device_blocks, limits).with_speculation(self.speculation.filter(|_| *verifies_drafts))
+        let speculation = self.speculation.filter(|_| *verifies_drafts);
+        Scheduler::new(info.layout, *device_blocks, limits).with_states(*states).with_speculation(speculation)
     }
 }

@@ -11,10 +11,11 @@ use tidemill_engine::{
     job::{Action, Delivery, JobId},
     order::PASSED_MAX,
     role::Role,
+    states::StateRule,
 };
 use tidemill_kvpool::client::{Arrival, FetchId, Source};
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, LayoutFingerprint},
+    block::{BLOCK_TOKENS, BlockKey, LayoutFingerprint, Token},
     grammar::{Constraint, Grammar},
     ids::{LinkId, RequestId, SequenceId},
     message::{DecodeJob, Embeds, Finish, PoolNode, Run, WorkerEvent},
@@ -23,12 +24,18 @@ use tidemill_proto::{
     urgency::Urgency,
 };
 
+#[path = "../../engine/tests/support/states.rs"]
+mod states;
+
+use states::States;
+
 const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
 
 fn node(port: u16) -> PoolNode {
     PoolNode { addr: ([127, 0, 0, 1], port).into(), near: true }
 }
 
+const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
 const VOCAB: usize = 100;
 const DEVICE_BLOCKS: u32 = 12;
 const LIMITS: Limits = Limits { sequences_max: 4, waiting_max: 6, step_tokens: 20, context_tokens: 150, vocab: VOCAB, reads_whole: false };
@@ -115,7 +122,7 @@ struct World {
     scheduler: Scheduler,
     now: Duration,
     /// Open fetches with the blocks that are not answered yet.
-    fetches: VecDeque<(FetchId, VecDeque<usize>)>,
+    fetches: VecDeque<(FetchId, VecDeque<(usize, BlockKey)>)>,
     /// Jobs whose grammars are being compiled.
     constraining: VecDeque<JobId>,
     jobs: Vec<DecodeJob>,
@@ -126,12 +133,21 @@ struct World {
     /// prompts that were computed since.
     passed: BTreeMap<SequenceId, (usize, usize)>,
     embedded: BTreeSet<SequenceId>,
+    /// Of each job, with those drawn.
+    all_tokens: Vec<Vec<Token>>,
+    states: States,
 }
 
 impl World {
     fn new() -> Self {
+        Self::with_states(StateRule::default())
+    }
+
+    fn with_states(states: StateRule) -> Self {
         Self {
-            scheduler: Scheduler::new(LayoutFingerprint([1; 16]), DEVICE_BLOCKS, LIMITS),
+            scheduler: Scheduler::new(LAYOUT, DEVICE_BLOCKS, LIMITS).with_states(states),
+            all_tokens: Vec::new(),
+            states: States::new(states),
             now: Duration::ZERO,
             fetches: VecDeque::new(),
             constraining: VecDeque::new(),
@@ -175,14 +191,20 @@ impl World {
                 self.live.insert(id);
                 let others: usize = self.live.iter().filter_map(|live| Some(self.jobs.get(live.0 as usize)?.tokens.len())).sum();
                 self.passed.insert(id, (others + prompt, 0));
+                self.all_tokens.push(job.tokens.to_vec());
                 self.jobs.push(job.clone());
                 self.scheduler.admit(LINK, job, self.now);
             }
             Event::Answer { there } => {
                 if let Some((fetch, mut open)) = self.fetches.pop_front()
-                    && let Some(index) = open.pop_back()
+                    && let Some((index, key)) = open.pop_back()
                 {
                     self.fetches.push_back((fetch, open));
+                    if let Some(block) = self.scheduler.destination(fetch, index).filter(|_| there) {
+                        let job = self.scheduler.residency().fetching_job(fetch).expect("it has a destination");
+                        let names = self.names(job.0 as usize);
+                        self.states.fetched(&names, key, block);
+                    }
                     let arrival = there.then_some(Arrival { origin: RequestId(999), source: Source::Dram });
                     self.scheduler.fetched(fetch, index, arrival, self.now);
                 }
@@ -221,12 +243,13 @@ impl World {
             let older = self.passed.range_mut(..SequenceId(chunk.job.0));
             older.for_each(|(_, (_, later))| *later += chunk.len);
         }
-        let results = chunks
+        let results: Vec<SegmentResult> = chunks
             .iter()
             .map(|chunk| {
                 let segment = self.scheduler.segment(chunk);
                 assert_eq!((segment.start, segment.tokens.len()), (chunk.start, chunk.len));
                 assert!(segment.blocks.len() * BLOCK_TOKENS >= chunk.start + chunk.len, "the block table covers the chunk");
+                self.states.read(segment.state, &self.all_tokens[chunk.job.0 as usize][..chunk.start]);
                 let (scores, draws) = match segment.wanted {
                     Wanted::Nothing | Wanted::Embedding { .. } => (vec![], false),
                     Wanted::Token(_) | Wanted::Verified(_) => (vec![], true),
@@ -248,19 +271,38 @@ impl World {
                 SegmentResult { scores, drawn, fault, embedding }
             })
             .collect();
+        for chunk in &chunks {
+            let segment = self.scheduler.segment(chunk);
+            let end = chunk.start + chunk.len;
+            let written = &segment.blocks[chunk.start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS)];
+            self.states.write(segment.state, written, &self.all_tokens[chunk.job.0 as usize][..end]);
+        }
+        for (chunk, result) in chunks.iter().zip(&results) {
+            self.all_tokens[chunk.job.0 as usize].extend(result.drawn.as_ref().map(|(token, _)| *token));
+        }
         self.scheduler.stepped(&chunks, results, self.now);
+    }
+
+    /// What the blocks of a job's states hold.
+    fn names(&self, job: usize) -> BTreeMap<BlockKey, (u64, usize)> {
+        self.states.names(&LAYOUT, &self.jobs[job].salt, &self.all_tokens[job])
     }
 
     fn observe(&mut self) {
         for action in self.scheduler.residency_mut().take_actions() {
             match action {
                 Action::Fetch { fetch, parts } => {
-                    let keys = parts.iter().map(|part| part.keys.len()).sum();
+                    let keys = parts.iter().flat_map(|part| part.keys.iter().copied()).enumerate().collect();
                     assert!(parts.iter().all(|part| part.node == node(1) || part.wait.is_zero()), "waits are for home");
-                    self.fetches.push_back((fetch, (0..keys).collect()));
+                    self.fetches.push_back((fetch, keys));
                 }
                 Action::CancelFetch { fetch } => self.fetches.retain(|(f, _)| *f != fetch),
-                Action::Put { node: at, delivery, .. } => {
+                Action::Put { node: at, delivery, lineage, blocks } => {
+                    // A block that came from elsewhere keeps its origin, which is no job here.
+                    if let Some(job) = self.jobs.get(lineage.origin.0 as usize) {
+                        let names = self.names(job.sequence.0 as usize);
+                        blocks.iter().for_each(|(key, block)| self.states.put(&names, *key, *block));
+                    }
                     assert_eq!(at, node(1), "blocks are published at home");
                     assert_eq!(delivery, Delivery::BestEffort);
                 }
@@ -303,7 +345,8 @@ impl World {
                         Finish::Length if job.embeds.is_some() => assert!(self.embedded.contains(&sequence) && tokens == 0),
                         Finish::Length => {
                             let total = (job.prompt_tokens + tokens) as usize;
-                            assert!(tokens == job.stop.max_tokens || total == LIMITS.context_tokens, "{total} tokens");
+                            let longest = LIMITS.context_tokens.min(self.scheduler.residency().device_blocks() * BLOCK_TOKENS);
+                            assert!(tokens == job.stop.max_tokens || total == longest, "{total} tokens");
                         }
                         Finish::Failed { .. } | Finish::Returned => continue,
                     }
@@ -338,8 +381,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_sequence_ends_once_and_no_block_is_lost(events in prop::collection::vec(event(), 1..120)) {
-        let mut world = World::new();
+    fn every_sequence_ends_once_and_no_block_is_lost(
+        events in prop::collection::vec(event(), 1..120),
+        states in prop_oneof![Just(StateRule::default()), (1usize..3, 1usize..5).prop_map(|(blocks, every)| StateRule { blocks, every })],
+    ) {
+        let mut world = World::with_states(states);
         for event in &events {
             world.apply(event);
         }

@@ -127,6 +127,10 @@ pub struct UpArgs {
     /// Most tokens that a worker computes in one step [default: 256 on a CPU, 8192 on a GPU]
     #[arg(long)]
     step_tokens: Option<usize>,
+    /// Blocks of a sequence from one kept state to the next, for models with recurrent layers [default: 32, or so many that states take at
+    /// most a fifth of the blocks]
+    #[arg(long)]
+    state_every: Option<usize>,
     /// Longest uncached suffix of a prompt, in tokens, that the decode worker computes itself; 0 sends every full block to a prefill worker
     /// [default: by predicted time]
     #[arg(long)]
@@ -334,6 +338,7 @@ impl Cluster {
             let if_given = [
                 ("--kv-memory", args.kv_memory.clone()),
                 ("--step-tokens", args.step_tokens.map(|tokens| tokens.to_string())),
+                ("--state-every", args.state_every.map(|blocks| blocks.to_string())),
                 ("--step-ms", args.step_ms.map(|ms| ms.to_string())),
                 ("--prompt-token-ms", args.prompt_token_ms.map(|ms| ms.to_string())),
                 ("--row-ms", args.row_ms.map(|ms| ms.to_string())),

@@ -16,7 +16,7 @@ const FAMILIES: [&[&str]; 9] = [
     &["ministral3", "mixtral", "qwen3-moe"],
     &["qwen2-moe", "glm4-moe", "minimax-m2"],
     &["deepseek-v2", "deepseek-v3"],
-    &["gpt-oss", "gpt-oss-mxfp4"],
+    &["gpt-oss", "gpt-oss-mxfp4", "lfm2"],
 ];
 
 /// Prompts of several blocks, longer than any fixture's window.

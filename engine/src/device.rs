@@ -69,6 +69,14 @@ impl DeviceBlocks {
         matched
     }
 
+    /// How many leading blocks of `keys` can be used where a state of `parts` blocks goes with them: up to the last one after which all of it
+    /// is on the device.
+    pub fn usable_prefix(&self, keys: &[BlockKey], parts: usize) -> usize {
+        let run = keys.iter().take_while(|key| self.by_key.contains_key(key)).count();
+        let has_state = |end: &usize| keys[end - 1].state_parts(parts).all(|part| self.by_key.contains_key(&part));
+        (1..=run).rev().find(has_state).unwrap_or(0)
+    }
+
     /// `n` private blocks with one reference each. Evicts the least recently used cached blocks as needed. `None`, where there are too
     /// few, changes nothing.
     pub fn allocate(&mut self, n: usize) -> Option<Vec<u32>> {

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 use tidemill_kvpool::client::{Arrival, FetchId};
+use tidemill_proto::message::PoolNode;
 
 /// A fetch of consecutive blocks of one job.
 #[derive(Debug)]
@@ -13,16 +14,54 @@ pub(crate) struct Fetching {
     /// Number of the first block in the job's chain.
     pub(crate) first: usize,
     pub(crate) started: Duration,
+    /// Where each block of the job's chain is, up to the end of those fetched.
+    nodes: Vec<PoolNode>,
+    /// Those fetched, and after them the blocks of the state at their end.
     arrived: Vec<Option<Arrival>>,
     /// Blocks asked for, counted from `first`, in the order of the fetch's keys.
     asked: Vec<usize>,
     /// Counted from `first`: blocks from here on are useless, since an earlier one is missing.
     cutoff: usize,
+    /// Earlier ends that may still be tried, if the state is not there.
+    tries: u32,
 }
 
+/// Earlier ends whose states are sought after the one that should have been there: each is a round trip.
+const TRIES_MAX: u32 = 4;
+
 impl Fetching {
-    pub(crate) fn new(id: FetchId, first: usize, blocks: usize, now: Duration) -> Self {
-        Self { id, first, started: now, arrived: vec![None; blocks], asked: (0..blocks).collect(), cutoff: blocks }
+    /// Of the blocks from number `first` on, as far as `nodes` go, and then of the `parts` blocks of the state there.
+    pub(crate) fn new(id: FetchId, first: usize, nodes: Vec<PoolNode>, parts: usize, now: Duration) -> Self {
+        let blocks = nodes.len() - first + parts;
+        let asked = (0..blocks).collect();
+        Self { id, first, started: now, nodes, arrived: vec![None; blocks], asked, cutoff: blocks, tries: TRIES_MAX }
+    }
+
+    /// One more than the number of the last block of the chain that is fetched. Blocks of the state have numbers from here on.
+    pub(crate) fn end(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Where the block of this number is.
+    pub(crate) fn node(&self, number: usize) -> PoolNode {
+        self.nodes[number.min(self.end() - 1)]
+    }
+
+    /// Continues as fetch `id`, for the `parts` blocks of the state at an earlier `end`, up to which all blocks are here.
+    pub(crate) fn shorten(&mut self, id: FetchId, end: usize, parts: usize) -> std::ops::Range<usize> {
+        let blocks = end - self.first;
+        self.id = id;
+        self.nodes.truncate(end);
+        self.arrived.truncate(blocks);
+        self.arrived.resize(blocks + parts, None);
+        self.asked = (blocks..blocks + parts).collect();
+        self.cutoff = blocks + parts;
+        self.tries -= 1;
+        end..end + parts
+    }
+
+    pub(crate) fn may_shorten(&self) -> bool {
+        self.tries > 0
     }
 
     /// The number in the chain of the block behind the fetch's key `index`, unless it is useless or a duplicate.
@@ -74,9 +113,14 @@ mod tests {
 
     const HERE: Arrival = Arrival { origin: RequestId(1), source: Source::Dram };
 
+    fn fetching(first: usize, end: usize) -> Fetching {
+        let node = PoolNode { addr: ([127, 0, 0, 1], 1).into(), near: true };
+        Fetching::new(FetchId(0), first, vec![node; end], 0, Duration::ZERO)
+    }
+
     #[test]
     fn blocks_arrive_in_any_order() {
-        let mut fetching = Fetching::new(FetchId(0), 3, 3, Duration::ZERO);
+        let mut fetching = fetching(3, 6);
         assert_eq!(fetching.arrive(2, HERE), Some(5));
         assert_eq!(fetching.arrive(2, HERE), None, "duplicates are dropped");
         assert_eq!(fetching.arrive(0, HERE), Some(3));
@@ -88,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_missing_block_ends_the_run_before_it() {
-        let mut fetching = Fetching::new(FetchId(0), 0, 4, Duration::ZERO);
+        let mut fetching = fetching(0, 4);
         fetching.arrive(3, HERE);
         fetching.miss(1);
         assert!(!fetching.is_done(), "block 0 still matters");
@@ -100,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_restart_asks_for_what_is_missing() {
-        let mut fetching = Fetching::new(FetchId(0), 5, 4, Duration::ZERO);
+        let mut fetching = fetching(5, 9);
         fetching.arrive(0, HERE);
         fetching.arrive(2, HERE);
         assert_eq!(fetching.restart(FetchId(1)).collect::<Vec<_>>(), [6, 8]);

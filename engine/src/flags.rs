@@ -101,6 +101,11 @@ pub struct EngineFlags {
     /// Most tokens computed in one step [default: 256 on a CPU, 8192 on a GPU]
     #[arg(long)]
     pub step_tokens: Option<usize>,
+    /// Blocks of a sequence from one kept state to the next, for a model with recurrent layers: a prefix can be used again up to such an end,
+    /// the prompt's or an answer's. Fewer blocks spare computing and take more memory [default: 32, or so many that states take at most a
+    /// fifth of the blocks]
+    #[arg(long)]
+    pub state_every: Option<usize>,
 }
 
 /// Where a model computes.
@@ -134,6 +139,8 @@ pub struct EngineSettings {
     pub transport: TransportChoice,
     pub rdma_devices: DeviceNames,
     pub step_tokens: Option<usize>,
+    /// In blocks.
+    pub state_every: Option<usize>,
 }
 
 impl EngineFlags {
@@ -187,6 +194,9 @@ impl EngineFlags {
         if let Some(step_tokens) = self.step_tokens.filter(|tokens| !(1..=STEP_TOKENS_MAX).contains(tokens)) {
             return Err(invalid("step_tokens", step_tokens, format!("must be from 1 to {STEP_TOKENS_MAX}")));
         }
+        if let Some(every) = self.state_every.filter(|every| !(1..=STATE_EVERY_MAX).contains(every)) {
+            return Err(invalid("state_every", every, format!("must be from 1 to {STATE_EVERY_MAX} blocks")));
+        }
         let isa = self.isa.filter(|isa| isa != "auto");
         Ok(EngineSettings {
             model: required(Some("engine"), "model", self.model)?,
@@ -202,6 +212,7 @@ impl EngineFlags {
             isa,
             transport,
             rdma_devices,
+            state_every: self.state_every,
             step_tokens: self.step_tokens,
         })
     }
@@ -238,6 +249,8 @@ const ECHO_BLOCK_BYTES: usize = 4096;
 const ECHO_BLOCK_BYTES_MAX: usize = 64 << 20;
 const ECHO_MS_MAX: f64 = 10_000.0;
 
+/// Longer than any context, in blocks.
+const STATE_EVERY_MAX: usize = 1 << 20;
 /// Most tokens of one step: a GPU's kernels have no more blocks of threads in two of a grid's three directions.
 pub const STEP_TOKENS_MAX: usize = 65_535;
 /// The default on a CPU,

@@ -8,6 +8,7 @@
 //! - [`budget`]: the tokens of a step
 //! - [`residency`]: which blocks of which job are on the device
 //! - [`device`]: what each device block holds
+//! - [`states`]: states of recurrent layers: which block ends have one, and where a job's own is
 //! - `fetching`: one fetch under way
 //! - [`announcing`]: what the device's prefix cache has, for coordinators
 //!
@@ -33,6 +34,7 @@ pub mod pace;
 pub mod residency;
 pub mod role;
 pub mod shares;
+pub mod states;
 
 #[cfg(feature = "shell")]
 mod drive;

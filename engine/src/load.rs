@@ -1,6 +1,9 @@
 //! From a worker's `[engine]` settings to a loaded model with its device memory.
 
-use crate::flags::{DeviceChoice, EngineSettings};
+use crate::{
+    flags::{DeviceChoice, EngineSettings},
+    states::StateRule,
+};
 use std::{fs, io::ErrorKind, path::Path};
 use tidemill_model::{
     CpuExecutor, CudaError, CudaExecutor, EchoExecutor, Encoder, EncoderExecutor, EncoderOptions, Executor, ExecutorError, Isa,
@@ -32,6 +35,9 @@ pub struct LoadedEngine {
     pub info: EngineInfo,
     /// Most tokens of a step: at least one for each sequence.
     pub step_tokens: usize,
+    /// Blocks of the device's memory, those for states among them.
+    pub device_blocks: u32,
+    pub states: StateRule,
 }
 
 /// Tokens of a step, by default.
@@ -46,15 +52,26 @@ const ECHO_STEP_TOKENS: usize = 8192;
 pub fn load_engine(settings: &EngineSettings, sequences_max: usize, work_max: usize) -> Result<LoadedEngine, EngineError> {
     let identity = identity(&settings.model)?;
     let LoadedRunner { runner, blocks, step_tokens } = load_runner(settings, sequences_max)?;
+    let states = StateRule::new(runner.state_blocks(), settings.state_every);
+    let of_tokens = blocks.saturating_sub(states.of_job());
+    if of_tokens == 0 {
+        let (blocks, needed, bytes) = (blocks as u64, states.of_job() as u64, runner.kv_shape().block_bytes() as u64);
+        let reason = format!("holds {blocks} blocks, and the states of one sequence take {needed}: give it more than {}", needed * bytes);
+        return Err(invalid("kv_memory", blocks * bytes, reason).into());
+    }
+    if states.blocks > 0 {
+        tracing::info!(blocks = states.blocks, every = states.every, "states of recurrent layers are kept, in blocks");
+    }
     let info = EngineInfo {
         model: identity,
         layout: runner.layout(),
         block_bytes: runner.kv_shape().block_bytes() as u64,
-        device_blocks: blocks as u32,
+        device_blocks: of_tokens as u32,
+        state_blocks: states.blocks as u32,
         context_tokens: runner.context_tokens() as u32,
         work_max: work_max.try_into().unwrap_or(u32::MAX),
     };
-    Ok(LoadedEngine { runner, info, step_tokens })
+    Ok(LoadedEngine { runner, info, step_tokens, device_blocks: blocks as u32, states })
 }
 
 fn identity(dir: &Path) -> Result<ModelIdentity, ModelError> {

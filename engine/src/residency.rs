@@ -15,14 +15,16 @@ use crate::{
     device::DeviceBlocks,
     fetching::Fetching,
     job::{Action, Delivery, JobId, ScheduledChunk},
+    states::{JobState, StateRule},
 };
 use std::{collections::HashMap, ops::Range, time::Duration};
-use tidemill_kvpool::client::{Arrival, FetchId, request::parts};
+use tidemill_kvpool::client::{Arrival, FetchId, request::parts as pool_parts};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, LayoutFingerprint, Tenant, Token},
     ids::RequestId,
     message::{Blocks, CacheEvent, PoolNode},
     pool::Lineage,
+    step::StateBlocks,
 };
 
 /// The KV of one job: the chain of its full blocks, and the device blocks that hold it.
@@ -34,6 +36,8 @@ pub struct JobKv {
     chain: Chain,
     /// Device blocks; empty until admitted.
     table: Vec<u32>,
+    /// Empty where the model keeps none.
+    state: JobState,
     computed: usize,
     fetching: Option<Fetching>,
 }
@@ -46,6 +50,7 @@ impl JobKv {
             tenant: Tenant::of_salt(salt),
             chain: Chain::new(layout, salt, tokens),
             table: Vec::new(),
+            state: JobState::default(),
             computed: 0,
             fetching: None,
         }
@@ -64,6 +69,21 @@ impl JobKv {
     /// The block table.
     pub fn table(&self) -> &[u32] {
         &self.table
+    }
+
+    /// The state's blocks for a chunk up to position `end`.
+    pub fn state(&self, end: usize) -> StateBlocks<'_> {
+        self.state.of_chunk(end)
+    }
+
+    /// After how many blocks a state was last kept by this job, or came from the pool.
+    pub fn kept_at(&self) -> usize {
+        self.state.kept_at()
+    }
+
+    /// Device blocks that the job holds.
+    pub fn blocks_held(&self) -> usize {
+        self.table.len() + self.state.blocks().count()
     }
 
     /// Leading tokens whose KV is on the device.
@@ -87,7 +107,18 @@ impl JobKv {
 
     /// The device block for the key `index` of the job's fetch, if it is still wanted.
     pub(crate) fn destination(&self, index: usize) -> Option<u32> {
-        Some(self.table[self.fetching.as_ref()?.wanted(index)?])
+        let fetching = self.fetching.as_ref()?;
+        Some(self.place(fetching.wanted(index)?, fetching.end()))
+    }
+
+    /// The device block of number `number`, of the chain, or from `end` on of the state there.
+    fn place(&self, number: usize, end: usize) -> u32 {
+        if number < end { self.table[number] } else { self.state.fetched_to()[number - end] }
+    }
+
+    /// The key of number `number`, likewise.
+    fn key(&self, number: usize, end: usize) -> BlockKey {
+        if number < end { self.keys()[number] } else { self.keys()[end - 1].state_part((number - end) as u32) }
     }
 
     /// Lineage of block `number`.
@@ -129,6 +160,7 @@ pub struct FetchedBlocks {
 #[derive(Debug)]
 pub struct Residency {
     device: DeviceBlocks,
+    states: StateRule,
     /// Fetches under way, and for which job.
     fetches: HashMap<FetchId, JobId>,
     fetches_begun: u64,
@@ -137,7 +169,23 @@ pub struct Residency {
 
 impl Residency {
     pub fn new(device_blocks: u32) -> Self {
-        Self { device: DeviceBlocks::new(device_blocks), fetches: HashMap::new(), fetches_begun: 0, actions: Vec::new() }
+        Self {
+            device: DeviceBlocks::new(device_blocks),
+            states: StateRule::default(),
+            fetches: HashMap::new(),
+            fetches_begun: 0,
+            actions: Vec::new(),
+        }
+    }
+
+    /// Keeps the states of a model's layers by this rule.
+    pub fn keep_states(&mut self, states: StateRule) {
+        self.states = states;
+    }
+
+    /// How states are kept.
+    pub fn states(&self) -> StateRule {
+        self.states
     }
 
     /// Queues an action.
@@ -150,9 +198,9 @@ impl Residency {
         std::mem::take(&mut self.actions)
     }
 
-    /// All blocks of the device.
+    /// Blocks that one job's tokens could have.
     pub fn device_blocks(&self) -> usize {
-        self.device.total()
+        self.device.total().saturating_sub(self.states.of_job())
     }
 
     /// Those that a job could have.
@@ -178,39 +226,49 @@ impl Residency {
     /// Gives a job a table of `blocks` device blocks: of its first `reusable` full blocks those that the device has, and private ones. All
     /// or nothing: `false`, without a change, if that would leave fewer than `spare` blocks.
     pub fn admit(&mut self, kv: &mut JobKv, reusable: usize, blocks: usize, spare: usize) -> bool {
+        let parts = self.states.blocks;
+        let reusable = if parts > 0 { self.device.usable_prefix(&kv.keys()[..reusable], parts) } else { reusable };
         let mut table = self.device.match_prefix(&kv.keys()[..reusable]);
         let (held, missing) = (table.len(), blocks - table.len());
-        let fits = self.device.free_blocks() >= missing + spare;
-        let Some(private) = fits.then(|| self.device.allocate(missing)).flatten() else {
+        let state_keys: Vec<BlockKey> = table.last().map_or(Vec::new(), |_| kv.keys()[held - 1].state_parts(parts).collect());
+        let state = self.device.match_prefix(&state_keys);
+        let needed = missing + self.states.private();
+        let fits = self.device.free_blocks() >= needed + spare;
+        let Some(mut private) = fits.then(|| self.device.allocate(needed)).flatten() else {
             self.device.release(&table);
+            self.device.release(&state);
             return false;
         };
+        kv.state.begin(state, private.split_off(missing));
         table.extend(private);
         kv.table = table;
         kv.computed = held * BLOCK_TOKENS;
         true
     }
 
-    /// Asks the pool for those of an admitted job's leading blocks that the device lacks: block `n` at `nodes[n]`. Waits for blocks only
-    /// at `home`. `false`: there is nothing to fetch.
+    /// Asks the pool for those of an admitted job's leading blocks that the device lacks: block `n` at `nodes[n]`; and for the state after
+    /// the last one, where layers keep one, at that one's node. Waits for blocks only at `home`. `false`: there is nothing to fetch.
     pub fn fetch(&mut self, kv: &mut JobKv, nodes: &[PoolNode], home: Option<PoolNode>, wait: Duration, now: Duration) -> bool {
         let first = kv.computed_blocks();
         if nodes.len() <= first {
             return false;
         }
         let fetch = self.begin_fetch(kv.job);
-        kv.fetching = Some(Fetching::new(fetch, first, nodes.len() - first, now));
-        let blocks = nodes.iter().copied().zip(kv.keys().iter().copied()).skip(first);
-        self.actions.push(Action::Fetch { fetch, parts: parts(blocks, home, wait) });
+        let (end, state) = (nodes.len(), self.states.blocks);
+        let fetching = Fetching::new(fetch, first, nodes.to_vec(), state, now);
+        let blocks = (first..end + state).map(|number| (fetching.node(number), kv.key(number, end)));
+        self.actions.push(Action::Fetch { fetch, parts: pool_parts(blocks, home, wait) });
+        kv.fetching = Some(fetching);
         true
     }
 
     /// Waits no longer for a job's fetch: asks once more for what is missing, and takes what is there now.
-    pub fn fetch_without_waiting(&mut self, kv: &mut JobKv, nodes: &[PoolNode]) {
+    pub fn fetch_without_waiting(&mut self, kv: &mut JobKv) {
         let Some(mut fetching) = self.end_fetch(kv) else { return };
         let fetch = self.begin_fetch(kv.job);
-        let missing = fetching.restart(fetch).map(|number| (nodes[number], kv.keys()[number]));
-        self.actions.push(Action::Fetch { fetch, parts: parts(missing, None, Duration::ZERO) });
+        let missing: Vec<usize> = fetching.restart(fetch).collect();
+        let missing = missing.into_iter().map(|number| (fetching.node(number), kv.key(number, fetching.end())));
+        self.actions.push(Action::Fetch { fetch, parts: pool_parts(missing, None, Duration::ZERO) });
         kv.fetching = Some(fetching);
     }
 
@@ -220,7 +278,7 @@ impl Residency {
     }
 
     /// One answer of a job's fetch: an arrival, or a miss. `None`: a duplicate, or of no use any more. With the last answer that matters
-    /// the fetched blocks become findable on the device.
+    /// the fetched blocks become findable on the device. Where the state at their end is not there, that of an earlier end is sought.
     pub fn fetched(&mut self, kv: &mut JobKv, index: usize, arrival: Option<Arrival>, now: Duration) -> Option<Fetched> {
         let fetching = kv.fetching.as_mut()?;
         let number = match arrival {
@@ -230,8 +288,9 @@ impl Residency {
                 None
             }
         };
-        let (block, waited) = (number.map(|number| kv.table[number]), now - fetching.started);
-        let finished = fetching.is_done().then(|| self.finish_fetch(kv)).flatten();
+        let (end, waited, is_done) = (fetching.end(), now - fetching.started, fetching.is_done());
+        let block = number.map(|number| kv.place(number, end));
+        let finished = is_done.then(|| self.finish_fetch(kv)).flatten();
         Some(Fetched { block, waited, finished })
     }
 
@@ -248,6 +307,10 @@ impl Residency {
         assert_eq!(kv.computed, chunk.start, "a job's chunks are computed in order");
         let first = kv.computed_blocks();
         kv.computed += chunk.len;
+        if self.states.blocks > 0 {
+            let left = kv.state.advance(kv.computed);
+            self.device.release(&left);
+        }
         let full = first..kv.computed_blocks();
         self.publish_on_device(kv, full.clone());
         full
@@ -259,10 +322,48 @@ impl Residency {
         self.actions.push(Action::Put { node, lineage, blocks, delivery });
     }
 
+    /// Keeps the state after a job's computed tokens, which end with a block, for others: in the pool if `to` says where, and on the device
+    /// if there is room for it beside the job's own. Returns the blocks that are on their way into the pool.
+    pub fn keep_state(&mut self, kv: &mut JobKv, to: Option<(PoolNode, Delivery)>) -> usize {
+        let at = kv.computed_blocks();
+        assert!(at > 0 && kv.computed.is_multiple_of(BLOCK_TOKENS), "a state is kept at a block's end");
+        let blocks: Vec<(BlockKey, u32)> =
+            kv.keys()[at - 1].state_parts(self.states.blocks).zip(kv.state.current().iter().copied()).collect();
+        let putting = self.put_state(kv, at, &blocks, to);
+        if kv.state.is_at_private_end()
+            && let Some(fresh) = self.device.allocate(self.states.blocks)
+        {
+            blocks.iter().for_each(|(key, block)| self.device.publish(*block, *key));
+            kv.state.share(fresh);
+            kv.state.note_kept(at);
+        }
+        putting
+    }
+
+    /// Keeps the state at the last block end of a job that is over.
+    pub fn keep_last_state(&mut self, kv: &mut JobKv, to: Option<(PoolNode, Delivery)>) {
+        let Some((at, end)) = kv.state.last_end().filter(|(at, _)| *at != kv.state.kept_at()) else { return };
+        let blocks: Vec<(BlockKey, u32)> = kv.keys()[at - 1].state_parts(self.states.blocks).zip(end.iter().copied()).collect();
+        self.put_state(kv, at, &blocks, to);
+        blocks.iter().for_each(|(key, block)| self.device.publish(*block, *key));
+    }
+
+    /// Sends the state after `at` blocks on its way into the pool, where `to` says where. Returns its blocks that are.
+    fn put_state(&mut self, kv: &mut JobKv, at: usize, blocks: &[(BlockKey, u32)], to: Option<(PoolNode, Delivery)>) -> usize {
+        let Some((node, delivery)) = to else { return 0 };
+        let lineage = Lineage { origin: kv.request, tenant: kv.tenant, parent: Some(kv.keys()[at - 1]), position: at as u32 };
+        self.actions.push(Action::Put { node, lineage, blocks: blocks.to_vec(), delivery });
+        kv.state.note_kept(at);
+        blocks.len()
+    }
+
     /// Gives up a job's fetch and its device blocks.
     pub fn release(&mut self, kv: &mut JobKv) {
         self.end_fetch(kv);
         self.device.release(&std::mem::take(&mut kv.table));
+        for blocks in kv.state.give_up() {
+            self.device.release(&blocks);
+        }
         kv.computed = 0;
     }
 
@@ -273,7 +374,8 @@ impl Residency {
         let mut fetches = 0;
         for kv in jobs {
             assert!(kv.computed <= kv.table.len() * BLOCK_TOKENS, "computed tokens have a block");
-            kv.table.iter().for_each(|&block| references[block as usize] += 1);
+            kv.table.iter().copied().chain(kv.state.blocks()).for_each(|block| references[block as usize] += 1);
+            kv.state.check_integrity(self.states, kv.computed, kv.is_admitted());
             if let Some(fetching) = &kv.fetching {
                 assert_eq!(self.fetches.get(&fetching.id), Some(&kv.job));
                 assert!(kv.is_admitted(), "a job that fetches has the blocks to fetch into");
@@ -302,15 +404,37 @@ impl Residency {
     }
 
     fn finish_fetch(&mut self, kv: &mut JobKv) -> Option<FetchedBlocks> {
-        let fetching = kv.fetching.take()?;
+        let mut fetching = kv.fetching.take()?;
         self.fetches.remove(&fetching.id);
         if fetching.is_cut() {
             self.actions.push(Action::CancelFetch { fetch: fetching.id });
         }
-        let (first, arrivals) = (fetching.first, fetching.arrivals());
+        let (first, parts, mut arrivals) = (fetching.first, self.states.blocks, fetching.arrivals());
+        if parts > 0 && fetching.is_cut() {
+            let came = (first + arrivals.len()).min(fetching.end());
+            let earlier = self.states.last_end(came.min(fetching.end() - 1));
+            if earlier > first && fetching.may_shorten() {
+                let fetch = self.begin_fetch(kv.job);
+                let state = fetching.shorten(fetch, earlier, parts);
+                let state = state.map(|number| (fetching.node(number), kv.key(number, earlier)));
+                self.actions.push(Action::Fetch { fetch, parts: pool_parts(state, None, Duration::ZERO) });
+                kv.fetching = Some(fetching);
+                return None;
+            }
+            // Keys and values are of no use without a state at their end: they are computed again.
+            arrivals.clear();
+        } else if parts > 0 {
+            arrivals.truncate(fetching.end() - first);
+            let left = kv.state.arrived(fetching.end());
+            self.device.release(&left);
+        }
         let ready = first + arrivals.len();
         kv.computed = ready * BLOCK_TOKENS;
         self.publish_on_device(kv, first..ready);
+        if parts > 0 && ready > first {
+            // It is in the pool already.
+            self.keep_state(kv, None);
+        }
         Some(FetchedBlocks { first, arrivals })
     }
 
@@ -395,5 +519,121 @@ mod tests {
         assert_eq!(residency.take_actions(), [Action::CancelFetch { fetch }]);
         assert_eq!(residency.fetching_job(fetch), None);
         residency.check_integrity([&kv]);
+    }
+
+    const STATES: StateRule = StateRule { blocks: 2, every: 2 };
+
+    fn with_states(device_blocks: u32) -> Residency {
+        let mut residency = Residency::new(device_blocks);
+        residency.keep_states(STATES);
+        residency
+    }
+
+    fn computed(residency: &mut Residency, kv: &mut JobKv, tokens: usize) {
+        let chunk = ScheduledChunk { job: kv.job, start: kv.computed(), len: tokens - kv.computed() };
+        residency.advance(kv, &chunk);
+        residency.check_integrity([&*kv]);
+    }
+
+    fn next_fetch(residency: &mut Residency) -> (FetchId, Vec<BlockKey>) {
+        let fetch = residency.take_actions().into_iter().rev().find_map(|action| match action {
+            Action::Fetch { fetch, parts } => Some((fetch, parts.into_iter().flat_map(|part| part.keys).collect())),
+            _ => None,
+        });
+        fetch.expect("it fetches")
+    }
+
+    const HERE: Option<Arrival> = Some(Arrival { origin: RequestId(1), source: Source::Dram });
+
+    #[test]
+    fn the_device_has_a_prefix_up_to_the_last_end_whose_state_it_has() {
+        let (mut residency, mut first) = (with_states(16), job(1, 3, 4));
+        assert!(residency.admit(&mut first, 0, 4, 0));
+        assert_eq!((residency.free_blocks(), first.state(32).from), (8, None), "four blocks, and two states of two");
+        computed(&mut residency, &mut first, 32);
+        assert_eq!(residency.keep_state(&mut first, Some((node(), Delivery::BestEffort))), 2);
+        let kept = first.state(40).from.expect("it goes on from the state that it shares").to_vec();
+        let Some(Action::Put { blocks, lineage, .. }) = residency.take_actions().pop() else { panic!("it is put") };
+        assert_eq!(blocks, first.keys()[1].state_parts(2).zip(kept.iter().copied()).collect::<Vec<_>>());
+        assert_eq!((lineage.parent, lineage.position), (Some(first.keys()[1]), 2));
+        computed(&mut residency, &mut first, 40);
+        let running = first.state(41);
+        assert!(running.from == Some(running.to) && running.to != kept, "what is shared is not written");
+        computed(&mut residency, &mut first, 64);
+        residency.release(&mut first);
+        residency.check_integrity([&first]);
+
+        let mut second = job(2, 3, 4);
+        assert!(residency.admit(&mut second, 3, 4, 0));
+        assert_eq!((second.computed_blocks(), second.state(33).from), (2, Some(&kept[..])), "the third block has no state after it");
+        residency.check_integrity([&second]);
+        residency.release(&mut second);
+        residency.check_integrity([&second]);
+    }
+
+    #[test]
+    fn the_state_of_an_answers_last_block_end_is_kept_when_it_is_over() {
+        let (mut residency, mut first) = (with_states(16), job(1, 3, 3));
+        assert!(residency.admit(&mut first, 0, 4, 0));
+        for tokens in [32, 48, 50] {
+            computed(&mut residency, &mut first, tokens);
+        }
+        residency.keep_last_state(&mut first, None);
+        residency.release(&mut first);
+        let mut second = job(2, 3, 4);
+        assert!(residency.admit(&mut second, 3, 4, 0));
+        assert_eq!(second.computed_blocks(), 3);
+        residency.check_integrity([&second]);
+    }
+
+    #[test]
+    fn a_fetched_prefix_without_its_state_ends_where_there_is_one() {
+        for has_earlier in [true, false] {
+            let (mut residency, mut kv) = (with_states(16), job(1, 5, 5));
+            assert!(residency.admit(&mut kv, 5, 5, 0));
+            assert!(residency.fetch(&mut kv, &[node(); 5], Some(node()), Duration::ZERO, Duration::ZERO));
+            let (_, keys) = next_fetch(&mut residency);
+            assert_eq!(keys, [kv.keys(), &kv.keys()[4].state_parts(2).collect::<Vec<_>>()].concat());
+            (0..6).for_each(|index| assert!(residency.fetched(&mut kv, index, HERE, Duration::ZERO).unwrap().finished.is_none()));
+            assert!(residency.fetched(&mut kv, 6, None, Duration::ZERO).unwrap().finished.is_none(), "half a state is none");
+
+            let (_, keys) = next_fetch(&mut residency);
+            assert_eq!(keys, kv.keys()[3].state_parts(2).collect::<Vec<_>>(), "that of the last end by the rule is sought");
+            residency.check_integrity([&kv]);
+            if has_earlier {
+                let to = kv.destination(0).expect("it is wanted");
+                assert_eq!(residency.fetched(&mut kv, 0, HERE, Duration::ZERO).unwrap().block, Some(to));
+                let finished = residency.fetched(&mut kv, 1, HERE, Duration::ZERO).unwrap().finished.expect("all is here");
+                assert_eq!((finished.arrivals.len(), kv.computed_blocks(), kv.kept_at()), (4, 4, 4));
+                assert_eq!(kv.state(65).from.map(|blocks| blocks[0]), Some(to));
+            } else {
+                assert!(residency.fetched(&mut kv, 1, None, Duration::ZERO).unwrap().finished.is_none(), "and the one before");
+                let (_, keys) = next_fetch(&mut residency);
+                assert_eq!(keys, kv.keys()[1].state_parts(2).collect::<Vec<_>>());
+                let finished = residency.fetched(&mut kv, 0, None, Duration::ZERO).unwrap().finished.expect("there is none");
+                assert_eq!(
+                    (finished.arrivals.len(), kv.computed(), kv.state(16).from),
+                    (0, 0, None),
+                    "all is computed, from the first token on"
+                );
+            }
+            assert!(kv.is_ready());
+            residency.check_integrity([&kv]);
+            residency.release(&mut kv);
+            residency.check_integrity([&kv]);
+        }
+    }
+
+    #[test]
+    fn a_full_device_keeps_states_in_the_pool_alone() {
+        let (mut residency, mut kv) = (with_states(6), job(1, 2, 2));
+        assert!(residency.admit(&mut kv, 0, 2, 0));
+        computed(&mut residency, &mut kv, 32);
+        assert_eq!(residency.keep_state(&mut kv, Some((node(), Delivery::BestEffort))), 2);
+        assert_eq!(kv.kept_at(), 2);
+        residency.check_integrity([&kv]);
+        residency.release(&mut kv);
+        assert!(residency.admit(&mut kv, 2, 2, 0));
+        assert_eq!(kv.computed(), 0, "the device did not have the room for another state");
     }
 }

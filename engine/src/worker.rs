@@ -11,6 +11,7 @@ use crate::{
     masks::Masks,
     publishing::Publisher,
     role::Role,
+    states::StateRule,
 };
 use std::{sync::Arc, time::Duration};
 use tidemill_kvpool::client::Pin;
@@ -45,6 +46,10 @@ pub trait RoleSettings {
 #[derive(Debug)]
 pub struct EngineBounds {
     pub info: EngineInfo,
+    /// Blocks of the device's memory.
+    pub device_blocks: u32,
+    /// How the states of recurrent layers are kept.
+    pub states: StateRule,
     /// Tokens in the model's vocabulary.
     pub vocab: usize,
     /// Tokens of one step.
@@ -84,7 +89,7 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     process::init_logging(&worker.log);
     process::keep_freed_memory();
     let shutdown = worker.shutdown();
-    let LoadedEngine { mut runner, info, step_tokens } = load_engine(&engine, role.draws_max(), role.work_max())?;
+    let LoadedEngine { mut runner, info, step_tokens, device_blocks, states } = load_engine(&engine, role.draws_max(), role.work_max())?;
     if runner.reads_whole() && role.draws_max() == 0 {
         return Err(WorkerEnd::Encoder);
     }
@@ -105,11 +110,12 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
             tracing::info!(blocks, bytes = blocks as u64 * info.block_bytes, "pinned memory for blocks on their way into the pool");
             blocks
         }
-        None => io::queue_blocks(&info, PUTTING_MAX),
+        // At best effort, a state is put as a whole or not at all.
+        None => io::queue_blocks(&info, PUTTING_MAX).max(states.of_job()),
     };
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
-    let verifies_drafts = runner.verifies_drafts();
-    let bounds = EngineBounds { vocab: runner.vocab(), step_tokens, reads_whole: runner.reads_whole(), verifies_drafts, putting_max, info };
+    let (vocab, reads_whole, verifies_drafts) = (runner.vocab(), runner.reads_whole(), runner.verifies_drafts());
+    let bounds = EngineBounds { vocab, step_tokens, reads_whole, verifies_drafts, putting_max, info, device_blocks, states };
     let masks = (role.draws_max() > 0).then(|| Masks::start(engine.model.clone(), bounds.vocab, engine.threads, io.inbox.clone()));
     let engine = Engine {
         role: role.scheduler(&bounds),

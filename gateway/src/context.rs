@@ -1,4 +1,4 @@
-//! The part of a long history that a model is given: the newest turns. Which of the oldest are left out follows from the history alone, so
+//! Truncation of a long history: the part that a model is given, which is the newest turns. Which of the oldest are left out follows from the history alone, so
 //! that nothing has to be remembered from one request to the next.
 //!
 //! A prompt's KV is found again as far as the prompt is the same from its beginning. So leaving out one more turn each time ([`Slide`])

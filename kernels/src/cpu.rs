@@ -16,12 +16,14 @@
 //!   spreading outliers before rounding to 8 bits
 //! - [`gemm`]: activations times weights
 //! - [`attention`]: attention over paged K and V; [`kv`]: the memory that holds them
+//! - [`convolution`]: short convolutions of channels
 //! - [`elementwise`], [`layer_norm`], [`embedding`], [`vocab`]: norms, rotary embedding and scaled sums; row look-up; a sampler's
 //!   operations on logits
 
 pub mod activation;
 pub mod attention;
 mod bf16;
+pub mod convolution;
 mod dispatch;
 mod element;
 pub mod elementwise;

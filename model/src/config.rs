@@ -7,11 +7,12 @@ pub(crate) use self::experts::{ExpertConfig, ExpertGroups};
 
 use crate::{
     error::ModelError,
-    family::{self, FAMILIES, Factor, Family, Flag, QkNorm, RopeRule, WindowRule},
+    family::{self, FAMILIES, Factor, Family, Flag, QkNorm, RopeRule, WidthRule, WindowRule},
     generation::{self, TokenIds},
     json::read_json,
     latent::LatentConfig,
     quantization::Scheme,
+    recurrent::RecurrentConfig,
     rope::{Beside, RopeConfig},
 };
 use serde::{Deserialize, Serialize, Serializer};
@@ -39,6 +40,9 @@ pub struct ModelConfig {
     pub(crate) head_dim: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) latent: Option<LatentConfig>,
+    /// The layers that keep a state instead of keys and values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) recurrent: Option<RecurrentConfig>,
     pub(crate) norm_epsilon: f32,
     pub(crate) rope: RopeConfig,
     /// The rotation of layers with a window, where theirs differs.
@@ -193,6 +197,7 @@ impl ModelConfig {
             return Err(format!("head_dim {head_dim} is odd: the rotary embedding turns pairs"));
         }
         let columns = Columns { fields, hidden };
+        let recurrent = family.recurrence.map(|rule| RecurrentConfig::parse(rule, fields, layers, hidden)).transpose()?;
         let norm_epsilon = columns.number(family.norm_epsilon)?.unwrap_or_default() as f32;
         if !(norm_epsilon.is_finite() && norm_epsilon >= 0.0) {
             return Err(format!("{} {norm_epsilon} makes no sense", family.norm_epsilon));
@@ -209,12 +214,13 @@ impl ModelConfig {
             family,
             vocab: within("vocab_size", raw.vocab_size, VOCAB_MAX)?,
             hidden,
-            intermediate: within("intermediate_size", raw.intermediate_size, SIZE_MAX)?,
+            intermediate: columns.mlp_width(family.mlp_width, within("intermediate_size", raw.intermediate_size, SIZE_MAX)?)?,
             layers,
             heads,
             kv_heads,
             head_dim,
             latent,
+            recurrent,
             norm_epsilon,
             unrotated: unrotated(family.rope, &raw, &windows)?,
             rope,
@@ -247,7 +253,13 @@ impl ModelConfig {
     /// The shape of a KV block with this storage.
     pub(crate) fn kv_shape(&self, dtype: KvDtype) -> KvShape {
         let head_dim = self.latent.map_or(self.head_dim, |latent| latent.stored_dim());
-        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim, dtype, latent: self.latent.map(|latent| latent.rank) }
+        let layers = self.layers - self.recurrent.as_ref().map_or(0, |recurrent| recurrent.layers().len());
+        KvShape { layers, kv_heads: self.kv_heads, head_dim, dtype, latent: self.latent.map(|latent| latent.rank) }
+    }
+
+    /// The place of a layer's K and V in a block: that among the layers that attend.
+    pub(crate) fn kv_layer(&self, layer: usize) -> usize {
+        layer - self.recurrent.as_ref().map_or(0, |recurrent| recurrent.layers_before(layer))
     }
 
     /// The experts of a layer; `None`: it is dense.
@@ -314,6 +326,11 @@ fn family_and_fields(path: &Path, config: Value) -> Result<(&'static Family, Map
         (family, config)
     };
     let Value::Object(mut fields) = fields else { unreachable!("what has fields is an object") };
+    for (older, key) in family.older_keys {
+        if let Some(value) = fields.get(*older).filter(|value| !value.is_null()).cloned() {
+            fields.insert((*key).to_owned(), value);
+        }
+    }
     let defaults: Map<String, Value> = serde_json::from_str(family.defaults).expect("a row's defaults are an object");
     for (key, value) in defaults {
         fields.entry(key).or_insert(value);
@@ -351,6 +368,18 @@ impl Columns<'_> {
         match self.fields.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value.as_f64().map(Some).ok_or(format!("{key} is {value}, where a number is needed")),
+        }
+    }
+
+    fn mlp_width(&self, rule: WidthRule, stored: usize) -> Result<usize, String> {
+        if rule == WidthRule::AsStored || !self.flag(Flag::Key("block_auto_adjust_ff_dim"))? {
+            return Ok(stored);
+        }
+        let width = (self.positive("block_ffn_dim_multiplier")? * (2 * stored / 3) as f32) as usize;
+        let multiple = self.positive("block_multiple_of")? as usize;
+        match width.checked_next_multiple_of(multiple) {
+            Some(width) if (1..=SIZE_MAX).contains(&width) => Ok(width),
+            _ => Err(format!("intermediate_size {stored}, adjusted as block_auto_adjust_ff_dim says, is not within 1..={SIZE_MAX}")),
         }
     }
 

@@ -4,6 +4,7 @@
 //! - `projection`: packed weights and activations, in f32, bf16 or 8-bit integers
 //! - `key_offset`: what keys in 8 bits are stored without
 //! - [`forward`]: a batch of chunks through the layers, to logits; `band`: the rows that go through them together;
+//!   `short_conv`: layers that keep a state; `states`: that state, in blocks;
 //!   `experts`: feed-forward layers of experts; `router`: which rows go to which; `latent`: attention over a compressed latent
 
 mod band;
@@ -14,6 +15,8 @@ mod latent;
 pub mod model;
 pub(crate) mod projection;
 mod router;
+mod short_conv;
+mod states;
 
 pub use projection::Quantization;
 
@@ -58,12 +61,17 @@ impl Executor for CpuExecutor {
         self.model.config().context_tokens()
     }
 
+    /// A state that has taken in a wrong guess cannot be taken back.
     fn verifies_drafts(&self) -> bool {
-        true
+        self.state_blocks() == 0
     }
 
     fn kv_shape(&self) -> KvShape {
         self.model.kv_shape()
+    }
+
+    fn state_blocks(&self) -> usize {
+        self.model.state_blocks()
     }
 
     fn layout(&self) -> LayoutFingerprint {
@@ -109,5 +117,5 @@ fn chunk<'a>(segment: &Segment<'a>) -> Chunk<'a> {
         Wanted::Verified(_) | Wanted::Scores { .. } => LogitRows::All,
         Wanted::Embedding { .. } => LogitRows::LastHidden,
     };
-    Chunk { tokens: segment.tokens, start: segment.start, blocks: segment.blocks, logits }
+    Chunk { tokens: segment.tokens, start: segment.start, blocks: segment.blocks, state: segment.state, logits }
 }

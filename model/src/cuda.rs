@@ -53,7 +53,7 @@ use tidemill_kernels::{
 use tidemill_proto::{
     block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint},
     sampling::Sampling as DrawSettings,
-    step::{Draw, Segment, SegmentResult, Wanted},
+    step::{Draw, Segment, SegmentResult, StateBlocks, Wanted},
 };
 use weights::{DeviceWeights, Fp8Products};
 
@@ -190,11 +190,11 @@ impl CudaExecutor {
         let blocks: Vec<u32> = (0..self.kv.blocks().min(self.step_tokens.div_ceil(BLOCK_TOKENS) + 1) as u32).collect();
         let room = (blocks.len() * BLOCK_TOKENS).min(self.config.context_tokens);
         let prompt = vec![0; self.step_tokens.min(room.saturating_sub(WARM_UP_STEPS)).max(1)];
-        self.compute(&[Segment { tokens: &prompt, start: 0, blocks: &blocks, wanted: Wanted::Nothing }])?;
+        self.compute(&[Segment { tokens: &prompt, start: 0, blocks: &blocks, state: StateBlocks::default(), wanted: Wanted::Nothing }])?;
         let (sampling, history) = (DrawSettings::default(), Default::default());
         for start in (prompt.len()..room).take(if decodes { WARM_UP_STEPS } else { 0 }) {
             let draw = Draw { sampling: &sampling, history: &history, index: 0, banned: &[], allowed: None };
-            self.compute(&[Segment { tokens: &[0], start, blocks: &blocks, wanted: Wanted::Token(draw) }])?;
+            self.compute(&[Segment { tokens: &[0], start, blocks: &blocks, state: StateBlocks::default(), wanted: Wanted::Token(draw) }])?;
         }
         Ok(())
     }

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
     use tidemill_proto::{
         sampling::Sampling,
-        step::{Draw, History},
+        step::{Draw, History, StateBlocks},
     };
 
     fn echo(block_bytes: usize) -> EchoExecutor {
@@ -226,8 +226,8 @@ mod tests {
     fn next(echo: &mut EchoExecutor, tokens: &[Token], start: usize, table: &[u32], sampling: &Sampling) -> Token {
         let history = History::new(tokens);
         let wanted = Wanted::Token(Draw { sampling, history: &history, index: 0, banned: &[], allowed: None });
-        let results = echo.step(&[Segment { tokens: &tokens[start..], start, blocks: table, wanted }]).unwrap();
-        results[0].drawn[0].0
+        let segment = Segment { tokens: &tokens[start..], start, blocks: table, state: StateBlocks::default(), wanted };
+        echo.step(&[segment]).unwrap()[0].drawn[0].0
     }
 
     fn tokens() -> Vec<Token> {

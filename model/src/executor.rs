@@ -38,6 +38,11 @@ pub trait Executor: Send {
     /// Shape of a block, on this backend.
     fn kv_shape(&self) -> KvShape;
 
+    /// Blocks that a sequence's state takes, where layers keep one; 0: none does.
+    fn state_blocks(&self) -> usize {
+        0
+    }
+
     /// Commits to everything that decides the bytes of a KV block, besides its tokens.
     fn layout(&self) -> LayoutFingerprint;
 

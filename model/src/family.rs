@@ -83,8 +83,8 @@ pub(crate) enum QkNorm {
 /// The feed-forward layer's projections.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Mlp {
-    /// `gate_proj`, `up_proj`, `down_proj`
-    Gated,
+    /// The names of a gate, what it multiplies, and the projection of the product.
+    Gated([&'static str; 3]),
     /// `gate_up_proj`, the gate's outputs first, and `down_proj`.
     FusedGate,
     /// `c_fc`, `c_proj`, without a gate.
@@ -154,6 +154,23 @@ pub(crate) struct ExpertRule {
     pub(crate) has_biases: bool,
 }
 
+/// Layers that keep a state where others keep keys and values.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Recurrence {
+    /// Gated short convolutions: the layers that `layer_types` calls `conv`, or else all that `full_attn_idxs` does not list.
+    ShortConv,
+}
+
+/// The width of a dense feed-forward layer.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum WidthRule {
+    /// `intermediate_size`
+    AsStored,
+    /// Two thirds of it times `block_ffn_dim_multiplier`, rounded up to a multiple of `block_multiple_of`, if
+    /// `block_auto_adjust_ff_dim`.
+    TwoThirds,
+}
+
 #[derive(PartialEq, Debug)]
 pub(crate) struct Family {
     /// In `config.json`'s `architectures`.
@@ -162,20 +179,30 @@ pub(crate) struct Family {
     pub(crate) model_type: &'static str,
     /// The values of keys that `config.json` lacks, as in transformers' configuration classes.
     pub(crate) defaults: &'static str,
+    /// Keys of older files, each with the one whose value it replaces.
+    pub(crate) older_keys: &'static [(&'static str, &'static str)],
     pub(crate) norm: NormKind,
     pub(crate) norm_epsilon: &'static str,
     pub(crate) norms: NormNames,
+    /// The name of the norm after the last layer.
+    pub(crate) final_norm: &'static str,
     /// The attention and the feed-forward layer both read the layer's input.
     pub(crate) is_parallel: bool,
     /// Query, key and value projections are one, `qkv_proj`.
     pub(crate) has_fused_qkv: bool,
     /// Of the query, key and value projections.
     pub(crate) qkv_bias: Flag,
+    /// The name of the attention's output projection.
+    pub(crate) output: &'static str,
     /// Of the attention's output projection.
     pub(crate) output_bias: Flag,
     pub(crate) qk_norm: QkNorm,
+    /// The names of the norms over queries and keys.
+    pub(crate) qk_norm_names: [&'static str; 2],
     /// Keys and values are made from a latent.
     pub(crate) has_latent: bool,
+    /// `None`: all layers attend.
+    pub(crate) recurrence: Option<Recurrence>,
     pub(crate) window: WindowRule,
     pub(crate) rope: RopeRule,
     /// Neighbouring numbers of a head rotate together, not those half a head apart.
@@ -189,6 +216,7 @@ pub(crate) struct Family {
     /// Queries grow with their position by `llama_4_scaling_beta`.
     pub(crate) has_query_growth: bool,
     pub(crate) mlp: Mlp,
+    pub(crate) mlp_width: WidthRule,
     /// `None`: all feed-forward layers are dense.
     pub(crate) experts: Option<ExpertRule>,
     /// Of the feed-forward projections.
@@ -268,15 +296,20 @@ const LLAMA: Family = Family {
     architecture: "LlamaForCausalLM",
     model_type: "llama",
     defaults: r#"{"rms_norm_eps": 1e-6, "tie_word_embeddings": false}"#,
+    older_keys: &[],
     norm: NormKind::Rms,
     norm_epsilon: "rms_norm_eps",
     norms: BEFORE,
+    final_norm: "norm",
     is_parallel: false,
     has_fused_qkv: false,
     qkv_bias: Flag::Key("attention_bias"),
+    output: "self_attn.o_proj",
     output_bias: Flag::Key("attention_bias"),
     qk_norm: QkNorm::None,
+    qk_norm_names: ["self_attn.q_norm", "self_attn.k_norm"],
     has_latent: false,
+    recurrence: None,
     window: WindowRule::Never,
     rope: RopeRule::Everywhere,
     is_interleaved: false,
@@ -284,7 +317,8 @@ const LLAMA: Family = Family {
     score_cap: None,
     has_sinks: false,
     has_query_growth: false,
-    mlp: Mlp::Gated,
+    mlp: Mlp::Gated(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]),
+    mlp_width: WidthRule::AsStored,
     experts: None,
     mlp_bias: Flag::Key("mlp_bias"),
     activation: "hidden_act",
@@ -357,7 +391,7 @@ const DEEPSEEK2: Family = Family {
     ..LLAMA
 };
 
-pub(crate) static FAMILIES: [Family; 25] = [
+pub(crate) static FAMILIES: [Family; 26] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -608,6 +642,29 @@ pub(crate) static FAMILIES: [Family; 25] = [
         mlp_bias: Flag::Never,
         experts: Some(DEEPSEEK_EXPERTS),
         ..DEEPSEEK2
+    },
+    Family {
+        architecture: "Lfm2ForCausalLM",
+        model_type: "lfm2",
+        defaults: r#"{
+            "norm_eps": 1e-5, "tie_word_embeddings": true, "num_key_value_heads": 8, "intermediate_size": 12288, "rope_theta": 1000000.0,
+            "conv_L_cache": 3, "conv_bias": false, "block_auto_adjust_ff_dim": true, "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256
+        }"#,
+        older_keys: &[("block_ff_dim", "intermediate_size"), ("tie_embedding", "tie_word_embeddings")],
+        norm_epsilon: "norm_eps",
+        norms: NormNames { before_attention: Some("operator_norm"), after_attention: None, before_mlp: Some("ffn_norm"), after_mlp: None },
+        final_norm: "embedding_norm",
+        qkv_bias: Flag::Never,
+        output: "self_attn.out_proj",
+        output_bias: Flag::Never,
+        qk_norm: QkNorm::Heads,
+        qk_norm_names: ["self_attn.q_layernorm", "self_attn.k_layernorm"],
+        recurrence: Some(Recurrence::ShortConv),
+        mlp: Mlp::Gated(["feed_forward.w1", "feed_forward.w3", "feed_forward.w2"]),
+        mlp_width: WidthRule::TwoThirds,
+        mlp_bias: Flag::Never,
+        ..LLAMA
     },
 ];
 

@@ -5,7 +5,7 @@
 //!   such files
 //! - `quantization`: how FP8 weights are scaled, as `config.json` says; `weight`: a projection's weight, plain or quantized
 //! - `int4`, `mxfp4`: matrices in 4 bits; `stacked`: the projections of all experts in one tensor
-//! - `latent`: the settings of latent attention
+//! - `latent`: the settings of latent attention; `recurrent`: of layers that keep a state
 //! - `rope`: rotary frequencies; `norm`: a norm's weights
 //! - `checkpoint`: safetensors files, mapped and checked; their digest; `tensors`: the place of each tensor in the
 //!   model
@@ -39,6 +39,7 @@ mod mxfp4;
 mod norm;
 mod penalties;
 mod quantization;
+mod recurrent;
 mod rng;
 mod rope;
 pub mod sampler;

@@ -8,6 +8,7 @@ use crate::{
     family::{ExpertStorage, GATED, Mlp, QkNorm},
     latent::LatentConfig,
     norm::Norm,
+    recurrent::RecurrentKind,
     stacked::{Outputs, Stack},
     weight::{Storage, Weight},
 };
@@ -90,6 +91,16 @@ pub(crate) enum InputTensors {
     /// Queries, keys and values.
     Heads(Box<[Linear; 3]>),
     Latent(Box<LatentTensors>),
+    ShortConv(Box<ConvTensors>),
+}
+
+/// The tensors of a gated short convolution, without the projection of its output.
+pub(crate) struct ConvTensors {
+    /// The convolution's gate, its output's gate and its input, `[channels, hidden]` each.
+    pub(crate) projections: [Linear; 3],
+    /// `[taps, channels]`, the oldest input's first.
+    pub(crate) taps: Vec<f32>,
+    pub(crate) bias: Option<Vec<f32>>,
 }
 
 pub(crate) struct LatentTensors {
@@ -154,11 +165,11 @@ impl Tensors {
             let of = TakeLayer { checkpoint, config, storage: &storage, index, prefix: format!("{model}.layers.{index}") };
             layers.push(of.take()?);
         }
-        // Every layer has this, or the same projection fused.
-        for part in ["input_layernorm.weight", "self_attn.o_proj.weight"] {
+        // Every layer has one of these.
+        for part in ["input_layernorm.weight", "operator_norm.weight", "self_attn.o_proj.weight"] {
             checkpoint.must_not_have(&format!("{model}.layers.{}.{part}", config.layers.saturating_add(config.draft_layers)))?;
         }
-        let final_norm = Norm::take(checkpoint, config, &format!("{model}.norm"), config.hidden)?;
+        let final_norm = Norm::take(checkpoint, config, &format!("{model}.{}", config.family.final_norm), config.hidden)?;
         let weight = match config.tied {
             true => Weight::Plain(embedding.clone()),
             false => storage.take(checkpoint, head, config.vocab, config.hidden)?,
@@ -200,6 +211,7 @@ impl LayerTensors {
         let inputs = match inputs {
             InputTensors::Heads(heads) => heads.iter().collect(),
             InputTensors::Latent(latent) => latent.projections(),
+            InputTensors::ShortConv(conv) => conv.projections.iter().collect(),
         };
         let (dense, experts) = match mlp {
             MlpTensors::Dense(dense) => (Some(&**dense), None),
@@ -227,12 +239,19 @@ impl TakeLayer<'_> {
         let config = self.config;
         let d = config.head_dim;
         let (q_rows, kv_rows) = (config.heads * d, config.kv_heads * d);
-        let inputs = match config.latent {
-            Some(latent) => InputTensors::Latent(Box::new(self.latent(latent)?)),
-            None => self.heads([q_rows, kv_rows, kv_rows])?,
+        let recurrent = config.recurrent.as_ref().filter(|recurrent| recurrent.is_recurrent(self.index)).map(|recurrent| recurrent.kind);
+        let inputs = match (recurrent, config.latent) {
+            (Some(kind), _) => self.recurrent(kind)?,
+            (None, Some(latent)) => InputTensors::Latent(Box::new(self.latent(latent)?)),
+            (None, None) => self.heads([q_rows, kv_rows, kv_rows])?,
         };
-        let attended = config.heads * config.latent.map_or(d, |latent| latent.value);
-        let output = self.linear("self_attn.o_proj", config.hidden, attended, config.output_bias)?;
+        let output = match recurrent {
+            Some(RecurrentKind::ShortConv { channels, has_bias, .. }) => self.linear("conv.out_proj", config.hidden, channels, has_bias)?,
+            None => {
+                let attended = config.heads * config.latent.map_or(d, |latent| latent.value);
+                self.linear(config.family.output, config.hidden, attended, config.output_bias)?
+            }
+        };
         let mlp = match config.experts_of(self.index) {
             Some(experts) => MlpTensors::Experts(Box::new(self.experts(experts)?)),
             None => MlpTensors::Dense(Box::new(self.dense()?)),
@@ -241,12 +260,15 @@ impl TakeLayer<'_> {
         let attention_norm = self.norm(norms.before_attention)?;
         let mlp_norm = self.norm(norms.before_mlp)?;
         let widths = match config.family.qk_norm {
-            _ if !config.qk_norm => None,
+            _ if !config.qk_norm || recurrent.is_some() => None,
             QkNorm::All => Some((q_rows, kv_rows)),
             QkNorm::None | QkNorm::Heads | QkNorm::HeadsIf(_) => Some((d, d)),
         };
         let qk_norm = match widths {
-            Some((q, k)) => Some((self.norm_over("self_attn.q_norm", q)?, self.norm_over("self_attn.k_norm", k)?)),
+            Some((q, k)) => {
+                let [q_norm, k_norm] = config.family.qk_norm_names;
+                Some((self.norm_over(q_norm, q)?, self.norm_over(k_norm, k)?))
+            }
             None => None,
         };
         let sinks = match config.family.has_sinks {
@@ -272,6 +294,16 @@ impl TakeLayer<'_> {
             k.reorder(order);
         }
         Ok(InputTensors::Heads(Box::new([q, k, v])))
+    }
+
+    fn recurrent(&mut self, kind: RecurrentKind) -> Result<InputTensors, ModelError> {
+        let RecurrentKind::ShortConv { channels, taps, has_bias } = kind;
+        let projections = self.fused("conv.in_proj", [channels; 3], has_bias)?;
+        let (weight, bias) = (self.name("conv.conv.weight"), self.name("conv.conv.bias"));
+        let stored = self.checkpoint.scales(&weight, &[vec![channels, 1, taps]])?;
+        let by_tap = (0..taps).flat_map(|tap| stored.iter().skip(tap).step_by(taps).copied()).collect();
+        let bias = if has_bias { Some(self.checkpoint.vector(&bias, channels)?) } else { None };
+        Ok(InputTensors::ShortConv(Box::new(ConvTensors { projections, taps: by_tap, bias })))
     }
 
     fn latent(&mut self, latent: LatentConfig) -> Result<LatentTensors, ModelError> {
@@ -300,14 +332,18 @@ impl TakeLayer<'_> {
     fn dense(&mut self) -> Result<DenseTensors, ModelError> {
         let (hidden, inner, bias, mlp) = (self.config.hidden, self.config.intermediate, self.config.mlp_bias, self.config.family.mlp);
         let (gate, up) = match mlp {
-            Mlp::Gated => (Some(self.linear("mlp.gate_proj", inner, hidden, bias)?), self.linear("mlp.up_proj", inner, hidden, bias)?),
+            Mlp::Gated([gate, up, _]) => (Some(self.linear(gate, inner, hidden, bias)?), self.linear(up, inner, hidden, bias)?),
             Mlp::FusedGate => {
                 let [gate, up] = self.fused("mlp.gate_up_proj", [inner; 2], bias)?;
                 (Some(gate), up)
             }
             Mlp::Plain => (None, self.linear("mlp.c_fc", inner, hidden, bias)?),
         };
-        let down = if mlp == Mlp::Plain { "mlp.c_proj" } else { "mlp.down_proj" };
+        let down = match mlp {
+            Mlp::Gated([.., down]) => down,
+            Mlp::FusedGate => "mlp.down_proj",
+            Mlp::Plain => "mlp.c_proj",
+        };
         Ok(DenseTensors { gate, up, down: self.linear(down, hidden, inner, bias)? })
     }
 

@@ -10,7 +10,7 @@ use std::{
 use tidemill_model::{Encoder, EncoderExecutor, EncoderOptions, Executor, Isa, encoder::Text};
 use tidemill_proto::{
     block::BLOCK_TOKENS,
-    step::{Segment, Wanted},
+    step::{Segment, StateBlocks, Wanted},
 };
 
 const ALL: [&str; 6] = ["bert-mean", "bert-classes", "xlm-roberta-rank", "modernbert-first", "modernbert-classes", "nomic"];
@@ -107,7 +107,13 @@ fn an_executor_gives_each_segment_its_row() {
     let segments: Vec<_> = cases[..2]
         .iter()
         .zip(tables)
-        .map(|(case, blocks)| Segment { tokens: &case.ids, start: 0, blocks, wanted: Wanted::Embedding { second_text: case.second } })
+        .map(|(case, blocks)| Segment {
+            tokens: &case.ids,
+            start: 0,
+            blocks,
+            state: StateBlocks::default(),
+            wanted: Wanted::Embedding { second_text: case.second },
+        })
         .collect();
     let results = executor.step(&segments).unwrap();
     let mut encoder = load("bert-classes", 1, None);

@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 use std::{fs, path::Path};
 use tempfile::TempDir;
 use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model};
-use tidemill_proto::block::{BLOCK_TOKENS, KvDtype};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, KvDtype},
+    step::StateBlocks,
+};
 
 const TOKENS: usize = 128 << 10;
 const CHUNK: usize = 512;
@@ -50,9 +53,10 @@ fn bounded(kv: &mut KvMemory, work: impl FnOnce(&mut KvMemory)) {
 fn run(model: &mut Model, kv: &mut KvMemory, blocks: &[u32], tokens: &[u32], chunk: usize, all: usize) -> Vec<f32> {
     let start = tokens.len() - all;
     for (nth, tokens) in tokens[..start].chunks(chunk).enumerate() {
-        model.forward(&[Chunk { tokens, start: nth * chunk, blocks, logits: LogitRows::None }], kv);
+        model.forward(&[Chunk { tokens, start: nth * chunk, blocks, state: StateBlocks::default(), logits: LogitRows::None }], kv);
     }
-    let logits = model.forward(&[Chunk { tokens: &tokens[start..], start, blocks, logits: LogitRows::All }], kv);
+    let logits =
+        model.forward(&[Chunk { tokens: &tokens[start..], start, blocks, state: StateBlocks::default(), logits: LogitRows::All }], kv);
     (0..logits.rows()).flat_map(|row| logits.row(row).to_vec()).collect()
 }
 
@@ -76,6 +80,9 @@ fn a_prompt_of_128k_tokens_needs_its_blocks_and_a_chunks_buffers() {
     let mut kv = model.new_kv(blocks.len());
     bounded(&mut kv, |kv| {
         let start = TOKENS - CHUNK / 8;
-        model.forward(&[Chunk { tokens: &tokens[start..], start, blocks: &blocks, logits: LogitRows::All }], kv);
+        model.forward(
+            &[Chunk { tokens: &tokens[start..], start, blocks: &blocks, state: StateBlocks::default(), logits: LogitRows::All }],
+            kv,
+        );
     });
 }

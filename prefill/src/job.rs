@@ -1,7 +1,7 @@
 //! One job on its way through a prefill worker.
 
 use std::{ops::Range, time::Duration};
-use tidemill_engine::{job::JobId, residency::JobKv};
+use tidemill_engine::{job::JobId, residency::JobKv, states::StateRule};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, LayoutFingerprint},
     ids::LinkId,
@@ -79,9 +79,27 @@ impl Job {
         self.matched && !self.kv.is_admitted()
     }
 
-    /// Nodes of the leading blocks that can be read.
-    pub(crate) fn readable(&self) -> Vec<PoolNode> {
-        self.sources.iter().map_while(|source| *source).collect()
+    /// Nodes of the leading blocks that can be read; where layers keep states, up to an end that should have one: that of the runs, or the
+    /// last one that this job has kept.
+    pub(crate) fn readable(&self, states: StateRule) -> Vec<PoolNode> {
+        let mut nodes: Vec<PoolNode> = self.sources.iter().map_while(|source| *source).collect();
+        if states.blocks > 0 {
+            let runs = self.order.read.iter().map(|run| run.blocks as usize).sum::<usize>();
+            let ends = [runs, self.kv.kept_at(), states.last_end(nodes.len())];
+            nodes.truncate(ends.into_iter().filter(|end| *end <= nodes.len()).max().unwrap_or(0));
+        }
+        nodes
+    }
+
+    /// Tokens that a chunk may have now.
+    pub(crate) fn chunk(&self, states: StateRule) -> usize {
+        states.cut(self.kv.computed(), self.remaining(), &[self.kv.keys().len()])
+    }
+
+    /// Whether the state now is to be put, and is not yet.
+    pub(crate) fn keeps_state(&self, states: StateRule) -> bool {
+        let is_kept = self.kv.kept_at() == self.kv.computed_blocks();
+        self.kv.is_ready() && !is_kept && states.keeps(self.kv.computed(), &[self.kv.keys().len()])
     }
 
     /// Blocks from `number` on did not come: they are computed and put again.
@@ -144,10 +162,10 @@ impl Job {
         Some(first..self.handed_over)
     }
 
-    /// Whether all its blocks are computed and in the pool.
-    pub(crate) fn is_done(&self) -> bool {
+    /// Whether all its blocks, and the state at their end, are computed and in the pool.
+    pub(crate) fn is_done(&self, states: StateRule) -> bool {
         let is_put = self.putting == 0 && self.sources[self.handed_over..].iter().all(Option::is_some);
-        self.kv.is_ready() && self.remaining() == 0 && is_put
+        self.kv.is_ready() && self.remaining() == 0 && is_put && !self.keeps_state(states)
     }
 
     pub(crate) fn done(&self, now: Duration) -> PrefillOutcome {
@@ -161,16 +179,17 @@ impl Job {
     }
 
     pub(crate) fn segment(&self, start: usize, len: usize) -> Segment<'_> {
-        Segment { tokens: &self.order.tokens[start..start + len], start, blocks: self.kv.table(), wanted: Wanted::Nothing }
+        let (tokens, state) = (&self.order.tokens[start..start + len], self.kv.state(start + len));
+        Segment { tokens, start, blocks: self.kv.table(), state, wanted: Wanted::Nothing }
     }
 
     /// What is believed of a job between calls. For tests.
-    pub(crate) fn check_integrity(&self) {
+    pub(crate) fn check_integrity(&self, states: StateRule) {
         let table = if self.kv.is_admitted() { self.kv.keys().len() } else { 0 };
         assert_eq!(self.kv.table().len(), table, "device blocks for all of its blocks, or none");
         assert_eq!(self.sources.len(), self.kv.keys().len());
         assert!(self.matched || !self.kv.is_admitted(), "its home node is asked first");
         assert!(self.handed_over <= self.kv.keys().len());
-        assert!(!self.is_done(), "a done job is forgotten at once");
+        assert!(!self.is_done(states), "a done job is forgotten at once");
     }
 }

@@ -28,6 +28,7 @@ use tidemill_engine::{
     pace::{Pace, StepWork},
     residency::Residency,
     shares::{self, Shares},
+    states::StateRule,
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
@@ -93,6 +94,12 @@ impl Scheduler {
         }
     }
 
+    /// For a model whose layers keep states: they are kept by this rule.
+    pub fn with_states(mut self, states: StateRule) -> Self {
+        self.residency.keep_states(states);
+        self
+    }
+
     /// A coordinator hands over a job. One that cannot run is answered at once.
     pub fn admit(&mut self, link: LinkId, order: PrefillJob, now: Duration) {
         if let Some(reason) = self.unfit(&order) {
@@ -146,7 +153,7 @@ impl Scheduler {
             return false;
         }
         job.note_admitted(now);
-        let nodes = job.readable();
+        let nodes = job.readable(self.residency.states());
         if !self.residency.fetch(&mut job.kv, &nodes, None, Duration::ZERO, now) {
             self.start(id, now);
         }
@@ -159,7 +166,7 @@ impl Scheduler {
         let mut victims = self.jobs_where(|job| job.kv.is_admitted() && job.tokens_left() > 0 && !job.stays);
         victims.retain(|victim| ranks[victim] > ranks[&id]);
         victims.sort_by_key(|victim| ranks[victim]);
-        let blocks = |id: &JobId| self.jobs[id].kv.keys().len();
+        let blocks = |id: &JobId| self.jobs[id].kv.keys().len() + self.residency.states().of_job();
         let free = self.residency.blocks(0);
         let room = (free.free + free.cached) as usize + victims.iter().map(blocks).sum::<usize>();
         if room < blocks(&id) {
@@ -193,14 +200,25 @@ impl Scheduler {
     fn start(&mut self, id: JobId, now: Duration) {
         let job = self.jobs.get_mut(&id).expect(LIVE);
         self.counters.prefill_cached_tokens += job.note_ready().unwrap_or(0) as u64;
+        self.put_state(id);
         self.finish_if_done(id, now);
+    }
+
+    /// Sends a job's state on its way into the pool, if it is to be there: at once, since the next chunk may write over it.
+    fn put_state(&mut self, id: JobId) {
+        let states = self.residency.states();
+        if let Some(job) = self.jobs.get_mut(&id).filter(|job| job.keeps_state(states)) {
+            let blocks = self.residency.keep_state(&mut job.kv, Some((job.order.home, Delivery::Acknowledged(id))));
+            job.putting += blocks;
+            self.putting += blocks;
+        }
     }
 
     /// Nothing while there is no room to put it.
     fn schedule(&mut self, ranks: &BTreeMap<JobId, Rank>, now: Duration) -> Vec<ScheduledChunk> {
         let tokens = if self.putting < self.limits.putting_max { self.limits.step_tokens } else { 0 };
         let candidate = |(&id, job): (&JobId, &Job)| {
-            let (start, remaining) = (job.kv.computed(), job.remaining());
+            let (start, remaining) = (job.kv.computed(), job.chunk(self.residency.states()));
             (remaining > 0).then(|| Candidate { job: id, rank: ranks[&id], number: id.0, start, remaining, is_whole: false })
         };
         let candidates = self.jobs.iter().filter_map(candidate).collect();
@@ -222,7 +240,7 @@ impl Scheduler {
     }
 
     fn finish_if_done(&mut self, id: JobId, now: Duration) {
-        if let Some(job) = self.jobs.get(&id).filter(|job| job.is_done()) {
+        if let Some(job) = self.jobs.get(&id).filter(|job| job.is_done(self.residency.states())) {
             let outcome = job.done(now);
             self.end(id, outcome);
         }

@@ -77,8 +77,11 @@ impl RoleSettings for PrefillSettings {
         RoleInfo::Prefill(info)
     }
 
-    fn scheduler(&self, &EngineBounds { ref info, vocab, step_tokens, putting_max, .. }: &EngineBounds) -> Scheduler {
+    fn scheduler(
+        &self,
+        &EngineBounds { ref info, device_blocks, states, vocab, step_tokens, putting_max, .. }: &EngineBounds,
+    ) -> Scheduler {
         let limits = Limits { admitted_max: self.admitted_max, jobs_max: self.jobs_max, step_tokens, putting_max, vocab };
-        Scheduler::new(info.layout, info.device_blocks, limits)
+        Scheduler::new(info.layout, device_blocks, limits).with_states(states)
     }
 }

@@ -10,6 +10,7 @@ use tidemill_engine::{
     job::{Action, Delivery, JobId},
     order::PASSED_MAX,
     role::Role,
+    states::StateRule,
 };
 use tidemill_kvpool::client::{Arrival, FetchId, Source};
 use tidemill_prefill::scheduler::{Limits, Scheduler};
@@ -19,6 +20,11 @@ use tidemill_proto::{
     message::{PoolNode, PrefillJob, PrefillOutcome, Run, WorkerEvent},
     urgency::Urgency,
 };
+
+#[path = "../../engine/tests/support/states.rs"]
+mod states;
+
+use states::States;
 
 const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
 
@@ -78,6 +84,11 @@ enum Question {
     Put { job: JobId, keys: Vec<BlockKey> },
 }
 
+/// The first tokens of every job.
+fn tokens_of(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| i % 90).collect()
+}
+
 struct World {
     scheduler: Scheduler,
     now: Duration,
@@ -91,6 +102,7 @@ struct World {
     passed: BTreeMap<RequestId, Passed>,
     /// All questions are answered at once.
     prompt: bool,
+    states: States,
 }
 
 /// What of other jobs' work was done before a job's own.
@@ -106,8 +118,13 @@ struct Passed {
 
 impl World {
     fn new() -> Self {
+        Self::with_states(StateRule::default())
+    }
+
+    fn with_states(states: StateRule) -> Self {
         Self {
-            scheduler: Scheduler::new(LAYOUT, DEVICE_BLOCKS, LIMITS),
+            scheduler: Scheduler::new(LAYOUT, DEVICE_BLOCKS, LIMITS).with_states(states),
+            states: States::new(states),
             now: Duration::ZERO,
             questions: VecDeque::new(),
             pool: BTreeSet::new(),
@@ -130,7 +147,7 @@ impl World {
                 if self.live.contains(&request) {
                     return;
                 }
-                let tokens = (0..blocks * BLOCK_TOKENS as u32 + 5).map(|i| i % 90).collect();
+                let tokens = tokens_of(blocks as usize * BLOCK_TOKENS + 5).into();
                 let read = vec![Run { node: node(2), blocks: elsewhere }, Run { node: node(1), blocks: 2 }];
                 let job = PrefillJob { request, tokens, blocks, salt: vec![salt], read, home: node(1), deadline_ms: 1_000_000, urgency };
                 self.live.insert(request);
@@ -147,6 +164,12 @@ impl World {
                     let segment = self.scheduler.segment(chunk);
                     assert_eq!((segment.start, segment.tokens.len()), (chunk.start, chunk.len));
                     assert!(segment.blocks.len() * BLOCK_TOKENS >= chunk.start + chunk.len, "the block table covers the chunk");
+                    self.states.read(segment.state, &tokens_of(chunk.start));
+                }
+                for chunk in &chunks {
+                    let segment = self.scheduler.segment(chunk);
+                    let written = &segment.blocks[chunk.start / BLOCK_TOKENS..(chunk.start + chunk.len).div_ceil(BLOCK_TOKENS)];
+                    self.states.write(segment.state, written, &tokens_of(chunk.start + chunk.len));
                 }
                 for chunk in &chunks {
                     self.passed.values_mut().filter(|passed| passed.job < chunk.job).for_each(|passed| passed.later += chunk.len);
@@ -184,6 +207,10 @@ impl World {
                     self.questions.push_back(Question::Fetch { fetch, keys, next: next + 1 });
                 }
                 let arrival = there.then_some(Arrival { origin: RequestId(999), source: Source::Dram });
+                if let Some(block) = self.scheduler.destination(fetch, next).filter(|_| there) {
+                    let names = self.names();
+                    self.states.fetched(&names, key, block);
+                }
                 self.scheduler.fetched(fetch, next, arrival, self.now);
             }
             Some(Question::Put { job, keys }) => {
@@ -194,6 +221,12 @@ impl World {
                 self.scheduler.put_done(job, blocks, if well { Ok(()) } else { Err("full".into()) }, self.now);
             }
         }
+    }
+
+    /// What the blocks of all jobs' states hold.
+    fn names(&self) -> BTreeMap<BlockKey, (u64, usize)> {
+        let names = |job: &PrefillJob| self.states.names(&LAYOUT, &job.salt, &job.tokens);
+        self.jobs.values().flat_map(names).collect()
     }
 
     /// Nothing is out of the pool for long, so only the order decides who waits.
@@ -237,6 +270,8 @@ impl World {
                 }
                 Action::Put { delivery: Delivery::BestEffort, .. } => panic!("prefill wants to know how each put went"),
                 Action::Put { delivery: Delivery::Acknowledged(job), blocks, .. } => {
+                    let names = self.names();
+                    blocks.iter().for_each(|(key, block)| self.states.put(&names, *key, *block));
                     let keys = blocks.into_iter().map(|(key, _)| key).collect();
                     self.questions.push_back(Question::Put { job, keys });
                 }
@@ -248,8 +283,10 @@ impl World {
                     assert_eq!(cached_tokens + computed_tokens, job.blocks * BLOCK_TOKENS as u32);
                     let chain = Chain::new(&LAYOUT, &job.salt, &job.tokens);
                     let at_home = chain.keys()[..job.blocks as usize].iter().skip(job.read[0].blocks as usize);
-                    let all_there = at_home.into_iter().all(|k| self.pool.contains(k));
-                    assert!(self.lost || all_there, "a job is done when all its blocks are in the pool");
+                    let last = at_home.clone().last();
+                    let state = last.into_iter().flat_map(|key| key.state_parts(self.states.rule.blocks));
+                    let all_there = at_home.copied().chain(state).all(|k| self.pool.contains(&k));
+                    assert!(self.lost || all_there, "a job is done when all its blocks, and its last state, are in the pool");
                     self.check_passed(&passed.expect("it was admitted"));
                 }
                 Action::Send { event, .. } => panic!("unexpected {event:?}"),
@@ -262,8 +299,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_job_ends_once_and_no_block_is_lost(events in prop::collection::vec(event(), 1..120)) {
-        let mut world = World::new();
+    fn every_job_ends_once_and_no_block_is_lost(
+        events in prop::collection::vec(event(), 1..120),
+        states in prop_oneof![Just(StateRule::default()), (1usize..4, 1usize..5).prop_map(|(blocks, every)| StateRule { blocks, every })],
+    ) {
+        let mut world = World::with_states(states);
         for event in &events {
             world.apply(event);
         }

@@ -137,6 +137,20 @@ impl BlockKey {
         Self(first_16(&blake3::hash(&input)))
     }
 
+    /// The name of a block that holds a part of the state after this block, of a model whose layers keep one.
+    pub fn state_part(&self, part: u32) -> Self {
+        let mut input = [0u8; 16 + 5 + 4];
+        input[..16].copy_from_slice(&self.0);
+        input[16..21].copy_from_slice(b"state");
+        input[21..].copy_from_slice(&part.to_le_bytes());
+        Self(first_16(&blake3::hash(&input)))
+    }
+
+    /// The names of all parts of that state, in order.
+    pub fn state_parts(self, parts: usize) -> impl Iterator<Item = Self> {
+        (0..parts as u32).map(move |part| self.state_part(part))
+    }
+
     /// The name under which a pool node keeps a shard's part of this block. A model that is not cut keeps the block's own.
     pub fn of_shard(&self, shard: Shard) -> Self {
         if shard == Shard::WHOLE {
@@ -302,6 +316,17 @@ mod tests {
         all.sort();
         all.dedup();
         assert_eq!(all.len(), 8, "equal tokens at another position, layout or salt have another key");
+    }
+
+    #[test]
+    fn a_states_parts_have_names_of_their_own() {
+        let key = BlockKey::root(&LayoutFingerprint::new(&[7; 32], &SHAPE), b"").child(&[1; BLOCK_TOKENS]);
+        let mut names: Vec<BlockKey> =
+            [key, key.child(&[0; BLOCK_TOKENS])].iter().flat_map(|key| key.state_parts(3)).chain([key]).collect();
+        assert_eq!(key.state_parts(2).collect::<Vec<_>>(), names[..2]);
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 7);
     }
 
     #[test]

@@ -72,6 +72,8 @@ pub struct EngineInfo {
     pub block_bytes: u64,
     /// KV blocks of its device memory: no sequence can be longer.
     pub device_blocks: u32,
+    /// Blocks that the state after a block takes, where layers keep one; 0: none does.
+    pub state_blocks: u32,
     /// Longest sequence that the model allows, in tokens.
     pub context_tokens: u32,
     /// Most sequences, or prompts to prefill, to give it at a time: those that it computes and some that wait there.

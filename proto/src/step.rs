@@ -20,7 +20,17 @@ pub struct Segment<'a> {
     pub start: usize,
     /// Block table: covers `0..start + tokens.len()`.
     pub blocks: &'a [u32],
+    pub state: StateBlocks<'a>,
     pub wanted: Wanted<'a>,
+}
+
+/// The blocks of a sequence's state, which layers without keys and values keep. Of a model without such layers, these are empty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StateBlocks<'a> {
+    /// The state after the tokens before a segment. `None`: there are none, and the state is zeros. Other segments may read these blocks, too.
+    pub from: Option<&'a [u32]>,
+    /// Where the state after the segment goes: its own blocks, which may be those that it is read from.
+    pub to: &'a [u32],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +105,13 @@ pub struct SegmentResult {
     pub fault: Option<String>,
     /// The prompt's embedding; `None` also where the backend does not give it.
     pub embedding: Option<Vec<f32>>,
+}
+
+impl<'a> StateBlocks<'a> {
+    /// The state of a sequence that keeps it in the same blocks from its first token on, for a segment from position `start`.
+    pub fn in_place(start: usize, blocks: &'a [u32]) -> Self {
+        Self { from: (start > 0).then_some(blocks), to: blocks }
+    }
 }
 
 impl Segment<'_> {

@@ -11,7 +11,10 @@ use crate::model::{make_weights, shapes, weights::Dtype};
 use anyhow::Context;
 use std::{fs, path::Path};
 use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model, Quantization};
-use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, KvDtype, Token},
+    step::StateBlocks,
+};
 
 /// The tokens to compute.
 #[derive(Clone, Copy)]
@@ -143,10 +146,12 @@ impl Phase {
             Phase::Prefill { tokens } => {
                 let tokens: Vec<Token> = (0..tokens).map(token).collect();
                 let blocks: Vec<u32> = (0..tokens.len().div_ceil(BLOCK_TOKENS) as u32).collect();
-                let mut kv = filled(model, blocks.len());
+                let (mut kv, state) = filled(model, blocks.len(), 1);
                 best_seconds(at_least, reading, || {
                     for (i, tokens) in tokens.chunks(CHUNK_TOKENS).enumerate() {
-                        model.forward(&[Chunk { tokens, start: i * CHUNK_TOKENS, blocks: &blocks, logits: LogitRows::None }], &mut kv);
+                        let start = i * CHUNK_TOKENS;
+                        let state = StateBlocks::in_place(start, &state);
+                        model.forward(&[Chunk { tokens, start, blocks: &blocks, state, logits: LogitRows::None }], &mut kv);
                     }
                 })
             }
@@ -154,11 +159,13 @@ impl Phase {
                 let tokens: Vec<Token> = (0..sequences).map(token).collect();
                 let each = (context + 1).div_ceil(BLOCK_TOKENS);
                 let blocks: Vec<u32> = (0..(sequences * each) as u32).collect();
-                let mut kv = filled(model, blocks.len());
+                let (mut kv, states) = filled(model, blocks.len(), sequences);
+                let state = |nth: usize| StateBlocks::in_place(context, &states[nth * model.state_blocks()..][..model.state_blocks()]);
                 let chunks: Vec<Chunk<'_>> = tokens
                     .chunks(1)
                     .zip(blocks.chunks(each))
-                    .map(|(tokens, blocks)| Chunk { tokens, start: context, blocks, logits: LogitRows::Last })
+                    .enumerate()
+                    .map(|(nth, (tokens, blocks))| Chunk { tokens, start: context, blocks, state: state(nth), logits: LogitRows::Last })
                     .collect();
                 best_seconds(at_least, reading, || _ = model.forward(&chunks, &mut kv))
             }
@@ -166,11 +173,12 @@ impl Phase {
     }
 }
 
-/// Memory whose pages are all there.
-fn filled(model: &Model, blocks: usize) -> KvMemory {
-    let mut kv = model.new_kv(blocks);
-    (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(SOME_NUMBER));
-    kv
+/// Memory whose pages are all there, for so many blocks, and the blocks of so many states after these.
+fn filled(model: &Model, blocks: usize, states: usize) -> (KvMemory, Vec<u32>) {
+    let all = (blocks + states * model.state_blocks()) as u32;
+    let mut kv = model.new_kv(all as usize);
+    (0..all).for_each(|id| kv.block_mut(id).fill(SOME_NUMBER));
+    (kv, (blocks as u32..all).collect())
 }
 
 #[cfg(test)]

@@ -46,6 +46,24 @@ impl Leading {
         self.cached.iter().copied()
     }
 
+    /// The first `end` of these blocks, the last one only as far as `nodes` hold it.
+    pub(super) fn up_to(&self, end: u32, nodes: &[Epoch]) -> Self {
+        let mut cut = Self::default();
+        let mut left = end;
+        for (blocks, holders) in self.runs() {
+            let blocks = blocks.min(left);
+            left -= blocks;
+            let before = if left == 0 { blocks.saturating_sub(1) } else { blocks };
+            if before > 0 {
+                cut.push(before, holders.iter().copied());
+            }
+            if before < blocks {
+                cut.push(1, holders.iter().copied().filter(|holder| nodes.contains(&holder.node)));
+            }
+        }
+        cut
+    }
+
     /// Appends a run.
     pub fn push(&mut self, blocks: u32, holders: impl IntoIterator<Item = Holder>) {
         self.holders.extend(holders);

@@ -10,12 +10,12 @@ use crate::{
         ChoiceId, PendingPrefill, Place, Running, common_prefix,
         order::{OVERDUE_EVERY, Turn},
     },
-    schedule::{self, Decision, Demand, Placement, Policy, PolicyName, Snapshot, SourceRun},
+    schedule::{self, Decision, Demand, Placement, Policy, PolicyName, Snapshot, SourceRun, blocks_fetchable},
     shortlist::BEST_MAX,
 };
 use std::time::Duration;
 use tidemill_proto::{
-    block::BLOCK_TOKENS,
+    block::{BLOCK_TOKENS, BlockKey},
     ids::Epoch,
     message::{DecodeJob, Run, ToWorker, TokensBySource},
     sampling::Sampling,
@@ -134,13 +134,17 @@ impl Cluster {
             tokens: request.len_of(at.1),
             tokens_max: request.tokens_max(),
             local_only: self.membership.reads_whole() || request.prompt_logprobs(at.1).is_some(),
-            joins: request.prefill.as_ref().map(|job| (job.home, common_prefix(&job.keys, keys) as u32)),
+            joins: request.prefill.as_ref().map(|job| (job.home, self.joined_blocks(&job.keys, keys))),
             class: request.new.class,
             probe: self.refused_in_a_row >= PROBE_AFTER,
             due_ms: request.due(at.1, &self.settings.classes).map(|due| due.as_secs_f64() * 1e3 - now.as_secs_f64() * 1e3),
             seed: at.0.0,
         };
-        let blocks = self.index.leading(keys);
+        let blocks = match self.membership.state_blocks() {
+            0 => self.index.leading(keys),
+            // Beyond those that can be fetched, a state is of no use.
+            parts => self.index.usable(&keys[..keys.len().min(blocks_fetchable(demand.tokens) as usize)], parts),
+        };
         let books = self.books();
         let decide = |candidates: Candidates<'_>| {
             let Candidates { mut prefill, mut decode, pools } = candidates;
@@ -184,6 +188,13 @@ impl Cluster {
             Decision::Queue if self.shortlist.decode().nth(BEST_MAX).is_some() => decide(candidates::all(&books, &blocks, now)),
             decision => decision,
         }
+    }
+
+    /// Blocks of a sibling's prefill job that a sequence with these keys can use: where layers keep states, all of them or none, since a state
+    /// is sure to be at their end.
+    fn joined_blocks(&self, job: &[BlockKey], keys: &[BlockKey]) -> u32 {
+        let common = common_prefix(job, keys);
+        if common < job.len() && self.membership.state_blocks() > 0 { 0 } else { common as u32 }
     }
 
     /// Gives a sequence to its decode worker, and its missing blocks to a prefill worker.

@@ -88,7 +88,7 @@ impl Cluster {
     fn reassign(&mut self, now: Duration, id: RequestId, mut job: PendingPrefill) {
         job.tried.push(job.worker);
         let request = self.requests.get(id).expect("jobs belong to requests");
-        let mut candidates = candidates::all(&self.books(), &self.index.leading(&job.keys), now).prefill;
+        let mut candidates = candidates::all(&self.books(), &self.index.usable(&job.keys, self.membership.state_blocks()), now).prefill;
         candidates.retain(|candidate| !job.tried.contains(&candidate.worker) && !request.cancelled_at.contains(&candidate.worker));
         match schedule::choose_prefill(&candidates).map(|next| next.worker) {
             Some(worker) if job.tried.len() < ATTEMPTS_MAX && self.membership.get(job.home).is_some() => {

@@ -293,6 +293,7 @@ pub(crate) fn engine_of(dir: &Path) -> EngineInfo {
         layout: LayoutFingerprint([7; 16]),
         block_bytes: 4096,
         device_blocks: 256,
+        state_blocks: 0,
         context_tokens: 2048,
         work_max: 256,
     }

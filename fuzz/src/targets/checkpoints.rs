@@ -11,7 +11,10 @@ use std::{fs, path::Path, time::Duration};
 use tidemill_model::{
     Chunk, EchoExecutor, Encoder, EncoderOptions, Executor, LoadOptions, LogitRows, Model, Quantization, echo::EchoOptions, encoder::Text,
 };
-use tidemill_proto::block::{BLOCK_TOKENS, KvDtype};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, KvDtype},
+    step::StateBlocks,
+};
 
 pub(crate) const CHECKPOINTS: Target = Target {
     name: "checkpoints",
@@ -114,8 +117,10 @@ fn use_it(dice: &mut Dice, dir: &Path) {
     let length = (1 + dice.below(2 * BLOCK_TOKENS)).min(context);
     let tokens: Vec<u32> = (0..length).map(|_| dice.below(vocab) as u32).collect();
     let blocks: Vec<u32> = (0..length.div_ceil(BLOCK_TOKENS) as u32).collect();
-    let mut kv = model.new_kv(blocks.len());
-    let logits = model.forward(&[Chunk { tokens: &tokens, start: 0, blocks: &blocks, logits: LogitRows::Last }], &mut kv);
+    let state: Vec<u32> = (blocks.len()..blocks.len() + model.state_blocks()).map(|block| block as u32).collect();
+    let mut kv = model.new_kv(blocks.len() + state.len());
+    let state = StateBlocks::in_place(0, &state);
+    let logits = model.forward(&[Chunk { tokens: &tokens, start: 0, blocks: &blocks, state, logits: LogitRows::Last }], &mut kv);
     let _ = logits.row(0).len();
 }
 

@@ -103,13 +103,17 @@ impl<'a> Band<'a> {
         KvRows { spans: &self.spans, k: &self.k, v: &self.v }
     }
 
-    /// Appends the rows of `band` that have logits: `x`, `[rows, hidden]`, and the angles of each.
-    pub(super) fn follow(&mut self, band: &Band<'_>, hidden: usize) {
+    /// Appends the rows of `band` that have logits: `x`, `[rows, hidden]`, and the angles of each; with `recurrent` numbers to a row, also
+    /// `v`, a recurrent layer's outputs.
+    pub(super) fn follow(&mut self, band: &Band<'_>, hidden: usize, recurrent: Option<usize>) {
         let rows = band.tokens.len();
         let copy = |to: &mut Vec<f32>, from: &[f32], width: usize| {
             band.followed.iter().for_each(|row| to.extend_from_slice(&from[row * width..(row + 1) * width]));
         };
         copy(&mut self.x, &band.x, hidden);
+        if let Some(width) = recurrent {
+            copy(&mut self.v, &band.v, width);
+        }
         self.angles.resize_with(band.angles.len(), Angles::default);
         for (to, from) in self.angles.iter_mut().zip(&band.angles) {
             let pairs = from.cos.len() / rows;
@@ -123,6 +127,7 @@ impl<'a> Band<'a> {
         self.tokens.clear();
         self.followed.clear();
         self.x.clear();
+        self.v.clear();
         for Angles { cos, sin } in &mut self.angles {
             cos.clear();
             sin.clear();

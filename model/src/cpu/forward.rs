@@ -5,6 +5,7 @@ use super::{
     key_offset,
     model::{Dense, FeedForward, Inputs, Layer, Model},
     projection::{Activations, Projection, project},
+    states::{Pieces, States},
 };
 use crate::norm::Norm;
 use std::ops::Range;
@@ -12,12 +13,16 @@ use tidemill_kernels::{
     Cpu,
     cpu::{
         attention::{Attention, attention},
+        convolution::multiply,
         elementwise, embedding,
         gemm::{Output, Product},
         kv::{self, KvMemory, Span},
     },
 };
-use tidemill_proto::block::{BLOCK_TOKENS, Token};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, Token},
+    step::StateBlocks,
+};
 
 /// Consecutive tokens of one sequence. `blocks` already holds all positions before them.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +33,8 @@ pub struct Chunk<'a> {
     /// Block table: covers `0..start + tokens.len()`. Shared blocks are only read: no two chunks of a batch may write
     /// the same block.
     pub blocks: &'a [u32],
+    /// Of a model whose layers keep states.
+    pub state: StateBlocks<'a>,
     pub logits: LogitRows,
 }
 
@@ -74,7 +81,7 @@ impl Model {
     ///
     /// # Panics
     /// On a broken contract: a token outside the vocabulary, an empty chunk, a chunk beyond the model's context or its
-    /// block table, a block id outside `kv`, or `kv` of another model.
+    /// block table, a state that is missing, a block id outside `kv`, or `kv` of another model.
     pub fn forward(&mut self, chunks: &[Chunk<'_>], kv: &mut KvMemory) -> Logits<'_> {
         assert_eq!(*kv.layout(), self.kv_layout(), "the KV memory is of another shape than the model");
         for chunk in chunks {
@@ -84,7 +91,9 @@ impl Model {
             assert!(chunk.blocks.len() * BLOCK_TOKENS >= end, "the block table ends before the chunk");
         }
         let mut buffers = std::mem::take(&mut self.buffers);
-        self.run(chunks, kv, &mut buffers);
+        let mut states = States::load(chunks, self.state_numbers(), kv);
+        self.run(chunks, kv, &mut states, &mut buffers);
+        states.store(chunks, kv);
         self.buffers = buffers;
         let Buffers { logits, hidden, .. } = &mut self.buffers;
         Logits { data: logits, vocab: self.config.vocab, hidden, width: self.config.hidden }
@@ -92,11 +101,12 @@ impl Model {
 
     /// One loop over bands per layer, from its attention to the next layer's keys. Bands wait for each other only to
     /// write these.
-    fn run(&self, chunks: &[Chunk<'_>], kv: &mut KvMemory, buffers: &mut Buffers) {
+    fn run(&self, chunks: &[Chunk<'_>], kv: &mut KvMemory, states: &mut States, buffers: &mut Buffers) {
         let (cpu, scratch) = (&self.cpu, &buffers.scratch);
         let (mut all, mut tail) = self.cut(chunks, std::mem::take(&mut buffers.bands), std::mem::take(&mut buffers.tail));
         let used = all.iter().take_while(|band| !band.tokens.is_empty()).count();
         let bands = &mut all[..used];
+        let pieces = Pieces::new(chunks, bands);
         let (last, layers) = self.layers.split_last().expect("a model has layers");
         let what = |index| if index == layers.len() { Rows::KeysAndValues } else { Rows::All };
         cpu.for_each_mut(bands, |band| {
@@ -104,19 +114,23 @@ impl Model {
             self.project(&self.layers[0], what(0), band, &mut free(scratch));
         });
         for (index, layer) in layers.iter().enumerate() {
-            kv::write(cpu, kv, index, bands.iter().map(Band::keys_and_values));
+            self.keep(layer, index, kv, bands, &pieces, states);
             cpu.for_each_mut(bands, |band| {
                 let scratch = &mut free(scratch);
                 self.rest_of_layer(layer, index, kv, band, scratch);
                 self.project(&self.layers[index + 1], what(index + 1), band, scratch);
             });
         }
-        kv::write(cpu, kv, layers.len(), bands.iter().map(Band::keys_and_values));
+        self.keep(last, layers.len(), kv, bands, &pieces, states);
         resize(&mut buffers.logits, tail.spans.iter().map(|span| span.rows).sum::<usize>() * self.config.vocab);
         if !tail.spans.is_empty() {
             // From here on only rows with logits matter.
+            let recurrent = match &last.inputs {
+                Inputs::ShortConv(conv) => Some(conv.channels()),
+                Inputs::Heads(_) | Inputs::Latent(_) => None,
+            };
             for band in &*bands {
-                tail.follow(band, self.config.hidden);
+                tail.follow(band, self.config.hidden, recurrent);
             }
             let scratch = &mut free(scratch);
             self.project(last, Rows::Queries, &mut tail, scratch);
@@ -202,7 +216,19 @@ impl Model {
         }
     }
 
-    /// Queries, keys and values.
+    /// Keeps what later rows need: keys and values in blocks, or a state, which also makes the rows' outputs.
+    fn keep(&self, layer: &Layer, index: usize, kv: &mut KvMemory, bands: &mut [Band<'_>], pieces: &Pieces, states: &mut States) {
+        match (&layer.inputs, &self.config.recurrent) {
+            (Inputs::ShortConv(conv), Some(recurrent)) => {
+                let numbers = recurrent.layer_numbers();
+                let first = recurrent.layers_before(index) * numbers;
+                conv.advance(&self.cpu, bands, pieces, states, &(first..first + numbers));
+            }
+            _ => kv::write(&self.cpu, kv, self.config.kv_layer(index), bands.iter().map(Band::keys_and_values)),
+        }
+    }
+
+    /// Queries, keys and values. Of a convolution: in their places the gate of its output, its input, and nothing.
     fn project(&self, layer: &Layer, what: Rows, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
         let Band { x, q, k, v, angles, .. } = &mut *band;
@@ -219,6 +245,20 @@ impl Model {
                     latent.queries(cpu, normed, angles, q, &mut scratch.latent);
                 }
                 return;
+            }
+            Inputs::ShortConv(conv) => {
+                let numbers = normed.rows() * conv.channels();
+                let [gate, after, input] = &conv.projections;
+                let [q, k, v] = [(after, q), (gate, k), (input, v)].map(|(weights, to)| {
+                    resize(to, numbers);
+                    Product { weights, output: Output::Set(to) }
+                });
+                match what {
+                    Rows::All => project(cpu, normed, [q, k, v]),
+                    Rows::KeysAndValues => project(cpu, normed, [k, v]),
+                    Rows::Queries => return project(cpu, normed, [q]),
+                }
+                return multiply(&mut band.k, &band.v);
             }
         };
         let products = [(weights_q, q, config.heads), (weights_k, k, config.kv_heads), (weights_v, v, config.kv_heads)];
@@ -243,14 +283,15 @@ impl Model {
     /// Attention and feed-forward, with the queries of [`project`](Self::project).
     fn rest_of_layer(&self, layer: &Layer, index: usize, kv: &KvMemory, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
-        let Band { spans, x, q, angles, .. } = band;
+        let Band { spans, x, q, v, angles, .. } = band;
         let Scratch { normed, attention: buffers, attended, activated, added, experts: expert_scratch, latent: latent_scratch } = scratch;
         if let (FeedForward::Dense(dense), true) = (&layer.mlp, config.family.is_parallel) {
             // Before the attention is added to what both read.
             self.activate(dense, layer.attention_norm.as_ref(), x, normed, activated);
         }
         let (window, scale, cap) = (config.windows[index], config.score_factor, config.score_cap);
-        let what = Attention { window, scale, cap, sinks: layer.sinks.as_deref(), ..Attention::plain(index, config.heads) };
+        let what =
+            Attention { window, scale, cap, sinks: layer.sinks.as_deref(), ..Attention::plain(config.kv_layer(index), config.heads) };
         match &layer.inputs {
             Inputs::Heads(_) => {
                 if let Some((norm, _)) = &layer.qk_norm {
@@ -261,6 +302,10 @@ impl Model {
                 attended.fill(cpu, |attended| attention(cpu, kv, what, spans, q, attended, buffers));
             }
             Inputs::Latent(latent) => latent.attend(cpu, kv, what, spans, q, attended, buffers, latent_scratch),
+            Inputs::ShortConv(conv) => {
+                multiply(v, q);
+                attended.copy_from(cpu, v, conv.channels());
+            }
         }
         self.add(attended, &layer.output, layer.after_attention.as_ref(), x, added);
         match &layer.mlp {

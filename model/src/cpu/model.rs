@@ -6,6 +6,7 @@ use super::{
     key_offset::KeyOffsets,
     latent::Latent,
     projection::{Arithmetic, Projection, Quantization},
+    short_conv::ShortConv,
 };
 use crate::{
     checkpoint::{Checkpoint, WeightMatrix},
@@ -14,6 +15,7 @@ use crate::{
     fingerprint::fingerprint,
     kv,
     norm::Norm,
+    recurrent::{RecurrentConfig, RecurrentKind},
     rope::Rope,
     tensors::{DenseTensors, InputTensors, LayerTensors, MlpTensors, Tensors},
 };
@@ -85,6 +87,8 @@ pub(crate) enum Inputs {
     /// Queries, keys and values.
     Heads(Box<[Projection; 3]>),
     Latent(Box<Latent>),
+    /// No such projections: the layer keeps a state.
+    ShortConv(Box<ShortConv>),
 }
 
 pub(crate) enum FeedForward {
@@ -163,6 +167,15 @@ impl Model {
         self.kv_shape
     }
 
+    /// Blocks that a sequence's state takes; 0 where no layer keeps one.
+    pub fn state_blocks(&self) -> usize {
+        (self.state_numbers() * size_of::<f32>()).div_ceil(self.kv_shape.block_bytes())
+    }
+
+    pub(super) fn state_numbers(&self) -> usize {
+        self.config.recurrent.as_ref().map_or(0, RecurrentConfig::state_numbers)
+    }
+
     /// Commits to everything that decides the bytes of a KV block, besides its tokens.
     pub fn layout(&self) -> LayoutFingerprint {
         self.layout
@@ -229,10 +242,11 @@ impl Layer {
         arithmetic: Arithmetic,
         key_offsets: Option<&KeyOffsets>,
     ) -> Result<Layer, ModelError> {
+        let recurrent = config.recurrent.as_ref().map(|recurrent| recurrent.kind);
         let rope = config.rope_of(index);
         let key_bias = match &tensors.inputs {
             InputTensors::Heads(heads) => heads[1].bias.as_deref(),
-            InputTensors::Latent(_) => None,
+            InputTensors::Latent(_) | InputTensors::ShortConv(_) => None,
         };
         let key_offset = key_offsets.zip(key_bias).map(|(offsets, bias)| offsets.of(bias, rope));
         let LayerTensors { attention_norm, inputs, output, qk_norm, sinks, after_attention, mlp_norm, mlp, after_mlp } = tensors;
@@ -244,6 +258,12 @@ impl Layer {
                 (InputTensors::Heads(heads), _) => {
                     let [q, k, v] = &**heads;
                     Inputs::Heads(Box::new([q.pack(cpu, arithmetic)?, k.pack(cpu, arithmetic)?, v.pack(cpu, arithmetic)?]))
+                }
+                (InputTensors::ShortConv(conv), _) => {
+                    let Some(RecurrentKind::ShortConv { channels, .. }) = recurrent else {
+                        unreachable!("convolutions were taken for models that have them")
+                    };
+                    Inputs::ShortConv(Box::new(ShortConv::pack(conv, channels, cpu, arithmetic)?))
                 }
                 (InputTensors::Latent(_), None) => unreachable!("latents were taken for models that have them"),
             },
@@ -277,6 +297,7 @@ impl Layer {
         let inputs = match inputs {
             Inputs::Heads(heads) => heads.iter().map(Projection::bytes).sum(),
             Inputs::Latent(latent) => latent.bytes(),
+            Inputs::ShortConv(conv) => conv.bytes(),
         };
         let mlp = match mlp {
             FeedForward::Dense(Dense { gate_up, down }) => gate_up.bytes() + down.bytes(),

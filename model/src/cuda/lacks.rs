@@ -21,6 +21,7 @@ pub(super) fn lacks(config: &ModelConfig) -> Vec<&'static str> {
         (family.mlp == Mlp::Plain, "feed-forward layers without a gate"),
         (config.experts.is_some(), "experts"),
         (config.latent.is_some(), "latent attention"),
+        (config.recurrent.is_some(), "layers that keep a state"),
         (config.activation != Activation::Silu, "activations other than silu"),
         (family.is_interleaved, "the rotation of neighbouring numbers"),
         (rotated != config.head_dim, "the rotation of parts of heads"),

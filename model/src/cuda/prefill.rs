@@ -111,12 +111,13 @@ impl Prefill {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_proto::step::Wanted;
+    use tidemill_proto::step::{StateBlocks, Wanted};
 
     #[test]
     fn a_batch_is_told_row_by_row() {
         let blocks: Vec<u32> = (50..60).collect();
-        let segment = |tokens: &'static [u32], start, wanted| Segment { tokens, start, blocks: &blocks, wanted };
+        let segment =
+            |tokens: &'static [u32], start, wanted| Segment { tokens, start, blocks: &blocks, state: StateBlocks::default(), wanted };
         let scores = Wanted::Scores { targets: &[], top: 0, token: None };
         let segments = [segment(&[7; 3], 15, Wanted::Nothing), segment(&[8], 0, Wanted::Nothing), segment(&[9, 10], 40, scores)];
         let inputs = BatchInputs::new(128, &segments, &[0, 2]);

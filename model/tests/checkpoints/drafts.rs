@@ -6,7 +6,7 @@ use tidemill_model::{BlockBytes, CpuExecutor, Executor};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, Token},
     sampling::{Sampling, TokenLogprob},
-    step::{Allowed, Draw, History, Mask, Segment, SegmentResult, Wanted},
+    step::{Allowed, Draw, History, Mask, Segment, SegmentResult, StateBlocks, Wanted},
 };
 
 const BLOCKS: usize = 16;
@@ -73,7 +73,7 @@ impl<'a> Run<'a> {
         let draw = Draw { sampling: self.sampling, history: &self.history, index: index as u64, banned: &[], allowed };
         let is_draft = start > 0 && rows.len() > 1;
         let wanted = if is_draft { Wanted::Verified(draw) } else { Wanted::Token(draw) };
-        let segment = Segment { tokens: rows, start, blocks: &self.blocks, wanted };
+        let segment = Segment { tokens: rows, start, blocks: &self.blocks, state: StateBlocks::default(), wanted };
         let SegmentResult { drawn, fault, .. } = self.executor.step(&[segment]).unwrap().remove(0);
         assert_eq!(fault, None);
         let count = drawn.len();
@@ -129,7 +129,11 @@ fn drafts_change_no_token_no_probability_and_no_block() {
         let prompt = prompt_of(family, PROMPT);
         for kv_dtype in kv_dtypes(family).skip(2) {
             let mut executor = CpuExecutor::new(load(family, kv_dtype), BLOCKS);
-            assert!(executor.verifies_drafts());
+            // A state that has taken in a wrong guess cannot be taken back.
+            assert_eq!(executor.verifies_drafts(), executor.state_blocks() == 0, "{family}");
+            if !executor.verifies_drafts() {
+                continue;
+            }
             let vocab = executor.vocab() as Token;
             for (what, sampling, is_constrained) in samplings() {
                 let mut alone = Run::new(&mut executor, &prompt, &sampling, is_constrained);

@@ -4,7 +4,10 @@
 use crate::fixtures::{FAMILIES, Sequence, all_logits, fixture, is_bf16, kv_dtypes, load, load_on, prompt_of, reference};
 use std::{collections::HashMap, path::Path};
 use tidemill_model::{Chunk, Isa, LoadOptions, LogitRows, Model};
-use tidemill_proto::block::{BLOCK_TOKENS, KvDtype};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, KvDtype},
+    step::StateBlocks,
+};
 
 /// A prompt that crosses several blocks and the sliding window, if there is one.
 fn prompt(family: &str) -> Vec<u32> {
@@ -46,7 +49,7 @@ fn the_batch_around_a_row_does_not_change_a_bit() {
         let mut model = load(family, kv_dtype);
         let prompts: Vec<_> = reference.prompts.iter().map(|p| &p.ids[..p.ids.len().min(300)]).collect();
         let mut free = (0..128).collect();
-        let sequences: Vec<_> = prompts.iter().map(|p| Sequence::new(p, 0, &mut free)).collect();
+        let sequences: Vec<_> = prompts.iter().map(|p| Sequence::new(&model, p, 0, &mut free)).collect();
         let mut kv = model.new_kv(128);
         let chunks: Vec<_> = sequences.iter().map(|s| s.next_chunk(300, LogitRows::All)).collect();
         let together = model.forward(&chunks, &mut kv);
@@ -79,30 +82,44 @@ fn blocks_are_the_same_bytes_whoever_computes_them_and_serve_another_sequence() 
             // One worker computes the prompt whole and without logits, another in small chunks on other hardware.
             let alike = |isa: &Isa| isa.is_available() && isa.bf16_products() == Isa::Portable.bf16_products();
             let mut prefill = load_on(family, kv_dtype, 2, Isa::ALL.into_iter().find(alike));
-            let mut theirs = prefill.new_kv(7);
-            let whole = Chunk { tokens: &tokens, start: 0, blocks: &blocks, logits: LogitRows::None };
-            assert_eq!(prefill.forward(&[whole], &mut theirs).rows(), 0);
+            // States come after the seven blocks: that at the end of the sixth, and that at the end.
+            let parts = prefill.state_blocks() as u32;
+            let [sixth, end]: [Vec<u32>; 2] = [(7..7 + parts).collect(), (7 + parts..7 + 2 * parts).collect()];
+            let all = 7 + 2 * parts as usize;
+            let mut theirs = prefill.new_kv(all);
+            let to = |start: usize| if start < 96 { &sixth } else { &end };
+            let from = |start: usize| (start > 0).then_some(if start <= 96 { &sixth[..] } else { &end[..] });
+            let state = |start: usize| StateBlocks { from: from(start), to: to(start) };
+            let first = Chunk { tokens: &tokens[..96], start: 0, blocks: &blocks, state: state(0), logits: LogitRows::None };
+            assert_eq!(prefill.forward(&[first], &mut theirs).rows(), 0);
+            let last = Chunk { tokens: &tokens[96..], start: 96, blocks: &blocks, state: state(96), logits: LogitRows::None };
+            assert_eq!(prefill.forward(&[last], &mut theirs).rows(), 0);
 
             let mut decode = load_on(family, kv_dtype, 1, Some(Isa::Portable));
             assert_eq!(decode.layout(), prefill.layout());
             assert_eq!(decode.kv_shape().block_bytes(), theirs.block(0).len());
-            let mut ours = decode.new_kv(7);
+            let mut ours = decode.new_kv(all);
             let mut expected = Vec::new();
-            for (i, chunk) in tokens.chunks(11).enumerate() {
-                let chunk = Chunk { tokens: chunk, start: 11 * i, blocks: &blocks, logits: LogitRows::Last };
+            // A chunk ends where the sixth block does.
+            let cuts = (0..96).step_by(11).chain([96]).map(|start| (start, if start < 96 { 96.min(start + 11) } else { 100 }));
+            for (start, to) in cuts {
+                let chunk = Chunk { tokens: &tokens[start..to], start, blocks: &blocks, state: state(start), logits: LogitRows::Last };
                 expected = decode.forward(&[chunk], &mut ours).row(0).to_vec();
             }
-            for id in 0..(tokens.len() / BLOCK_TOKENS) as u32 {
+            for id in (0..(tokens.len() / BLOCK_TOKENS) as u32).chain(sixth.clone()) {
                 assert!(ours.block(id) == theirs.block(id), "{family}, {kv_dtype:?}: block {id}");
             }
 
             // Copied to other places, the blocks replace the computation.
-            let mut moved = decode.new_kv(7);
+            let mut moved = decode.new_kv(all);
             let table: Vec<u32> = (0..7).rev().collect();
             for id in 0..6 {
                 moved.block_mut(table[id as usize]).copy_from_slice(theirs.block(id));
             }
-            let tail = Chunk { tokens: &tokens[96..], start: 96, blocks: &table, logits: LogitRows::Last };
+            for id in &sixth {
+                moved.block_mut(*id).copy_from_slice(theirs.block(*id));
+            }
+            let tail = Chunk { tokens: &tokens[96..], start: 96, blocks: &table, state: state(96), logits: LogitRows::Last };
             assert!(decode.forward(&[tail], &mut moved).row(0) == expected, "{family}, {kv_dtype:?}: tail after fetched blocks");
         }
     }

@@ -10,9 +10,12 @@ use tidemill_kernels::{
     dtype::{decode, encode},
 };
 use tidemill_model::{Chunk, Isa, KvMemory, LoadOptions, LogitRows, Model};
-use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, Token};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, KvDtype, Token},
+    step::StateBlocks,
+};
 
-pub(crate) const FAMILIES: [&str; 26] = [
+pub(crate) const FAMILIES: [&str; 27] = [
     "llama",
     "llama3",
     "mistral",
@@ -39,6 +42,7 @@ pub(crate) const FAMILIES: [&str; 26] = [
     "gpt-oss",
     "deepseek-v2",
     "deepseek-v3",
+    "lfm2",
 ];
 
 const EXPERTS: [&str; 7] = ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v3"];
@@ -204,27 +208,31 @@ fn dequantized(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
 pub(crate) struct Sequence {
     pub(crate) tokens: Vec<Token>,
     pub(crate) blocks: Vec<u32>,
+    /// Of its state, if the model keeps one.
+    pub(crate) state: Vec<u32>,
     pub(crate) computed: usize,
 }
 
 impl Sequence {
-    pub(crate) fn new(tokens: &[Token], room: usize, free: &mut Vec<u32>) -> Self {
-        let blocks = (0..(tokens.len() + room).div_ceil(BLOCK_TOKENS)).map(|_| free.pop().expect("enough blocks")).collect();
-        Self { tokens: tokens.to_vec(), blocks, computed: 0 }
+    pub(crate) fn new(model: &Model, tokens: &[Token], room: usize, free: &mut Vec<u32>) -> Self {
+        let mut take = |blocks| (0..blocks).map(|_| free.pop().expect("enough blocks")).collect();
+        let (blocks, state) = (take((tokens.len() + room).div_ceil(BLOCK_TOKENS)), take(model.state_blocks()));
+        Self { tokens: tokens.to_vec(), blocks, state, computed: 0 }
     }
 
     /// The next `size` tokens that are not computed yet.
     pub(crate) fn next_chunk(&self, size: usize, logits: LogitRows) -> Chunk<'_> {
         let end = self.tokens.len().min(self.computed + size);
-        Chunk { tokens: &self.tokens[self.computed..end], start: self.computed, blocks: &self.blocks, logits }
+        let state = StateBlocks::in_place(self.computed, &self.state);
+        Chunk { tokens: &self.tokens[self.computed..end], start: self.computed, blocks: &self.blocks, state, logits }
     }
 }
 
 /// Logits of all rows of `tokens`, computed in chunks.
 pub(crate) fn all_logits(model: &mut Model, tokens: &[Token], chunk: usize) -> Vec<f32> {
-    let blocks = tokens.len().div_ceil(BLOCK_TOKENS);
+    let blocks = tokens.len().div_ceil(BLOCK_TOKENS) + model.state_blocks();
     let mut kv = model.new_kv(blocks);
-    let mut sequence = Sequence::new(tokens, 0, &mut (0..blocks as u32).collect());
+    let mut sequence = Sequence::new(model, tokens, 0, &mut (0..blocks as u32).collect());
     let mut logits = Vec::new();
     while sequence.computed < tokens.len() {
         let rows = model.forward(&[sequence.next_chunk(chunk, LogitRows::All)], &mut kv);
@@ -236,10 +244,10 @@ pub(crate) fn all_logits(model: &mut Model, tokens: &[Token], chunk: usize) -> V
 
 /// Greedy continuations of all prompts together: in each step every sequence computes up to `chunk` tokens.
 pub(crate) fn greedy_together(model: &mut Model, prompts: &[&[Token]], count: usize, chunk: usize) -> Vec<Vec<Token>> {
-    let blocks: usize = prompts.iter().map(|p| (p.len() + count).div_ceil(BLOCK_TOKENS)).sum();
+    let blocks: usize = prompts.iter().map(|p| (p.len() + count).div_ceil(BLOCK_TOKENS) + model.state_blocks()).sum();
     let mut free = (0..blocks as u32).collect();
     let mut kv: KvMemory = model.new_kv(blocks);
-    let mut sequences: Vec<Sequence> = prompts.iter().map(|p| Sequence::new(p, count, &mut free)).collect();
+    let mut sequences: Vec<Sequence> = prompts.iter().map(|p| Sequence::new(model, p, count, &mut free)).collect();
     loop {
         let running: Vec<usize> = (0..sequences.len()).filter(|&i| sequences[i].tokens.len() < prompts[i].len() + count).collect();
         if running.is_empty() {

@@ -3,7 +3,10 @@
 
 use crate::fixtures::{FAMILIES, Sequence, all_logits, argmax, dense, fixture, kv_dtypes, load, load_f32, reference};
 use tidemill_model::{Chunk, Isa, LoadOptions, LogitRows, Model, Quantization};
-use tidemill_proto::block::{BLOCK_TOKENS, KvDtype};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, KvDtype},
+    step::StateBlocks,
+};
 
 fn load_int8(family: &str, kv_dtype: KvDtype, threads: usize, isa: Option<Isa>) -> Model {
     let options = LoadOptions { kv_dtype, quantize: Some(Quantization::Int8), threads, isa };
@@ -38,7 +41,7 @@ fn the_batch_around_a_sequence_does_not_change_a_bit() {
         let mut model = load_int8(family, smallest_kv(family), 2, None);
         let prompts: Vec<Vec<u32>> = (1..40u32).map(|i| (0..i).map(|j| (i * 53 + j * 17) % 200).collect()).collect();
         let mut free = (0..200).collect();
-        let sequences: Vec<_> = prompts.iter().map(|p| Sequence::new(p, 0, &mut free)).collect();
+        let sequences: Vec<_> = prompts.iter().map(|p| Sequence::new(&model, p, 0, &mut free)).collect();
         let chunks: Vec<_> = sequences.iter().map(|s| s.next_chunk(300, LogitRows::All)).collect();
         let mut kv = model.new_kv(200);
         let together = model.forward(&chunks, &mut kv);
@@ -58,12 +61,16 @@ fn blocks_are_the_same_bytes_on_any_machine_and_their_layout_says_that_they_are_
         assert_eq!(prefill.layout(), decode.layout());
         let unquantized = load(family, KvDtype::F32);
         assert_ne!(prefill.layout(), unquantized.layout(), "{family}: other bytes under the same keys");
-        let (mut theirs, mut ours) = (prefill.new_kv(4), decode.new_kv(4));
-        prefill.forward(&[Chunk { tokens: &tokens, start: 0, blocks: &blocks, logits: LogitRows::None }], &mut theirs);
+        // The state comes after the four blocks.
+        let state: Vec<u32> = (4..4 + prefill.state_blocks() as u32).collect();
+        let (mut theirs, mut ours) = (prefill.new_kv(4 + state.len()), decode.new_kv(4 + state.len()));
+        let whole = Chunk { tokens: &tokens, start: 0, blocks: &blocks, state: StateBlocks::in_place(0, &state), logits: LogitRows::None };
+        prefill.forward(&[whole], &mut theirs);
         for (i, tokens) in tokens.chunks(11).enumerate() {
-            decode.forward(&[Chunk { tokens, start: 11 * i, blocks: &blocks, logits: LogitRows::Last }], &mut ours);
+            let (start, state) = (11 * i, StateBlocks::in_place(11 * i, &state));
+            decode.forward(&[Chunk { tokens, start, blocks: &blocks, state, logits: LogitRows::Last }], &mut ours);
         }
-        for id in 0..(tokens.len() / BLOCK_TOKENS) as u32 {
+        for id in (0..(tokens.len() / BLOCK_TOKENS) as u32).chain(state) {
             assert!(ours.block(id) == theirs.block(id), "{family}: block {id}");
         }
     }

@@ -89,6 +89,7 @@ impl Role for Scheduler {
             self.residency.advance(&mut job.kv, chunk);
             self.shares.serve(&job.order.urgency, chunk.len);
             self.counters.prefill_computed_tokens += chunk.len as u64;
+            self.put_state(chunk.job);
             self.finish_if_done(chunk.job, now);
         }
         self.put_full_blocks();

@@ -133,6 +133,7 @@ impl Blueprint {
             layout: LAYOUT,
             block_bytes,
             device_blocks,
+            state_blocks: 0,
             context_tokens: shape.context_tokens,
             work_max: work_max as u32,
         };

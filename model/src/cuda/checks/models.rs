@@ -24,7 +24,7 @@ use tidemill_kernels::cuda::checks::Checks;
 use tidemill_proto::{
     block::{BLOCK_TOKENS, KvDtype, LayoutFingerprint, Token},
     sampling::Sampling,
-    step::{Allowed, Draw, History, Mask, Segment, Wanted},
+    step::{Allowed, Draw, History, Mask, Segment, StateBlocks, Wanted},
 };
 
 /// How far the GPU may be from the CPU.
@@ -198,7 +198,13 @@ fn penalized(executor: &mut CudaExecutor, family: &str, ids: &[Token], checks: &
                 let Sequence { tokens, blocks, computed, .. } = &sequences.all[i];
                 let (sampling, history, banned) = (&samplings[i], &histories[i], if i == 3 { &[5, 6][..] } else { &[] });
                 let draw = Draw { sampling, history, index: index as u64, banned, allowed: None };
-                Segment { tokens: &tokens[*computed..], start: *computed, blocks, wanted: Wanted::Token(draw) }
+                Segment {
+                    tokens: &tokens[*computed..],
+                    start: *computed,
+                    blocks,
+                    state: StateBlocks::default(),
+                    wanted: Wanted::Token(draw),
+                }
             });
             let results = executor.step(&segments.collect::<Vec<_>>())?;
             Ok::<_, ExecutorError>(results.into_iter().map(|result| result.drawn.first().map(|(token, _)| *token)).collect::<Vec<_>>())
@@ -254,7 +260,8 @@ fn edited(
             (0..logits.len() as Token).filter(|&token| possible(token)).map(|token| expected[token as usize]).fold(f32::MIN, f32::max);
         for start in [0, last] {
             let draw = Draw { sampling: &sampling, history: &history, index: 0, banned, allowed: mask.map(|mask| mask as &dyn Allowed) };
-            let segment = Segment { tokens: &ids[start..], start, blocks: &blocks, wanted: Wanted::Token(draw) };
+            let segment =
+                Segment { tokens: &ids[start..], start, blocks: &blocks, state: StateBlocks::default(), wanted: Wanted::Token(draw) };
             let drawn = executor.step(&[segment])?.remove(0).drawn;
             let gap = drawn.first().map_or(f64::INFINITY, |&(token, _)| {
                 if possible(token) { f64::from(best - expected[token as usize]) } else { f64::INFINITY }
@@ -278,7 +285,7 @@ fn scores(
     let ids = &ids[..ids.len().min(CHUNK_TOKENS)];
     let blocks: Vec<u32> = (0..ids.len().div_ceil(BLOCK_TOKENS) as u32).collect();
     let wanted = Wanted::Scores { targets: &ids[1..], top: 1, token: None };
-    let results = executor.step(&[Segment { tokens: ids, start: 0, blocks: &blocks, wanted }])?;
+    let results = executor.step(&[Segment { tokens: ids, start: 0, blocks: &blocks, state: StateBlocks::default(), wanted }])?;
     let logits = judge.logits(ids);
     let expected = logits.iter().zip(&ids[1..]).map(|(row, &id)| f64::from(token_logprob(row, id, 0).logprob));
     let scored = results[0].scores.iter().map(|score| f64::from(score.logprob));
@@ -343,7 +350,7 @@ impl Sequences {
                     let Sequence { tokens, blocks, computed, .. } = &self.all[i];
                     let draw = Draw { sampling: &sampling, history: &history, index: 0, banned: &[], allowed: None };
                     let wanted = if computed + len == tokens.len() { Wanted::Token(draw) } else { Wanted::Nothing };
-                    Segment { tokens: &tokens[*computed..computed + len], start: *computed, blocks, wanted }
+                    Segment { tokens: &tokens[*computed..computed + len], start: *computed, blocks, state: StateBlocks::default(), wanted }
                 })
                 .collect();
             let results = executor.step(&segments)?;
@@ -378,7 +385,9 @@ impl Judge {
     fn logits(&mut self, tokens: &[Token]) -> Vec<Vec<f32>> {
         let blocks: Vec<u32> = (0..tokens.len().div_ceil(BLOCK_TOKENS) as u32).collect();
         let mut kv = self.model.new_kv(blocks.len());
-        let logits = self.model.forward(&[Chunk { tokens, start: 0, blocks: &blocks, logits: LogitRows::All }], &mut kv);
+        let logits = self
+            .model
+            .forward(&[Chunk { tokens, start: 0, blocks: &blocks, state: StateBlocks::default(), logits: LogitRows::All }], &mut kv);
         (0..logits.rows()).map(|i| logits.row(i).to_vec()).collect()
     }
 

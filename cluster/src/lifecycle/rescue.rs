@@ -1,4 +1,5 @@
-//! A sequence leaves its worker before its end and goes on elsewhere, from the tokens it has.
+//! Rescue: a sequence whose worker crashed, or sent it back, is resumed elsewhere, from the tokens it has. (A client's own reconnection to an
+//! answer is the gateway's: `http/replay.rs`.)
 
 use crate::{Cluster, Failure, Outcome, requests::ChoiceId};
 use std::time::Duration;
@@ -50,7 +51,7 @@ impl Cluster {
         let sequence = self.requests.choice_mut(at);
         sequence.losses += 1;
         sequence.is_kept();
-        self.requeue(now, at, Duration::ZERO);
+        self.rescue(now, at, Duration::ZERO);
     }
 
     /// A worker had no room for it. That is no loss: it waits for room no longer than any other sequence.
@@ -58,10 +59,10 @@ impl Cluster {
         let sequence = self.requests.choice_mut(at);
         sequence.returns += 1;
         let rest = RETURN_REST.saturating_mul(1 << sequence.returns.min(16)).min(RETURN_REST_MAX);
-        self.requeue(now, at, rest);
+        self.rescue(now, at, rest);
     }
 
-    fn requeue(&mut self, now: Duration, at: ChoiceId, rest: Duration) {
+    fn rescue(&mut self, now: Duration, at: ChoiceId, rest: Duration) {
         let (id, choice) = at;
         let request = self.requests.get_mut(id).expect("a running sequence has a request");
         let ended = request.ended_by_tokens(choice);
@@ -72,7 +73,7 @@ impl Cluster {
         self.unsettled = true;
         request.sequences[choice].predicted_tpot_ms = None;
         self.load.end_sequence(sequence);
-        self.requests.requeue(at, now, now + rest);
+        self.requests.put_back(at, now, now + rest);
         if let Some(outcome) = ended {
             self.finish(now, at, outcome);
         } else if losses >= LOSSES_MAX {

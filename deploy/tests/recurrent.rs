@@ -1,0 +1,147 @@
+//! Models whose layers keep states, over real processes: an answer has the same tokens whichever way its state went, and counters show that
+//! it went that way.
+
+mod support;
+
+use support::{Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete, complete_all, crash, reusable};
+
+/// LFM2: a block has 1 KiB, and a state takes two.
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/lfm2");
+const BLOCK_BYTES: u64 = 1024;
+const STATE_BLOCKS: u64 = 2;
+
+fn start(flags: &[&[&str]]) -> Cluster {
+    Cluster::start_with(&[(support::MODEL_NAME, MODEL)], &[&["--threads", "1"], flags.concat().as_slice()].concat())
+}
+
+fn case(numbers: &mut Numbers, prompt: usize, max_tokens: u32) -> Case {
+    let seeded = numbers.next() % 2 == 1;
+    Case {
+        prompt: (0..prompt).map(|_| 3 + (numbers.next() % 500) as u32).collect(),
+        seed: seeded.then(|| numbers.next() >> 12),
+        max_tokens,
+    }
+}
+
+/// Around the borders of blocks and chunks.
+fn cases() -> Vec<Case> {
+    let mut numbers = Numbers(1);
+    let lengths = [1, 5, 15, 16, 17, 32, 33, 48, 64, 65, 100, 128, 129, 256, 257, 300, 511, 513, 800, 1000];
+    lengths.into_iter().map(|length| case(&mut numbers, length, 40)).collect()
+}
+
+/// Together, they need four times the memory of a device that holds any of them.
+fn growing_cases() -> Vec<Case> {
+    let mut numbers = Numbers(2);
+    (0..16).map(|i| case(&mut numbers, 20 + i, 400)).collect()
+}
+
+async fn alone(cases: &[Case]) -> Vec<Answer> {
+    let cluster = start(&[&["--prefill", "0", "--kvpool", "0"]]);
+    let answers = complete_all(&cluster, cases, 1).await;
+    cluster.stop();
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outputs_do_not_depend_on_the_way_of_a_state() {
+    let (cases, growing) = (cases(), growing_cases());
+    let (reference, growing_reference) = (alone(&cases).await, alone(&growing).await);
+    for (transport, every) in [("auto", "32"), ("quic", "3")] {
+        let cluster = start(&[DISAGGREGATED, &["--transport", transport, "--state-every", every, "--kv-memory", "128KiB"]]);
+        let cold = complete_all(&cluster, &cases, 1).await;
+        assert_same(&reference, &cold, &cases, &format!("{transport}, cold"));
+        for (answer, case) in cold.iter().zip(&cases) {
+            assert_eq!(answer.source("prefill"), reusable(case), "a prefill worker computed all full blocks: {}", answer.usage);
+        }
+        let warm = complete_all(&cluster, &cases, 1).await;
+        assert_same(&reference, &warm, &cases, &format!("{transport}, cached"));
+        for (answer, case) in warm.iter().zip(&cases) {
+            assert_eq!(answer.cached(), reusable(case), "nothing is computed twice: {}", answer.usage);
+        }
+        assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, &format!("{transport}, 16 at a time"));
+        assert_same(&growing_reference, &complete_all(&cluster, &growing, 16).await, &growing, "preempted");
+        let preemptions = cluster.settled_metric("tidemill_preemptions_total", &[]).await;
+        assert!(preemptions > 0.0, "the device was meant to be too small");
+        cluster.stop();
+    }
+    // Chunks that no block ends with, and states at every end.
+    let cluster = start(&[&["--step-tokens", "64", "--sequences-max", "16", "--state-every", "1", "--prefill", "2", "--decode", "2"]]);
+    for how in ["16 at a time, two workers of each role", "the same, cached"] {
+        assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, how);
+    }
+    cluster.stop();
+}
+
+/// What a state takes is its own blocks and no more: a prompt's last block end has one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_over_moves_the_blocks_and_one_state() {
+    let cluster = start(&[DISAGGREGATED]);
+    let case = case(&mut Numbers(3), 200, 1);
+    complete(&cluster, &case).await;
+    let (name, put) = ("tidemill_kv_transfer_bytes_total", ["role=\"prefill\"".to_owned(), "direction=\"put\"".to_owned()]);
+    let put = cluster.settled_metric(name, &put).await as u64;
+    assert_eq!(put, (reusable(&case) / 16 + STATE_BLOCKS) * BLOCK_BYTES);
+    let got = cluster.metric(name, &["role=\"decode\"".to_owned(), "direction=\"get\"".to_owned()]).await as u64;
+    assert_eq!(got, put, "decode waits for the state as for the blocks");
+    cluster.stop();
+}
+
+/// Each turn begins where the answer before it ended, at whichever decode worker.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_computes_only_its_new_tokens() {
+    // Of two decode workers that keep nearly nothing, the pool has the states.
+    let small = ["--kv-memory", "48KiB", "--decode", "2", "--sequences-max", "4"];
+    for flags in [&["--prefill", "0"][..], DISAGGREGATED, &small] {
+        let cluster = start(&[flags]);
+        let expected = start(&[&["--prefill", "0", "--kvpool", "0"]]);
+        let mut numbers = Numbers(4);
+        let mut dialog: Vec<u32> = Vec::new();
+        let mut known = 0;
+        for turn in 0..4 {
+            dialog.extend((0..37 + 5 * turn).map(|_| 3 + (numbers.next() % 500) as u32));
+            let case = Case { prompt: dialog.clone(), seed: None, max_tokens: 30 };
+            let answer = complete(&cluster, &case).await;
+            assert_eq!(answer.tokens, complete(&expected, &case).await.tokens, "turn {turn} with {flags:?}");
+            assert_eq!(answer.cached(), known, "turn {turn} with {flags:?}: {}", answer.usage);
+            dialog.extend(&answer.tokens);
+            // The token drawn last has not been computed.
+            known = (dialog.len() as u64 - 1) / 16 * 16;
+            // What is published at best effort is known after some heartbeats.
+            cluster.settled_metric("tidemill_ttft_seconds", &[]).await;
+        }
+        cluster.stop();
+        expected.stop();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_states_are_computed_again() {
+    let cases = cases();
+    let reference = alone(&cases).await;
+    // Memory for the longest prompt and little more: what a prompt needs has mostly been evicted, blocks and states alike.
+    let small = ["--kv-memory", "80KiB", "--pool-memory", "96KiB", "--sequences-max", "4", "--state-every", "4"];
+    let cluster = start(&[DISAGGREGATED, &small]);
+    for how in ["a small pool", "a small pool, again"] {
+        assert_same(&reference, &complete_all(&cluster, &cases, 2).await, &cases, how);
+    }
+    cluster.stop();
+
+    let mut numbers = Numbers(5);
+    let long: Vec<Case> = (0..3).map(|_| case(&mut numbers, 300, 2000)).collect();
+    let expected = alone(&long).await;
+    for (role, (case, expected)) in ["decode", "kvpool", "prefill"].into_iter().zip(long.iter().zip(&expected)) {
+        let cluster = start(&[DISAGGREGATED, &["--prefill", "2", "--decode", "2", "--kvpool", "2"]]);
+        let crashing = async {
+            cluster.until("a running sequence", |now| now["sequences_running"].as_u64() > Some(0)).await;
+            let now = cluster.cluster().await;
+            let members = now["members"].as_array().expect("members").iter().filter(|member| member["role"] == role);
+            let pid = members.max_by_key(|member| member["assigned"].as_u64()).expect("a member")["pid"].as_u64().expect("a pid");
+            crash(pid as u32);
+        };
+        let (answer, ()) = tokio::join!(complete(&cluster, case), crashing);
+        assert_eq!(answer.tokens, expected.tokens, "{role} crashed");
+        assert_eq!(complete(&cluster, case).await.tokens, expected.tokens, "after the crash of {role}");
+        cluster.stop();
+    }
+}

@@ -1,0 +1,75 @@
+//! Gated short convolutions (LFM2): of the normed input, three projections; one gates another before a causal convolution of each channel,
+//! the third gates its output. The state is the last inputs of the convolution.
+
+use super::{
+    band::Band,
+    projection::{Arithmetic, Projection},
+    states::{Piece, Pieces, States},
+};
+use crate::{error::ModelError, tensors::ConvTensors};
+use std::ops::Range;
+use tidemill_kernels::{Cpu, cpu::convolution::convolve_row};
+
+pub(crate) struct ShortConv {
+    /// The convolution's gate, its output's gate and its input.
+    pub(super) projections: [Projection; 3],
+    /// `[taps, channels]`, the oldest input's first.
+    taps: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    channels: usize,
+}
+
+impl ShortConv {
+    pub(super) fn pack(tensors: &ConvTensors, channels: usize, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Self, ModelError> {
+        let ConvTensors { projections: [gate, after, input], taps, bias } = tensors;
+        let projections = [gate.pack(cpu, arithmetic)?, after.pack(cpu, arithmetic)?, input.pack(cpu, arithmetic)?];
+        Ok(Self { projections, taps: taps.clone(), bias: bias.clone(), channels })
+    }
+
+    pub(super) fn channels(&self) -> usize {
+        self.channels
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.projections.iter().map(Projection::bytes).sum()
+    }
+
+    /// Makes the convolution's outputs, in each band's `v`, from its inputs, in `k`, and the part `of` each chunk's state, which becomes that
+    /// after the chunk: the last inputs, the oldest first.
+    pub(super) fn advance(&self, cpu: &Cpu, bands: &mut [Band<'_>], pieces: &Pieces, states: &mut States, of: &Range<usize>) {
+        let (width, past) = (self.channels, self.taps.len() / self.channels - 1);
+        let mut outputs: Vec<(usize, Vec<f32>)> = bands.iter_mut().map(|band| std::mem::take(&mut band.v)).enumerate().collect();
+        let (all, known) = (&*bands, &*states);
+        // Input `n` of a chunk, counted from the oldest that its state has.
+        let input = |chunk: usize, n: usize| match n.checked_sub(past) {
+            None => &known.get(chunk, of)[n * width..(n + 1) * width],
+            Some(row) => {
+                let (band, row) = pieces.find(chunk, row);
+                &all[band].k[row * width..(row + 1) * width]
+            }
+        };
+        cpu.for_each_mut(&mut outputs, |(band, outputs)| {
+            outputs.resize(all[*band].k.len(), 0.0);
+            let mut inputs: Vec<&[f32]> = Vec::with_capacity(past + 1);
+            for Piece { chunk, first, start, rows, .. } in pieces.of_band(*band) {
+                for row in 0..*rows {
+                    inputs.clear();
+                    inputs.extend((0..=past).map(|tap| input(*chunk, start + row + tap)));
+                    let to = (first + row) * width;
+                    convolve_row(&inputs, &self.taps, self.bias.as_deref(), &mut outputs[to..to + width]);
+                }
+            }
+        });
+        let last = |chunk: usize| {
+            let rows: usize = pieces.of_chunk(chunk).iter().map(|piece| piece.rows).sum();
+            (rows..rows + past).flat_map(|n| input(chunk, n)).copied().collect()
+        };
+        let after: Vec<Vec<f32>> = (0..pieces.chunks()).map(last).collect();
+        for (chunk, after) in after.iter().enumerate() {
+            states.get_mut(chunk, of).copy_from_slice(after);
+        }
+        for (band, outputs) in outputs {
+            bands[band].v = outputs;
+        }
+    }
+}

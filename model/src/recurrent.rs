@@ -1,0 +1,145 @@
+//! The settings of layers that keep a state where others keep keys and values.
+
+use crate::{
+    config::{Fields, SIZE_MAX},
+    family::Recurrence,
+};
+use serde::Serialize;
+use serde_json::Value;
+
+/// A model's recurrent layers.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(crate) struct RecurrentConfig {
+    /// Their numbers, ascending.
+    layers: Vec<usize>,
+    pub(crate) kind: RecurrentKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub(crate) enum RecurrentKind {
+    /// A gate, a causal convolution of each of `channels` numbers with `taps` weights of its own, and another gate (LFM2). The state is the
+    /// last `taps - 1` inputs of the convolution.
+    ShortConv { channels: usize, taps: usize, has_bias: bool },
+}
+
+/// A convolution with more taps is not short.
+const TAPS_MAX: usize = 64;
+
+impl RecurrentConfig {
+    pub(crate) fn parse(rule: Recurrence, fields: &Fields, layers: usize, hidden: usize) -> Result<Self, String> {
+        let Recurrence::ShortConv = rule;
+        let kind = RecurrentKind::ShortConv {
+            channels: hidden,
+            taps: within(fields, "conv_L_cache", TAPS_MAX)?,
+            has_bias: fields.get("conv_bias").and_then(Value::as_bool).unwrap_or(false),
+        };
+        let of_kind = match fields.get("layer_types") {
+            None | Some(Value::Null) => {
+                let attending = numbers(fields, "full_attn_idxs")?;
+                (0..layers).map(|layer| attending.as_ref().is_some_and(|listed| !listed.contains(&layer))).collect()
+            }
+            Some(types) => by_type(types, layers, "conv")?,
+        };
+        let listed: Vec<usize> = (0..layers).filter(|&layer| of_kind[layer]).collect();
+        if listed.len() == layers {
+            return Err("layer_types: no layer attends, which is not supported: blocks would hold no keys and values".into());
+        }
+        Ok(Self { layers: listed, kind })
+    }
+
+    /// The recurrent layers' numbers, ascending.
+    pub(crate) fn layers(&self) -> &[usize] {
+        &self.layers
+    }
+
+    pub(crate) fn is_recurrent(&self, layer: usize) -> bool {
+        self.layers.binary_search(&layer).is_ok()
+    }
+
+    pub(crate) fn layers_before(&self, layer: usize) -> usize {
+        self.layers.partition_point(|&recurrent| recurrent < layer)
+    }
+
+    /// Numbers of one layer's state, in f32.
+    pub(crate) fn layer_numbers(&self) -> usize {
+        match self.kind {
+            RecurrentKind::ShortConv { channels, taps, .. } => channels * (taps - 1),
+        }
+    }
+
+    /// Numbers of all layers' states.
+    pub(crate) fn state_numbers(&self) -> usize {
+        self.layers.len() * self.layer_numbers()
+    }
+}
+
+fn within(fields: &Fields, key: &str, max: usize) -> Result<usize, String> {
+    match fields.get(key).and_then(Value::as_u64) {
+        Some(n) if (1..=max as u64).contains(&n) => Ok(n as usize),
+        _ => Err(format!("{key} is {}, which is not within 1..={max}", fields.get(key).unwrap_or(&Value::Null))),
+    }
+}
+
+/// The layers that `types` calls `recurrent`; all others must attend to everything.
+fn by_type(types: &Value, layers: usize, recurrent: &str) -> Result<Vec<bool>, String> {
+    let types = types.as_array().ok_or_else(|| format!("layer_types is {types}, where a list is needed"))?;
+    if types.len() != layers {
+        return Err(format!("layer_types has {} entries for {layers} layers", types.len()));
+    }
+    let kind = |kind: &Value| match kind.as_str() {
+        Some("full_attention") => Ok(false),
+        Some(name) if name == recurrent => Ok(true),
+        _ => Err(format!("layer_types: {kind} is not supported; supported are full_attention and {recurrent}")),
+    };
+    types.iter().map(kind).collect()
+}
+
+/// A list of layers' numbers.
+fn numbers(fields: &Fields, key: &str) -> Result<Option<Vec<usize>>, String> {
+    let wrong = |value: &Value| format!("{key} is {value}, where a list of layers' numbers is needed");
+    match fields.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => {
+            let list = value.as_array().ok_or_else(|| wrong(value))?;
+            let number = |n: &Value| n.as_u64().filter(|n| *n <= SIZE_MAX as u64).map(|n| n as usize).ok_or_else(|| wrong(value));
+            list.iter().map(number).collect::<Result<_, _>>().map(Some)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(config: Value) -> Result<RecurrentConfig, String> {
+        let mut config = config;
+        for (key, default) in [("conv_L_cache", json!(3)), ("conv_bias", json!(false))] {
+            config.as_object_mut().unwrap().entry(key).or_insert(default);
+        }
+        RecurrentConfig::parse(Recurrence::ShortConv, config.as_object().unwrap(), 4, 8)
+    }
+
+    #[test]
+    fn layers_are_those_of_either_layout_of_the_settings() {
+        let types = parse(json!({"layer_types": ["conv", "full_attention", "conv", "conv"]})).unwrap();
+        let listed = parse(json!({"full_attn_idxs": [1]})).unwrap();
+        assert_eq!(types, listed);
+        assert_eq!((types.layers(), types.layers_before(3), types.state_numbers()), (&[0, 2, 3][..], 2, 3 * 2 * 8));
+        assert_eq!(parse(json!({})).unwrap().layers(), [], "without either, all layers attend");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (config, word) in [
+            (json!({"layer_types": ["conv", "full_attention"]}), "2 entries for 4 layers"),
+            (json!({"layer_types": ["conv", "conv", "conv", "mamba"]}), "mamba"),
+            (json!({"full_attn_idxs": []}), "no layer attends"),
+            (json!({"full_attn_idxs": [-1]}), "full_attn_idxs"),
+            (json!({"full_attn_idxs": [1], "conv_L_cache": 0}), "conv_L_cache"),
+        ] {
+            let error = parse(config).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}
