@@ -42,7 +42,7 @@ pub struct DecodeFlags {
     #[arg(long)]
     pub waiting_max: Option<usize>,
     /// How the next tokens are guessed, so that a step verifies several at once: ngram (what followed the last tokens when they occurred
-    /// before), or off. Answers are the same bytes either way. Models on a GPU decode without [default: ngram]
+    /// before), or off. Answers are the same bytes either way. Models on a GPU decode without [default: off]
     #[arg(long)]
     pub speculation: Option<String>,
     /// Most tokens guessed for a sequence in one step, up to 32; fewer where they do not pay [default: 12]
@@ -90,7 +90,7 @@ impl DecodeFlags {
         if rows_max == 0 {
             return Err(invalid("draft_rows_max", rows_max, "must be at least 1; to guess no tokens, set speculation to off"));
         }
-        match self.speculation.as_deref().unwrap_or("ngram") {
+        match self.speculation.as_deref().unwrap_or("off") {
             "off" => Ok(None),
             "ngram" => Ok(Some(Speculation { proposer: Ngram::boxed, draft_tokens_max, rows_max })),
             other => Err(invalid("speculation", other, "must be ngram or off")),

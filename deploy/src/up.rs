@@ -160,7 +160,7 @@ pub struct UpArgs {
     /// Sequences that a decode worker runs at once
     #[arg(long, default_value_t = 64)]
     sequences_max: usize,
-    /// How a decode worker guesses the next tokens, which it verifies several at once: ngram or off [default: ngram]
+    /// How a decode worker guesses the next tokens, which it verifies several at once: ngram or off [default: off]
     #[arg(long)]
     speculation: Option<String>,
     /// Most tokens that a decode worker guesses for a sequence in one step [default: 12]

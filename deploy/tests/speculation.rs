@@ -9,6 +9,7 @@ use support::{Cluster, DISAGGREGATED, Numbers, crash};
 
 const FAMILIES: [&[&str]; 2] = [&["llama3", "gemma3", "prose"], &["qwen3", "mixtral", "deepseek-v3"]];
 const ALONE: &[&str] = &["--prefill", "0", "--kvpool", "0"];
+const NGRAM: &[&str] = &["--speculation", "ngram"];
 
 /// Of every kind of request, one for each model: prompts around block borders that repeat themselves, as code does.
 fn asks(models: &[&str], max_tokens: u32) -> Vec<Value> {
@@ -99,7 +100,7 @@ async fn answers_are_those_without_speculation() {
         assert_eq!(sum(&reference, "tokens_drafted"), 0, "it is off");
         plain.stop();
 
-        let cluster = start(&dirs, &[ALONE]);
+        let cluster = start(&dirs, &[ALONE, NGRAM]);
         for at_once in [1, 8] {
             let answers = all(&cluster, &asks, at_once).await;
             assert_same(&reference, &answers, &asks, &format!("{at_once} at a time"));
@@ -113,7 +114,7 @@ async fn answers_are_those_without_speculation() {
         cluster.stop();
 
         // Blocks that were filled while tokens were guessed serve later requests, from the pool.
-        let cluster = start(&dirs, &[DISAGGREGATED, &["--kv-memory", "1MiB", "--draft-tokens-max", "5"]]);
+        let cluster = start(&dirs, &[DISAGGREGATED, NGRAM, &["--kv-memory", "1MiB", "--draft-tokens-max", "5"]]);
         for how in ["cold", "cached"] {
             assert_same(&reference, &all(&cluster, &asks, 4).await, &asks, how);
         }
@@ -134,7 +135,7 @@ async fn preempted_answers_are_those_without_speculation() {
     let plain = start(&dirs, &[ALONE, &["--speculation", "off"]]);
     let reference = all(&plain, &asks, 1).await;
     plain.stop();
-    let cluster = start(&dirs, &[DISAGGREGATED, &["--kv-memory", "420KiB"]]);
+    let cluster = start(&dirs, &[DISAGGREGATED, NGRAM, &["--kv-memory", "420KiB"]]);
     let answers = all(&cluster, &asks, 16).await;
     assert_same(&reference, &answers, &asks, "short of memory");
     assert!(sum(&answers, "preemptions") > 0, "the device was meant to be too small");
@@ -150,7 +151,7 @@ async fn rescued_answers_are_those_without_speculation() {
     let plain = start(&dirs, &[ALONE, &["--speculation", "off"]]);
     let reference = all(&plain, &asks, 4).await;
     plain.stop();
-    let cluster = start(&dirs, &[DISAGGREGATED, &["--decode", "3", "--threads", "1"]]);
+    let cluster = start(&dirs, &[DISAGGREGATED, NGRAM, &["--decode", "3", "--threads", "1"]]);
     // Answers are quick: one that ends before the crash is asked for again.
     for _ in 0..10 {
         let (answers, ()) = tokio::join!(all(&cluster, &asks, 4), crash_one_at_work(&cluster));
