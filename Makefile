@@ -8,6 +8,9 @@
 #   make fuzz    kernels at random shapes: the same bits on every instruction set, in any cut   (make fuzz CASES=100000)
 #   make fuzz-inputs   everything that comes from outside, made odd: no panic, no hang, no memory without bound   (make fuzz-inputs MINUTES=60)
 #
+#   make package   a Debian package and a tarball of all programs, units and examples, in target/package
+#   make image     a container image of that, with buildah
+#
 #   make test-aarch64    the CPU backend's tests for aarch64, in qemu
 #   make test-rdma       RDMA on real verbs, in a QEMU guest with the kernel's software devices   (make test-rdma PARTS="rails pool")
 
@@ -23,6 +26,19 @@ up: programs
 programs: setup-build
 	@test -x $(TARGET)/release/tidemill || echo "Building Tidemill: about six minutes on two cores the first time, seconds after that." >&2
 	cargo build --release --locked -p tidemill-deploy -p tidemill-coordinator -p tidemill-prefill -p tidemill-decode -p tidemill-kvpool
+
+# The same tree in both: programs, systemd units, example configurations, alerts, dashboards, manifests.
+.PHONY: package image
+package: programs
+	deploy/make-package $(TARGET)/release $(TARGET)/package
+
+# BASE names another base image, such as one of a registry of yours.
+BASE ?= docker.io/library/debian:12-slim
+image: package
+	@deploy/apt-install buildah:buildah
+	cp $(TARGET)/package/tidemill_*.deb deploy/container/tidemill.deb
+	buildah build --build-arg BASE=$(BASE) --tag localhost/tidemill:latest deploy/container
+	rm deploy/container/tidemill.deb
 
 build: setup-build
 	cargo build --release --locked --workspace

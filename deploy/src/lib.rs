@@ -6,6 +6,7 @@
 //! - [`cluster`]: `tidemill cluster`, what a running cluster does
 //! - [`appeals`]: `tidemill appeals`; [`audit`]: `tidemill audit`; [`feedback`]: `tidemill feedback`;
 //!   [`golden`]: the file of golden cases
+//! - [`doctor`]: `tidemill doctor`, whether machines and clusters are fit to serve
 //! - [`eval`]: `tidemill eval`, whether models' answers are good
 //! - [`keys`]: `tidemill keys` and `tidemill tenants`; [`usage`]: `tidemill usage`
 //! - [`registry`]: `tidemill registry`, what the coordinators agree on
@@ -22,6 +23,7 @@ pub mod chat;
 pub mod client;
 pub mod cluster;
 pub mod demo_model;
+pub mod doctor;
 pub mod eval;
 pub mod feedback;
 pub mod gguf;

@@ -2,12 +2,13 @@
 //! classifier.
 
 use clap::{Parser, Subcommand};
-use tidemill_deploy::{appeals, audit, certs, chat, cluster, eval, feedback, gguf, keys, registry, rollout, safety, up, usage};
+use std::process::ExitCode;
+use tidemill_deploy::{appeals, audit, certs, chat, cluster, doctor, eval, feedback, gguf, keys, registry, rollout, safety, up, usage};
 use tidemill_net::process::{self, Failed};
 
 /// Disaggregated prefill/decode serving for large language models
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "tidemill", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -21,6 +22,8 @@ enum Command {
     Chat(chat::ChatArgs),
     /// Watch a running cluster in the terminal: models, members, tiers and decisions
     Cluster(cluster::ClusterArgs),
+    /// Check this machine, and with a URL a cluster, and say what to do
+    Doctor(doctor::DoctorArgs),
     /// Read and change what the coordinators agree on, such as models' aliases
     Registry(registry::RegistryArgs),
     /// Move users from one model to another, step by step, and back when the new one is worse
@@ -56,12 +59,13 @@ enum Command {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Failed> {
+async fn main() -> Result<ExitCode, Failed> {
     process::keep_files_private();
     match Cli::parse().command {
         Command::Up(args) => up::up(*args).await?,
         Command::Chat(args) => chat::chat(args).await?,
         Command::Cluster(args) => cluster::cluster(args).await?,
+        Command::Doctor(args) => return Ok(doctor::doctor(args).await?),
         Command::Registry(args) => registry::registry(args).await?,
         Command::Rollout(command) => rollout::rollout(command).await?,
         Command::Keys(command) => keys::keys(command).await?,
@@ -75,5 +79,5 @@ async fn main() -> Result<(), Failed> {
         Command::Unpack(args) => gguf::unpack(&args)?,
         Command::Certs(args) => certs::certs(&args)?,
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

@@ -25,7 +25,9 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
+use x509_cert::{Certificate, der::Decode};
 
 /// The DNS name in every certificate. A certificate proves a role in the cluster, not an address: addresses change.
 pub const SERVER_NAME: &str = "tidemill";
@@ -105,6 +107,13 @@ impl Identity {
         roots.add(self.ca.clone()).map_err(mismatch)?;
         Ok(roots)
     }
+}
+
+/// The end of the first certificate in a PEM file, since 1970.
+pub fn end(path: &Path) -> Result<Duration, IdentityError> {
+    let unreadable = |reason: String| IdentityError::Pem { path: path.to_owned(), reason };
+    let certificate = Certificate::from_der(&certificate(path)?).map_err(|error| unreadable(error.to_string()))?;
+    Ok(certificate.tbs_certificate.validity.not_after.to_unix_duration())
 }
 
 /// The certificate and key of a PKI directory, which belong together, and whose they are.
