@@ -120,7 +120,7 @@ async fn lost_states_are_computed_again() {
     let cases = cases();
     let reference = alone(&cases).await;
     // Memory for the longest prompt and little more: what a prompt needs has mostly been evicted, blocks and states alike.
-    let small = ["--kv-memory", "80KiB", "--pool-memory", "96KiB", "--sequences-max", "4", "--state-every", "4"];
+    let small = ["--kv-memory", "80KiB", "--pool-memory", "192KiB", "--sequences-max", "4", "--state-every", "4"];
     let cluster = start(&[DISAGGREGATED, &small]);
     for how in ["a small pool", "a small pool, again"] {
         assert_same(&reference, &complete_all(&cluster, &cases, 2).await, &cases, how);
@@ -128,7 +128,7 @@ async fn lost_states_are_computed_again() {
     cluster.stop();
 
     let mut numbers = Numbers(5);
-    let long: Vec<Case> = (0..3).map(|_| case(&mut numbers, 300, 2000)).collect();
+    let long: Vec<Case> = (0..3).map(|_| case(&mut numbers, 300, 1500)).collect();
     let expected = alone(&long).await;
     for (role, (case, expected)) in ["decode", "kvpool", "prefill"].into_iter().zip(long.iter().zip(&expected)) {
         let cluster = start(&[DISAGGREGATED, &["--prefill", "2", "--decode", "2", "--kvpool", "2"]]);

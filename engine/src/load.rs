@@ -54,7 +54,7 @@ pub fn load_engine(settings: &EngineSettings, sequences_max: usize, work_max: us
     let LoadedRunner { runner, blocks, step_tokens } = load_runner(settings, sequences_max)?;
     let states = StateRule::new(runner.state_blocks(), settings.state_every);
     let of_tokens = blocks.saturating_sub(states.of_job());
-    if of_tokens == 0 {
+    if states.blocks > 0 && of_tokens == 0 {
         let (blocks, needed, bytes) = (blocks as u64, states.of_job() as u64, runner.kv_shape().block_bytes() as u64);
         let reason = format!("holds {blocks} blocks, and the states of one sequence take {needed}: give it more than {}", needed * bytes);
         return Err(invalid("kv_memory", blocks * bytes, reason).into());

@@ -110,7 +110,7 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
             tracing::info!(blocks, bytes = blocks as u64 * info.block_bytes, "pinned memory for blocks on their way into the pool");
             blocks
         }
-        // At best effort, a state is put as a whole or not at all.
+        // Part of a state is of no use, so there is room for a whole one.
         None => io::queue_blocks(&info, PUTTING_MAX).max(states.of_job()),
     };
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);

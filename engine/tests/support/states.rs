@@ -14,18 +14,18 @@ use tidemill_proto::{
 type Content = (u64, usize);
 
 #[derive(Debug)]
-pub struct States {
-    pub rule: StateRule,
+pub(crate) struct States {
+    pub(crate) rule: StateRule,
     device: BTreeMap<u32, Content>,
 }
 
 impl States {
-    pub fn new(rule: StateRule) -> Self {
+    pub(crate) fn new(rule: StateRule) -> Self {
         Self { rule, device: BTreeMap::new() }
     }
 
     /// The contents of the blocks that hold states after full blocks of these tokens, by their keys.
-    pub fn names(&self, layout: &LayoutFingerprint, salt: &[u8], tokens: &[Token]) -> BTreeMap<BlockKey, Content> {
+    pub(crate) fn names(&self, layout: &LayoutFingerprint, salt: &[u8], tokens: &[Token]) -> BTreeMap<BlockKey, Content> {
         let chain = Chain::new(layout, salt, tokens);
         let ends = chain.keys().iter().zip(1..);
         let parts = ends.flat_map(|(key, end)| {
@@ -35,14 +35,14 @@ impl States {
     }
 
     /// A device block is put into the pool under a key.
-    pub fn put(&self, names: &BTreeMap<BlockKey, Content>, key: BlockKey, block: u32) {
+    pub(crate) fn put(&self, names: &BTreeMap<BlockKey, Content>, key: BlockKey, block: u32) {
         if let Some(content) = names.get(&key) {
             assert_eq!(self.device.get(&block), Some(content), "block {block} is put as what it is");
         }
     }
 
     /// A device block has the bytes that the pool had under a key.
-    pub fn fetched(&mut self, names: &BTreeMap<BlockKey, Content>, key: BlockKey, block: u32) {
+    pub(crate) fn fetched(&mut self, names: &BTreeMap<BlockKey, Content>, key: BlockKey, block: u32) {
         match names.get(&key) {
             Some(content) => self.device.insert(block, *content),
             None => self.device.remove(&block),
@@ -50,7 +50,7 @@ impl States {
     }
 
     /// A step reads a state: that after the tokens before it.
-    pub fn read(&self, state: StateBlocks<'_>, before: &[Token]) {
+    pub(crate) fn read(&self, state: StateBlocks<'_>, before: &[Token]) {
         assert_eq!(state.to.len(), self.rule.blocks);
         if self.rule.blocks == 0 {
             return;
@@ -62,7 +62,7 @@ impl States {
     }
 
     /// A step has written keys and values into some blocks, and the state after `tokens`.
-    pub fn write(&mut self, state: StateBlocks<'_>, blocks: &[u32], tokens: &[Token]) {
+    pub(crate) fn write(&mut self, state: StateBlocks<'_>, blocks: &[u32], tokens: &[Token]) {
         blocks.iter().for_each(|block| drop(self.device.remove(block)));
         for (part, block) in state.to.iter().enumerate() {
             self.device.insert(*block, (digest(tokens), part));

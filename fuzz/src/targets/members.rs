@@ -48,7 +48,7 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
         layout: LayoutFingerprint([7; 16]),
         block_bytes: 4096,
         device_blocks: 256,
-        state_blocks: dice.below(3) as u32,
+        state_blocks: 0,
         context_tokens: 2048,
         work_max: 64,
     };

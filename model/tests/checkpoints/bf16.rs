@@ -77,7 +77,8 @@ fn a_checkpoint_with_one_matrix_in_f32_is_computed_in_f32() {
         // The embedding stays in bf16, as its factor is rounded to the embedding's type.
         let exact = restored(family, |name| if name.contains("embed_tokens") { Dtype::Bf16 } else { Dtype::F32 });
         let mut exact = load_dir(exact.path(), KvDtype::F32, 2, None);
-        for kept in ["model.layers.0.mlp", "model.layers.1.self_attn"].map(|part| matrix_of(family, part)) {
+        let mlp = if family == "lfm2" { "model.layers.0.feed_forward" } else { "model.layers.0.mlp" };
+        for kept in [mlp, "model.layers.1.self_attn"].map(|part| matrix_of(family, part)) {
             let mixed = restored(family, |name| if *name == kept { Dtype::F32 } else { Dtype::Bf16 });
             let mut mixed = load_dir(mixed.path(), KvDtype::F32, 2, None);
             assert!(all_logits(&mut mixed, &tokens, 32) == all_logits(&mut exact, &tokens, 32), "{family} with {kept}");

@@ -12,5 +12,6 @@ mod int8;
 mod latent;
 mod multimodal;
 mod mxfp4;
+mod recurrent;
 mod reference;
 mod trained;
