@@ -43,7 +43,7 @@ fn follow(state: u64, token: Token) -> u64 {
     mix(state ^ mix(u64::from(token) + 1))
 }
 
-/// The token number `index` of an answer, after a position: one of two things in a row, so that looking up helps.
+/// The token number `index` of an answer, after a position.
 fn next_token(state: u64, index: u64, banned: &[Token]) -> Token {
     let token = (mix(state) ^ mix(index)) as Token % VOCAB;
     if banned.contains(&token) { token + 1 } else { token }
