@@ -51,7 +51,7 @@ impl Cluster {
         let sequence = self.requests.choice_mut(at);
         sequence.losses += 1;
         sequence.is_kept();
-        self.rescue(now, at, Duration::ZERO);
+        self.put_back(now, at, Duration::ZERO);
     }
 
     /// A worker had no room for it. That is no loss: it waits for room no longer than any other sequence.
@@ -59,10 +59,10 @@ impl Cluster {
         let sequence = self.requests.choice_mut(at);
         sequence.returns += 1;
         let rest = RETURN_REST.saturating_mul(1 << sequence.returns.min(16)).min(RETURN_REST_MAX);
-        self.rescue(now, at, rest);
+        self.put_back(now, at, rest);
     }
 
-    fn rescue(&mut self, now: Duration, at: ChoiceId, rest: Duration) {
+    fn put_back(&mut self, now: Duration, at: ChoiceId, rest: Duration) {
         let (id, choice) = at;
         let request = self.requests.get_mut(id).expect("a running sequence has a request");
         let ended = request.ended_by_tokens(choice);
