@@ -278,7 +278,7 @@ impl World {
             self.states.write(segment.state, written, &self.all_tokens[chunk.job.0 as usize][..end]);
         }
         for (chunk, result) in chunks.iter().zip(&results) {
-            self.all_tokens[chunk.job.0 as usize].extend(result.drawn.as_ref().map(|(token, _)| *token));
+            self.all_tokens[chunk.job.0 as usize].extend(result.drawn.iter().map(|(token, _)| *token));
         }
         self.scheduler.stepped(&chunks, results, self.now);
     }

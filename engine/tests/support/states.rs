@@ -63,7 +63,9 @@ impl States {
 
     /// A step has written keys and values into some blocks, and the state after `tokens`.
     pub(crate) fn write(&mut self, state: StateBlocks<'_>, blocks: &[u32], tokens: &[Token]) {
-        blocks.iter().for_each(|block| drop(self.device.remove(block)));
+        for block in blocks {
+            self.device.remove(block);
+        }
         for (part, block) in state.to.iter().enumerate() {
             self.device.insert(*block, (digest(tokens), part));
         }
