@@ -607,7 +607,7 @@ mod tests {
                 assert_eq!((finished.arrivals.len(), kv.computed_blocks(), kv.kept_at()), (4, 4, 4));
                 assert_eq!(kv.state(65).from.map(|blocks| blocks[0]), Some(to));
             } else {
-                assert!(residency.fetched(&mut kv, 1, None, Duration::ZERO).unwrap().finished.is_none(), "and the one before");
+                assert!(residency.fetched(&mut kv, 0, None, Duration::ZERO).unwrap().finished.is_none(), "and the one before");
                 let (_, keys) = next_fetch(&mut residency);
                 assert_eq!(keys, kv.keys()[1].state_parts(2).collect::<Vec<_>>());
                 let finished = residency.fetched(&mut kv, 0, None, Duration::ZERO).unwrap().finished.expect("there is none");
