@@ -2,7 +2,7 @@
 //!
 //! - [`json`]: JSON as clients write it, where that is more than a library reads
 //! - [`owner`]: the owner of stored things; [`room`]: fair shares of a room that tenants fill together; [`shares`]: parts of what is in
-//! flight
+//!   flight
 //! - [`memories`]: facts about users, as chats are given them, and how many are kept
 //! - [`registry`]: the coordinators' agreed records, as operators see and change them
 //! - [`origins`]: the origins whose web pages may use the API

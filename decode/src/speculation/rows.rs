@@ -121,14 +121,14 @@ mod tests {
 
     #[test]
     fn drafts_are_as_long_as_they_pay() {
-        let likely = vec![0.9; 16];
-        assert_eq!(give_out(&[likely.clone()], ROOM, &cost(30.0, 0.5)), [16]);
-        let some = give_out(&[likely.clone()], ROOM, &cost(20.0, 2.0))[0];
+        let likely = [vec![0.9; 16]];
+        assert_eq!(give_out(&likely, ROOM, &cost(30.0, 0.5)), [16]);
+        let some = give_out(&likely, ROOM, &cost(20.0, 2.0))[0];
         assert!((3..14).contains(&some), "{some}");
-        assert_eq!(give_out(&[likely.clone()], ROOM, &cost(0.0, 10.0)), [0], "rows are not cheaper than steps");
+        assert_eq!(give_out(&likely, ROOM, &cost(0.0, 10.0)), [0], "rows are not cheaper than steps");
         assert_eq!(give_out(&[vec![0.05; 16]], ROOM, &cost(20.0, 2.0)), [0], "hardly any would count");
-        assert_eq!(give_out(&[likely.clone()], Room { drafts: 2, ..ROOM }, &cost(30.0, 0.5)), [2]);
-        assert_eq!(give_out(&[likely], Room { ms: 32.2, ..ROOM }, &cost(30.0, 0.5)), [3], "30.5 ms, and three more rows");
+        assert_eq!(give_out(&likely, Room { drafts: 2, ..ROOM }, &cost(30.0, 0.5)), [2]);
+        assert_eq!(give_out(&likely, Room { ms: 32.2, ..ROOM }, &cost(30.0, 0.5)), [3], "30.5 ms, and three more rows");
     }
 
     #[test]
