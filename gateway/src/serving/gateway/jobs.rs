@@ -40,7 +40,7 @@ impl Gateway {
         self.shared.rollouts.tend(self.registry()).await;
     }
 
-    /// Background loop: keeps connections to servers of tools, until [`ServerTools::end`].
+    /// Background loop: keeps connections to servers of tools, until `ServerTools::end`.
     pub async fn tend_server_tools(&self) {
         match self.server_tools() {
             Some(tools) => tools.tend().await,
