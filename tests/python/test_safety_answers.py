@@ -161,7 +161,7 @@ def test_closed_cuts_what_cannot_be_checked(lenient):
     wait_until(lambda: lenient.ask(HARMLESS, **saying(passage)).choices[0].finish_reason == "stop")
     assert lenient.metric("tidemill_safety_unchecked_total", 'side="output"') >= 4
     assert lenient.metric("tidemill_safety_bypasses_total") == 0
-    lenient.told("a doubtful answer is refused: its last safety check failed")
+    lenient.told("the last safety check of an uncertain answer failed; refusing it")
 
 
 def test_open_lets_pass_and_never_what_may_be_about_children(tmp_path, classifier):
@@ -177,7 +177,7 @@ def test_open_lets_pass_and_never_what_may_be_about_children(tmp_path, classifie
         finally:
             os.kill(pid, signal.SIGCONT)
         assert cluster.metric("tidemill_safety_bypasses_total", 'side="output"') == 1
-        cluster.told("a doubtful answer passes without its last safety check")
+        cluster.told("the last safety check of an uncertain answer failed; letting it pass")
 
 
 def test_a_client_that_leaves_ends_the_judgement(tmp_path, classifier):

@@ -121,7 +121,7 @@ def test_closed_refuses_while_the_judge_hangs(lenient):
     wait_until(lambda: passes(lenient, lenient.hate))
     assert lenient.metric("tidemill_safety_unchecked_total") >= 4
     assert lenient.metric("tidemill_safety_bypasses_total") == 0
-    lenient.told("a doubtful prompt is refused: its last safety check failed")
+    lenient.told("the last safety check of an uncertain prompt failed; refusing it")
 
 
 def test_closed_refuses_while_there_is_no_worker(lenient):
@@ -170,7 +170,7 @@ def test_open_lets_pass_for_a_while_and_never_what_may_be_about_children(tmp_pat
             assert passes(cluster, cluster.hate)
             bypasses = cluster.metric("tidemill_safety_bypasses_total")
             assert bypasses == 2 and first_failure - started < window_s
-            assert len(re.findall("passes without its last safety check", "".join(cluster.log))) == bypasses
+            assert len(re.findall("failed; letting it pass", "".join(cluster.log))) == bypasses
             wait_until(lambda: not passes(cluster, cluster.hate), within_s=window_s + 2)
             assert time.monotonic() - first_failure > window_s - 2
             assert not passes(cluster, cluster.hate)
