@@ -82,12 +82,12 @@ const STEPS_SAVED_MAX: u32 = 8;
 
 const LIVE: &str = "a listed sequence lives";
 
-/// What a step came to.
+/// The outcome of a step.
 #[derive(Default)]
 struct Outcome {
     /// Its chunks, without what was drafted in vain.
     computed: Vec<ScheduledChunk>,
-    /// What coordinators are told before the tokens.
+    /// The events that coordinators get before the tokens.
     events: Vec<(LinkId, WorkerEvent)>,
     tokens: BTreeMap<LinkId, Vec<SequenceToken>>,
     finished: Vec<(JobId, Finish)>,

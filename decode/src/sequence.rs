@@ -164,7 +164,7 @@ impl Sequence {
         let banned = if generated < stop.min_tokens { stop.min_tokens - generated } else { u32::MAX };
         let left = banned.min(stop.max_tokens.saturating_sub(generated)) as usize;
         let most = most.min(left.min(longest.saturating_sub(tokens.len())).saturating_sub(1));
-        // What is wanted of a prompt is wanted of its last row, too.
+        // Scores and embeddings of a prompt include its last row, so nothing is drafted until they are computed.
         let most = if self.is_scoring() || self.job.embeds.is_some() { 0 } else { most };
         self.drafter.as_mut().map_or_else(Vec::new, |drafter| drafter.propose(tokens, most, &stop.stop_tokens))
     }

@@ -59,7 +59,7 @@ impl Drafter {
     pub(crate) fn propose(&mut self, tokens: &[Token], most: usize, ends: &[Token]) -> Vec<f64> {
         self.proposal.clear();
         self.evidence = if most > 0 { self.proposer.propose(tokens, most, &mut self.proposal) } else { 0 };
-        // What follows an end is never asked for, and an end is drawn without being proposed.
+        // A draft stops before a stop token: no token after one is needed, and the stop token itself is drawn anyway.
         let end = self.proposal.iter().position(|token| ends.contains(token)).unwrap_or(self.proposal.len());
         self.proposal.truncate(end);
         (0..self.proposal.len()).map(|place| self.acceptance.of(self.evidence + place)).collect()

@@ -133,7 +133,7 @@ struct World {
     /// prompts that were computed since.
     passed: BTreeMap<SequenceId, (usize, usize)>,
     embedded: BTreeSet<SequenceId>,
-    /// Of each job, with those drawn.
+    /// The tokens of each job, those drawn included.
     all_tokens: Vec<Vec<Token>>,
     states: States,
 }
@@ -283,7 +283,7 @@ impl World {
         self.scheduler.stepped(&chunks, results, self.now);
     }
 
-    /// What the blocks of a job's states hold.
+    /// The expected content of the blocks of a job's states, by key.
     fn names(&self, job: usize) -> BTreeMap<BlockKey, (u64, usize)> {
         self.states.names(&LAYOUT, &self.jobs[job].salt, &self.all_tokens[job])
     }

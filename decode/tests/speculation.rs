@@ -38,7 +38,7 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// What a position holds, given the one before and its token.
+/// The content of a position, from that of the one before and its token.
 fn follow(state: u64, token: Token) -> u64 {
     mix(state ^ mix(u64::from(token) + 1))
 }
@@ -159,7 +159,7 @@ impl Ask {
     }
 }
 
-/// What coordinators are told of a sequence.
+/// The events that coordinators got for a sequence.
 #[derive(Debug, Default, PartialEq)]
 struct Told {
     tokens: Vec<Token>,
@@ -175,7 +175,7 @@ struct World {
     memory: Vec<[u64; BLOCK_TOKENS]>,
     now: Duration,
     told: BTreeMap<SequenceId, Told>,
-    /// What each block of the right answers holds.
+    /// The content of each block of the right answers.
     blocks: HashMap<BlockKey, [u64; BLOCK_TOKENS]>,
     /// Those that were put.
     pool: HashMap<BlockKey, [u64; BLOCK_TOKENS]>,

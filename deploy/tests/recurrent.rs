@@ -73,7 +73,7 @@ async fn outputs_do_not_depend_on_the_way_of_a_state() {
     cluster.stop();
 }
 
-/// What a state takes is its own blocks and no more: a prompt's last block end has one.
+/// A hand-over moves a prompt's blocks and the state at its last block end, and no more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hand_over_moves_the_blocks_and_one_state() {
     let cluster = start(&[DISAGGREGATED]);

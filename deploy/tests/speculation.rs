@@ -11,7 +11,7 @@ const FAMILIES: [&[&str]; 2] = [&["llama3", "gemma3", "prose"], &["qwen3", "mixt
 const ALONE: &[&str] = &["--prefill", "0", "--kvpool", "0"];
 const NGRAM: &[&str] = &["--speculation", "ngram"];
 
-/// Of every kind of request, one for each model: prompts around block borders that repeat themselves, as code does.
+/// Requests, one of every kind for each model: prompts around block borders that repeat themselves, as code does.
 fn asks(models: &[&str], max_tokens: u32) -> Vec<Value> {
     let kinds = [
         json!({}),
@@ -43,7 +43,7 @@ fn asks(models: &[&str], max_tokens: u32) -> Vec<Value> {
     models.iter().copied().flat_map(of_model).collect()
 }
 
-/// What must not change.
+/// The part of an answer that must not change.
 fn answer(body: &Value) -> Value {
     let choices = body["choices"].as_array().expect("choices").iter();
     let choice = |choice: &Value| {

@@ -30,7 +30,7 @@ pub(crate) struct Fetching {
 const TRIES_MAX: u32 = 4;
 
 impl Fetching {
-    /// Of the blocks from number `first` on, as far as `nodes` go, and then of the `parts` blocks of the state there.
+    /// A fetch of the blocks from number `first` on, as far as `nodes` go, and then of the `parts` blocks of the state there.
     pub(crate) fn new(id: FetchId, first: usize, nodes: Vec<PoolNode>, parts: usize, now: Duration) -> Self {
         let blocks = nodes.len() - first + parts;
         let asked = (0..blocks).collect();

@@ -57,7 +57,7 @@ pub struct Constrained {
 #[derive(Debug)]
 struct Followed {
     constrained: Constrained,
-    /// What may be drawn after the next token in the same step, as far as that has come.
+    /// The masks of tokens after the next one in the same step, as far as that has come.
     later: [OnceLock<Arc<Cell>>; DRAFT_TOKENS_MAX],
     maskers: mpsc::Sender<Advance>,
 }

@@ -179,7 +179,7 @@ impl JobState {
         self.kept_at = at;
     }
 
-    /// What is believed between calls. For tests.
+    /// Asserts the invariants that hold between calls. For tests.
     pub(crate) fn check_integrity(&self, rule: StateRule, computed: usize, is_admitted: bool) {
         let own = if is_admitted { rule.blocks } else { 0 };
         assert_eq!([self.end.len(), self.running.len()], [own; 2], "two states of its own");

@@ -19,7 +19,7 @@ pub(crate) struct Config {
     pub(crate) json: Value,
 }
 
-/// What Llama 3's frequency scaling was published with.
+/// The factors that Llama 3's frequency scaling was published with.
 const LOW_FREQ_FACTOR: f64 = 1.0;
 const HIGH_FREQ_FACTOR: f64 = 4.0;
 /// The original positions, where no frequency lies between the two factors to tell.

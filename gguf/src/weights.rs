@@ -58,12 +58,12 @@ struct Outputs<'a> {
     tensors: Vec<&'a [u8]>,
     kind: BlockType,
     experts: usize,
-    /// Of each tensor and expert.
+    /// Rows of each tensor for one expert.
     rows: usize,
     columns: usize,
 }
 
-/// What becomes of experts' outputs.
+/// The form in which experts' outputs are written.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
     /// Numbers, `[experts, outputs]`.
@@ -103,7 +103,7 @@ pub(crate) fn all<'a>(file: &'a Gguf, config: &Config) -> Result<Vec<(String, We
                 dimensions(1..=2)?;
                 let order = order(&name, tensor, config).map_err(problem)?;
                 let minus = if family.norms_plus_one && name.ends_with("norm.weight") { 1.0 } else { 0.0 };
-                // What is one row by itself (a shared expert's gate) is a matrix there.
+                // A shared expert's gate, a vector in the file, is a matrix of one row there.
                 let shape =
                     if name.ends_with("shared_expert_gate.weight") { vec![1, tensor.shape.iter().product()] } else { tensor.shape.clone() };
                 named.push((name, Weight::of_rows(file.bytes(tensor), tensor.kind, shape, order, minus)));

@@ -31,7 +31,7 @@ impl Proposer for Ngram {
         let Some(next) = self.tables.each_mut().into_iter().filter_map(|table| table.find(tokens)).next() else { return 0 };
         let first = proposal.len();
         for place in 0..most {
-            // What repeats with a short period goes on into what is just proposed.
+            // A repetition with a short period runs past the end of the tokens and continues in the proposal itself.
             let token = tokens.get(next + place).or_else(|| proposal.get(first + next + place - tokens.len()));
             proposal.extend(token.copied());
         }

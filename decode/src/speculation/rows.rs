@@ -60,7 +60,7 @@ impl RowCost {
     }
 }
 
-/// What a step has room for.
+/// The room of a step for drafts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     /// Rows with drafted tokens.

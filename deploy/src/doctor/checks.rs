@@ -17,7 +17,7 @@ pub struct Finding {
     pub check: &'static str,
     pub verdict: Verdict,
     pub says: String,
-    /// What to do about it; empty where nothing is to be done.
+    /// The remedy; empty where nothing is to be done.
     pub todo: String,
 }
 

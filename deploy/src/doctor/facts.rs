@@ -35,7 +35,7 @@ pub struct Port {
     pub taken: Option<String>,
 }
 
-/// What a key of a config file asks for.
+/// The request of a config file's key.
 #[derive(Clone, Debug)]
 pub struct Need {
     pub key: &'static str,
@@ -120,7 +120,7 @@ impl Facts {
         Ok(facts)
     }
 
-    /// What a role's config file asks for. Keys that nothing here judges are the role program's to check.
+    /// The requests of a role's config file. Keys that nothing here judges are the role program's to check.
     fn add(&mut self, config: &toml::Table) -> anyhow::Result<()> {
         let text = |section: &str, key: &str| -> anyhow::Result<Option<String>> {
             let table = if section.is_empty() { Some(config) } else { config.get(section).and_then(toml::Value::as_table) };
@@ -204,7 +204,7 @@ fn numa_nodes() -> usize {
     entries.filter(|entry| entry.file_name().to_str().is_some_and(is_node)).count()
 }
 
-/// What the kernel says, as a time daemon told it.
+/// The kernel's view of the clock, as a time daemon set it.
 fn clock_synchronized() -> Option<bool> {
     // SAFETY: a `timex` is numbers only, for which zeros are values.
     let mut asked: libc::timex = unsafe { std::mem::zeroed() };

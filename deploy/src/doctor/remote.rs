@@ -9,7 +9,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Heartbeats come every second.
 const SILENT_S: f64 = 3.0;
 
-/// What is read of `/cluster`.
+/// The fields of `/cluster` that are read.
 #[derive(Debug, Deserialize)]
 pub struct Cluster {
     pub members: Vec<Member>,
@@ -62,7 +62,7 @@ pub async fn check(url: &str) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// What is wrong with members, and how many there are of each role.
+/// Faults of members, and how many there are of each role.
 pub fn members(cluster: &Cluster) -> Vec<Finding> {
     let mut findings = Vec::new();
     for Member { name, role, draining, unhealthy, seconds_since_heartbeat: silent } in &cluster.members {
