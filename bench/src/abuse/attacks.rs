@@ -91,6 +91,7 @@ pub const ALL: &[Attack] = attacks! {
     "streams-many", "as many streams as the key gets", [200, 400], streams::many;
 
     "conversations-large", "conversations of 4 MiB: others' must stay", [200, 400, 507], stored::large_conversations;
+    "conversations-waited-for", "tools of 150,000 fields beside a conversation that is looked up first", [200, 400, 507], stored::waited_for;
     "conversations-many", "conversations, as many as there is time for", [200, 507], stored::many_conversations;
     "conversation-read-back", "a conversation of 30 MiB, read four times at once", [200, 400, 507], stored::read_back;
     "conversation-read-slowly", "the same, by clients that do not read", [200, 400, 507], stored::read_slowly;

@@ -39,7 +39,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Api
 async fn classify(gateway: &Arc<Gateway>, body: Body) -> Result<Response, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let (gateway, texts) = gateway.compute_body(body.len(), move || understand(&worker, &body)).await?;
+    let (gateway, texts) = gateway.compute_body(body.weight(), move || understand(&worker, &body)).await?;
     let (rows, tokens) = embeddings::run(&gateway, "input", &texts).await?;
     let worker = Arc::clone(&gateway);
     let bytes = rows.iter().map(Vec::len).sum::<usize>() * size_of::<f64>();

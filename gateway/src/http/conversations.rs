@@ -55,7 +55,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
     let body = gateway.read(body).await?;
     let now = unix_seconds();
     let worker = Arc::clone(&gateway);
-    let made = gateway.compute_body(body.len(), move || {
+    let made = gateway.compute_body(body.weight(), move || {
         let Fields { changes, items } = fields(&body)?;
         let mut conversation = Conversation::new(now);
         conversation.change(&worker, changes)?;
@@ -91,7 +91,7 @@ pub async fn retrieve(Client(gateway): Client, Path(id): Path<String>) -> Answer
 /// `POST /v1/conversations/{id}`: another title, model, system prompt or metadata.
 pub async fn update(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Answered {
     let body = gateway.read(body).await?;
-    let Fields { changes, .. } = gateway.compute_body(body.len(), move || fields(&body)).await?;
+    let Fields { changes, .. } = gateway.compute_body(body.weight(), move || fields(&body)).await?;
     let record = load(&gateway, &id, Part::Nothing).await?;
     let worker = Arc::clone(&gateway);
     let changed = gateway.compute_body(record.body.len(), move || {
@@ -117,7 +117,7 @@ pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Answered
 /// `POST /v1/conversations/{id}/branch`: another conversation with the same beginning, up to the item `at`, or with all of it.
 pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Answered {
     let body = gateway.read(body).await?;
-    let BranchFields { at, changes } = gateway.compute_body(body.len(), move || fields(&body)).await?;
+    let BranchFields { at, changes } = gateway.compute_body(body.weight(), move || fields(&body)).await?;
     let record = load(&gateway, &id, Part::All).await?;
     let kept = match &at {
         None => record.items.len(),
@@ -159,7 +159,7 @@ pub async fn items(Client(gateway): Client, Path(id): Path<String>, query: PageW
 pub async fn add(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Answered {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
-    let sent = gateway.compute_body(body.len(), move || {
+    let sent = gateway.compute_body(body.weight(), move || {
         let Fields { items, .. } = fields(&body)?;
         new_items(&worker, items.ok_or_else(|| ApiError::invalid("items", "`items` is missing"))?)
     });

@@ -57,7 +57,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Api
 async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Bytes, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let Parsed { gateway, inputs, is_base64, dimensions } = gateway.compute_body(body.len(), move || understand(&worker, &body)).await?;
+    let Parsed { gateway, inputs, is_base64, dimensions } = gateway.compute_body(body.weight(), move || understand(&worker, &body)).await?;
     let (rows, tokens) = run(&gateway, "input", &inputs).await?;
     let worker = Arc::clone(&gateway);
     gateway.compute(move || Ok(listed(&worker, rows, dimensions, is_base64, tokens))).await

@@ -42,7 +42,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Mes
 pub async fn count_tokens(Client(gateway): Client, body: Body) -> Result<Json<Value>, MessagesError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
-    let count = gateway.compute_body(body.len(), move || {
+    let count = gateway.compute_body(body.weight(), move || {
         let (worker, dialog, ..) = request::understand(&worker, JsonBody::parse(&body)?, None)?;
         Ok(worker.prompt_only("messages", &dialog)?.len())
     });
@@ -53,7 +53,7 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<Begun<Message>, Api
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let understood = gateway.compute_body(body.len(), move || {
+    let understood = gateway.compute_body(body.weight(), move || {
         let parsed = JsonBody::parse(&body)?;
         let asked = worker.asked(parsed.fields());
         Ok((request::to_answer(&worker, arrived, parsed)?, asked))

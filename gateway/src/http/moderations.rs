@@ -59,7 +59,7 @@ fn name(category: Category) -> &'static str {
 pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
-    gateway.compute_body(body.len(), move || moderated(&worker, &body)).await.map(Json)
+    gateway.compute_body(body.weight(), move || moderated(&worker, &body)).await.map(Json)
 }
 
 fn moderated(gateway: &Gateway, body: &[u8]) -> Result<Value, ApiError> {

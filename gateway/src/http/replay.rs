@@ -78,7 +78,7 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let sender = caller.map_or_else(|| Arc::clone(gateway), |caller| gateway.for_caller(caller));
     let body = sender.read(body).await?;
     let goes_on = parts.headers.contains_key(LAST_EVENT_ID);
-    let looked_at = sender.compute_body(body.len(), move || {
+    let looked_at = sender.compute_body(body.weight(), move || {
         let (said, same) = (digest(&[&body]), goes_on && comes_out_the_same(&body));
         Ok((body, said, same))
     });

@@ -65,7 +65,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Api
 
 async fn rerank(gateway: &Arc<Gateway>, body: Body) -> Result<Response, ApiError> {
     let body = gateway.read(body).await?;
-    let bytes = body.len();
+    let bytes = body.weight();
     let worker = Arc::clone(gateway);
     let Query { gateway, documents, pairs, top, returns_documents } =
         gateway.compute_body(bytes, move || understand(&worker, &body)).await?;

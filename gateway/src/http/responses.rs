@@ -15,12 +15,12 @@ use super::{
     written,
 };
 use crate::{
-    requests::{error::ApiError, parse::JsonBody},
+    requests::{body::Kept, error::ApiError, parse::JsonBody},
     serving::gateway::Gateway,
     store::{Part, Record},
 };
 use axum::{Json, body::Body, extract::Path, response::Response};
-use run::Run;
+use run::{Run, Stored, others};
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Instant};
 
@@ -33,19 +33,25 @@ async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<Begun<Run>, ApiErro
     let arrived = Instant::now();
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    let understood = gateway.compute_body(body.len(), move || {
+    let understood = gateway.compute_body(body.weight(), move || {
         let parsed = JsonBody::parse(&body)?;
         let asked = worker.asked(parsed.fields());
-        Ok((request::understand(&worker, arrived, parsed)?, asked))
+        let (gateway, request) = request::understand(&worker, arrived, parsed)?;
+        let named = request.named();
+        let waits = named.is_any();
+        Ok((gateway, named, Kept::new(body, request, waits), asked))
     });
-    let ((gateway, request), asked) = understood.await?;
-    Run::start(&gateway, request, asked).await
+    let (gateway, named, request, asked) = understood.await?;
+    let worker = Arc::clone(&gateway);
+    let again = move |body: &[u8]| Ok(request::understand(&worker, arrived, JsonBody::parse(body)?)?.1);
+    let stored = Stored::look_up(&gateway, named).await?;
+    Run::start(&gateway, request, again, stored, asked).await
 }
 
 /// `GET /v1/responses/{id}`.
 pub async fn retrieve(Client(gateway): Client, Path(id): Path<String>) -> Result<Response, ApiError> {
     if let Some(running) = gateway.running().get(&gateway.owner(), &id) {
-        return written::write(&gateway, 0, move || Ok(running)).await;
+        return Ok(written::json(running.with(&others("in_progress", &[], None))));
     }
     let record = stored(&gateway, &id).await?;
     written::write(&gateway, bytes(&record), move || whole(&record)).await
@@ -61,7 +67,7 @@ pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Result<J
 /// `POST /v1/responses/{id}/cancel`: ends one that is being streamed.
 pub async fn cancel(Client(gateway): Client, Path(id): Path<String>) -> Result<Response, ApiError> {
     if let Some(cancelled) = gateway.running().cancel(&gateway.owner(), &id) {
-        return written::write(&gateway, 0, move || Ok(cancelled)).await;
+        return Ok(written::json(cancelled.with(&others("cancelled", &[], None))));
     }
     let record = stored(&gateway, &id).await?;
     let answer = move || {

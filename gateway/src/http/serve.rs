@@ -11,6 +11,7 @@ use super::{
 use crate::{
     base::stamp::unix_seconds,
     requests::{
+        body::Kept,
         error::ApiError,
         generate::GenerateRequest,
         options::Options,
@@ -115,28 +116,25 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
     // Most bodies name nothing that is stored, and are understood at once.
-    let looked_at = gateway.compute_body(body.len(), move || {
+    let looked_at = gateway.compute_body(body.weight(), move || {
         let parsed = JsonBody::parse(&body)?;
         let asked = worker.asked(parsed.fields());
         let named = if E::CONVERSES { parsed.read()? } else { Named::default() };
         Ok(match named.is_any() {
-            true => (Err((named, body, parsed)), asked),
+            true => (Err((named, Kept::new(body, parsed, true))), asked),
             false => (Ok(understand::<E>(&worker, arrived, parsed, Stored::default())?), asked),
         })
     });
     let (understood, asked) = looked_at.await?;
     let (gateway, mut endpoint, mut options, prompts) = match understood {
         Ok(understood) => understood,
-        Err((named, body, parsed)) => {
+        Err((named, kept)) => {
             let stored = Stored::look_up(gateway, named).await?;
             let worker = Arc::clone(gateway);
-            let bytes = body.len() + stored.bytes();
-            let understand = move || {
-                // Its bytes count until it is understood.
-                let _counted = body;
-                understand::<E>(&worker, arrived, parsed, stored)
-            };
-            gateway.compute_body(bytes, understand).await?
+            let bytes = kept.weight() + stored.bytes();
+            gateway
+                .compute_on(bytes, move || kept.with(JsonBody::parse, |parsed| understand::<E>(&worker, arrived, parsed, stored)))
+                .await?
         }
     };
     let id = format!("{}-{:032x}", E::ID_PREFIX, rand::random::<u128>());

@@ -45,7 +45,7 @@ struct Tokens {
 pub async fn tokenize(Client(gateway): Client, body: Body) -> Result<Response, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
-    let bytes = body.len();
+    let bytes = body.weight();
     written::write(&gateway, bytes, move || tokenized(&worker, JsonBody::parse(&body)?)).await
 }
 
@@ -83,7 +83,7 @@ fn tokenized(gateway: &Gateway, body: JsonBody) -> Result<Tokenized, ApiError> {
 pub async fn detokenize(Client(gateway): Client, body: Body) -> Result<Response, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
-    let bytes = body.len();
+    let bytes = body.weight();
     let detokenized = move || {
         let Tokens { model, tokens } = parse::json(&body)?;
         let worker = worker.select(model.as_deref())?;

@@ -1,9 +1,15 @@
 //! Request bodies on their way in: read within a time, and counted from their heads on against what their senders may have in flight.
 
 use crate::{
-    base::shares::{Party, Pool, Refused, Share, Shares},
+    base::{
+        json,
+        shares::{Party, Pool, Refused, Share, Shares},
+    },
     metrics,
-    requests::{computing::refusal, error::ApiError},
+    requests::{
+        computing::{LARGE_BYTES, refusal},
+        error::ApiError,
+    },
 };
 use axum::body::{Body, Bytes, HttpBody};
 use futures_util::StreamExt;
@@ -14,6 +20,8 @@ use tokio::time;
 const READ_MAX: Duration = Duration::from_secs(60);
 /// The step, in bytes, in which a body of unknown length takes its share.
 const STEP_BYTES: u64 = 64 << 10;
+/// The bytes that each JSON value of a body adds to its weight: parsed, the shortest takes hundreds of bytes where texts take their length.
+const VALUE_WEIGHT: usize = 8;
 
 /// The shares of request bodies in flight.
 #[derive(Debug)]
@@ -27,6 +35,8 @@ pub struct Bodies {
 #[derive(Debug)]
 pub struct Whole {
     bytes: Bytes,
+    /// The JSON values in it, once they are counted.
+    values: usize,
     _share: Share,
 }
 
@@ -39,9 +49,54 @@ impl Deref for Whole {
 }
 
 impl Whole {
+    /// Counts the body's JSON values. Fails if they are more than [`json::VALUES_MAX`].
+    pub fn counted(mut self) -> Result<Self, ApiError> {
+        self.values = json::values(&self.bytes);
+        if self.values > json::VALUES_MAX { Err(ApiError::too_many_values(json::VALUES_MAX)) } else { Ok(self) }
+    }
+
+    /// Returns the size of work on the body, in bytes: what it takes in memory once it is parsed, up to a factor.
+    pub fn weight(&self) -> usize {
+        self.bytes.len() + VALUE_WEIGHT * self.values
+    }
+
     /// Returns the bytes, which no longer count.
     pub fn into_bytes(self) -> Bytes {
         self.bytes
+    }
+}
+
+/// A body and its parsed form, between two pieces of work on it.
+#[derive(Debug)]
+pub struct Kept<T> {
+    body: Whole,
+    parsed: Option<T>,
+}
+
+impl<T> Kept<T> {
+    /// Keeps both, unless the request waits for the store in between and the body is large: then it will be parsed again, because what waits
+    /// is not bounded in what it takes together, as work is.
+    pub fn new(body: Whole, parsed: T, waits: bool) -> Self {
+        let parsed = (!waits || body.weight() <= LARGE_BYTES).then_some(parsed);
+        Self { body, parsed }
+    }
+
+    /// Returns the size of work on it, in bytes.
+    pub fn weight(&self) -> usize {
+        self.body.weight()
+    }
+
+    /// Works on the parsed body, whose bytes count until that is done.
+    pub fn with<R>(
+        self,
+        parse: impl FnOnce(&[u8]) -> Result<T, ApiError>,
+        work: impl FnOnce(T) -> Result<R, ApiError>,
+    ) -> Result<R, ApiError> {
+        let Self { body, parsed } = self;
+        work(match parsed {
+            Some(parsed) => parsed,
+            None => parse(&body)?,
+        })
     }
 }
 
@@ -86,7 +141,7 @@ impl Bodies {
         }
         // Most bodies come in one frame, which is not copied.
         let bytes = if rest.is_empty() { first } else { [&first[..], &rest].concat().into() };
-        Ok(Whole { bytes, _share: share })
+        Ok(Whole { bytes, values: 0, _share: share })
     }
 }
 
@@ -119,6 +174,20 @@ mod tests {
             assert_eq!(bodies.read(party("a"), long).await.unwrap_err().status(), 413);
         }
         assert_eq!(bodies.pool.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_large_body_that_waits_is_parsed_again() {
+        let bodies = Bodies::new(1 << 20, 4 << 20);
+        let kept = async |body: String, waits| {
+            let whole = bodies.read(party("a"), Body::from(body)).await.unwrap().counted().unwrap();
+            Kept::new(whole, "kept", waits).with(|_| Ok("again"), Ok).unwrap()
+        };
+        assert_eq!(kept("[1, 2]".into(), true).await, "kept");
+        let large = format!("\"{}\"", "a".repeat(LARGE_BYTES));
+        assert_eq!(kept(large.clone(), true).await, "again");
+        assert_eq!(kept(large, false).await, "kept");
+        assert_eq!(kept(format!("[{}1]", "1,".repeat(LARGE_BYTES / 4)), true).await, "again", "few bytes, many values");
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ use crate::{
     requests::error::ApiError,
 };
 use line::{Begun, Line};
+pub use line::{LARGE_BYTES, Stage};
 use parking_lot::{Condvar, Mutex};
 use std::{
     cell::RefCell,
@@ -110,10 +111,11 @@ impl Computing {
         Self(shared)
     }
 
-    /// Runs `work` on one of the threads. `bytes` is the size of its input, as far as that is known. Dropping the future abandons the work.
+    /// Runs `work` on one of the threads, at a stage of its request. `bytes` is the size of its input, as far as that is known. Dropping the future abandons the work.
     pub async fn run<T: Send + 'static>(
         &self,
         party: Party,
+        stage: Stage,
         bytes: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
@@ -131,7 +133,7 @@ impl Computing {
         };
         let id = {
             let mut state = self.0.state.lock();
-            let entered = state.line.enter(&party, bytes as u64, Box::new(job));
+            let entered = state.line.enter(&party, stage, bytes, Box::new(job));
             if state.idle > 0 {
                 self.0.more.notify_one();
             }
@@ -209,7 +211,7 @@ mod tests {
                     gate.wait();
                     Ok(())
                 };
-                computing.run(party("flood"), 0, work).await
+                computing.run(party("flood"), Stage::First, 0, work).await
             }));
         }
         for _ in 0..threads - 1 {
@@ -222,9 +224,9 @@ mod tests {
         let (ran, runs) = mpsc::channel();
         let late = tokio::spawn({
             let computing = Arc::clone(&computing);
-            async move { computing.run(party("flood"), 0, move || ran.send(()).map_err(|_| unreadable())).await }
+            async move { computing.run(party("flood"), Stage::First, 0, move || ran.send(()).map_err(|_| unreadable())).await }
         });
-        let other = computing.run(party("quiet"), 0, || Ok(7)).await;
+        let other = computing.run(party("quiet"), Stage::First, 0, || Ok(7)).await;
         assert_eq!(other, Ok(7), "a thread is left to others");
         assert!(runs.try_recv().is_err(), "none is left to those who left");
         gate.wait();
@@ -250,22 +252,22 @@ mod tests {
                     ended.send(()).unwrap();
                     Err(error)
                 };
-                computing.run(party("a"), 0, work).await
+                computing.run(party("a"), Stage::First, 0, work).await
             }
         });
         begins.await.unwrap();
         client.abort();
         ends.await.unwrap();
-        assert!(computing.run(party("a"), 0, checkpoint).await.is_ok(), "the mark is the piece's own");
+        assert!(computing.run(party("a"), Stage::First, 0, checkpoint).await.is_ok(), "the mark is the piece's own");
     }
 
     #[tokio::test]
     async fn a_panic_is_an_error_and_the_thread_goes_on() {
         let computing = Computing::start();
         for _ in 0..8 {
-            let done: Result<(), _> = computing.run(party("a"), 0, || panic!("as a test")).await;
+            let done: Result<(), _> = computing.run(party("a"), Stage::First, 0, || panic!("as a test")).await;
             assert_eq!(done.unwrap_err().status(), 500);
         }
-        assert_eq!(computing.run(party("a"), 0, || Ok(1)).await, Ok(1));
+        assert_eq!(computing.run(party("a"), Stage::First, 0, || Ok(1)).await, Ok(1));
     }
 }

@@ -2,17 +2,35 @@
 
 use crate::store::Owner;
 use parking_lot::Mutex;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::{collections::HashMap, sync::Arc};
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
 pub struct RunningResponses(Mutex<HashMap<(Owner, String), Streaming>>);
 
+/// The constant fields of a response, as JSON. They repeat the request's tools: as a tree those would take many times their text, for as long
+/// as the answer is made.
+#[derive(Clone, Debug)]
+pub(crate) struct Fixed(Arc<str>);
+
+impl Fixed {
+    pub(crate) fn new(fields: Map<String, Value>) -> Self {
+        let mut text = Value::Object(fields).to_string();
+        text.pop();
+        Self(text.into())
+    }
+
+    /// Writes a response with its other fields.
+    pub(crate) fn with(&self, others: &Map<String, Value>) -> String {
+        let others = serde_json::to_string(others).expect("it is JSON");
+        format!("{},{}", self.0, &others[1..])
+    }
+}
+
 #[derive(Debug)]
 struct Streaming {
-    /// The response as at its beginning.
-    response: Value,
+    fixed: Fixed,
     cancel: Arc<Notify>,
 }
 
@@ -25,25 +43,23 @@ pub(crate) struct Place {
 }
 
 impl RunningResponses {
-    pub(crate) fn enter(self: &Arc<Self>, owner: &Owner, id: &str, response: Value) -> Place {
+    pub(crate) fn enter(self: &Arc<Self>, owner: &Owner, id: &str, fixed: Fixed) -> Place {
         let cancel = Arc::new(Notify::new());
         let id = (owner.clone(), id.to_owned());
-        self.0.lock().insert(id.clone(), Streaming { response, cancel: Arc::clone(&cancel) });
+        self.0.lock().insert(id.clone(), Streaming { fixed, cancel: Arc::clone(&cancel) });
         Place { all: Arc::clone(self), id, cancel }
     }
 
-    pub(crate) fn get(&self, owner: &Owner, id: &str) -> Option<Value> {
-        self.0.lock().get(&(owner.clone(), id.to_owned())).map(|streaming| streaming.response.clone())
+    pub(crate) fn get(&self, owner: &Owner, id: &str) -> Option<Fixed> {
+        self.0.lock().get(&(owner.clone(), id.to_owned())).map(|streaming| streaming.fixed.clone())
     }
 
-    /// Cancels a response. Returns it as it will be; its stream has the rest.
-    pub(crate) fn cancel(&self, owner: &Owner, id: &str) -> Option<Value> {
+    /// Cancels a response. Its stream has the rest of it.
+    pub(crate) fn cancel(&self, owner: &Owner, id: &str) -> Option<Fixed> {
         let all = self.0.lock();
         let streaming = all.get(&(owner.clone(), id.to_owned()))?;
         streaming.cancel.notify_one();
-        let mut response = streaming.response.clone();
-        response["status"] = "cancelled".into();
-        Some(response)
+        Some(streaming.fixed.clone())
     }
 }
 

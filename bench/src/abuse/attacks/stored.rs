@@ -4,7 +4,7 @@ use super::super::attacker::{Attacker, FORM_TYPE};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use reqwest::Method;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::{fmt::Write, time::Duration};
 use tokio::{io::AsyncWriteExt, time::sleep};
 
@@ -22,6 +22,21 @@ pub async fn large_conversations(attacker: Attacker) {
     let parts = json!([{"type": "message", "role": "user", "content": vec![part; 4 * MIB / 32]}]);
     let bodies = [json!({"items": items}), json!({"items": parts}), json!({"metadata": {"a": "x".repeat(500)}, "title": "y".repeat(MIB)})];
     attacker.post_each(4, bodies.into_iter().map(|body| (CONVERSATIONS, body.to_string().into())).collect()).await;
+}
+
+/// Requests that take much once they are parsed, and wait for the store then.
+pub async fn waited_for(attacker: Attacker) {
+    let made = attacker.post_json(CONVERSATIONS, &json!({})).await;
+    let Some(id) = made.and_then(|answer| answer.id()) else { return };
+    let fields: Map<_, _> = (0..150_000).map(|n| (format!("{n}"), json!({}))).collect();
+    let parameters = json!({"type": "object", "properties": fields});
+    let function = json!({"name": "f", "parameters": parameters});
+    let chat = json!({
+        "messages": [{"role": "user", "content": "hi"}], "conversation": id, "tools": [{"type": "function", "function": function}],
+    });
+    let response = json!({"input": "hi", "conversation": id, "tools": [{"type": "function", "name": "f", "parameters": parameters}]});
+    let bodies = [("/v1/chat/completions", chat), ("/v1/responses", response)];
+    attacker.post_each(16, bodies.into_iter().map(|(path, body)| (path, body.to_string().into())).collect()).await;
 }
 
 pub async fn many_conversations(attacker: Attacker) {

@@ -54,11 +54,32 @@ pub(super) struct Request {
 }
 
 /// The history that the input continues.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Before {
     Nothing,
     Response(String),
     Conversation(String),
+}
+
+/// The stored things that a request names.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub(super) before: Before,
+    /// Ids of items among its input.
+    pub(super) items: Vec<String>,
+}
+
+impl Named {
+    pub(super) fn is_any(&self) -> bool {
+        self.before != Before::Nothing || !self.items.is_empty()
+    }
+}
+
+impl Request {
+    pub(super) fn named(&self) -> Named {
+        let id = |sent: &Sent| if let ItemContent::Reference(id) = &sent.said { Some(id.clone()) } else { None };
+        Named { before: self.before.clone(), items: self.input.iter().filter_map(id).collect() }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -222,12 +243,6 @@ pub(crate) fn sent(items: Vec<Value>, param: &str) -> Result<Vec<Sent>, ApiError
         return Err(ApiError::invalid(param, format!("`{param}` has {} items, at most {ITEMS_MAX} are allowed", items.len())));
     }
     items.into_iter().enumerate().map(|(place, item)| items::understand(&format!("{param}[{place}]"), item)).collect()
-}
-
-/// Lists the ids of stored items that the input names.
-pub(super) fn references(input: &[Sent]) -> Vec<String> {
-    let id = |sent: &Sent| if let ItemContent::Reference(id) = &sent.said { Some(id.clone()) } else { None };
-    input.iter().filter_map(id).collect()
 }
 
 pub(crate) fn metadata(metadata: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, String>, ApiError> {

@@ -2,7 +2,7 @@
 
 use super::{
     output::Output,
-    request::{Before, Request, references},
+    request::{Before, Named, Request},
 };
 use crate::{
     base::{
@@ -18,6 +18,7 @@ use crate::{
     },
     metrics::usage::Usage,
     requests::{
+        body::Kept,
         error::ApiError,
         items::{self, ItemContent, Sent},
     },
@@ -28,14 +29,14 @@ use crate::{
             Rounds,
             rounded::{Rounded, Spent},
         },
-        running::Place,
+        running::{Fixed, Place},
     },
     store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
     text::tokenizer::Tokenizer,
 };
 use axum::response::{Response, sse::Event};
 use serde_json::{Map, Value, json};
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, mem, sync::Arc};
 
 /// A response that is being made.
 #[derive(Debug)]
@@ -55,8 +56,7 @@ pub(super) struct Run {
 struct Recording {
     id: String,
     owner: Owner,
-    /// The response's constant fields.
-    fixed: Map<String, Value>,
+    fixed: Fixed,
     store: bool,
     /// Stored items that the history begins with.
     earlier: Vec<String>,
@@ -65,58 +65,111 @@ struct Recording {
     conversation: Option<Record>,
 }
 
-impl Run {
-    pub(super) async fn start(gateway: &Arc<Gateway>, request: Request, question: Option<Vec<Value>>) -> Result<Begun<Self>, ApiError> {
+/// The stored things that a request named.
+#[derive(Debug)]
+pub(super) struct Stored {
+    /// Items of the history.
+    before: Vec<Item>,
+    /// The conversation, without its items.
+    conversation: Option<Record>,
+    /// Items that the input names.
+    named: Vec<Item>,
+}
+
+impl Stored {
+    pub(super) async fn look_up(gateway: &Gateway, Named { before, items }: Named) -> Result<Self, ApiError> {
         let owner = gateway.owner();
-        let (before, conversation) = match &request.before {
+        let (before, conversation) = match &before {
             Before::Nothing => (Vec::new(), None),
             Before::Response(id) => (history(gateway, &owner, "previous_response_id", "resp_", id).await?.items, None),
             Before::Conversation(id) => {
                 let mut record = history(gateway, &owner, "conversation", "conv_", id).await?;
-                (std::mem::take(&mut record.items), Some(record))
+                (mem::take(&mut record.items), Some(record))
             }
         };
-        let named = references(&request.input);
-        let named = match named.is_empty() {
+        let named = match items.is_empty() {
             true => Vec::new(),
-            false => gateway.store().find(&owner, &named).await.map_err(|error| ApiError::of_store("input", error))?,
+            false => gateway.store().find(&owner, &items).await.map_err(|error| ApiError::of_store("input", error))?,
         };
-        let Request { options, instructions, input, before: _, store, tools, custom, server_tools, tool_choice, parallel, reasoning, echo } =
-            request;
-        let chained = conversation.is_none();
-        let worker = Arc::clone(gateway);
-        let bytes = before.iter().chain(&named).map(|item| item.body.len()).sum();
-        let understood = gateway.compute_body(bytes, move || {
-            let instructions = match (instructions, &conversation) {
-                (None, Some(record)) => Conversation::read(record)?.instructions().map(str::to_owned),
-                (instructions, _) => instructions,
-            };
-            let recalled = before.iter().map(|item| items::recall(item).map(|(_, said)| said)).collect::<Result<Vec<_>, _>>()?;
-            let mut looked_up = HashMap::new();
-            for item in &named {
-                looked_up.insert(item.id.as_str(), (item, items::recall(item)?.1));
-            }
-            let (input, said) = complete(&input, &looked_up, before.last().map_or("", |item| &item.id), chained, &worker.text().tokenizer)?;
-            let system = instructions.map(|text| Message { role: "system".into(), content: Some(text), ..Message::default() });
-            let messages = system.into_iter().chain(items::turns(recalled.into_iter().chain(said))).collect();
-            let dialog = Dialog { messages, tools, tool_choice, parallel, reasoning, ..Dialog::default() };
-            Ok((before.into_iter().map(|item| item.id).collect(), input, dialog, conversation))
-        });
-        let (earlier, input, dialog, conversation): (Vec<String>, _, _, _) = understood.await?;
-        let rounds = Rounds::new(gateway, "input", server_tools, &dialog, &options);
-        let streams = options.stream;
-        let tokenizer = options.sampling.logprobs.map(|_| Arc::clone(&gateway.text().tokenizer));
+        Ok(Self { before, conversation, named })
+    }
+
+    fn bytes(&self) -> usize {
+        self.before.iter().chain(&self.named).map(|item| item.body.len()).sum()
+    }
+}
+
+/// A request whose dialog is complete.
+struct Completed {
+    id: String,
+    fixed: Fixed,
+    request: Request,
+    dialog: Dialog,
+    /// Ids of the history's items.
+    earlier: Vec<String>,
+    /// The input's items, as they are stored.
+    input: Vec<Item>,
+    conversation: Option<Record>,
+}
+
+impl Completed {
+    fn new(gateway: &Gateway, mut request: Request, Stored { before, conversation, named }: Stored) -> Result<Self, ApiError> {
         let id = new_id("resp_");
-        let answer = gateway.start_dialog(dialog, options, Start { id: &id, question, ..Start::of("input") }).await?;
         let mut fixed = Map::new();
         fixed.insert("id".into(), id.clone().into());
         fixed.insert("object".into(), "response".into());
         fixed.insert("created_at".into(), unix_seconds().into());
         fixed.insert("model".into(), gateway.model_name().into());
         fixed.insert("background".into(), false.into());
-        fixed.extend(echo);
-        let record = Recording { id, owner, fixed, store, earlier, input, conversation };
-        let place = gateway.running().enter(&record.owner, &record.id, record.response("in_progress", &[], None));
+        fixed.extend(mem::take(&mut request.echo));
+        let instructions = match (request.instructions.take(), &conversation) {
+            (None, Some(record)) => Conversation::read(record)?.instructions().map(str::to_owned),
+            (instructions, _) => instructions,
+        };
+        let recalled = before.iter().map(|item| items::recall(item).map(|(_, said)| said)).collect::<Result<Vec<_>, _>>()?;
+        let mut looked_up = HashMap::new();
+        for item in &named {
+            looked_up.insert(item.id.as_str(), (item, items::recall(item)?.1));
+        }
+        let (last, chained) = (before.last().map_or("", |item| &item.id), conversation.is_none());
+        let (input, said) = complete(&request.input, &looked_up, last, chained, &gateway.text().tokenizer)?;
+        let system = instructions.map(|text| Message { role: "system".into(), content: Some(text), ..Message::default() });
+        let messages = system.into_iter().chain(items::turns(recalled.into_iter().chain(said))).collect();
+        let dialog = Dialog {
+            messages,
+            tools: mem::take(&mut request.tools),
+            tool_choice: mem::take(&mut request.tool_choice),
+            parallel: request.parallel,
+            reasoning: mem::take(&mut request.reasoning),
+            ..Dialog::default()
+        };
+        // It takes as much as the dialog, and is over.
+        request.input = Vec::new();
+        let fixed = Fixed::new(fixed);
+        Ok(Self { id, fixed, request, dialog, earlier: before.into_iter().map(|item| item.id).collect(), input, conversation })
+    }
+}
+
+impl Run {
+    /// Starts the answer to a request. `again` reads it from its body, if it was not kept.
+    pub(super) async fn start(
+        gateway: &Arc<Gateway>,
+        request: Kept<Request>,
+        again: impl FnOnce(&[u8]) -> Result<Request, ApiError> + Send + 'static,
+        stored: Stored,
+        question: Option<Vec<Value>>,
+    ) -> Result<Begun<Self>, ApiError> {
+        let worker = Arc::clone(gateway);
+        let completed = gateway
+            .compute_on(request.weight() + stored.bytes(), move || request.with(again, |request| Completed::new(&worker, request, stored)));
+        let Completed { id, fixed, request, dialog, earlier, input, conversation } = completed.await?;
+        let Request { options, store, custom, server_tools, .. } = request;
+        let rounds = Rounds::new(gateway, "input", server_tools, &dialog, &options);
+        let streams = options.stream;
+        let tokenizer = options.sampling.logprobs.map(|_| Arc::clone(&gateway.text().tokenizer));
+        let answer = gateway.start_dialog(dialog, options, Start { id: &id, question, ..Start::of("input") }).await?;
+        let record = Recording { id, owner: gateway.owner(), fixed, store, earlier, input, conversation };
+        let place = gateway.running().enter(&record.owner, &record.id, record.fixed.clone());
         let answer = Rounded::new(gateway, answer, rounds).showing_calls();
         let output = Output::new(custom, tokenizer);
         let protocol = Self { gateway: Arc::clone(gateway), output, record, sequence: 0, place, ended: None };
@@ -144,7 +197,7 @@ impl Run {
     }
 
     /// Closes what is open and stores the response. Returns the kind of the last event, the response, and an error if it failed.
-    async fn finish(&mut self, ending: Ending, spent: &Spent) -> (&'static str, Value, Option<ApiError>) {
+    async fn finish(&mut self, ending: Ending, spent: &Spent) -> (&'static str, String, Option<ApiError>) {
         let incomplete = match self.ended.as_ref().map(|finish| finish.reason) {
             Some(FinishReason::Length) => Some("max_output_tokens"),
             Some(FinishReason::ContentFilter) => Some("content_filter"),
@@ -158,9 +211,11 @@ impl Run {
         };
         self.output.finish(if status == "completed" { "completed" } else { "incomplete" });
         let items = self.output.counted(&spent.round);
-        let mut response = self.record.response(status, &items, Some(&spent.total));
+        let mut response = others(status, &items, Some(&spent.total));
         match (status, &error) {
-            ("completed", _) => response["completed_at"] = unix_seconds().into(),
+            ("completed", _) => {
+                response.insert("completed_at".into(), unix_seconds().into());
+            }
             ("incomplete", _) => {
                 response["incomplete_details"] = json!({"reason": incomplete});
                 match self.ended.as_ref().and_then(|finish| finish.stop_reason.as_ref()) {
@@ -173,19 +228,25 @@ impl Run {
             _ => {}
         }
         match self.record.keep(&self.gateway, &response, &items).await {
-            Ok(()) => (kind, response, error),
+            Ok(()) => (kind, self.record.fixed.with(&response), error),
             // A response that cannot be continued has failed: the next turn would lack its context.
             Err(lost) => {
                 let error = error.unwrap_or_else(|| ApiError::of_store("store", lost));
                 response["status"] = "failed".into();
                 response["error"] = failure(&error);
-                ("response.failed", response, Some(error))
+                ("response.failed", self.record.fixed.with(&response), Some(error))
             }
         }
     }
 
     fn output_events(&mut self) -> Vec<Event> {
         self.output.events().into_iter().map(|event| self.event(event.kind, event.fields)).collect()
+    }
+
+    fn response_event(&mut self, kind: &str, response: &str) -> Event {
+        let event = format!(r#"{{"type":"{kind}","sequence_number":{},"response":{response}}}"#, self.sequence);
+        self.sequence += 1;
+        Event::default().event(kind).data(event)
     }
 
     fn event(&mut self, kind: &str, fields: Value) -> Event {
@@ -200,8 +261,8 @@ impl Run {
 
 impl Protocol for Run {
     fn opening(&mut self) -> Vec<Event> {
-        let response = self.record.response("in_progress", &[], None);
-        ["response.created", "response.in_progress"].map(|kind| self.event(kind, json!({"response": response}))).into()
+        let response = self.record.fixed.with(&others("in_progress", &[], None));
+        ["response.created", "response.in_progress"].map(|kind| self.response_event(kind, &response)).into()
     }
 
     async fn take(&mut self, delta: Delta, spent: &Spent) {
@@ -211,7 +272,7 @@ impl Protocol for Run {
     async fn whole(mut self, spent: Spent) -> Result<Response, ApiError> {
         match self.finish(Ending::Complete, &spent).await {
             (_, _, Some(error)) => Err(error),
-            (_, response, None) => written::write(&self.gateway, 0, move || Ok(response)).await,
+            (_, response, None) => Ok(written::json(response)),
         }
     }
 
@@ -226,7 +287,7 @@ impl Protocol for Run {
         if let Some(error) = error {
             events.push(self.event("error", json!({"code": code(&error), "message": error.message(), "param": null})));
         }
-        events.push(self.event(kind, json!({"response": response})));
+        events.push(self.response_event(kind, &response));
         events
     }
 
@@ -237,19 +298,9 @@ impl Protocol for Run {
 }
 
 impl Recording {
-    fn response(&self, status: &str, output: &[Item], usage: Option<&Usage>) -> Value {
-        let mut response = self.fixed.clone();
-        response.insert("status".into(), status.into());
-        response.insert("error".into(), Value::Null);
-        response.insert("incomplete_details".into(), Value::Null);
-        response.insert("output".into(), output.iter().map(|item| json::from_slice(item.body.as_bytes()).unwrap_or(Value::Null)).collect());
-        response.insert("usage".into(), usage.map_or(Value::Null, usage_value));
-        Value::Object(response)
-    }
-
-    async fn keep(&mut self, gateway: &Gateway, response: &Value, output: &[Item]) -> Result<(), StoreError> {
+    async fn keep(&mut self, gateway: &Gateway, response: &Map<String, Value>, output: &[Item]) -> Result<(), StoreError> {
         let now = unix_seconds();
-        let items: Vec<_> = std::mem::take(&mut self.input).into_iter().chain(output.iter().cloned()).collect();
+        let items: Vec<_> = mem::take(&mut self.input).into_iter().chain(output.iter().cloned()).collect();
         let conversation = self.conversation.take().map(|record| (titled(&record, &items), record.id));
         if !self.store {
             return match conversation {
@@ -261,8 +312,8 @@ impl Recording {
         body["output"] = json!([]);
         let record = NewRecord {
             id: self.id.clone(),
-            body: body.to_string(),
-            earlier: std::mem::take(&mut self.earlier),
+            body: self.fixed.with(&body),
+            earlier: mem::take(&mut self.earlier),
             items,
             outputs: output.len(),
             conversation: conversation.map(|(body, id)| (id, body)),
@@ -270,6 +321,19 @@ impl Recording {
         };
         gateway.store().put(&self.owner, record, now).await
     }
+}
+
+/// Makes the fields of a response that change until it is over.
+pub(super) fn others(status: &str, output: &[Item], usage: Option<&Usage>) -> Map<String, Value> {
+    let output = output.iter().map(|item| json::from_slice(item.body.as_bytes()).unwrap_or(Value::Null)).collect();
+    let fields = [
+        ("status", status.into()),
+        ("error", Value::Null),
+        ("incomplete_details", Value::Null),
+        ("output", output),
+        ("usage", usage.map_or(Value::Null, usage_value)),
+    ];
+    fields.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
 }
 
 /// Makes the conversation's title. If that fails, the response is not lost.

@@ -9,15 +9,23 @@ use std::collections::{BTreeMap, VecDeque};
 /// The most pieces that wait, of all parties together.
 const WAITING_MAX: u64 = 4096;
 /// A piece whose input has more bytes than this is large: it takes a while whatever is done with it.
-const LARGE_BYTES: u64 = 64 << 10;
+pub const LARGE_BYTES: usize = 64 << 10;
 /// The most input bytes of large pieces that are worked on at a time. Parsed input takes many times its size in memory.
-const WORKED_ON_BYTES_MAX: u64 = 16 << 20;
+const WORKED_ON_BYTES_MAX: usize = 16 << 20;
+
+/// The stage of its request that a piece is.
+#[derive(Clone, Copy, Debug)]
+pub enum Stage {
+    First,
+    /// What the request's earlier pieces made stays in memory until this one ends.
+    Later,
+}
 
 /// A piece of work in line.
 #[derive(Debug)]
 struct Piece<J> {
     id: u64,
-    bytes: u64,
+    bytes: usize,
     job: J,
 }
 
@@ -35,7 +43,7 @@ pub(crate) struct Line<J> {
     parties: BTreeMap<Party, Standing<J>>,
     places: Shares<Party>,
     running_large: usize,
-    running_bytes: u64,
+    running_bytes: usize,
     ids: u64,
     starts: u64,
 }
@@ -44,7 +52,7 @@ pub(crate) struct Line<J> {
 #[derive(Debug)]
 pub(crate) struct Begun {
     party: Party,
-    bytes: u64,
+    bytes: usize,
 }
 
 impl<J> Line<J> {
@@ -59,13 +67,18 @@ impl<J> Line<J> {
         self.threads
     }
 
-    /// Adds a piece whose input has this many bytes, 0 if that is unknown. Returns its id for [`withdraw`](Self::withdraw).
-    pub(crate) fn enter(&mut self, party: &Party, bytes: u64, job: J) -> Result<u64, Refused> {
+    /// Adds a piece whose input has this many bytes, 0 if that is unknown. Returns its id for [`withdraw`](Self::withdraw). A later stage
+    /// goes before the party's first ones.
+    pub(crate) fn enter(&mut self, party: &Party, stage: Stage, bytes: usize, job: J) -> Result<u64, Refused> {
         self.places.take(party, 1)?;
         self.ids += 1;
         let standing = self.parties.entry(party.clone());
         let standing = standing.or_insert_with(|| Standing { waiting: VecDeque::new(), running: 0, started: 0 });
-        standing.waiting.push_back(Piece { id: self.ids, bytes, job });
+        let piece = Piece { id: self.ids, bytes, job };
+        match stage {
+            Stage::First => standing.waiting.push_back(piece),
+            Stage::Later => standing.waiting.push_front(piece),
+        }
         Ok(self.ids)
     }
 
@@ -145,13 +158,13 @@ mod tests {
     fn a_flood_leaves_a_thread_to_others_and_they_go_first() {
         let mut line = Line::new(3);
         let (flood, quiet) = (party("flood"), party("quiet"));
-        (0..100).for_each(|n| assert!(line.enter(&flood, 0, n).is_ok()));
+        (0..100).for_each(|n| assert!(line.enter(&flood, Stage::First, 0, n).is_ok()));
         let first: Vec<_> = std::iter::from_fn(|| line.next()).collect();
         assert_eq!(first.iter().map(|(_, job)| *job).collect::<Vec<_>>(), [0, 1], "one thread is kept free");
-        line.enter(&quiet, 0, 1000).unwrap();
+        line.enter(&quiet, Stage::First, 0, 1000).unwrap();
         let (begun, job) = line.next().unwrap();
         assert_eq!(job, 1000);
-        line.enter(&quiet, 0, 1001).unwrap();
+        line.enter(&quiet, Stage::First, 0, 1001).unwrap();
         line.done(first.into_iter().next().unwrap().0);
         assert_eq!(line.next().unwrap().1, 2, "each has one running, and the flood's last start is longer ago");
         line.done(begun);
@@ -163,10 +176,10 @@ mod tests {
     fn large_pieces_of_many_parties_leave_a_thread_to_small_ones() {
         let mut line = Line::new(3);
         for name in ["a", "b", "c", "d"] {
-            line.enter(&party(name), 1 << 20, name).unwrap();
+            line.enter(&party(name), Stage::First, 1 << 20, name).unwrap();
         }
         assert_eq!(std::iter::from_fn(|| line.next()).count(), 2);
-        line.enter(&party("small"), 100, "small").unwrap();
+        line.enter(&party("small"), Stage::First, 100, "small").unwrap();
         assert_eq!(line.next().unwrap().1, "small");
     }
 
@@ -174,7 +187,7 @@ mod tests {
     fn what_is_worked_on_has_so_many_bytes_unless_it_is_one_piece() {
         let mut line = Line::new(4);
         for name in ["a", "b"] {
-            line.enter(&party(name), WORKED_ON_BYTES_MAX, name).unwrap();
+            line.enter(&party(name), Stage::First, WORKED_ON_BYTES_MAX, name).unwrap();
         }
         let (begun, _) = line.next().unwrap();
         assert!(line.next().is_none());
@@ -183,22 +196,39 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_has_begun_goes_on_before_others_of_its_party_begin() {
+        let mut line = Line::new(2);
+        for (stage, job) in [(Stage::First, 0), (Stage::First, 1), (Stage::First, 2), (Stage::Later, 3)] {
+            line.enter(&party("a"), stage, 0, job).unwrap();
+        }
+        let begin_and_end = || {
+            let (begun, job) = line.next()?;
+            line.done(begun);
+            Some(job)
+        };
+        let order: Vec<_> = std::iter::from_fn(begin_and_end).collect();
+        assert_eq!(order, [3, 0, 1, 2]);
+        line.check_integrity();
+    }
+
+    #[test]
     fn a_party_that_fills_its_places_is_told_so_and_others_still_come_in() {
         let mut line = Line::new(2);
-        let refused = (0..).map_while(|n| line.enter(&party("flood"), 0, n).err().map_or(Some(None), |refused| Some(Some(refused))));
+        let refused =
+            (0..).map_while(|n| line.enter(&party("flood"), Stage::First, 0, n).err().map_or(Some(None), |refused| Some(Some(refused))));
         assert_eq!(refused.flatten().next(), Some(Refused::Own));
-        assert!(line.enter(&party("quiet"), 0, 0).is_ok());
+        assert!(line.enter(&party("quiet"), Stage::First, 0, 0).is_ok());
     }
 
     proptest! {
         #[test]
-        fn the_books_balance_and_everything_ends(steps in prop::collection::vec((0..4_u8, 0..4_u8, 0..3_u64), 1..200)) {
+        fn the_books_balance_and_everything_ends(steps in prop::collection::vec((0..4_u8, 0..4_u8, 0..3_usize), 1..200)) {
             let mut line = Line::new(3);
             let (mut begun, mut entered) = (Vec::new(), Vec::new());
             for (step, of, size) in steps {
                 let of = party(&of.to_string());
                 match step {
-                    0 | 1 => entered.push((of.clone(), line.enter(&of, size * WORKED_ON_BYTES_MAX / 2, ()).unwrap())),
+                    0 | 1 => entered.push((of.clone(), line.enter(&of, Stage::First, size * WORKED_ON_BYTES_MAX / 2, ()).unwrap())),
                     // A thread asks when it is free.
                     2 if begun.len() < line.threads() => begun.extend(line.next().map(|(begun, ())| begun)),
                     2 => {}

@@ -2,11 +2,13 @@
 
 use super::Gateway;
 use crate::{
-    base::{
-        json,
-        shares::{Party, Share},
+    base::shares::{Party, Share},
+    requests::{
+        body::Whole,
+        computing::{self, LARGE_BYTES, Stage},
+        error::ApiError,
+        parse,
     },
-    requests::{body::Whole, computing, error::ApiError, parse},
     tenants::Caller,
 };
 use axum::body::Body;
@@ -26,18 +28,17 @@ impl Gateway {
     pub async fn read(&self, body: Body) -> Result<Whole, ApiError> {
         self.check_draining()?;
         let whole = self.shared.bodies.read(self.party(), body).await?;
-        // A shorter body cannot hold that many.
-        if whole.len() <= json::VALUES_MAX {
+        // A small body takes little, whatever it holds.
+        if whole.len() <= LARGE_BYTES {
             return Ok(whole);
         }
-        let count = move || if json::has_too_many_values(&whole) { Err(ApiError::too_many_values(json::VALUES_MAX)) } else { Ok(whole) };
-        self.compute_body(0, count).await
+        self.compute_body(0, move || whole.counted()).await
     }
 
     /// Reads a body as `T`.
     pub async fn read_json<T: DeserializeOwned + Send + 'static>(&self, body: Body) -> Result<T, ApiError> {
         let body = self.read(body).await?;
-        self.compute_body(body.len(), move || parse::json(&body)).await
+        self.compute_body(body.weight(), move || parse::json(&body)).await
     }
 
     /// Works on a request beside the event loop, which only moves bytes: however short it is, a schema in it may take a second. `bytes` is
@@ -47,7 +48,17 @@ impl Gateway {
         bytes: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.shared.computing.run(self.party(), bytes, work).await
+        self.shared.computing.run(self.party(), Stage::First, bytes, work).await
+    }
+
+    /// Goes on with a request whose earlier work is done. What that left in memory is waiting for this, so it goes before what has not begun.
+    /// `bytes` is the size of the input that was not counted before.
+    pub async fn compute_on<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.shared.computing.run(self.party(), Stage::Later, bytes, work).await
     }
 
     /// Works on a small input, or one that was counted before, beside the event loop.

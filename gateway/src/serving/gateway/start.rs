@@ -84,7 +84,7 @@ impl Gateway {
             worker.check_constraint(&mut options)?;
             Ok((prompt, options))
         };
-        let (prompt, mut options) = self.compute(prepare).await?;
+        let (prompt, mut options) = self.compute_on(0, prepare).await?;
         self.start(&[prompt], &mut options, start).await
     }
 
