@@ -1,6 +1,7 @@
 //! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
 
 pub mod audit;
+mod bounds;
 pub mod classes;
 pub mod context;
 pub mod feedback;
@@ -13,6 +14,7 @@ pub mod server_tools;
 pub mod tenants;
 
 use audit::AuditFlags;
+use bounds::{bytes, positive, within};
 use classes::ClassFlags;
 use context::{ContextFlags, MemoryFlags};
 use feedback::FeedbackFlags;
@@ -412,7 +414,7 @@ pub struct TlsFiles {
 }
 
 /// Less than a group of events, and every group would have a file of its own.
-const USAGE_SEGMENT_BYTES_MIN: u64 = 1 << 20;
+const USAGE_SEGMENT_BYTES_MIN: &str = "1MiB";
 
 /// A copy takes the place of another block, so it should more likely than not be read again. On the Mooncake conversation
 /// trace, split at random over two hosts, that holds from the third read over the network on (57 % of copies are read again;
@@ -424,14 +426,14 @@ const REPLICATE_AFTER: u8 = 3;
 const CONNECTIONS_MAX: usize = 1 << 20;
 
 /// Less than a long turn.
-const CONVERSATION_BYTES_MIN: u64 = 1 << 20;
+const CONVERSATION_BYTES_MIN: &str = "1MiB";
 /// Less than this, and one long conversation would push all others out.
-const STORE_BYTES_MIN: u64 = 16 << 20;
+const STORE_BYTES_MIN: &str = "16MiB";
 
 /// More would fill the queue that live requests wait in.
-const BATCH_CONCURRENCY_MAX: u64 = 1024;
+const BATCH_CONCURRENCY_MAX: usize = 1024;
 /// Of one answer.
-const FORCED_CALLS_MAX: u64 = 1024;
+const FORCED_CALLS_MAX: u32 = 1024;
 
 /// A hundred years.
 const STORE_DAYS_MAX: u64 = 36_500;
@@ -469,8 +471,7 @@ fn check_peers(mut peers: BTreeMap<String, SocketAddr>, name: &str, stored: bool
 impl Flags {
     pub fn check(self) -> Result<Settings, ConfigError> {
         let models = check_models(self.model, self.served_model_name)?;
-        let body = self.body_bytes_max.unwrap_or_else(|| "32MiB".into());
-        let body_bytes_max = parse_bytes(&body).map_err(|reason| invalid("body_bytes_max", &body, reason))?;
+        let body_bytes_max = bytes("body_bytes_max", self.body_bytes_max, "32MiB", "1")?;
         let bodies = self.bodies_bytes_max.unwrap_or_else(|| "256MiB".into());
         let bodies_bytes_max = parse_bytes(&bodies).map_err(|reason| invalid("bodies_bytes_max", &bodies, reason))?;
         if bodies_bytes_max < body_bytes_max {
@@ -489,28 +490,7 @@ impl Flags {
             .map(|address| address.parse::<Address>().map_err(|reason| invalid("store", "(the address)", reason.to_string())))
             .transpose()?;
         let kept = self.data.is_some() || database.is_some();
-        let store_bytes = self.store_bytes_max.unwrap_or_else(|| if kept { "1GiB" } else { "64MiB" }.into());
-        let store_bytes_max = parse_bytes(&store_bytes).map_err(|reason| invalid("store_bytes_max", &store_bytes, reason))?;
-        let conversation_bytes = self.conversation_bytes_max.unwrap_or_else(|| "32MiB".into());
-        let conversation_bytes_max =
-            parse_bytes(&conversation_bytes).map_err(|reason| invalid("conversation_bytes_max", &conversation_bytes, reason))?;
-        let replay_bytes = self.replay_bytes_max.unwrap_or_else(|| "64MiB".into());
-        let replay_bytes_max = parse_bytes(&replay_bytes).map_err(|reason| invalid("replay_bytes_max", &replay_bytes, reason))?;
-        let cached = self.response_cache_bytes_max.unwrap_or_else(|| "0".into());
-        let cached_bytes_max = parse_bytes(&cached).map_err(|reason| invalid("response_cache_bytes_max", &cached, reason))?;
-        let bytes = |key, given: Option<String>, default: &str| {
-            let given = given.unwrap_or_else(|| default.into());
-            match parse_bytes(&given) {
-                Ok(0) => Err(invalid(key, given, "must be at least 1")),
-                Ok(bytes) => Ok(bytes),
-                Err(reason) => Err(invalid(key, &given, reason)),
-            }
-        };
-        let positive = |key, value: u64| if value == 0 { Err(invalid(key, value, "must be at least 1")) } else { Ok(value) };
-        let within = |least, most, key, value| {
-            if (least..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from {least} to {most}"))) }
-        };
-        let connections_max = within(1, CONNECTIONS_MAX as u64, "connections_max", self.connections_max.unwrap_or(4096) as u64)? as usize;
+        let connections_max = within("connections_max", self.connections_max.unwrap_or(4096), 1..=CONNECTIONS_MAX)?;
         let per_address = self.connections_per_address_max;
         if let Some(each) = per_address.filter(|each| !(1..=connections_max).contains(each)) {
             return Err(invalid("connections_per_address_max", each, "it must be at least 1, and at most connections_max"));
@@ -535,11 +515,6 @@ impl Flags {
         };
         let tiers = tenants::tiers(self.tier, &classes)?;
         let router = routing::router(self.router, self.route, &models, &aliases, &tiers)?;
-        let segment = self.usage_segment_bytes.unwrap_or_else(|| "64MiB".into());
-        let segment_bytes = parse_bytes(&segment).map_err(|reason| invalid("usage_segment_bytes", &segment, reason))?;
-        if segment_bytes < USAGE_SEGMENT_BYTES_MIN {
-            return Err(invalid("usage_segment_bytes", &segment, "must be at least 1MiB"));
-        }
         let share = self.quota_share.as_deref().map_or(Ok(Share::WHOLE), str::parse);
         let share = share.map_err(|reason: &str| invalid("quota_share", self.quota_share.as_deref().unwrap_or_default(), reason))?;
         let tls = match (self.tls_cert, self.tls_key) {
@@ -588,7 +563,7 @@ impl Flags {
             tiers,
             usage: journal::Settings {
                 sync_every: Duration::from_millis(self.usage_sync_ms.unwrap_or(100)),
-                segment_bytes,
+                segment_bytes: bytes("usage_segment_bytes", self.usage_segment_bytes, "64MiB", USAGE_SEGMENT_BYTES_MIN)?,
                 segment_age: None,
             },
             admin: self.admin,
@@ -599,33 +574,26 @@ impl Flags {
             data: self.data,
             database,
             store: store::Limits {
-                age: Duration::from_secs(within(1, STORE_DAYS_MAX, "store_days", self.store_days.unwrap_or(30))? * 24 * 3600),
-                bytes: match store_bytes_max {
-                    STORE_BYTES_MIN.. => store_bytes_max,
-                    _ => return Err(invalid("store_bytes_max", &store_bytes, "must be at least 16MiB")),
-                },
-                history_bytes: match conversation_bytes_max {
-                    CONVERSATION_BYTES_MIN.. => conversation_bytes_max,
-                    _ => return Err(invalid("conversation_bytes_max", &conversation_bytes, "must be at least 1MiB")),
-                },
+                age: Duration::from_secs(within("store_days", self.store_days.unwrap_or(30), 1..=STORE_DAYS_MAX)? * 24 * 3600),
+                bytes: bytes("store_bytes_max", self.store_bytes_max, if kept { "1GiB" } else { "64MiB" }, STORE_BYTES_MIN)?,
+                history_bytes: bytes("conversation_bytes_max", self.conversation_bytes_max, "32MiB", CONVERSATION_BYTES_MIN)?,
             },
             clients_marks: self.clients_marks.unwrap_or(false),
             max_tokens_must_fit: self.max_tokens_must_fit.unwrap_or(false),
             forced_calls_max: within(
-                1,
-                FORCED_CALLS_MAX,
                 "forced_calls_max",
-                self.forced_calls_max.unwrap_or(tidemill_gateway::text::FORCED_CALLS_MAX).into(),
-            )? as u32,
+                self.forced_calls_max.unwrap_or(tidemill_gateway::text::FORCED_CALLS_MAX),
+                1..=FORCED_CALLS_MAX,
+            )?,
             batches: batches::Limits {
-                file_bytes: bytes("batch_file_bytes_max", self.batch_file_bytes_max, "200MiB")?,
-                lines: positive("batch_requests_max", self.batch_requests_max.unwrap_or(50_000) as u64)? as usize,
+                file_bytes: bytes("batch_file_bytes_max", self.batch_file_bytes_max, "200MiB", "1")?,
+                lines: positive("batch_requests_max", self.batch_requests_max.unwrap_or(50_000))?,
                 room: Room {
-                    files: positive("batch_files_max", self.batch_files_max.unwrap_or(500) as u64)? as usize,
-                    bytes: bytes("batch_bytes_max", self.batch_bytes_max, "4GiB")?,
+                    files: positive("batch_files_max", self.batch_files_max.unwrap_or(500))?,
+                    bytes: bytes("batch_bytes_max", self.batch_bytes_max, "4GiB", "1")?,
                 },
-                age: Duration::from_secs(within(1, STORE_DAYS_MAX, "batch_days", self.batch_days.unwrap_or(30))? * 24 * 3600),
-                at_once: within(1, BATCH_CONCURRENCY_MAX, "batch_concurrency", self.batch_concurrency.unwrap_or(16) as u64)? as usize,
+                age: Duration::from_secs(within("batch_days", self.batch_days.unwrap_or(30), 1..=STORE_DAYS_MAX)? * 24 * 3600),
+                at_once: within("batch_concurrency", self.batch_concurrency.unwrap_or(16), 1..=BATCH_CONCURRENCY_MAX)?,
                 line_bytes: body_bytes_max as usize,
             },
             // The same program, even if another has been put in its place since.
@@ -638,19 +606,20 @@ impl Flags {
             feedback,
             server_tools: self.server_tools.map(ServerToolsFlags::check).transpose()?,
             replay: replay::Limits {
-                bytes: replay_bytes_max,
-                recordings: positive("replay_answers_max", self.replay_answers_max.unwrap_or(4096) as u64)? as usize,
+                bytes: bytes("replay_bytes_max", self.replay_bytes_max, "64MiB", "0")?,
+                recordings: positive("replay_answers_max", self.replay_answers_max.unwrap_or(4096))?,
                 keep: seconds("replay_keep_s", self.replay_keep_s, 600)?,
                 grace: Duration::from_secs(self.replay_grace_s.unwrap_or(30)),
             },
             semantic_cache,
             response_cache: {
                 let keep = seconds("response_cache_keep_s", self.response_cache_keep_s, 3600)?;
-                (cached_bytes_max > 0).then_some(response_cache::Limits { bytes: cached_bytes_max, keep })
+                let bytes = bytes("response_cache_bytes_max", self.response_cache_bytes_max, "0", "0")?;
+                (bytes > 0).then_some(response_cache::Limits { bytes, keep })
             },
             cluster: ClusterSettings {
                 id_base: u64::from(rand::random::<u32>()) << 32,
-                admission: AdmissionPolicy { queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize },
+                admission: AdmissionPolicy { queue_max: positive("queue_max", self.queue_max.unwrap_or(1024))? },
                 policy,
                 classes,
                 queue_wait_max: seconds("queue_wait_s", self.queue_wait_s, 60)?,
@@ -658,7 +627,7 @@ impl Flags {
                 probes: match self.probe_every_s.unwrap_or(0) {
                     0 => None,
                     every_s => Some(ProbeSettings {
-                        every: Duration::from_secs(within(1, PROBE_EVERY_S_MAX, "probe_every_s", every_s)?),
+                        every: Duration::from_secs(within("probe_every_s", every_s, 1..=PROBE_EVERY_S_MAX)?),
                         tolerance: match self.probe_tolerance.unwrap_or(0.0) {
                             tolerance @ 0.0..=10.0 => tolerance,
                             wrong => return Err(invalid("probe_tolerance", wrong, "must be from 0 to 10")),
@@ -667,7 +636,7 @@ impl Flags {
                 },
             },
             request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
-            body_bytes_max: positive("body_bytes_max", body_bytes_max)? as usize,
+            body_bytes_max: body_bytes_max as usize,
             bodies_bytes_max,
             connections: Connections { connections: connections_max, per_address },
             hosts: self.hosts.unwrap_or_default(),
