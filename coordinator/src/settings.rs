@@ -318,7 +318,7 @@ pub struct Flags {
     pub exit_with_parent: Option<bool>,
 }
 
-/// Everything checked, defaults filled in.
+/// The checked settings, with all defaults filled in.
 #[derive(Debug)]
 pub struct Settings {
     pub name: String,
@@ -330,9 +330,9 @@ pub struct Settings {
     pub peers: BTreeMap<String, SocketAddr>,
     /// At least one, each with another name.
     pub models: Vec<ModelSettings>,
-    /// Other names of models.
+    /// Aliases, each with the model that it stands for.
     pub aliases: BTreeMap<String, String>,
-    /// Until there is a key, everybody who can reach `http` may ask. Otherwise, only whoever is on this machine.
+    /// Whether `http` may be an address that other machines reach while there is no key.
     pub open: bool,
     /// `None`: plain HTTP.
     pub tls: Option<TlsFiles>,
@@ -345,42 +345,43 @@ pub struct Settings {
     pub usage: journal::Settings,
     /// `None`: usage events stay here.
     pub usage_sink: Option<sink::Settings>,
-    /// Where responses, conversations and the registry are stored; `None`: in memory.
+    /// The directory of responses, conversations and the registry; `None`: they are in memory.
     pub data: Option<PathBuf>,
-    /// Where responses and conversations are stored instead.
+    /// The database of responses and conversations, instead of the directory.
     pub database: Option<Address>,
     pub store: store::Limits,
-    /// Lets texts of clients become special tokens.
+    /// Whether texts of clients may become special tokens.
     pub clients_marks: bool,
     pub max_tokens_must_fit: bool,
-    /// Most calls of an answer that must call tools.
+    /// The most calls of an answer that must call tools.
     pub forced_calls_max: u32,
-    /// Of clients' files and batches.
+    /// Bounds of clients' files and batches.
     pub batches: batches::Limits,
     /// The program that judges grammars: this one.
     pub grammar_helper: PathBuf,
-    /// `None`: everything may be asked and answered.
+    /// `None`: prompts and answers are not checked.
     pub safety: Option<Safety>,
-    /// Its last stage; `None`: what the classifier is not sure of may be asked.
+    /// The last safety check; `None`: texts that the classifier is not sure of pass.
     pub judge: Option<moderator::Settings>,
     pub pii: Option<Pii>,
-    /// Of stored conversations, where chats do not say.
+    /// The strategy for stored conversations that are too long, unless a chat names one.
     pub context: Strategy,
     pub summaries: summarizer::Settings,
-    /// `None`: nothing is remembered of users.
+    /// Bounds of what is remembered of users. `None`: nothing is.
     pub memories: Option<memories::Limits>,
     /// `None`: blocks are not recorded.
     pub audit: Option<AuditSettings>,
-    /// `None`: none is taken.
+    /// `None`: no feedback is taken.
     pub feedback: Option<FeedbackSettings>,
     /// `None`: no tools run here.
     pub server_tools: Option<tidemill_gateway::features::server_tools::Settings>,
-    /// `None`: the model that is asked for answers.
+    /// Rules for which model answers. `None`: the one that the request names.
     pub router: Option<Router>,
-    /// Of answers kept for repeated requests.
+    /// Bounds of answers that are kept for repeated requests.
     pub replay: replay::Limits,
+    /// Bounds of answers that are kept for equal requests. `None`: none are.
     pub response_cache: Option<response_cache::Limits>,
-    /// Of answers to similar questions.
+    /// Bounds of answers that are kept for similar questions. `None`: none are.
     pub semantic_cache: Option<SemanticSettings>,
     pub cluster: ClusterSettings,
     pub request_timeout: Duration,

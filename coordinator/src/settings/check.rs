@@ -33,31 +33,31 @@ use tidemill_net::{
 };
 use tidemill_tenancy::{journal, limits::Share};
 
-/// Less than a group of events, and every group would have a file of its own.
+/// The least size of a file of the usage log. With less, every group of events would have a file of its own.
 const USAGE_SEGMENT_BYTES_MIN: &str = "1MiB";
 
-/// A copy takes the place of another block, so it should more likely than not be read again. On the Mooncake conversation
-/// trace, split at random over two hosts, that holds from the third read over the network on (57 % of copies are read again;
-/// 30 % after the first read, 44 % after the second). It saves 23 % of such reads; copying at the first read saves 46 %, with
+/// The default of `replicate_after`. A copy takes the place of another block, so it should more likely than not be read again. On the
+/// Mooncake conversation trace, split at random over two hosts, that holds from the third read over the network on (57 % of copies are
+/// read again; 30 % after the first read, 44 % after the second). It saves 23 % of such reads; copying at the first read saves 46 %, with
 /// eight times the copies.
 const REPLICATE_AFTER: u8 = 3;
 
-/// More than a process may have open files.
+/// The most connections: more than a process may have open files.
 const CONNECTIONS_MAX: usize = 1 << 20;
 
-/// Less than a long turn.
+/// The least room for a conversation. A long turn has more.
 const CONVERSATION_BYTES_MIN: &str = "1MiB";
-/// Less than this, and one long conversation would push all others out.
+/// The least room for all conversations. With less, one long conversation would push all others out.
 const STORE_BYTES_MIN: &str = "16MiB";
 
-/// More would fill the queue that live requests wait in.
+/// The most requests of batches at a time. More would fill the queue that live requests wait in.
 const BATCH_CONCURRENCY_MAX: usize = 1024;
-/// Of one answer.
+/// The most calls that one answer may be forced to make.
 const FORCED_CALLS_MAX: u32 = 1024;
 
-/// A hundred years.
+/// The longest time that stored things are kept: a hundred years.
 const STORE_DAYS_MAX: u64 = 36_500;
-/// A week.
+/// The longest time between two rounds of probes: a week.
 const PROBE_EVERY_S_MAX: u64 = 7 * 24 * 3600;
 
 impl Flags {
