@@ -226,7 +226,6 @@ impl Coordinator {
         let gateway = GatewaySettings {
             generating: routes::generating,
             classes: settings.cluster.classes,
-            aliases: settings.aliases.clone(),
             router: settings.router,
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
@@ -253,7 +252,7 @@ impl Coordinator {
             hosts: settings.hosts,
             cors: settings.cors,
         };
-        let gateway = Arc::new(Gateway::new(served.collect(), gateway));
+        let gateway = Arc::new(Gateway::new(served.collect(), settings.aliases.clone(), gateway));
         Ok(Self {
             gateway,
             driver,

@@ -1,10 +1,13 @@
-//! The coordinator's knobs, each stated once: flags and TOML keys are one struct, checked into [`Settings`].
+//! The coordinator's knobs, each stated once: flags and TOML keys are one struct, which `check` turns into [`Settings`].
 
 pub mod audit;
+mod bounds;
+mod check;
 pub mod classes;
 pub mod context;
 pub mod feedback;
 pub mod models;
+mod peers;
 pub mod pii;
 pub mod routing;
 pub mod safety;
@@ -16,7 +19,8 @@ use audit::AuditFlags;
 use classes::ClassFlags;
 use context::{ContextFlags, MemoryFlags};
 use feedback::FeedbackFlags;
-use models::{ModelFlag, ModelSettings, check_models, one_or_several, parse_aliases};
+use models::{ModelFlag, ModelSettings, one_or_several, parse_aliases};
+use peers::parse_peers;
 use pii::PiiFlags;
 use routing::{RouteFlags, RouterFlags};
 use safety::{SafetyFlags, parse_safety};
@@ -25,16 +29,9 @@ use serde::{Deserialize, Serialize};
 use server_tools::ServerToolsFlags;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 use tenants::{JwtFlags, KeptIn, SheddingFlags, SinkFlags, TierFlags};
-use tidemill_cluster::{
-    ClusterSettings,
-    admission::AdmissionPolicy,
-    class::Classes,
-    probes::ProbeSettings,
-    schedule::{Policy, PolicyName},
-};
+use tidemill_cluster::ClusterSettings;
 use tidemill_gateway::{
     base::{memories, origins::Origins},
-    batch::file::Room,
     batches,
     cache::{replay, response_cache},
     context::Strategy,
@@ -45,11 +42,6 @@ use tidemill_gateway::{
     serving::gateway::settings::SemanticSettings,
     store::{self, postgres::Address},
 };
-use tidemill_net::{
-    config::{ConfigError, invalid, parse_bytes, required},
-    uplink::HEARTBEAT_DEAD,
-};
-use tidemill_registry::command::NAME_BYTES_MAX;
 use tidemill_tenancy::{
     journal, jwt,
     limits::Share,
@@ -326,7 +318,7 @@ pub struct Flags {
     pub exit_with_parent: Option<bool>,
 }
 
-/// Everything checked, defaults filled in.
+/// The checked settings, with all defaults filled in.
 #[derive(Debug)]
 pub struct Settings {
     pub name: String,
@@ -338,9 +330,9 @@ pub struct Settings {
     pub peers: BTreeMap<String, SocketAddr>,
     /// At least one, each with another name.
     pub models: Vec<ModelSettings>,
-    /// Other names of models.
+    /// Aliases, each with the model that it stands for.
     pub aliases: BTreeMap<String, String>,
-    /// Until there is a key, everybody who can reach `http` may ask. Otherwise, only whoever is on this machine.
+    /// Whether `http` may be an address that other machines reach while there is no key.
     pub open: bool,
     /// `None`: plain HTTP.
     pub tls: Option<TlsFiles>,
@@ -353,42 +345,43 @@ pub struct Settings {
     pub usage: journal::Settings,
     /// `None`: usage events stay here.
     pub usage_sink: Option<sink::Settings>,
-    /// Where responses, conversations and the registry are stored; `None`: in memory.
+    /// The directory of responses, conversations and the registry; `None`: they are in memory.
     pub data: Option<PathBuf>,
-    /// Where responses and conversations are stored instead.
+    /// The database of responses and conversations, instead of the directory.
     pub database: Option<Address>,
     pub store: store::Limits,
-    /// Lets texts of clients become special tokens.
+    /// Whether texts of clients may become special tokens.
     pub clients_marks: bool,
     pub max_tokens_must_fit: bool,
-    /// Most calls of an answer that must call tools.
+    /// The most calls of an answer that must call tools.
     pub forced_calls_max: u32,
-    /// Of clients' files and batches.
+    /// Bounds of clients' files and batches.
     pub batches: batches::Limits,
     /// The program that judges grammars: this one.
     pub grammar_helper: PathBuf,
-    /// `None`: everything may be asked and answered.
+    /// `None`: prompts and answers are not checked.
     pub safety: Option<Safety>,
-    /// Its last stage; `None`: what the classifier is not sure of may be asked.
+    /// The last safety check; `None`: texts that the classifier is not sure of pass.
     pub judge: Option<moderator::Settings>,
     pub pii: Option<Pii>,
-    /// Of stored conversations, where chats do not say.
+    /// The strategy for stored conversations that are too long, unless a chat names one.
     pub context: Strategy,
     pub summaries: summarizer::Settings,
-    /// `None`: nothing is remembered of users.
+    /// Bounds of what is remembered of users. `None`: nothing is.
     pub memories: Option<memories::Limits>,
     /// `None`: blocks are not recorded.
     pub audit: Option<AuditSettings>,
-    /// `None`: none is taken.
+    /// `None`: no feedback is taken.
     pub feedback: Option<FeedbackSettings>,
     /// `None`: no tools run here.
     pub server_tools: Option<tidemill_gateway::features::server_tools::Settings>,
-    /// `None`: the model that is asked for answers.
+    /// Rules for which model answers. `None`: the one that the request names.
     pub router: Option<Router>,
-    /// Of answers kept for repeated requests.
+    /// Bounds of answers that are kept for repeated requests.
     pub replay: replay::Limits,
+    /// Bounds of answers that are kept for equal requests. `None`: none are.
     pub response_cache: Option<response_cache::Limits>,
-    /// Of answers to similar questions.
+    /// Bounds of answers that are kept for similar questions. `None`: none are.
     pub semantic_cache: Option<SemanticSettings>,
     pub cluster: ClusterSettings,
     pub request_timeout: Duration,
@@ -411,357 +404,5 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// Less than a group of events, and every group would have a file of its own.
-const USAGE_SEGMENT_BYTES_MIN: u64 = 1 << 20;
-
-/// A copy takes the place of another block, so it should more likely than not be read again. On the Mooncake conversation
-/// trace, split at random over two hosts, that holds from the third read over the network on (57 % of copies are read again;
-/// 30 % after the first read, 44 % after the second). It saves 23 % of such reads; copying at the first read saves 46 %, with
-/// eight times the copies.
-const REPLICATE_AFTER: u8 = 3;
-
-/// More than a process may have open files.
-const CONNECTIONS_MAX: usize = 1 << 20;
-
-/// Less than a long turn.
-const CONVERSATION_BYTES_MIN: u64 = 1 << 20;
-/// Less than this, and one long conversation would push all others out.
-const STORE_BYTES_MIN: u64 = 16 << 20;
-
-/// More would fill the queue that live requests wait in.
-const BATCH_CONCURRENCY_MAX: u64 = 1024;
-/// Of one answer.
-const FORCED_CALLS_MAX: u64 = 1024;
-
-/// A hundred years.
-const STORE_DAYS_MAX: u64 = 36_500;
-/// A week.
-const PROBE_EVERY_S_MAX: u64 = 7 * 24 * 3600;
-
-/// Coordinators of one cluster: what agrees must be few.
-const COORDINATORS_MAX: usize = 5;
-
-/// `a=1.2.3.4:5,…` as a map.
-fn parse_peers(text: &str) -> Result<BTreeMap<String, SocketAddr>, String> {
-    let pair = |pair: &str| {
-        let (name, addr) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not NAME=ADDR"))?;
-        let addr = addr.trim().parse().map_err(|error| format!("`{addr}`: {error}"))?;
-        Ok((name.trim().to_owned(), addr))
-    };
-    text.split(',').map(pair).collect()
-}
-
-/// The other coordinators than `name`.
-fn check_peers(mut peers: BTreeMap<String, SocketAddr>, name: &str, stored: bool) -> Result<BTreeMap<String, SocketAddr>, ConfigError> {
-    peers.remove(name);
-    if peers.len() >= COORDINATORS_MAX {
-        return Err(invalid("peers", peers.len() + 1, format!("a cluster has at most {COORDINATORS_MAX} coordinators, best 1, 3 or 5")));
-    }
-    if let Some(name) = peers.keys().chain([&name.to_owned()]).find(|name| !(1..=NAME_BYTES_MAX).contains(&name.len())) {
-        return Err(invalid("peers", name, format!("a name has 1 to {NAME_BYTES_MAX} bytes")));
-    }
-    if !peers.is_empty() && !stored {
-        return Err(invalid("peers", peers.len(), "a coordinator among several must keep the registry: say where with --data"));
-    }
-    Ok(peers)
-}
-
-impl Flags {
-    pub fn check(self) -> Result<Settings, ConfigError> {
-        let models = check_models(self.model, self.served_model_name)?;
-        let body = self.body_bytes_max.unwrap_or_else(|| "32MiB".into());
-        let body_bytes_max = parse_bytes(&body).map_err(|reason| invalid("body_bytes_max", &body, reason))?;
-        let bodies = self.bodies_bytes_max.unwrap_or_else(|| "256MiB".into());
-        let bodies_bytes_max = parse_bytes(&bodies).map_err(|reason| invalid("bodies_bytes_max", &bodies, reason))?;
-        if bodies_bytes_max < body_bytes_max {
-            return Err(invalid("bodies_bytes_max", &bodies, "it must be at least body_bytes_max, which is one body's"));
-        }
-        let aliases = self.aliases.unwrap_or_default();
-        if let Some((name, model)) =
-            aliases.iter().find(|(name, model)| name.is_empty() || models.iter().all(|served| served.name != **model))
-        {
-            let served = models.iter().map(|served| format!("`{}`", served.name)).collect::<Vec<_>>().join(", ");
-            return Err(invalid("aliases", format!("{name}={model}"), format!("must name a served model: {served}")));
-        }
-        // The address itself may hold a password.
-        let database = self
-            .store
-            .map(|address| address.parse::<Address>().map_err(|reason| invalid("store", "(the address)", reason.to_string())))
-            .transpose()?;
-        let kept = self.data.is_some() || database.is_some();
-        let store_bytes = self.store_bytes_max.unwrap_or_else(|| if kept { "1GiB" } else { "64MiB" }.into());
-        let store_bytes_max = parse_bytes(&store_bytes).map_err(|reason| invalid("store_bytes_max", &store_bytes, reason))?;
-        let conversation_bytes = self.conversation_bytes_max.unwrap_or_else(|| "32MiB".into());
-        let conversation_bytes_max =
-            parse_bytes(&conversation_bytes).map_err(|reason| invalid("conversation_bytes_max", &conversation_bytes, reason))?;
-        let replay_bytes = self.replay_bytes_max.unwrap_or_else(|| "64MiB".into());
-        let replay_bytes_max = parse_bytes(&replay_bytes).map_err(|reason| invalid("replay_bytes_max", &replay_bytes, reason))?;
-        let cached = self.response_cache_bytes_max.unwrap_or_else(|| "0".into());
-        let cached_bytes_max = parse_bytes(&cached).map_err(|reason| invalid("response_cache_bytes_max", &cached, reason))?;
-        let bytes = |key, given: Option<String>, default: &str| {
-            let given = given.unwrap_or_else(|| default.into());
-            match parse_bytes(&given) {
-                Ok(0) => Err(invalid(key, given, "must be at least 1")),
-                Ok(bytes) => Ok(bytes),
-                Err(reason) => Err(invalid(key, &given, reason)),
-            }
-        };
-        let positive = |key, value: u64| if value == 0 { Err(invalid(key, value, "must be at least 1")) } else { Ok(value) };
-        let within = |least, most, key, value| {
-            if (least..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from {least} to {most}"))) }
-        };
-        let connections_max = within(1, CONNECTIONS_MAX as u64, "connections_max", self.connections_max.unwrap_or(4096) as u64)? as usize;
-        let per_address = self.connections_per_address_max;
-        if let Some(each) = per_address.filter(|each| !(1..=connections_max).contains(each)) {
-            return Err(invalid("connections_per_address_max", each, "it must be at least 1, and at most connections_max"));
-        }
-        let seconds = |key, value: Option<u64>, default| positive(key, value.unwrap_or(default)).map(Duration::from_secs);
-        let policy_name = self.policy.as_deref().map_or(Ok(PolicyName::default()), str::parse);
-        let policy = Policy {
-            name: policy_name.map_err(|unknown| invalid("policy", self.policy.as_deref().unwrap_or_default(), unknown.to_string()))?,
-            local_tail_tokens: self.local_tail_tokens,
-            decode_sequences_max: match self.decode_sequences_max {
-                Some(0) => return Err(invalid("decode_sequences_max", 0, "must be at least 1")),
-                limit => limit,
-            },
-            replicate_after: Some(self.replicate_after.unwrap_or(REPLICATE_AFTER)).filter(|&reads| reads > 0),
-        };
-        let classes = if self.class.is_empty() {
-            let limit = |key, value: Option<u64>, default| positive(key, value.unwrap_or(default)).map(|ms| ms as f64);
-            Classes::defaults(limit("slo_ttft_ms", self.slo_ttft_ms, 2000)?, limit("slo_tpot_ms", self.slo_tpot_ms, 100)?)
-        } else {
-            let classes = self.class.into_iter().map(ClassFlags::check).collect::<Result<Vec<_>, _>>()?;
-            Classes::new(classes).map_err(|error| invalid("class", "[[class]]", error.to_string()))?
-        };
-        let tiers = tenants::tiers(self.tier, &classes)?;
-        let router = routing::router(self.router, self.route, &models, &aliases, &tiers)?;
-        let segment = self.usage_segment_bytes.unwrap_or_else(|| "64MiB".into());
-        let segment_bytes = parse_bytes(&segment).map_err(|reason| invalid("usage_segment_bytes", &segment, reason))?;
-        if segment_bytes < USAGE_SEGMENT_BYTES_MIN {
-            return Err(invalid("usage_segment_bytes", &segment, "must be at least 1MiB"));
-        }
-        let share = self.quota_share.as_deref().map_or(Ok(Share::WHOLE), str::parse);
-        let share = share.map_err(|reason: &str| invalid("quota_share", self.quota_share.as_deref().unwrap_or_default(), reason))?;
-        let tls = match (self.tls_cert, self.tls_key) {
-            (None, None) => None,
-            (Some(cert), Some(key)) => Some(TlsFiles { cert, key }),
-            (Some(cert), None) => return Err(invalid("tls_cert", cert.display(), "needs tls_key, the file with its private key")),
-            (None, Some(key)) => return Err(invalid("tls_key", key.display(), "needs tls_cert, the file with its certificate chain")),
-        };
-        let http = self.http.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8000)));
-        if let Some(admin) = self.admin.filter(|admin| !admin.ip().is_loopback() && self.admin_public != Some(true)) {
-            let reason = "others can reach this address, and whoever reaches it can make keys: use 127.0.0.1, or say admin_public";
-            return Err(invalid("admin", admin, reason));
-        }
-        let name = self.name.unwrap_or_else(|| "coordinator-0".into());
-        if let Some(sink) = self.usage_sink.as_ref().filter(|_| self.data.is_none()) {
-            return Err(invalid("usage_sink.url", &sink.url, "events come from the usage log, which needs a place: say where with --data"));
-        }
-        let peers = check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?;
-        let earlier = self.data.as_ref().map(|data| data.join("tenants.sqlite"));
-        let (context, summaries) = self.context.unwrap_or_default().check(&models, &aliases)?;
-        let (safety, judge) = self.safety.map_or(Ok((None, None)), |safety| safety.check(&models))?;
-        let semantic_cache = self.semantic_cache.map_or(Ok(None), |semantic| semantic.check(&models, &aliases))?;
-        let (pii, finder) = self.pii.unwrap_or_default().check()?;
-        let audit = self.audit.unwrap_or_default().check(self.data.as_deref(), &finder)?;
-        let feedback = self.feedback.map_or(Ok(None), |feedback| feedback.check(self.data.as_deref(), &finder))?;
-        Ok(Settings {
-            context,
-            summaries,
-            memories: self.memory.map_or(Ok(None), MemoryFlags::check)?,
-            tenants: match (self.tenants, earlier) {
-                (Some(file), _) => KeptIn::File(file),
-                (None, Some(earlier)) if !peers.is_empty() => KeptIn::Registry { earlier },
-                (None, Some(file)) => KeptIn::File(file),
-                (None, None) => KeptIn::Memory,
-            },
-            peers,
-            usage_sink: self.usage_sink.map(|sink| sink.check(&name)).transpose()?,
-            name,
-            http,
-            open: self.open == Some(true),
-            tls,
-            share,
-            prices: tenants::prices(self.price)?,
-            jwt: self.jwt.map(|jwt| jwt.check(&tiers)).transpose()?,
-            shedding: self.shedding.unwrap_or_default().check(&classes)?,
-            tiers,
-            usage: journal::Settings {
-                sync_every: Duration::from_millis(self.usage_sync_ms.unwrap_or(100)),
-                segment_bytes,
-                segment_age: None,
-            },
-            admin: self.admin,
-            listen: self.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0))),
-            pki: required(None, "pki", self.pki)?,
-            models,
-            aliases,
-            data: self.data,
-            database,
-            store: store::Limits {
-                age: Duration::from_secs(within(1, STORE_DAYS_MAX, "store_days", self.store_days.unwrap_or(30))? * 24 * 3600),
-                bytes: match store_bytes_max {
-                    STORE_BYTES_MIN.. => store_bytes_max,
-                    _ => return Err(invalid("store_bytes_max", &store_bytes, "must be at least 16MiB")),
-                },
-                history_bytes: match conversation_bytes_max {
-                    CONVERSATION_BYTES_MIN.. => conversation_bytes_max,
-                    _ => return Err(invalid("conversation_bytes_max", &conversation_bytes, "must be at least 1MiB")),
-                },
-            },
-            clients_marks: self.clients_marks.unwrap_or(false),
-            max_tokens_must_fit: self.max_tokens_must_fit.unwrap_or(false),
-            forced_calls_max: within(
-                1,
-                FORCED_CALLS_MAX,
-                "forced_calls_max",
-                self.forced_calls_max.unwrap_or(tidemill_gateway::text::FORCED_CALLS_MAX).into(),
-            )? as u32,
-            batches: batches::Limits {
-                file_bytes: bytes("batch_file_bytes_max", self.batch_file_bytes_max, "200MiB")?,
-                lines: positive("batch_requests_max", self.batch_requests_max.unwrap_or(50_000) as u64)? as usize,
-                room: Room {
-                    files: positive("batch_files_max", self.batch_files_max.unwrap_or(500) as u64)? as usize,
-                    bytes: bytes("batch_bytes_max", self.batch_bytes_max, "4GiB")?,
-                },
-                age: Duration::from_secs(within(1, STORE_DAYS_MAX, "batch_days", self.batch_days.unwrap_or(30))? * 24 * 3600),
-                at_once: within(1, BATCH_CONCURRENCY_MAX, "batch_concurrency", self.batch_concurrency.unwrap_or(16) as u64)? as usize,
-                line_bytes: body_bytes_max as usize,
-            },
-            // The same program, even if another has been put in its place since.
-            grammar_helper: "/proc/self/exe".into(),
-            router,
-            safety,
-            judge,
-            pii,
-            audit,
-            feedback,
-            server_tools: self.server_tools.map(ServerToolsFlags::check).transpose()?,
-            replay: replay::Limits {
-                bytes: replay_bytes_max,
-                recordings: positive("replay_answers_max", self.replay_answers_max.unwrap_or(4096) as u64)? as usize,
-                keep: seconds("replay_keep_s", self.replay_keep_s, 600)?,
-                grace: Duration::from_secs(self.replay_grace_s.unwrap_or(30)),
-            },
-            semantic_cache,
-            response_cache: {
-                let keep = seconds("response_cache_keep_s", self.response_cache_keep_s, 3600)?;
-                (cached_bytes_max > 0).then_some(response_cache::Limits { bytes: cached_bytes_max, keep })
-            },
-            cluster: ClusterSettings {
-                id_base: u64::from(rand::random::<u32>()) << 32,
-                admission: AdmissionPolicy { queue_max: positive("queue_max", self.queue_max.unwrap_or(1024) as u64)? as usize },
-                policy,
-                classes,
-                queue_wait_max: seconds("queue_wait_s", self.queue_wait_s, 60)?,
-                heartbeat_dead: HEARTBEAT_DEAD,
-                probes: match self.probe_every_s.unwrap_or(0) {
-                    0 => None,
-                    every_s => Some(ProbeSettings {
-                        every: Duration::from_secs(within(1, PROBE_EVERY_S_MAX, "probe_every_s", every_s)?),
-                        tolerance: match self.probe_tolerance.unwrap_or(0.0) {
-                            tolerance @ 0.0..=10.0 => tolerance,
-                            wrong => return Err(invalid("probe_tolerance", wrong, "must be from 0 to 10")),
-                        },
-                    }),
-                },
-            },
-            request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
-            body_bytes_max: positive("body_bytes_max", body_bytes_max)? as usize,
-            bodies_bytes_max,
-            connections: Connections { connections: connections_max, per_address },
-            hosts: self.hosts.unwrap_or_default(),
-            cors: {
-                let origins = self.cors_origins.unwrap_or_default();
-                Origins::parse(&origins).map_err(|problem| invalid("cors_origins", origins.join(","), problem))?
-            },
-            drain_announce: Duration::from_secs(self.drain_announce_s.unwrap_or(0)),
-            drain: Duration::from_secs(self.drain_s.unwrap_or(30)),
-            log: self.log.unwrap_or_else(|| "info".into()),
-            exit_with_parent: self.exit_with_parent.unwrap_or(false),
-        })
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    pub(super) fn flags() -> Flags {
-        Flags { model: vec!["/models/tiny".into()], pki: Some("/pki".into()), served_model_name: vec!["tiny".into()], ..Flags::default() }
-    }
-
-    #[test]
-    fn defaults_are_filled_in() {
-        let settings = flags().check().unwrap();
-        assert_eq!((settings.http.port(), settings.body_bytes_max), (8000, 32 << 20));
-        assert_eq!(settings.cluster.id_base & 0xffff_ffff, 0);
-    }
-
-    #[test]
-    fn peers_are_the_others_and_need_a_disk() {
-        let peers = || parse_peers("coordinator-0=10.0.0.1:4000, b=10.0.0.2:4000").ok();
-        let settings = Flags { peers: peers(), data: Some("/data".into()), ..flags() }.check().unwrap();
-        assert_eq!(settings.peers.into_iter().collect::<Vec<_>>(), [("b".to_owned(), "10.0.0.2:4000".parse().unwrap())]);
-        assert!(Flags { peers: peers(), ..flags() }.check().unwrap_err().to_string().contains("--data"));
-        let many = (0..7).map(|n| (n.to_string(), "10.0.0.2:4000".parse().unwrap())).collect();
-        assert!(Flags { peers: Some(many), data: Some("/data".into()), ..flags() }.check().is_err());
-        assert!(parse_peers("b").unwrap_err().contains("NAME=ADDR"));
-        assert!(parse_peers("b=host").unwrap_err().contains("`host`"));
-    }
-
-    #[test]
-    fn usage_goes_somewhere_from_a_disk_and_encrypted() {
-        let of = |file: &str, data: bool| {
-            let usage_sink = toml::from_str::<Flags>(&format!("[usage_sink]\n{file}")).unwrap().usage_sink;
-            let checked = Flags { usage_sink, data: data.then(|| "/data".into()), ..flags() }.check();
-            checked.map(|settings| settings.usage_sink.map(|sink| sink.source)).map_err(|error| error.to_string())
-        };
-        assert_eq!(of("url = 'https://books.example/usage'", true), Ok(Some("coordinator-0".into())));
-        for (file, data, words) in [("url = 'https://books.example/'", false, "--data"), ("url = 'http://books.example/'", true, "https")] {
-            let error = of(file, data).unwrap_err();
-            assert!(error.contains("usage_sink") && error.contains(words), "{error}");
-        }
-    }
-
-    #[test]
-    fn an_error_names_its_key() {
-        for (flags, key) in [
-            (Flags { model: Vec::new(), ..flags() }, "--model"),
-            (Flags { pki: None, ..flags() }, "--pki"),
-            (Flags { body_bytes_max: Some("8MB".into()), ..flags() }, "body_bytes_max"),
-            (Flags { queue_max: Some(0), ..flags() }, "queue_max"),
-            (Flags { policy: Some("best".into()), ..flags() }, "`policy` = best"),
-            (Flags { connections_max: Some(usize::MAX), ..flags() }, "connections_max"),
-            (Flags { connections_per_address_max: Some(0), ..flags() }, "connections_per_address_max"),
-            (Flags { bodies_bytes_max: Some("1MiB".into()), ..flags() }, "bodies_bytes_max"),
-            (Flags { served_model_name: Vec::new(), ..flags() }, "`model` = /models/tiny"),
-            (Flags { request_timeout_s: Some(0), ..flags() }, "request_timeout_s"),
-            (Flags { aliases: parse_aliases("gpt-5=big").ok(), ..flags() }, "`aliases` = gpt-5=big"),
-            (Flags { store_days: Some(u64::MAX), ..flags() }, "store_days"),
-            (Flags { replay_bytes_max: Some("64MB".into()), ..flags() }, "replay_bytes_max"),
-            (Flags { response_cache_bytes_max: Some("64MB".into()), ..flags() }, "response_cache_bytes_max"),
-            (Flags { response_cache_keep_s: Some(0), ..flags() }, "response_cache_keep_s"),
-            (Flags { replay_answers_max: Some(0), ..flags() }, "replay_answers_max"),
-            (Flags { replay_keep_s: Some(0), ..flags() }, "replay_keep_s"),
-            (Flags { store_bytes_max: Some("1MiB".into()), ..flags() }, "store_bytes_max"),
-            (Flags { conversation_bytes_max: Some("1kiB".into()), ..flags() }, "conversation_bytes_max"),
-            (Flags { conversation_bytes_max: Some("1023KiB".into()), ..flags() }, "conversation_bytes_max"),
-            (Flags { store: Some("postgres://me@localhost/x?sslmode=perhaps".into()), ..flags() }, "sslmode"),
-            (Flags { admin: Some(([0, 0, 0, 0], 9100).into()), ..flags() }, "admin_public"),
-            (Flags { tls_cert: Some("cert.pem".into()), ..flags() }, "tls_key"),
-            (Flags { quota_share: Some("2/2".into()), ..flags() }, "quota_share"),
-            (Flags { batch_bytes_max: Some("0".into()), ..flags() }, "batch_bytes_max"),
-            (Flags { batch_concurrency: Some(0), ..flags() }, "batch_concurrency"),
-            (Flags { batch_days: Some(0), ..flags() }, "batch_days"),
-            (Flags { probe_every_s: Some(u64::MAX), ..flags() }, "probe_every_s"),
-            (Flags { audit: "30".parse().ok(), ..flags() }, "--data"),
-            (Flags { audit: "40000".parse().ok(), data: Some("/data".into()), ..flags() }, "audit.days"),
-            (Flags { probe_every_s: Some(9), probe_tolerance: Some(f32::NAN), ..flags() }, "probe_tolerance"),
-            (Flags { usage_segment_bytes: Some("1KiB".into()), ..flags() }, "usage_segment_bytes"),
-        ] {
-            let error = flags.check().unwrap_err().to_string();
-            assert!(error.contains(key), "{error}");
-        }
-    }
-}
+mod tests;

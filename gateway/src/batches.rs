@@ -177,7 +177,7 @@ impl Batches {
         })
     }
 
-    /// Nothing runs any more, since this process ends in good order.
+    /// Notes in all unfinished batches that this process ends in good order.
     pub fn stop(&self) {
         let open: Vec<_> =
             self.index.lock().batches.values().filter(|entry| !entry.batch.is_over()).map(|entry| entry.batch.id.clone()).collect();
@@ -229,7 +229,7 @@ impl Batches {
         file.cloned().ok_or_else(|| BatchError::NotFound(id.to_owned()))
     }
 
-    /// Where a file's content is.
+    /// Returns the path of a file's content.
     pub fn content(&self, file: &StoredFile) -> PathBuf {
         self.disk.content(&file.id)
     }

@@ -39,7 +39,7 @@ pub enum Strategy {
     /// All is given; what does not fit is an error.
     #[default]
     None,
-    /// As many turns as fit.
+    /// The newest turns are given, as many as fit.
     Slide,
     /// Once they do not fit any more: half of what would.
     Steps,
@@ -47,7 +47,7 @@ pub enum Strategy {
     Summary,
 }
 
-/// How many of the oldest turns are left out. `turns`: the tokens of each, the oldest first. The last one always stays.
+/// Returns how many of the oldest turns are left out. `turns`: the tokens of each, the oldest first. The last one always stays.
 pub fn left_out(strategy: Strategy, limits: Limits, turns: &[u64]) -> usize {
     match strategy {
         Strategy::None => 0,

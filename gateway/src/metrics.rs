@@ -210,7 +210,7 @@ fn describe() {
     );
 }
 
-/// How a request ended.
+/// The end of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum RequestOutcome {
     Ok,
@@ -414,7 +414,7 @@ impl Objectives {
         &self.classes
     }
 
-    /// So many choices of a class were not taken.
+    /// Counts choices of a class that were not taken.
     pub fn reject(&self, class: ClassId, choices: u64) {
         count_class(&self.classes.get(class).name, "rejected", choices);
     }

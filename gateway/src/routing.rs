@@ -27,7 +27,7 @@ pub struct Router {
     pub pins: BTreeMap<String, Model>,
     pub rules: Vec<Rule>,
     pub auto: Option<Auto>,
-    /// Where a request says its region: a header (in lower case),
+    /// The header (in lower case) that names a request's region,
     pub region_header: Option<String>,
     /// or a key of its `metadata`.
     pub region_metadata: Option<String>,
@@ -49,7 +49,7 @@ pub struct When {
     pub tenants: BTreeSet<String>,
     pub tiers: BTreeSet<String>,
     pub regions: BTreeSet<String>,
-    /// By their codes in ISO 639-3.
+    /// Languages, by their codes in ISO 639-3.
     pub languages: BTreeSet<String>,
     /// Bytes of text in the prompt.
     pub bytes: RangeInclusive<u64>,
@@ -100,7 +100,7 @@ pub struct Requester<'a> {
 pub struct Choice<'a> {
     pub model: &'a Model,
     pub by: By,
-    /// In a few words of ASCII.
+    /// The reason, in a few words of ASCII.
     pub why: String,
     pub overflow: Option<&'a Overflow>,
 }

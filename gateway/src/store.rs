@@ -90,7 +90,7 @@ pub enum Kind {
     Memory,
 }
 
-/// When a record counts as used that has no age.
+/// The time of the last use of a record that does not age.
 const ALWAYS: u64 = i64::MAX as u64;
 
 impl Kind {
@@ -109,7 +109,7 @@ pub struct NewRecord {
     pub earlier: Vec<String>,
     /// The items that follow. One that is stored already (by its id) is not stored again.
     pub items: Vec<Item>,
-    /// So many of `items`, at the end, are the record's output.
+    /// The number of `items`, at the end, that are the record's output.
     pub outputs: usize,
     /// A conversation whose history also gets `items`, and its new body.
     pub conversation: Option<(String, Option<Rewrite>)>,
@@ -160,7 +160,7 @@ pub struct Rewrite {
 pub struct Record {
     pub id: String,
     pub body: String,
-    /// When something was added or changed last, in Unix seconds; far in the future for what has no age.
+    /// The time of the last addition or change, in Unix seconds; far in the future for a record that does not age.
     pub updated: u64,
     pub totals: Totals,
     /// The summary of the beginning of its history. Lists do not show it.
@@ -231,7 +231,7 @@ fn note_evicted(tenant: &str, records: u64) {
     }
 }
 
-/// How many items of these sizes a page has: all that fit, and one at least.
+/// Returns how many items of these sizes a page has: all that fit, and one at least.
 fn page_of(sizes: impl IntoIterator<Item = u64>) -> usize {
     let mut sum: u64 = 0;
     let fits = |size: &u64| {

@@ -1,7 +1,9 @@
 //! Tenants at the gateway: authentication, quotas and usage. The cores of `tidemill-tenancy` behind locks that are held briefly.
 //!
+//! - `authentication`: the ways to authenticate
 //! - [`metered`]: a request that has its quota, until it is settled; `ttft`: what shedding measures
 
+mod authentication;
 pub mod metered;
 mod ttft;
 
@@ -13,7 +15,8 @@ use crate::{
     requests::error::ApiError,
     rollout::{routed::Routed, shadow::Tap},
 };
-use parking_lot::{Mutex, RwLock};
+use authentication::Authentication;
+use parking_lot::Mutex;
 use std::{
     net::IpAddr,
     sync::{
@@ -25,10 +28,9 @@ use std::{
 use tidemill_tenancy::{
     directory::{Directory, Principal},
     journal::{self, Journal, OpenError},
-    jwt::{Invalid, Verifier},
+    jwt::Verifier,
     keeper::{KeepError, Keeper},
-    key::Secret,
-    limits::{Limits, Overrides, Share},
+    limits::{Limits, Share},
     quota::{Kind, Quota, Refusal, Reservation, Scope, Standing},
     records::{Change, Key, Tenant},
     shedding::{Load, Shedding, Step, Watermarks},
@@ -70,10 +72,9 @@ pub struct MeterSettings {
 #[derive(Debug)]
 pub struct Tenants {
     keeper: Arc<dyn Keeper>,
-    directory: RwLock<Directory>,
-    /// Whether the directory is complete.
+    authentication: Authentication,
+    /// Whether the directory of tenants and keys is complete.
     known: AtomicBool,
-    jwt: Option<Verifier>,
     tiers: Tiers,
     share: Share,
     prices: Prices,
@@ -248,9 +249,8 @@ impl Tenants {
         };
         Ok(Self {
             keeper: settings.keeper,
-            directory: RwLock::new(directory),
+            authentication: Authentication::new(directory, settings.jwt),
             known: known.into(),
-            jwt: settings.jwt,
             tiers: settings.tiers,
             share: settings.share,
             prices: settings.prices,
@@ -283,7 +283,7 @@ impl Tenants {
 
     /// Whether a credential exists or existed.
     pub fn has_keys(&self) -> bool {
-        self.jwt.is_some() || self.directory.read().has_keys()
+        self.authentication.is_in_use()
     }
 
     /// Returns the credential's owner. `None`: no key is needed.
@@ -293,21 +293,7 @@ impl Tenants {
             return Ok(None);
         }
         let credential = credential.ok_or_else(ApiError::no_key)?;
-        let now = self.now().as_secs();
-        let principal = match (&self.jwt, Secret::parse(credential)) {
-            (_, Some(secret)) => self.directory.read().authenticate(now, &secret).ok_or_else(ApiError::wrong_key)?,
-            (Some(jwt), None) if Verifier::looks_like_one(credential) => {
-                let mut verified = jwt.verify(now, credential);
-                if let (Err(Invalid::Key), Some(arrived)) = (&verified, jwt.new_keys()) {
-                    arrived.await;
-                    verified = jwt.verify(now, credential);
-                }
-                let mut principal = verified.map_err(|invalid| ApiError::wrong_token(&invalid.to_string()))?;
-                principal.tenant_limits = self.limits_of(&principal.tenant);
-                principal
-            }
-            _ => return Err(ApiError::wrong_key()),
-        };
+        let principal = self.authentication.verify(self.now().as_secs(), credential).await?;
         self.with_tier(principal).map(Some)
     }
 
@@ -321,35 +307,13 @@ impl Tenants {
     /// Returns the sender of a batch as the caller of one of its requests: as things are now, since keys are revoked, and tenants get other
     /// tiers. The error says why it may not ask any more.
     pub fn caller_of_batch(&self, sender: &Sender) -> Result<Caller, String> {
-        let now = self.now().as_secs();
-        let too_late = |jwt: &Verifier| !jwt.allows_background(now, sender.until);
-        let principal = match (&sender.tenant, &sender.key) {
-            (None, _) if self.is_open() => None,
-            (None, _) => return Err("it was made without a key, and by now keys are needed".into()),
-            (Some(_), Some(key)) => match self.directory.read().principal(now, key) {
-                Some(principal) => Some(principal),
-                None => return Err(format!("its key `{key}` was revoked, or has expired")),
-            },
-            (Some(_), None) if self.jwt.as_ref().is_some_and(too_late) => {
-                return Err("its token expired too long ago".into());
-            }
-            (Some(tenant), None) if self.jwt.is_some() => Some(Principal {
-                tenant: tenant.as_str().into(),
-                tier: sender.tier.as_deref().unwrap_or_default().into(),
-                user: sender.user.as_deref().map(Into::into),
-                key: None,
-                tenant_limits: self.limits_of(tenant),
-                key_limits: Default::default(),
-                until: sender.until,
-            }),
-            (Some(_), None) => return Err("it was made with an identity provider's token, and by now there is no provider".into()),
+        let principal = match &sender.tenant {
+            None if self.is_open() => None,
+            None => return Err("it was made without a key, and by now keys are needed".into()),
+            Some(tenant) => Some(self.authentication.verify_again(self.now().as_secs(), tenant, sender)?),
         };
         let principal = principal.map(|principal| self.with_tier(principal)).transpose().map_err(|error| error.message().to_owned())?;
         Ok(Caller { in_background: true, ..Caller::new(principal) })
-    }
-
-    fn limits_of(&self, tenant: &str) -> Overrides {
-        self.directory.read().tenant(tenant).map_or_else(Default::default, |tenant| tenant.limits)
     }
 
     /// Refuses a request that could not pass whatever it asks for, before it costs anything.
@@ -424,24 +388,24 @@ impl Tenants {
     /// Makes a change that outlives this process. May take a while: not for the event loop.
     pub fn change(&self, change: Change) -> Result<(), KeepError> {
         self.keeper.apply(&change)?;
-        self.directory.write().apply(change);
+        self.authentication.directory.write().apply(change);
         Ok(())
     }
 
     pub fn tenant(&self, id: &str) -> Option<Tenant> {
-        self.directory.read().tenant(id).cloned()
+        self.authentication.directory.read().tenant(id).cloned()
     }
 
     pub fn key(&self, id: &str) -> Option<Key> {
-        self.directory.read().key(id).cloned()
+        self.authentication.directory.read().key(id).cloned()
     }
 
     pub fn all_tenants(&self) -> Vec<Tenant> {
-        self.directory.read().tenants().cloned().collect()
+        self.authentication.directory.read().tenants().cloned().collect()
     }
 
     pub fn all_keys(&self) -> Vec<Key> {
-        self.directory.read().keys().cloned().collect()
+        self.authentication.directory.read().keys().cloned().collect()
     }
 
     /// Loads other processes' changes of tenants and keys. Not for the event loop.
@@ -449,7 +413,7 @@ impl Tenants {
         let changed = self.keeper.changed().and_then(|changed| if changed { self.keeper.load().map(Some) } else { Ok(None) });
         match changed {
             Ok(Some(changes)) => {
-                let mut directory = self.directory.write();
+                let mut directory = self.authentication.directory.write();
                 changes.into_iter().for_each(|change| directory.apply(change));
                 self.known.store(self.keeper.is_complete(), Ordering::Release);
             }
@@ -461,11 +425,7 @@ impl Tenants {
     /// Loads others' changes. Not for the event loop.
     pub fn refresh(&self) {
         self.refresh_records();
-        match self.jwt.as_ref().map_or(Ok(false), Verifier::refresh) {
-            Ok(true) => tracing::info!("the identity provider's keys were reloaded"),
-            Ok(false) => {}
-            Err(error) => tracing::warn!(%error, "could not reload the identity provider's keys; keeping the previous ones"),
-        }
+        self.authentication.refresh();
     }
 
     /// Reclaims the quota of lost requests, and reports lost usage records. To be called now and then.
@@ -473,9 +433,7 @@ impl Tenants {
         self.quota.lock().sweep(self.now());
         let (lost, failing) = self.meter.as_ref().map_or((0, false), |meter| (meter.lost(), meter.is_failing()));
         metrics::show_usage_log(lost, failing);
-        if let Some(jwt) = &self.jwt {
-            metrics::show_jwks(jwt.fetches());
-        }
+        self.authentication.show();
         if let Some(sink) = &self.sink {
             metrics::show_usage_sink(&sink.counts());
         }

@@ -1,9 +1,10 @@
 //! What is kept of blocks by safety checks.
 
+use super::bounds::{bytes, within};
 use serde::{Deserialize, Serialize};
 use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 use tidemill_gateway::safety::audit::AuditSettings;
-use tidemill_net::config::{ConfigError, invalid, parse_bytes};
+use tidemill_net::config::{ConfigError, invalid};
 use tidemill_safety::pii::find::Finder;
 
 /// The audit log: a number of days as a flag, or a section `[audit]`.
@@ -33,15 +34,12 @@ impl AuditFlags {
         if self.days == 0 {
             return Ok(None);
         }
-        if self.days > DAYS_MAX {
-            return Err(invalid("audit.days", self.days, format!("must be from 0 to {DAYS_MAX}")));
-        }
+        within("audit.days", self.days, 0..=DAYS_MAX)?;
         let data = data.ok_or_else(|| invalid("audit.days", self.days, "the log needs a directory: say which with --data"))?;
-        let bytes = self.bytes_max.unwrap_or_else(|| "1GiB".into());
         Ok(Some(AuditSettings {
             dir: data.join("audit"),
             keep: Duration::from_secs(self.days * 24 * 3600),
-            bytes_max: parse_bytes(&bytes).map_err(|reason| invalid("audit.bytes_max", &bytes, reason))?,
+            bytes_max: bytes("audit.bytes_max", self.bytes_max, "1GiB", "0")?,
             finder: Arc::clone(finder),
         }))
     }

@@ -1,10 +1,13 @@
 //! What the file says of long conversations, and of what is remembered between them.
 
-use super::models::ModelSettings;
+use super::{
+    bounds::{bytes, within},
+    models::ModelSettings,
+};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_gateway::{base::memories, context::Strategy, features::summarizer};
-use tidemill_net::config::{ConfigError, invalid, parse_bytes};
+use tidemill_net::config::{ConfigError, invalid};
 
 /// More would take the whole of a small window.
 const FACTS_MAX: usize = 1000;
@@ -60,14 +63,14 @@ impl ContextFlags {
         }
         let usual = summarizer::Settings::default();
         let deadline =
-            self.summary_deadline_s.map_or(Ok(usual.deadline.as_secs()), |s| within("context.summary_deadline_s", s, DEADLINE_S_MAX));
+            self.summary_deadline_s.map_or(Ok(usual.deadline.as_secs()), |s| within("context.summary_deadline_s", s, 1..=DEADLINE_S_MAX));
         let waiting = self.summaries_waiting_max.unwrap_or(usual.waiting_max);
         let at_once = self.summaries_at_once.unwrap_or(usual.at_once);
         let settings = summarizer::Settings {
             model: self.summary_model,
             deadline: Duration::from_secs(deadline?),
-            waiting_max: within("context.summaries_waiting_max", waiting, WAITING_MAX)?,
-            at_once: within("context.summaries_at_once", at_once, AT_ONCE_MAX)?,
+            waiting_max: within("context.summaries_waiting_max", waiting, 1..=WAITING_MAX)?,
+            at_once: within("context.summaries_at_once", at_once, 1..=AT_ONCE_MAX)?,
         };
         Ok((strategy, settings))
     }
@@ -76,20 +79,12 @@ impl ContextFlags {
 impl MemoryFlags {
     /// `None`: nothing is remembered.
     pub(super) fn check(self) -> Result<Option<memories::Limits>, ConfigError> {
-        let bytes = self.bytes_max.unwrap_or_else(|| "16KiB".into());
         let limits = memories::Limits {
-            facts: within("memory.facts_max", self.facts_max.unwrap_or(64), FACTS_MAX)?,
-            bytes: match parse_bytes(&bytes).map_err(|reason| invalid("memory.bytes_max", &bytes, reason))? {
-                0 => return Err(invalid("memory.bytes_max", &bytes, "must be at least 1")),
-                bytes => bytes as usize,
-            },
+            facts: within("memory.facts_max", self.facts_max.unwrap_or(64), 1..=FACTS_MAX)?,
+            bytes: bytes("memory.bytes_max", self.bytes_max, "16KiB", "1")? as usize,
         };
         Ok((self.enabled != Some(false)).then_some(limits))
     }
-}
-
-fn within<T: PartialOrd + From<u8> + std::fmt::Display + Copy>(key: &'static str, value: T, most: T) -> Result<T, ConfigError> {
-    if (T::from(1)..=most).contains(&value) { Ok(value) } else { Err(invalid(key, value, format!("must be from 1 to {most}"))) }
 }
 
 #[cfg(test)]

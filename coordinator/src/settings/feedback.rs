@@ -1,9 +1,10 @@
 //! Whether users may say what they think of answers.
 
+use super::bounds::{bytes, within};
 use serde::{Deserialize, Serialize};
 use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 use tidemill_gateway::features::feedback::FeedbackSettings;
-use tidemill_net::config::{ConfigError, invalid, parse_bytes};
+use tidemill_net::config::ConfigError;
 use tidemill_safety::pii::find::Finder;
 
 /// `on` or `off` as a flag, or a section `[feedback]`.
@@ -39,15 +40,10 @@ impl FeedbackFlags {
         if self.enabled == Some(false) {
             return Ok(None);
         }
-        let keep_s = self.keep_s.unwrap_or(3600);
-        if !(1..=KEEP_S_MAX).contains(&keep_s) {
-            return Err(invalid("feedback.keep_s", keep_s, format!("must be from 1 to {KEEP_S_MAX}")));
-        }
-        let bytes = self.bytes_max.unwrap_or_else(|| "64MiB".into());
         Ok(Some(FeedbackSettings {
             file: data.map(|data| data.join("feedback.sqlite")),
-            keep: Duration::from_secs(keep_s),
-            bytes_max: parse_bytes(&bytes).map_err(|reason| invalid("feedback.bytes_max", &bytes, reason))?,
+            keep: Duration::from_secs(within("feedback.keep_s", self.keep_s.unwrap_or(3600), 1..=KEEP_S_MAX)?),
+            bytes_max: bytes("feedback.bytes_max", self.bytes_max, "64MiB", "0")?,
             finder: Arc::clone(finder),
         }))
     }

@@ -1,6 +1,9 @@
 //! What the file says of safety checks: `[safety]`.
 
-use super::models::{ModelSettings, one_or_several};
+use super::{
+    bounds::within,
+    models::{ModelSettings, one_or_several},
+};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tidemill_gateway::safety::{Safety, moderator};
@@ -145,7 +148,7 @@ impl JudgeFlags {
                 prompt
             }
         };
-        let open_for_s = within("safety.judge.open_for_s", 1, self.open_for_s.unwrap_or(OPEN_FOR_S), OPEN_FOR_S_MAX)?;
+        let open_for_s = within("safety.judge.open_for_s", self.open_for_s.unwrap_or(OPEN_FOR_S), 1..=OPEN_FOR_S_MAX)?;
         let when_down = match self.when_down.as_deref() {
             None | Some("closed") => WhenDown::Closed,
             Some("open") => WhenDown::Open(Duration::from_secs(open_for_s)),
@@ -158,7 +161,7 @@ impl JudgeFlags {
             "" => Err(invalid(key, "", "must be a word")),
             word => Ok(word.to_owned()),
         };
-        let deadline_ms = within("safety.judge.deadline_ms", 1, self.deadline_ms.unwrap_or(DEADLINE_MS), DEADLINE_MS_MAX)?;
+        let deadline_ms = within("safety.judge.deadline_ms", self.deadline_ms.unwrap_or(DEADLINE_MS), 1..=DEADLINE_MS_MAX)?;
         Ok(moderator::Settings {
             prompt,
             safe: word("safety.judge.safe", self.safe, "safe")?,
@@ -166,8 +169,8 @@ impl JudgeFlags {
             answers: self.answers.unwrap_or(false),
             deadline: Duration::from_millis(deadline_ms),
             when_down,
-            at_once: within("safety.judge.at_once", 1, self.at_once.unwrap_or(AT_ONCE), AT_ONCE_MAX)?,
-            waiting_max: within("safety.judge.waiting_max", 0, self.waiting_max.unwrap_or(WAITING), WAITING_MAX)?,
+            at_once: within("safety.judge.at_once", self.at_once.unwrap_or(AT_ONCE), 1..=AT_ONCE_MAX)?,
+            waiting_max: within("safety.judge.waiting_max", self.waiting_max.unwrap_or(WAITING), 0..=WAITING_MAX)?,
             model: self.model,
         })
     }
@@ -209,10 +212,6 @@ fn thresholds(key: &'static str, mut thresholds: Thresholds, given: &BTreeMap<St
 
 fn read(key: &'static str, path: &str) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|error| invalid(key, path, error.to_string()))
-}
-
-fn within<T: PartialOrd + std::fmt::Display>(key: &'static str, least: T, value: T, most: T) -> Result<T, ConfigError> {
-    if value >= least && value <= most { Ok(value) } else { Err(invalid(key, value, format!("must be from {least} to {most}"))) }
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! What the file says of answers to similar questions.
 
-use super::models::ModelSettings;
+use super::{
+    bounds::{positive, within},
+    models::ModelSettings,
+};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_gateway::{
@@ -50,20 +53,13 @@ impl SemanticFlags {
             return Err(invalid("semantic_cache.model", model, "must name a served model"));
         }
         let bytes = self.bytes_max.unwrap_or_else(|| "64MiB".into());
-        let (keep_s, answers) = (self.keep_s.unwrap_or(3600), self.answers_max.unwrap_or(16_384));
         let limits = Limits {
             bytes: match parse_bytes(&bytes).map_err(|reason| invalid("semantic_cache.bytes_max", &bytes, reason))? {
                 0 => return Err(invalid("semantic_cache.bytes_max", &bytes, "must be at least 1: `enabled = false` switches it off")),
                 bytes => bytes,
             },
-            answers: match answers {
-                1..=ANSWERS_MAX => answers,
-                _ => return Err(invalid("semantic_cache.answers_max", answers, format!("must be from 1 to {ANSWERS_MAX}"))),
-            },
-            keep: match keep_s {
-                0 => return Err(invalid("semantic_cache.keep_s", keep_s, "must be at least 1")),
-                _ => Duration::from_secs(keep_s),
-            },
+            answers: within("semantic_cache.answers_max", self.answers_max.unwrap_or(16_384), 1..=ANSWERS_MAX)?,
+            keep: Duration::from_secs(positive("semantic_cache.keep_s", self.keep_s.unwrap_or(3600))?),
             threshold,
         };
         Ok((self.enabled != Some(false)).then_some(SemanticSettings { limits, model: self.model }))

@@ -1,5 +1,6 @@
 //! What the file says of tools that run here: `[server_tools]`.
 
+use super::bounds::within;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{path::PathBuf, time::Duration};
@@ -88,10 +89,7 @@ impl ServerToolsFlags {
         if let Some(other) = built_in.iter().find(|name| ![CALCULATOR, CLOCK].contains(&name.as_str())) {
             return Err(invalid("server_tools.built_in", other, format!("there are `{CALCULATOR}` and `{CLOCK}`")));
         }
-        let rounds_max = self.rounds_max.unwrap_or(ROUNDS);
-        if !(2..=ROUNDS_MAX).contains(&rounds_max) {
-            return Err(invalid("server_tools.rounds_max", rounds_max, format!("must be from 2 to {ROUNDS_MAX}")));
-        }
+        let rounds_max = within("server_tools.rounds_max", self.rounds_max.unwrap_or(ROUNDS), 2..=ROUNDS_MAX)?;
         if self.tool.len() > TOOLS_MAX {
             return Err(invalid("server_tools.tool", self.tool.len(), format!("there may be {TOOLS_MAX} tools at most")));
         }
@@ -175,11 +173,7 @@ fn target(key: &'static str, url: String, ca: Option<PathBuf>, hosts: &[String])
 }
 
 fn timeout(key: &'static str, ms: Option<u64>) -> Result<Duration, ConfigError> {
-    let ms = ms.unwrap_or(TIMEOUT_MS);
-    if !(1..=TIMEOUT_MS_MAX).contains(&ms) {
-        return Err(invalid(key, ms, format!("must be from 1 to {TIMEOUT_MS_MAX}")));
-    }
-    Ok(Duration::from_millis(ms))
+    within(key, ms.unwrap_or(TIMEOUT_MS), 1..=TIMEOUT_MS_MAX).map(Duration::from_millis)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What the file says of tenants: tiers, prices, an identity provider, shedding.
 
+use super::bounds::positive;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use tidemill_cluster::class::Classes;
@@ -176,10 +177,7 @@ impl TierFlags {
             shed @ 0..=2 => shed,
             other => return Err(invalid("tier.shed", other, "must be 0 (never), 1 (first) or 2 (then)")),
         };
-        let answer_tokens = match self.answer_tokens.unwrap_or(earlier.answer_tokens) {
-            0 => return Err(invalid("tier.answer_tokens", 0, "must be at least 1")),
-            tokens => tokens,
-        };
+        let answer_tokens = positive("tier.answer_tokens", self.answer_tokens.unwrap_or(earlier.answer_tokens))?;
         let models = self.models.into_iter().map(|(model, limits)| (model, limits.over(Default::default())));
         Ok(Tier { name, limits: limits.over(earlier.limits), models: models.collect(), class, classes: has, shed, answer_tokens })
     }
@@ -214,11 +212,8 @@ impl JwtFlags {
             (None, Some(url)) => {
                 let target = Target { url, ca: self.jwks_ca };
                 target.check().map_err(|error| invalid("jwt.jwks_url", &target.url, error.to_string()))?;
-                let max_age = match self.jwks_max_age_s.unwrap_or(JWKS_MAX_AGE_S) {
-                    0 => return Err(invalid("jwt.jwks_max_age_s", 0, "must be at least 1")),
-                    seconds => Duration::from_secs(seconds),
-                };
-                Jwks::Url(remote::Settings { target, max_age })
+                let max_age_s = positive("jwt.jwks_max_age_s", self.jwks_max_age_s.unwrap_or(JWKS_MAX_AGE_S))?;
+                Jwks::Url(remote::Settings { target, max_age: Duration::from_secs(max_age_s) })
             }
             (None, None) => {
                 return Err(invalid("jwt.jwks", "", "the provider's public keys are needed: in a file (jwks), or at a URL (jwks_url)"));
@@ -256,8 +251,7 @@ impl SheddingFlags {
         }
         let promised = classes.by_tier(None).and_then(|class| classes.get(class).ttft_ms);
         let ttft_p95 = match self.ttft_p95_ms {
-            Some(0) => return Err(invalid("shedding.ttft_p95_ms", 0, "must be at least 1")),
-            Some(ms) => Duration::from_millis(ms),
+            Some(ms) => Duration::from_millis(positive("shedding.ttft_p95_ms", ms)?),
             None => Duration::from_secs_f64(promised.unwrap_or(800.0) / 1e3),
         };
         Ok(Some(Watermarks { kv_used, ttft_p95 }))

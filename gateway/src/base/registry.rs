@@ -31,7 +31,7 @@ pub enum ChangeError {
     NotNow(String),
 }
 
-/// Where a coordinator's registry stands.
+/// The state of a coordinator's registry.
 #[derive(Clone, Debug, Serialize)]
 pub struct RegistryView {
     /// This coordinator.

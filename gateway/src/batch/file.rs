@@ -22,7 +22,7 @@ pub struct StoredFile {
 }
 
 impl StoredFile {
-    /// As clients see it.
+    /// Returns the file as clients see it.
     pub fn view(&self) -> Value {
         json!({
             "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_ms / 1000, "expires_at": self.expires_at,

@@ -16,7 +16,7 @@ const CUSTOM_ID_BYTES_MAX: usize = 512;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     pub code: String,
-    /// From 1 on; `None`: it is not about a line.
+    /// The line's number, from 1 on; `None`: the problem is not about a line.
     pub line: Option<u64>,
     pub message: String,
     pub param: Option<String>,
@@ -35,7 +35,7 @@ impl Problem {
 /// A request, and where it is in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// From 1 on.
+    /// The line's number, from 1 on.
     pub number: u64,
     pub offset: u64,
     pub bytes: usize,

@@ -33,7 +33,7 @@ pub enum Status {
     Cancelled,
 }
 
-/// How a batch ends whose file was good.
+/// The end of a batch whose file was good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
@@ -91,7 +91,7 @@ pub struct Batch {
     pub times: Times,
 }
 
-/// When a batch came to a status.
+/// The times at which a batch came to each status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Times {
@@ -165,7 +165,7 @@ impl Batch {
         if good { self.counts.completed += 1 } else { self.counts.failed += 1 }
     }
 
-    /// Nothing new runs from now on. `false`: it is too late for that.
+    /// Cancels the batch: no more of its requests begin. Returns `false` if it is too late for that.
     pub fn cancel(&mut self, now: u64) -> bool {
         match self.status {
             Status::Validating | Status::InProgress => {
@@ -226,7 +226,7 @@ impl Batch {
         completed.or(failed).or(expired).or(cancelled)
     }
 
-    /// As clients see it.
+    /// Returns the batch as clients see it.
     pub fn view(&self) -> Value {
         let Times { in_progress, finalizing, completed, failed, expired, cancelling, cancelled } = self.times;
         let problems = (!self.problems.is_empty()).then(|| json!({"object": "list", "data": self.problems}));

@@ -25,13 +25,13 @@ pub struct Task {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     Run(Task),
-    /// Nothing may run before this time.
+    /// No request may run before this time.
     Rest(Duration),
     /// Until something that runs has ended.
     Wait,
 }
 
-/// How an attempt ended.
+/// The end of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
     /// The HTTP status.
@@ -67,7 +67,7 @@ impl Pace {
         Step::Run(self.waiting.pop_front().expect("it is not empty"))
     }
 
-    /// Something that ran has ended. `false`: it will run again; `true`: that is its answer.
+    /// Takes the end of a request that ran. Returns `true` if that is its answer, `false` if it will run again.
     pub fn ended(&mut self, now: Duration, task: Task, attempt: Attempt) -> bool {
         self.running -= 1;
         let Task { line, failures } = task;
@@ -85,7 +85,7 @@ impl Pace {
         false
     }
 
-    /// Something was not run after all, since the batch ends.
+    /// Puts a request back that was not run after all, since the batch ends.
     pub fn dropped(&mut self, task: Task) {
         self.running -= 1;
         self.waiting.push_front(task);

@@ -55,7 +55,7 @@ impl Begun {
         Ok(Self { file: Mutex::new(tokio::fs::File::from_std(file)), deaths })
     }
 
-    /// How many processes died while this line ran.
+    /// Returns how many processes died while this line ran.
     pub(super) fn deaths(&self, line: u64) -> u32 {
         self.deaths.get(&line).copied().unwrap_or(0)
     }

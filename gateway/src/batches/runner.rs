@@ -49,7 +49,7 @@ const EXPIRE_EVERY: Duration = Duration::from_secs(600);
 const DISK_RETRY: Duration = Duration::from_secs(10);
 /// Looks at the clock, while nothing else happens.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// More than any answer has.
+/// The most bytes of an answer: more than any has.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 /// A request that waits in the cluster's queue ends by itself; this is for one that does not.
 const OVERDUE: Duration = Duration::from_secs(60);
@@ -96,7 +96,7 @@ struct Runner {
     id: String,
 }
 
-/// How a request ended.
+/// The end of a request.
 enum Ran {
     Attempted {
         attempt: Attempt,
@@ -123,7 +123,7 @@ impl Runner {
         }
     }
 
-    /// From what the disk says to the end.
+    /// Runs the batch from its state on disk to its end.
     async fn attempt(self: &Arc<Self>) -> Result<(), BatchError> {
         let mut batch = self.batches.save(&self.id).await?;
         if batch.ending.is_none() {

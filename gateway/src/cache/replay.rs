@@ -70,7 +70,7 @@ pub enum Read<F> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Append {
     Taken,
-    /// Not taken: listeners have to read first.
+    /// The frame was not taken: listeners have to read first.
     Full,
 }
 
@@ -102,7 +102,7 @@ pub struct Recordings<T, F> {
     ended: BTreeSet<(Duration, u64)>,
     /// Running ones without a listener, by the time when they are given up.
     abandoned: BTreeSet<(Duration, u64)>,
-    /// Bytes that each tenant has in them.
+    /// Bytes of each tenant's recordings.
     bytes: Shares<Digest>,
     places: Shares<Digest>,
     next: u64,
@@ -253,7 +253,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         Append::Taken
     }
 
-    /// Nothing more comes. `whole`: it is an answer that a repeat may have; else it is forgotten when its listeners have heard it.
+    /// Ends a recording. `whole`: it is an answer that a repeat may have; else it is forgotten when its listeners have heard it.
     pub fn end(&mut self, now: Duration, id: u64, whole: bool) {
         let Some(recording) = self.recordings.get_mut(&id).filter(|recording| recording.ended.is_none()) else { return };
         recording.ended = Some(now);

@@ -41,7 +41,7 @@ pub type Events = Arc<[RequestEvent]>;
 pub struct ResponseCache {
     limits: Limits,
     answers: HashMap<Key, Kept>,
-    /// By tenant, and by their last use.
+    /// Keys by tenant and last use.
     order: BTreeMap<(Tenant, u64), Key>,
     uses: u64,
     bytes: Shares<Tenant>,

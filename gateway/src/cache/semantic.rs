@@ -57,7 +57,7 @@ pub struct Inquiry {
 pub type Bucket = (Key, u64);
 
 impl Inquiry {
-    /// Where its answers are. `request`: the whole of it; its answer has this origin.
+    /// Returns the bucket of its answers. `request`: the whole of it; its answer has this origin.
     pub fn bucket(&self, origin: Origin, request: &NewRequest) -> Bucket {
         // The length that fits behind a prompt depends on its words: if the client names none, it is not part of the query.
         let max_tokens = if self.is_open { 0 } else { request.stop.max_tokens };
@@ -82,7 +82,7 @@ pub struct Hit {
 pub struct SemanticCache {
     limits: Limits,
     buckets: HashMap<Bucket, Vec<Kept>>,
-    /// By tenant, and by their last use.
+    /// The buckets of kept answers, by tenant and last use.
     order: BTreeMap<(Tenant, u64), Bucket>,
     uses: u64,
     bytes: Shares<Tenant>,

@@ -1,7 +1,7 @@
 //! Text that is put into prompts beside what was said. What changes seldom stands near the beginning, where the KV of all that follows
 //! depends on it: the system prompt, what is known of the user, the summary. What changes with every question stands just before it.
 
-/// Less than this of a message says nothing.
+/// The least of a message that says something.
 const PASSAGE_TOKENS_MIN: u64 = 16;
 /// Tokens of a line beside its text: its speaker, and a mark that it was cut.
 const PASSAGE_MARKS: u64 = 8;
@@ -60,7 +60,7 @@ pub fn joined<'a>(blocks: impl IntoIterator<Item = &'a str>) -> String {
     blocks.into_iter().filter(|block| !block.is_empty()).collect::<Vec<_>>().join("\n\n")
 }
 
-/// So many of the first facts that their block has at most `room` tokens. `count`: tokens of a text.
+/// Returns how many of the first facts make a block of at most `room` tokens. `count`: tokens of a text.
 pub fn facts_that_fit(all: &[String], room: u64, count: impl Fn(&str) -> u64) -> usize {
     let fit = |some: usize| count(&facts(all[..some].iter().map(String::as_str))) <= room;
     // The longest beginning that fits: a longer one has no fewer tokens.

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub turns: usize,
-    /// Tokens of all turns that are given.
+    /// Tokens of all turns that are given to the model.
     pub tokens: u64,
 }
 
@@ -13,7 +13,7 @@ impl Limits {
         turns <= self.turns && tokens <= self.tokens
     }
 
-    /// So many quarters of them.
+    /// Returns this many quarters of both limits.
     pub(super) fn quarters(self, quarters: u64) -> Self {
         let part = |whole: u64| whole / 4 * quarters + whole % 4 * quarters / 4;
         Self { turns: part(self.turns as u64) as usize, tokens: part(self.tokens) }

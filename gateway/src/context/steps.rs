@@ -10,7 +10,7 @@
 
 use super::limits::Limits;
 
-/// Where a history stands between two steps.
+/// A history's place between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
     /// The oldest turns that are not given.

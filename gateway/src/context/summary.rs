@@ -71,11 +71,11 @@ impl Summaries {
     }
 }
 
-/// How it stands with the summary of what should be left out.
+/// The state of the summary of the turns that should be left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Nothing is left out.
+    /// No turn is left out.
     NotNeeded,
     Given,
     /// It is being made, and until then what it tells of is given.

@@ -25,7 +25,7 @@ impl<K: Ord + Clone, J> Summing<K, J> {
         Self { waiting_max, waiting: VecDeque::new(), running: BTreeSet::new(), failures: VecDeque::new() }
     }
 
-    /// In place of what waits for the same conversation. `false`: too many wait.
+    /// Adds a job, in place of one that waits for the same conversation. Returns `false` if too many wait.
     pub fn push(&mut self, key: K, job: J) -> bool {
         if let Some((_, waiting)) = self.waiting.iter_mut().find(|(other, _)| *other == key) {
             *waiting = job;

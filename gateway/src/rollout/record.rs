@@ -16,7 +16,7 @@ pub struct Rollout {
     pub step_s: u64,
     /// The place in `steps`.
     pub step: usize,
-    /// When the step began; pauses move it.
+    /// The time at which the step began; pauses move it.
     pub since_ms: u64,
     pub state: State,
     /// Why it is in this state.
@@ -49,7 +49,7 @@ pub enum State {
     Aborted,
 }
 
-/// How much worse `to` may be.
+/// The differences by which `to` may be worse.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {

@@ -79,7 +79,7 @@ struct Noted {
     /// Requests without a first token.
     waiting: HashMap<u64, Waiting>,
     seats: u64,
-    /// By other coordinators.
+    /// Reports of the other coordinators.
     others: Vec<Report>,
     told: Option<(Instant, Seen)>,
 }
@@ -250,7 +250,7 @@ impl Live {
         note(&mut self.book.noted.lock().shadows);
     }
 
-    /// By all coordinators.
+    /// Adds up what all coordinators saw.
     fn seen(&self, now: Duration) -> Seen {
         let mut noted = self.book.noted.lock();
         let mut seen = noted.own(self.book.began.elapsed());

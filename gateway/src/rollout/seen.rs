@@ -49,7 +49,7 @@ pub struct Shadows {
     /// Drawn ones: answers that need not be alike.
     pub drawn: u64,
     pub failed: u64,
-    /// Not even tried: too many at a time, or too much to do.
+    /// Shadows that were not even tried: there were too many at a time, or the model had too much to do.
     pub dropped: u64,
     /// Characters of all answers to compare.
     pub from_chars: u64,

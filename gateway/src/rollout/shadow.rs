@@ -17,7 +17,7 @@ const TEXT_BYTES_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Mirror {
     path: &'static str,
-    /// As the client sent it.
+    /// The body as the client sent it.
     body: Map<String, Value>,
     live: Arc<Live>,
     _permit: OwnedSemaphorePermit,
@@ -61,7 +61,7 @@ impl Tap {
 }
 
 impl Mirror {
-    /// By chance, as often as the rollout says; `None`: not this one.
+    /// Draws whether a request is mirrored, as often as the rollout says; `None`: this one is not.
     pub fn of(rollouts: &Rollouts, live: &Arc<Live>, path: &'static str, body: &Map<String, Value>) -> Option<Self> {
         if !live.record.state.is_open() || rand::random::<f64>() >= live.record.shadow {
             return None;

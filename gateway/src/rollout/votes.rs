@@ -25,7 +25,7 @@ type Thumbs = [u64; 2];
 #[serde(default)]
 pub struct Votes {
     operators: Thumbs,
-    /// By the names' digests.
+    /// Tenants' votes, by the digests of their names.
     tenants: BTreeMap<u64, Thumbs>,
     more_tenants: Thumbs,
 }

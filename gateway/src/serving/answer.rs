@@ -2,91 +2,48 @@
 //!
 //! Streams and whole answers read the same deltas, so a client gets the same text either way. Dropping the answer (the client
 //! left, or an error ended it) frees everything the request holds in the cluster.
+//!
+//! - `delta`: what an answer gives; `reader`: from tokens to text; `moderation`: a second opinion on it; `books`: where it is recorded
+
+mod books;
+mod delta;
+mod moderation;
+mod reader;
+
+pub use books::Books;
+pub use delta::{Delta, News, Ran, Waiting};
+pub use moderation::Moderation;
+pub use reader::Reader;
 
 use crate::{
     features::feedback::Feedback,
     generation::{
         Pipeline,
-        disclaimed::Disclaimed,
-        guarded::{Guarded, ModerationVerdict},
-        personal::Personal,
+        guarded::ModerationVerdict,
         piece::{Ended, Finish, Piece},
     },
     metrics::{
-        self, Objectives, RequestOutcome,
-        recent::{FinishedRequest, Recent},
-        usage::{FromCache, PromptTokensDetails, SimilarQuestion, TidemillUsage, Usage},
+        self, RequestOutcome,
+        usage::{FromCache, PromptTokensDetails, SimilarQuestion, Usage},
     },
     requests::{error::ApiError, options::Options},
-    rollout::{routed::Routed, running::Seat, seen::Ended as RequestEnded, shadow::Tap},
-    safety::{self, Blocks},
+    rollout::{running::Seat, seen::Ended as RequestEnded, shadow::Tap},
+    safety,
     serving::backend::{SimilarTo, Submission},
-    tenants::metered::Metered,
-    text::TextModel,
 };
+use books::Remembered;
 use futures_util::FutureExt;
 use std::{
     collections::VecDeque,
-    fmt::Debug,
     future::poll_fn,
     sync::Arc,
-    task::{Context, Poll},
     time::{Duration, Instant},
 };
 use tidemill_cluster::{ChoiceUsage, Outcome, RequestEvent, class::ClassId};
 use tidemill_proto::{block::Token, sampling::TokenLogprob, tokens::Tokens};
-use tidemill_safety::judge::Doubt;
 
 /// The time that a stream's first event may take before the status line goes out without it. Until then an error still has its own status.
 const FIRST_EVENT_MAX: Duration = Duration::from_secs(5);
-
-/// A call that ran here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ran {
-    pub id: String,
-    pub name: String,
-    /// The arguments, as JSON text.
-    pub arguments: String,
-    pub output: String,
-}
-
-/// A gain of one choice, with at most one call's part.
-#[derive(Debug, Default)]
-pub struct Delta {
-    pub index: u32,
-    pub piece: Piece,
-    /// Log-probabilities of the prompt's tokens, once, before the first token.
-    pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
-    /// Calls that ran here.
-    pub ran: Vec<Ran>,
-}
-
-impl Delta {
-    pub fn is_empty(&self) -> bool {
-        self.piece.is_empty() && self.prompt_logprobs.is_none() && self.ran.is_empty()
-    }
-
-    pub fn append(&mut self, next: Self) {
-        self.piece.append(next.piece);
-        self.prompt_logprobs = next.prompt_logprobs.or(self.prompt_logprobs.take());
-        self.ran.extend(next.ran);
-    }
-}
-
-/// The last known place of a request that waits in the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    pub position: u32,
-    pub estimate_ms: Option<u64>,
-}
-
-/// An event of an answer.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly all are deltas: a box for each would cost more than the room")]
-pub enum News {
-    Delta(Delta),
-    Waiting(Waiting),
-}
 
 /// The answer of a request that runs in the cluster.
 #[derive(Debug)]
@@ -117,13 +74,6 @@ pub struct Answer {
 }
 
 #[derive(Debug)]
-struct Remembered {
-    feedback: Arc<Feedback>,
-    id: String,
-    text: String,
-}
-
-#[derive(Debug)]
 struct Choice {
     pipeline: Pipeline,
     /// Whether no more tokens come. The last piece may still wait for the moderator.
@@ -137,28 +87,6 @@ struct Choice {
     last: Option<Instant>,
 }
 
-/// Moderates uncertain findings in one answer's choices, one of each at a time. Dropping it ends what is under way.
-pub trait Moderation: Debug + Send {
-    fn ask(&mut self, choice: usize, doubt: Doubt);
-    fn is_busy(&self) -> bool;
-    /// Returns the next verdict, and its choice; while nothing [is asked](Self::is_busy), none ever comes.
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, ModerationVerdict)>;
-}
-
-/// The places where an answer is recorded: metrics, usage, the audit log, a rollout's figures.
-#[derive(Debug)]
-pub struct Books {
-    pub objectives: Arc<Objectives>,
-    pub recent: Arc<Recent>,
-    pub metered: Metered,
-    /// The audit log of blocks; `None` if there is none.
-    pub blocks: Option<Blocks>,
-    /// The route, where there was a model to choose.
-    pub routed: Option<Arc<Routed>>,
-    /// The shadow traffic's observer, if there is one.
-    pub tap: Option<Tap>,
-}
-
 /// The events that an answer waits for.
 #[derive(Debug)]
 enum Step {
@@ -166,35 +94,6 @@ enum Step {
     Event(Option<(usize, RequestEvent)>),
     /// The verdict on a choice's uncertain finding.
     Verdict(usize, ModerationVerdict),
-}
-
-/// The way from tokens to the text that a client reads.
-#[derive(Debug)]
-pub struct Reader<'a> {
-    pub model: &'a TextModel,
-    /// The moderation of the answer. `None`: it is not moderated.
-    pub guarded: Option<Guarded>,
-    /// The treatment of personal data in the answer.
-    pub personal: Personal,
-    /// The disclaimers after the answer, if there are any.
-    pub disclaimed: Option<Disclaimed>,
-}
-
-impl Reader<'_> {
-    fn pipeline(&self, prompt: &Tokens, options: &Options, choice: u32) -> Pipeline {
-        let mut pipeline = Pipeline::new(self.model, prompt, &options.rules, options.sampling.seed.wrapping_add(choice.into()));
-        if let Some(guarded) = &self.guarded {
-            pipeline = pipeline.guarded_by(guarded.inspector());
-        }
-        if let Some(inspector) = self.personal.inspector() {
-            pipeline = pipeline.inspected_by(Box::new(inspector));
-        }
-        // Last: nothing changes an operator's own words.
-        if let Some(disclaimed) = &self.disclaimed {
-            pipeline = pipeline.inspected_by(Box::new(disclaimed.inspector()));
-        }
-        pipeline
-    }
 }
 
 impl Answer {
@@ -322,20 +221,6 @@ impl Answer {
         }
     }
 
-    /// Tells the rollout how the request ended. Clients' own mistakes do not count against a model; a client that leaves before the first
-    /// token has waited in vain, which does.
-    fn count_in_rollout(&self) {
-        let Some(seat) = self.books.routed.as_ref().and_then(|routed| routed.seat.as_ref()) else { return };
-        match self.outcome {
-            RequestOutcome::Ok => seat.ended(&self.seen),
-            RequestOutcome::Cancelled if self.choices.iter().any(|choice| choice.first.is_some()) => {}
-            RequestOutcome::Failed | RequestOutcome::Rejected | RequestOutcome::Cancelled => {
-                seat.ended(&RequestEnded { failed: true, ..RequestEnded::default() })
-            }
-            RequestOutcome::Invalid => {}
-        }
-    }
-
     /// Settles the quota and counts the usage, once: nothing more will be used, whether or not everything has ended. Cancel safe.
     pub async fn settle_usage(&mut self) {
         let first = self.choices.iter().filter_map(|choice| choice.first).min();
@@ -401,7 +286,7 @@ impl Answer {
             None => {
                 state.first = Some(now);
                 metrics::observe_ttft(now - self.arrived);
-                self.books.routed.iter().filter_map(|routed| routed.seat.as_ref()).for_each(Seat::first_token);
+                self.books.seat().into_iter().for_each(Seat::first_token);
                 if self.books.objectives.classes().get(self.class).ttft_ms.is_some() {
                     self.books.metered.observe_ttft(now, now - self.arrived);
                 }
@@ -458,14 +343,9 @@ impl Answer {
     }
 
     fn give(&mut self, index: usize, piece: Piece) {
-        if let Some(remembered) = self.remembered.as_mut().filter(|_| index == 0) {
-            remembered.text += &piece.text;
-            if piece.finish.is_some() {
-                remembered.feedback.complete(&remembered.id, &remembered.text);
-            }
-        }
-        if let (0, Some(tap)) = (index, &mut self.books.tap) {
-            tap.hear(&piece);
+        if index == 0 {
+            self.remembered.iter_mut().for_each(|remembered| remembered.hear(&piece));
+            self.books.tap.iter_mut().for_each(|tap| tap.hear(&piece));
         }
         self.ready.extend(piece.parts().map(|piece| News::Delta(Delta { index: index as u32, piece, ..Delta::default() })));
     }
@@ -485,7 +365,7 @@ impl Answer {
                 failed: false,
             };
             usage.predicted_ttft_ms.into_iter().for_each(metrics::observe_predicted_ttft);
-            self.books.recent.push(finished(&usage, choice.tokens, first - self.arrived, tpot));
+            self.books.recent.push(books::finished(&usage, choice.tokens, first - self.arrived, tpot));
         }
         if self.open == 0 {
             metrics::observe_e2e(self.arrived.elapsed());
@@ -505,55 +385,16 @@ impl Answer {
             tidemill.tokens.add(&usage.provenance.tokens);
             self.usage.prompt_tokens_details = PromptTokensDetails { cached_tokens: tidemill.tokens.cached() };
         }
-        add(tidemill, usage);
+        books::add(tidemill, usage);
     }
 }
 
 impl Drop for Answer {
     fn drop(&mut self) {
         metrics::count_request(self.outcome);
-        self.count_in_rollout();
+        self.books.count_in_rollout(self.outcome, self.choices.iter().any(|choice| choice.first.is_some()), &self.seen);
         // Unless the usage was settled, the client has left, and this does not wait.
         let _ = self.settle_usage().now_or_never();
         metrics::count_tokens(self.usage.prompt_tokens, self.usage.completion_tokens);
     }
-}
-
-/// Describes one choice that has ended.
-fn finished(usage: &ChoiceUsage, completion_tokens: u32, ttft: Duration, tpot: Option<Duration>) -> FinishedRequest {
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    let mut path = TidemillUsage { tokens: usage.provenance.tokens, ..TidemillUsage::default() };
-    add(&mut path, usage.clone());
-    FinishedRequest {
-        at: Instant::now(),
-        prompt_tokens: path.tokens.total(),
-        completion_tokens,
-        ttft_ms: ms(ttft),
-        tpot_ms: tpot.map(ms),
-        ttft_predicted_ms: usage.predicted_ttft_ms,
-        path,
-    }
-}
-
-/// Adds a choice's usage. The slowest choice counts per phase.
-fn add(total: &mut TidemillUsage, usage: ChoiceUsage) {
-    let provenance = usage.provenance;
-    for (total, ms) in [
-        (&mut total.queue_ms, usage.queue_ms + provenance.queue_ms),
-        (&mut total.fetch_ms, provenance.fetch_ms),
-        (&mut total.prefill_ms, usage.prefill_ms),
-        (&mut total.transfer_ms, provenance.transfer_ms),
-        (&mut total.tail_ms, provenance.tail_ms),
-        (&mut total.decode_ms, provenance.decode_ms),
-    ] {
-        *total = total.max(ms);
-    }
-    if total.decode_worker.is_empty() {
-        total.decode_worker = usage.decode_worker;
-    }
-    total.prefill_worker = total.prefill_worker.take().or(usage.prefill_worker);
-    total.preemptions += provenance.preemptions;
-    total.rescues += usage.rescues;
-    total.tokens_drafted += provenance.drafted;
-    total.tokens_accepted += provenance.accepted;
 }

@@ -21,11 +21,10 @@ use crate::{
     batch::life::Sender,
     batches::Batches,
     context::Strategy,
-    features::{feedback::Feedback, grammars::Grammars, server_tools::ServerTools, summarizer::Summarizer},
+    features::{feedback::Feedback, server_tools::ServerTools, summarizer::Summarizer},
     metrics::{Objectives, recent::Recent},
     requests::{body::Bodies, computing::Computing, error::ApiError},
     rollout::{routed::Routed, running::Rollouts},
-    routing::Router,
     safety::{Safety, audit::Audit, pii::Pii},
     serving::{
         backend::{Backend, Cache, Similar},
@@ -38,6 +37,7 @@ use crate::{
 };
 use axum::Router as Routes;
 use parking_lot::RwLock;
+use settings::GatewaySettings;
 use std::{
     collections::BTreeMap,
     sync::{
@@ -78,38 +78,22 @@ pub struct Gateway {
 /// The state that all models share.
 #[derive(Debug)]
 struct Shared {
-    generating: Generating,
+    settings: GatewaySettings,
     /// At least one, with distinct names.
     models: Vec<Arc<ServedModel>>,
     /// Aliases, each with the model that it stands for.
     aliases: RwLock<Arc<BTreeMap<String, String>>>,
-    router: Option<Router>,
     rollouts: Rollouts,
-    registry: Arc<dyn Registry>,
-    store: Arc<dyn Store>,
-    batches: Option<Arc<Batches>>,
-    grammars: Grammars,
-    tenants: Arc<Tenants>,
-    safety: Option<Safety>,
-    server_tools: Option<Arc<ServerTools>>,
-    pii: Option<Pii>,
-    context: Strategy,
     summarizer: Summarizer,
-    memories: Option<memories::Limits>,
-    audit: Option<Arc<Audit>>,
-    feedback: Option<Arc<Feedback>>,
     running: Arc<RunningResponses>,
     replays: Arc<Replays>,
     response_cache: Option<Arc<Cache>>,
     similar: Option<Arc<Similar>>,
-    /// The model that measures how similar questions are.
-    similarity_model: Option<String>,
     created: u64,
     objectives: Arc<Objectives>,
     recent: Arc<Recent>,
     /// Permits to watch the cluster.
     viewers: Arc<Semaphore>,
-    request_timeout: Duration,
     bodies: Bodies,
     /// Shares of the requests that are read or answered.
     requests: Pool,
@@ -117,9 +101,6 @@ struct Shared {
     answers: Pool,
     /// Shares of the files that are being uploaded.
     uploads: Pool,
-    max_tokens_must_fit: bool,
-    hosts: Vec<String>,
-    cors: Origins,
     computing: Computing,
     /// Whether this process announces that it will end soon, although it still takes requests.
     leaving: AtomicBool,
@@ -154,7 +135,7 @@ impl Gateway {
 
     /// The tools that run here; `None`: none do.
     pub fn server_tools(&self) -> Option<&Arc<ServerTools>> {
-        self.shared.server_tools.as_ref()
+        self.shared.settings.server_tools.as_ref()
     }
 
     pub fn is_shadow(&self) -> bool {
@@ -218,44 +199,44 @@ impl Gateway {
     }
 
     pub fn registry(&self) -> &dyn Registry {
-        &*self.shared.registry
+        &*self.shared.settings.registry
     }
 
     /// The store of responses and conversations.
     pub fn store(&self) -> &dyn Store {
-        &*self.shared.store
+        &*self.shared.settings.store
     }
 
     /// The store of clients' files and batches, if they are kept.
     pub fn batches(&self) -> Result<&Arc<Batches>, ApiError> {
-        self.shared.batches.as_ref().ok_or_else(ApiError::no_data_directory)
+        self.shared.settings.batches.as_ref().ok_or_else(ApiError::no_data_directory)
     }
 
     /// The strategy for stored conversations that are too long, unless a chat names one.
     pub fn context(&self) -> Strategy {
-        self.shared.context
+        self.shared.settings.context
     }
 
     /// Bounds of what is remembered of users; `None`: nothing is.
     pub fn memories(&self) -> Option<memories::Limits> {
-        self.shared.memories
+        self.shared.settings.memories
     }
 
     /// The safety checks; `None`: they are switched off.
     pub fn safety(&self) -> Option<&Safety> {
-        self.shared.safety.as_ref()
+        self.shared.settings.safety.as_ref()
     }
 
     pub fn audit(&self) -> Option<&Audit> {
-        self.shared.audit.as_deref()
+        self.shared.settings.audit.as_deref()
     }
 
     pub fn feedback(&self) -> Option<&Arc<Feedback>> {
-        self.shared.feedback.as_ref()
+        self.shared.settings.feedback.as_ref()
     }
 
     pub fn pii(&self) -> Option<&Pii> {
-        self.shared.pii.as_ref()
+        self.shared.settings.pii.as_ref()
     }
 
     /// Responses that are being streamed.
@@ -279,7 +260,7 @@ impl Gateway {
     }
 
     pub fn request_timeout(&self) -> Duration {
-        self.shared.request_timeout
+        self.shared.settings.request_timeout
     }
 
     /// The caller's tenant.
@@ -288,7 +269,7 @@ impl Gateway {
     }
 
     pub fn tenants(&self) -> &Arc<Tenants> {
-        &self.shared.tenants
+        &self.shared.settings.tenants
     }
 
     /// The state of the cluster, with all models.
@@ -308,12 +289,12 @@ impl Gateway {
 
     /// Names that the ports are reached by, besides addresses and `localhost`.
     pub fn hosts(&self) -> &[String] {
-        &self.shared.hosts
+        &self.shared.settings.hosts
     }
 
     /// The origins whose pages may use the front door.
     pub fn cors(&self) -> &Origins {
-        &self.shared.cors
+        &self.shared.settings.cors
     }
 
     pub fn check_draining(&self) -> Result<(), ApiError> {

@@ -211,9 +211,9 @@ fn name_of(frame: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {
         id: Option<String>,
-        /// In responses' events.
+        /// The response in an event of the responses protocol.
         response: Option<Inner>,
-        /// In messages' events.
+        /// The message in an event of the messages protocol.
         message: Option<Inner>,
     }
     #[derive(Deserialize)]

@@ -32,7 +32,7 @@ struct State {
     listed: BTreeMap<(Owner, Kind, u64), String>,
     /// Records put so far: decides between those of one second.
     puts: u64,
-    /// By tenant.
+    /// Each tenant's bytes.
     bytes: Shares<String>,
     /// Those bytes that do not go to make room.
     lasting: Shares<String>,

@@ -38,8 +38,9 @@ const EXPIRED_AT_A_TIME: i64 = 100;
 const SCHEMA_LOCK: i64 = 0x7469_6465_6d69_6c6c;
 const SCHEMA_VERSION: i32 = 3;
 
-/// As in SQLite: a history is a list of items' numbers, and `uses` counts the places that name an item, apart from the bodies. `stored` has
-/// the bytes of all bodies, and `shares` those of each tenant, in rows enough that transactions seldom wait for one another there.
+/// The tables, as in SQLite: a history is a list of items' numbers, and `uses` counts the places that name an item, apart from the bodies.
+/// `stored` has the bytes of all bodies, and `shares` those of each tenant, in rows enough that transactions seldom wait for one another
+/// there.
 const SCHEMA: &str = "
     CREATE SCHEMA IF NOT EXISTS tidemill;
     CREATE TABLE tidemill.version (version INTEGER NOT NULL);
@@ -57,12 +58,12 @@ const SCHEMA: &str = "
     CREATE TABLE tidemill.uses (item BIGINT PRIMARY KEY, places BIGINT NOT NULL) WITH (fillfactor = 70);
     CREATE TABLE tidemill.stored (part INTEGER PRIMARY KEY, bytes BIGINT NOT NULL);";
 
-/// From version 1, which had no summaries.
+/// Converts version 1, which had no summaries.
 const TO_VERSION_2: &str = "
     ALTER TABLE tidemill.records ADD COLUMN summary TEXT, ADD COLUMN summarized BIGINT NOT NULL DEFAULT 0;
     UPDATE tidemill.version SET version = 2;";
 
-/// From version 2, which knew nothing of tenants.
+/// Converts version 2, which knew nothing of tenants.
 fn to_version_3() -> String {
     format!(
         "CREATE TABLE tidemill.shares (tenant TEXT NOT NULL, part INTEGER NOT NULL, bytes BIGINT NOT NULL, PRIMARY KEY (tenant, part));
@@ -332,7 +333,7 @@ impl<'a> Reading<'a> {
         Ok(Self(transaction.start().await?))
     }
 
-    /// Without its items, whose numbers come beside it, and how many of those are output.
+    /// Returns a record without its items, their numbers, and how many of them are output.
     async fn record(&self, owner: &Owner, id: &str) -> Outcome<(Record, Vec<i64>, usize)> {
         let select =
             "SELECT id, body, used, messages, tokens, summary, history, outputs FROM tidemill.records WHERE owner = $1 AND id = $2";
@@ -347,7 +348,7 @@ impl<'a> Reading<'a> {
         whole(numbers, items)
     }
 
-    /// As many of them as a page holds.
+    /// Returns the first of these items, as many as a page holds.
     async fn first_items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
         let select = "SELECT id, body, tokens FROM (
                  SELECT items.id, items.body, items.tokens, place.place, sum(octet_length(items.body)) OVER (ORDER BY place.place) AS bytes

@@ -24,15 +24,15 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Calls that may wait. More are refused.
+/// The most calls that wait. Further ones are refused.
 const QUEUE_MAX: usize = 256;
-/// A call that takes longer has failed: the disk does not answer.
+/// The longest time of a call. One that takes longer has failed: the disk does not answer.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// The version of the tables below.
 const SCHEMA_VERSION: i64 = 4;
 
-/// `history` is a JSON list of items' numbers: SQLite joins along it (`json_each`). `uses` counts the places that name an item, apart from
-/// the bodies, so that a turn of a long conversation rewrites small rows only.
+/// The tables. `history` is a JSON list of items' numbers: SQLite joins along it (`json_each`). `uses` counts the places that name an item,
+/// apart from the bodies, so that a turn of a long conversation rewrites small rows only.
 const SCHEMA: &str = "
     CREATE TABLE records (
         number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, used INTEGER NOT NULL,
@@ -54,7 +54,7 @@ macro_rules! tenant_of {
     };
 }
 
-/// From version 3, which knew nothing of tenants: what each of them holds is counted by triggers, so that no way around is possible.
+/// Converts version 3, which knew nothing of tenants. Triggers count what each of them holds, so that no write goes uncounted.
 fn to_version_4() -> String {
     let record = |row: &str| {
         format!("({RECORD_OVERHEAD} + octet_length({row}.body) + octet_length({row}.history) + coalesce(octet_length({row}.summary), 0))")
@@ -90,7 +90,7 @@ fn to_version_4() -> String {
     )
 }
 
-/// From version 1, which had no kinds and counted nothing: what its items say stays uncounted.
+/// Converts version 1, which had no kinds and counted nothing: its items stay uncounted.
 const TO_VERSION_2: &str = "
     ALTER TABLE records ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE records ADD COLUMN messages INTEGER NOT NULL DEFAULT 0;
@@ -102,7 +102,7 @@ const TO_VERSION_2: &str = "
     CREATE INDEX records_by_kind ON records (owner, kind, number);
     PRAGMA user_version = 2;";
 
-/// From version 2, which had no summaries.
+/// Converts version 2, which had no summaries.
 const TO_VERSION_3: &str = "
     ALTER TABLE records ADD COLUMN summary TEXT;
     ALTER TABLE records ADD COLUMN summarized INTEGER NOT NULL DEFAULT 0;
@@ -110,12 +110,12 @@ const TO_VERSION_3: &str = "
 
 #[derive(Debug)]
 pub struct Sqlite {
-    /// `None` at the end only.
+    /// The way to the thread; `None` only while the store is dropped.
     calls: Option<SyncSender<Call>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The file cannot be used.
+/// The reason why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("cannot make {path}: {source}")]
@@ -320,8 +320,8 @@ impl Database {
         }
     }
 
-    /// All of `work`, or nothing. Then the oldest records go, if there is too much: of `newcomer`'s tenant, if it has more than its share.
-    /// `None`: nothing was added.
+    /// Does all of `work`, or nothing. Then deletes the oldest records, if there are too many: those of `newcomer`'s tenant, if it has more
+    /// than its share. No `newcomer`: nothing was added.
     fn write<T>(&mut self, newcomer: Option<&Owner>, work: impl FnOnce(&Writing<'_>) -> Outcome<T>) -> Outcome<T> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let writing = Writing { transaction, limits: self.limits };
@@ -332,7 +332,7 @@ impl Database {
         Ok(done)
     }
 
-    /// Without its items, whose numbers come beside it, and how many of those are output.
+    /// Returns a record without its items, their numbers, and how many of them are output.
     fn record(&self, owner: &Owner, id: &str) -> Outcome<(Record, Vec<i64>, usize)> {
         let mut select = self.connection.prepare_cached(
             "SELECT id, body, used, messages, tokens, summary, history, outputs FROM records WHERE owner = ?1 AND id = ?2",
@@ -373,7 +373,7 @@ impl Database {
         whole(numbers, items)
     }
 
-    /// As many of them as a page holds.
+    /// Returns the first of these items, as many as a page holds.
     fn first_items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
         let mut select = self.connection.prepare_cached(
             "SELECT id, body, tokens FROM (
@@ -408,7 +408,7 @@ impl ToSql for Kind {
     }
 }
 
-/// A history that lacks an item must not pass for a whole one.
+/// Checks that all items were found: a history that lacks one must not pass for a whole one.
 fn whole<T>(numbers: &[i64], found: Vec<T>) -> Outcome<Vec<T>> {
     if found.len() == numbers.len() { Ok(found) } else { Err(StoreError::Failed("a history names an item that is not there".into())) }
 }
@@ -421,7 +421,7 @@ fn numbers(list: &str) -> Outcome<Vec<i64>> {
     serde_json::from_str(list).map_err(|error| StoreError::Failed(format!("a history cannot be read: {error}")))
 }
 
-/// One transaction. Dropped before its commit, it has done nothing.
+/// One transaction, which is undone unless it is committed.
 struct Writing<'a> {
     transaction: Transaction<'a>,
     limits: Limits,
@@ -478,7 +478,7 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// Items that nothing else names go.
+    /// Uncounts a history's places, and deletes the items that nothing else names.
     fn give_up(&self, history: &str) -> Outcome<()> {
         self.transaction.execute(
             "UPDATE uses SET places = uses.places - given.places
@@ -493,7 +493,7 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// A record's number and its items'.
+    /// Returns a record's number and those of its items.
     fn history(&self, owner: &Owner, id: &str) -> Outcome<(i64, Vec<i64>)> {
         let mut select = self.transaction.prepare_cached("SELECT number, history FROM records WHERE owner = ?1 AND id = ?2")?;
         let row = select.query_row(params![owner.0, id], |row| Ok((row.get(0)?, row.get::<_, String>(1)?))).optional()?;
@@ -501,7 +501,7 @@ impl Writing<'_> {
         Ok((number, numbers(&history)?))
     }
 
-    /// `items`: the numbers of the addition's items.
+    /// Appends to a record's history. `items`: the numbers of the addition's items.
     fn append(&self, owner: &Owner, id: &str, items: &[i64], addition: &Addition, now: u64) -> Outcome<()> {
         let (number, mut history) = self.history(owner, id)?;
         let gone = match addition.cut {
@@ -547,7 +547,7 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// Items of the history from this place on go, if there are any.
+    /// Deletes the summary if it covers items beyond this place of the history: they are about to go.
     fn forget_summary(&self, record: i64, place: usize) -> Outcome<()> {
         self.transaction
             .execute("UPDATE records SET summary = NULL, summarized = 0 WHERE number = ?1 AND summarized > ?2", params![record, place])?;
@@ -573,7 +573,7 @@ impl Writing<'_> {
         self.give_up(&history)
     }
 
-    /// The oldest record's number and age.
+    /// Returns the oldest record's number, and when it was used last.
     fn oldest(&self) -> Outcome<Option<(i64, u64)>> {
         let mut select = self.transaction.prepare_cached("SELECT number, used FROM records ORDER BY used, number LIMIT 1")?;
         Ok(select.query_row([], |row| Ok((row.get(0)?, row.get(1)?))).optional()?)
@@ -620,7 +620,7 @@ impl Writing<'_> {
         Ok(shares)
     }
 
-    /// The oldest record of a tenant that has an age.
+    /// Returns a tenant's oldest record, those that never expire not counted.
     fn oldest_of(&self, tenant: &str, but_the_newest: bool) -> Outcome<Option<i64>> {
         let mut select = self.transaction.prepare_cached(concat!(
             "SELECT number FROM records WHERE ",
@@ -639,7 +639,7 @@ impl Writing<'_> {
         if bytes > max { Err(StoreError::TooLarge { id: id.to_owned(), max }) } else { Ok(()) }
     }
 
-    /// In use: pages of deleted rows are taken again before the file grows.
+    /// Returns the bytes in use: pages of deleted rows are taken again before the file grows.
     fn bytes(&self) -> Outcome<u64> {
         let pragma = |name: &str| self.transaction.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, u64>(0));
         let pages = pragma("page_count")?.saturating_sub(pragma("freelist_count")?);

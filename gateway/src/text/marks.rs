@@ -25,26 +25,26 @@ use std::{
     ops::RangeInclusive,
 };
 
-/// Characters that stand for nothing anywhere: plane 15, for private use.
+/// Characters that may serve as seams, since they stand for nothing anywhere: plane 15, for private use.
 const SEAMS: RangeInclusive<char> = '\u{F0000}'..='\u{FFFFD}';
-/// In which templates speak.
+/// The roles that templates write into marks.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
-/// First byte of their UTF-8.
+/// The first byte of every seam's UTF-8.
 const SEAM_LEAD: u8 = 0xF3;
 
 /// The marks of a model.
 #[derive(Debug)]
 pub struct Marks {
-    /// Finds all of them, those that overlap included. `None`: there are none.
+    /// Finds all marks in a text, those that overlap included. `None`: the model has none.
     find: Option<AhoCorasick>,
-    /// Whether the tokenizer has each as a token. As `find` numbers them.
+    /// Whether each mark, as `find` numbers them, is a token of the tokenizer.
     is_token: Vec<bool>,
-    /// Proper beginnings and ends of tokens.
+    /// Proper beginnings and ends of marks that are tokens.
     beginnings: HashSet<Box<str>>,
     ends: HashSet<Box<str>>,
-    /// Bytes of the longest of these.
+    /// Bytes of the longest beginning or end.
     edge_bytes_max: usize,
-    /// The tokenizer looks for marks in text that it has changed.
+    /// Whether the tokenizer normalizes text before it looks for marks.
     normalizes: bool,
 }
 
@@ -52,7 +52,7 @@ pub struct Marks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edges {
     Guarded,
-    /// Its first character decides the order in which it comes.
+    /// No seams at the edges: the content is sorted among others by its first character.
     Left,
 }
 
@@ -88,7 +88,7 @@ impl Marks {
         }
     }
 
-    /// Whether [`guarded`](Self::guarded) would change this.
+    /// Whether [`guarded`](Self::guarded) might change this text.
     pub fn touch(&self, text: &str) -> bool {
         let Some(find) = &self.find else { return false };
         find.is_match(text)
@@ -97,13 +97,13 @@ impl Marks {
             || self.normalizes && !text.is_ascii()
     }
 
-    /// A content that may be put into the template: with seams where it could be taken for a mark.
+    /// Returns a content as it may be put into the template: with seams where it could be taken for a mark.
     pub fn guarded<'a>(&self, tokenizer: &Tokenizer, text: &'a str, seam: char, edges: Edges) -> Cow<'a, str> {
         let Some(find) = &self.find else { return Cow::Borrowed(text) };
         let normal = if self.normalizes { tokenizer.normalized(text) } else { Cow::Borrowed(text) };
         // Text that only looks like a mark becomes one when the tokenizer normalizes it, so it is normalized now.
         let text = if normal != text && find.is_match(&*normal) { normal } else { Cow::Borrowed(text) };
-        // Where to put what: behind the first character of each mark, and at the edges.
+        // A mark is broken behind its first character.
         let mut places = BTreeSet::new();
         for found in find.find_overlapping_iter(&*text) {
             let first = text[found.range()].chars().next().map_or(0, char::len_utf8);
@@ -137,7 +137,7 @@ impl Marks {
             text.push_str(part);
             seams.push(text.len());
         }
-        // The last is the end.
+        // The last place is the end.
         seams.pop();
         let mut cuts = BTreeSet::new();
         if let Some(find) = &self.find {
@@ -169,7 +169,7 @@ pub fn note_taken(text: &str, taken: &mut BTreeSet<char>) {
     }
 }
 
-/// A seam that occurs nowhere. `None`: all do.
+/// Returns a seam that occurs in no text; `None`: all do.
 pub fn seam(taken: &BTreeSet<char>) -> Option<char> {
     SEAMS.into_iter().find(|seam| !taken.contains(seam))
 }
@@ -193,13 +193,14 @@ fn delimiters(template: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The marks of a template that makes them of roles: `'<|' + message.role + '|>'`.
+/// Lists the marks of a template that makes them of roles: `'<|' + message.role + '|>'`.
 fn of_roles(template: &str) -> impl Iterator<Item = String> {
     let makes = template.contains("'<|'") || template.contains("\"<|\"");
     ROLES.iter().filter(move |_| makes).map(|role| format!("<|{role}|>"))
 }
 
-/// `<|…|>` (with bars of any width), `[NAME]`, `[/NAME]`, `<<…>>`, `<start_of_…>`, `<end_of_…>`.
+/// Whether a mark looks like a delimiter of turns: `<|…|>` (with bars of any width), `[NAME]`, `[/NAME]`, `<<…>>`, `<start_of_…>`,
+/// `<end_of_…>`.
 fn is_delimiter(mark: &str) -> bool {
     let within =
         |open: &str, close: &str| mark.strip_prefix(open).and_then(|rest| rest.strip_suffix(close)).filter(|name| !name.is_empty());

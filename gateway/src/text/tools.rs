@@ -28,19 +28,19 @@ use crate::text::tool::Tool;
 use format::ToolFormat;
 use std::sync::Arc;
 
-/// In this order: the first whose signs a template shows.
+/// All formats that templates teach. The first whose signs a template shows is its format.
 const FORMATS: [&ToolFormat; 6] =
     [&qwen_coder::FORMAT, &hermes::FORMAT, &mistral::NAMED, &mistral::LIST, &pythonic::FORMAT, &llama_json::FORMAT];
 
 impl ToolFormat {
-    /// The format that this template teaches.
+    /// Returns the format that this template teaches.
     pub fn of(template: &ChatTemplate) -> Option<&'static Self> {
         let taught = |format: &&Self| format.signs.iter().any(|signs| signs.iter().all(|sign| template.mentions(sign)));
         // Templates with these have another notation inside the same marks (GLM's).
         FORMATS.into_iter().find(taught).filter(|_| !template.mentions("<arg_key>"))
     }
 
-    /// Where a model has no format of its own, and must call all the same.
+    /// Returns the format for models that have none of their own and must call all the same.
     pub fn plain() -> &'static Self {
         &plain::FORMAT
     }
@@ -51,7 +51,7 @@ impl ToolFormat {
 pub struct Calls {
     pub format: &'static ToolFormat,
     pub tools: Arc<[Tool]>,
-    /// More than one call counts.
+    /// Whether more than one call counts.
     pub parallel: bool,
     /// The most calls of an answer that is nothing but calls; `None`: it may be text, and have any number.
     pub forced_most: Option<u32>,

@@ -28,10 +28,10 @@ pub struct Weights {
     pub words_max: f32,
 }
 
-/// The best of a search over one half of the paraphrase set (`examples/semantic_curve.rs`).
+/// The best weights of a search over one half of the paraphrase set (`examples/semantic_curve.rs`).
 pub const WEIGHTS: Weights = Weights { common: 0.4, form: 0.6, letters: 0.2, pair: 0.2, words_max: 1.5 };
 
-/// A question, read.
+/// A question in the form in which it is compared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
     /// A digest of everything that must be equal.
@@ -51,11 +51,11 @@ enum Vector {
         features: Box<[(u64, f32)]>,
         /// The square of its length.
         square: f32,
-        /// A bit for each rare word: who has a bit that the other lacks has a word that the other lacks.
+        /// A bit for each rare word: a question with a bit that another lacks has a word that the other lacks.
         rare: u64,
         weights: Weights,
     },
-    /// A model's, of length 1.
+    /// A model's embedding, of length 1.
     Dense(Box<[f32]>),
 }
 
@@ -164,7 +164,7 @@ impl Question {
         Self { vector: Vector::Dense(embedding.into()), ..self }
     }
 
-    /// From 0 to 1, where 1 is the same question. `None`: however alike they are, they ask for something else.
+    /// Returns the similarity from 0 to 1, where 1 is the same question. `None`: however alike they are, they ask for something else.
     pub fn similarity(&self, other: &Self) -> Option<f32> {
         let agree = self.guard == other.guard && self.names_are_in(other) && other.names_are_in(self) && !self.is_swapped(other);
         if !agree {
@@ -187,7 +187,7 @@ impl Question {
         })
     }
 
-    /// Bytes in memory, about.
+    /// Returns the bytes in memory, about.
     pub fn bytes(&self) -> u64 {
         let vector = match &self.vector {
             Vector::Words { features, .. } => features.len() * 16,
@@ -202,7 +202,7 @@ impl Question {
             && of_both(&self.names, &other.names) == of_both(&other.names, &self.names)
     }
 
-    /// Whether something in both goes another way.
+    /// Whether something in both comes from where it goes in the other.
     fn is_swapped(&self, other: &Self) -> bool {
         let in_both = |word: &u64| self.words.binary_search(word).is_ok() && other.words.binary_search(word).is_ok();
         let only = |these: &[(Way, u64)], those: &[(Way, u64)], way| {
@@ -219,13 +219,13 @@ impl Question {
 
 #[derive(Debug)]
 struct Word {
-    /// In small letters.
+    /// The word in small letters.
     text: String,
     stem: String,
     kind: Kind,
     /// A digest of a name, or of a quoted word as it is.
     name: Option<u64>,
-    /// Begins a sentence, or a part of one.
+    /// Whether it begins a sentence, or a part of one.
     begins: bool,
 }
 
@@ -248,7 +248,7 @@ struct Parts {
     guards: Vec<String>,
 }
 
-/// Words, and what beside words must be equal: quotations and code as they are, numbers, signs.
+/// Splits a text into words, and whatever else must be equal: quotations and code as they are, numbers, signs.
 fn parts(text: &str) -> Parts {
     let (mut words, mut guards) = (Vec::new(), Vec::new());
     let (mut begins, mut of_sentence) = (true, true);
@@ -316,7 +316,7 @@ fn parts(text: &str) -> Parts {
     Parts { words, guards }
 }
 
-/// Its inside and what follows, where a text begins with one.
+/// Returns a quotation's inside and the text after it; `None`: the text begins with no quotation.
 fn quotation(text: &str, before: Option<char>) -> Option<(&str, &str)> {
     let pairs = [("```", "```"), ("`", "`"), ("\"", "\""), ("“", "”"), ("„", "“"), ("«", "»")];
     let (open, close) = pairs.into_iter().find(|(open, _)| text.starts_with(open)).or_else(|| {
@@ -328,7 +328,7 @@ fn quotation(text: &str, before: Option<char>) -> Option<(&str, &str)> {
     Some((&inside[..end], &inside[end + close.len()..]))
 }
 
-/// A word, or the two that an apostrophe joins.
+/// Adds a word, or the two that an apostrophe joins.
 fn push(words: &mut Vec<Word>, small: &str, is_name: bool, begins: bool) {
     let (head, tail) = match (small, small.split_once('\'')) {
         ("can't" | "cannot", _) => ("can", "not"),
@@ -375,8 +375,8 @@ fn drop_phrases(words: &mut Vec<Word>) {
     }
 }
 
-/// The kinds of question that it is, each once, sorted. `what`, `which`, `how to` and a command are of no kind of their own. Words that
-/// say nothing else are taken out.
+/// Returns the kinds of question that these words ask, each once, sorted. `what`, `which`, `how to` and a command are of no kind of their
+/// own. Words that say nothing else are taken out.
 fn take_kinds(words: &mut Vec<Word>) -> Vec<&'static str> {
     let mut kinds = Vec::new();
     let mut taken = HashSet::new();
@@ -455,7 +455,7 @@ fn tense_and_person(words: &[Word]) -> Vec<String> {
     found
 }
 
-/// Whether it asks how something is done, or what something is, if it says so.
+/// Returns whether a question asks how something is done, or what something is, if it says so.
 fn form(words: &[Word]) -> Option<&'static str> {
     let has = |these: &[&str]| words.iter().any(|word| these.contains(&word.text.as_str()));
     let does =
@@ -490,7 +490,7 @@ fn is_common(word: &str) -> bool {
     LISTS.common.contains(word)
 }
 
-/// The word that stands for it, without its ending.
+/// Returns the word that stands for this one, without its ending.
 fn canonical(word: &str) -> String {
     if is_common(word) {
         return word.to_owned();
@@ -499,7 +499,7 @@ fn canonical(word: &str) -> String {
     LISTS.same.get(&stem).cloned().unwrap_or(stem)
 }
 
-/// Without the endings that do not change what is asked: plurals, -ing, -ed, -ly; and in one spelling.
+/// Returns a word without the endings that do not change what is asked (plurals, -ing, -ed, -ly), in one spelling.
 fn stem(word: &str) -> String {
     let mut stem = word.to_owned();
     let has_vowel = |stem: &str| stem.contains(['a', 'e', 'i', 'o', 'u', 'y']);
@@ -547,10 +547,10 @@ fn dot(mine: &[(u64, f32)], theirs: &[(u64, f32)]) -> f32 {
     sum
 }
 
-/// From two on: `one` is seldom a number.
+/// Numbers that are written as words, from two on: `one` is seldom a number.
 const NUMBERS: [&str; 11] = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"];
 
-/// The measure that `how` may ask for.
+/// Returns the measure that `how` and this word ask for.
 fn measure(word: &str) -> Option<&'static str> {
     Some(match word {
         "many" => "many",
@@ -570,12 +570,12 @@ fn measure(word: &str) -> Option<&'static str> {
     })
 }
 
-/// Words behind which `when` asks, and does not say when.
+/// Words behind which `when` asks, instead of saying when.
 const AFTER: [&str; 14] = ["explain", "me", "know", "say", "ask", "and", "or", "in", "at", "by", "for", "from", "since", "until"];
 
 struct Lists {
     common: HashSet<&'static str>,
-    /// By stem.
+    /// The word that stands for each stem.
     same: HashMap<String, String>,
     /// The word that replaces each phrase; `None`: it is dropped.
     phrases: HashMap<String, Option<String>>,

@@ -149,32 +149,13 @@ impl Gateway {
         let (text, side, reason, detail) = (side.text(), side.name(), error.name(), error.to_string());
         let (tenant, model) = (self.tenant(), moderator.model());
         let categories = doubts.iter().flat_map(Doubt::categories).map(|category| category.name()).collect::<Vec<_>>().join(", ");
-        match fate {
-            Fate::Passes => {
-                tracing::warn!(
-                    tenant,
-                    model,
-                    categories,
-                    reason,
-                    detail,
-                    "the last safety check of an uncertain {text} failed; letting it pass"
-                );
-                counter!("tidemill_safety_bypasses_total", "side" => side, "reason" => reason).increment(1);
-                Moderated::Passes
-            }
-            Fate::Refused => {
-                tracing::warn!(
-                    tenant,
-                    model,
-                    categories,
-                    reason,
-                    detail,
-                    "the last safety check of an uncertain {text} failed; refusing it"
-                );
-                counter!("tidemill_safety_unchecked_total", "side" => side, "reason" => reason).increment(1);
-                Moderated::Unchecked(error)
-            }
-        }
+        let (consequence, metric, moderated) = match fate {
+            Fate::Passes => ("letting it pass", "tidemill_safety_bypasses_total", Moderated::Passes),
+            Fate::Refused => ("refusing it", "tidemill_safety_unchecked_total", Moderated::Unchecked(error)),
+        };
+        tracing::warn!(tenant, model, categories, reason, detail, "the last safety check of an uncertain {text} failed; {consequence}");
+        counter!(metric, "side" => side, "reason" => reason).increment(1);
+        moderated
     }
 
     /// Returns the likeliest first tokens after the moderator's prompt for each finding.

@@ -50,7 +50,7 @@ impl Gateway {
 
     /// Background loop: runs clients' batches. Never returns.
     pub async fn run_batches(self: Arc<Self>) {
-        match &self.shared.batches {
+        match &self.shared.settings.batches {
             Some(batches) => Arc::clone(batches).run(self.generating(), Arc::clone(self.tenants()), self.request_timeout()).await,
             None => std::future::pending().await,
         }
@@ -58,14 +58,14 @@ impl Gateway {
 
     /// Stops batches. Their running requests are not to blame for this process's end.
     pub fn stop_batches(&self) {
-        if let Some(batches) = &self.shared.batches {
+        if let Some(batches) = &self.shared.settings.batches {
             batches.stop();
         }
     }
 
     /// The routes of the generating endpoints, as a service.
     pub(super) fn generating(self: &Arc<Self>) -> TowerToHyperService<Routes> {
-        TowerToHyperService::new((self.shared.generating)(self).with_state(Arc::clone(self)))
+        TowerToHyperService::new((self.shared.settings.generating)(self).with_state(Arc::clone(self)))
     }
 
     /// Background loop: deletes stored responses that are too old. Never returns.

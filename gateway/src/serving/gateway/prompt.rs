@@ -164,7 +164,7 @@ impl Gateway {
         let models = &self.shared.models;
         let model = models.iter().position(|model| Arc::ptr_eq(model, &self.model)).expect("a gateway is turned to one of its models");
         let spent = self.caller.as_ref().map(|caller| &*caller.grammars_spent);
-        self.shared.grammars.hearing(self.tenant(), model, spent)
+        self.shared.settings.grammars.hearing(self.tenant(), model, spent)
     }
 }
 

@@ -29,16 +29,15 @@ impl Gateway {
     /// Binds the handle to the model that is to answer.
     pub fn route(&self, asked: RouteRequest<'_>) -> Result<Arc<Self>, ApiError> {
         let shared = &self.shared;
-        if self.is_shadow() || (shared.router.is_none() && shared.rollouts.is_empty()) {
+        if self.is_shadow() || (self.router().is_none() && shared.rollouts.is_empty()) {
             return self.select(asked.model);
         }
         let said = BodyText::of(asked.body);
         let user = self.sticky_user(&said);
-        let (mut model, mut by, mut why, overflow) =
-            match shared.router.as_ref().and_then(|router| self.by_rules(router, &asked, &said, &user)) {
-                Some(choice) => choice,
-                None => (Arc::clone(&self.select(asked.model)?.model), "asked", "asked".to_owned(), None),
-            };
+        let (mut model, mut by, mut why, overflow) = match self.router().and_then(|router| self.by_rules(router, &asked, &said, &user)) {
+            Some(choice) => choice,
+            None => (Arc::clone(&self.select(asked.model)?.model), "asked", "asked".to_owned(), None),
+        };
         let mut seat = None;
         let mut mirror = None;
         if by != "pin" {
@@ -104,6 +103,10 @@ impl Gateway {
         Some((self.served(choice.model)?, by, choice.why, choice.overflow.cloned()))
     }
 
+    fn router(&self) -> Option<&Router> {
+        self.shared.settings.router.as_ref()
+    }
+
     pub(crate) fn served(&self, name: &str) -> Option<Arc<ServedModel>> {
         self.shared.models.iter().find(|model| model.name == name).cloned()
     }
@@ -165,17 +168,17 @@ impl Gateway {
 
     /// Whether a request that is repeated, here or at another coordinator, is routed to the same model.
     pub fn routes_repeatably(&self) -> bool {
-        self.shared.rollouts.is_empty() && self.shared.router.as_ref().is_none_or(Router::is_repeatable)
+        self.shared.rollouts.is_empty() && self.router().is_none_or(Router::is_repeatable)
     }
 
     /// The header that names a request's region, where rules ask for one.
     pub fn region_header(&self) -> Option<&str> {
-        self.shared.router.as_ref()?.region_header.as_deref()
+        self.router()?.region_header.as_deref()
     }
 
     /// Names that rules answer to, each with the models that may answer.
     pub fn routed_names(&self) -> Vec<(String, Vec<Self>)> {
-        let Some(router) = &self.shared.router else { return Vec::new() };
+        let Some(router) = self.router() else { return Vec::new() };
         let aliases = self.aliases();
         let names = router.names(|name| self.served(name).is_some() || aliases.contains_key(name));
         let turned = |model| Self { model, ..self.clone() };

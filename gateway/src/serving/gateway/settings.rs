@@ -48,8 +48,6 @@ const UPLOADS_MAX: u64 = 16;
 pub struct GatewaySettings {
     pub generating: Generating,
     pub classes: Classes,
-    /// Aliases, each with the model that it stands for.
-    pub aliases: BTreeMap<String, String>,
     /// Rules for which model answers. `None`: the one that the request names.
     pub router: Option<Router>,
     pub registry: Arc<dyn Registry>,
@@ -103,48 +101,30 @@ pub struct SemanticSettings {
 }
 
 impl Gateway {
-    /// Makes a gateway of `models`, at least one, with distinct names. The handle is bound to the first.
-    pub fn new(models: Vec<ServedModel>, settings: GatewaySettings) -> Self {
-        let models: Vec<_> = models.into_iter().map(Arc::new).collect();
+    /// Makes a gateway of `models`, at least one, with distinct names. The handle is bound to the first. `aliases`: each with the model that
+    /// it stands for.
+    pub fn new(models: Vec<ServedModel>, aliases: BTreeMap<String, String>, settings: GatewaySettings) -> Self {
         let shared = Shared {
-            generating: settings.generating,
-            models,
-            aliases: RwLock::new(Arc::new(settings.aliases)),
-            router: settings.router,
+            models: models.into_iter().map(Arc::new).collect(),
+            aliases: RwLock::new(Arc::new(aliases)),
             rollouts: Rollouts::default(),
-            registry: settings.registry,
-            store: settings.store,
-            batches: settings.batches,
-            grammars: settings.grammars,
-            tenants: settings.tenants,
-            safety: settings.safety,
-            server_tools: settings.server_tools,
-            pii: settings.pii,
-            context: settings.context,
-            summarizer: Summarizer::new(settings.summaries),
-            memories: settings.memories,
-            audit: settings.audit,
-            feedback: settings.feedback,
+            summarizer: Summarizer::new(settings.summaries.clone()),
             running: Arc::default(),
             replays: Arc::new(Replays::new(settings.replay)),
             response_cache: settings.response_cache.map(|limits| Arc::new(Cache::new(limits))),
             similar: settings.semantic_cache.as_ref().map(|settings| Arc::new(Similar::new(settings.limits))),
-            similarity_model: settings.semantic_cache.and_then(|settings| settings.model),
             created: unix_seconds(),
-            objectives: Arc::new(Objectives::new(settings.classes)),
+            objectives: Arc::new(Objectives::new(settings.classes.clone())),
             recent: Arc::default(),
             viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
-            request_timeout: settings.request_timeout,
             bodies: Bodies::new(settings.body_bytes_max, settings.bodies_bytes_max),
             requests: Pool::new(Shares::new(settings.requests_max as u64, (settings.requests_max as u64).div_ceil(2))),
             answers: Pool::new(Shares::new(ANSWERS_BYTES_MAX, ANSWER_BYTES_MAX)),
             uploads: Pool::new(Shares::quarters(UPLOADS_MAX, 0)),
-            max_tokens_must_fit: settings.max_tokens_must_fit,
-            hosts: settings.hosts,
-            cors: settings.cors,
             computing: Computing::start(),
             leaving: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            settings,
         };
         Self {
             model: Arc::clone(shared.models.first().expect("a gateway serves a model")),

@@ -56,7 +56,7 @@ impl Gateway {
         }
         let mut options = Options::check(arrived, request, self.text(), self.classes())?;
         options.salt = self.salt(&options.salt);
-        options.max_tokens_shrinks = !self.shared.max_tokens_must_fit;
+        options.max_tokens_shrinks = !self.shared.settings.max_tokens_must_fit;
         Ok(options)
     }
 
@@ -126,7 +126,7 @@ impl Gateway {
         let Some(caller) = &self.caller else { return room };
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         let choices = prompts.len() as u64 * u64::from(choices);
-        self.shared.tenants.answer_tokens(caller, &self.model.name, room, prompt_tokens, choices)
+        self.shared.settings.tenants.answer_tokens(caller, &self.model.name, room, prompt_tokens, choices)
     }
 
     /// Gives all prompts to the cluster. With `max_tokens` 0 (scoring only) one hidden token is generated. A `max_tokens` that
@@ -167,7 +167,7 @@ impl Gateway {
             choices: options.choices,
             prompt_logprobs,
             embeds: None,
-            timeout: self.shared.request_timeout,
+            timeout: self.shared.settings.request_timeout,
         };
         let choices = prompts.len() as u64 * u64::from(options.choices);
         let answer_tokens = u64::from(options.choices) * prompts.iter().map(|prompt| u64::from(generated(prompt))).sum::<u64>();
@@ -201,7 +201,7 @@ impl Gateway {
                 objectives: Arc::clone(&self.shared.objectives),
                 recent: Arc::clone(&self.shared.recent),
                 metered,
-                blocks: self.shared.audit.clone().map(|audit| Blocks {
+                blocks: self.shared.settings.audit.clone().map(|audit| Blocks {
                     audit,
                     tenant: self.tenant().map(str::to_owned),
                     model: self.model.name.clone(),
@@ -218,7 +218,7 @@ impl Gateway {
         let caller = self.caller.as_ref().ok_or_else(|| ApiError::internal("nobody asks for this: please report this as a bug"))?;
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         let class = &self.classes().get(class).name;
-        self.shared.tenants.reserve(caller, QuotaRequest { arrived, model: &self.model.name, class, prompt_tokens, answer_tokens })
+        self.shared.settings.tenants.reserve(caller, QuotaRequest { arrived, model: &self.model.name, class, prompt_tokens, answer_tokens })
     }
 
     /// Gives all texts to the cluster to be embedded or classified.
@@ -228,7 +228,7 @@ impl Gateway {
         let class = self.classes().by_tier(self.service_tier(None)).unwrap_or_default();
         let request = |EmbeddedText { tokens, second_text }: &EmbeddedText| {
             let embeds = Embeds { second_text: *second_text };
-            NewRequest::embedding(tokens.clone(), embeds, self.salt(&[]), class, self.shared.request_timeout)
+            NewRequest::embedding(tokens.clone(), embeds, self.salt(&[]), class, self.shared.settings.request_timeout)
         };
         let mut metered = self.reserve(Instant::now(), class, &prompts, 0)?;
         let submission = Submission::new(Arc::clone(&self.model.backend), texts.iter().map(request).collect());

@@ -18,7 +18,7 @@ use crate::text::{
 };
 use std::sync::Arc;
 
-/// White space in front of a call's first character, or between two calls: more is no format.
+/// The most white space in front of a call's first character, or between two calls: more is no part of a format.
 const SPACE_MAX: usize = 256;
 
 #[derive(Debug)]
@@ -26,9 +26,9 @@ pub(in super::super) struct Frame {
     calls: Calls,
     watch: MarkerWatch,
     state: State,
-    /// Nothing but white space has come so far.
+    /// Whether nothing but white space has come so far.
     first: bool,
-    /// The last thing that was not white space is a call.
+    /// Whether a call was the last that came, white space apart.
     called: bool,
     /// White space that may turn out to stand beside a call.
     space: String,
@@ -37,7 +37,7 @@ pub(in super::super) struct Frame {
 #[derive(Debug)]
 enum State {
     Text,
-    /// After a mark. `raw`: all that is text if this is no call.
+    /// After a mark. `raw`: the characters that are text if this is no call.
     Opening {
         raw: String,
         row: Row,
@@ -47,7 +47,7 @@ enum State {
         row: Row,
         reader: Box<dyn Reader>,
     },
-    /// After a call. `held`: what may still be format.
+    /// After a call. `held`: characters that may still belong to the format.
     After {
         held: String,
         row: Row,
@@ -56,12 +56,12 @@ enum State {
     },
 }
 
-/// Calls one after another.
+/// The beginning of calls that follow one another.
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
-    /// It began with `[`.
+    /// Whether they began with `[`.
     list: bool,
-    /// It began without a mark: only known names are calls.
+    /// Whether they began without a mark: only known names are calls.
     bare: bool,
 }
 

@@ -6,11 +6,11 @@
 pub(super) struct JsonTracker {
     depth: usize,
     string: Option<Escape>,
-    /// Letters outside strings.
+    /// The letters so far of a word outside strings.
     word: String,
 }
 
-/// Where a string is.
+/// The place within a string: in an escape or not.
 #[derive(Debug, PartialEq, Eq)]
 enum Escape {
     None,
@@ -25,7 +25,7 @@ pub(super) enum Tracked {
     Inside,
     /// The value ended with this character.
     Ended,
-    /// No JSON has this character here, which belongs to whatever comes next.
+    /// The character belongs to whatever comes next: no JSON has it here.
     Foreign,
 }
 
@@ -55,7 +55,7 @@ impl JsonTracker {
         if matches!(c, '}' | ']') && self.depth == 0 { Tracked::Ended } else { Tracked::Inside }
     }
 
-    /// No more of it comes.
+    /// Ends a word outside strings, and writes it: Python's constants as JSON's.
     pub(super) fn finish(&mut self, out: &mut String) {
         if self.string.is_none() {
             out.push_str(match self.word.as_str() {
@@ -69,7 +69,7 @@ impl JsonTracker {
     }
 }
 
-/// Whether the string ended.
+/// Writes a character of a string. Returns whether it ended the string.
 fn in_string(escape: &mut Escape, c: char, out: &mut String) -> bool {
     match escape {
         Escape::None => match c {
@@ -110,7 +110,7 @@ fn in_string(escape: &mut Escape, c: char, out: &mut String) -> bool {
     false
 }
 
-/// A character of a JSON string that needs an escape only if it is a control character.
+/// Writes a character of a JSON string, which needs an escape only if it is a control character.
 fn push_escaped(c: char, out: &mut String) {
     match c {
         '\n' => out.push_str(r"\n"),
@@ -121,7 +121,7 @@ fn push_escaped(c: char, out: &mut String) {
     }
 }
 
-/// A character of plain text in a JSON string.
+/// Writes a character of plain text into a JSON string.
 pub(super) fn push_quoted(c: char, out: &mut String) {
     match c {
         '"' | '\\' => out.extend(['\\', c]),
@@ -129,7 +129,7 @@ pub(super) fn push_quoted(c: char, out: &mut String) {
     }
 }
 
-/// Plain text as a JSON string.
+/// Returns plain text as a JSON string.
 pub(super) fn quote(text: &str) -> String {
     let mut out = String::from("\"");
     text.chars().for_each(|c| push_quoted(c, &mut out));
@@ -140,7 +140,7 @@ pub(super) fn quote(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The value's text, and what is left.
+    /// Returns the value's text, and the rest.
     fn track(text: &str) -> (String, &str) {
         let (mut tracker, mut out) = (JsonTracker::default(), String::new());
         for (at, c) in text.char_indices() {

@@ -1,0 +1,102 @@
+//! The ways to authenticate: keys, and an identity provider's signed tokens. A further way (a client certificate, say) is a variant of
+//! [`Credential`], a field of [`Authentication`], and its branches in this file.
+
+use crate::{batch::life::Sender, metrics, requests::error::ApiError};
+use parking_lot::RwLock;
+use tidemill_tenancy::{
+    directory::{Directory, Principal},
+    jwt::{Invalid, Verifier},
+    key::Secret,
+    limits::Overrides,
+};
+
+/// A credential, told from others by its form.
+#[derive(Debug)]
+enum Credential<'a> {
+    Key(Secret),
+    Token(&'a str),
+}
+
+impl<'a> Credential<'a> {
+    fn parse(sent: &'a str) -> Option<Self> {
+        let key = Secret::parse(sent).map(Self::Key);
+        key.or_else(|| Verifier::looks_like_one(sent).then_some(Self::Token(sent)))
+    }
+}
+
+/// The records and keys that credentials are verified with. Times are in Unix seconds.
+#[derive(Debug)]
+pub(super) struct Authentication {
+    pub(super) directory: RwLock<Directory>,
+    jwt: Option<Verifier>,
+}
+
+impl Authentication {
+    pub(super) fn new(directory: Directory, jwt: Option<Verifier>) -> Self {
+        Self { directory: RwLock::new(directory), jwt }
+    }
+
+    /// Whether a credential exists or existed, of whichever way.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.jwt.is_some() || self.directory.read().has_keys()
+    }
+
+    /// Returns the credential's owner.
+    pub(super) async fn verify(&self, now: u64, sent: &str) -> Result<Principal, ApiError> {
+        match Credential::parse(sent).ok_or_else(ApiError::wrong_key)? {
+            Credential::Key(secret) => self.directory.read().authenticate(now, &secret).ok_or_else(ApiError::wrong_key),
+            Credential::Token(token) => self.verify_token(now, token).await,
+        }
+    }
+
+    async fn verify_token(&self, now: u64, token: &str) -> Result<Principal, ApiError> {
+        let jwt = self.jwt.as_ref().ok_or_else(ApiError::wrong_key)?;
+        let mut verified = jwt.verify(now, token);
+        if let (Err(Invalid::Key), Some(arrived)) = (&verified, jwt.new_keys()) {
+            arrived.await;
+            verified = jwt.verify(now, token);
+        }
+        let principal = verified.map_err(|invalid| ApiError::wrong_token(&invalid.to_string()))?;
+        Ok(Principal { tenant_limits: self.limits_of(&principal.tenant), ..principal })
+    }
+
+    /// Returns the principal of a batch's sender, as things are now. The error says why its credential does not count any more.
+    pub(super) fn verify_again(&self, now: u64, tenant: &str, sender: &Sender) -> Result<Principal, String> {
+        if let Some(key) = &sender.key {
+            return self.directory.read().principal(now, key).ok_or_else(|| format!("its key `{key}` was revoked, or has expired"));
+        }
+        let jwt = self.jwt.as_ref().ok_or("it was made with an identity provider's token, and by now there is no provider")?;
+        if !jwt.allows_background(now, sender.until) {
+            return Err("its token expired too long ago".into());
+        }
+        Ok(Principal {
+            tenant: tenant.into(),
+            tier: sender.tier.as_deref().unwrap_or_default().into(),
+            user: sender.user.as_deref().map(Into::into),
+            key: None,
+            tenant_limits: self.limits_of(tenant),
+            key_limits: Default::default(),
+            until: sender.until,
+        })
+    }
+
+    fn limits_of(&self, tenant: &str) -> Overrides {
+        self.directory.read().tenant(tenant).map_or_else(Default::default, |tenant| tenant.limits)
+    }
+
+    /// Loads what tokens are verified with again, if it has changed. Not for the event loop.
+    pub(super) fn refresh(&self) {
+        match self.jwt.as_ref().map_or(Ok(false), Verifier::refresh) {
+            Ok(true) => tracing::info!("the identity provider's keys were reloaded"),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "could not reload the identity provider's keys; keeping the previous ones"),
+        }
+    }
+
+    /// Updates the metrics of fetched keys.
+    pub(super) fn show(&self) {
+        if let Some(jwt) = &self.jwt {
+            metrics::show_jwks(jwt.fetches());
+        }
+    }
+}

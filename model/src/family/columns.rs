@@ -1,0 +1,234 @@
+//! The columns in which model families differ.
+
+/// Where a flag comes from.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Flag {
+    Never,
+    Always,
+    /// A key of `config.json`; false if absent.
+    Key(&'static str),
+}
+
+/// Where a factor comes from.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Factor {
+    One,
+    /// A key of `config.json`.
+    Key(&'static str),
+    /// 1 through it.
+    InverseKey(&'static str),
+    /// 1 through its square root.
+    InverseRootKey(&'static str),
+    RootOfHidden,
+}
+
+/// Which layers attend to a sliding window, of `sliding_window` tokens if that is set.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum WindowRule {
+    Never,
+    Everywhere,
+    /// If `use_sliding_window`: the layers that `layer_types` names, or else those from `max_window_layers` on.
+    IfUsed,
+    /// The layers that `layer_types` names, or else all but every n-th: `sliding_window_pattern`, or this.
+    AllBut(usize),
+}
+
+/// Which layers rotate queries and keys, and how.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum RopeRule {
+    Everywhere,
+    /// Layers with a window have settings of their own: those under `sliding_attention`, or else unscaled ones with the base that this key
+    /// has.
+    ByWindow {
+        local_theta: &'static str,
+    },
+    /// Only layers with a window, where the model has windows.
+    Windowed,
+    /// Not the layers with a 0 in `no_rope_layers`, or else not every `no_rope_layer_interval`-th.
+    ExceptListed,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum NormKind {
+    /// Root mean square.
+    Rms,
+    /// The same, times one more than the stored weight.
+    RmsPlusOne,
+    /// LayerNorm: the mean is taken out first.
+    Layer { has_bias: bool },
+}
+
+/// The names of a layer's norms, where it has them: before a part of the layer, on its input, and after it, on what it adds to the residual
+/// stream.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct NormNames {
+    pub(crate) before_attention: Option<&'static str>,
+    pub(crate) after_attention: Option<&'static str>,
+    pub(crate) before_mlp: Option<&'static str>,
+    pub(crate) after_mlp: Option<&'static str>,
+}
+
+/// A norm over queries and keys, before the rotation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum QkNorm {
+    None,
+    /// Over each head.
+    Heads,
+    /// Over each head, if this key is true.
+    HeadsIf(&'static str),
+    /// Over all heads together.
+    All,
+}
+
+/// The feed-forward layer's projections.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Mlp {
+    /// The names of a gate, what it multiplies, and the projection of the product.
+    Gated([&'static str; 3]),
+    /// `gate_up_proj`, the gate's outputs first, and `down_proj`.
+    FusedGate,
+    /// `c_fc`, `c_proj`, without a gate.
+    Plain,
+}
+
+/// The function from a router's logits to scores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Scores {
+    /// A softmax over the logits of all experts.
+    Softmax,
+    /// A softmax over the logits of a row's experts, which are those with the largest.
+    ChosenSoftmax,
+    /// The sigmoid of each logit.
+    Sigmoid,
+}
+
+/// An expert that every row goes through.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct SharedExpert {
+    /// Where its projections are in the block.
+    pub(crate) name: &'static str,
+    pub(crate) width: SharedWidth,
+    /// The projection to one number, whose sigmoid is the expert's weight; `None`: the weight is 1.
+    pub(crate) gate: Option<&'static str>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum SharedWidth {
+    Key(&'static str),
+    /// So many times the width of a routed expert.
+    TimesKey(&'static str),
+}
+
+/// How a layer's experts are stored.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum ExpertStorage {
+    /// The names of the gate, up and down projections that each expert has of its own.
+    Apart([&'static str; 3]),
+    /// Two tensors with the projections of all experts, as [`stacked`](crate::stacked) describes them.
+    Stacked,
+}
+
+/// Feed-forward layers of experts, of which a router chooses some for each row.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct ExpertRule {
+    /// The keys of how many there are, of which a file has one.
+    pub(crate) count: [&'static str; 2],
+    /// The keys of how many experts a row has, and of the width of each.
+    pub(crate) chosen: &'static str,
+    pub(crate) intermediate: &'static str,
+    pub(crate) scores: Scores,
+    /// The vector in the block that is added to scores to choose by them, and only for that.
+    pub(crate) correction: Option<&'static str>,
+    /// The keys of how many groups of experts there are, and from how many of them a row's experts come.
+    pub(crate) groups: Option<[&'static str; 2]>,
+    /// The chosen ones' scores are scaled to sum to 1.
+    pub(crate) is_normalized: Flag,
+    /// The factor of the chosen ones' scores, or of their shares.
+    pub(crate) factor: Factor,
+    pub(crate) shared: Option<SharedExpert>,
+    /// Where the router and the experts are in a layer.
+    pub(crate) block: &'static str,
+    pub(crate) router: &'static str,
+    pub(crate) storage: ExpertStorage,
+    /// The router and the experts have biases.
+    pub(crate) has_biases: bool,
+}
+
+/// Layers that keep a state where others keep keys and values.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Recurrence {
+    /// Gated short convolutions: the layers that `layer_types` calls `conv`, or else all that `full_attn_idxs` does not list.
+    ShortConv,
+}
+
+/// The width of a dense feed-forward layer.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum WidthRule {
+    /// `intermediate_size`
+    AsStored,
+    /// Two thirds of it times `block_ffn_dim_multiplier`, rounded up to a multiple of `block_multiple_of`, if
+    /// `block_auto_adjust_ff_dim`.
+    TwoThirds,
+}
+
+#[derive(PartialEq, Debug)]
+pub(crate) struct Family {
+    /// In `config.json`'s `architectures`.
+    pub(crate) architecture: &'static str,
+    /// `model_type` of a text model's configuration within a multimodal one.
+    pub(crate) model_type: &'static str,
+    /// The values of keys that `config.json` lacks, as in transformers' configuration classes.
+    pub(crate) defaults: &'static str,
+    /// Keys of older files, each with the one whose value it replaces.
+    pub(crate) older_keys: &'static [(&'static str, &'static str)],
+    pub(crate) norm: NormKind,
+    pub(crate) norm_epsilon: &'static str,
+    pub(crate) norms: NormNames,
+    /// The name of the norm after the last layer.
+    pub(crate) final_norm: &'static str,
+    /// The attention and the feed-forward layer both read the layer's input.
+    pub(crate) is_parallel: bool,
+    /// Query, key and value projections are one, `qkv_proj`.
+    pub(crate) has_fused_qkv: bool,
+    /// Of the query, key and value projections.
+    pub(crate) qkv_bias: Flag,
+    /// The name of the attention's output projection.
+    pub(crate) output: &'static str,
+    /// Of the attention's output projection.
+    pub(crate) output_bias: Flag,
+    pub(crate) qk_norm: QkNorm,
+    /// The names of the norms over queries and keys.
+    pub(crate) qk_norm_names: [&'static str; 2],
+    /// Keys and values are made from a latent.
+    pub(crate) has_latent: bool,
+    /// `None`: all layers attend.
+    pub(crate) recurrence: Option<Recurrence>,
+    pub(crate) window: WindowRule,
+    pub(crate) rope: RopeRule,
+    /// Neighbouring numbers of a head rotate together, not those half a head apart.
+    pub(crate) is_interleaved: bool,
+    /// The factor of scores; `One`: `1 / sqrt(head_dim)`.
+    pub(crate) score_factor: Factor,
+    /// The key of the scores' soft cap.
+    pub(crate) score_cap: Option<&'static str>,
+    /// A logit for each query head joins the softmax's sum.
+    pub(crate) has_sinks: bool,
+    /// Queries grow with their position by `llama_4_scaling_beta`.
+    pub(crate) has_query_growth: bool,
+    pub(crate) mlp: Mlp,
+    pub(crate) mlp_width: WidthRule,
+    /// `None`: all feed-forward layers are dense.
+    pub(crate) experts: Option<ExpertRule>,
+    /// Of the feed-forward projections.
+    pub(crate) mlp_bias: Flag,
+    /// The key of the feed-forward layer's activation.
+    pub(crate) activation: &'static str,
+    /// The keys of the factor within a gate's sigmoid, and of the limit of a gate and of what it gates.
+    pub(crate) gate_clamp: Option<[&'static str; 2]>,
+    pub(crate) embedding_factor: Factor,
+    /// The factor of what a layer's parts add to the residual stream.
+    pub(crate) residual_factor: Factor,
+    pub(crate) logit_factor: Factor,
+    /// The key of the logits' soft cap.
+    pub(crate) logit_cap: Option<&'static str>,
+}
