@@ -37,6 +37,8 @@ pub(crate) enum WindowRule {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum RopeRule {
     Everywhere,
+    /// The same, with positions on several axes (`mrope_section`): those of text are the same on all, and so is the rotation.
+    Axes,
     /// Layers with a window have settings of their own: those under `sliding_attention`, or else unscaled ones with the base that this key
     /// has.
     ByWindow {
@@ -159,6 +161,18 @@ pub(crate) struct ExpertRule {
 pub(crate) enum Recurrence {
     /// Gated short convolutions: the layers that `layer_types` calls `conv`, or else all that `full_attn_idxs` does not list.
     ShortConv,
+    /// Linear attention by a gated delta rule: the layers that `layer_types` calls `linear_attention`, or else all but every n-th
+    /// (`full_attention_interval`).
+    DeltaRule(DeltaStorage),
+}
+
+/// How the input's projections of a gated delta rule are stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DeltaStorage {
+    /// `in_proj_qkvz` and `in_proj_ba`, whose outputs are grouped by key head: its query, key, and its value heads' values and gates.
+    ByKeyHead,
+    /// `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`.
+    Apart,
 }
 
 /// The width of a dense feed-forward layer.
@@ -192,6 +206,8 @@ pub(crate) struct Family {
     pub(crate) has_fused_qkv: bool,
     /// Of the query, key and value projections.
     pub(crate) qkv_bias: Flag,
+    /// The query projection has for each head the query's numbers, and then as many gates of the head's output.
+    pub(crate) has_output_gate: bool,
     /// The name of the attention's output projection.
     pub(crate) output: &'static str,
     /// Of the attention's output projection.
@@ -263,6 +279,15 @@ const QWEN3_EXPERTS: ExpertRule = ExpertRule {
     ..MIXTRAL_EXPERTS
 };
 
+const QWEN2_EXPERTS: ExpertRule = ExpertRule {
+    shared: Some(SharedExpert {
+        name: "shared_expert",
+        width: SharedWidth::Key("shared_expert_intermediate_size"),
+        gate: Some("shared_expert_gate"),
+    }),
+    ..QWEN3_EXPERTS
+};
+
 const DEEPSEEK_EXPERTS: ExpertRule = ExpertRule {
     count: ["n_routed_experts", "num_local_experts"],
     scores: Scores::Sigmoid,
@@ -304,6 +329,7 @@ const LLAMA: Family = Family {
     is_parallel: false,
     has_fused_qkv: false,
     qkv_bias: Flag::Key("attention_bias"),
+    has_output_gate: false,
     output: "self_attn.o_proj",
     output_bias: Flag::Key("attention_bias"),
     qk_norm: QkNorm::None,
@@ -380,6 +406,23 @@ const QWEN3: Family = Family {
     ..LLAMA
 };
 
+const QWEN3_NEXT: Family = Family {
+    architecture: "Qwen3NextForCausalLM",
+    model_type: "qwen3_next",
+    defaults: r#"{
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "norm_topk_prob": true
+    }"#,
+    norm: NormKind::RmsPlusOne,
+    has_output_gate: true,
+    recurrence: Some(Recurrence::DeltaRule(DeltaStorage::ByKeyHead)),
+    window: WindowRule::Never,
+    experts: Some(QWEN2_EXPERTS),
+    ..QWEN3
+};
+
 const DEEPSEEK2: Family = Family {
     architecture: "DeepseekV2ForCausalLM",
     model_type: "deepseek_v2",
@@ -391,7 +434,7 @@ const DEEPSEEK2: Family = Family {
     ..LLAMA
 };
 
-pub(crate) static FAMILIES: [Family; 26] = [
+pub(crate) static FAMILIES: [Family; 28] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -568,14 +611,7 @@ pub(crate) static FAMILIES: [Family; 26] = [
         output_bias: Flag::Never,
         mlp_bias: Flag::Never,
         window: WindowRule::IfUsed,
-        experts: Some(ExpertRule {
-            shared: Some(SharedExpert {
-                name: "shared_expert",
-                width: SharedWidth::Key("shared_expert_intermediate_size"),
-                gate: Some("shared_expert_gate"),
-            }),
-            ..QWEN3_EXPERTS
-        }),
+        experts: Some(QWEN2_EXPERTS),
         ..LLAMA
     },
     Family {
@@ -666,10 +702,25 @@ pub(crate) static FAMILIES: [Family; 26] = [
         mlp_bias: Flag::Never,
         ..LLAMA
     },
+    QWEN3_NEXT,
+    Family {
+        architecture: "Qwen3_5ForCausalLM",
+        model_type: "qwen3_5_text",
+        defaults: r#"{
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25,
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32
+        }"#,
+        recurrence: Some(Recurrence::DeltaRule(DeltaStorage::Apart)),
+        rope: RopeRule::Axes,
+        experts: None,
+        ..QWEN3_NEXT
+    },
 ];
 
 /// Architectures with a text model among others, whose settings are under `text_config`: its `model_type` says of which family it is.
-pub(crate) const MULTIMODAL: [&str; 2] = ["Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"];
+pub(crate) const MULTIMODAL: [&str; 3] =
+    ["Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "Qwen3_5ForConditionalGeneration"];
 
 /// The family of a text configuration's `model_type`.
 pub(crate) fn of_model_type(model_type: &str) -> Option<&'static Family> {
