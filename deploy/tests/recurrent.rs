@@ -10,13 +10,13 @@ struct Kind {
     model: &'static str,
     block_bytes: u64,
     state_blocks: u64,
-    /// Holds any of [`growing_cases`], but not four of them.
+    /// A memory that holds any of [`growing_cases`], but not five of them.
     few: u64,
-    /// Keeps nearly nothing of a chat beside what computes it.
+    /// A memory that keeps nearly nothing of a chat beside what computes it.
     chat: u64,
-    /// Holds the longest of [`cases`] and little more,
+    /// A memory that holds the longest of [`cases`] and little more.
     one: u64,
-    /// and so a pool its blocks and states.
+    /// A pool that holds the blocks and states of the longest of [`cases`] and little more.
     pool: u64,
 }
 

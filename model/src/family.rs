@@ -37,7 +37,8 @@ pub(crate) enum WindowRule {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum RopeRule {
     Everywhere,
-    /// The same, with positions on several axes (`mrope_section`): those of text are the same on all, and so is the rotation.
+    /// All layers rotate, with positions on several axes (`mrope_section`): text has the same position on all of them, so this is the usual
+    /// rotation.
     Axes,
     /// Layers with a window have settings of their own: those under `sliding_attention`, or else unscaled ones with the base that this key
     /// has.
@@ -169,9 +170,10 @@ pub(crate) enum Recurrence {
 /// How the input's projections of a gated delta rule are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DeltaStorage {
-    /// `in_proj_qkvz` and `in_proj_ba`, whose outputs are grouped by key head: its query, key, and its value heads' values and gates.
+    /// Two tensors, `in_proj_qkvz` and `in_proj_ba`, have their outputs grouped by key head: its query, key, and its value heads' values and
+    /// gates; its value heads' numbers for rates, and for decays.
     ByKeyHead,
-    /// `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`.
+    /// Four tensors, `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`, have their outputs head by head.
     Apart,
 }
 
@@ -206,7 +208,7 @@ pub(crate) struct Family {
     pub(crate) has_fused_qkv: bool,
     /// Of the query, key and value projections.
     pub(crate) qkv_bias: Flag,
-    /// The query projection has for each head the query's numbers, and then as many gates of the head's output.
+    /// The query projection makes for each head the query's numbers, and then as many gates of the head's output.
     pub(crate) has_output_gate: bool,
     /// The name of the attention's output projection.
     pub(crate) output: &'static str,

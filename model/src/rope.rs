@@ -61,7 +61,7 @@ pub(crate) struct Beside {
     pub(crate) positions: usize,
     /// `original_max_position_embeddings`
     pub(crate) original_positions: Option<f64>,
-    /// Positions may be on several axes, which are the same for text.
+    /// Positions may be on several axes, on all of which text has the same one.
     pub(crate) has_axes: bool,
 }
 

@@ -524,7 +524,7 @@ impl TakeLayer<'_> {
         ])
     }
 
-    /// The same, and the projection to gates, whose outputs lie beside each head's query.
+    /// Takes the projections to queries, keys and values, and that to the gates, whose outputs lie beside each head's query.
     fn gated_qkv(&mut self, [q, k, v]: [usize; 3]) -> Result<[Linear; 4], ModelError> {
         let (hidden, bias, d) = (self.config.hidden, self.config.qkv_bias, self.config.head_dim);
         let both = self.linear("self_attn.q_proj", 2 * q, hidden, bias)?;

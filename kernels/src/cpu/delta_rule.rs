@@ -41,17 +41,17 @@ pub struct DeltaHeads {
 }
 
 impl DeltaHeads {
-    /// Numbers of a mixed row: queries of all key heads, keys of all key heads, values of all value heads.
+    /// The number of a mixed row's numbers: queries of all key heads, keys of all key heads, values of all value heads.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.outputs()
     }
 
-    /// Numbers of an output row: those of all value heads.
+    /// The number of an output row's numbers, of all value heads.
     pub fn outputs(&self) -> usize {
         self.value_heads * self.value_dim
     }
 
-    /// Numbers of a state, `[value heads, key dim, value dim]`.
+    /// The number of a state's numbers, `[value heads, key dim, value dim]`.
     pub fn state_numbers(&self) -> usize {
         self.value_heads * self.head_numbers()
     }
@@ -61,9 +61,9 @@ impl DeltaHeads {
     }
 }
 
-/// Makes mixed rows: each is a row of a causal convolution over all channels with `taps`, `[inputs, channels]`, through silu; then queries
-/// and keys are scaled to length 1, and queries by `1 / sqrt(key_dim)` too. `input(row, tap)` is the input that a tap multiplies, the
-/// oldest of a row first.
+/// Makes mixed rows, each of which is a row of a causal convolution over all channels with `taps`, `[inputs, channels]`, through silu;
+/// then queries and keys are scaled to length 1, and queries by `1 / sqrt(key_dim)` too. `input(row, tap)` is the input that a tap
+/// multiplies, the oldest of a row first.
 pub fn mix<'a>(cpu: &Cpu, heads: DeltaHeads, taps: &[f32], input: impl Fn(usize, usize) -> &'a [f32] + Sync + Send, rows: &mut [f32]) {
     let channels = heads.channels();
     assert!(!taps.is_empty() && taps.len().is_multiple_of(channels), "taps are [inputs, channels]");
@@ -92,7 +92,7 @@ pub struct DeltaRows<'a> {
     pub mixed: &'a [f32],
     /// `[rows, 2, value heads]`, as [`rates_and_decays`] makes them.
     pub rates: &'a [f32],
-    /// `[rows, value heads, value dim]`
+    /// What the rows read, `[rows, value heads, value dim]`.
     pub outputs: &'a mut [f32],
 }
 
@@ -141,7 +141,7 @@ impl<'a> SharedChunk<'a> {
     }
 }
 
-/// The squares' sum of a query or key is not divided by less than the root of this, as in the reference.
+/// What is added to the sum of a query's or key's squares, as in transformers.
 const EPSILON: f32 = 1e-6;
 
 struct Normalize<'a> {
@@ -208,7 +208,7 @@ struct Advance<'a> {
     pieces: &'a [SharedRows<'a>],
 }
 
-/// Vectors of columns that go through the rows together, each with a chain of its own: as many chains hide the latency of an addition.
+/// The number of vectors of columns that go through the rows together: so many chains hide the latency of an addition.
 const TOGETHER: usize = 4;
 
 impl Kernel for Advance<'_> {
@@ -305,7 +305,11 @@ fn store<S: Simd, const N: usize>(simd: S, vectors: [S::V; N], x: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::testing::{close, cpus, numbers};
+    use crate::cpu::{
+        shapes::config,
+        testing::{close, cpus, numbers},
+    };
+    use proptest::prelude::*;
 
     /// Key and value dimensions of whole vectors and of parts, of one vector and of several together.
     const SHAPES: [DeltaHeads; 4] = [
@@ -372,7 +376,7 @@ mod tests {
             (outputs, state)
         }
 
-        /// The same by the definition, in f64.
+        /// The outputs of all rows and the state after them by the definition, in f64.
         fn reference(&self) -> (Vec<f64>, Vec<f64>) {
             let DeltaHeads { key_heads, value_heads, key_dim, value_dim } = self.heads;
             let channels = self.heads.channels();
@@ -436,6 +440,25 @@ mod tests {
                         cpu.threads()
                     );
                 }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(config())]
+
+        #[test]
+        fn any_shapes_have_the_same_bits_in_any_cut(
+            (key_heads, shared, key_dim, value_dim) in (1..4usize, 1..4usize, 1..80usize, 1..150usize),
+            mut ends in prop::collection::btree_set(1..ROWS, 0..8),
+        ) {
+            let layer = Layer::new(DeltaHeads { key_heads, value_heads: key_heads * shared, key_dim, value_dim });
+            let expected = layer.run(&Cpu::new(None, 1).unwrap(), &[ROWS]);
+            prop_assert!(expected.0.iter().chain(&expected.1).all(|x| x.is_finite()));
+            ends.insert(ROWS);
+            let sizes: Vec<usize> = ends.iter().scan(0, |start, end| Some(end - std::mem::replace(start, *end))).collect();
+            for cpu in cpus() {
+                prop_assert!(layer.run(&cpu, &sizes) == expected, "{sizes:?} on {} with {} threads", cpu.isa(), cpu.threads());
             }
         }
     }

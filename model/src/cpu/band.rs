@@ -40,7 +40,7 @@ pub(super) struct Band<'a> {
     pub(super) q: Vec<f32>,
     pub(super) k: Vec<f32>,
     pub(super) v: Vec<f32>,
-    /// The gates of the attention's outputs; a delta rule's rates and decays.
+    /// The gates of the attention's outputs, or a delta rule's rates and decays.
     pub(super) gates: Vec<f32>,
     /// A delta rule's queries, keys and values.
     pub(super) mixed: Vec<f32>,
@@ -58,10 +58,10 @@ pub(super) struct Angles {
 /// Intermediate results of a band within a layer.
 pub(super) struct Scratch {
     pub(super) normed: Activations,
-    /// The same in f32, for products that are in f32 whatever the model's are.
+    /// The layer's input, normed, for products that are in f32 whatever the model's are.
     pub(super) exact: Activations,
     pub(super) attention: AttentionBuffers,
-    /// What an attention's gates multiply.
+    /// The attention's outputs that gates will multiply.
     pub(super) ungated: FloatActivations,
     pub(super) attended: Activations,
     pub(super) activated: Activations,

@@ -92,7 +92,7 @@ pub(crate) enum Inputs {
     Latent(Box<Latent>),
     /// No such projections: the layer keeps a state.
     ShortConv(Box<ShortConv>),
-    /// Likewise.
+    /// A gated delta rule, with projections of its own: the layer keeps a state.
     DeltaRule(Box<DeltaRule>),
 }
 
