@@ -1,6 +1,6 @@
-//! Linear attention by a gated delta rule (Qwen3-Next, Qwen3.5): of the normed input, queries, keys and values of all heads go through a causal
-//! convolution of each channel, and then, row by row, through a matrix for each value head (`tidemill_kernels`' `delta_rule` states the
-//! order); what they read there is normed by head and gated. The state is the last inputs of the convolution, and the matrices.
+//! Linear attention by a gated delta rule (Qwen3-Next, Qwen3.5): of the normed input, queries, keys and values of all heads go through a
+//! causal convolution of each channel, and then, row by row, through a matrix for each value head (`tidemill_kernels`' `delta_rule` states
+//! the order); what they read there is normed by head and gated. The state is the last inputs of the convolution, and the matrices.
 //!
 //! Rates and decays act on all that comes later, so the products that they are made of are in f32, whatever the model's are.
 
