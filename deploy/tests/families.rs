@@ -7,7 +7,7 @@ use serde_json::json;
 use support::{Answer, Case, Cluster, mixed_cases};
 
 /// One fixture of each family, a few for each cluster; GPT-OSS also as it is published.
-const FAMILIES: [&[&str]; 9] = [
+const FAMILIES: [&[&str]; 10] = [
     &["mistral", "qwen2", "qwen3"],
     &["gemma2", "gemma3", "phi3"],
     &["olmo2", "olmo3", "granite"],
@@ -16,7 +16,8 @@ const FAMILIES: [&[&str]; 9] = [
     &["ministral3", "mixtral", "qwen3-moe"],
     &["qwen2-moe", "glm4-moe", "minimax-m2"],
     &["deepseek-v2", "deepseek-v3"],
-    &["gpt-oss", "gpt-oss-mxfp4", "lfm2"],
+    &["gpt-oss", "gpt-oss-mxfp4"],
+    &["lfm2", "qwen3-next", "qwen3-5"],
 ];
 
 /// Prompts of several blocks, longer than any fixture's window.

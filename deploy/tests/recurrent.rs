@@ -5,13 +5,59 @@ mod support;
 
 use support::{Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete, complete_all, crash, reusable};
 
-/// LFM2: a block has 1 KiB, and a state takes two.
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/lfm2");
-const BLOCK_BYTES: u64 = 1024;
-const STATE_BLOCKS: u64 = 2;
+/// A model, the bytes of one of its blocks in bf16, the blocks of a state, and sizes of memory in blocks.
+struct Kind {
+    model: &'static str,
+    block_bytes: u64,
+    state_blocks: u64,
+    /// A memory that holds any of [`growing_cases`], but not five of them.
+    few: u64,
+    /// A memory that keeps nearly nothing of a chat beside what computes it.
+    chat: u64,
+    /// A memory that holds the longest of [`cases`] and little more.
+    one: u64,
+    /// A pool that holds the blocks and states of the longest of [`cases`] and little more.
+    pool: u64,
+}
 
-fn start(flags: &[&[&str]]) -> Cluster {
-    Cluster::start_with(&[(support::MODEL_NAME, MODEL)], &[&["--threads", "1"], flags.concat().as_slice()].concat())
+/// A block has 1 KiB, and a state takes two.
+const SHORT_CONV: Kind = Kind {
+    model: concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/lfm2"),
+    block_bytes: 1024,
+    state_blocks: 2,
+    few: 128,
+    chat: 48,
+    one: 80,
+    pool: 192,
+};
+
+/// A state takes eleven blocks.
+const DELTA_RULE: Kind = Kind {
+    model: concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/qwen3-next"),
+    block_bytes: 1536,
+    state_blocks: 11,
+    few: 240,
+    chat: 64,
+    one: 110,
+    pool: 288,
+};
+
+impl Kind {
+    fn start(&self, flags: &[&[&str]]) -> Cluster {
+        Cluster::start_with(&[(support::MODEL_NAME, self.model)], &[&["--threads", "1"], flags.concat().as_slice()].concat())
+    }
+
+    async fn alone(&self, cases: &[Case]) -> Vec<Answer> {
+        let cluster = self.start(&[&["--prefill", "0", "--kvpool", "0"]]);
+        let answers = complete_all(&cluster, cases, 1).await;
+        cluster.stop();
+        answers
+    }
+
+    /// So many blocks, as settings say it.
+    fn memory(&self, blocks: u64) -> String {
+        format!("{}KiB", (blocks * self.block_bytes).div_ceil(1024))
+    }
 }
 
 fn case(numbers: &mut Numbers, prompt: usize, max_tokens: u32) -> Case {
@@ -36,19 +82,19 @@ fn growing_cases() -> Vec<Case> {
     (0..16).map(|i| case(&mut numbers, 20 + i, 400)).collect()
 }
 
-async fn alone(cases: &[Case]) -> Vec<Answer> {
-    let cluster = start(&[&["--prefill", "0", "--kvpool", "0"]]);
-    let answers = complete_all(&cluster, cases, 1).await;
-    cluster.stop();
-    answers
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn outputs_do_not_depend_on_the_way_of_a_state() {
+    for kind in [SHORT_CONV, DELTA_RULE] {
+        outputs_do_not_depend_on_the_way(&kind).await;
+    }
+}
+
+async fn outputs_do_not_depend_on_the_way(kind: &Kind) {
     let (cases, growing) = (cases(), growing_cases());
-    let (reference, growing_reference) = (alone(&cases).await, alone(&growing).await);
+    let (reference, growing_reference) = (kind.alone(&cases).await, kind.alone(&growing).await);
+    let few = kind.memory(kind.few);
     for (transport, every) in [("auto", "32"), ("quic", "3")] {
-        let cluster = start(&[DISAGGREGATED, &["--transport", transport, "--state-every", every, "--kv-memory", "128KiB"]]);
+        let cluster = kind.start(&[DISAGGREGATED, &["--transport", transport, "--state-every", every, "--kv-memory", &few]]);
         let cold = complete_all(&cluster, &cases, 1).await;
         assert_same(&reference, &cold, &cases, &format!("{transport}, cold"));
         for (answer, case) in cold.iter().zip(&cases) {
@@ -66,7 +112,7 @@ async fn outputs_do_not_depend_on_the_way_of_a_state() {
         cluster.stop();
     }
     // Chunks that no block ends with, and states at every end.
-    let cluster = start(&[&["--step-tokens", "64", "--sequences-max", "16", "--state-every", "1", "--prefill", "2", "--decode", "2"]]);
+    let cluster = kind.start(&[&["--step-tokens", "64", "--sequences-max", "16", "--state-every", "1", "--prefill", "2", "--decode", "2"]]);
     for how in ["16 at a time, two workers of each role", "the same, cached"] {
         assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, how);
     }
@@ -76,12 +122,18 @@ async fn outputs_do_not_depend_on_the_way_of_a_state() {
 /// A hand-over moves a prompt's blocks and the state at its last block end, and no more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hand_over_moves_the_blocks_and_one_state() {
-    let cluster = start(&[DISAGGREGATED]);
+    for kind in [SHORT_CONV, DELTA_RULE] {
+        a_hand_over_moves_one_state(&kind).await;
+    }
+}
+
+async fn a_hand_over_moves_one_state(kind: &Kind) {
+    let cluster = kind.start(&[DISAGGREGATED]);
     let case = case(&mut Numbers(3), 200, 1);
     complete(&cluster, &case).await;
     let (name, put) = ("tidemill_kv_transfer_bytes_total", ["role=\"prefill\"".to_owned(), "direction=\"put\"".to_owned()]);
     let put = cluster.settled_metric(name, &put).await as u64;
-    assert_eq!(put, (reusable(&case) / 16 + STATE_BLOCKS) * BLOCK_BYTES);
+    assert_eq!(put, (reusable(&case) / 16 + kind.state_blocks) * kind.block_bytes);
     let got = cluster.metric(name, &["role=\"decode\"".to_owned(), "direction=\"get\"".to_owned()]).await as u64;
     assert_eq!(got, put, "decode waits for the state as for the blocks");
     cluster.stop();
@@ -90,11 +142,18 @@ async fn a_hand_over_moves_the_blocks_and_one_state() {
 /// Each turn begins where the answer before it ended, at whichever decode worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_computes_only_its_new_tokens() {
+    for kind in [SHORT_CONV, DELTA_RULE] {
+        a_chat_computes_only_what_is_new(&kind).await;
+    }
+}
+
+async fn a_chat_computes_only_what_is_new(kind: &Kind) {
+    let memory = kind.memory(kind.chat);
     // Of two decode workers that keep nearly nothing, the pool has the states.
-    let small = ["--kv-memory", "48KiB", "--decode", "2", "--sequences-max", "4"];
+    let small = ["--kv-memory", &memory, "--decode", "2", "--sequences-max", "4"];
     for flags in [&["--prefill", "0"][..], DISAGGREGATED, &small] {
-        let cluster = start(&[flags]);
-        let expected = start(&[&["--prefill", "0", "--kvpool", "0"]]);
+        let cluster = kind.start(&[flags]);
+        let expected = kind.start(&[&["--prefill", "0", "--kvpool", "0"]]);
         let mut numbers = Numbers(4);
         let mut dialog: Vec<u32> = Vec::new();
         let mut known = 0;
@@ -117,11 +176,18 @@ async fn a_chat_computes_only_its_new_tokens() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_states_are_computed_again() {
+    for kind in [SHORT_CONV, DELTA_RULE] {
+        lost_states_are_made_again(&kind).await;
+    }
+}
+
+async fn lost_states_are_made_again(kind: &Kind) {
     let cases = cases();
-    let reference = alone(&cases).await;
+    let reference = kind.alone(&cases).await;
+    let [memory, pool] = [kind.one, kind.pool].map(|blocks| kind.memory(blocks));
     // Memory for the longest prompt and little more: what a prompt needs has mostly been evicted, blocks and states alike.
-    let small = ["--kv-memory", "80KiB", "--pool-memory", "192KiB", "--sequences-max", "4", "--state-every", "4"];
-    let cluster = start(&[DISAGGREGATED, &small]);
+    let small = ["--kv-memory", &memory, "--pool-memory", &pool, "--sequences-max", "4", "--state-every", "4"];
+    let cluster = kind.start(&[DISAGGREGATED, &small]);
     for how in ["a small pool", "a small pool, again"] {
         assert_same(&reference, &complete_all(&cluster, &cases, 2).await, &cases, how);
     }
@@ -129,9 +195,9 @@ async fn lost_states_are_computed_again() {
 
     let mut numbers = Numbers(5);
     let long: Vec<Case> = (0..3).map(|_| case(&mut numbers, 300, 1500)).collect();
-    let expected = alone(&long).await;
+    let expected = kind.alone(&long).await;
     for (role, (case, expected)) in ["decode", "kvpool", "prefill"].into_iter().zip(long.iter().zip(&expected)) {
-        let cluster = start(&[DISAGGREGATED, &["--prefill", "2", "--decode", "2", "--kvpool", "2"]]);
+        let cluster = kind.start(&[DISAGGREGATED, &["--prefill", "2", "--decode", "2", "--kvpool", "2"]]);
         let crashing = async {
             cluster.until("a running sequence", |now| now["sequences_running"].as_u64() > Some(0)).await;
             let now = cluster.cluster().await;

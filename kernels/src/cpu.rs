@@ -16,7 +16,7 @@
 //!   spreading outliers before rounding to 8 bits
 //! - [`gemm`]: activations times weights
 //! - [`attention`]: attention over paged K and V; [`kv`]: the memory that holds them
-//! - [`convolution`]: short convolutions of channels
+//! - [`convolution`]: short convolutions of channels; [`delta_rule`]: linear attention whose state a gated delta rule changes
 //! - [`elementwise`], [`layer_norm`], [`embedding`], [`vocab`]: norms, rotary embedding and scaled sums; row look-up; a sampler's
 //!   operations on logits
 
@@ -24,6 +24,7 @@ pub mod activation;
 pub mod attention;
 mod bf16;
 pub mod convolution;
+pub mod delta_rule;
 mod dispatch;
 mod element;
 pub mod elementwise;

@@ -472,6 +472,7 @@ fn ropes(rule: RopeRule, raw: &RawConfig, fields: &Fields) -> Result<(RopeConfig
         part: raw.partial_rotary_factor.or_else(|| Some(raw.rotary_dim? / raw.head_dim? as f64)),
         positions: raw.max_position_embeddings,
         original_positions: raw.original_max_position_embeddings,
+        has_axes: rule == RopeRule::Axes,
     };
     let section = raw.rope_section();
     let RopeRule::ByWindow { local_theta } = rule else { return Ok((RopeConfig::parse(section, beside)?, None)) };
@@ -489,7 +490,7 @@ fn ropes(rule: RopeRule, raw: &RawConfig, fields: &Fields) -> Result<(RopeConfig
 fn unrotated(rule: RopeRule, raw: &RawConfig, windows: &[Option<usize>]) -> Result<Vec<usize>, String> {
     let layers = 0..windows.len();
     match (rule, &raw.no_rope_layers) {
-        (RopeRule::Everywhere | RopeRule::ByWindow { .. }, _) => Ok(Vec::new()),
+        (RopeRule::Everywhere | RopeRule::Axes | RopeRule::ByWindow { .. }, _) => Ok(Vec::new()),
         (RopeRule::Windowed, _) if raw.sliding_window.is_none() => Ok(Vec::new()),
         (RopeRule::Windowed, _) => Ok(layers.filter(|&layer| windows[layer].is_none()).collect()),
         (RopeRule::ExceptListed, Some(listed)) if listed.len() != windows.len() => {
@@ -622,6 +623,8 @@ mod tests {
         let minimax = json!({"head_dim": 16, "intermediate_size": 32, "num_key_value_heads": 4, "rotary_dim": 8});
         assert_eq!(of("MiniMaxM2ForCausalLM", minimax).0.part, Some(0.5));
         assert_eq!(part, of("Glm4ForCausalLM", json!({"head_dim": 16, "rope_parameters": {"partial_rotary_factor": 0.5}})));
+        let axes = json!({"head_dim": 16, "num_key_value_heads": 4, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1]}});
+        assert_eq!(of("Qwen3_5ForCausalLM", axes), of("Qwen3_5ForCausalLM", json!({"head_dim": 16, "num_key_value_heads": 4})));
     }
 
     #[test]

@@ -4,10 +4,12 @@
 //! - `projection`: packed weights and activations, in f32, bf16 or 8-bit integers
 //! - `key_offset`: what keys in 8 bits are stored without
 //! - [`forward`]: a batch of chunks through the layers, to logits; `band`: the rows that go through them together;
-//!   `short_conv`: layers that keep a state; `states`: that state, in blocks;
+//!   `short_conv`, `delta_rule`: layers that keep a state, `conv_inputs`: of which convolutions are a part; `states`: that state, in blocks;
 //!   `experts`: feed-forward layers of experts; `router`: which rows go to which; `latent`: attention over a compressed latent
 
 mod band;
+mod conv_inputs;
+mod delta_rule;
 mod experts;
 pub mod forward;
 mod key_offset;

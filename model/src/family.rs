@@ -3,8 +3,8 @@
 mod columns;
 
 pub(crate) use columns::{
-    ExpertRule, ExpertStorage, Factor, Family, Flag, Mlp, NormKind, NormNames, QkNorm, Recurrence, RopeRule, Scores, SharedExpert,
-    SharedWidth, WidthRule, WindowRule,
+    DeltaStorage, ExpertRule, ExpertStorage, Factor, Family, Flag, Mlp, NormKind, NormNames, QkNorm, Recurrence, RopeRule, Scores,
+    SharedExpert, SharedWidth, WidthRule, WindowRule,
 };
 
 /// The usual names of a gate, what it multiplies, and the projection of the product.
@@ -35,6 +35,15 @@ const QWEN3_EXPERTS: ExpertRule = ExpertRule {
     block: "mlp",
     storage: ExpertStorage::Apart(GATED),
     ..MIXTRAL_EXPERTS
+};
+
+const QWEN2_EXPERTS: ExpertRule = ExpertRule {
+    shared: Some(SharedExpert {
+        name: "shared_expert",
+        width: SharedWidth::Key("shared_expert_intermediate_size"),
+        gate: Some("shared_expert_gate"),
+    }),
+    ..QWEN3_EXPERTS
 };
 
 const DEEPSEEK_EXPERTS: ExpertRule = ExpertRule {
@@ -78,6 +87,7 @@ const LLAMA: Family = Family {
     is_parallel: false,
     has_fused_qkv: false,
     qkv_bias: Flag::Key("attention_bias"),
+    has_output_gate: false,
     output: "self_attn.o_proj",
     output_bias: Flag::Key("attention_bias"),
     qk_norm: QkNorm::None,
@@ -154,6 +164,23 @@ const QWEN3: Family = Family {
     ..LLAMA
 };
 
+const QWEN3_NEXT: Family = Family {
+    architecture: "Qwen3NextForCausalLM",
+    model_type: "qwen3_next",
+    defaults: r#"{
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "norm_topk_prob": true
+    }"#,
+    norm: NormKind::RmsPlusOne,
+    has_output_gate: true,
+    recurrence: Some(Recurrence::DeltaRule(DeltaStorage::ByKeyHead)),
+    window: WindowRule::Never,
+    experts: Some(QWEN2_EXPERTS),
+    ..QWEN3
+};
+
 const DEEPSEEK2: Family = Family {
     architecture: "DeepseekV2ForCausalLM",
     model_type: "deepseek_v2",
@@ -165,7 +192,7 @@ const DEEPSEEK2: Family = Family {
     ..LLAMA
 };
 
-pub(crate) static FAMILIES: [Family; 26] = [
+pub(crate) static FAMILIES: [Family; 28] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -342,14 +369,7 @@ pub(crate) static FAMILIES: [Family; 26] = [
         output_bias: Flag::Never,
         mlp_bias: Flag::Never,
         window: WindowRule::IfUsed,
-        experts: Some(ExpertRule {
-            shared: Some(SharedExpert {
-                name: "shared_expert",
-                width: SharedWidth::Key("shared_expert_intermediate_size"),
-                gate: Some("shared_expert_gate"),
-            }),
-            ..QWEN3_EXPERTS
-        }),
+        experts: Some(QWEN2_EXPERTS),
         ..LLAMA
     },
     Family {
@@ -440,10 +460,25 @@ pub(crate) static FAMILIES: [Family; 26] = [
         mlp_bias: Flag::Never,
         ..LLAMA
     },
+    QWEN3_NEXT,
+    Family {
+        architecture: "Qwen3_5ForCausalLM",
+        model_type: "qwen3_5_text",
+        defaults: r#"{
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25,
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32
+        }"#,
+        recurrence: Some(Recurrence::DeltaRule(DeltaStorage::Apart)),
+        rope: RopeRule::Axes,
+        experts: None,
+        ..QWEN3_NEXT
+    },
 ];
 
 /// Architectures with a text model among others, whose settings are under `text_config`: its `model_type` says of which family it is.
-pub(crate) const MULTIMODAL: [&str; 2] = ["Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"];
+pub(crate) const MULTIMODAL: [&str; 3] =
+    ["Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "Qwen3_5ForConditionalGeneration"];
 
 /// The family of a text configuration's `model_type`.
 pub(crate) fn of_model_type(model_type: &str) -> Option<&'static Family> {

@@ -40,6 +40,12 @@ impl Norm {
         Ok(Self { weight, bias, is_centered: true, epsilon })
     }
 
+    /// Takes a norm by root mean square whose weights are its factors, whatever the family's other norms are.
+    pub(crate) fn rms(checkpoint: &mut Checkpoint, name: &str, len: usize, epsilon: f32) -> Result<Self, ModelError> {
+        let weight = checkpoint.vector(&format!("{name}.weight"), len)?;
+        Ok(Self { weight, bias: None, is_centered: false, epsilon })
+    }
+
     /// This norm with another epsilon.
     pub(crate) fn with_epsilon(self, epsilon: f32) -> Self {
         Self { epsilon, ..self }

@@ -6,6 +6,7 @@ use crate::{
 };
 use serde::Serialize;
 use serde_json::Value;
+use tidemill_kernels::cpu::delta_rule::DeltaHeads;
 
 /// A model's recurrent layers.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -20,25 +21,61 @@ pub(crate) enum RecurrentKind {
     /// A gate, a causal convolution of each of `channels` numbers with `taps` weights of its own, and another gate (LFM2). The state is the
     /// last `taps - 1` inputs of the convolution.
     ShortConv { channels: usize, taps: usize, has_bias: bool },
+    /// Linear attention by a gated delta rule, over rows of a causal convolution (Qwen3-Next). The state is the last `taps - 1` inputs of
+    /// the convolution, and a matrix for each value head.
+    DeltaRule {
+        #[serde(serialize_with = "HeadNumbers::serialize")]
+        heads: DeltaHeads,
+        taps: usize,
+    },
+}
+
+/// The fields of [`DeltaHeads`], as a fingerprint takes them in.
+#[derive(Serialize)]
+#[serde(remote = "DeltaHeads")]
+struct HeadNumbers {
+    key_heads: usize,
+    value_heads: usize,
+    key_dim: usize,
+    value_dim: usize,
 }
 
 /// A convolution with more taps is not short.
 const TAPS_MAX: usize = 64;
+/// No published model has as many heads of a delta rule, nor as many numbers in one.
+const HEADS_MAX: usize = 1 << 12;
+/// Every n-th layer attends where `layer_types` and `full_attention_interval` are absent.
+const INTERVAL: u64 = 4;
 
 impl RecurrentConfig {
     pub(crate) fn parse(rule: Recurrence, fields: &Fields, layers: usize, hidden: usize) -> Result<Self, String> {
-        let Recurrence::ShortConv = rule;
-        let kind = RecurrentKind::ShortConv {
-            channels: hidden,
-            taps: within(fields, "conv_L_cache", TAPS_MAX)?,
-            has_bias: fields.get("conv_bias").and_then(Value::as_bool).unwrap_or(false),
+        let (kind, name) = match rule {
+            Recurrence::ShortConv => {
+                let taps = within(fields, "conv_L_cache", TAPS_MAX)?;
+                let has_bias = fields.get("conv_bias").and_then(Value::as_bool).unwrap_or(false);
+                (RecurrentKind::ShortConv { channels: hidden, taps, has_bias }, "conv")
+            }
+            Recurrence::DeltaRule(_) => {
+                let taps = within(fields, "linear_conv_kernel_dim", TAPS_MAX)?;
+                (RecurrentKind::DeltaRule { heads: delta_heads(fields)?, taps }, "linear_attention")
+            }
         };
-        let of_kind = match fields.get("layer_types") {
-            None | Some(Value::Null) => {
+        let of_kind = match (fields.get("layer_types"), rule) {
+            (None | Some(Value::Null), Recurrence::ShortConv) => {
                 let attending = numbers(fields, "full_attn_idxs")?;
                 (0..layers).map(|layer| attending.as_ref().is_some_and(|listed| !listed.contains(&layer))).collect()
             }
-            Some(types) => by_type(types, layers, "conv")?,
+            (None | Some(Value::Null), Recurrence::DeltaRule(_)) => {
+                let every = match fields.get("full_attention_interval") {
+                    None | Some(Value::Null) => INTERVAL,
+                    Some(every) => every
+                        .as_u64()
+                        .filter(|every| *every > 0)
+                        .ok_or(format!("full_attention_interval is {every}, which is not a number of layers"))?,
+                };
+                (1..=layers as u64).map(|nth| !nth.is_multiple_of(every)).collect()
+            }
+            (Some(types), _) => by_type(types, layers, name)?,
         };
         let listed: Vec<usize> = (0..layers).filter(|&layer| of_kind[layer]).collect();
         if listed.len() == layers {
@@ -64,12 +101,24 @@ impl RecurrentConfig {
     pub(crate) fn layer_numbers(&self) -> usize {
         match self.kind {
             RecurrentKind::ShortConv { channels, taps, .. } => channels * (taps - 1),
+            RecurrentKind::DeltaRule { heads, taps } => heads.channels() * (taps - 1) + heads.state_numbers(),
         }
     }
 
     /// Numbers of all layers' states.
     pub(crate) fn state_numbers(&self) -> usize {
         self.layers.len() * self.layer_numbers()
+    }
+}
+
+fn delta_heads(fields: &Fields) -> Result<DeltaHeads, String> {
+    let [key_heads, value_heads, key_dim, value_dim] =
+        ["linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"]
+            .map(|key| within(fields, key, HEADS_MAX));
+    let (key_heads, value_heads) = (key_heads?, value_heads?);
+    match value_heads.is_multiple_of(key_heads) {
+        true => Ok(DeltaHeads { key_heads, value_heads, key_dim: key_dim?, value_dim: value_dim? }),
+        false => Err(format!("linear_num_value_heads {value_heads} is not a multiple of linear_num_key_heads {key_heads}")),
     }
 }
 
@@ -110,6 +159,7 @@ fn numbers(fields: &Fields, key: &str) -> Result<Option<Vec<usize>>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::DeltaStorage;
     use serde_json::json;
 
     fn parse(config: Value) -> Result<RecurrentConfig, String> {
@@ -127,6 +177,35 @@ mod tests {
         assert_eq!(types, listed);
         assert_eq!((types.layers(), types.layers_before(3), types.state_numbers()), (&[0, 2, 3][..], 2, 3 * 2 * 8));
         assert!(parse(json!({})).unwrap().layers().is_empty(), "without either, all layers attend");
+    }
+
+    fn parse_delta(config: Value) -> Result<RecurrentConfig, String> {
+        let mut all = json!({
+            "linear_conv_kernel_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
+            "linear_value_head_dim": 16,
+        });
+        all.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
+        RecurrentConfig::parse(Recurrence::DeltaRule(DeltaStorage::ByKeyHead), all.as_object().unwrap(), 8, 32)
+    }
+
+    #[test]
+    fn a_delta_rule_keeps_inputs_and_a_matrix_for_each_value_head() {
+        let every_fourth = parse_delta(json!({})).unwrap();
+        assert_eq!(every_fourth.layers(), [0, 1, 2, 4, 5, 6]);
+        assert_eq!(every_fourth.layer_numbers(), 3 * (2 * 2 * 8 + 6 * 16) + 6 * 8 * 16);
+        assert_eq!(parse_delta(json!({"full_attention_interval": 2})).unwrap().layers(), [0, 2, 4, 6]);
+        let types = ["linear_attention", "full_attention"].repeat(4);
+        assert_eq!(parse_delta(json!({"layer_types": types})).unwrap().layers(), [0, 2, 4, 6]);
+        for (config, word) in [
+            (json!({"full_attention_interval": 0}), "full_attention_interval"),
+            (json!({"full_attention_interval": 9}), "no layer attends"),
+            (json!({"linear_num_value_heads": 5}), "not a multiple"),
+            (json!({"linear_key_head_dim": 0}), "linear_key_head_dim"),
+            (json!({"linear_conv_kernel_dim": null}), "linear_conv_kernel_dim"),
+        ] {
+            let error = parse_delta(config).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub(crate) struct Beside {
     pub(crate) positions: usize,
     /// `original_max_position_embeddings`
     pub(crate) original_positions: Option<f64>,
+    /// Positions may be on several axes, on all of which text has the same one.
+    pub(crate) has_axes: bool,
 }
 
 /// The default base.
@@ -102,7 +104,7 @@ impl RopeConfig {
         let kind = section.get("rope_type").or(section.get("type")).map_or(Some("default"), Value::as_str);
         let scaling = match kind {
             None => return Err("rope_type must be a string".into()),
-            Some("default") if section.contains_key("mrope_section") => {
+            Some("default") if section.contains_key("mrope_section") && !beside.has_axes => {
                 return Err("multimodal rotary settings (mrope_section) are not supported".into());
             }
             // The base grows with a sequence once that is longer than max_position_embeddings, which none here is: every position has the

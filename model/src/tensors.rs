@@ -5,14 +5,14 @@ use crate::{
     checkpoint::{Checkpoint, WeightMatrix},
     config::{ExpertConfig, ModelConfig},
     error::ModelError,
-    family::{ExpertStorage, GATED, Mlp, QkNorm},
+    family::{DeltaStorage, ExpertStorage, GATED, Mlp, QkNorm, Recurrence},
     latent::LatentConfig,
     norm::Norm,
     recurrent::RecurrentKind,
     stacked::{Outputs, Stack},
     weight::{Storage, Weight},
 };
-use tidemill_kernels::Dtype;
+use tidemill_kernels::{Dtype, cpu::delta_rule::DeltaHeads};
 
 /// A projection as the file has it: `[outputs, inputs]`.
 pub(crate) struct Linear {
@@ -22,7 +22,7 @@ pub(crate) struct Linear {
     pub(crate) order: RowOrder,
 }
 
-/// The order in which a projection's outputs are used.
+/// The order in which a projection's outputs are used, and which of them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowOrder {
     AsStored,
@@ -38,9 +38,25 @@ pub(crate) enum RowOrder {
         rotated: usize,
         is_interleaved: bool,
     },
+    /// Some parts of each of `groups` groups, where all have as many outputs: first that part of each group, then the next part of each.
+    /// `sizes` are those of a group's parts, in the order of the file.
+    ByPart {
+        groups: usize,
+        sizes: [usize; 4],
+        first: usize,
+        end: usize,
+    },
 }
 
 impl RowOrder {
+    /// The number of outputs that are used of as many stored rows.
+    pub(crate) fn outputs(self, stored: usize) -> usize {
+        match self {
+            Self::AsStored | Self::EvenFirst { .. } | Self::RotatedFirst { .. } => stored,
+            Self::ByPart { groups, sizes, first, end } => groups * sizes[first..end].iter().sum::<usize>(),
+        }
+    }
+
     /// The stored row of output `row`; the biases are already in order.
     pub(crate) fn stored(self, row: usize) -> usize {
         match self {
@@ -58,6 +74,15 @@ impl RowOrder {
                 let order = if is_interleaved { Self::EvenFirst { head_dim: rotated, rotated } } else { Self::AsStored };
                 head + if i < rotated { plain + order.stored(i) } else { i - rotated }
             }
+            Self::ByPart { groups, sizes, first, end } => {
+                let (mut row, mut part) = (row, first);
+                while row >= groups * sizes[part] && part + 1 < end {
+                    row -= groups * sizes[part];
+                    part += 1;
+                }
+                let (group, i) = (row / sizes[part], row % sizes[part]);
+                group * sizes.iter().sum::<usize>() + sizes[..part].iter().sum::<usize>() + i
+            }
         }
     }
 }
@@ -74,6 +99,8 @@ pub(crate) struct Tensors {
 pub(crate) struct LayerTensors {
     pub(crate) attention_norm: Option<Norm>,
     pub(crate) inputs: InputTensors,
+    /// The projection to the gates of the attention's outputs, `[heads, head_dim]`.
+    pub(crate) output_gate: Option<Linear>,
     pub(crate) output: Linear,
     /// Norms over each head's query and key, or over all heads together.
     pub(crate) qk_norm: Option<(Norm, Norm)>,
@@ -92,6 +119,22 @@ pub(crate) enum InputTensors {
     Heads(Box<[Linear; 3]>),
     Latent(Box<LatentTensors>),
     ShortConv(Box<ConvTensors>),
+    DeltaRule(Box<DeltaTensors>),
+}
+
+/// The tensors of a gated delta rule, without the projection of its output.
+pub(crate) struct DeltaTensors {
+    /// The convolution's inputs (queries, keys and values of all heads) and the gates of the outputs.
+    pub(crate) projections: [Linear; 2],
+    /// What the rates of all value heads are made of, and then what their decays are: together `[2, value heads]` outputs.
+    pub(crate) rates: Vec<Linear>,
+    /// `[taps, channels]`, the oldest input's first.
+    pub(crate) taps: Vec<f32>,
+    /// By value head: the logarithm of a decay's speed, and what is added to what it is made of.
+    pub(crate) speeds: Vec<f32>,
+    pub(crate) biases: Vec<f32>,
+    /// The norm over each head's output, before it is gated.
+    pub(crate) norm: Norm,
 }
 
 /// The tensors of a gated short convolution, without the projection of its output.
@@ -205,13 +248,14 @@ impl Tensors {
 }
 
 impl LayerTensors {
-    /// All that multiply in the model's arithmetic: a router and a shared expert's gate do not.
+    /// All that multiply in the model's arithmetic: a router, a shared expert's gate and a delta rule's rates do not.
     fn projections(&self) -> impl Iterator<Item = &Linear> {
-        let Self { inputs, output, mlp, .. } = self;
+        let Self { inputs, output_gate, output, mlp, .. } = self;
         let inputs = match inputs {
             InputTensors::Heads(heads) => heads.iter().collect(),
             InputTensors::Latent(latent) => latent.projections(),
             InputTensors::ShortConv(conv) => conv.projections.iter().collect(),
+            InputTensors::DeltaRule(rule) => rule.projections.iter().collect(),
         };
         let (dense, experts) = match mlp {
             MlpTensors::Dense(dense) => (Some(&**dense), None),
@@ -220,7 +264,7 @@ impl LayerTensors {
         let experts =
             experts.into_iter().flat_map(|tensors| tensors.experts.iter().chain(tensors.shared.iter().map(|shared| &shared.projections)));
         let dense = dense.into_iter().flat_map(|DenseTensors { gate, up, down }| gate.iter().chain([up, down]));
-        inputs.into_iter().chain([output]).chain(dense).chain(experts.flatten())
+        inputs.into_iter().chain(output_gate).chain([output]).chain(dense).chain(experts.flatten())
     }
 }
 
@@ -240,13 +284,14 @@ impl TakeLayer<'_> {
         let d = config.head_dim;
         let (q_rows, kv_rows) = (config.heads * d, config.kv_heads * d);
         let recurrent = config.recurrent.as_ref().filter(|recurrent| recurrent.is_recurrent(self.index)).map(|recurrent| recurrent.kind);
-        let inputs = match (recurrent, config.latent) {
-            (Some(kind), _) => self.recurrent(kind)?,
-            (None, Some(latent)) => InputTensors::Latent(Box::new(self.latent(latent)?)),
+        let (inputs, output_gate) = match (recurrent, config.latent) {
+            (Some(kind), _) => (self.recurrent(kind)?, None),
+            (None, Some(latent)) => (InputTensors::Latent(Box::new(self.latent(latent)?)), None),
             (None, None) => self.heads([q_rows, kv_rows, kv_rows])?,
         };
         let output = match recurrent {
             Some(RecurrentKind::ShortConv { channels, has_bias, .. }) => self.linear("conv.out_proj", config.hidden, channels, has_bias)?,
+            Some(RecurrentKind::DeltaRule { heads, .. }) => self.linear("linear_attn.out_proj", config.hidden, heads.outputs(), false)?,
             None => {
                 let attended = config.heads * config.latent.map_or(d, |latent| latent.value);
                 self.linear(config.family.output, config.hidden, attended, config.output_bias)?
@@ -282,28 +327,85 @@ impl TakeLayer<'_> {
                 return Err(self.checkpoint.problem_of(&scale, problem));
             }
         }
-        Ok(LayerTensors { attention_norm, inputs, output, qk_norm, sinks, after_attention, mlp_norm, mlp, after_mlp })
+        Ok(LayerTensors { attention_norm, inputs, output_gate, output, qk_norm, sinks, after_attention, mlp_norm, mlp, after_mlp })
     }
 
-    fn heads(&mut self, rows: [usize; 3]) -> Result<InputTensors, ModelError> {
-        let [mut q, mut k, v] = self.qkv(rows)?;
+    /// The projections to queries, keys and values, and that to the gates of the attention's outputs, if the family has these.
+    fn heads(&mut self, rows: [usize; 3]) -> Result<(InputTensors, Option<Linear>), ModelError> {
+        let ([mut q, mut k, v], gate) = match self.config.family.has_output_gate {
+            true => {
+                let [q, k, v, gate] = self.gated_qkv(rows)?;
+                ([q, k, v], Some(gate))
+            }
+            false => (self.qkv(rows)?, None),
+        };
         if self.config.family.is_interleaved {
             let head_dim = self.config.head_dim;
             let order = RowOrder::EvenFirst { head_dim, rotated: self.config.rope.rotated(head_dim) };
             q.reorder(order);
             k.reorder(order);
         }
-        Ok(InputTensors::Heads(Box::new([q, k, v])))
+        Ok((InputTensors::Heads(Box::new([q, k, v])), gate))
     }
 
     fn recurrent(&mut self, kind: RecurrentKind) -> Result<InputTensors, ModelError> {
-        let RecurrentKind::ShortConv { channels, taps, has_bias } = kind;
-        let projections = self.fused("conv.in_proj", [channels; 3], has_bias)?;
-        let (weight, bias) = (self.name("conv.conv.weight"), self.name("conv.conv.bias"));
+        match kind {
+            RecurrentKind::ShortConv { channels, taps, has_bias } => {
+                let projections = self.fused("conv.in_proj", [channels; 3], has_bias)?;
+                let bias = self.name("conv.conv.bias");
+                let taps = self.taps("conv.conv", channels, taps)?;
+                let bias = if has_bias { Some(self.checkpoint.vector(&bias, channels)?) } else { None };
+                Ok(InputTensors::ShortConv(Box::new(ConvTensors { projections, taps, bias })))
+            }
+            RecurrentKind::DeltaRule { heads, taps } => Ok(InputTensors::DeltaRule(Box::new(self.delta_rule(heads, taps)?))),
+        }
+    }
+
+    fn delta_rule(&mut self, heads: DeltaHeads, taps: usize) -> Result<DeltaTensors, ModelError> {
+        let Some(Recurrence::DeltaRule(storage)) = self.config.family.recurrence else { unreachable!("the family has such layers") };
+        let (projections, rates) = match storage {
+            DeltaStorage::ByKeyHead => self.delta_projections(heads)?,
+            DeltaStorage::Apart => {
+                let hidden = self.config.hidden;
+                let mixed = self.linear("linear_attn.in_proj_qkv", heads.channels(), hidden, false)?;
+                let gates = self.linear("linear_attn.in_proj_z", heads.outputs(), hidden, false)?;
+                let mut rates = Vec::new();
+                for part in ["linear_attn.in_proj_b", "linear_attn.in_proj_a"] {
+                    rates.push(self.linear(part, heads.value_heads, hidden, false)?);
+                }
+                ([mixed, gates], rates)
+            }
+        };
+        let taps = self.taps("linear_attn.conv1d", heads.channels(), taps)?;
+        let [speeds, biases] = ["linear_attn.A_log", "linear_attn.dt_bias"].map(|part| self.name(part));
+        Ok(DeltaTensors {
+            projections,
+            rates,
+            taps,
+            speeds: self.checkpoint.vector(&speeds, heads.value_heads)?,
+            biases: self.checkpoint.vector(&biases, heads.value_heads)?,
+            norm: Norm::rms(self.checkpoint, &self.name("linear_attn.norm"), heads.value_dim, self.config.norm_epsilon)?,
+        })
+    }
+
+    /// The projections of a delta rule's input out of those that are grouped by key head.
+    fn delta_projections(&mut self, heads: DeltaHeads) -> Result<([Linear; 2], Vec<Linear>), ModelError> {
+        let (groups, shared) = (heads.key_heads, heads.value_heads / heads.key_heads);
+        let values = shared * heads.value_dim;
+        let of_group = [heads.key_dim, heads.key_dim, values, values];
+        let all = self.linear("linear_attn.in_proj_qkvz", groups * of_group.iter().sum::<usize>(), self.config.hidden, false)?;
+        let part = |first, end| RowOrder::ByPart { groups, sizes: of_group, first, end };
+        let projections = [self.ordered(&all, part(0, 3))?, self.ordered(&all, part(3, 4))?];
+        let rates = self.linear("linear_attn.in_proj_ba", 2 * heads.value_heads, self.config.hidden, false)?;
+        let rates = rates.reordered(RowOrder::ByPart { groups, sizes: [shared, shared, 0, 0], first: 0, end: 2 });
+        Ok((projections, vec![rates]))
+    }
+
+    /// The taps of a convolution of channels, `[taps, channels]`.
+    fn taps(&mut self, part: &str, channels: usize, taps: usize) -> Result<Vec<f32>, ModelError> {
+        let weight = self.name(&format!("{part}.weight"));
         let stored = self.checkpoint.scales(&weight, &[vec![channels, 1, taps]])?;
-        let by_tap = (0..taps).flat_map(|tap| stored.iter().skip(tap).step_by(taps).copied()).collect();
-        let bias = if has_bias { Some(self.checkpoint.vector(&bias, channels)?) } else { None };
-        Ok(InputTensors::ShortConv(Box::new(ConvTensors { projections, taps: by_tap, bias })))
+        Ok((0..taps).flat_map(|tap| stored.iter().skip(tap).step_by(taps).copied()).collect())
     }
 
     fn latent(&mut self, latent: LatentConfig) -> Result<LatentTensors, ModelError> {
@@ -422,6 +524,25 @@ impl TakeLayer<'_> {
         ])
     }
 
+    /// Takes the projections to queries, keys and values, and that to the gates, whose outputs lie beside each head's query.
+    fn gated_qkv(&mut self, [q, k, v]: [usize; 3]) -> Result<[Linear; 4], ModelError> {
+        let (hidden, bias, d) = (self.config.hidden, self.config.qkv_bias, self.config.head_dim);
+        let both = self.linear("self_attn.q_proj", 2 * q, hidden, bias)?;
+        let part = |nth| RowOrder::ByPart { groups: q / d, sizes: [d, d, 0, 0], first: nth, end: nth + 1 };
+        Ok([
+            self.ordered(&both, part(0))?,
+            self.linear("self_attn.k_proj", k, hidden, bias)?,
+            self.linear("self_attn.v_proj", v, hidden, bias)?,
+            self.ordered(&both, part(1))?,
+        ])
+    }
+
+    /// The outputs of a projection that `order` uses.
+    fn ordered(&self, all: &Linear, order: RowOrder) -> Result<Linear, ModelError> {
+        let [whole] = self.parts(all, [all.weight.rows()])?;
+        Ok(whole.reordered(order))
+    }
+
     fn linear(&mut self, part: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear, ModelError> {
         let name = self.name(part);
         let weight = self.storage.take(self.checkpoint, &name, rows, cols)?;
@@ -472,7 +593,7 @@ impl Linear {
     fn reorder(&mut self, order: RowOrder) {
         self.order = order;
         if let Some(bias) = &mut self.bias {
-            *bias = (0..bias.len()).map(|row| bias[order.stored(row)]).collect();
+            *bias = (0..order.outputs(bias.len())).map(|row| bias[order.stored(row)]).collect();
         }
     }
 }
@@ -489,5 +610,17 @@ mod tests {
         let order = |is_interleaved| RowOrder::RotatedFirst { plain: 3, rotated: 4, is_interleaved };
         assert_eq!((0..14).map(|row| order(true).stored(row)).collect::<Vec<_>>(), [3, 5, 4, 6, 0, 1, 2, 10, 12, 11, 13, 7, 8, 9]);
         assert_eq!((0..7).map(|row| order(false).stored(row)).collect::<Vec<_>>(), [3, 4, 5, 6, 0, 1, 2]);
+    }
+
+    #[test]
+    fn parts_of_groups_come_one_after_the_other() {
+        // Two groups of 1 + 2 + 3 outputs.
+        let rows = |first, end| {
+            let order = RowOrder::ByPart { groups: 2, sizes: [1, 2, 3, 0], first, end };
+            (0..order.outputs(12)).map(|row| order.stored(row)).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(0, 3), [0, 6, 1, 2, 7, 8, 3, 4, 5, 9, 10, 11]);
+        assert_eq!(rows(1, 2), [1, 2, 7, 8]);
+        assert_eq!(rows(2, 3), [3, 4, 5, 9, 10, 11]);
     }
 }

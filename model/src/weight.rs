@@ -11,7 +11,7 @@ use crate::{
 use std::{borrow::Cow, ops::Range};
 use tidemill_kernels::{
     Cpu, Dtype, Matrix,
-    dtype::{E4M3_MAX, e4m3_to_bf16},
+    dtype::{E4M3_MAX, decode, e4m3_to_bf16, encode},
 };
 
 /// `[outputs, inputs]`, still in the mapped file.
@@ -49,11 +49,11 @@ impl<'a> Floats<'a> {
         Matrix::new(&self.bytes, self.dtype, self.rows, self.cols)
     }
 
-    /// Row `stored(row)` at every `row`.
-    pub(crate) fn reordered(self, stored: impl Fn(usize) -> usize) -> Self {
+    /// Row `stored(row)` at every `row` of as many as there will be.
+    pub(crate) fn reordered(self, rows: usize, stored: impl Fn(usize) -> usize) -> Self {
         let size = self.cols * self.dtype.bytes();
-        let bytes = (0..self.rows).flat_map(|row| &self.bytes[stored(row) * size..][..size]).copied().collect();
-        Self { bytes: Cow::Owned(bytes), ..self }
+        let bytes = (0..rows).flat_map(|row| &self.bytes[stored(row) * size..][..size]).copied().collect();
+        Self { bytes: Cow::Owned(bytes), rows, ..self }
     }
 
     /// Columns as rows.
@@ -64,6 +64,15 @@ impl<'a> Floats<'a> {
             self.bytes.chunks_exact(row_bytes).for_each(|row| bytes.extend_from_slice(&row[col * size..(col + 1) * size]));
         }
         Self { bytes: Cow::Owned(bytes), rows: self.cols, cols: self.rows, ..self }
+    }
+
+    /// The rows of several matrices with as many columns, in f32.
+    pub(crate) fn together(parts: Vec<Floats<'_>>) -> Floats<'static> {
+        let cols = parts.first().map_or(0, |part| part.cols);
+        assert!(parts.iter().all(|part| part.cols == cols), "as many columns");
+        let rows = parts.iter().map(|part| part.rows).sum();
+        let numbers: Vec<f32> = parts.iter().flat_map(|part| decode(part.dtype, &part.bytes)).collect();
+        Floats { bytes: Cow::Owned(encode(Dtype::F32, &numbers)), dtype: Dtype::F32, rows, cols }
     }
 
     /// The same numbers in another type.

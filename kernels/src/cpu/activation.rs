@@ -90,9 +90,27 @@ const TANH_SCALE: f32 = 1.595_769_2;
 const TANH_CUBE: f32 = 0.044_715;
 
 #[inline(always)]
-fn sigmoid<S: Simd>(simd: S, x: S::V) -> S::V {
+pub(crate) fn sigmoid<S: Simd>(simd: S, x: S::V) -> S::V {
     let one = simd.splat(1.0);
     simd.div(one, simd.add(one, exp(simd, simd.sub(simd.zero(), x))))
+}
+
+/// `2 atanh(z) / z` as a polynomial in `z²` on `0 <= z <= 1/3`, highest power first: the series' terms up to `z^14`, whose rest is `2e-9`.
+const ATANH_COEFFICIENTS: [f32; 8] = [2.0 / 15.0, 2.0 / 13.0, 2.0 / 11.0, 2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0, 2.0];
+
+/// `ln(1 + e^x)`, which is `max(x, 0) + ln(1 + t)` with `t = e^-|x|`, and `ln(1 + t) = 2 atanh(t / (2 + t))`.
+#[inline(always)]
+pub(crate) fn softplus<S: Simd>(simd: S, x: S::V) -> S::V {
+    let size = simd.max(x, simd.sub(simd.zero(), x));
+    let t = exp(simd, simd.sub(simd.zero(), size));
+    let z = simd.div(t, simd.add(t, simd.splat(2.0)));
+    let square = simd.mul(z, z);
+    let mut p = simd.splat(ATANH_COEFFICIENTS[0]);
+    for c in &ATANH_COEFFICIENTS[1..] {
+        p = simd.fma(p, square, simd.splat(*c));
+    }
+    // `max` returns its second operand where one is not a number.
+    simd.fma(p, z, simd.max(simd.zero(), x))
 }
 
 /// `x Φ(x)`. The small tail is computed by itself, so that it keeps its relative precision.
@@ -184,6 +202,7 @@ mod tests {
         /// The gating of these numbers.
         Gate(Activation, [f32; LANES]),
         Cap(f32),
+        Softplus,
     }
 
     struct Run(Function, [f32; LANES]);
@@ -197,6 +216,7 @@ mod tests {
                 Function::Apply(activation) => activation.apply(simd, x),
                 Function::Gate(activation, up) => activation.gate(simd, x, simd.load(&up)),
                 Function::Cap(cap) => soft_cap(simd, x, cap),
+                Function::Softplus => softplus(simd, x),
             })
         }
     }
@@ -285,6 +305,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn softplus_keeps_its_precision_where_it_is_small() {
+        for x in samples().map(|x| x.map(|x| 3.0 * x)) {
+            for (x, y) in x.into_iter().zip(everywhere(Function::Softplus, x)) {
+                let truth = f64::from(x).exp().ln_1p();
+                assert!((f64::from(y) - truth).abs() <= 5e-7 * truth, "softplus({x}) is {truth}, not {y}");
+            }
+        }
+        let mut x = [0.0; LANES];
+        x[..5].copy_from_slice(&[f32::INFINITY, f32::NEG_INFINITY, 1e30, -1e30, f32::NAN]);
+        let y = everywhere(Function::Softplus, x);
+        assert_eq!(y[..4], [f32::INFINITY, 0.0, 1e30, 0.0]);
+        assert!(y[4].is_nan());
     }
 
     #[test]

@@ -1,21 +1,21 @@
 //! Causal convolutions of channels, each with its own few taps, and the products around them. Products and sums are rounded one by one, in
 //! one order for each number: the same bits on every instruction set, and whichever rows are computed together.
 
-/// `y[c] = taps[0][c] inputs[0][c] + taps[1][c] inputs[1][c] + … + bias[c]`, added from the left: one row of a convolution, from the inputs
-/// of that row and the rows before it, the oldest first. `taps` is `[inputs, channels]`.
-pub fn convolve_row(inputs: &[&[f32]], taps: &[f32], bias: Option<&[f32]>, y: &mut [f32]) {
+use crate::cpu::{
+    Cpu,
+    activation::Activation,
+    element::load_up_to,
+    simd::{Kernel, LANES, Simd},
+};
+
+/// `y[c] = f(taps[0][c] inputs[0][c] + taps[1][c] inputs[1][c] + … + bias[c])`, added from the left: one row of a convolution, from the
+/// inputs of that row and the rows before it, the oldest first. `taps` is `[inputs, channels]`; without an activation `f` changes nothing.
+pub fn convolve_row(cpu: &Cpu, inputs: &[&[f32]], taps: &[f32], bias: Option<&[f32]>, activation: Option<Activation>, y: &mut [f32]) {
     let channels = y.len();
     assert!(!inputs.is_empty() && taps.len() == inputs.len() * channels, "taps are [inputs, channels]");
-    for (nth, (x, taps)) in inputs.iter().zip(taps.chunks_exact(channels.max(1))).enumerate() {
-        assert_eq!(x.len(), channels, "inputs are rows of all channels");
-        for ((y, x), tap) in y.iter_mut().zip(*x).zip(taps) {
-            *y = if nth == 0 { x * tap } else { *y + x * tap };
-        }
-    }
-    if let Some(bias) = bias {
-        assert_eq!(bias.len(), channels, "a bias for each channel");
-        y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
-    }
+    assert!(inputs.iter().all(|x| x.len() == channels), "inputs are rows of all channels");
+    assert!(bias.is_none_or(|bias| bias.len() == channels), "a bias for each channel");
+    cpu.isa().dispatch(Convolve { inputs, taps, bias, activation, y });
 }
 
 /// `x = x y`, number by number.
@@ -24,9 +24,42 @@ pub fn multiply(x: &mut [f32], y: &[f32]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x *= y);
 }
 
+struct Convolve<'a> {
+    inputs: &'a [&'a [f32]],
+    taps: &'a [f32],
+    bias: Option<&'a [f32]>,
+    activation: Option<Activation>,
+    y: &'a mut [f32],
+}
+
+impl Kernel for Convolve<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let channels = self.y.len();
+        for first in (0..channels).step_by(LANES) {
+            let mut sum = simd.zero();
+            for (nth, input) in self.inputs.iter().enumerate() {
+                let product = simd.mul(load_up_to(simd, &input[first..]), load_up_to(simd, &self.taps[nth * channels + first..]));
+                sum = if nth == 0 { product } else { simd.add(sum, product) };
+            }
+            if let Some(bias) = self.bias {
+                sum = simd.add(sum, load_up_to(simd, &bias[first..]));
+            }
+            if let Some(activation) = self.activation {
+                sum = activation.apply(simd, sum);
+            }
+            let end = channels.min(first + LANES);
+            simd.store_part(sum, &mut self.y[first..end], false);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::testing::{activated_number, cpus};
 
     #[test]
     fn a_row_is_the_sum_of_its_inputs_by_their_taps() {
@@ -34,14 +67,18 @@ mod tests {
         let taps: Vec<f32> = (0..3 * 37).map(|i| (i as f32 * 0.11).cos()).collect();
         let bias: Vec<f32> = (0..37).map(|i| i as f32 / 10.0).collect();
         let inputs: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-        let mut y = vec![f32::NAN; 37];
-        convolve_row(&inputs, &taps, Some(&bias), &mut y);
-        for (c, y) in y.iter().enumerate() {
-            let expected: f64 = (0..3).map(|t| f64::from(rows[t][c]) * f64::from(taps[t * 37 + c])).sum::<f64>() + f64::from(bias[c]);
-            assert!((f64::from(*y) - expected).abs() < 1e-5, "{y} is not {expected}");
+        // The chain in f32, which every instruction set has to follow to the bit.
+        let chain: Vec<f32> =
+            (0..37).map(|c| (1..3).fold(rows[0][c] * taps[c], |sum, t| sum + rows[t][c] * taps[t * 37 + c]) + bias[c]).collect();
+        for cpu in cpus() {
+            let mut y = vec![f32::NAN; 37];
+            convolve_row(&cpu, &inputs, &taps, Some(&bias), None, &mut y);
+            assert_eq!(y, chain, "{}", cpu.isa());
+            let mut activated = vec![f32::NAN; 37];
+            convolve_row(&cpu, &inputs, &taps, Some(&bias), Some(Activation::Silu), &mut activated);
+            assert!(activated.iter().zip(&y).all(|(silu, y)| *silu == activated_number(&cpu, Activation::Silu, *y)), "{}", cpu.isa());
+            multiply(&mut y, &rows[0]);
+            assert!(y.iter().zip(&chain).zip(&rows[0]).all(|((y, before), x)| *y == before * x));
         }
-        let before = y.clone();
-        multiply(&mut y, &rows[0]);
-        assert!(y.iter().zip(&before).zip(&rows[0]).all(|((y, before), x)| *y == before * x));
     }
 }

@@ -77,6 +77,15 @@ pub(crate) fn load_part<S: Simd>(simd: S, x: &[f32]) -> S::V {
     simd.load(&lanes)
 }
 
+/// The first 16 numbers of `x`, padded with zeros where it has fewer.
+#[inline(always)]
+pub(crate) fn load_up_to<S: Simd>(simd: S, x: &[f32]) -> S::V {
+    match x.first_chunk() {
+        Some(whole) => simd.load(whole),
+        None => load_part(simd, x),
+    }
+}
+
 /// Stores as many of `v`'s first lanes as `to` has room for.
 #[inline(always)]
 pub(crate) fn store_part<S: Simd>(simd: S, v: S::V, to: &mut [f32]) {

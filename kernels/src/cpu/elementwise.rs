@@ -2,8 +2,8 @@
 
 use crate::cpu::{
     Cpu,
-    activation::soft_cap,
-    element::{load_part, store_part},
+    activation::{Activation, sigmoid, soft_cap},
+    element::{load_part, load_up_to, store_part},
     gemm::float::activations::{FloatActivations, SharedActivations},
     simd::{Kernel, LANES, Simd},
     threads::disjoint::Disjoint,
@@ -55,6 +55,19 @@ pub fn add_scaled(cpu: &Cpu, x: &mut [f32], y: &[f32], factor: f32) {
 /// `x *= factor`, and then, with a cap, `x = cap tanh(x / cap)`.
 pub fn scale_and_cap(cpu: &Cpu, x: &mut [f32], factor: f32, cap: Option<f32>) {
     share_pieces(cpu, x, |_, x| cpu.isa().dispatch(ScaleAndCap { x, factor, cap }));
+}
+
+/// What multiplies a number, as a function of its gate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gate {
+    Sigmoid,
+    Silu,
+}
+
+/// `x = x f(gates)`, number by number.
+pub fn gate(cpu: &Cpu, x: &mut [f32], gates: &[f32], function: Gate) {
+    assert_eq!(x.len(), gates.len(), "as many gates as numbers");
+    share_pieces(cpu, x, |range, x| cpu.isa().dispatch(Gated { x, gates: &gates[range], function }));
 }
 
 /// Calls `task(range, its numbers)` for pieces of `x`, in parallel if that pays.
@@ -252,6 +265,29 @@ impl Kernel for ScaleAndCap<'_> {
     }
 }
 
+struct Gated<'a> {
+    x: &'a mut [f32],
+    gates: &'a [f32],
+    function: Gate,
+}
+
+impl Kernel for Gated<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (x, gates) in self.x.chunks_mut(LANES).zip(self.gates.chunks(LANES)) {
+            let gates = load_up_to(simd, gates);
+            let factor = match self.function {
+                Gate::Sigmoid => sigmoid(simd, gates),
+                Gate::Silu => Activation::Silu.apply(simd, gates),
+            };
+            let product = simd.mul(load_up_to(simd, x), factor);
+            simd.store_part(product, x, false);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,6 +365,18 @@ mod tests {
             assert!(scaled.iter().zip(&x).all(|(scaled, x)| *scaled == x * 12.5));
             let capped = everywhere(&x, |cpu, x| scale_and_cap(cpu, x, 12.5, Some(5.0)));
             close(&capped, scaled.iter().map(|&x| 5.0 * (f64::from(x) / 5.0).tanh()), 1e-6);
+        }
+    }
+    #[test]
+    fn gates_match_the_reference() {
+        for len in [1, 16, 37, 70_000] {
+            let (x, gates) = (numbers(len, 1), numbers(len, 2));
+            let sigmoid = |gate: f32| 1.0 / (1.0 + (-f64::from(gate)).exp());
+            let expected = x.iter().zip(&gates);
+            let by_sigmoid = everywhere(&x, |cpu, x| gate(cpu, x, &gates, Gate::Sigmoid));
+            close(&by_sigmoid, expected.clone().map(|(&x, &gate)| f64::from(x) * sigmoid(gate)), 1e-6);
+            let by_silu = everywhere(&x, |cpu, x| gate(cpu, x, &gates, Gate::Silu));
+            close(&by_silu, expected.map(|(&x, &gate)| f64::from(x) * f64::from(gate) * sigmoid(gate)), 1e-6);
         }
     }
 }

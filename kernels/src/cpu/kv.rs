@@ -85,6 +85,24 @@ impl KvMemory {
         &mut self.memory.as_mut_slice()[range]
     }
 
+    /// The bytes of these blocks, which must all differ, in the order of `ids`: for writing them side by side.
+    pub fn blocks_mut(&mut self, ids: &[u32]) -> Vec<&mut [u8]> {
+        let size = self.layout.block_bytes();
+        let mut order: Vec<usize> = (0..ids.len()).collect();
+        order.sort_unstable_by_key(|&nth| ids[nth]);
+        let (mut rest, mut passed) = (self.memory.as_mut_slice(), 0);
+        let mut found: Vec<(usize, &mut [u8])> = Vec::with_capacity(ids.len());
+        for nth in order {
+            let id = ids[nth] as usize;
+            assert!(id >= passed && id < self.blocks, "block {id} is named once, and one of {}", self.blocks);
+            let (block, after) = rest[(id - passed) * size..].split_at_mut(size);
+            (rest, passed) = (after, id + 1);
+            found.push((nth, block));
+        }
+        found.sort_unstable_by_key(|(nth, _)| *nth);
+        found.into_iter().map(|(_, block)| block).collect()
+    }
+
     fn range(&self, id: u32) -> Range<usize> {
         block_range(id, self.blocks, self.layout.block_bytes())
     }
@@ -237,6 +255,18 @@ mod tests {
         for id in 0..5 {
             assert!(kv.block(id).iter().all(|b| *b == id as u8 + 1));
         }
+        for (block, first) in kv.blocks_mut(&[4, 0, 2]).into_iter().zip([5, 1, 3]) {
+            assert!(block.iter().all(|b| *b == first));
+            block.fill(9);
+        }
+        assert_eq!([0, 1, 2, 3, 4].map(|id| kv.block(id)[0]), [9, 2, 9, 4, 9]);
+    }
+
+    #[test]
+    #[should_panic(expected = "block 2 is named once")]
+    fn a_block_cannot_be_written_side_by_side_with_itself() {
+        let layout = KvLayout { layers: 1, kv_heads: 1, head_dim: 2, dtype: KvStorage::Float(Dtype::F32), latent: None };
+        KvMemory::new(layout, 3).blocks_mut(&[2, 0, 2]);
     }
 
     /// Writes 20 rows of two sequences and compares them with what `expected` makes of a head's numbers.

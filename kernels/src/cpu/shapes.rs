@@ -29,7 +29,7 @@ const KV_DTYPES: [KvStorage; 4] =
     [KvStorage::Float(Dtype::F32), KvStorage::Float(Dtype::F16), KvStorage::Float(Dtype::Bf16), KvStorage::Int8];
 
 /// As many cases as `PROPTEST_CASES` says, else few.
-fn config() -> ProptestConfig {
+pub(crate) fn config() -> ProptestConfig {
     let config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_some() { config } else { ProptestConfig { cases: 60, ..config } }
 }

@@ -8,6 +8,7 @@ use super::{
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use tidemill_kernels::cpu::{
     attention::AttentionBuffers,
+    gemm::float::FloatActivations,
     kv::{KvRows, Span},
 };
 use tidemill_proto::block::Token;
@@ -23,6 +24,8 @@ pub(super) struct Buffers {
     pub(super) logits: Vec<f32>,
     /// Rows with logits, after the final norm, in f32: only where a chunk wants its hidden state.
     pub(super) hidden: Vec<f32>,
+    /// The chunks' states.
+    pub(super) states: Vec<f32>,
 }
 
 /// A band: rows that go through the layers together. Numbers are `[rows, their width]`.
@@ -37,6 +40,10 @@ pub(super) struct Band<'a> {
     pub(super) q: Vec<f32>,
     pub(super) k: Vec<f32>,
     pub(super) v: Vec<f32>,
+    /// The gates of the attention's outputs, or a delta rule's rates and decays.
+    pub(super) gates: Vec<f32>,
+    /// A delta rule's queries, keys and values.
+    pub(super) mixed: Vec<f32>,
     /// The angles of the rows, for each of the model's ropes.
     pub(super) angles: Vec<Angles>,
 }
@@ -51,7 +58,11 @@ pub(super) struct Angles {
 /// Intermediate results of a band within a layer.
 pub(super) struct Scratch {
     pub(super) normed: Activations,
+    /// The layer's input, normed, for products that are in f32 whatever the model's are.
+    pub(super) exact: Activations,
     pub(super) attention: AttentionBuffers,
+    /// The attention's outputs that gates will multiply.
+    pub(super) ungated: FloatActivations,
     pub(super) attended: Activations,
     pub(super) activated: Activations,
     /// The output of a part of the layer that is normed or scaled before it is added to the residual stream.
@@ -67,7 +78,9 @@ impl Buffers {
             let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(arithmetic));
             Mutex::new(Scratch {
                 normed,
+                exact: Activations::new(Arithmetic::F32),
                 attention: AttentionBuffers::default(),
+                ungated: FloatActivations::rows_apart(),
                 attended,
                 activated,
                 added: Vec::new(),
@@ -76,7 +89,7 @@ impl Buffers {
             })
         };
         let scratch = std::iter::repeat_with(scratch).take(threads).collect();
-        Self { bands: Vec::new(), tail: Band::default(), scratch, logits: Vec::new(), hidden: Vec::new() }
+        Self { bands: Vec::new(), tail: Band::default(), scratch, logits: Vec::new(), hidden: Vec::new(), states: Vec::new() }
     }
 }
 
@@ -132,8 +145,8 @@ impl<'a> Band<'a> {
             cos.clear();
             sin.clear();
         }
-        let Self { spans, tokens, followed, x, q, k, v, angles } = self;
-        Band { spans: recycle(spans), tokens, followed, x, q, k, v, angles }
+        let Self { spans, tokens, followed, x, q, k, v, gates, mixed, angles } = self;
+        Band { spans: recycle(spans), tokens, followed, x, q, k, v, gates, mixed, angles }
     }
 }
 

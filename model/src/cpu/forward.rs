@@ -14,7 +14,8 @@ use tidemill_kernels::{
     cpu::{
         attention::{Attention, attention},
         convolution::multiply,
-        elementwise, embedding,
+        elementwise::{self, Gate},
+        embedding,
         gemm::{Output, Product},
         kv::{self, KvMemory, Span},
     },
@@ -91,9 +92,9 @@ impl Model {
             assert!(chunk.blocks.len() * BLOCK_TOKENS >= end, "the block table ends before the chunk");
         }
         let mut buffers = std::mem::take(&mut self.buffers);
-        let mut states = States::load(chunks, self.state_numbers(), kv);
+        let mut states = States::load(&self.cpu, chunks, self.state_numbers(), kv, std::mem::take(&mut buffers.states));
         self.run(chunks, kv, &mut states, &mut buffers);
-        states.store(chunks, kv);
+        buffers.states = states.store(&self.cpu, chunks, kv);
         self.buffers = buffers;
         let Buffers { logits, hidden, .. } = &mut self.buffers;
         Logits { data: logits, vocab: self.config.vocab, hidden, width: self.config.hidden }
@@ -125,12 +126,8 @@ impl Model {
         resize(&mut buffers.logits, tail.spans.iter().map(|span| span.rows).sum::<usize>() * self.config.vocab);
         if !tail.spans.is_empty() {
             // From here on only rows with logits matter.
-            let recurrent = match &last.inputs {
-                Inputs::ShortConv(conv) => Some(conv.channels()),
-                Inputs::Heads(_) | Inputs::Latent(_) => None,
-            };
             for band in &*bands {
-                tail.follow(band, self.config.hidden, recurrent);
+                tail.follow(band, self.config.hidden, last.inputs.recurrent_outputs());
             }
             let scratch = &mut free(scratch);
             self.project(last, Rows::Queries, &mut tail, scratch);
@@ -218,20 +215,25 @@ impl Model {
 
     /// Keeps what later rows need: keys and values in blocks, or a state, which also makes the rows' outputs.
     fn keep(&self, layer: &Layer, index: usize, kv: &mut KvMemory, bands: &mut [Band<'_>], pieces: &Pieces, states: &mut States) {
-        match (&layer.inputs, &self.config.recurrent) {
-            (Inputs::ShortConv(conv), Some(recurrent)) => {
-                let numbers = recurrent.layer_numbers();
-                let first = recurrent.layers_before(index) * numbers;
-                conv.advance(&self.cpu, bands, pieces, states, &(first..first + numbers));
+        let part = self.config.recurrent.as_ref().map_or(0..0, |recurrent| {
+            let numbers = recurrent.layer_numbers();
+            let first = recurrent.layers_before(index) * numbers;
+            first..first + numbers
+        });
+        match &layer.inputs {
+            Inputs::ShortConv(conv) => conv.advance(&self.cpu, bands, pieces, states, &part),
+            Inputs::DeltaRule(rule) => rule.advance(&self.cpu, bands, pieces, states, &part),
+            Inputs::Heads(_) | Inputs::Latent(_) => {
+                kv::write(&self.cpu, kv, self.config.kv_layer(index), bands.iter().map(Band::keys_and_values))
             }
-            _ => kv::write(&self.cpu, kv, self.config.kv_layer(index), bands.iter().map(Band::keys_and_values)),
         }
     }
 
-    /// Queries, keys and values. Of a convolution: in their places the gate of its output, its input, and nothing.
+    /// Queries, keys and values, and the gates of the attention's outputs. Of a convolution: in their places the gate of its output, its
+    /// input, and nothing; of a delta rule the gates of its outputs, its convolution's input, and what rates and decays are made of.
     fn project(&self, layer: &Layer, what: Rows, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
-        let Band { x, q, k, v, angles, .. } = &mut *band;
+        let Band { x, q, k, v, gates, angles, .. } = &mut *band;
         let normed = &mut scratch.normed;
         self.fill(normed, x, layer.attention_norm.as_ref());
         let [weights_q, weights_k, weights_v] = match &layer.inputs {
@@ -260,7 +262,27 @@ impl Model {
                 }
                 return multiply(&mut band.k, &band.v);
             }
+            Inputs::DeltaRule(rule) => {
+                let (rows, heads) = (normed.rows(), rule.heads);
+                let mixed = (&rule.mixed, k, rows * heads.channels());
+                let [q, k] = [(&rule.gates, q, rows * heads.outputs()), mixed].map(|(weights, to, numbers)| {
+                    resize(to, numbers);
+                    Product { weights, output: Output::Set(to) }
+                });
+                match what {
+                    Rows::All => project(cpu, normed, [q, k]),
+                    Rows::KeysAndValues => project(cpu, normed, [k]),
+                    Rows::Queries => return project(cpu, normed, [q]),
+                }
+                self.fill(&mut scratch.exact, x, layer.attention_norm.as_ref());
+                resize(gates, rows * 2 * heads.value_heads);
+                return project(cpu, &scratch.exact, [Product { weights: &rule.rates, output: Output::Set(gates) }]);
+            }
         };
+        if let (Some(weights), Rows::All | Rows::Queries) = (&layer.output_gate, &what) {
+            resize(gates, normed.rows() * config.heads * config.head_dim);
+            project(cpu, normed, [Product { weights, output: Output::Set(gates) }]);
+        }
         let products = [(weights_q, q, config.heads), (weights_k, k, config.kv_heads), (weights_v, v, config.kv_heads)];
         let [q, k, v] = products.map(|(weights, to, heads)| {
             resize(to, normed.rows() * heads * config.head_dim);
@@ -283,8 +305,18 @@ impl Model {
     /// Attention and feed-forward, with the queries of [`project`](Self::project).
     fn rest_of_layer(&self, layer: &Layer, index: usize, kv: &KvMemory, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
-        let Band { spans, x, q, v, angles, .. } = band;
-        let Scratch { normed, attention: buffers, attended, activated, added, experts: expert_scratch, latent: latent_scratch } = scratch;
+        let Band { spans, x, q, v, gates, angles, .. } = band;
+        let Scratch {
+            normed,
+            attention: buffers,
+            ungated,
+            attended,
+            activated,
+            added,
+            experts: expert_scratch,
+            latent: latent_scratch,
+            ..
+        } = scratch;
         if let (FeedForward::Dense(dense), true) = (&layer.mlp, config.family.is_parallel) {
             // Before the attention is added to what both read.
             self.activate(dense, layer.attention_norm.as_ref(), x, normed, activated);
@@ -299,12 +331,25 @@ impl Model {
                 }
                 self.rotate(layer, q, angles);
                 self.grow(spans, q);
-                attended.fill(cpu, |attended| attention(cpu, kv, what, spans, q, attended, buffers));
+                match layer.output_gate {
+                    None => attended.fill(cpu, |attended| attention(cpu, kv, what, spans, q, attended, buffers)),
+                    Some(_) => {
+                        attention(cpu, kv, what, spans, q, ungated, buffers);
+                        q.clear();
+                        ungated.append_columns(0..ungated.cols(), q);
+                        elementwise::gate(cpu, q, gates, Gate::Sigmoid);
+                        attended.copy_from(cpu, q, config.heads * config.head_dim);
+                    }
+                }
             }
             Inputs::Latent(latent) => latent.attend(cpu, kv, what, spans, q, attended, buffers, latent_scratch),
             Inputs::ShortConv(conv) => {
                 multiply(v, q);
                 attended.copy_from(cpu, v, conv.channels());
+            }
+            Inputs::DeltaRule(rule) => {
+                rule.finish(cpu, v, q);
+                attended.copy_from(cpu, v, rule.heads.outputs());
             }
         }
         self.add(attended, &layer.output, layer.after_attention.as_ref(), x, added);

@@ -2,6 +2,7 @@
 
 use super::{
     band::Buffers,
+    delta_rule::DeltaRule,
     experts::Experts,
     key_offset::KeyOffsets,
     latent::Latent,
@@ -68,6 +69,8 @@ pub(crate) struct Layer {
     pub(crate) rope: Option<usize>,
     pub(crate) attention_norm: Option<Norm>,
     pub(crate) inputs: Inputs,
+    /// The projection to the gates of the attention's outputs, `[heads, head_dim]`.
+    pub(crate) output_gate: Option<Projection>,
     pub(crate) output: Projection,
     /// Norms over each head's query and key, or over all heads together.
     pub(crate) qk_norm: Option<(Norm, Norm)>,
@@ -89,6 +92,19 @@ pub(crate) enum Inputs {
     Latent(Box<Latent>),
     /// No such projections: the layer keeps a state.
     ShortConv(Box<ShortConv>),
+    /// A gated delta rule, with projections of its own: the layer keeps a state.
+    DeltaRule(Box<DeltaRule>),
+}
+
+impl Inputs {
+    /// Numbers that a layer which keeps a state makes of each row; `None` for others.
+    pub(super) fn recurrent_outputs(&self) -> Option<usize> {
+        match self {
+            Self::Heads(_) | Self::Latent(_) => None,
+            Self::ShortConv(conv) => Some(conv.channels()),
+            Self::DeltaRule(rule) => Some(rule.heads.outputs()),
+        }
+    }
 }
 
 pub(crate) enum FeedForward {
@@ -246,10 +262,11 @@ impl Layer {
         let rope = config.rope_of(index);
         let key_bias = match &tensors.inputs {
             InputTensors::Heads(heads) => heads[1].bias.as_deref(),
-            InputTensors::Latent(_) | InputTensors::ShortConv(_) => None,
+            InputTensors::Latent(_) | InputTensors::ShortConv(_) | InputTensors::DeltaRule(_) => None,
         };
         let key_offset = key_offsets.zip(key_bias).map(|(offsets, bias)| offsets.of(bias, rope));
-        let LayerTensors { attention_norm, inputs, output, qk_norm, sinks, after_attention, mlp_norm, mlp, after_mlp } = tensors;
+        let LayerTensors { attention_norm, inputs, output_gate, output, qk_norm, sinks, after_attention, mlp_norm, mlp, after_mlp } =
+            tensors;
         Ok(Layer {
             rope,
             attention_norm,
@@ -265,8 +282,15 @@ impl Layer {
                     };
                     Inputs::ShortConv(Box::new(ShortConv::pack(conv, channels, cpu, arithmetic)?))
                 }
+                (InputTensors::DeltaRule(rule), _) => {
+                    let Some(RecurrentKind::DeltaRule { heads, .. }) = recurrent else {
+                        unreachable!("delta rules were taken for models that have them")
+                    };
+                    Inputs::DeltaRule(Box::new(DeltaRule::pack(rule, heads, cpu, arithmetic)?))
+                }
                 (InputTensors::Latent(_), None) => unreachable!("latents were taken for models that have them"),
             },
+            output_gate: output_gate.map(|gate| gate.pack(cpu, arithmetic)).transpose()?,
             output: output.pack(cpu, arithmetic)?,
             qk_norm,
             after_attention,
@@ -293,16 +317,18 @@ impl Layer {
 
     /// Bytes that one pass over the projections' weights reads.
     pub(crate) fn projection_bytes(&self) -> usize {
-        let Self { inputs, output, mlp, .. } = self;
+        let Self { inputs, output_gate, output, mlp, .. } = self;
         let inputs = match inputs {
             Inputs::Heads(heads) => heads.iter().map(Projection::bytes).sum(),
             Inputs::Latent(latent) => latent.bytes(),
             Inputs::ShortConv(conv) => conv.bytes(),
+            Inputs::DeltaRule(rule) => rule.bytes(),
         };
+        let output = output_gate.as_ref().map_or(0, Projection::bytes) + output.bytes();
         let mlp = match mlp {
             FeedForward::Dense(Dense { gate_up, down }) => gate_up.bytes() + down.bytes(),
             FeedForward::Experts(experts) => experts.bytes(),
         };
-        inputs + output.bytes() + mlp
+        inputs + output + mlp
     }
 }

@@ -138,6 +138,12 @@ impl Linear {
         })
     }
 
+    /// Packs projections without biases as one, in f32: their outputs come one after the other.
+    pub(crate) fn pack_together(parts: &[Linear], cpu: &Cpu) -> Result<Projection, ModelError> {
+        let all = parts.iter().map(|part| part.numbers(cpu, Arithmetic::F32)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Projection::Float(FloatWeights::new(cpu, Floats::together(all).view(), None)))
+    }
+
     /// Packs the transposed matrix, `[inputs, outputs]` in the file's words.
     pub(crate) fn pack_transposed(&self, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
         let weight = self.numbers(cpu, arithmetic)?.transposed();
@@ -196,7 +202,7 @@ impl Linear {
         }
         let mut floats = self.weight.floats(cpu);
         if self.order != RowOrder::AsStored {
-            floats = floats.reordered(|row| self.order.stored(row));
+            floats = floats.reordered(self.order.outputs(self.weight.rows()), |row| self.order.stored(row));
         }
         Ok(match (arithmetic, floats.dtype) {
             (Arithmetic::F32, Dtype::Bf16) => {
@@ -223,7 +229,7 @@ struct Reordered<'a> {
 
 impl GroupwiseMatrix for Reordered<'_> {
     fn outputs(&self) -> usize {
-        self.matrix.outputs()
+        self.order.outputs(self.matrix.outputs())
     }
 
     fn inputs(&self) -> usize {

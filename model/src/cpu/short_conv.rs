@@ -3,6 +3,7 @@
 
 use super::{
     band::Band,
+    conv_inputs::ConvInputs,
     projection::{Arithmetic, Projection},
     states::{Piece, Pieces, States},
 };
@@ -37,36 +38,24 @@ impl ShortConv {
     /// Makes the convolution's outputs, in each band's `v`, from its inputs, in `k`, and the part `of` each chunk's state, which becomes that
     /// after the chunk: the last inputs, the oldest first.
     pub(super) fn advance(&self, cpu: &Cpu, bands: &mut [Band<'_>], pieces: &Pieces, states: &mut States, of: &Range<usize>) {
-        let (width, past) = (self.channels, self.taps.len() / self.channels - 1);
+        let width = self.channels;
         let mut outputs: Vec<(usize, Vec<f32>)> = bands.iter_mut().map(|band| std::mem::take(&mut band.v)).enumerate().collect();
-        let (all, known) = (&*bands, &*states);
-        // Input `n` of a chunk, counted from the oldest that its state has.
-        let input = |chunk: usize, n: usize| match n.checked_sub(past) {
-            None => &known.get(chunk, of)[n * width..(n + 1) * width],
-            Some(row) => {
-                let (band, row) = pieces.find(chunk, row);
-                &all[band].k[row * width..(row + 1) * width]
-            }
-        };
+        let inputs = ConvInputs { bands, pieces, states, of: of.clone(), width };
+        let taps = self.taps.len() / width;
         cpu.for_each_mut(&mut outputs, |(band, outputs)| {
-            outputs.resize(all[*band].k.len(), 0.0);
-            let mut inputs: Vec<&[f32]> = Vec::with_capacity(past + 1);
+            outputs.resize(inputs.bands[*band].k.len(), 0.0);
+            let mut of_row: Vec<&[f32]> = Vec::with_capacity(taps);
             for Piece { chunk, first, start, rows, .. } in pieces.of_band(*band) {
                 for row in 0..*rows {
-                    inputs.clear();
-                    inputs.extend((0..=past).map(|tap| input(*chunk, start + row + tap)));
+                    of_row.clear();
+                    of_row.extend((0..taps).map(|tap| inputs.get(*chunk, start + row + tap)));
                     let to = (first + row) * width;
-                    convolve_row(&inputs, &self.taps, self.bias.as_deref(), &mut outputs[to..to + width]);
+                    convolve_row(cpu, &of_row, &self.taps, self.bias.as_deref(), None, &mut outputs[to..to + width]);
                 }
             }
         });
-        let last = |chunk: usize| {
-            let rows: usize = pieces.of_chunk(chunk).iter().map(|piece| piece.rows).sum();
-            (rows..rows + past).flat_map(|n| input(chunk, n)).copied().collect()
-        };
-        let after: Vec<Vec<f32>> = (0..pieces.chunks()).map(last).collect();
-        for (chunk, after) in after.iter().enumerate() {
-            states.get_mut(chunk, of).copy_from_slice(after);
+        for (chunk, last) in inputs.last().iter().enumerate() {
+            states.get_mut(chunk, of).copy_from_slice(last);
         }
         for (band, outputs) in outputs {
             bands[band].v = outputs;

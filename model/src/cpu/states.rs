@@ -3,7 +3,7 @@
 
 use super::{band::Band, forward::Chunk};
 use std::ops::Range;
-use tidemill_kernels::cpu::kv::KvMemory;
+use tidemill_kernels::{Cpu, cpu::kv::KvMemory};
 
 /// `[chunks, numbers of a state]`; a state is `[layers, their numbers]`.
 pub(super) struct States {
@@ -12,40 +12,59 @@ pub(super) struct States {
 }
 
 impl States {
-    /// Of sequences that begin with a chunk, zeros; of others what their blocks hold.
+    /// Of sequences that begin with a chunk, zeros; of others what their blocks hold. `memory` is that of other states, which is used again.
     ///
     /// # Panics
     /// If a chunk names no state, or too few blocks.
-    pub(super) fn load(chunks: &[Chunk<'_>], numbers: usize, kv: &KvMemory) -> Self {
-        let mut data = Vec::with_capacity(chunks.len() * numbers);
-        let block_numbers = (kv.layout().block_bytes() / size_of::<f32>()).max(1);
-        for chunk in chunks.iter().filter(|_| numbers > 0) {
-            assert_eq!(chunk.state.from.is_none(), chunk.start == 0, "a state is zeros before the first token, and nowhere else");
-            assert!(chunk.state.to.len() * block_numbers >= numbers, "a state goes to blocks of its size");
-            let end = data.len() + numbers;
-            for block in chunk.state.from.unwrap_or_default() {
-                let bytes = kv.block(*block).as_chunks().0;
-                data.extend(bytes.iter().take(end - data.len()).map(|bytes| f32::from_le_bytes(*bytes)));
-            }
-            assert!(chunk.state.from.is_none() || data.len() == end, "a state comes from blocks of its size");
-            data.resize(end, 0.0);
+    pub(super) fn load(cpu: &Cpu, chunks: &[Chunk<'_>], numbers: usize, kv: &KvMemory, memory: Vec<f32>) -> Self {
+        let mut data = memory;
+        if numbers == 0 {
+            return Self { numbers, data };
         }
+        data.resize(chunks.len() * numbers, 0.0);
+        let block_numbers = block_numbers(kv);
+        let blocks = numbers.div_ceil(block_numbers);
+        let mut parts: Vec<(Option<u32>, &mut [f32])> = Vec::with_capacity(chunks.len() * blocks);
+        for (chunk, state) in chunks.iter().zip(data.chunks_exact_mut(numbers)) {
+            assert_eq!(chunk.state.from.is_none(), chunk.start == 0, "a state is zeros before the first token, and nowhere else");
+            assert!(chunk.state.to.len() >= blocks, "a state goes to blocks of its size");
+            assert!(chunk.state.from.is_none_or(|from| from.len() >= blocks), "a state comes from blocks of its size");
+            let from = (0..blocks).map(|nth| chunk.state.from.map(|from| from[nth]));
+            parts.extend(from.zip(state.chunks_mut(block_numbers)));
+        }
+        cpu.for_each_mut(&mut parts, |(block, part)| match block {
+            None => part.fill(0.0),
+            Some(block) => {
+                let numbers = kv.block(*block).as_chunks().0;
+                part.iter_mut().zip(numbers).for_each(|(number, bytes)| *number = f32::from_le_bytes(*bytes));
+            }
+        });
         Self { numbers, data }
     }
 
-    /// Writes each chunk's state to its blocks; what the last one has beyond it becomes zeros.
-    pub(super) fn store(&self, chunks: &[Chunk<'_>], kv: &mut KvMemory) {
+    /// Writes each chunk's state to its blocks; what the last one has beyond it becomes zeros. Returns the memory.
+    ///
+    /// # Panics
+    /// If two chunks name the same block.
+    pub(super) fn store(self, cpu: &Cpu, chunks: &[Chunk<'_>], kv: &mut KvMemory) -> Vec<f32> {
         if self.numbers == 0 {
-            return;
+            return self.data;
         }
+        let block_numbers = block_numbers(kv);
+        let ids: Vec<u32> = chunks.iter().flat_map(|chunk| chunk.state.to).copied().collect();
+        let mut blocks = kv.blocks_mut(&ids).into_iter();
+        let mut parts: Vec<(&[f32], &mut [u8])> = Vec::with_capacity(ids.len());
         for (chunk, state) in chunks.iter().zip(self.data.chunks_exact(self.numbers)) {
-            let mut rest = state.iter();
-            for block in chunk.state.to {
-                for bytes in kv.block_mut(*block).as_chunks_mut().0 {
-                    *bytes = rest.next().map_or([0; 4], |number| number.to_le_bytes());
-                }
-            }
+            let from = (0..chunk.state.to.len()).map(|nth| state.get(nth * block_numbers..).unwrap_or_default());
+            parts.extend(from.zip(&mut blocks));
         }
+        cpu.for_each_mut(&mut parts, |(from, block)| {
+            let numbers = block.as_chunks_mut().0;
+            let (state, rest) = numbers.split_at_mut(from.len().min(numbers.len()));
+            state.iter_mut().zip(*from).for_each(|(bytes, number)| *bytes = number.to_le_bytes());
+            rest.fill([0; 4]);
+        });
+        self.data
     }
 
     /// The part `of` a chunk's state that one layer keeps.
@@ -53,9 +72,19 @@ impl States {
         &self.data[chunk * self.numbers..][of.clone()]
     }
 
+    /// The part `of` each chunk's state.
+    pub(super) fn parts_mut(&mut self, of: &Range<usize>) -> impl Iterator<Item = &mut [f32]> {
+        self.data.chunks_exact_mut(self.numbers).map(|state| &mut state[of.clone()])
+    }
+
     pub(super) fn get_mut(&mut self, chunk: usize, of: &Range<usize>) -> &mut [f32] {
         &mut self.data[chunk * self.numbers..][of.clone()]
     }
+}
+
+/// Numbers of a state that a block holds.
+fn block_numbers(kv: &KvMemory) -> usize {
+    (kv.layout().block_bytes() / size_of::<f32>()).max(1)
 }
 
 /// Consecutive rows of a chunk in one band.

@@ -19,6 +19,7 @@ pub(super) fn lacks(config: &ModelConfig) -> Vec<&'static str> {
         (family.is_parallel, "attention and feed-forward side by side"),
         (family.qk_norm == QkNorm::All, "norms over all heads"),
         (family.mlp == Mlp::Plain, "feed-forward layers without a gate"),
+        (family.has_output_gate, "gates of the attention's output"),
         (config.experts.is_some(), "experts"),
         (config.latent.is_some(), "latent attention"),
         (config.recurrent.is_some(), "layers that keep a state"),

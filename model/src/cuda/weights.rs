@@ -290,7 +290,7 @@ fn norm_of(norm: &Option<Norm>) -> &[f32] {
 fn heads_of(layer: &LayerTensors) -> &[Linear; 3] {
     match &layer.inputs {
         InputTensors::Heads(heads) => heads,
-        InputTensors::Latent(_) | InputTensors::ShortConv(_) => panic!("{REFUSED}"),
+        InputTensors::Latent(_) | InputTensors::ShortConv(_) | InputTensors::DeltaRule(_) => panic!("{REFUSED}"),
     }
 }
 

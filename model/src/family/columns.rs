@@ -37,6 +37,9 @@ pub(crate) enum WindowRule {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum RopeRule {
     Everywhere,
+    /// All layers rotate, with positions on several axes (`mrope_section`): text has the same position on all of them, so this is the usual
+    /// rotation.
+    Axes,
     /// Layers with a window have settings of their own: those under `sliding_attention`, or else unscaled ones with the base that this key
     /// has.
     ByWindow {
@@ -159,6 +162,19 @@ pub(crate) struct ExpertRule {
 pub(crate) enum Recurrence {
     /// Gated short convolutions: the layers that `layer_types` calls `conv`, or else all that `full_attn_idxs` does not list.
     ShortConv,
+    /// Linear attention by a gated delta rule: the layers that `layer_types` calls `linear_attention`, or else all but every n-th
+    /// (`full_attention_interval`).
+    DeltaRule(DeltaStorage),
+}
+
+/// How the input's projections of a gated delta rule are stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DeltaStorage {
+    /// Two tensors, `in_proj_qkvz` and `in_proj_ba`, have their outputs grouped by key head: its query, key, and its value heads' values and
+    /// gates; its value heads' numbers for rates, and for decays.
+    ByKeyHead,
+    /// Four tensors, `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`, have their outputs head by head.
+    Apart,
 }
 
 /// The width of a dense feed-forward layer.
@@ -192,6 +208,8 @@ pub(crate) struct Family {
     pub(crate) has_fused_qkv: bool,
     /// Of the query, key and value projections.
     pub(crate) qkv_bias: Flag,
+    /// The query projection makes for each head the query's numbers, and then as many gates of the head's output.
+    pub(crate) has_output_gate: bool,
     /// The name of the attention's output projection.
     pub(crate) output: &'static str,
     /// Of the attention's output projection.

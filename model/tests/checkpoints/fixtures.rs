@@ -15,7 +15,7 @@ use tidemill_proto::{
     step::StateBlocks,
 };
 
-pub(crate) const FAMILIES: [&str; 27] = [
+pub(crate) const FAMILIES: [&str; 29] = [
     "llama",
     "llama3",
     "mistral",
@@ -43,9 +43,11 @@ pub(crate) const FAMILIES: [&str; 27] = [
     "deepseek-v2",
     "deepseek-v3",
     "lfm2",
+    "qwen3-next",
+    "qwen3-5",
 ];
 
-const EXPERTS: [&str; 7] = ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v3"];
+const EXPERTS: [&str; 8] = ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v3", "qwen3-next"];
 
 /// Families without experts: the least rounding may choose other experts, and then logits differ by any amount.
 pub(crate) fn dense() -> impl Iterator<Item = &'static str> {

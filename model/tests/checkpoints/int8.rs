@@ -40,10 +40,10 @@ fn the_batch_around_a_sequence_does_not_change_a_bit() {
     for family in FAMILIES {
         let mut model = load_int8(family, smallest_kv(family), 2, None);
         let prompts: Vec<Vec<u32>> = (1..40u32).map(|i| (0..i).map(|j| (i * 53 + j * 17) % 200).collect()).collect();
-        let mut free = (0..200).collect();
+        let mut free = (0..1000).collect();
         let sequences: Vec<_> = prompts.iter().map(|p| Sequence::new(&model, p, 0, &mut free)).collect();
         let chunks: Vec<_> = sequences.iter().map(|s| s.next_chunk(300, LogitRows::All)).collect();
-        let mut kv = model.new_kv(200);
+        let mut kv = model.new_kv(1000);
         let together = model.forward(&chunks, &mut kv);
         let together: Vec<f32> = (0..together.rows()).flat_map(|i| together.row(i).to_vec()).collect();
         let alone: Vec<f32> = prompts.iter().flat_map(|tokens| all_logits(&mut model, tokens, 64)).collect();

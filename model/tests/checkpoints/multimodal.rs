@@ -32,7 +32,11 @@ fn inside(family: &str, architecture: &str, model: &str, head: &str) -> TempDir 
 
 #[test]
 fn a_text_model_inside_another_checkpoint_computes_the_same() {
-    for (family, architecture) in [("gemma3", "Gemma3ForConditionalGeneration"), ("ministral3", "Mistral3ForConditionalGeneration")] {
+    for (family, architecture) in [
+        ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("ministral3", "Mistral3ForConditionalGeneration"),
+        ("qwen3-5", "Qwen3_5ForConditionalGeneration"),
+    ] {
         let tokens = prompt_of(family, 100);
         let expected = all_logits(&mut load(family, KvDtype::Bf16), &tokens, 100);
         for (model, head) in [("language_model.model", "language_model.lm_head"), ("model.language_model", "lm_head")] {
