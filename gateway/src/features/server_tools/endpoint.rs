@@ -10,6 +10,9 @@ use tokio::sync::Semaphore;
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 /// The most calls of one endpoint at a time.
 const AT_ONCE: usize = 32;
+/// The time that the thread of a call has after the call is given up. The connection's deadline is that much later than the call's, so that
+/// the call's is always the one that the model is told of.
+pub(super) const THREAD_LEFT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct EndpointSettings {
@@ -33,7 +36,7 @@ pub struct Endpoint {
 impl Endpoint {
     pub fn new(settings: EndpointSettings) -> Result<Self, TargetError> {
         Ok(Self {
-            client: settings.target.client_without_redirects(settings.timeout)?,
+            client: settings.target.client_without_redirects(settings.timeout + THREAD_LEFT)?,
             token: settings.token,
             timeout: settings.timeout,
             permits: Arc::new(Semaphore::new(AT_ONCE)),

@@ -8,6 +8,7 @@
 
 mod http;
 
+use super::endpoint::THREAD_LEFT;
 use crate::text::tool::Tool;
 use http::{Failure, Http};
 use metrics::gauge;
@@ -121,7 +122,7 @@ type Connection = RunningService<RoleClient, Listener>;
 
 impl McpServer {
     pub fn new(settings: McpSettings) -> Result<Self, TargetError> {
-        let client = settings.target.client_without_redirects(settings.timeout)?;
+        let client = settings.target.client_without_redirects(settings.timeout + THREAD_LEFT)?;
         Ok(Self {
             name: settings.name,
             url: settings.target.url,
