@@ -224,7 +224,6 @@ impl Coordinator {
         let served = driver.backends().into_iter().zip(models);
         let served = served.map(|(backend, (name, text))| ServedModel { name, text, backend });
         let gateway = GatewaySettings {
-            generating: routes::generating,
             classes: settings.cluster.classes,
             router: settings.router,
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
@@ -252,7 +251,7 @@ impl Coordinator {
             hosts: settings.hosts,
             cors: settings.cors,
         };
-        let gateway = Arc::new(Gateway::new(served.collect(), settings.aliases.clone(), gateway));
+        let gateway = Arc::new(Gateway::new(served.collect(), settings.aliases.clone(), routes::generating, gateway));
         Ok(Self {
             gateway,
             driver,

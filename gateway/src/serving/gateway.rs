@@ -1,6 +1,6 @@
 //! A handle to all that the gateway has: its models and what they share. Every handler gets one, bound to a model and a caller.
 //!
-//! - [`settings`]: its making; `jobs`: what runs beside requests
+//! - [`settings`] and `making`: what it is made of; `jobs`: what runs beside requests
 //! - one request's path: `intake`: its body and its sender's shares; [`route`]: the model that answers; `prompt`: its prompt; [`start`]: the
 //!   start of its answer, with `doubts`: a model's opinion of what it asks; `questions`: whether a similar question's answer will do
 //! - `shadows`: what a rollout's new model would answer; `summaries`: how long conversations are summarized
@@ -8,6 +8,7 @@
 mod doubts;
 mod intake;
 mod jobs;
+mod making;
 mod prompt;
 mod questions;
 pub mod route;
@@ -78,6 +79,7 @@ pub struct Gateway {
 /// The state that all models share.
 #[derive(Debug)]
 struct Shared {
+    generating: Generating,
     settings: GatewaySettings,
     /// At least one, with distinct names.
     models: Vec<Arc<ServedModel>>,

@@ -65,7 +65,7 @@ impl Gateway {
 
     /// The routes of the generating endpoints, as a service.
     pub(super) fn generating(self: &Arc<Self>) -> TowerToHyperService<Routes> {
-        TowerToHyperService::new((self.shared.settings.generating)(self).with_state(Arc::clone(self)))
+        TowerToHyperService::new((self.shared.generating)(self).with_state(Arc::clone(self)))
     }
 
     /// Background loop: deletes stored responses that are too old. Never returns.

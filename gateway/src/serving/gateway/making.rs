@@ -1,0 +1,64 @@
+//! The making of a gateway.
+
+use super::{Gateway, Generating, ServedModel, Shared, VIEWERS_MAX, intake::ANSWER_BYTES_MAX, settings::GatewaySettings};
+use crate::{
+    base::{
+        shares::{Pool, Shares},
+        stamp::unix_seconds,
+    },
+    features::summarizer::Summarizer,
+    metrics::Objectives,
+    requests::{body::Bodies, computing::Computing},
+    rollout::running::Rollouts,
+    serving::{
+        backend::{Cache, Similar},
+        replays::Replays,
+    },
+};
+use parking_lot::RwLock;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::AtomicBool},
+};
+use tokio::sync::Semaphore;
+
+/// The most bytes of stored items that are sent at a time, to all clients together.
+const ANSWERS_BYTES_MAX: u64 = 256 << 20;
+/// The most files that are uploaded at a time.
+const UPLOADS_MAX: u64 = 16;
+
+impl Gateway {
+    /// Makes a gateway of `models`, at least one, with distinct names. The handle is bound to the first. `aliases`: each with the model that
+    /// it stands for.
+    pub fn new(models: Vec<ServedModel>, aliases: BTreeMap<String, String>, generating: Generating, settings: GatewaySettings) -> Self {
+        let shared = Shared {
+            models: models.into_iter().map(Arc::new).collect(),
+            aliases: RwLock::new(Arc::new(aliases)),
+            rollouts: Rollouts::default(),
+            summarizer: Summarizer::new(settings.summaries.clone()),
+            running: Arc::default(),
+            replays: Arc::new(Replays::new(settings.replay)),
+            response_cache: settings.response_cache.map(|limits| Arc::new(Cache::new(limits))),
+            similar: settings.semantic_cache.as_ref().map(|settings| Arc::new(Similar::new(settings.limits))),
+            created: unix_seconds(),
+            objectives: Arc::new(Objectives::new(settings.classes.clone())),
+            recent: Arc::default(),
+            viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
+            bodies: Bodies::new(settings.body_bytes_max, settings.bodies_bytes_max),
+            requests: Pool::new(Shares::new(settings.requests_max as u64, (settings.requests_max as u64).div_ceil(2))),
+            answers: Pool::new(Shares::new(ANSWERS_BYTES_MAX, ANSWER_BYTES_MAX)),
+            uploads: Pool::new(Shares::quarters(UPLOADS_MAX, 0)),
+            computing: Computing::start(),
+            leaving: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            generating,
+            settings,
+        };
+        Self {
+            model: Arc::clone(shared.models.first().expect("a gateway serves a model")),
+            shared: Arc::new(shared),
+            caller: None,
+            routed: None,
+        }
+    }
+}
