@@ -111,7 +111,8 @@ impl Computing {
         Self(shared)
     }
 
-    /// Runs `work` on one of the threads, at a stage of its request. `bytes` is the size of its input, as far as that is known. Dropping the future abandons the work.
+    /// Runs `work` on one of the threads, at a stage of its request. `bytes` is the size of its input, as far as that is known. Dropping the
+    /// future abandons the work.
     pub async fn run<T: Send + 'static>(
         &self,
         party: Party,

@@ -92,7 +92,7 @@ pub struct DeltaRows<'a> {
     pub mixed: &'a [f32],
     /// `[rows, 2, value heads]`, as [`rates_and_decays`] makes them.
     pub rates: &'a [f32],
-    /// What the rows read, `[rows, value heads, value dim]`.
+    /// The output rows, read from the state, `[rows, value heads, value dim]`.
     pub outputs: &'a mut [f32],
 }
 
@@ -141,7 +141,7 @@ impl<'a> SharedChunk<'a> {
     }
 }
 
-/// What is added to the sum of a query's or key's squares, as in transformers.
+/// The epsilon of the L2 norm of queries and keys, added to their sum of squares as in transformers.
 const EPSILON: f32 = 1e-6;
 
 struct Normalize<'a> {

@@ -57,7 +57,7 @@ pub fn scale_and_cap(cpu: &Cpu, x: &mut [f32], factor: f32, cap: Option<f32>) {
     share_pieces(cpu, x, |_, x| cpu.isa().dispatch(ScaleAndCap { x, factor, cap }));
 }
 
-/// What multiplies a number, as a function of its gate.
+/// The function that turns a gate into the factor of the number that it gates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gate {
     Sigmoid,

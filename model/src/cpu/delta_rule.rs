@@ -31,7 +31,7 @@ pub(crate) struct DeltaRule {
     pub(super) mixed: Projection,
     /// The gates of the outputs.
     pub(super) gates: Projection,
-    /// What rates and decays are made of, `[2, value heads]`; in f32.
+    /// The projection to the inputs of rates and decays, `[2, value heads]`; in f32.
     pub(super) rates: Projection,
     /// `[taps, channels]`, the oldest input's first.
     taps: Vec<f32>,

@@ -206,13 +206,13 @@ pub(crate) struct Family {
     pub(crate) is_parallel: bool,
     /// Query, key and value projections are one, `qkv_proj`.
     pub(crate) has_fused_qkv: bool,
-    /// Of the query, key and value projections.
+    /// The query, key and value projections have biases.
     pub(crate) qkv_bias: Flag,
     /// The query projection makes for each head the query's numbers, and then as many gates of the head's output.
     pub(crate) has_output_gate: bool,
     /// The name of the attention's output projection.
     pub(crate) output: &'static str,
-    /// Of the attention's output projection.
+    /// The attention's output projection has a bias.
     pub(crate) output_bias: Flag,
     pub(crate) qk_norm: QkNorm,
     /// The names of the norms over queries and keys.
@@ -237,7 +237,7 @@ pub(crate) struct Family {
     pub(crate) mlp_width: WidthRule,
     /// `None`: all feed-forward layers are dense.
     pub(crate) experts: Option<ExpertRule>,
-    /// Of the feed-forward projections.
+    /// The feed-forward projections have biases.
     pub(crate) mlp_bias: Flag,
     /// The key of the feed-forward layer's activation.
     pub(crate) activation: &'static str,

@@ -196,8 +196,9 @@ impl Run {
         }
     }
 
-    /// Closes what is open and stores the response. Returns the kind of the last event, the response, and an error if it failed.
-    async fn finish(&mut self, ending: Ending, spent: &Spent) -> (&'static str, String, Option<ApiError>) {
+    /// Closes what is open and stores the response. Returns the kind of the last event, the response's fields that were open until then, and
+    /// an error if it failed.
+    async fn finish(&mut self, ending: Ending, spent: &Spent) -> (&'static str, Map<String, Value>, Option<ApiError>) {
         let incomplete = match self.ended.as_ref().map(|finish| finish.reason) {
             Some(FinishReason::Length) => Some("max_output_tokens"),
             Some(FinishReason::ContentFilter) => Some("content_filter"),
@@ -228,13 +229,13 @@ impl Run {
             _ => {}
         }
         match self.record.keep(&self.gateway, &response, &items).await {
-            Ok(()) => (kind, self.record.fixed.with(&response), error),
+            Ok(()) => (kind, response, error),
             // A response that cannot be continued has failed: the next turn would lack its context.
             Err(lost) => {
                 let error = error.unwrap_or_else(|| ApiError::of_store("store", lost));
                 response["status"] = "failed".into();
                 response["error"] = failure(&error);
-                ("response.failed", self.record.fixed.with(&response), Some(error))
+                ("response.failed", response, Some(error))
             }
         }
     }
@@ -272,7 +273,10 @@ impl Protocol for Run {
     async fn whole(mut self, spent: Spent) -> Result<Response, ApiError> {
         match self.finish(Ending::Complete, &spent).await {
             (_, _, Some(error)) => Err(error),
-            (_, response, None) => Ok(written::json(response)),
+            (_, response, None) => {
+                let fixed = self.record.fixed.clone();
+                Ok(written::json(self.gateway.compute(move || Ok(fixed.with(&response))).await?))
+            }
         }
     }
 
@@ -287,6 +291,7 @@ impl Protocol for Run {
         if let Some(error) = error {
             events.push(self.event("error", json!({"code": code(&error), "message": error.message(), "param": null})));
         }
+        let response = self.record.fixed.with(&response);
         events.push(self.response_event(kind, &response));
         events
     }

@@ -17,7 +17,7 @@ const WORKED_ON_BYTES_MAX: usize = 16 << 20;
 #[derive(Clone, Copy, Debug)]
 pub enum Stage {
     First,
-    /// What the request's earlier pieces made stays in memory until this one ends.
+    /// A piece that goes on with results of the request's earlier pieces, which stay in memory until it ends.
     Later,
 }
 
