@@ -3,7 +3,10 @@
 use std::env;
 use tidemill_coordinator::{run, settings::Flags};
 use tidemill_gateway::features::grammars::helper;
-use tidemill_net::{config::Cli, process};
+use tidemill_net::{
+    config::Cli,
+    process::{self, Logging},
+};
 
 /// Requests are made of small pieces that one thread makes and another frees.
 #[global_allocator]
@@ -23,7 +26,7 @@ async fn coordinate() -> Result<(), process::Failed> {
     let cli = Cli::<Flags>::of_process("tidemill-coordinator", "The cluster's front door and scheduler");
     let settings = cli.resolve()?.check()?;
     // The client of MCP servers tells at length, sessions and all, what the gateway tells in a line. `--log` may still ask for it.
-    process::init_logging(&format!("rmcp=off,{}", settings.log));
+    Logging { filter: format!("rmcp=off,{}", settings.log.filter), ..settings.log }.start();
     let shutdown = process::shutdown(settings.exit_with_parent);
     Ok(run::run(settings, shutdown).await?)
 }

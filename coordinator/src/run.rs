@@ -35,6 +35,10 @@ use tidemill_gateway::{
     },
     tenants::{MeterSettings, TenantSettings, Tenants, TenantsError},
     text::{TextModel, error::ModelError},
+    traces::{
+        Traces,
+        collector::{self, Collector},
+    },
 };
 use tidemill_net::{
     identity::{Identity, IdentityError, PeerRole},
@@ -80,6 +84,8 @@ pub enum RunError {
     Jwks(#[from] JwksError),
     #[error(transparent)]
     Audit(#[from] audit::OpenError),
+    #[error("traces cannot be sent: {0}")]
+    Traces(#[from] collector::StartError),
     #[error(transparent)]
     Feedback(#[from] feedback::OpenError),
     #[error(transparent)]
@@ -223,6 +229,8 @@ impl Coordinator {
         let served_names = models.iter().map(|(name, _)| name.clone()).collect();
         let served = driver.backends().into_iter().zip(models);
         let served = served.map(|(backend, (name, text))| ServedModel { name, text, backend });
+        let traces =
+            settings.traces.map(|traces| Collector::start(traces.collector).map(|collector| Traces::new(collector, traces.sampling)));
         let gateway = GatewaySettings {
             classes: settings.cluster.classes,
             router: settings.router,
@@ -239,6 +247,7 @@ impl Coordinator {
             summaries: settings.summaries,
             memories: settings.memories,
             feedback: settings.feedback.map(Feedback::open).transpose()?.map(Arc::new),
+            traces: traces.transpose()?.map(Arc::new),
             audit: settings.audit.map(Audit::open).transpose()?.map(Arc::new),
             replay: settings.replay,
             response_cache: settings.response_cache,

@@ -14,6 +14,7 @@ pub mod safety;
 pub mod semantic;
 pub mod server_tools;
 pub mod tenants;
+pub mod traces;
 
 use audit::AuditFlags;
 use classes::ClassFlags;
@@ -42,6 +43,7 @@ use tidemill_gateway::{
     serving::gateway::settings::SemanticSettings,
     store::{self, postgres::Address},
 };
+use tidemill_net::process::{LogFormat, Logging};
 use tidemill_tenancy::{
     journal, jwt,
     limits::Share,
@@ -50,6 +52,7 @@ use tidemill_tenancy::{
     tier::Tiers,
     usage::price::{Price, Prices},
 };
+use traces::{TracesFlags, TracesSettings};
 
 /// The cluster's front door and scheduler.
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
@@ -272,6 +275,10 @@ pub struct Flags {
     /// [default: 0]
     #[arg(long, value_name = "DAYS")]
     pub audit: Option<AuditFlags>,
+    /// Collector that takes traces of requests as OTLP over HTTP, such as http://127.0.0.1:4318; a section of the file says more [default:
+    /// none, nothing is traced]
+    #[arg(long, value_name = "URL")]
+    pub traces: Option<TracesFlags>,
     /// Takes users' feedback on answers; a section of the file says how [default: off]
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     pub feedback: Option<FeedbackFlags>,
@@ -312,6 +319,9 @@ pub struct Flags {
     /// Log filter: error, warn, info, debug, or directives such as info,tidemill_net=debug [default: info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
+    /// Format of log lines: text, or json with an object a line [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
     /// Ends the process when its standard input ends; and `beat` appears on standard output each second while the event loop turns
     /// [default: false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
@@ -371,6 +381,8 @@ pub struct Settings {
     pub memories: Option<memories::Limits>,
     /// `None`: blocks are not recorded.
     pub audit: Option<AuditSettings>,
+    /// `None`: no traces are recorded.
+    pub traces: Option<TracesSettings>,
     /// `None`: no feedback is taken.
     pub feedback: Option<FeedbackSettings>,
     /// `None`: no tools run here.
@@ -393,7 +405,7 @@ pub struct Settings {
     /// The time at the end in which requests are still taken, although `/ready` says no.
     pub drain_announce: Duration,
     pub drain: Duration,
-    pub log: String,
+    pub log: Logging,
     pub exit_with_parent: bool,
 }
 

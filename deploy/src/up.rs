@@ -172,6 +172,9 @@ pub struct UpArgs {
     /// Log filter of all processes
     #[arg(long, default_value = "info")]
     log: String,
+    /// Format of the processes' log lines: text, or json with an object a line
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "json"])]
+    log_format: String,
     /// Most seconds until all processes are ready
     #[arg(long, default_value_t = 600)]
     ready_s: u64,
@@ -245,7 +248,7 @@ impl Cluster {
             Ok(["--pki".to_owned(), dir.display().to_string()])
         };
         let common = |extra: &[(&str, String)]| -> Vec<String> {
-            let shared = [("--log", args.log.clone())];
+            let shared = [("--log", args.log.clone()), ("--log-format", args.log_format.clone())];
             shared.iter().chain(extra).flat_map(|(flag, value)| [(*flag).to_owned(), value.clone()]).collect()
         };
 

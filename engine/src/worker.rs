@@ -86,7 +86,7 @@ pub fn run<S: RoleSettings>(settings: Settings<S>) -> Result<(), WorkerEnd> {
 }
 
 async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) -> Result<(), WorkerEnd> {
-    process::init_logging(&worker.log);
+    worker.log.start();
     process::keep_freed_memory();
     let shutdown = worker.shutdown();
     let LoadedEngine { mut runner, info, step_tokens, device_blocks, states } = load_engine(&engine, role.draws_max(), role.work_max())?;

@@ -17,6 +17,7 @@
 //! Shell (feature `shell`, on by default):
 //!
 //! - [`metrics`]: the numbers behind `/metrics`, and what an answer took
+//! - [`traces`]: what a request spent its time on, for a collector
 //! - [`store`]: responses and conversations that clients may ask for again
 //! - [`requests`]: what clients send, checked
 //! - [`tenants`]: who asks, how much, and what it came to
@@ -54,3 +55,5 @@ pub mod serving;
 pub mod store;
 #[cfg(feature = "shell")]
 pub mod tenants;
+#[cfg(feature = "shell")]
+pub mod traces;

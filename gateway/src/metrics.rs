@@ -75,6 +75,10 @@ fn describe() {
         "tidemill_event_loop_delay_seconds",
         "Delay of tasks in an event `loop`: that of clients (front_door), or of workers and other coordinators (links); both should be milliseconds"
     );
+    describe_counter!(
+        "tidemill_traces_total",
+        "Traces that were to be kept, by `outcome`: sent to the collector, or lost, because it did not take them or too many waited"
+    );
     // Engines' steps
     describe_histogram!("tidemill_step_seconds", "Time of one engine step, by `worker` and `role`");
     describe_histogram!("tidemill_batch_size", "Sequences that decoded a token in one step, by `worker` and `role`");
@@ -233,6 +237,11 @@ impl RequestOutcome {
             Self::Cancelled => "cancelled",
         }
     }
+}
+
+/// Counts traces by what became of them: sent, or lost.
+pub fn count_traces(outcome: &'static str, traces: u64) {
+    counter!("tidemill_traces_total", "outcome" => outcome).increment(traces);
 }
 
 pub fn count_request(outcome: RequestOutcome) {

@@ -14,6 +14,7 @@ use crate::{
     metrics,
     requests::error::ApiError,
     rollout::{routed::Routed, shadow::Tap},
+    traces::Trace,
 };
 use authentication::Authentication;
 use parking_lot::Mutex;
@@ -119,6 +120,8 @@ pub struct Caller {
     shadow: Option<Mutex<Option<Tap>>>,
     /// The state of the quota, once the request has it or was refused it.
     standing: OnceLock<Standing>,
+    /// The request's trace, where traces are recorded. All rounds of an answer are in one.
+    pub trace: Option<Arc<Trace>>,
     /// CPU time spent on the grammars of all rounds of the answer.
     pub(crate) grammars_spent: Arc<Spent>,
 }
@@ -134,12 +137,17 @@ impl Caller {
             routed: OnceLock::new(),
             shadow: None,
             standing: OnceLock::new(),
+            trace: None,
             grammars_spent: Arc::default(),
         }
     }
 
     pub fn at_address(self, address: Option<IpAddr>) -> Self {
         Self { address, ..self }
+    }
+
+    pub fn in_trace(self, trace: Option<Arc<Trace>>) -> Self {
+        Self { trace, ..self }
     }
 
     pub fn from_region(self, region: Option<String>) -> Self {
@@ -156,7 +164,8 @@ impl Caller {
     pub fn in_round(&self, round: u32) -> Self {
         let own = Self::new(self.principal.clone()).at_address(self.address);
         let grammars_spent = Arc::clone(&self.grammars_spent);
-        Self { id: format!("{}-{round}", self.id), in_background: self.in_background, region: self.region.clone(), grammars_spent, ..own }
+        let (id, trace) = (format!("{}-{round}", self.id), self.trace.clone());
+        Self { id, in_background: self.in_background, region: self.region.clone(), trace, grammars_spent, ..own }
     }
 
     pub fn is_shadow(&self) -> bool {

@@ -8,7 +8,7 @@ async fn main() -> Result<(), process::Failed> {
     process::keep_files_private();
     let cli = Cli::<Flags>::of_process("tidemill-kvpool", "Keeps KV blocks for the workers of a cluster: one node per host");
     let settings = cli.resolve()?.check()?;
-    process::init_logging(&settings.worker.log);
+    settings.worker.log.start();
     process::keep_freed_memory();
     let shutdown = settings.worker.shutdown();
     Ok(node::run(settings, shutdown).await?)

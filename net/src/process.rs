@@ -2,10 +2,12 @@
 //! output, and an allocator setting for processes that move blocks.
 
 use crate::{config::ConfigError, cores::Cores, supervised::orphaned};
+use serde::{Deserialize, Serialize};
 use std::{
     error::Error,
     fmt,
     io::{self, IsTerminal},
+    str::FromStr,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -39,13 +41,52 @@ impl fmt::Debug for Failed {
     }
 }
 
-/// Logs to stderr; stdout is for other programs to read. `level` is a tracing filter such as `info`.
-///
-/// Lines that stderr refuses are lost. If it is a file on a full disk, reporting that there would panic.
-pub fn init_logging(level: &str) {
-    let filter = EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"));
-    let ansi = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).log_internal_errors(false).init();
+/// What is logged, and how a line looks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Logging {
+    /// A tracing filter such as `info`.
+    pub filter: String,
+    pub format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people: time, level, where from, text, fields.
+    #[default]
+    Text,
+    /// For programs: an object a line, with the same parts.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(format!("`{text}` is not a format: there are `text` and `json`")),
+        }
+    }
+}
+
+impl Logging {
+    pub fn new(filter: Option<String>, format: Option<LogFormat>) -> Self {
+        Self { filter: filter.unwrap_or_else(|| "info".into()), format: format.unwrap_or_default() }
+    }
+
+    /// Logs to stderr from now on; stdout is for other programs to read.
+    ///
+    /// Lines that stderr refuses are lost. If it is a file on a full disk, reporting that there would panic.
+    pub fn start(&self) {
+        let filter = EnvFilter::try_new(&self.filter).unwrap_or_else(|_| EnvFilter::new("info"));
+        let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
+        match self.format {
+            LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),
+            LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).with_span_list(false).init(),
+        }
+    }
 }
 
 /// From now on, the files and directories that this process makes are its user's alone, whatever makes them. Prompts and answers are in many.

@@ -3,6 +3,7 @@
 use crate::{
     config::{ConfigError, invalid, required},
     identity::{Identity, IdentityError, PeerRole},
+    process::{LogFormat, Logging},
 };
 use serde::{Deserialize, Serialize};
 use std::{fs, net::SocketAddr, path::PathBuf};
@@ -37,6 +38,9 @@ pub struct WorkerFlags {
     /// Log filter: error, warn, info, debug, or directives such as info,tidemill_net=debug [default: info]
     #[arg(long)]
     pub log: Option<String>,
+    /// Format of log lines: text, or json with an object a line [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
     /// Ends the process when its standard input ends; and `beat` appears on standard output each second while the event loop turns
     /// [default: false]
     #[arg(long)]
@@ -52,7 +56,7 @@ pub struct WorkerSettings {
     pub coordinators: Vec<SocketAddr>,
     pub identity: Identity,
     pub bind: SocketAddr,
-    pub log: String,
+    pub log: Logging,
     pub exit_with_parent: bool,
 }
 
@@ -91,7 +95,7 @@ impl WorkerFlags {
             coordinators,
             identity,
             bind: self.bind.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0))),
-            log: self.log.unwrap_or_else(|| "info".into()),
+            log: Logging::new(self.log, self.log_format),
             exit_with_parent: self.exit_with_parent.unwrap_or(false),
         })
     }

@@ -108,9 +108,14 @@ pub struct Client {
 pub struct Answer(Response<Body>);
 
 impl Client {
-    /// Status and body of the answer, whatever the status; a body is cut after so many bytes. An error: there was no answer.
+    /// Posts JSON, as [`post`](Self::post) does.
     pub fn post_json(&self, token: Option<&str>, body: &str, bytes_max: u64) -> Result<(u16, String), String> {
-        let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        self.post(token, "application/json", body.as_bytes(), bytes_max)
+    }
+
+    /// Status and body of the answer, whatever the status; a body is cut after so many bytes. An error: there was no answer.
+    pub fn post(&self, token: Option<&str>, content_type: &'static str, body: &[u8], bytes_max: u64) -> Result<(u16, String), String> {
+        let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(content_type))]);
         let answer = self.send(Method::POST, token, headers, Some(body))?;
         let status = answer.status();
         let mut bytes = Vec::new();
@@ -119,7 +124,7 @@ impl Client {
     }
 
     /// The answer, whatever its status; its body, too, has to come within the client's time. An error: there was no answer.
-    pub fn send(&self, method: Method, token: Option<&str>, headers: HeaderMap, body: Option<&str>) -> Result<Answer, String> {
+    pub fn send(&self, method: Method, token: Option<&str>, headers: HeaderMap, body: Option<&[u8]>) -> Result<Answer, String> {
         let mut request = Request::builder().method(method).uri(&self.url);
         if let Some(token) = token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));

@@ -29,6 +29,7 @@ use tidemill_gateway::{
 };
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, required},
+    process::Logging,
     uplink::HEARTBEAT_DEAD,
 };
 use tidemill_tenancy::{journal, limits::Share};
@@ -143,6 +144,7 @@ impl Flags {
                 (None, None) => KeptIn::Memory,
             },
             peers,
+            traces: self.traces.map(|traces| traces.check(&name)).transpose()?,
             usage_sink: self.usage_sink.map(|sink| sink.check(&name)).transpose()?,
             name,
             http,
@@ -238,7 +240,7 @@ impl Flags {
             },
             drain_announce: Duration::from_secs(self.drain_announce_s.unwrap_or(0)),
             drain: Duration::from_secs(self.drain_s.unwrap_or(30)),
-            log: self.log.unwrap_or_else(|| "info".into()),
+            log: Logging::new(self.log, self.log_format),
             exit_with_parent: self.exit_with_parent.unwrap_or(false),
         })
     }

@@ -3,11 +3,16 @@
 
 use super::server::Peer;
 use crate::{
-    http::messages::error::MessagesError, metrics, requests::error::ApiError, rollout::routed::Routed, serving::gateway::Gateway,
+    http::messages::error::MessagesError,
+    metrics,
+    requests::error::ApiError,
+    rollout::routed::Routed,
+    serving::gateway::Gateway,
     tenants::Caller,
+    traces::{Trace, names},
 };
 use axum::{
-    extract::{FromRequestParts, Request, State},
+    extract::{FromRequestParts, MatchedPath, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
@@ -16,6 +21,7 @@ use std::{fmt::Display, sync::Arc, time::Duration};
 use tidemill_tenancy::quota::Level;
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const TRACEPARENT: &str = "traceparent";
 
 /// The gateway, bound to the sender of the request.
 #[derive(Debug)]
@@ -34,16 +40,18 @@ impl FromRequestParts<Arc<Gateway>> for Client {
 /// Layer around all client routes: authenticates the sender, and tells it the request's id and what is left of its quota.
 pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
+    let trace = begin_trace(&gateway, &request);
     let credential = credential(request.headers()).map(str::to_owned);
     let identified = gateway.tenants().identify(credential.as_deref()).await;
     let caller = match identified {
         Ok(principal) => {
-            let caller = Caller::new(principal).from_region(region(&gateway, request.headers()));
+            let caller = Caller::new(principal).from_region(region(&gateway, request.headers())).in_trace(trace.clone());
+            trace.iter().for_each(|trace| name_sender(trace, &caller));
             Arc::new(caller.at_address(request.extensions().get::<Peer>().map(|Peer(address)| *address)))
         }
         Err(error) => {
             metrics::count_request(error.outcome());
-            return refusal(error, messages);
+            return traced(trace.as_deref(), refusal(error, messages));
         }
     };
     if caller.principal.is_some() {
@@ -53,11 +61,40 @@ pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Requ
     }
     let _place = match gateway.admit_request(&caller) {
         Ok(place) => place,
-        Err(error) => return refusal(error, messages),
+        Err(error) => return traced(trace.as_deref(), refusal(error, messages)),
     };
     request.extensions_mut().insert(Arc::clone(&caller));
     let mut response = next.run(request).await;
     tell(response.headers_mut(), &caller);
+    traced(trace.as_deref(), response)
+}
+
+/// Begins a request's trace, where traces are recorded.
+fn begin_trace(gateway: &Gateway, request: &Request) -> Option<Arc<Trace>> {
+    let (method, headers) = (request.method(), request.headers());
+    // Ids in a path would make every trace's name another.
+    let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let traceparent = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok());
+    let trace = gateway.traces()?.begin(format!("{method} {route}"), traceparent);
+    trace.set(names::METHOD, method.as_str());
+    trace.set(names::PATH, request.uri().path());
+    Some(trace)
+}
+
+fn name_sender(trace: &Trace, caller: &Caller) {
+    trace.set(names::REQUEST_ID, &*caller.id);
+    caller.tenant().into_iter().for_each(|tenant| trace.set(names::TENANT, tenant));
+}
+
+/// Adds a response's status to the request's trace. What is the client's fault is no error of this server's.
+fn traced(trace: Option<&Trace>, response: Response) -> Response {
+    let Some(trace) = trace else { return response };
+    let status = response.status();
+    trace.set(names::STATUS, u32::from(status.as_u16()));
+    if status.is_server_error() {
+        trace.set(names::ERROR, status.as_str());
+        trace.fail(status.canonical_reason().unwrap_or_default());
+    }
     response
 }
 

@@ -3,17 +3,20 @@
 //! Streams and whole answers read the same deltas, so a client gets the same text either way. Dropping the answer (the client
 //! left, or an error ended it) frees everything the request holds in the cluster.
 //!
-//! - `delta`: what an answer gives; `reader`: from tokens to text; `moderation`: a second opinion on it; `books`: where it is recorded
+//! - `delta`: what an answer gives; `reader`: from tokens to text; `moderation`: a second opinion on it; `books`: where it is recorded, and
+//!   `traced`: as spans
 
 mod books;
 mod delta;
 mod moderation;
 mod reader;
+mod traced;
 
 pub use books::Books;
 pub use delta::{Delta, News, Ran, Waiting};
 pub use moderation::Moderation;
 pub use reader::Reader;
+pub use traced::Traced;
 
 use crate::{
     features::feedback::Feedback,
@@ -353,6 +356,7 @@ impl Answer {
     fn close(&mut self, index: usize) {
         let choice = &mut self.choices[index];
         let usage = choice.usage.take().expect("a choice ends before its last piece goes out");
+        self.books.traced.iter().for_each(|traced| traced.choice(index, &usage, choice.first.zip(choice.last)));
         self.open -= 1;
         if let (Some(first), Some(last)) = (choice.first, choice.last) {
             let tpot = (choice.tokens > 1).then(|| (last - first) / (choice.tokens - 1));
@@ -392,6 +396,7 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         metrics::count_request(self.outcome);
+        self.books.traced.iter().for_each(|traced| traced.end(self.outcome, self.seen.kept, &self.usage));
         self.books.count_in_rollout(self.outcome, self.choices.iter().any(|choice| choice.first.is_some()), &self.seen);
         // Unless the usage was settled, the client has left, and this does not wait.
         let _ = self.settle_usage().now_or_never();

@@ -35,6 +35,7 @@ use crate::{
     store::{Owner, Store},
     tenants::{Caller, Tenants},
     text::TextModel,
+    traces::Traces,
 };
 use axum::Router as Routes;
 use parking_lot::RwLock;
@@ -227,6 +228,11 @@ impl Gateway {
     /// The safety checks; `None`: they are switched off.
     pub fn safety(&self) -> Option<&Safety> {
         self.shared.settings.safety.as_ref()
+    }
+
+    /// `None`: no traces are recorded.
+    pub fn traces(&self) -> Option<&Arc<Traces>> {
+        self.shared.settings.traces.as_ref()
     }
 
     pub fn audit(&self) -> Option<&Audit> {

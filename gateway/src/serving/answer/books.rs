@@ -10,6 +10,7 @@ use crate::{
     },
     rollout::{routed::Routed, running::Seat, seen::Ended as RequestEnded, shadow::Tap},
     safety::Blocks,
+    serving::answer::Traced,
     tenants::metered::Metered,
 };
 use std::{
@@ -24,6 +25,8 @@ pub struct Books {
     pub objectives: Arc<Objectives>,
     pub recent: Arc<Recent>,
     pub metered: Metered,
+    /// The answer's part of its request's trace; `None`: no traces are recorded.
+    pub traced: Option<Traced>,
     /// The audit log of blocks; `None` if there is none.
     pub blocks: Option<Blocks>,
     /// The route, where there was a model to choose.

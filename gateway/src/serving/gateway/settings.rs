@@ -10,6 +10,7 @@ use crate::{
     safety::{Safety, audit::Audit, pii::Pii},
     store::Store,
     tenants::Tenants,
+    traces::Traces,
 };
 use std::{sync::Arc, time::Duration};
 use tidemill_cluster::class::Classes;
@@ -41,6 +42,8 @@ pub struct GatewaySettings {
     pub audit: Option<Arc<Audit>>,
     /// `None`: no feedback is taken.
     pub feedback: Option<Arc<Feedback>>,
+    /// `None`: no traces are recorded.
+    pub traces: Option<Arc<Traces>>,
     /// Bounds of answers that are kept for repeated requests.
     pub replay: replay::Limits,
     /// Bounds of answers that are kept for equal requests. `None`: none are.

@@ -8,7 +8,7 @@ use crate::{
     requests::{error::ApiError, generate::GenerateRequest, options::Options},
     safety::{self, Blocks},
     serving::{
-        answer::{Answer, Books, Reader},
+        answer::{Answer, Books, Reader, Traced},
         backend::{Caches, Submission},
     },
     tenants::metered::{Metered, QuotaRequest},
@@ -201,6 +201,7 @@ impl Gateway {
                 objectives: Arc::clone(&self.shared.objectives),
                 recent: Arc::clone(&self.shared.recent),
                 metered,
+                traced: self.traced(options.class),
                 blocks: self.shared.settings.audit.clone().map(|audit| Blocks {
                     audit,
                     tenant: self.tenant().map(str::to_owned),
@@ -211,6 +212,12 @@ impl Gateway {
             },
         )
         .moderated_by(moderation))
+    }
+
+    /// The part of the request's trace that an answer writes.
+    fn traced(&self, class: ClassId) -> Option<Traced> {
+        let trace = self.caller.as_ref()?.trace.clone()?;
+        Some(Traced::new(trace, &self.model.name, &self.classes().get(class).name))
     }
 
     /// Takes a request's quota.

@@ -45,7 +45,7 @@ fn only(names: &str) -> DeviceNames {
 impl Fabric {
     fn new(block_bytes: usize, slots: usize, client: &str, node: &str) -> Self {
         static LOGGED: Once = Once::new();
-        LOGGED.call_once(|| tidemill_net::process::init_logging("info"));
+        LOGGED.call_once(|| tidemill_net::process::Logging::new(None, None).start());
         let capacity = slots * block_bytes.next_multiple_of(64);
         let arena = Arc::new(Arena::create(capacity as u64, block_bytes as u64, [9; 16]).unwrap());
         let nics = Arc::new(ArenaNics::open(&only(node), &arena));

@@ -92,7 +92,7 @@ impl Http {
         blocking(move || {
             let token = inner.token.as_deref().map(read_token).transpose();
             let token = token.map_err(|error| failed(format!("its token cannot be read: {error}")))?;
-            let answer = inner.client.send(method, token.as_deref(), headers, body.as_deref()).map_err(failed)?;
+            let answer = inner.client.send(method, token.as_deref(), headers, body.as_deref().map(str::as_bytes)).map_err(failed)?;
             Ok(Answered { answer, permit })
         })
         .await
