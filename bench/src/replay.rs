@@ -1,20 +1,25 @@
-//! `tidemill-bench replay`: recorded traffic to a live server, or through the KV pool's directory alone, one run per eviction policy.
+//! `tidemill-bench replay`: recorded traffic to a live server, or through the KV pool's directory alone, one run per eviction policy, or per
+//! rule of where a recurrent model's states are kept.
 
 pub mod bound;
+pub mod chains;
 pub mod live;
 pub mod optimum;
 pub mod pool;
+pub mod states;
 pub mod trace;
 
 use crate::{load, record};
 use anyhow::{Context, bail, ensure};
 use bound::Bound;
+use chains::Chains;
 use live::LiveArgs;
 use pool::ReplayedPool;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::{path::PathBuf, str::FromStr, time::Instant};
 use tidemill_kvpool::core::eviction::Policy;
+use tidemill_proto::block::BLOCK_TOKENS;
 use trace::{Request, TRACE_BLOCK_TOKENS};
 
 /// Replay a request trace: to a live server, or (--cache-only) to measure how much of its prompts a KV pool remembers.
@@ -38,6 +43,13 @@ pub struct ReplayArgs {
     /// lru, lfu, s3fifo, hit-density, `optimum` (knows the future), or `all`.
     #[arg(long, default_value = Policy::default().name())]
     pub policy: Choice,
+    /// States beside K and V, of this shape with recurrent layers: lfm2-1.2b or qwen3-next-80b-a3b. Compares the rules of which block ends
+    /// have one.
+    #[arg(long, requires = "cache_only", conflicts_with = "bounds")]
+    pub states: Option<String>,
+    /// Blocks of 16 tokens between states, as workers' flag of this name has them. [default: the workers' own]
+    #[arg(long, requires = "states", value_parser = clap::value_parser!(u32).range(1..))]
+    pub state_every: Option<u32>,
     /// Also print upper bounds for policies that know only what a pool can see of a block.
     #[arg(long)]
     pub bounds: bool,
@@ -130,6 +142,9 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let requests = trace::read(&args.trace)?;
     let unique_blocks = trace::unique_blocks(&requests);
     println!("{}: {} requests, {unique_blocks} different blocks, capacity {}", args.trace.display(), requests.len(), capacity);
+    if let Some(name) = &args.states {
+        return replay_states(args, &requests, capacity, name);
+    }
     println!("{:<12} {:>15} {:>22} {:>8}", "policy", "block hit rate", "prefix token hit rate", "seconds");
     let mut rows = Vec::new();
     for decider in args.policy.deciders() {
@@ -159,6 +174,25 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     if args.bounds {
         report["bounds"] = json!(bounds);
     }
+    record::write(args.json.as_ref(), "replay", &report)
+}
+
+fn replay_states(args: &ReplayArgs, requests: &[Request], capacity: Capacity, name: &str) -> anyhow::Result<()> {
+    let shape = states::recurrent(name)?;
+    let Choice::One(Decider::Policy(policy)) = args.policy else { bail!("--states: choose one --policy, of those that a pool has") };
+    let mut chains = Chains::default();
+    let next_turns = requests.iter().filter(|request| chains.next(request).is_next_turn).count();
+    let (block, state) = (shape.block_bytes() >> 10, shape.state_bytes() >> 10);
+    println!("{next_turns} prompts are next turns; {name}: {block} KiB a block of 16 tokens, {state} KiB a state");
+    println!("{}", states::header());
+    let mut runs = Vec::new();
+    for ends in states::rules(&shape, args.state_every.map(|every| every as usize)) {
+        let outcome = states::replay(requests, capacity, policy, &shape, ends)?;
+        println!("{}", outcome.line());
+        runs.push(outcome);
+    }
+    let report =
+        json!({ "settings": args, "requests": requests.len(), "next_turns": next_turns, "block_tokens": BLOCK_TOKENS, "runs": runs });
     record::write(args.json.as_ref(), "replay", &report)
 }
 

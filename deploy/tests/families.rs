@@ -17,7 +17,7 @@ const FAMILIES: [&[&str]; 10] = [
     &["qwen2-moe", "glm4-moe", "minimax-m2"],
     &["deepseek-v2", "deepseek-v3"],
     &["gpt-oss", "gpt-oss-mxfp4"],
-    &["lfm2", "qwen3-next", "qwen3-5"],
+    &["lfm2", "qwen3-next", "qwen3-5", "qwen3-5-moe"],
 ];
 
 /// Prompts of several blocks, longer than any fixture's window.

@@ -143,35 +143,40 @@ async fn a_hand_over_moves_one_state(kind: &Kind) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_computes_only_its_new_tokens() {
     for kind in [SHORT_CONV, DELTA_RULE] {
-        a_chat_computes_only_what_is_new(&kind).await;
+        let memory = kind.memory(kind.chat);
+        // Of two decode workers that keep nearly nothing, the pool has the states.
+        let small = ["--kv-memory", &memory, "--decode", "2", "--sequences-max", "4"];
+        for flags in [&["--prefill", "0"][..], DISAGGREGATED, &small] {
+            chat(&kind, flags, 4).await;
+        }
     }
 }
 
-async fn a_chat_computes_only_what_is_new(kind: &Kind) {
-    let memory = kind.memory(kind.chat);
-    // Of two decode workers that keep nearly nothing, the pool has the states.
-    let small = ["--kv-memory", &memory, "--decode", "2", "--sequences-max", "4"];
-    for flags in [&["--prefill", "0"][..], DISAGGREGATED, &small] {
-        let cluster = kind.start(&[flags]);
-        let expected = kind.start(&[&["--prefill", "0", "--kvpool", "0"]]);
-        let mut numbers = Numbers(4);
-        let mut dialog: Vec<u32> = Vec::new();
-        let mut known = 0;
-        for turn in 0..4 {
-            dialog.extend((0..37 + 5 * turn).map(|_| 3 + (numbers.next() % 500) as u32));
-            let case = Case { prompt: dialog.clone(), seed: None, max_tokens: 30 };
-            let answer = complete(&cluster, &case).await;
-            assert_eq!(answer.tokens, complete(&expected, &case).await.tokens, "turn {turn} with {flags:?}");
-            assert_eq!(answer.cached(), known, "turn {turn} with {flags:?}: {}", answer.usage);
-            dialog.extend(&answer.tokens);
-            // The token drawn last has not been computed.
-            known = (dialog.len() as u64 - 1) / 16 * 16;
-            // What is published at best effort is known after some heartbeats.
-            cluster.settled_metric("tidemill_ttft_seconds", &[]).await;
-        }
-        cluster.stop();
-        expected.stop();
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_chat_computes_only_its_new_tokens() {
+    chat(&SHORT_CONV, DISAGGREGATED, 20).await;
+}
+
+async fn chat(kind: &Kind, flags: &[&str], turns: usize) {
+    let cluster = kind.start(&[flags]);
+    let expected = kind.start(&[&["--prefill", "0", "--kvpool", "0"]]);
+    let mut numbers = Numbers(4);
+    let mut dialog: Vec<u32> = Vec::new();
+    let mut known = 0;
+    for turn in 0..turns {
+        dialog.extend((0..37 + 5 * (turn % 4)).map(|_| 3 + (numbers.next() % 500) as u32));
+        let case = Case { prompt: dialog.clone(), seed: None, max_tokens: 30 };
+        let answer = complete(&cluster, &case).await;
+        assert_eq!(answer.tokens, complete(&expected, &case).await.tokens, "turn {turn} with {flags:?}");
+        assert_eq!(answer.cached(), known, "turn {turn} with {flags:?}: {}", answer.usage);
+        dialog.extend(&answer.tokens);
+        // The token drawn last has not been computed.
+        known = (dialog.len() as u64 - 1) / 16 * 16;
+        // What is published at best effort is known after some heartbeats.
+        cluster.settled_metric("tidemill_ttft_seconds", &[]).await;
     }
+    cluster.stop();
+    expected.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]

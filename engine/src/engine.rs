@@ -252,6 +252,7 @@ impl<R: Role> Engine<R> {
             report.tokens_queued = load.tokens_queued;
             report.blocks.hbm = self.role.residency().blocks(self.runner.kv_shape().block_bytes() as u64);
             report.counters = self.role.counters().clone();
+            report.counters.expert_rows = self.runner.expert_rows();
         });
     }
 }

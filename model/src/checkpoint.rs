@@ -182,6 +182,12 @@ impl Checkpoint {
         Ok(WeightMatrix { bytes, dtype, rows, cols })
     }
 
+    /// Takes the matrices `[rows, cols]` of `name`, `count` of them, as one with the rows of all.
+    pub(crate) fn matrices(&mut self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<WeightMatrix, ModelError> {
+        let (bytes, dtype) = self.take_floats(name, &[vec![count, rows, cols]])?;
+        Ok(WeightMatrix { bytes, dtype, rows: count * rows, cols })
+    }
+
     /// Takes the FP8 matrix `name`, which must be `[rows, cols]`.
     pub(crate) fn fp8_matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Mapped, ModelError> {
         Ok(self.take(name, &[vec![rows, cols]])?.bytes.clone())

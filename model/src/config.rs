@@ -185,11 +185,6 @@ impl ModelConfig {
         if latent.is_some() && kv_heads != heads {
             return Err(format!("num_key_value_heads {kv_heads} is not num_attention_heads {heads}, where each head has keys of its own"));
         }
-        if latent.is_some() && family.experts.is_none() && raw.first_k_dense_replace.is_some_and(|dense| dense < layers) {
-            return Err(
-                "layers of experts (first_k_dense_replace is less than num_hidden_layers) are not served for this family yet".into()
-            );
-        }
         let kv_heads = if latent.is_some() { 1 } else { kv_heads };
         let head_dim = latent.map_or(raw.head_dim.unwrap_or(hidden / heads), |latent| latent.rotated);
         let head_dim = within("head_dim", head_dim, SIZE_MAX)?;

@@ -76,6 +76,10 @@ impl Executor for CpuExecutor {
         self.model.state_blocks()
     }
 
+    fn expert_rows(&self) -> Vec<u64> {
+        self.model.expert_rows()
+    }
+
     fn layout(&self) -> LayoutFingerprint {
         self.model.layout()
     }

@@ -43,6 +43,11 @@ pub trait Executor: Send {
         0
     }
 
+    /// Rows that went through each expert so far, by its number, in all layers together; empty where they are not counted.
+    fn expert_rows(&self) -> Vec<u64> {
+        Vec::new()
+    }
+
     /// Commits to everything that decides the bytes of a KV block, besides its tokens.
     fn layout(&self) -> LayoutFingerprint;
 

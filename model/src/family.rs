@@ -3,8 +3,8 @@
 mod columns;
 
 pub(crate) use columns::{
-    DeltaStorage, ExpertRule, ExpertStorage, Factor, Family, Flag, Mlp, NormKind, NormNames, QkNorm, Recurrence, RopeRule, Scores,
-    SharedExpert, SharedWidth, WidthRule, WindowRule,
+    DeltaStorage, ExpertRule, ExpertStorage, Factor, Family, Flag, GroupRank, GroupRule, Mlp, NormKind, NormNames, QkNorm, Recurrence,
+    RopeRule, Scores, SharedExpert, SharedWidth, WidthRule, WindowRule,
 };
 
 /// The usual names of a gate, what it multiplies, and the projection of the product.
@@ -50,10 +50,23 @@ const DEEPSEEK_EXPERTS: ExpertRule = ExpertRule {
     count: ["n_routed_experts", "num_local_experts"],
     scores: Scores::Sigmoid,
     correction: Some("gate.e_score_correction_bias"),
-    groups: Some(["n_group", "topk_group"]),
+    groups: Some(GroupRule { keys: ["n_group", "topk_group"], rank: GroupRank::TwoBest, method: "noaux_tc", without: None }),
     factor: Factor::Key("routed_scaling_factor"),
     shared: Some(SharedExpert { name: "shared_experts", width: SharedWidth::TimesKey("n_shared_experts"), gate: None }),
     ..QWEN3_EXPERTS
+};
+
+const DEEPSEEK2_EXPERTS: ExpertRule = ExpertRule {
+    scores: Scores::Softmax,
+    correction: None,
+    groups: Some(GroupRule {
+        keys: ["n_group", "topk_group"],
+        rank: GroupRank::Best,
+        method: "group_limited_greedy",
+        without: Some("greedy"),
+    }),
+    is_normalized: Flag::Never,
+    ..DEEPSEEK_EXPERTS
 };
 
 const BEFORE: NormNames = NormNames {
@@ -186,13 +199,29 @@ const DEEPSEEK2: Family = Family {
     model_type: "deepseek_v2",
     defaults: r#"{
         "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64, "v_head_dim": 128
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "moe_intermediate_size": 1407, "n_shared_experts": 2,
+        "routed_scaling_factor": 1.0, "topk_method": "greedy"
     }"#,
     has_latent: true,
+    experts: Some(DEEPSEEK2_EXPERTS),
     ..LLAMA
 };
 
-pub(crate) static FAMILIES: [Family; 28] = [
+const QWEN3_5: Family = Family {
+    architecture: "Qwen3_5ForCausalLM",
+    model_type: "qwen3_5_text",
+    defaults: r#"{
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32
+    }"#,
+    recurrence: Some(Recurrence::DeltaRule(DeltaStorage::Apart)),
+    rope: RopeRule::Axes,
+    experts: None,
+    ..QWEN3_NEXT
+};
+
+pub(crate) static FAMILIES: [Family; 29] = [
     LLAMA,
     MISTRAL,
     Family {
@@ -461,24 +490,29 @@ pub(crate) static FAMILIES: [Family; 28] = [
         ..LLAMA
     },
     QWEN3_NEXT,
+    QWEN3_5,
     Family {
-        architecture: "Qwen3_5ForCausalLM",
-        model_type: "qwen3_5_text",
+        architecture: "Qwen3_5MoeForCausalLM",
+        model_type: "qwen3_5_moe_text",
+        // All feed-forward layers have experts: no layer is as wide as `intermediate_size`, which the file lacks.
         defaults: r#"{
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 4, "head_dim": 256, "partial_rotary_factor": 0.25,
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25,
             "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32
+            "linear_num_value_heads": 32, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512, "intermediate_size": 512
         }"#,
-        recurrence: Some(Recurrence::DeltaRule(DeltaStorage::Apart)),
-        rope: RopeRule::Axes,
-        experts: None,
-        ..QWEN3_NEXT
+        experts: Some(ExpertRule { is_normalized: Flag::Always, storage: ExpertStorage::StackedRows, ..QWEN2_EXPERTS }),
+        ..QWEN3_5
     },
 ];
 
 /// Architectures with a text model among others, whose settings are under `text_config`: its `model_type` says of which family it is.
-pub(crate) const MULTIMODAL: [&str; 3] =
-    ["Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "Qwen3_5ForConditionalGeneration"];
+pub(crate) const MULTIMODAL: [&str; 4] = [
+    "Gemma3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+];
 
 /// The family of a text configuration's `model_type`.
 pub(crate) fn of_model_type(model_type: &str) -> Option<&'static Family> {

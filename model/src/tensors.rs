@@ -461,6 +461,7 @@ impl TakeLayer<'_> {
         let experts = match rule.storage {
             ExpertStorage::Apart(projections) => self.experts_apart(&of_layer, projections, count, intermediate)?,
             ExpertStorage::Stacked => self.experts_stacked(&of_layer, count, intermediate)?,
+            ExpertStorage::StackedRows => self.experts_in_rows(&of_layer, count, intermediate)?,
         };
         let shared = match rule.shared.zip(shared) {
             Some((shared, width)) => {
@@ -488,6 +489,31 @@ impl TakeLayer<'_> {
         let by_turns = |first| Outputs { first, step: 2, count: inner };
         let all = Outputs { first: 0, step: 1, count: hidden };
         let expert = |index| [gate_up.linear(index, by_turns(0)), gate_up.linear(index, by_turns(1)), down.linear(index, all)];
+        Ok((0..count).map(expert).collect())
+    }
+
+    fn experts_in_rows(&mut self, name: &str, count: usize, inner: usize) -> Result<Vec<[Linear; 3]>, ModelError> {
+        let hidden = self.config.hidden;
+        let [gate_up, down] = ["gate_up_proj", "down_proj"].map(|part| self.name(&format!("{name}.{part}")));
+        if !self.checkpoint.has(&gate_up) {
+            return self.experts_apart(name, GATED, count, inner);
+        }
+        let of_gates = self.checkpoint.matrices(&gate_up, [count, 2 * inner, hidden])?;
+        let of_downs = self.checkpoint.matrices(&down, [count, hidden, inner])?;
+        let linear = |name: &str, all: &WeightMatrix, first, rows| Linear {
+            name: name.to_owned(),
+            weight: Weight::Plain(all.rows_of(first..first + rows)),
+            bias: None,
+            order: RowOrder::AsStored,
+        };
+        let expert = |index: usize| {
+            let gate = 2 * index * inner;
+            [
+                linear(&gate_up, &of_gates, gate, inner),
+                linear(&gate_up, &of_gates, gate + inner, inner),
+                linear(&down, &of_downs, index * hidden, hidden),
+            ]
+        };
         Ok((0..count).map(expert).collect())
     }
 

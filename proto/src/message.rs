@@ -552,6 +552,8 @@ pub struct Counters {
     pub tokens_accepted: Vec<u64>,
     pub preemptions: u64,
     pub steps: u64,
+    /// Rows that went through each expert, by its number, in all layers together. Empty where there are no experts or nobody counts them.
+    pub expert_rows: Vec<u64>,
     pub transfer: Transfer,
     pub misses: Misses,
     pub disk: Disk,

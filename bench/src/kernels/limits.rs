@@ -1,7 +1,7 @@
 //! Work, and the least time for it under this machine's ceilings (the roofline model: Williams, Waterman & Patterson,
 //! 2009).
 
-use crate::model::shapes::Shape;
+use crate::model::shapes::{Experts, Shape};
 use tidemill_kernels::cpu::gemm::groupwise::GROUP;
 use tidemill_model::Quantization;
 
@@ -95,6 +95,19 @@ impl Weights {
         }
     }
 
+    /// The experts of a layer, applied to `rows` rows: of the weights those are read that a row chooses, if it may choose any.
+    fn applied_experts(self, hidden: f64, experts: Experts, rows: usize) -> Work {
+        let [count, chosen, intermediate] = [experts.count, experts.chosen, experts.intermediate].map(f64::from);
+        let read = count * (1.0 - (1.0 - chosen / count).powf(rows as f64));
+        let expert = 3.0 * hidden * intermediate;
+        let mut work = self.applied(chosen * expert, rows);
+        work.bytes = self.applied(read * expert, 1).bytes;
+        // The router is in bf16, and multiplies in f32.
+        work.f32_flops += 2.0 * count * hidden * rows as f64;
+        work.bytes += if rows == 0 { 0.0 } else { count * hidden * BF16_BYTES };
+        work
+    }
+
     /// [`applied`](Self::applied) for the head's matrix, which has more bits in some forms.
     fn applied_to_head(self, numbers: f64, rows: usize) -> Work {
         let mut work = self.applied(numbers, rows);
@@ -109,19 +122,26 @@ impl Weights {
 ///
 /// - Operations: 2 per weight and row it applies to, and `4 × heads × head_dim` in bf16 per position that a row attends
 ///   to. The last layer computes K and V of all rows, everything else only for rows with logits.
-/// - Bytes: each weight once if it is applied at all, and K and V of all attended positions once per sequence. Left out
+/// - Bytes: each weight once if it is applied at all (of experts: if it is to be expected), and K and V of all attended positions once per sequence. Left out
 ///   are embedding rows, norms, rotary embedding, activation and sampling: less than a hundredth.
 pub fn batch(shape: &Shape, weights: Weights, batch: &[Rows]) -> Work {
     let [vocab, hidden, intermediate, layers, heads, kv_heads, head_dim] =
         [shape.vocab, shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, shape.head_dim].map(f64::from);
     let kv_weights = 2.0 * hidden * kv_heads * head_dim;
-    let rest_weights = 2.0 * hidden * heads * head_dim + 3.0 * hidden * intermediate;
+    let rest = |rows| {
+        let mut work = weights.applied(2.0 * hidden * heads * head_dim, rows);
+        work += match shape.experts {
+            Some(experts) => weights.applied_experts(hidden, experts, rows),
+            None => weights.applied(3.0 * hidden * intermediate, rows),
+        };
+        work
+    };
     let rows: usize = batch.iter().map(|rows| rows.rows).sum();
     let logit_rows = batch.iter().filter(|rows| rows.logits).count();
 
     let mut work = weights.applied(kv_weights * layers, rows);
-    work += weights.applied(rest_weights * (layers - 1.0), rows);
-    work += weights.applied(rest_weights, logit_rows);
+    work += rest(rows).times(layers - 1.0);
+    work += rest(logit_rows);
     work += weights.applied_to_head(vocab * hidden, logit_rows);
     for rows in batch {
         let end = rows.start + rows.rows;
@@ -140,6 +160,13 @@ pub fn batch(shape: &Shape, weights: Weights, batch: &[Rows]) -> Work {
 const BF16_BYTES: f64 = 2.0;
 /// A number's share of its group's scale.
 const SCALE_BYTES: f64 = BF16_BYTES / GROUP as f64;
+
+impl Work {
+    fn times(self, factor: f64) -> Work {
+        let [f32_flops, bf16_flops, int8_ops, bytes] = [self.f32_flops, self.bf16_flops, self.int8_ops, self.bytes].map(|n| n * factor);
+        Work { f32_flops, bf16_flops, int8_ops, bytes }
+    }
+}
 
 impl std::ops::AddAssign for Work {
     fn add_assign(&mut self, more: Work) {
@@ -172,6 +199,21 @@ mod tests {
         let kv = 2.0 * 2.0 * 8.0 * 64.0 * 16.0;
         assert_eq!(work.bytes, 2.0 * matrices as f64 + kv);
         assert_eq!((work.bf16_flops, work.f32_flops), (2.0 * matrices as f64 + 4.0 * 32.0 * 64.0 * 16.0, 0.0));
+    }
+
+    #[test]
+    fn a_step_reads_the_experts_that_its_rows_choose() {
+        let shape = by_name("qwen3-moe-1b").unwrap();
+        let work = |rows| batch(shape, Weights::Bf16, &vec![Rows { start: 0, rows: 1, logits: true }; rows]);
+        let (layers, expert) = (12.0, 3.0 * 1024.0 * 384.0);
+        let kv = 12.0 * 2.0 * 2.0 * 2.0 * 128.0;
+        let common = layers * (2.0 * 1024.0 * 2048.0 + 2.0 * 1024.0 * 256.0 + 64.0 * 1024.0) + 65_536.0 * 1024.0;
+        let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 1e-9;
+        assert!(near(work(1).bytes, 2.0 * (common + layers * 8.0 * expert) + kv), "{}", work(1).bytes);
+        let two = 64.0 * (1.0 - (7.0f64 / 8.0).powi(2));
+        assert!(near(work(2).bytes, 2.0 * (common + layers * two * expert) + 2.0 * kv));
+        assert_eq!(work(1).f32_flops, layers * 2.0 * 64.0 * 1024.0);
+        assert!(near(work(2).bf16_flops, 2.0 * work(1).bf16_flops), "each row passes eight");
     }
 
     #[test]

@@ -27,6 +27,9 @@ const COLD_BYTES: usize = 256 << 20;
 /// No run takes longer than this at the limit, even if that leaves few copies.
 const RUN_SECONDS: f64 = 0.3;
 
+/// A shape with experts, of which only whole phases are measured: a kernel's rows depend on what they choose.
+pub const WITH_EXPERTS: (&str, &str) = ("qwen3-moe-1b", "qwen3-moe-1b");
+
 /// Short names of the shapes that are measured.
 pub const MODELS: [(&str, &str); 3] = [("135m", "smollm-135m"), ("500m", "qwen2-0.5b"), ("1b", "llama-3.2-1b")];
 

@@ -4,7 +4,7 @@ use super::{
     Bench, best_seconds,
     ceilings::Reading,
     limits::{Ceilings, Rows, Weights, batch},
-    ops::{MODELS, SOME_NUMBER},
+    ops::{MODELS, SOME_NUMBER, WITH_EXPERTS},
     report::Row,
 };
 use crate::model::{make_weights, shapes, weights::Dtype};
@@ -40,7 +40,8 @@ const CHUNK_TOKENS: usize = 512;
 pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Result<()> {
     let temporary = tempfile::tempdir().context("cannot make a directory for models")?;
     let models = models.unwrap_or(temporary.path());
-    for (label, name) in if bench.quick { &MODELS[..1] } else { &MODELS[..] } {
+    let shapes = MODELS.into_iter().chain([WITH_EXPERTS]).take(if bench.quick { 1 } else { usize::MAX });
+    for (label, name) in shapes {
         let mut shape = shapes::by_name(name).expect("the shapes are in the table").clone();
         if bench.quick {
             shape.layers = 2;

@@ -16,8 +16,12 @@ pub struct Shape {
     pub heads: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
+    /// Feed-forward layers of experts instead of one that is `intermediate` wide.
+    pub experts: Option<Experts>,
     /// Query, key and value projections have biases.
     qkv_bias: bool,
+    /// Norms over each head's query and key.
+    qk_norm: bool,
     /// The head is the embedding.
     tied: bool,
     pub max_positions: u32,
@@ -27,7 +31,17 @@ pub struct Shape {
     rms_norm_eps: f64,
 }
 
-const SHAPES: [Shape; 4] = [
+/// Experts of a feed-forward layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    pub count: u32,
+    /// Experts of each row.
+    pub chosen: u32,
+    /// The width of each.
+    pub intermediate: u32,
+}
+
+const SHAPES: [Shape; 5] = [
     // huggingface.co/meta-llama/Llama-3.1-8B
     Shape {
         name: "llama-3.1-8b",
@@ -40,7 +54,9 @@ const SHAPES: [Shape; 4] = [
         heads: 32,
         kv_heads: 8,
         head_dim: 128,
+        experts: None,
         qkv_bias: false,
+        qk_norm: false,
         tied: false,
         max_positions: 131_072,
         rope_theta: 500_000.0,
@@ -59,7 +75,9 @@ const SHAPES: [Shape; 4] = [
         heads: 32,
         kv_heads: 8,
         head_dim: 64,
+        experts: None,
         qkv_bias: false,
+        qk_norm: false,
         tied: true,
         max_positions: 131_072,
         rope_theta: 500_000.0,
@@ -78,7 +96,9 @@ const SHAPES: [Shape; 4] = [
         heads: 9,
         kv_heads: 3,
         head_dim: 64,
+        experts: None,
         qkv_bias: false,
+        qk_norm: false,
         tied: true,
         max_positions: 2048,
         rope_theta: 10_000.0,
@@ -97,9 +117,32 @@ const SHAPES: [Shape; 4] = [
         heads: 14,
         kv_heads: 2,
         head_dim: 64,
+        experts: None,
         qkv_bias: true,
+        qk_norm: false,
         tied: true,
         max_positions: 131_072,
+        rope_theta: 1_000_000.0,
+        rope_llama3_factor: None,
+        rms_norm_eps: 1e-6,
+    },
+    // Nothing published: the proportions of Qwen3-30B-A3B in 1.0 thousand million parameters, of which a row passes a quarter.
+    Shape {
+        name: "qwen3-moe-1b",
+        architecture: "Qwen3MoeForCausalLM",
+        model_type: "qwen3_moe",
+        vocab: 65_536,
+        hidden: 1024,
+        intermediate: 3072,
+        layers: 12,
+        heads: 16,
+        kv_heads: 2,
+        head_dim: 128,
+        experts: Some(Experts { count: 64, chosen: 8, intermediate: 384 }),
+        qkv_bias: false,
+        qk_norm: true,
+        tied: true,
+        max_positions: 40_960,
         rope_theta: 1_000_000.0,
         rope_llama3_factor: None,
         rms_norm_eps: 1e-6,
@@ -136,9 +179,22 @@ impl Shape {
                 }
             }
             add("self_attn.o_proj.weight", &[hidden, q]);
-            add("mlp.gate_proj.weight", &[intermediate, hidden]);
-            add("mlp.up_proj.weight", &[intermediate, hidden]);
-            add("mlp.down_proj.weight", &[hidden, intermediate]);
+            if self.qk_norm {
+                add("self_attn.q_norm.weight", &[self.head_dim as usize]);
+                add("self_attn.k_norm.weight", &[self.head_dim as usize]);
+            }
+            let mut add_mlp = |module: &str, width: usize| {
+                add(&format!("{module}.gate_proj.weight"), &[width, hidden]);
+                add(&format!("{module}.up_proj.weight"), &[width, hidden]);
+                add(&format!("{module}.down_proj.weight"), &[hidden, width]);
+            };
+            match self.experts {
+                Some(experts) => {
+                    (0..experts.count).for_each(|expert| add_mlp(&format!("mlp.experts.{expert}"), experts.intermediate as usize));
+                    add("mlp.gate.weight", &[experts.count as usize, hidden]);
+                }
+                None => add_mlp("mlp", intermediate),
+            }
         }
         tensors
     }
@@ -171,6 +227,15 @@ impl Shape {
             config["head_dim"] = json!(self.head_dim);
             config["mlp_bias"] = json!(false);
             config["rope_scaling"] = Value::Null;
+        } else if let Some(experts) = self.experts {
+            config["attention_bias"] = json!(false);
+            config["decoder_sparse_step"] = json!(1);
+            config["head_dim"] = json!(self.head_dim);
+            config["mlp_only_layers"] = json!([]);
+            config["moe_intermediate_size"] = json!(experts.intermediate);
+            config["norm_topk_prob"] = json!(true);
+            config["num_experts"] = json!(experts.count);
+            config["num_experts_per_tok"] = json!(experts.chosen);
         } else {
             config["use_sliding_window"] = json!(false);
             config["sliding_window"] = json!(self.max_positions);
@@ -196,8 +261,14 @@ mod tests {
     #[test]
     fn parameters_are_as_many_as_published() {
         // The numbers that the checkpoints' pages on the hub show.
-        let published =
-            [("llama-3.1-8b", 8_030_261_248), ("llama-3.2-1b", 1_235_814_400), ("smollm-135m", 134_515_008), ("qwen2-0.5b", 494_032_768)];
+        let published = [
+            ("llama-3.1-8b", 8_030_261_248),
+            ("llama-3.2-1b", 1_235_814_400),
+            ("smollm-135m", 134_515_008),
+            ("qwen2-0.5b", 494_032_768),
+            // Counted.
+            ("qwen3-moe-1b", 1_030_516_736),
+        ];
         for (name, parameters) in published {
             let tensors = by_name(name).unwrap().tensors();
             assert_eq!(tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>(), parameters, "{name}");

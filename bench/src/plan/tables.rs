@@ -36,7 +36,7 @@ const DENSE: ModelRow = ModelRow {
 };
 
 #[rustfmt::skip]
-pub const MODELS: [ModelRow; 12] = [
+pub const MODELS: [ModelRow; 13] = [
     ModelRow { name: "llama2-70b", params_b: 69.0, active_b: 69.0, layers: 80.0, heads: 64.0, kv_heads: 8.0, ..DENSE },
     ModelRow { name: "llama-3.1-70b", params_b: 70.6, active_b: 70.6, layers: 80.0, heads: 64.0, kv_heads: 8.0, ..DENSE },
     ModelRow { name: "llama-3.1-8b", params_b: 8.03, active_b: 8.03, layers: 32.0, heads: 32.0, kv_heads: 8.0, ..DENSE },
@@ -52,6 +52,8 @@ pub const MODELS: [ModelRow; 12] = [
     ModelRow { name: "qwen3-30b-a3b", params_b: 30.5, active_b: 3.3, layers: 48.0, heads: 32.0, kv_heads: 4.0, ..DENSE },
     ModelRow { name: "qwen3-next-80b-a3b", params_b: 80.0, active_b: 3.0, layers: 48.0, heads: 16.0, kv_heads: 2.0, head_dim: 256.0,
         kv_layers: 12.0, ..DENSE },
+    ModelRow { name: "lfm2-1.2b", params_b: 1.17, active_b: 1.17, layers: 16.0, heads: 32.0, kv_heads: 8.0, head_dim: 64.0, kv_layers: 6.0,
+        ..DENSE },
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

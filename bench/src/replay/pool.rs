@@ -19,12 +19,12 @@ pub struct ReplayedPool {
     requests: u64,
 }
 
-const PREFILL: ClientId = ClientId(1);
-const DECODE: ClientId = ClientId(2);
-const NOW: Duration = Duration::ZERO;
+pub(super) const PREFILL: ClientId = ClientId(1);
+pub(super) const DECODE: ClientId = ClientId(2);
+pub(super) const NOW: Duration = Duration::ZERO;
 /// Any times work: nothing is ever late.
-const LIMITS: Limits = Limits { put_deadline: Duration::from_secs(1), lease: Duration::from_secs(1) };
-const WAIT: Duration = Duration::from_secs(1);
+pub(super) const LIMITS: Limits = Limits { put_deadline: Duration::from_secs(1), lease: Duration::from_secs(1) };
+pub(super) const WAIT: Duration = Duration::from_secs(1);
 
 impl ReplayedPool {
     pub fn new(slots: u32, policy: Policy) -> Self {
@@ -70,7 +70,7 @@ impl ReplayedPool {
     }
 }
 
-fn reserved(answer: Reservation) -> Option<Written> {
+pub(super) fn reserved(answer: Reservation) -> Option<Written> {
     match answer {
         Reservation::Write(at) => Some(Written { at, checksum: 0 }),
         Reservation::Held | Reservation::InFlight | Reservation::Full => None,

@@ -34,6 +34,7 @@ pub(super) fn write(text: &mut String, cluster: &ClusterView) {
         family(name, kind, help, &all);
     }
     transfer_times(text, &cluster.members);
+    expert_rows(text, &cluster.members);
     probes(text, &cluster.models);
 }
 
@@ -309,6 +310,21 @@ fn transfer_times(text: &mut String, members: &[MemberView]) {
     }
 }
 
+/// Numbers of experts that are shown; no published model has as many.
+const EXPERTS_MAX: usize = 1024;
+
+/// How evenly a model's experts are chosen.
+fn expert_rows(text: &mut String, members: &[MemberView]) {
+    let help = "Rows that went through an `expert`, by its number, in all layers together; of workers that compute on a CPU";
+    let _ = writeln!(text, "# HELP tidemill_expert_rows_total {help}\n# TYPE tidemill_expert_rows_total counter");
+    for member in members {
+        for (expert, rows) in member.report.counters.expert_rows.iter().take(EXPERTS_MAX).enumerate() {
+            let labels = label_set(member, &[("expert", &expert.to_string())]);
+            let _ = writeln!(text, "tidemill_expert_rows_total{labels} {rows}");
+        }
+    }
+}
+
 /// The tiers that a member has, by name.
 fn tiers(member: &MemberView) -> Vec<(&'static str, Blocks)> {
     let TierBlocks { hbm, dram, nvme } = member.report.blocks;
@@ -351,11 +367,12 @@ mod tests {
     };
 
     #[test]
-    fn transfer_times_are_a_histogram_of_each_lane_that_was_used() {
+    fn transfer_times_are_a_histogram_of_each_lane_and_experts_have_a_line_each() {
         let mut times = [0; Moved::BOUNDS_S.len()];
         (times[0], times[2]) = (2, 1);
         let mut report = Report::default();
         report.counters.transfer[(Transport::Shm, Direction::Get)] = Moved { bytes: 40, transfers: 4, seconds: 9.5, times };
+        report.counters.expert_rows = [7].into_iter().chain([0; EXPERTS_MAX]).collect();
         report.counters.disk.loaded = Moved { bytes: 10, transfers: 1, seconds: 0.5, ..Moved::default() };
         let member = |role| MemberView {
             name: "one".into(),
@@ -375,6 +392,12 @@ mod tests {
             indexed_blocks: 0,
             addr: None,
         };
+        let mut text = String::new();
+        expert_rows(&mut text, &[member(Role::Decode)]);
+        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        let line = |expert, rows| format!("tidemill_expert_rows_total{{worker=\"one\",role=\"decode\",expert=\"{expert}\"}} {rows}");
+        assert!(lines.len() == EXPERTS_MAX && lines[..2] == [line(0, 7), line(1, 0)], "{}", lines[0]);
+
         let mut text = String::new();
         transfer_times(&mut text, &[member(Role::Decode)]);
         let labels = r#"worker="one",role="decode",transport="shm",tier="dram",direction="get""#;

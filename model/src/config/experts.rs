@@ -1,9 +1,10 @@
 //! The settings of feed-forward layers of experts.
 
 use super::{Columns, RawConfig, SIZE_MAX};
-use crate::family::{ExpertRule, Scores, SharedWidth};
+use crate::family::{ExpertRule, Flag, GroupRank, GroupRule, Scores, SharedWidth};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
+use std::fmt::Debug;
 
 /// Feed-forward layers of experts.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -32,6 +33,8 @@ pub(crate) struct ExpertConfig {
 pub(crate) struct ExpertGroups {
     pub(crate) count: usize,
     pub(crate) chosen: usize,
+    #[serde(skip_serializing_if = "is_two_best", serialize_with = "as_debug")]
+    pub(crate) rank: GroupRank,
 }
 
 const EXPERTS_MAX: usize = 1 << 12;
@@ -40,8 +43,8 @@ impl Columns<'_> {
     pub(super) fn experts(&self, rule: Option<&ExpertRule>, raw: &RawConfig) -> Result<Option<ExpertConfig>, String> {
         let Some(rule) = rule else { return Ok(None) };
         self.must_be("scoring_func", if rule.scores == Scores::Sigmoid { "sigmoid" } else { "softmax" })?;
-        if rule.groups.is_some() {
-            self.must_be("topk_method", "noaux_tc")?;
+        if rule.is_normalized == Flag::Never && self.fields.get("norm_topk_prob") == Some(&Value::Bool(true)) {
+            return Err("norm_topk_prob true is not supported for this architecture".into());
         }
         let [usual, other] = rule.count;
         let count = self.count(if self.fields.contains_key(other) { other } else { usual }, EXPERTS_MAX)?;
@@ -64,14 +67,19 @@ impl Columns<'_> {
             is_normalized: self.flag(rule.is_normalized)?,
             dense_layers: (0..raw.num_hidden_layers).filter(is_dense).collect(),
             scores: rule.scores,
-            groups: rule.groups.map(|keys| self.groups(keys, count, chosen)).transpose()?.flatten(),
+            groups: rule.groups.map(|groups| self.groups(groups, count, chosen)).transpose()?.flatten(),
             factor: self.factor(rule.factor)?.filter(|factor| *factor != 1.0),
             shared,
         }))
     }
 
     /// Groups that make a difference.
-    fn groups(&self, [count_key, chosen_key]: [&str; 2], experts: usize, chosen_experts: usize) -> Result<Option<ExpertGroups>, String> {
+    fn groups(&self, rule: GroupRule, experts: usize, chosen_experts: usize) -> Result<Option<ExpertGroups>, String> {
+        if rule.without.is_some_and(|method| self.fields.get("topk_method").is_some_and(|value| value == method)) {
+            return Ok(None);
+        }
+        self.must_be("topk_method", rule.method)?;
+        let [count_key, chosen_key] = rule.keys;
         let count = self.count(count_key, experts)?;
         let chosen = self.count(chosen_key, count)?;
         if chosen == count {
@@ -83,7 +91,7 @@ impl Columns<'_> {
         }
         match size * chosen < chosen_experts {
             true => Err(format!("{chosen_key} {chosen} leaves fewer experts than the {chosen_experts} that a row has")),
-            false => Ok(Some(ExpertGroups { count, chosen })),
+            false => Ok(Some(ExpertGroups { count, chosen, rank: rule.rank })),
         }
     }
 
@@ -108,6 +116,10 @@ fn is_softmax(scores: &Scores) -> bool {
     *scores == Scores::Softmax
 }
 
-fn as_debug<S: Serializer>(scores: &Scores, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&format!("{scores:?}"))
+fn is_two_best(rank: &GroupRank) -> bool {
+    *rank == GroupRank::TwoBest
+}
+
+fn as_debug<S: Serializer>(choice: &impl Debug, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&format!("{choice:?}"))
 }

@@ -84,7 +84,7 @@ impl Buffers {
                 attended,
                 activated,
                 added: Vec::new(),
-                experts: ExpertScratch::new(arithmetic),
+                experts: ExpertScratch::new(arithmetic, threads),
                 latent: LatentScratch::new(arithmetic),
             })
         };
@@ -100,7 +100,7 @@ pub(super) fn band_start(nth: usize, rows: usize, bands: usize) -> usize {
 }
 
 /// A thread's scratch that is not in use.
-pub(super) fn free(scratch: &[Mutex<Scratch>]) -> MutexGuard<'_, Scratch> {
+pub(super) fn free<T>(scratch: &[Mutex<T>]) -> MutexGuard<'_, T> {
     let free = scratch.iter().find_map(|scratch| match scratch.try_lock() {
         Ok(scratch) => Some(scratch),
         // Leftovers of a task that panicked are overwritten before they are read.

@@ -5,10 +5,12 @@
 //! is summed in ascending order of their numbers, each times its weight; then comes the shared expert's part, times its weight. None of
 //! this depends on other rows: these only decide which products are computed together.
 //!
-//! The rows of a band are gathered by expert, so that it reads the weights of each chosen expert once. Bands go side by side, and each
-//! reads for itself.
+//! The rows of a band are gathered by expert, so that it reads the weights of each chosen expert once. Where experts have about as much to
+//! do as each other, threads take one at a time; where one has most rows, or there are few, threads share each product. Bands go side by
+//! side, and each reads for itself.
 
 use super::{
+    band::free,
     projection::{Activations, Arithmetic, Projection, project},
     router::{Choice, Router, RouterScratch, sigmoid},
 };
@@ -16,6 +18,10 @@ use crate::{
     config::ExpertConfig,
     error::ModelError,
     tensors::{ExpertTensors, Linear},
+};
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU64, Ordering},
 };
 use tidemill_kernels::{
     Cpu,
@@ -35,6 +41,8 @@ pub(crate) struct Experts {
 }
 
 struct Expert {
+    /// Rows that went through it so far.
+    rows: AtomicU64,
     gate_up: Projection,
     down: Projection,
 }
@@ -55,26 +63,108 @@ pub(super) struct ExpertScratch {
     router: RouterScratch,
     /// The choices of all rows, `[rows, chosen]`.
     choices: Vec<Choice>,
-    gathered: Vec<f32>,
-    input: Activations,
-    activated: Activations,
+    order: ByExpert,
+    /// What experts make of their rows, in that order, `[rows * chosen, hidden]`; then what the shared expert makes, `[rows, hidden]`.
     outputs: Vec<f32>,
+    /// Per thread.
+    buffers: Vec<Mutex<ExpertBuffers>>,
     /// The weight of the shared expert's part, by row.
     shared_weights: Vec<f32>,
 }
 
+/// Intermediate results of one expert.
+struct ExpertBuffers {
+    gathered: Vec<f32>,
+    input: Activations,
+    activated: Activations,
+}
+
+/// The choices in ascending order of their experts, and of rows.
+#[derive(Default)]
+struct ByExpert {
+    /// Their numbers among the choices.
+    choices: Vec<u32>,
+    /// Where each choice is among these.
+    places: Vec<u32>,
+    /// Where each expert's end.
+    ends: Vec<usize>,
+}
+
+/// An expert with the rows that chose it.
+struct Load<'a> {
+    expert: &'a Expert,
+    /// The numbers of the choices.
+    choices: &'a [u32],
+    outputs: &'a mut [f32],
+}
+
+/// Reading an expert's weights takes as long as computing about so many rows.
+const ROWS_OF_A_READ: usize = 8;
+/// Where each thread has at least so many times the largest load to do, loads are dealt to threads.
+const LOADS_OF_A_THREAD: usize = 2;
+/// Rows that a thread sums up at a time.
+const SUMMED_TOGETHER: usize = 8;
+
+impl ByExpert {
+    fn sort(&mut self, choices: &[Choice], experts: usize) {
+        let Self { choices: sorted, places, ends } = self;
+        ends.clear();
+        ends.resize(experts, 0);
+        choices.iter().for_each(|choice| ends[choice.expert] += 1);
+        let mut before = 0;
+        for end in ends.iter_mut() {
+            before += std::mem::replace(end, before);
+        }
+        sorted.resize(choices.len(), 0);
+        places.resize(choices.len(), 0);
+        for (nth, choice) in choices.iter().enumerate() {
+            let place = &mut ends[choice.expert];
+            sorted[*place] = nth as u32;
+            places[nth] = *place as u32;
+            *place += 1;
+        }
+    }
+
+    /// The experts that were chosen.
+    fn loads<'a>(&'a self, experts: &'a [Expert], hidden: usize, mut outputs: &'a mut [f32]) -> Vec<Load<'a>> {
+        let mut loads = Vec::with_capacity(experts.len().min(self.choices.len()));
+        let mut start = 0;
+        for (expert, &end) in experts.iter().zip(&self.ends) {
+            let choices = &self.choices[start..end];
+            start = end;
+            let (of_expert, others) = std::mem::take(&mut outputs).split_at_mut(choices.len() * hidden);
+            outputs = others;
+            if !choices.is_empty() {
+                loads.push(Load { expert, choices, outputs: of_expert });
+            }
+        }
+        loads
+    }
+}
+
+/// Whether threads that take one load after the other end at about the same time.
+fn are_even(loads: &[Load<'_>], threads: usize) -> bool {
+    let time = |load: &Load<'_>| load.choices.len().max(ROWS_OF_A_READ);
+    let largest = loads.iter().map(time).max().unwrap_or(0);
+    loads.iter().map(time).sum::<usize>() >= LOADS_OF_A_THREAD * threads * largest
+}
+
 impl ExpertScratch {
-    pub(super) fn new(arithmetic: Arithmetic) -> Self {
+    /// For this arithmetic, on `threads` threads.
+    pub(super) fn new(arithmetic: Arithmetic, threads: usize) -> Self {
+        let buffers = || {
+            let [input, activated] = std::array::from_fn(|_| Activations::new(arithmetic));
+            Mutex::new(ExpertBuffers { gathered: Vec::new(), input, activated })
+        };
         Self {
             normed: Vec::new(),
             router_input: Activations::new(Arithmetic::F32),
             logits: Vec::new(),
             router: RouterScratch::default(),
             choices: Vec::new(),
-            gathered: Vec::new(),
-            input: Activations::new(arithmetic),
-            activated: Activations::new(arithmetic),
+            order: ByExpert::default(),
             outputs: Vec::new(),
+            buffers: std::iter::repeat_with(buffers).take(threads).collect(),
             shared_weights: Vec::new(),
         }
     }
@@ -82,7 +172,7 @@ impl ExpertScratch {
 
 impl Expert {
     fn pack([gate, up, down]: &[Linear; 3], cpu: &Cpu, arithmetic: Arithmetic) -> Result<Self, ModelError> {
-        Ok(Self { gate_up: gate.pack_gated(up, cpu, arithmetic)?, down: down.pack(cpu, arithmetic)? })
+        Ok(Self { rows: AtomicU64::new(0), gate_up: gate.pack_gated(up, cpu, arithmetic)?, down: down.pack(cpu, arithmetic)? })
     }
 
     fn bytes(&self) -> usize {
@@ -122,28 +212,38 @@ impl Experts {
         self.experts.first().map_or(0, |expert| unchosen * expert.bytes())
     }
 
+    /// Adds to `rows` those that went through each expert so far, but for the shared one, which has them all.
+    pub(crate) fn add_rows(&self, rows: &mut [u64]) {
+        for (rows, expert) in rows.iter_mut().zip(&self.experts) {
+            *rows += expert.rows.load(Ordering::Relaxed);
+        }
+    }
+
     /// Sets `sums` to what the experts make of the rows of `scratch.normed`, `hidden` numbers each.
     pub(super) fn apply(&self, cpu: &Cpu, hidden: usize, activation: Activation, scratch: &mut ExpertScratch, sums: &mut Vec<f32>) {
         self.choose(cpu, hidden, scratch);
-        let ExpertScratch { normed, choices, gathered, input, activated, outputs, .. } = scratch;
+        let ExpertScratch { normed, choices, order, outputs, buffers, .. } = scratch;
+        let per_row = self.router.chosen();
+        order.sort(choices, self.experts.len());
+        outputs.resize(choices.len() * hidden, 0.0);
+        let mut loads = order.loads(&self.experts, hidden, outputs);
+        let take = |load: &mut Load<'_>| {
+            let ExpertBuffers { gathered, input, activated } = &mut *free(buffers);
+            gathered.clear();
+            let rows = load.choices.iter().map(|&nth| nth as usize / per_row);
+            rows.for_each(|row| gathered.extend_from_slice(&normed[row * hidden..][..hidden]));
+            input.copy_from(cpu, gathered, hidden);
+            load.expert.rows.fetch_add(load.choices.len() as u64, Ordering::Relaxed);
+            load.expert.apply(cpu, activation, input, activated, load.outputs);
+        };
+        if are_even(&loads, cpu.threads()) {
+            cpu.for_each_mut(&mut loads, take);
+        } else {
+            loads.iter_mut().for_each(take);
+        }
         sums.clear();
         sums.resize(normed.len(), 0.0);
-        let per_row = self.router.chosen();
-        for (index, expert) in self.experts.iter().enumerate() {
-            let chosen = || choices.iter().enumerate().filter(move |(_, choice)| choice.expert == index);
-            let row_of = |nth: usize| nth / per_row * hidden..(nth / per_row + 1) * hidden;
-            gathered.clear();
-            chosen().for_each(|(nth, _)| gathered.extend_from_slice(&normed[row_of(nth)]));
-            if gathered.is_empty() {
-                continue;
-            }
-            input.copy_from(cpu, gathered, hidden);
-            outputs.resize(gathered.len(), 0.0);
-            expert.apply(cpu, activation, input, activated, outputs);
-            for ((nth, choice), output) in chosen().zip(outputs.chunks_exact(hidden)) {
-                elementwise::add_scaled(cpu, &mut sums[row_of(nth)], output, choice.weight);
-            }
-        }
+        sum_up(cpu, hidden, per_row, (choices, &order.places, outputs), sums);
         if let Some(shared) = &self.shared {
             shared.add(cpu, hidden, activation, scratch, sums);
         }
@@ -160,10 +260,28 @@ impl Experts {
     }
 }
 
+/// Adds to each row's sum what its experts made of it, in ascending order of their numbers: that of their places.
+fn sum_up(cpu: &Cpu, hidden: usize, per_row: usize, (choices, places, outputs): (&[Choice], &[u32], &[f32]), sums: &mut [f32]) {
+    let mut pieces: Vec<(usize, &mut [f32])> = sums.chunks_mut(SUMMED_TOGETHER * hidden).enumerate().collect();
+    cpu.for_each_mut(&mut pieces, |(piece, sums)| {
+        let mut of_row: Vec<(u32, f32)> = Vec::with_capacity(per_row);
+        for (row, sum) in (*piece * SUMMED_TOGETHER..).zip(sums.chunks_exact_mut(hidden)) {
+            let numbers = row * per_row..(row + 1) * per_row;
+            of_row.clear();
+            of_row.extend(places[numbers.clone()].iter().zip(&choices[numbers]).map(|(place, choice)| (*place, choice.weight)));
+            of_row.sort_unstable_by_key(|(place, _)| *place);
+            for &(place, weight) in &of_row {
+                elementwise::add_scaled(cpu, sum, &outputs[place as usize * hidden..][..hidden], weight);
+            }
+        }
+    });
+}
+
 impl SharedExpert {
     /// Adds what the expert makes of all rows; `scratch.router_input` still holds them.
     fn add(&self, cpu: &Cpu, hidden: usize, activation: Activation, scratch: &mut ExpertScratch, sums: &mut [f32]) {
-        let ExpertScratch { normed, router_input, logits, input, activated, outputs, shared_weights, .. } = scratch;
+        let ExpertScratch { normed, router_input, logits, outputs, buffers, shared_weights, .. } = scratch;
+        let ExpertBuffers { input, activated, .. } = &mut *free(buffers);
         input.copy_from(cpu, normed, hidden);
         outputs.resize(normed.len(), 0.0);
         self.expert.apply(cpu, activation, input, activated, outputs);
@@ -175,6 +293,22 @@ impl SharedExpert {
         sigmoid(logits, shared_weights);
         for ((sums, output), weight) in sums.chunks_exact_mut(hidden).zip(outputs.chunks_exact(hidden)).zip(&*shared_weights) {
             elementwise::add_scaled(cpu, sums, output, *weight);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_sorted_by_expert_and_row() {
+        let chosen = [2, 0, 2, 3, 0, 2].map(|expert| Choice { expert, weight: 1.0 });
+        let mut order = ByExpert::default();
+        for _ in 0..2 {
+            order.sort(&chosen, 5);
+            assert_eq!((&order.choices[..], &order.places[..]), (&[1, 4, 0, 2, 5, 3][..], &[2, 0, 3, 5, 1, 4][..]));
+            assert_eq!(order.ends, [2, 2, 5, 6, 6]);
         }
     }
 }

@@ -192,6 +192,17 @@ impl Model {
         self.config.recurrent.as_ref().map_or(0, RecurrentConfig::state_numbers)
     }
 
+    /// Rows that went through each expert so far, by its number, in all layers together; empty if there are none.
+    pub fn expert_rows(&self) -> Vec<u64> {
+        let mut rows = vec![0; self.config.experts.as_ref().map_or(0, |experts| experts.count)];
+        for layer in &self.layers {
+            if let FeedForward::Experts(experts) = &layer.mlp {
+                experts.add_rows(&mut rows);
+            }
+        }
+        rows
+    }
+
     /// Commits to everything that decides the bytes of a KV block, besides its tokens.
     pub fn layout(&self) -> LayoutFingerprint {
         self.layout

@@ -3,13 +3,13 @@
 //! **The arithmetic.** A row's logits become scores: `softmax` over all of them, `sigmoid` of each, or the logits themselves. The experts
 //! with the largest scores are chosen, the lower number among equals. If a model has corrections, they are added to the scores for the
 //! choice alone. If it has groups, the experts come from the groups with the largest sums of their two best (corrected) scores, the better
-//! one first, and the lower group among equals. A chosen expert's weight is its score, or its share of the chosen ones' sum, which is taken
+//! one first, or with the best score; and from the lower group among equals. A chosen expert's weight is its score, or its share of the chosen ones' sum, which is taken
 //! in the order of their choice; and then times the model's factor. If scores are the logits, the weights are a `softmax` over the chosen
 //! ones, in the order of their choice.
 
 use crate::{
     config::{ExpertConfig, ExpertGroups},
-    family::Scores,
+    family::{GroupRank, Scores},
 };
 use tidemill_kernels::cpu::vocab::exp_shifted;
 
@@ -124,7 +124,11 @@ pub(super) fn sigmoid(x: &[f32], y: &mut [f32]) {
 fn keep_best_groups(groups: ExpertGroups, ranks: &mut [Option<f32>], group_ranks: &mut Vec<Option<f32>>) {
     let size = ranks.len() / groups.count;
     group_ranks.clear();
-    group_ranks.extend(ranks.chunks_exact(size).map(sum_of_two_best));
+    let rank = match groups.rank {
+        GroupRank::TwoBest => sum_of_two_best,
+        GroupRank::Best => best,
+    };
+    group_ranks.extend(ranks.chunks_exact(size).map(rank));
     for _ in 0..groups.chosen {
         take_best(group_ranks);
     }
@@ -133,6 +137,10 @@ fn keep_best_groups(groups: ExpertGroups, ranks: &mut [Option<f32>], group_ranks
             experts.fill(None);
         }
     }
+}
+
+fn best(ranks: &[Option<f32>]) -> Option<f32> {
+    Some(ranks.iter().flatten().copied().fold(f32::NEG_INFINITY, f32::max))
 }
 
 fn sum_of_two_best(ranks: &[Option<f32>]) -> Option<f32> {
@@ -206,10 +214,13 @@ mod tests {
 
     #[test]
     fn among_equal_groups_the_lower_are_chosen() {
-        let router = Router { groups: Some(ExpertGroups { count: 3, chosen: 2 }), ..router(3) };
-        assert_eq!(experts(&router, &[0.0; 6]), [0, 1, 2]);
-        // The best expert alone does not make the best group.
-        assert_eq!(experts(&router, &[5.0, -9.0, 4.9, 4.8, 4.9, 4.8]), [2, 4, 3]);
+        let of_rank = |rank| Router { groups: Some(ExpertGroups { count: 3, chosen: 2, rank }), ..router(3) };
+        let [sums, bests] = [GroupRank::TwoBest, GroupRank::Best].map(of_rank);
+        assert!([&sums, &bests].iter().all(|router| experts(router, &[0.0; 6]) == [0, 1, 2]));
+        // The best expert alone does not make the best group where two count.
+        let logits = [5.0, -9.0, 4.9, 4.8, 4.9, 4.8];
+        assert_eq!(experts(&sums, &logits), [2, 4, 3]);
+        assert_eq!(experts(&bests, &logits), [0, 2, 3]);
     }
 
     /// The numbers are those of transformers' `DeepseekV3TopkRouter` with these settings, which gives a row's experts in any order.
@@ -219,7 +230,7 @@ mod tests {
             chosen: 4,
             scores: Scores::Sigmoid,
             correction: Some(vec![0.24, 0.05, 0.03, -0.18, 0.01, -0.41, 0.1, 0.3, -0.43, 0.29, 0.16, 0.37]),
-            groups: Some(ExpertGroups { count: 4, chosen: 2 }),
+            groups: Some(ExpertGroups { count: 4, chosen: 2, rank: GroupRank::TwoBest }),
             is_normalized: true,
             factor: 2.5,
         };
@@ -258,7 +269,7 @@ mod tests {
         let sigmoids = Router {
             scores: Scores::Sigmoid,
             correction: Some(vec![f32::NAN, f32::NEG_INFINITY, 0.0, f32::INFINITY]),
-            groups: Some(ExpertGroups { count: 2, chosen: 1 }),
+            groups: Some(ExpertGroups { count: 2, chosen: 1, rank: GroupRank::TwoBest }),
             ..router(2)
         };
         for router in [Router { is_normalized: true, ..router(2) }, Router { is_normalized: true, ..sigmoids }] {

@@ -122,11 +122,36 @@ pub(crate) enum SharedWidth {
     TimesKey(&'static str),
 }
 
+/// Groups of experts, of which a row's come from the best few.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct GroupRule {
+    /// The keys of how many groups there are, and of how many a row's experts come from.
+    pub(crate) keys: [&'static str; 2],
+    pub(crate) rank: GroupRank,
+    /// The value of `topk_method` for groups.
+    pub(crate) method: &'static str,
+    /// The value of `topk_method` for experts that come from anywhere; `None`: there is no such model.
+    pub(crate) without: Option<&'static str>,
+}
+
+/// The number by which groups of experts are chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum GroupRank {
+    /// The sum of the group's two best scores.
+    TwoBest,
+    /// The group's best score.
+    Best,
+}
+
 /// How a layer's experts are stored.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum ExpertStorage {
     /// The names of the gate, up and down projections that each expert has of its own.
     Apart([&'static str; 3]),
+    /// Two tensors with the projections of all experts, each expert's outputs first: `gate_up_proj` `[experts, 2 width, hidden]`, the gate's
+    /// outputs before the others, and `down_proj` `[experts, hidden, width]`. Where they are absent, each expert has its own, by the usual
+    /// names.
+    StackedRows,
     /// Two tensors with the projections of all experts, as [`stacked`](crate::stacked) describes them.
     Stacked,
 }
@@ -142,8 +167,7 @@ pub(crate) struct ExpertRule {
     pub(crate) scores: Scores,
     /// The vector in the block that is added to scores to choose by them, and only for that.
     pub(crate) correction: Option<&'static str>,
-    /// The keys of how many groups of experts there are, and from how many of them a row's experts come.
-    pub(crate) groups: Option<[&'static str; 2]>,
+    pub(crate) groups: Option<GroupRule>,
     /// The chosen ones' scores are scaled to sum to 1.
     pub(crate) is_normalized: Flag,
     /// The factor of the chosen ones' scores, or of their shares.

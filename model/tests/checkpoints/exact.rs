@@ -174,3 +174,12 @@ fn progress_grows_to_the_size_of_the_weights() {
     assert!(seen.is_sorted() && seen.iter().all(|(_, total)| *total == 427_168), "total_size of the fixture's index");
     assert_eq!(seen.last(), Some(&(427_168, 427_168)));
 }
+
+#[test]
+fn rows_are_counted_by_expert() {
+    let mut model = load("qwen3-moe", KvDtype::F32);
+    all_logits(&mut model, &prompt_of("qwen3-moe", 100), 32);
+    let rows = model.expert_rows();
+    assert_eq!((rows.len(), rows.iter().sum::<u64>()), (6, 100 * 3 * 2), "three experts of a row in two of three layers: {rows:?}");
+    assert!(load("llama", KvDtype::F32).expert_rows().is_empty());
+}

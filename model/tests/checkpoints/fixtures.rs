@@ -15,7 +15,7 @@ use tidemill_proto::{
     step::StateBlocks,
 };
 
-pub(crate) const FAMILIES: [&str; 29] = [
+pub(crate) const FAMILIES: [&str; 30] = [
     "llama",
     "llama3",
     "mistral",
@@ -45,9 +45,11 @@ pub(crate) const FAMILIES: [&str; 29] = [
     "lfm2",
     "qwen3-next",
     "qwen3-5",
+    "qwen3-5-moe",
 ];
 
-const EXPERTS: [&str; 8] = ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v3", "qwen3-next"];
+const EXPERTS: [&str; 10] =
+    ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v2", "deepseek-v3", "qwen3-next", "qwen3-5-moe"];
 
 /// Families without experts: the least rounding may choose other experts, and then logits differ by any amount.
 pub(crate) fn dense() -> impl Iterator<Item = &'static str> {

@@ -52,8 +52,13 @@ fn wrong_settings_are_named() {
 #[test]
 fn experts_of_another_router_are_refused() {
     let dir = copy("deepseek-v2");
-    edit_config(dir.path(), |c| c["first_k_dense_replace"] = json!(1));
-    fails(dir.path(), &["first_k_dense_replace", "experts"]);
+    edit_config(dir.path(), |c| c["topk_method"] = json!("noaux_tc"));
+    fails(dir.path(), &["topk_method", "noaux_tc", "group_limited_greedy"]);
+    edit_config(dir.path(), |c| {
+        c["topk_method"] = json!("greedy");
+        c["norm_topk_prob"] = json!(true);
+    });
+    fails(dir.path(), &["norm_topk_prob"]);
 }
 
 #[test]

@@ -36,6 +36,7 @@ fn a_text_model_inside_another_checkpoint_computes_the_same() {
         ("gemma3", "Gemma3ForConditionalGeneration"),
         ("ministral3", "Mistral3ForConditionalGeneration"),
         ("qwen3-5", "Qwen3_5ForConditionalGeneration"),
+        ("qwen3-5-moe", "Qwen3_5MoeForConditionalGeneration"),
     ] {
         let tokens = prompt_of(family, 100);
         let expected = all_logits(&mut load(family, KvDtype::Bf16), &tokens, 100);
