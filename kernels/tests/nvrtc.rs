@@ -13,7 +13,7 @@ use tidemill_kernels::{
 const ARCHS: [Arch; 2] = [Arch::SM_80, Arch::SM_90A];
 /// The smallest, the largest, and those of real models.
 const HEAD_DIMS: [usize; 8] = [16, 32, 64, 80, 96, 112, 128, 256];
-/// Of models whose attention has a cap or sinks.
+/// Head sizes of models whose attention has a cap or sinks.
 const HEAD_DIMS_OF_FORMS: [usize; 3] = [64, 128, 256];
 
 /// The assembler's report on a kernel.

@@ -6,7 +6,7 @@ use tidemill_kernels::{
     KvStorage,
     cuda::{
         checks::{
-            self, Checks, TestGpu,
+            self, Checks, Extent, TestGpu,
             attention::Form,
             rows::{Adds, Normed, Norms, Turn},
         },
@@ -380,6 +380,7 @@ fn nothing_is_found_where_nothing_is_planted() {
         (ATTENTION_WITH_SINKS, "arch=90,seed=13"),
         (BLOCKS, "seed=5"),
         (ROWS, "seed=6"),
+        ("planted::every_form_of_rows", "seed=14"),
     ] {
         Standin::new(options).passes(test);
     }
@@ -452,6 +453,13 @@ fn rows() {
         checks::rows::rope_kv_write(gpu, checks, Heads::bf16(64), 2, 7, Turn { norms: Norms::Heads, ..Turn::default() })?;
         checks::rows::rope_kv_write(gpu, checks, Heads::bf16(32), 3, 5, Turn { norms: Norms::All, grows: true, is_still: false })
     });
+}
+
+/// The smallest case of every operation on rows.
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn every_form_of_rows() {
+    judge(|gpu, checks| checks::rows::all(gpu, checks, Extent::First));
 }
 
 /// A checkpoint on two executors, and blocks from one to the other.

@@ -27,7 +27,7 @@ pub struct Norm<'a> {
 pub struct Added<'a> {
     /// A layer's output, `[.., width]`.
     pub delta: CudaView<'a, Bf16>,
-    /// Another one, added to it.
+    /// Another part's output, added to it.
     pub beside: Option<CudaView<'a, Bf16>>,
     /// The weight of a norm over their sum, `[width]`.
     pub norm: Option<CudaView<'a, f32>>,
@@ -52,7 +52,7 @@ pub struct AddAndNorm<'a> {
     pub norm: Option<&'a NormWeights<'a>>,
     /// A multiple of 8.
     pub width: usize,
-    /// Of both norms.
+    /// The epsilon of both norms.
     pub epsilon: f32,
     /// The rows to compute; `None`: all. Nothing is added to other rows.
     pub rows: Option<&'a CudaView<'a, u32>>,
@@ -86,14 +86,14 @@ pub enum NormedOver<'a> {
     Heads(&'a CudaView<'a, f32>),
 }
 
-/// The function between the two projections of a feed-forward layer. Numbers are those of activation.cu.
+/// The function between the two projections of a feed-forward layer, with its number in activation.cu.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
     /// `x sigmoid(x)`
     Silu = 0,
     /// `x Φ(x)`, with the normal distribution's Φ.
     Gelu = 1,
-    /// The same with an approximation of Φ by tanh.
+    /// `x Φ(x)`, with an approximation of Φ by tanh.
     GeluTanh = 2,
 }
 

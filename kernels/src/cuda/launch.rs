@@ -31,7 +31,7 @@ impl BlockBatch {
 // SAFETY: plain numbers in C's order, as kv_copy.cu declares them; any bits are valid.
 unsafe impl DeviceRepr for BlockBatch {}
 
-/// Of `cap tanh(x / cap)`: the kernels' argument beside x and the cap.
+/// The kernels' argument for `cap tanh(x / cap)` beside x and the cap.
 pub(crate) fn soft_cap_factor(cap: f32) -> f32 {
     2.0 * std::f32::consts::LOG2_E / cap
 }

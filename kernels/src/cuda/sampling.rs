@@ -1,4 +1,4 @@
-//! From logits to tokens, on the device: bias, penalties, bans and masks, then one draw per row.
+//! From logits to tokens, on the device: soft cap, bias, penalties, bans and masks, then one draw per row.
 
 use super::{
     CudaError,

@@ -25,7 +25,7 @@ pub(super) struct Layers {
     gemm: Gemm,
     weights: DeviceWeights,
     config: ModelConfig,
-    /// Those of `config.rope_of`.
+    /// The rotations that `config.rope_of` numbers.
     angles: Vec<Angles>,
     /// Factors of queries by their positions, if they grow.
     growth: Option<CudaSlice<f32>>,
@@ -381,7 +381,7 @@ fn ropes(config: &ModelConfig) -> impl Iterator<Item = Rope> {
 }
 
 impl Angles {
-    /// Of every position. What does not rotate, and padding, has angles of zero.
+    /// The angles of every position. What does not rotate, and padding, has angles of zero.
     fn new(device: &Device, rope: &Rope, shape: DeviceShape, positions: usize) -> Result<Self, CudaError> {
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in 0..positions {

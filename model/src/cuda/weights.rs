@@ -75,7 +75,7 @@ impl Fp8Products {
     }
 }
 
-/// `[hidden]` each.
+/// A norm of the residual stream: vectors of `hidden` numbers.
 pub(super) struct DeviceNorm {
     pub(super) weight: CudaSlice<f32>,
     pub(super) bias: Option<CudaSlice<f32>>,
@@ -89,7 +89,7 @@ pub(super) struct DeviceLayer {
     pub(super) qkv: DeviceLinear,
     pub(super) output: DeviceLinear,
     pub(super) qk_norm: Option<(CudaSlice<f32>, CudaSlice<f32>)>,
-    /// Times log2(e).
+    /// For each query head the logit that joins the softmax's sum, times log2(e).
     pub(super) sinks: Option<CudaSlice<f32>>,
     /// The weight of the norm over what the attention adds to the residual stream.
     pub(super) after_attention: Option<CudaSlice<f32>>,
@@ -311,7 +311,7 @@ impl Loader<'_> {
         self.device.upload(&placed)
     }
 
-    /// The same of a norm over all heads together, in whose mean padding does not count.
+    /// The weights of a norm over all heads together, each at its padded place. Padding does not count in its mean.
     fn norm_of_heads(&self, weight: &[f32]) -> Result<CudaSlice<f32>, CudaError> {
         let DeviceShape { head_dim, head_dim_used, .. } = self.shape;
         let mut placed = vec![0.0; weight.len() / head_dim_used * head_dim];
@@ -338,6 +338,7 @@ fn heads_of(layer: &LayerTensors) -> &[Linear; 3] {
     }
 }
 
+/// The projections of a feed-forward layer's input.
 fn gate_and_up<'a>(gate: Option<&'a Linear>, up: &'a Linear) -> Vec<&'a Linear> {
     gate.into_iter().chain([up]).collect()
 }

@@ -21,7 +21,7 @@ pub enum Target {
 /// Head sizes of the checks, the measured models and the tiny checkpoints.
 const HEAD_DIMS: [usize; 8] = [16, 32, 64, 80, 96, 112, 128, 256];
 
-/// The same for attention with a cap or with sinks.
+/// Head sizes of checks and tiny checkpoints whose attention has a cap or sinks.
 const HEAD_DIMS_OF_FORMS: [usize; 4] = [32, 64, 128, 256];
 
 pub fn compile(target: Target, cache: &Path) -> anyhow::Result<()> {

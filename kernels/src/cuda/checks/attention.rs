@@ -67,7 +67,7 @@ fn scored(extent: Extent) -> Vec<Scored> {
     cases
 }
 
-/// Of attention, all that decides a row's output beside its shape.
+/// All that decides the output of a row's attention beside its shape.
 #[derive(Clone, Copy)]
 pub struct Form {
     pub window: Option<usize>,
