@@ -18,7 +18,7 @@
 // q: bf16, row r at q + r q_stride, [heads, HEAD_DIM]. kv: one layer, as common.cuh says.
 // tables: u32 [rows, table_stride]. positions: u32 [rows], of the row itself, whose K and V are already written; a row
 // at NO_POSITION gets zeros. window: positions seen, including the row's own; 2^31 for all. scale_log2: log2(e) /
-// sqrt(HEAD_DIM).
+// sqrt(HEAD_DIM). cap_log2, sinks: as common.cuh says.
 // out: bf16 [rows, heads, HEAD_DIM]. A row with several parts writes them to part_out: f32 [rows, heads, parts_max,
 // HEAD_DIM] and part_state: (maximum, sum) [rows, heads, parts_max], for attention_combine.
 // Grid (any number of parts at a time, kv_heads * ceil(group / 8)), 128 threads. HEAD_DIM is a multiple of 16, up to 256.
@@ -219,7 +219,7 @@ __device__ inline void share(Shared& shared, const State& state, u32 warp, u32 g
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
     attention_decode(bf16* __restrict__ out, float* __restrict__ part_out, float2* __restrict__ part_state, const bf16* __restrict__ q, u32 q_stride,
                      const u8* __restrict__ kv, const u32* __restrict__ tables, u32 table_stride, const u32* __restrict__ positions, u32 rows, u32 heads,
-                     u32 kv_heads, u32 window, float scale_log2, u32 parts_max) {
+                     u32 kv_heads, u32 window, float scale_log2, u32 parts_max, float cap_log2, const float* __restrict__ sinks) {
     __shared__ Shared shared;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const u32 group = heads / kv_heads, tiles = (group + HEADS - 1) / HEADS;
@@ -278,6 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
             scores(c, queries, low, high);
 #pragma unroll
             for (u32 n = 0; n < 4; n++) c[n] *= k_scales[n / 2];
+            cap_scores(c, scale_log2, cap_log2);
             const u32 base = block * BLOCK;
             if (base < start || base + BLOCK > end) {
                 // The content of an unseen position must not matter, not even NaN.
@@ -293,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
                     }
                 }
             }
-            absorb(state, c, scale_log2);
+            absorb(state, c, scale_left(scale_log2));
 #pragma unroll
             for (u32 n = 0; n < 4; n++) c[n] *= v_scales[n / 2];
             add_values(state, c, pairs);
@@ -314,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
                 total += factor * shared.out[w][head][d];
             }
             if (row.parts == 1) {
-                row_out[i] = bf16(pack(total / sum, 0.0f));
+                row_out[i] = bf16(pack(total / with_sink(sum, max, sinks, first_head + head), 0.0f));
             } else {
                 const u64 at = (u64(index) * heads + first_head + head) * parts_max + part;
                 part_out[at * HEAD_DIM + d] = total;
@@ -333,7 +334,7 @@ constexpr u32 COMBINE_GROUPS = COMBINE_THREADS / COMBINE_LANES;
 // Combines the parts of each row and head, in one order. Grid (heads, rows), 128 threads.
 extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
     attention_combine(bf16* __restrict__ out, const float* __restrict__ part_out, const float2* __restrict__ part_state,
-                      const u32* __restrict__ positions, u32 heads, u32 window, u32 parts_max) {
+                      const u32* __restrict__ positions, u32 heads, u32 window, u32 parts_max, const float* __restrict__ sinks) {
     __shared__ float4 totals[COMBINE_GROUPS][COMBINE_LANES];
     __shared__ float sums[COMBINE_GROUPS];
     const u32 index = blockIdx.y;
@@ -372,5 +373,6 @@ extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
         sum += sums[i];
         total.x += x.x, total.y += x.y, total.z += x.z, total.w += x.w;
     }
+    sum = with_sink(sum, max, sinks, blockIdx.x);
     reinterpret_cast<uint2*>(out + at * HEAD_DIM)[lane] = make_uint2(pack(total.x / sum, total.y / sum), pack(total.z / sum, total.w / sum));
 }

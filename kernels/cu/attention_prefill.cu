@@ -10,7 +10,8 @@
 // q: bf16, row r at q + r q_stride, [heads, HEAD_DIM]. kv: one layer, as common.cuh says.
 // tables: u32 [sequences, table_stride]. tiles: (sequence, first row in q and out, its position, rows), rows at
 // consecutive positions; their K and V, and those of all positions before, are already written. window: positions seen,
-// including the row's own; 2^31 for all. scale_log2: log2(e) / sqrt(HEAD_DIM). out: bf16 [rows, heads, HEAD_DIM].
+// including the row's own; 2^31 for all. scale_log2: log2(e) / sqrt(HEAD_DIM). cap_log2, sinks: as common.cuh
+// says. out: bf16 [rows, heads, HEAD_DIM].
 // Grid (heads, tiles), 128 threads, sizeof(Shared) of dynamic shared memory. HEAD_DIM is a multiple of 16, up to 256.
 #include "common.cuh"
 
@@ -158,7 +159,8 @@ __device__ inline void add_values(State& state, const float (&p)[M_TILES][SCORE_
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_prefill(bf16* __restrict__ out, const bf16* __restrict__ q, u32 q_stride, const u8* __restrict__ kv, const u32* __restrict__ tables,
-                      u32 table_stride, const Tile* __restrict__ tiles, u32 heads, u32 kv_heads, u32 window, float scale_log2) {
+                      u32 table_stride, const Tile* __restrict__ tiles, u32 heads, u32 kv_heads, u32 window, float scale_log2, float cap_log2,
+                      const float* __restrict__ sinks) {
     extern __shared__ __align__(16) u8 dynamic[];
     Shared& shared = *reinterpret_cast<Shared*>(dynamic);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -197,7 +199,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         // The last rows of the tile see further than the first.
         const bool sees = base < warp_position + WARP_ROWS;
         float scores[M_TILES][SCORE_TILES][4] = {};
-        if (sees) score(scores, shared, warp_row, lane);
+        if (sees) {
+            score(scores, shared, warp_row, lane);
+#pragma unroll
+            for (u32 m = 0; m < M_TILES; m++)
+#pragma unroll
+                for (u32 n = 0; n < SCORE_TILES; n++) cap_scores(scores[m][n], scale_log2, cap_log2);
+        }
 
         // V is there, and no thread reads K any more.
         copies_wait<0>();
@@ -208,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         if (sees) {
             const bool all_seen = base + TILE_POSITIONS <= warp_position + 1 && warp_position + WARP_ROWS - 1 - base < window;
             if (!all_seen) mask(scores, warp_position + g, base + 2 * t, window);
-            absorb(state, scores, scale_log2);
+            absorb(state, scores, scale_left(scale_log2));
             add_values(state, scores, shared, lane);
         }
     }
@@ -220,6 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             float sum = state.sum[m][half];
             sum += __shfl_xor_sync(ALL_LANES, sum, 1);
             sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+            sum = with_sink(sum, state.max[m][half], sinks, head);
             const u32 row = warp_row + m * 16 + half * 8 + g;
             if (row >= tile.rows) continue;
             u32* to = reinterpret_cast<u32*>(out + (u64(tile.row + row) * heads + head) * HEAD_DIM);

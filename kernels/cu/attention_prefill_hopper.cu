@@ -302,7 +302,7 @@ __device__ inline void copy_tiles(u8* k_buffers, u8* v_buffers, const Source& so
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_prefill_hopper(bf16* __restrict__ out, const bf16* __restrict__ q, u32 q_stride, const u8* __restrict__ kv,
                              const u32* __restrict__ tables, u32 table_stride, const Tile* __restrict__ tiles, u32 heads, u32 kv_heads, u32 window,
-                             float scale_log2) {
+                             float scale_log2, float cap_log2, const float* __restrict__ sinks) {
     extern __shared__ u8 dynamic[];
     u8* queries = dynamic + (ALIGNMENT - shared_address(dynamic) % ALIGNMENT) % ALIGNMENT;
     u8* k_buffers = queries + OPERAND_BYTES;
@@ -358,8 +358,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     products_wait<0>();
     pin(scores);
     tell_empty(K, 0, span.first);
+    cap_scores(scores, scale_log2, cap_log2);
     hide(scores, span.first);
-    absorb(state, scores, scale_log2);
+    absorb(state, scores, scale_left(scale_log2));
 
     u32 stage = 0;
     // What the last exponentials make of O, once the product before them is in it.
@@ -386,8 +387,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         products_wait<1>();
         pin(scores);
         tell_empty(K, stage, base);
+        cap_scores(scores, scale_log2, cap_log2);
         hide(scores, base);
-        factors = absorb(state, scores, scale_log2);
+        factors = absorb(state, scores, scale_left(scale_log2));
     }
     products_wait<0>();
     pin(state.out);
@@ -408,6 +410,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float sum = state.sum[half];
         sum += __shfl_xor_sync(ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+        sum = with_sink(sum, state.max[half], sinks, head);
         const float inverse = 1.0f / sum;
         const u32 row = group * 64 + warp * 16 + half * 8 + g;
         if (row >= tile.rows) continue;

@@ -50,6 +50,17 @@ __device__ inline float exp2_approx(float x) {
     return y;
 }
 
+// 1 / x, within 1 ulp; 0 for infinity.
+__device__ inline float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// cap tanh(x / cap), for factor = 2 log2(e) / cap: tanh(u) is 1 - 2 / (1 + e^2u). Its error is one of numbers near the cap, for
+// small x too.
+__device__ inline float soft_cap(float x, float factor, float cap) { return cap - 2.0f * cap * reciprocal_approx(1.0f + exp2_approx(x * factor)); }
+
 // c += a b of one warp: a is 16x16, b 16x8, c 16x8. With g = lane / 4 and t = lane % 4, a lane holds
 // a: rows g and g+8 at columns 2t.., then both at columns 2t+8..; b: rows 2t.. then 2t+8.. of column g;
 // c: columns 2t and 2t+1 of row g, then of row g+8.
@@ -142,6 +153,36 @@ __device__ inline void copy8_of_kv(void* to, const u8* head, u32 position, u32 a
     } else {
         copy16_async(to, from, present);
     }
+}
+
+// --- Scores, in attention kernels. These are compiled for models that have nothing beside the softmax of scaled scores, and with
+//
+//   SCORE_CAP 1: for scores with a soft cap. scale_log2 is then 2 log2(e) / cap times the scores' scale, and cap_log2 is log2(e) cap.
+//   SINKS 1: for a logit of each query head that joins the sum of its softmax, once, and has no value. sinks: f32 [heads], times
+//     log2(e).
+#ifndef SCORE_CAP
+#define SCORE_CAP 0
+#endif
+#ifndef SINKS
+#define SINKS 0
+#endif
+
+// Caps scores, if they have a cap, before they are masked.
+template <u32 N>
+__device__ inline void cap_scores(float (&scores)[N], float scale_log2, float cap_log2) {
+    if constexpr (SCORE_CAP) {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) scores[i] = soft_cap(scores[i], scale_log2, cap_log2);
+    }
+}
+
+// The scale that they need then.
+__device__ inline float scale_left(float scale_log2) { return SCORE_CAP ? 1.0f : scale_log2; }
+
+// A head's whole sum, of exponentials in units of 2^max.
+__device__ inline float with_sink(float sum, float max, const float* sinks, u32 head) {
+    if constexpr (SINKS) sum += exp2_approx(sinks[head] - max);
+    return sum;
 }
 
 #endif

@@ -1,8 +1,14 @@
-// Edits rows of logits before tokens are drawn, in this order: bias, penalties (as vLLM defines them), bans,
+// Edits rows of logits before tokens are drawn, in this order: the model's soft cap, bias, penalties (as vLLM defines them), bans,
 // masks.
 //
 // logits: f32 [rows, vocab].
 #include "common.cuh"
+
+// `cap tanh(logit / cap)` of every logit. factor: 2 log2(e) / cap. One thread per logit.
+extern "C" __global__ void cap_logits(float* __restrict__ logits, u64 count, float factor, float cap) {
+    const u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < count) logits[i] = soft_cap(logits[i], factor, cap);
+}
 
 struct Entry {
     u32 row, token;

@@ -1,12 +1,15 @@
-// Everything between the QKV product and attention: norms of each head's query and key (if the model has them), rotary
-// embedding, and writing K and V into their blocks.
+// Everything between the QKV product and attention: norms of queries and keys (if the model has them), rotary embedding,
+// growing queries, and writing K and V into their blocks.
 //
 // qkv: bf16 [rows, heads + 2 kv_heads, HEAD_DIM], queries first; queries are changed in place.
 // kv: one layer of the paged memory, as common.cuh says.
 // tables: u32 [sequences, table_stride], the blocks of each sequence from position 0 on.
 // sequences, positions: u32 [rows]; nothing is done for rows at NO_POSITION.
-// cos, sin: f32 [positions, HEAD_DIM / 2], pairs (i, i + HEAD_DIM / 2) as in Hugging Face checkpoints (Su et al., 2021).
-// q_norm, k_norm: f32 [HEAD_DIM], or null.
+// cos, sin: f32 [positions, HEAD_DIM / 2], pairs (i, i + HEAD_DIM / 2) as in Hugging Face checkpoints (Su et al., 2021); or null,
+// where nothing rotates.
+// q_norm, k_norm: the weights of norms, or null: f32 [HEAD_DIM], of each head by itself; with scales (f32 [rows, 2], the factors of a
+// row's queries and keys, as qk_scales makes them) [heads, HEAD_DIM] and [kv_heads, HEAD_DIM].
+// growth: f32 [positions], factors of queries, or null.
 // One warp per row and head; grid (rows, heads + 2 kv_heads over 8), 256 threads. HEAD_DIM: a multiple of 4, up to 256.
 #include "common.cuh"
 
@@ -31,13 +34,17 @@ __device__ inline void turn(float (&x)[STEPS][4], const float* cos, const float*
     }
 }
 
-__device__ inline void norm(float (&x)[STEPS][4], const float* weight, float epsilon, u32 lane) {
+// The factor that norms a head by itself.
+__device__ inline float scale_of(const float (&x)[STEPS][4], float epsilon) {
     float squares = 0.0f;
 #pragma unroll
     for (u32 step = 0; step < STEPS; step++)
 #pragma unroll
         for (u32 i = 0; i < 4; i++) squares += x[step][i] * x[step][i];
-    const float scale = rsqrtf(warp_sum(squares) / float(HEAD_DIM) + epsilon);
+    return rsqrtf(warp_sum(squares) / float(HEAD_DIM) + epsilon);
+}
+
+__device__ inline void norm(float (&x)[STEPS][4], const float* weight, float scale, u32 lane) {
 #pragma unroll
     for (u32 step = 0; step < STEPS; step++) {
         const u32 i = step * 64 + lane * 2;
@@ -87,7 +94,8 @@ __device__ inline void write_int8(u8* to, float* scale, const float (&x)[STEPS][
 extern "C" __global__ void __launch_bounds__(256)
     rope_kv_write(bf16* __restrict__ qkv, u8* __restrict__ kv, const u32* __restrict__ tables, const u32* __restrict__ sequences,
                   const u32* __restrict__ positions, const float* __restrict__ cos, const float* __restrict__ sin,
-                  const float* __restrict__ q_norm, const float* __restrict__ k_norm, float epsilon, u32 heads, u32 kv_heads, u32 table_stride) {
+                  const float* __restrict__ q_norm, const float* __restrict__ k_norm, const float* __restrict__ scales,
+                  const float* __restrict__ growth, float epsilon, u32 heads, u32 kv_heads, u32 table_stride) {
     const u32 row = blockIdx.x, lane = threadIdx.x % 32;
     const u32 head = blockIdx.y * WARPS + threadIdx.x / 32;
     const u32 position = positions[row];
@@ -108,8 +116,19 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     if (!is_value) {
         const float* weight = is_query ? q_norm : k_norm;
-        if (weight) norm(x, weight, epsilon, lane);
-        turn(x, cos + u64(position) * HALF, sin + u64(position) * HALF, lane);
+        if (weight && scales) {
+            norm(x, weight + (is_query ? head : head - heads) * HEAD_DIM, scales[2 * row + !is_query], lane);
+        } else if (weight) {
+            norm(x, weight, scale_of(x, epsilon), lane);
+        }
+        if (cos) turn(x, cos + u64(position) * HALF, sin + u64(position) * HALF, lane);
+    }
+    if (is_query && growth) {
+        const float factor = growth[position];
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) x[step][i] *= factor;
     }
 
     if (is_query) {

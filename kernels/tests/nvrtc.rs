@@ -13,6 +13,8 @@ use tidemill_kernels::{
 const ARCHS: [Arch; 2] = [Arch::SM_80, Arch::SM_90A];
 /// The smallest, the largest, and those of real models.
 const HEAD_DIMS: [usize; 8] = [16, 32, 64, 80, 96, 112, 128, 256];
+/// Head sizes of models whose attention has a cap or sinks.
+const HEAD_DIMS_OF_FORMS: [usize; 3] = [64, 128, 256];
 
 /// The assembler's report on a kernel.
 #[derive(Debug)]
@@ -43,13 +45,14 @@ fn resources(log: &str) -> Vec<Resources> {
         .collect()
 }
 
-/// All kernels that suit a device, with the heads of those that are compiled for them.
-fn reports(arch: Arch) -> Vec<(Option<Heads>, Resources)> {
+/// All kernels that suit a device, with what is defined, and the heads of those that are compiled for them.
+fn reports(arch: Arch) -> Vec<(String, Resources)> {
     let mut reports = Vec::new();
     for source in SOURCES {
         let heads = HEAD_DIMS.into_iter().flat_map(|dim| [Heads::bf16(dim), Heads { dim, kv: KvStorage::Int8 }]);
         for heads in heads.take(if source.by_heads { usize::MAX } else { 1 }) {
-            if !source.suits(arch, heads.dim) {
+            let is_form = !source.defines.is_empty();
+            if !source.suits(arch, heads.dim) || is_form && !HEAD_DIMS_OF_FORMS.contains(&heads.dim) {
                 continue;
             }
             let compiled = compile::compile(source, arch, heads).unwrap_or_else(|error| panic!("{error}"));
@@ -57,7 +60,11 @@ fn reports(arch: Arch) -> Vec<(Option<Heads>, Resources)> {
             for trouble in ["warning", "Performance Loss"] {
                 assert!(!compiled.log.contains(trouble), "{} for {arch}: {}", source.file, compiled.log);
             }
-            reports.extend(resources(&compiled.log).into_iter().map(|r| (source.by_heads.then_some(heads), r)));
+            let int8 = (heads.kv == KvStorage::Int8).then_some("int8");
+            let of_heads =
+                source.by_heads.then(|| [Some(&*heads.dim.to_string()), int8].into_iter().flatten().collect::<Vec<_>>().join(" "));
+            let form = of_heads.iter().map(String::as_str).chain(source.defines.iter().copied()).collect::<Vec<_>>().join(" ");
+            reports.extend(resources(&compiled.log).into_iter().map(|report| (form.clone(), report)));
         }
     }
     reports
@@ -73,7 +80,7 @@ fn every_kernel_compiles_and_none_spills() {
         ),
         Err(error) => panic!("{error}"),
     }
-    println!("{:24}{:>10}{:>9}{:>11}{:>13}{:>13}", "kernel", "heads", "device", "registers", "spill bytes", "stack bytes");
+    println!("{:24}{:>20}{:>9}{:>11}{:>13}{:>13}", "kernel", "heads", "device", "registers", "spill bytes", "stack bytes");
     let mut kernels: BTreeMap<String, u32> = BTreeMap::new();
     // The compiler is slow: one thread per device.
     let reports = std::thread::scope(|scope| {
@@ -81,27 +88,29 @@ fn every_kernel_compiles_and_none_spills() {
         threads.map(|thread| thread.join().expect("every kernel compiles"))
     });
     for (arch, reports) in ARCHS.iter().zip(reports) {
-        for (heads, Resources { kernel, registers, spill_bytes, stack_bytes }) in reports {
-            let heads =
-                heads.map_or(String::new(), |heads| format!("{}{}", heads.dim, if heads.kv == KvStorage::Int8 { " int8" } else { "" }));
-            println!("{kernel:24}{heads:>10}{:>9}{registers:>11}{spill_bytes:>13}{stack_bytes:>13}", arch.to_string());
+        for (form, Resources { kernel, registers, spill_bytes, stack_bytes }) in reports {
+            println!("{kernel:24}{form:>20}{:>9}{registers:>11}{spill_bytes:>13}{stack_bytes:>13}", arch.to_string());
             *kernels.entry(kernel).or_default() += spill_bytes + stack_bytes;
         }
     }
     let spilling: Vec<_> = kernels.iter().filter(|(_, bytes)| **bytes > 0).collect();
     assert!(spilling.is_empty(), "kernels whose numbers do not fit into registers: {spilling:?}");
     let expected = [
+        "activate",
+        "add_and_norm",
         "add_to_logits",
         "attention_combine",
         "attention_decode",
         "attention_prefill",
         "attention_prefill_hopper",
         "ban",
+        "cap_logits",
         "embedding",
         "kv_gather",
         "kv_scatter",
         "mask_logits",
         "penalize",
+        "qk_scales",
         "quantize_fp8_rows",
         "quantize_fp8_tensor",
         "rms_norm",

@@ -109,7 +109,7 @@ impl CudaExecutor {
         let shape = DeviceShape::of(&config, options.kv_dtype)?;
         // Fails on missing libraries before it loads the weights.
         let device = Device::open(0, &options.kernel_cache)?;
-        let (kernels, gemm) = (Kernels::load(&device, shape.kernel_heads())?, Gemm::new(&device)?);
+        let (kernels, gemm) = (Kernels::load(&device, shape.kernel_heads(), shape.scoring)?, Gemm::new(&device)?);
 
         let mut checkpoint = Checkpoint::open(dir)?;
         let tensors = Tensors::take(&mut checkpoint, &config)?;
@@ -118,7 +118,7 @@ impl CudaExecutor {
             .then(|| gemm.fp8_rows().to_string());
         let (digest, weights) = thread::scope(|scope| {
             let digest = scope.spawn(|| checkpoint.digest(&mut |_, _| {}));
-            let weights = DeviceWeights::load(&device, &tensors, config.tied, shape, fp8, progress);
+            let weights = DeviceWeights::load(&device, &tensors, &config, shape, fp8, progress);
             (digest.join().expect("hashing does not panic"), weights)
         });
         checkpoint.release();

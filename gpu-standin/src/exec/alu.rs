@@ -200,6 +200,9 @@ pub(crate) fn compute(r: &mut Registers, lists: &[u16], instr: &Instr, mask: u32
         Op::RsqrtF32 => float!(|x| 1.0 / x.sqrt()),
         Op::SqrtF32 => float!(|x| x.sqrt()),
         Op::Ex2F32 | Op::Ex2FtzF32 => float!(|x| exp2(x)),
+        Op::TruncF32 => float!(|x| x.trunc()),
+        // The sign of the first, the size of the second.
+        Op::CopysignF32 => r32!(|x, y| x & 0x8000_0000 | y & 0x7fff_ffff),
         Op::CvtF32U32 => r32!(|x| (x as f32).to_bits()),
         Op::CvtF32S32 => r32!(|x| (x as i32 as f32).to_bits()),
         // Saturates; NaN is zero.

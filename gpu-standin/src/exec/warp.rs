@@ -785,11 +785,11 @@ fn used32(instr: &Instr) -> [Option<u16>; 4] {
     let Instr { op, d, a, b, c, .. } = *instr;
     match op {
         Mov32 | Not32 | Neg32 | Brev32 | BfindShift32 | Popc32 | CvtU16U32 | AbsF32 | NegF32 | RcpF32 | RsqrtF32 | SqrtF32 | Ex2F32
-        | Ex2FtzF32 | CvtF32U32 | CvtF32S32 | CvtU32F32Rz | CvtS32F32Rn | MoveMatrix => [Some(d), Some(a), None, None],
+        | Ex2FtzF32 | TruncF32 | CvtF32U32 | CvtF32S32 | CvtU32F32Rz | CvtS32F32Rn | MoveMatrix => [Some(d), Some(a), None, None],
         Mad32 | Prmt | FmaF32 | FmaBf16x2 | Bfi32 => [Some(d), Some(a), Some(b), Some(c)],
         Add32 | Sub32 | Mul32 | And32 | Or32 | Xor32 | Shl32 | ShrU32 | ShrS32 | MinU32 | MaxU32 | MinS32 | MaxS32 | DivU32 | RemU32
-        | Sel32 | Sub16 | Add16 | Shl16 | Shr16 | Mul16 | MulWide16 | AddF32 | SubF32 | MulF32 | DivF32 | MaxF32 | MinF32 | CvtBf16x2
-        | Shfl(_) => [Some(d), Some(a), Some(b), None],
+        | Sel32 | Sub16 | Add16 | Shl16 | Shr16 | Mul16 | MulWide16 | AddF32 | SubF32 | MulF32 | DivF32 | MaxF32 | MinF32 | CopysignF32
+        | CvtBf16x2 | Shfl(_) => [Some(d), Some(a), Some(b), None],
         CvtU32U64 => [Some(d), None, None, None],
         MulWideU32 | MulWideS32 | Pack64 | EqU32 | NeU32 | LtU32 | LeU32 | GtU32 | GeU32 | LtS32 | LeS32 | GtS32 | GeS32 | EqF32
         | NeF32 | LtF32 | LeF32 | GtF32 | GeF32 | EquF32 | NeuF32 | LtuF32 | LeuF32 | GtuF32 | GeuF32 => [Some(a), Some(b), None, None],

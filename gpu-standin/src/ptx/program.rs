@@ -68,6 +68,7 @@ pub(crate) enum Op {
     MinU32, MaxU32, MinS32, MaxS32, DivU32, RemU32, Prmt, Brev32, BfindShift32, Bfi32, Sel32, Popc32,
     Sub16, Add16, Shl16, Shr16, Mul16, MulWide16, CvtU16U32,
     AddF32, SubF32, MulF32, DivF32, FmaF32, MaxF32, MinF32, AbsF32, NegF32, RcpF32, RsqrtF32, SqrtF32, Ex2F32, Ex2FtzF32,
+    TruncF32, CopysignF32,
     CvtF32U32, CvtF32S32, CvtU32F32Rz, CvtS32F32Rn, CvtBf16x2, FmaBf16x2,
     // 64-bit registers.
     Mov64, Add64, Sub64, Mul64, MulHi64, And64, Or64, Xor64, Not64, Shl64, ShrU64, MinU64, MaxU64, DivU64, RemU64, Bfi64, Sel64,

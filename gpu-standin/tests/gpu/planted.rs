@@ -5,8 +5,12 @@ use crate::standin::{Standin, cache, repository, told};
 use tidemill_kernels::{
     KvStorage,
     cuda::{
-        checks::{self, Checks, TestGpu},
-        compile::Heads,
+        checks::{
+            self, Checks, Extent, TestGpu,
+            attention::Form,
+            rows::{Adds, Normed, Norms, Turn},
+        },
+        compile::{Heads, Scoring},
     },
 };
 
@@ -39,6 +43,8 @@ const ATTENTION: &str = "planted::attention";
 /// With tiles enough for buffers to be used again.
 const ATTENTION_TO_ALL: &str = "planted::attention_to_all";
 const ATTENTION_IN_8_BITS: &str = "planted::attention_in_8_bits";
+const ATTENTION_WITH_A_CAP: &str = "planted::attention_with_a_cap";
+const ATTENTION_WITH_SINKS: &str = "planted::attention_with_sinks";
 const BLOCKS: &str = "planted::blocks";
 const ROWS: &str = "planted::rows";
 const HANDED_OVER: &str = "planted::handed_over";
@@ -80,11 +86,7 @@ const ALL: &[Planted] = &[
     Planted {
         what: "a shuffle that some lanes do not reach",
         options: "",
-        edit: Some((
-            "rope_kv_write.cu",
-            "if (weight) norm(x, weight, epsilon, lane);",
-            "if (weight && lane != 5) norm(x, weight, epsilon, lane);",
-        )),
+        edit: Some(("rope_kv_write.cu", "        } else if (weight) {", "        } else if (weight && lane != 5) {")),
         test: ROWS,
         said: &[DIVERGENCE],
     },
@@ -247,6 +249,52 @@ const ALL: &[Planted] = &[
         said: UNORDERED,
     },
     Planted {
+        what: "scores that are capped once they are masked",
+        options: "arch=90",
+        edit: Some((
+            HOPPER,
+            "        cap_scores(scores, scale_log2, cap_log2);\n        hide(scores, base);",
+            "        hide(scores, base);\n        cap_scores(scores, scale_log2, cap_log2);",
+        )),
+        test: ATTENTION_WITH_A_CAP,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "capped scores that are scaled again",
+        options: "",
+        edit: Some((DECODE, "absorb(state, c, scale_left(scale_log2));", "absorb(state, c, scale_log2);")),
+        test: ATTENTION_WITH_A_CAP,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "a sink that joins only where a row has one part",
+        options: "",
+        edit: Some((DECODE, "    sum = with_sink(sum, max, sinks, blockIdx.x);\n", "")),
+        test: ATTENTION_WITH_SINKS,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "another head's sink",
+        options: "arch=80",
+        edit: Some((PREFILL, "with_sink(sum, state.max[m][half], sinks, head)", "with_sink(sum, state.max[m][half], sinks, kv_head)")),
+        test: ATTENTION_WITH_SINKS,
+        said: &[WRONG_RESULT],
+    },
+    Planted {
+        what: "a mean of one warp's numbers",
+        options: "",
+        edit: Some(("norm.cu", "mean = block_sum(of_numbers) / float(width);", "mean = warp_sum(of_numbers) / float(width);")),
+        test: ROWS,
+        said: &["FAILED norm"],
+    },
+    Planted {
+        what: "the factor of a row's queries, for its keys",
+        options: "",
+        edit: Some(("rope_kv_write.cu", "scales[2 * row + !is_query]", "scales[2 * row]")),
+        test: ROWS,
+        said: &["FAILED kv_write"],
+    },
+    Planted {
         what: "an unaligned vector load",
         options: "",
         edit: Some((
@@ -326,8 +374,13 @@ fn nothing_is_found_where_nothing_is_planted() {
         (ATTENTION_TO_ALL, "arch=90,seed=9"),
         (ATTENTION_IN_8_BITS, "arch=80,seed=7"),
         (ATTENTION_IN_8_BITS, "arch=90,seed=8"),
+        (ATTENTION_WITH_A_CAP, "arch=80,seed=10"),
+        (ATTENTION_WITH_A_CAP, "arch=90,seed=11"),
+        (ATTENTION_WITH_SINKS, "arch=80,seed=12"),
+        (ATTENTION_WITH_SINKS, "arch=90,seed=13"),
         (BLOCKS, "seed=5"),
         (ROWS, "seed=6"),
+        ("planted::every_form_of_rows", "seed=14"),
     ] {
         Standin::new(options).passes(test);
     }
@@ -356,19 +409,33 @@ fn judge(run: impl FnOnce(&mut TestGpu, &mut Checks) -> Result<(), tidemill_kern
 #[test]
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn attention() {
-    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads::bf16(64), 1, 3, Some(100)));
+    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads::bf16(64), 1, 3, Form::from(Some(100))));
 }
 
 #[test]
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn attention_to_all() {
-    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads::bf16(64), 1, 3, None));
+    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads::bf16(64), 1, 3, Form::from(None)));
 }
 
 #[test]
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn attention_in_8_bits() {
-    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads { dim: 64, kv: KvStorage::Int8 }, 1, 3, Some(100)));
+    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads { dim: 64, kv: KvStorage::Int8 }, 1, 3, Form::from(Some(100))));
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn attention_with_a_cap() {
+    let form = Form { window: Some(300), scoring: Scoring::Capped };
+    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads::bf16(64), 1, 3, form));
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn attention_with_sinks() {
+    let form = Form { window: None, scoring: Scoring::Sinks };
+    judge(|gpu, checks| checks::attention::both(gpu, checks, Heads::bf16(64), 1, 3, form));
 }
 
 #[test]
@@ -382,8 +449,17 @@ fn blocks() {
 fn rows() {
     judge(|gpu, checks| {
         checks::rows::rms_norm(gpu, checks, 3, 520, true, true)?;
-        checks::rows::rope_kv_write(gpu, checks, Heads::bf16(64), 2, 7, true)
+        checks::rows::norm(gpu, checks, 3, 520, Adds::Normed, Normed::Centered { has_bias: true })?;
+        checks::rows::rope_kv_write(gpu, checks, Heads::bf16(64), 2, 7, Turn { norms: Norms::Heads, ..Turn::default() })?;
+        checks::rows::rope_kv_write(gpu, checks, Heads::bf16(32), 3, 5, Turn { norms: Norms::All, grows: true, is_still: false })
     });
+}
+
+/// The smallest case of every operation on rows.
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn every_form_of_rows() {
+    judge(|gpu, checks| checks::rows::all(gpu, checks, Extent::First));
 }
 
 /// A checkpoint on two executors, and blocks from one to the other.

@@ -3,10 +3,11 @@
 
 use super::{
     CudaError,
+    compile::Scoring,
     device::{Bf16, Device},
     kernels::Kernels,
     kv::PagedLayer,
-    launch::{Shape, launch},
+    launch::{Shape, launch, optional, soft_cap_factor},
     prefill_kernel::tile_rows,
 };
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits};
@@ -21,21 +22,49 @@ pub struct Queries<'a> {
     pub scale: f32,
     /// A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
     pub window: Option<usize>,
+    /// Scaled scores become `cap tanh(score / cap)`.
+    pub cap: Option<f32>,
+    /// For each query head the logit that joins the softmax's sum, times log2(e).
+    pub sinks: Option<&'a CudaView<'a, f32>>,
+}
+
+impl<'a> Queries<'a> {
+    /// Queries of `heads` heads of `head_dim` numbers that attend to all positions before them.
+    pub fn plain(q: &'a CudaView<'a, Bf16>, stride: usize, heads: usize, head_dim: usize) -> Self {
+        Self { q, stride, heads, scale: scale(head_dim), window: None, cap: None, sinks: None }
+    }
 }
 
 impl Queries<'_> {
+    fn scoring(&self) -> Scoring {
+        match (self.cap, self.sinks) {
+            (None, None) => Scoring::Plain,
+            (Some(_), None) => Scoring::Capped,
+            (None, Some(_)) => Scoring::Sinks,
+            (Some(_), Some(_)) => panic!("there are no kernels for a cap beside sinks"),
+        }
+    }
+
+    /// The cap, for exponentials that are powers of two.
+    fn cap_log2(&self) -> f32 {
+        self.cap.map_or(0.0, |cap| std::f32::consts::LOG2_E * cap)
+    }
+
     /// In the kernels' encoding.
     fn window(&self) -> usize {
         assert!(self.window != Some(0), "a window holds at least the row itself");
         self.window.map_or(ALL_POSITIONS, |window| window.min(ALL_POSITIONS))
     }
 
-    /// For exponentials that are powers of two.
+    /// For exponentials that are powers of two; with a cap, for the argument of tanh.
     fn scale_log2(&self) -> f32 {
-        std::f32::consts::LOG2_E * self.scale
+        self.scale * self.cap.map_or(std::f32::consts::LOG2_E, soft_cap_factor)
     }
 
-    fn assert_shape(&self, out: usize, rows: usize, paged: &PagedLayer<'_>) {
+    fn assert_shape(&self, out: usize, rows: usize, paged: &PagedLayer<'_>, kernels: &Kernels) {
+        assert_eq!(paged.heads, kernels.heads, "kernels and memory have the same heads");
+        assert_eq!(self.scoring(), kernels.scoring, "kernels for this scoring");
+        assert!(self.sinks.is_none_or(|sinks| sinks.len() == self.heads), "a sink for each head");
         let width = self.heads * paged.heads.dim;
         assert!(self.heads > 0 && self.heads.is_multiple_of(paged.kv_heads), "query heads in equal groups");
         assert!(self.stride >= width && self.stride.is_multiple_of(8), "rows of queries begin at multiples of 16 bytes");
@@ -131,7 +160,7 @@ impl DecodeScratch {
 }
 
 impl Kernels {
-    /// `out = softmax(scale q Kᵀ) V` for rows whose K and V, and those of all earlier positions, are written. `tiles`
+    /// `out = softmax(scale q Kᵀ) V`, with caps and sinks where queries have them, for rows whose K and V, and those of all earlier positions, are written. `tiles`
     /// come from [`prefill_tiles`]. q and out have `rows` rows; out: `[rows, heads, head_dim]`.
     pub fn attention_prefill(
         &self,
@@ -142,8 +171,7 @@ impl Kernels {
         tiles: &CudaView<'_, Tile>,
         rows: usize,
     ) -> Result<(), CudaError> {
-        queries.assert_shape(out.len(), rows, paged);
-        assert_eq!(paged.heads, self.heads, "kernels and memory have the same heads");
+        queries.assert_shape(out.len(), rows, paged, self);
         let shape = Shape { shared_bytes: self.prefill.shared_bytes, ..Shape::new((queries.heads, tiles.len(), 1), self.prefill.threads) };
         let args = [
             out.into(),
@@ -157,6 +185,8 @@ impl Kernels {
             paged.kv_heads.into(),
             queries.window().into(),
             queries.scale_log2().into(),
+            queries.cap_log2().into(),
+            optional(queries.sinks),
         ];
         // SAFETY: shapes asserted. The caller's contract: tiles lie within `rows` and the tables, and tables name
         // blocks of the memory.
@@ -178,8 +208,7 @@ impl Kernels {
         scratch: &mut DecodeScratch,
     ) -> Result<(), CudaError> {
         let rows = positions.len();
-        queries.assert_shape(out.len(), rows, paged);
-        assert_eq!(paged.heads, self.heads, "kernels and memory have the same heads");
+        queries.assert_shape(out.len(), rows, paged, self);
         let parts_max = parts(positions_max.min(queries.window()));
         assert!(rows <= scratch.rows_max && queries.heads == scratch.heads && parts_max <= scratch.parts_max, "scratch for this batch");
         let heads_at_once = (queries.heads / paged.kv_heads).div_ceil(DECODE_HEADS) * paged.kv_heads;
@@ -200,6 +229,8 @@ impl Kernels {
             queries.window().into(),
             queries.scale_log2().into(),
             scratch.parts_max.into(),
+            queries.cap_log2().into(),
+            optional(queries.sinks),
         ];
         let combine = [
             out.into(),
@@ -209,6 +240,7 @@ impl Kernels {
             queries.heads.into(),
             queries.window().into(),
             scratch.parts_max.into(),
+            optional(queries.sinks),
         ];
         // SAFETY: shapes asserted; positions are below `positions_max` and their tables cover them, by the caller's
         // contract. The second kernel follows the first on one stream.

@@ -15,6 +15,8 @@ pub struct Source {
     pub text: &'static str,
     /// Compiled separately for each kind of [`Heads`].
     pub by_heads: bool,
+    /// Names and values that are defined as it is compiled: of attention, whatever it has beside the softmax of scaled scores.
+    pub defines: &'static [&'static str],
 }
 
 impl Source {
@@ -26,15 +28,31 @@ impl Source {
 
 macro_rules! source {
     ($file:literal, by_heads: $by_heads:literal) => {
-        Source { file: $file, text: include_str!(concat!("../../cu/", $file)), by_heads: $by_heads }
+        Source { file: $file, text: include_str!(concat!("../../cu/", $file)), by_heads: $by_heads, defines: &[] }
     };
 }
 
+const fn capped(source: Source) -> Source {
+    Source { defines: &["SCORE_CAP=1"], ..source }
+}
+
+const fn with_sinks(source: Source) -> Source {
+    Source { defines: &["SINKS=1"], ..source }
+}
+
+pub static ACTIVATION: Source = source!("activation.cu", by_heads: false);
 pub static ATTENTION_DECODE: Source = source!("attention_decode.cu", by_heads: true);
+pub static ATTENTION_DECODE_CAPPED: Source = capped(source!("attention_decode.cu", by_heads: true));
+pub static ATTENTION_DECODE_SINKS: Source = with_sinks(source!("attention_decode.cu", by_heads: true));
 pub static ATTENTION_PREFILL: Source = source!("attention_prefill.cu", by_heads: true);
+pub static ATTENTION_PREFILL_CAPPED: Source = capped(source!("attention_prefill.cu", by_heads: true));
+pub static ATTENTION_PREFILL_SINKS: Source = with_sinks(source!("attention_prefill.cu", by_heads: true));
 pub static ATTENTION_PREFILL_HOPPER: Source = source!("attention_prefill_hopper.cu", by_heads: true);
+pub static ATTENTION_PREFILL_HOPPER_CAPPED: Source = capped(source!("attention_prefill_hopper.cu", by_heads: true));
+pub static ATTENTION_PREFILL_HOPPER_SINKS: Source = with_sinks(source!("attention_prefill_hopper.cu", by_heads: true));
 pub static EMBEDDING: Source = source!("embedding.cu", by_heads: false);
 pub static KV_COPY: Source = source!("kv_copy.cu", by_heads: false);
+pub static NORM: Source = source!("norm.cu", by_heads: false);
 pub static PENALTIES: Source = source!("penalties.cu", by_heads: false);
 pub static QUANTIZE_FP8: Source = source!("quantize_fp8.cu", by_heads: false);
 pub static RMS_NORM: Source = source!("rms_norm.cu", by_heads: false);
@@ -42,12 +60,20 @@ pub static ROPE_KV_WRITE: Source = source!("rope_kv_write.cu", by_heads: true);
 pub static SAMPLE: Source = source!("sample.cu", by_heads: false);
 pub static SWIGLU: Source = source!("swiglu.cu", by_heads: false);
 
-pub static SOURCES: [&Source; 11] = [
+pub static SOURCES: [&Source; 19] = [
+    &ACTIVATION,
     &ATTENTION_DECODE,
+    &ATTENTION_DECODE_CAPPED,
+    &ATTENTION_DECODE_SINKS,
     &ATTENTION_PREFILL,
+    &ATTENTION_PREFILL_CAPPED,
+    &ATTENTION_PREFILL_SINKS,
     &ATTENTION_PREFILL_HOPPER,
+    &ATTENTION_PREFILL_HOPPER_CAPPED,
+    &ATTENTION_PREFILL_HOPPER_SINKS,
     &EMBEDDING,
     &KV_COPY,
+    &NORM,
     &PENALTIES,
     &QUANTIZE_FP8,
     &RMS_NORM,
@@ -58,6 +84,29 @@ pub static SOURCES: [&Source; 11] = [
 
 /// Included by all sources.
 pub(crate) const COMMON: &str = include_str!("../../cu/common.cuh");
+
+/// What attention has beside the softmax of scaled scores. Its kernels are compiled for it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Scoring {
+    Plain,
+    /// A soft cap of scores.
+    Capped,
+    /// A logit of each query head that joins the sum of its softmax.
+    Sinks,
+}
+
+impl Scoring {
+    /// The source to compile, of one of attention's.
+    pub(super) fn of(self, plain: &'static Source) -> &'static Source {
+        let defines = match self {
+            Self::Plain => ATTENTION_DECODE.defines,
+            Self::Capped => ATTENTION_DECODE_CAPPED.defines,
+            Self::Sinks => ATTENTION_DECODE_SINKS.defines,
+        };
+        let found = SOURCES.into_iter().find(|source| source.file == plain.file && source.defines == defines);
+        found.expect("attention's sources are there for every scoring")
+    }
+}
 
 /// Heads of K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -130,6 +179,7 @@ pub(crate) fn options(source: &Source, arch: Arch, heads: Heads) -> Vec<String> 
         // Writes the assembler's report to the log.
         "--ptxas-options=-v".to_owned(),
     ];
+    options.extend(source.defines.iter().map(|define| format!("-D{define}")));
     if source.by_heads {
         options.push(format!("-DHEAD_DIM={}", heads.dim));
         options.push(format!("-DKV_INT8={}", u8::from(heads.kv == KvStorage::Int8)));

@@ -1,4 +1,4 @@
-//! Operations with little work per number: embedding, norm, rotary embedding with the KV write, SwiGLU, FP8. Memory
+//! Operations with little work per number: embedding, norms, rotary embedding with the KV write, activations, FP8. Memory
 //! bounds them all, so they are fused where one pass can do.
 
 use super::{
@@ -23,14 +23,78 @@ pub struct Norm<'a> {
     pub rows: Option<&'a CudaView<'a, u32>>,
 }
 
-/// The rotation of queries and keys.
-pub struct Rope<'a> {
-    /// `[positions, head_dim / 2]`
-    pub cos: &'a CudaView<'a, f32>,
-    pub sin: &'a CudaView<'a, f32>,
-    /// Norms of each head's query and key, `[head_dim]`, if the model has them.
-    pub norms: Option<(&'a CudaView<'a, f32>, &'a CudaView<'a, f32>)>,
+/// What [`Kernels::norm`] adds to the residual stream first, and how.
+pub struct Added<'a> {
+    /// A layer's output, `[.., width]`.
+    pub delta: CudaView<'a, Bf16>,
+    /// Another part's output, added to it.
+    pub beside: Option<CudaView<'a, Bf16>>,
+    /// The weight of a norm over their sum, `[width]`.
+    pub norm: Option<CudaView<'a, f32>>,
+    /// What is added is multiplied by it.
+    pub factor: f32,
+}
+
+/// A norm of the residual stream.
+pub struct NormWeights<'a> {
+    /// `[width]`
+    pub weight: CudaView<'a, f32>,
+    /// `[width]`
+    pub bias: Option<CudaView<'a, f32>>,
+    /// The mean is taken out first.
+    pub is_centered: bool,
+}
+
+/// The other operands of [`Kernels::norm`].
+pub struct AddAndNorm<'a> {
+    pub added: Option<&'a Added<'a>>,
+    /// `None`: the rows are only rounded.
+    pub norm: Option<&'a NormWeights<'a>>,
+    /// A multiple of 8.
+    pub width: usize,
+    /// The epsilon of both norms.
     pub epsilon: f32,
+    /// The rows to compute; `None`: all. Nothing is added to other rows.
+    pub rows: Option<&'a CudaView<'a, u32>>,
+}
+
+/// What happens to queries and keys before they are used.
+#[derive(Default)]
+pub struct Rope<'a> {
+    /// Cosines and sines of the rotation, `[positions, head_dim / 2]` each; `None`: nothing rotates.
+    pub angles: Option<(&'a CudaView<'a, f32>, &'a CudaView<'a, f32>)>,
+    pub norms: Option<HeadNorms<'a>>,
+    /// Factors of queries, `[positions]`.
+    pub growth: Option<&'a CudaView<'a, f32>>,
+}
+
+/// Norms of queries and keys, before the rotation.
+pub struct HeadNorms<'a> {
+    /// The weights: of norms over each head `[head_dim]`, else `[heads, head_dim]`.
+    pub queries: &'a CudaView<'a, f32>,
+    /// `[head_dim]` or `[kv_heads, head_dim]`
+    pub keys: &'a CudaView<'a, f32>,
+    pub over: NormedOver<'a>,
+}
+
+/// The numbers that are normed together.
+pub enum NormedOver<'a> {
+    Head {
+        epsilon: f32,
+    },
+    /// All heads of a row, with these factors, `[rows, 2]`: see [`Kernels::qk_scales`].
+    Heads(&'a CudaView<'a, f32>),
+}
+
+/// The function between the two projections of a feed-forward layer, with its number in activation.cu.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    /// `x sigmoid(x)`
+    Silu = 0,
+    /// `x Φ(x)`, with the normal distribution's Φ.
+    Gelu = 1,
+    /// `x Φ(x)`, with an approximation of Φ by tanh.
+    GeluTanh = 2,
 }
 
 /// Where each row of a batch belongs, both `[rows]`.
@@ -42,7 +106,7 @@ pub struct RowPlaces<'a> {
 }
 
 impl Kernels {
-    /// `out[row] = table[tokens[row]]`. Tokens must be rows of the table. out: `[tokens, width]`, table: `[vocab,
+    /// `out[row] = factor * table[tokens[row]]`. Tokens must be rows of the table. out: `[tokens, width]`, table: `[vocab,
     /// width]`, width a multiple of 8.
     pub fn embedding(
         &self,
@@ -51,12 +115,13 @@ impl Kernels {
         table: &CudaView<'_, Bf16>,
         tokens: &CudaView<'_, u32>,
         width: usize,
+        factor: f32,
     ) -> Result<(), CudaError> {
         assert!(width > 0 && width.is_multiple_of(8) && table.len().is_multiple_of(width), "table is [vocab, width]");
         assert_eq!(out.len(), tokens.len() * width, "out is [tokens, width]");
         let shape = Shape::new((tokens.len(), 1, 1), THREADS);
         // SAFETY: shapes asserted; tokens are below the vocabulary, by the caller's contract.
-        unsafe { launch(stream, &self.embedding, shape, &[out.into(), table.into(), tokens.into(), width.into()]) }
+        unsafe { launch(stream, &self.embedding, shape, &[out.into(), table.into(), tokens.into(), width.into(), factor.into()]) }
     }
 
     /// `residual += delta; out = weight * residual / sqrt(mean(residual²) + epsilon)`. out: `[rows, width]`, residual:
@@ -80,7 +145,66 @@ impl Kernels {
         unsafe { launch(stream, &self.rms_norm, shape, &args) }
     }
 
-    /// Rotates queries and keys to their positions, in place, and stores K and V. qkv: `[rows, heads + 2 kv_heads,
+    /// Adds to the residual stream, and norms its rows, in the forms that [`rms_norm`](Self::rms_norm) does not have. out: `[rows, width]`,
+    /// residual: `[.., width]`.
+    pub fn norm(
+        &self,
+        stream: &CudaStream,
+        out: &mut CudaViewMut<'_, Bf16>,
+        residual: &mut CudaViewMut<'_, f32>,
+        operands: &AddAndNorm<'_>,
+    ) -> Result<(), CudaError> {
+        let AddAndNorm { added, norm, width, epsilon, rows: chosen } = *operands;
+        assert!(width > 0 && width.is_multiple_of(8) && width <= self.width_max, "rows of a multiple of 8, up to {}", self.width_max);
+        let (delta, beside) = (added.map(|added| &added.delta), added.and_then(|added| added.beside.as_ref()));
+        assert!([delta, beside].into_iter().flatten().all(|delta| delta.len() == residual.len()), "what is added has the residual's shape");
+        let after = added.and_then(|added| added.norm.as_ref());
+        let (weight, bias) = (norm.map(|norm| &norm.weight), norm.and_then(|norm| norm.bias.as_ref()));
+        assert!([after, weight, bias].into_iter().flatten().all(|vector| vector.len() == width), "norms are [width]");
+        let rows = chosen.map_or(residual.len() / width, CudaView::len);
+        assert!(residual.len().is_multiple_of(width) && out.len() == rows * width, "out is [rows, width]");
+        let shape = Shape { shared_bytes: width * size_of::<f32>(), ..Shape::new((rows, 1, 1), THREADS) };
+        let args = [
+            out.into(),
+            residual.into(),
+            optional(delta),
+            optional(beside),
+            optional(after),
+            optional(weight),
+            optional(bias),
+            optional(chosen),
+            width.into(),
+            usize::from(norm.is_some_and(|norm| norm.is_centered)).into(),
+            added.map_or(1.0, |added| added.factor).into(),
+            epsilon.into(),
+        ];
+        // SAFETY: shapes asserted; `rows` are rows of the residual stream, by the caller's contract.
+        unsafe { launch(stream, &self.norm, shape, &args) }
+    }
+
+    /// The factors that norm queries and keys of a row over all heads. out: `[rows, 2]`, qkv: `[rows, heads + 2 kv_heads, head_dim]`.
+    /// `used`: the numbers of a head that count; others are zeros.
+    #[expect(clippy::too_many_arguments, reason = "each is another thing")]
+    pub fn qk_scales(
+        &self,
+        stream: &CudaStream,
+        out: &mut CudaViewMut<'_, f32>,
+        qkv: &CudaView<'_, Bf16>,
+        heads: usize,
+        kv_heads: usize,
+        used: usize,
+        epsilon: f32,
+    ) -> Result<(), CudaError> {
+        let (q_width, k_width) = (heads * self.heads.dim, kv_heads * self.heads.dim);
+        let rows = out.len() / 2;
+        assert!(out.len() == 2 * rows && qkv.len() == rows * (q_width + 2 * k_width), "qkv is [rows, heads + 2 kv_heads, head_dim]");
+        let numbers = |heads: usize| ((heads * used) as f32).into();
+        let args = [out.into(), qkv.into(), q_width.into(), k_width.into(), numbers(heads), numbers(kv_heads), epsilon.into()];
+        // SAFETY: shapes asserted.
+        unsafe { launch(stream, &self.qk_scales, Shape::new((rows, 2, 1), THREADS), &args) }
+    }
+
+    /// Norms and rotates queries and keys, in place, and stores K and V. qkv: `[rows, heads + 2 kv_heads,
     /// head_dim]`.
     pub fn rope_kv_write(
         &self,
@@ -95,8 +219,20 @@ impl Kernels {
         let rows = places.positions.len();
         assert_eq!(qkv.len(), rows * all_heads * self.heads.dim, "qkv is [rows, heads + 2 kv_heads, head_dim]");
         assert_eq!(places.sequences.len(), rows, "a sequence for each row");
-        assert!(rope.cos.len() == rope.sin.len() && rope.cos.len().is_multiple_of(self.heads.dim / 2), "[positions, head_dim / 2]");
-        assert!(rope.norms.is_none_or(|(q, k)| q.len() == self.heads.dim && k.len() == self.heads.dim), "norms are [head_dim]");
+        let half = self.heads.dim / 2;
+        assert!(rope.angles.is_none_or(|(cos, sin)| cos.len() == sin.len() && cos.len().is_multiple_of(half)), "[positions, head_dim / 2]");
+        let norms = rope.norms.as_ref();
+        let (scales, epsilon) = match norms.map(|norms| &norms.over) {
+            Some(NormedOver::Heads(scales)) => (Some(*scales), 0.0),
+            Some(NormedOver::Head { epsilon }) => (None, *epsilon),
+            None => (None, 0.0),
+        };
+        let normed = |heads: usize| if scales.is_some() { heads * self.heads.dim } else { self.heads.dim };
+        assert!(
+            norms.is_none_or(|norms| norms.queries.len() == normed(heads) && norms.keys.len() == normed(paged.kv_heads)),
+            "norms are [head_dim], or of all heads"
+        );
+        assert!(scales.is_none_or(|scales| scales.len() == 2 * rows), "two factors for each row");
         assert_eq!(paged.heads, self.heads, "kernels and memory have the same heads");
         let shape = Shape::new((rows, all_heads.div_ceil(THREADS / 32), 1), THREADS);
         let args = [
@@ -105,16 +241,18 @@ impl Kernels {
             paged.tables.into(),
             places.sequences.into(),
             places.positions.into(),
-            rope.cos.into(),
-            rope.sin.into(),
-            optional(rope.norms.map(|(q, _)| q)),
-            optional(rope.norms.map(|(_, k)| k)),
-            rope.epsilon.into(),
+            optional(rope.angles.map(|(cos, _)| cos)),
+            optional(rope.angles.map(|(_, sin)| sin)),
+            optional(norms.map(|norms| norms.queries)),
+            optional(norms.map(|norms| norms.keys)),
+            optional(scales),
+            optional(rope.growth),
+            epsilon.into(),
             heads.into(),
             paged.kv_heads.into(),
             paged.table_stride.into(),
         ];
-        // SAFETY: shapes asserted. The caller's contract: angles and tables cover all positions, and tables name blocks
+        // SAFETY: shapes asserted. The caller's contract: angles, growth and tables cover all positions, and tables name blocks
         // of the memory.
         unsafe { launch(stream, &self.rope_kv_write, shape, &args) }
     }
@@ -132,6 +270,28 @@ impl Kernels {
         let shape = Shape::new(((width / 8).div_ceil(THREADS), out.len() / width, 1), THREADS);
         // SAFETY: shapes asserted.
         unsafe { launch(stream, &self.swiglu, shape, &[out.into(), gate_up.into(), width.into()]) }
+    }
+
+    /// `out = f(gate) * up`, or `out = f(from)` without a gate. from: `[rows, 2, width]`, or `[rows, width]`; out: `[rows, width]`, width a
+    /// multiple of 8.
+    pub fn activate(
+        &self,
+        stream: &CudaStream,
+        out: &mut CudaViewMut<'_, Bf16>,
+        from: &CudaView<'_, Bf16>,
+        width: usize,
+        function: Activation,
+        is_gated: bool,
+    ) -> Result<(), CudaError> {
+        assert!(width > 0 && width.is_multiple_of(8) && out.len().is_multiple_of(width), "out is [rows, width]");
+        assert_eq!(from.len(), out.len() * if is_gated { 2 } else { 1 }, "from is [rows, 2, width], or [rows, width] without a gate");
+        if is_gated && function == Activation::Silu {
+            return self.swiglu(stream, out, from, width);
+        }
+        let shape = Shape::new(((width / 8).div_ceil(THREADS), out.len() / width, 1), THREADS);
+        let args = [out.into(), from.into(), width.into(), (function as usize).into(), usize::from(is_gated).into()];
+        // SAFETY: shapes asserted.
+        unsafe { launch(stream, &self.activate, shape, &args) }
     }
 
     /// `x ≈ scales[row] * out`, each row's largest number, or `largest_max` if that is smaller, at the end of e4m3's range;

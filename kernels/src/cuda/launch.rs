@@ -31,6 +31,11 @@ impl BlockBatch {
 // SAFETY: plain numbers in C's order, as kv_copy.cu declares them; any bits are valid.
 unsafe impl DeviceRepr for BlockBatch {}
 
+/// The kernels' argument for `cap tanh(x / cap)` beside x and the cap.
+pub(crate) fn soft_cap_factor(cap: f32) -> f32 {
+    2.0 * std::f32::consts::LOG2_E / cap
+}
+
 /// A pointer that may be null.
 pub(crate) fn optional<T>(view: Option<&CudaView<'_, T>>) -> Arg<'static> {
     view.map_or(Arg::Pointer(0), Arg::from)

@@ -1,7 +1,7 @@
 //! Which prefill attention kernel runs on a device, and how it is launched.
 
 use super::{
-    compile::{self, Arch, Source},
+    compile::{self, Arch, Scoring, Source},
     device::Bf16,
 };
 
@@ -20,15 +20,15 @@ pub(super) struct PrefillKernel {
 
 impl PrefillKernel {
     /// The best for a device and head size. Threads and bytes are those of the sources.
-    pub(super) fn choose(arch: Arch, head_dim: usize) -> Self {
+    pub(super) fn choose(arch: Arch, head_dim: usize, scoring: Scoring) -> Self {
         let row_bytes = head_dim * size_of::<Bf16>();
         if compile::ATTENTION_PREFILL_HOPPER.suits(arch, head_dim) {
             let (operands, alignment) = (5 * 128 * row_bytes, 1024);
-            let (source, name) = (&compile::ATTENTION_PREFILL_HOPPER, "attention_prefill_hopper");
+            let (source, name) = (scoring.of(&compile::ATTENTION_PREFILL_HOPPER), "attention_prefill_hopper");
             return Self { source, name, threads: 384, shared_bytes: operands + alignment };
         }
         let positions = if (81..=128).contains(&head_dim) { 32 } else { 64 };
         let shared_bytes = (tile_rows(head_dim) + 2 * positions) * (row_bytes + 16);
-        Self { source: &compile::ATTENTION_PREFILL, name: "attention_prefill", threads: 128, shared_bytes }
+        Self { source: scoring.of(&compile::ATTENTION_PREFILL), name: "attention_prefill", threads: 128, shared_bytes }
     }
 }

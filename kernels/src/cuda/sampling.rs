@@ -1,9 +1,9 @@
-//! From logits to tokens, on the device: bias, penalties, bans and masks, then one draw per row.
+//! From logits to tokens, on the device: soft cap, bias, penalties, bans and masks, then one draw per row.
 
 use super::{
     CudaError,
     kernels::Kernels,
-    launch::{Shape, launch},
+    launch::{Arg, Shape, launch, soft_cap_factor},
 };
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits};
 
@@ -71,6 +71,14 @@ pub enum LogitEdit {
 }
 
 impl Kernels {
+    /// `cap tanh(logit / cap)` of every logit.
+    pub fn cap_logits(&self, stream: &CudaStream, logits: &mut CudaViewMut<'_, f32>, cap: f32) -> Result<(), CudaError> {
+        let count = logits.len();
+        let args = [logits.into(), Arg::U64(count as u64), soft_cap_factor(cap).into(), cap.into()];
+        // SAFETY: the kernel stays below `count`.
+        unsafe { launch(stream, &self.cap_logits, Shape::new((count.div_ceil(THREADS), 1, 1), THREADS), &args) }
+    }
+
     /// Edits single logits, `[rows, vocab]`. No (row, token) may occur twice; entries' rows are rows of the logits.
     pub fn edit_logits(
         &self,

@@ -2,16 +2,19 @@
 
 use super::{
     shape::DeviceShape,
-    weights::{DeviceLinear, DeviceWeight, DeviceWeights},
+    weights::{DeviceLayer, DeviceLinear, DeviceNorm, DeviceWeight, DeviceWeights},
 };
-use crate::{config::ModelConfig, rope::Rope};
-use cudarc::driver::{CudaSlice, CudaStream, CudaView};
+use crate::{config::ModelConfig, family::QkNorm, rope::Rope};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
 use std::{collections::HashSet, sync::Arc};
-use tidemill_kernels::cuda::{
-    Bf16, CudaError, Device, DeviceKv, Gemm, Kernels,
-    attention::{self, DecodeScratch, Queries, Tile},
-    elementwise::{self, Norm, RowPlaces},
-    gemm::{Operands, Output, Scales, product_rows},
+use tidemill_kernels::{
+    cpu::activation,
+    cuda::{
+        Bf16, CudaError, Device, DeviceKv, Gemm, Kernels,
+        attention::{self, DecodeScratch, Queries, Tile},
+        elementwise::{self, Activation, AddAndNorm, Added, HeadNorms, Norm, NormWeights, NormedOver, RowPlaces},
+        gemm::{Operands, Output, Scales, product_rows},
+    },
 };
 
 /// The weights, the kernels, and buffers for intermediate results.
@@ -21,12 +24,18 @@ pub(super) struct Layers {
     pub(super) shape: DeviceShape,
     gemm: Gemm,
     weights: DeviceWeights,
-    windows: Vec<Option<usize>>,
-    norm_epsilon: f32,
-    /// `[positions, head_dim / 2]`
+    config: ModelConfig,
+    /// The rotations that `config.rope_of` numbers.
+    angles: Vec<Angles>,
+    /// Factors of queries by their positions, if they grow.
+    growth: Option<CudaSlice<f32>>,
+    buffers: Buffers,
+}
+
+/// Cosines and sines, `[positions, head_dim / 2]` each.
+struct Angles {
     cos: CudaSlice<f32>,
     sin: CudaSlice<f32>,
-    buffers: Buffers,
 }
 
 /// Intermediate results, `[rows_max, width]`, with room for the rows that products add. What these hold is of earlier batches,
@@ -37,6 +46,10 @@ struct Buffers {
     qkv: CudaSlice<Bf16>,
     attended: CudaSlice<Bf16>,
     delta: CudaSlice<Bf16>,
+    /// What the feed-forward layer makes beside the attention, if they are side by side.
+    beside: Option<CudaSlice<Bf16>>,
+    /// The factors of norms over all heads, `[rows_max, 2]`, if there are such.
+    qk_scales: Option<CudaSlice<f32>>,
     gate_up: CudaSlice<Bf16>,
     activated: CudaSlice<Bf16>,
     /// If there are weights in FP8.
@@ -91,7 +104,9 @@ impl Layers {
         gemm: Gemm,
         rows_max: usize,
     ) -> Result<Self, CudaError> {
-        let (cos, sin) = angles(config, shape);
+        let angles = ropes(config).map(|rope| Angles::new(device, &rope, shape, config.context_tokens)).collect::<Result<_, _>>()?;
+        let growth = config.query_growth.map(|growth| (0..config.context_tokens).map(|position| growth.factor(position)).collect());
+        let norms_all_heads = config.qk_norm && config.family.qk_norm == QkNorm::All;
         let rows_max = product_rows(rows_max);
         let buffers = Buffers {
             residual: device.alloc(rows_max * shape.hidden)?,
@@ -99,6 +114,8 @@ impl Layers {
             qkv: device.alloc(rows_max * shape.qkv())?,
             attended: device.alloc(rows_max * shape.q())?,
             delta: device.alloc(rows_max * shape.hidden)?,
+            beside: config.family.is_parallel.then(|| device.alloc(rows_max * shape.hidden)).transpose()?,
+            qk_scales: norms_all_heads.then(|| device.alloc(rows_max * 2)).transpose()?,
             gate_up: device.alloc(rows_max * 2 * shape.intermediate)?,
             activated: device.alloc(rows_max * shape.intermediate)?,
             fp8: if weights.has_fp8() { Some(Fp8Rows::new(device, shape, rows_max)?) } else { None },
@@ -108,10 +125,9 @@ impl Layers {
             kernels,
             gemm,
             weights,
-            windows: config.windows.clone(),
-            norm_epsilon: config.norm_epsilon,
-            cos: device.upload(&cos)?,
-            sin: device.upload(&sin)?,
+            config: config.clone(),
+            angles,
+            growth: growth.map(|growth: Vec<f32>| device.upload(&growth)).transpose()?,
             shape,
             buffers,
         })
@@ -125,33 +141,55 @@ impl Layers {
     /// Launches the batch through all layers. `kv_only`: only K and V are wanted, so the last layer stops there.
     pub(super) fn run(&mut self, batch: &mut Batch<'_>, kv: &mut DeviceKv, kv_only: bool) -> Result<(), CudaError> {
         let rows = batch.tokens.len();
-        let Self { stream, kernels, gemm, weights, buffers: b, shape, .. } = self;
-        let (hidden, inner, epsilon) = (shape.hidden, shape.intermediate, self.norm_epsilon);
-        let mut residual = b.residual.slice_mut(..rows * hidden);
+        let Self { stream, kernels, gemm, weights, buffers: b, shape, config, angles, growth } = self;
+        let (hidden, inner) = (shape.hidden, shape.intermediate);
+        let norms = Norms { stream, kernels, config };
         let mut products = Products { gemm, kernels, stream, fp8: &mut b.fp8, rows };
-        kernels.embedding(stream, &mut residual, &weights.embedding.as_view(), &batch.tokens, hidden)?;
+        let mut residual = b.residual.slice_mut(..rows * hidden);
+        let tokens = &batch.tokens;
+        kernels.embedding(stream, &mut residual, &weights.embedding.as_view(), tokens, hidden, weights.embedding_factor)?;
+        let mut before: Option<&DeviceLayer> = None;
         for (index, layer) in weights.layers.iter().enumerate() {
-            let before = (index > 0).then(|| b.delta.slice(..rows * hidden));
-            let norm = Norm { delta: before.as_ref(), weight: &layer.attention_norm.as_view(), epsilon, rows: None };
-            kernels.rms_norm(stream, &mut b.normed.slice_mut(..rows * hidden), &mut residual, &norm)?;
+            let added = before.map(|before| norms.of_layer(&b.delta, b.beside.as_ref(), before, rows * hidden));
+            let mut normed = b.normed.slice_mut(..rows * hidden);
+            norms.add(&mut normed, &mut residual, added, layer.attention_norm.as_ref(), None)?;
             products.multiply(&mut b.qkv, &b.normed, &layer.qkv)?;
             let mut qkv = b.qkv.slice_mut(..rows * shape.qkv());
 
             let mut paged = kv.layer(index, &batch.tables, batch.table_stride);
             let places = RowPlaces { sequences: &batch.sequences, positions: &batch.positions };
-            let norms = layer.qk_norm.as_ref().map(|(q, k)| (q.as_view(), k.as_view()));
+            let mut scales = b.qk_scales.as_mut().map(|scales| scales.slice_mut(..2 * rows));
+            if let Some(scales) = &mut scales {
+                let (heads, kv_heads, used) = (shape.heads, shape.kv_heads, shape.head_dim_used);
+                kernels.qk_scales(stream, scales, &qkv.as_view(), heads, kv_heads, used, config.norm_epsilon)?;
+            }
+            let scales = scales.as_ref().map(CudaViewMut::as_view);
+            let over = match &scales {
+                Some(scales) => NormedOver::Heads(scales),
+                None => NormedOver::Head { epsilon: config.norm_epsilon * shape.head_dim_used as f32 / shape.head_dim as f32 },
+            };
+            let weights = layer.qk_norm.as_ref().map(|(queries, keys)| (queries.as_view(), keys.as_view()));
+            let of_layer = config.rope_of(index).map(|rope| (angles[rope].cos.as_view(), angles[rope].sin.as_view()));
+            let growth = growth.as_ref().map(CudaSlice::as_view);
             let turn = elementwise::Rope {
-                cos: &self.cos.as_view(),
-                sin: &self.sin.as_view(),
-                norms: norms.as_ref().map(|(q, k)| (q, k)),
-                epsilon: self.norm_epsilon * shape.head_dim_used as f32 / shape.head_dim as f32,
+                angles: of_layer.as_ref().map(|(cos, sin)| (cos, sin)),
+                norms: weights.as_ref().map(|(queries, keys)| HeadNorms { queries, keys, over }),
+                growth: growth.as_ref(),
             };
             kernels.rope_kv_write(stream, &mut qkv, shape.heads, &mut paged, &places, &turn)?;
             if kv_only && index + 1 == shape.layers {
                 return Ok(());
             }
-            let scale = attention::scale(shape.head_dim_used);
-            let queries = Queries { q: &qkv.as_view(), stride: shape.qkv(), heads: shape.heads, scale, window: self.windows[index] };
+            let sinks = layer.sinks.as_ref().map(CudaSlice::as_view);
+            let queries = Queries {
+                q: &qkv.as_view(),
+                stride: shape.qkv(),
+                heads: shape.heads,
+                scale: config.score_factor.unwrap_or(attention::scale(shape.head_dim_used)),
+                window: config.windows[index],
+                cap: config.score_cap,
+                sinks: sinks.as_ref(),
+            };
             let mut attended = b.attended.slice_mut(..rows * shape.q());
             match &mut batch.attend {
                 Attend::Decode { scratch, positions_max } => {
@@ -161,13 +199,17 @@ impl Layers {
             }
             products.multiply(&mut b.delta, &b.attended, &layer.output)?;
 
-            let delta = b.delta.slice(..rows * hidden);
-            let norm = Norm { delta: Some(&delta), weight: &layer.mlp_norm.as_view(), epsilon, rows: None };
-            kernels.rms_norm(stream, &mut b.normed.slice_mut(..rows * hidden), &mut residual, &norm)?;
+            if b.beside.is_none() {
+                let added = norms.of_part(&b.delta, layer.after_attention.as_ref(), rows * hidden);
+                let mut normed = b.normed.slice_mut(..rows * hidden);
+                norms.add(&mut normed, &mut residual, Some(added), layer.mlp_norm.as_ref(), None)?;
+            }
             products.multiply(&mut b.gate_up, &b.normed, &layer.gate_up)?;
-            let gate_up = b.gate_up.slice(..rows * 2 * inner);
-            kernels.swiglu(stream, &mut b.activated.slice_mut(..rows * inner), &gate_up, inner)?;
-            products.multiply(&mut b.delta, &b.activated, &layer.down)?;
+            let gate_up = b.gate_up.slice(..rows * layer.gate_up.outputs());
+            let mut activated = b.activated.slice_mut(..rows * inner);
+            kernels.activate(stream, &mut activated, &gate_up, inner, function(config.activation), layer.is_gated)?;
+            products.multiply(b.beside.as_mut().unwrap_or(&mut b.delta), &b.activated, &layer.down)?;
+            before = Some(layer);
         }
         Ok(())
     }
@@ -218,15 +260,86 @@ impl Layers {
     /// Logits of the `wanted` rows of the batch that was just [`run`](Self::run), `[wanted, vocab]`; more rows of them are
     /// overwritten. Each row may be wanted once.
     pub(super) fn logits(&mut self, rows: usize, wanted: &CudaView<'_, u32>, logits: &mut CudaSlice<f32>) -> Result<(), CudaError> {
-        let Self { stream, kernels, gemm, weights, buffers: b, shape, norm_epsilon, .. } = self;
+        let Self { stream, kernels, gemm, weights, buffers: b, shape, config, .. } = self;
         let (hidden, computed) = (shape.hidden, product_rows(wanted.len()));
-        let delta = b.delta.slice(..rows * hidden);
-        let weight = weights.final_norm.as_view();
-        let norm = Norm { delta: Some(&delta), weight: &weight, epsilon: *norm_epsilon, rows: Some(wanted) };
+        let norms = Norms { stream, kernels, config };
+        let last = weights.layers.last().expect("a model has layers");
+        let added = norms.of_layer(&b.delta, b.beside.as_ref(), last, rows * hidden);
         let mut normed = b.normed.slice_mut(..wanted.len() * hidden);
-        kernels.rms_norm(stream, &mut normed, &mut b.residual.slice_mut(..rows * hidden), &norm)?;
+        let mut residual = b.residual.slice_mut(..rows * hidden);
+        norms.add(&mut normed, &mut residual, Some(added), Some(&weights.final_norm), Some(wanted))?;
         let operands = Operands::Bf16 { x: &b.normed.slice(..computed * hidden), weight: &weights.head().as_view() };
-        gemm.multiply(stream, Output::F32(&mut logits.slice_mut(..computed * shape.vocab)), operands, None, hidden)
+        gemm.multiply(stream, Output::F32(&mut logits.slice_mut(..computed * shape.vocab)), operands, None, hidden)?;
+        match config.logit_cap {
+            Some(cap) => kernels.cap_logits(stream, &mut logits.slice_mut(..wanted.len() * shape.vocab), cap),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The residual stream between a model's parts: adding what one made, and norming it for the next.
+struct Norms<'a> {
+    stream: &'a CudaStream,
+    kernels: &'a Kernels,
+    config: &'a ModelConfig,
+}
+
+impl Norms<'_> {
+    /// What a part of a layer adds, with the weight of the norm over it.
+    fn of_part<'a>(&self, delta: &'a CudaSlice<Bf16>, norm: Option<&'a CudaSlice<f32>>, numbers: usize) -> Added<'a> {
+        let factor = self.config.residual_factor.unwrap_or(1.0);
+        Added { delta: delta.slice(..numbers), beside: None, norm: norm.map(CudaSlice::as_view), factor }
+    }
+
+    /// What is left to add at a layer's end.
+    fn of_layer<'a>(
+        &self,
+        delta: &'a CudaSlice<Bf16>,
+        beside: Option<&'a CudaSlice<Bf16>>,
+        layer: &'a DeviceLayer,
+        numbers: usize,
+    ) -> Added<'a> {
+        let beside = beside.map(|beside| beside.slice(..numbers));
+        Added { beside, ..self.of_part(delta, layer.after_mlp.as_ref(), numbers) }
+    }
+
+    /// Adds to the residual stream, and norms the `wanted` rows, or all. Without a norm they are only rounded.
+    fn add(
+        &self,
+        normed: &mut CudaViewMut<'_, Bf16>,
+        residual: &mut CudaViewMut<'_, f32>,
+        added: Option<Added<'_>>,
+        norm: Option<&DeviceNorm>,
+        wanted: Option<&CudaView<'_, u32>>,
+    ) -> Result<(), CudaError> {
+        let Self { stream, kernels, config } = *self;
+        let epsilon = config.norm_epsilon;
+        let is_plain = added.as_ref().is_none_or(|added| added.beside.is_none() && added.norm.is_none() && added.factor == 1.0);
+        match norm {
+            Some(DeviceNorm { weight, bias: None, is_centered: false }) if is_plain => {
+                let delta = added.as_ref().map(|added| &added.delta);
+                kernels.rms_norm(stream, normed, residual, &Norm { delta, weight: &weight.as_view(), epsilon, rows: wanted })
+            }
+            _ => {
+                let norm = norm.map(|DeviceNorm { weight, bias, is_centered }| NormWeights {
+                    weight: weight.as_view(),
+                    bias: bias.as_ref().map(CudaSlice::as_view),
+                    is_centered: *is_centered,
+                });
+                let operands = AddAndNorm { added: added.as_ref(), norm: norm.as_ref(), width: config.hidden, epsilon, rows: wanted };
+                kernels.norm(stream, normed, residual, &operands)
+            }
+        }
+    }
+}
+
+/// The activation of feed-forward layers as the kernels know it.
+fn function(activation: activation::Activation) -> Activation {
+    match activation {
+        activation::Activation::Silu => Activation::Silu,
+        activation::Activation::Gelu => Activation::Gelu,
+        activation::Activation::GeluTanh => Activation::GeluTanh,
+        activation::Activation::Clamped { .. } => unreachable!("models that the kernels do not compute are refused"),
     }
 }
 
@@ -262,15 +375,21 @@ impl Products<'_> {
     }
 }
 
-/// Cosines and sines of every position's angles, each `[positions, head_dim / 2]`; padding is not rotated.
-fn angles(config: &ModelConfig, shape: DeviceShape) -> (Vec<f32>, Vec<f32>) {
-    let rope = Rope::new(&config.rope, config.head_dim);
-    let (mut cos, mut sin) = (Vec::new(), Vec::new());
-    for position in 0..config.context_tokens {
-        rope.push(position, &mut cos, &mut sin);
-        let filled_up = (position + 1) * shape.head_dim / 2;
-        cos.resize(filled_up, 1.0);
-        sin.resize(filled_up, 0.0);
+/// The rotations of a model: `ModelConfig::rope_of` numbers them.
+fn ropes(config: &ModelConfig) -> impl Iterator<Item = Rope> {
+    [Some(&config.rope), config.windowed_rope.as_ref()].into_iter().flatten().map(|rope| Rope::new(rope, config.head_dim))
+}
+
+impl Angles {
+    /// The angles of every position. What does not rotate, and padding, has angles of zero.
+    fn new(device: &Device, rope: &Rope, shape: DeviceShape, positions: usize) -> Result<Self, CudaError> {
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for position in 0..positions {
+            rope.push(position, &mut cos, &mut sin);
+            let filled_up = (position + 1) * shape.head_dim / 2;
+            cos.resize(filled_up, 1.0);
+            sin.resize(filled_up, 0.0);
+        }
+        Ok(Self { cos: device.upload(&cos)?, sin: device.upload(&sin)? })
     }
-    (cos, sin)
 }

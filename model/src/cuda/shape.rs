@@ -3,7 +3,11 @@
 
 use super::lacks::lacks;
 use crate::{config::ModelConfig, error::ModelError, kv};
-use tidemill_kernels::{KvLayout, cuda::compile::Heads};
+use std::ops::Range;
+use tidemill_kernels::{
+    KvLayout,
+    cuda::compile::{Heads, Scoring},
+};
 use tidemill_proto::block::{KvDtype, KvShape};
 
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +23,10 @@ pub(super) struct DeviceShape {
     pub(super) head_dim: usize,
     /// Before padding.
     pub(super) head_dim_used: usize,
+    /// The first numbers of a head, which rotate.
+    pub(super) rotated: usize,
+    /// What attention has beside the softmax of scaled scores.
+    pub(super) scoring: Scoring,
     /// bf16 or int8.
     pub(super) kv_dtype: KvDtype,
 }
@@ -56,6 +64,12 @@ impl DeviceShape {
             kv_heads: config.kv_heads,
             head_dim,
             head_dim_used: config.head_dim,
+            rotated: config.rope.rotated(config.head_dim),
+            scoring: match (config.score_cap, config.family.has_sinks) {
+                (Some(_), _) => Scoring::Capped,
+                (None, true) => Scoring::Sinks,
+                (None, false) => Scoring::Plain,
+            },
             kv_dtype,
         })
     }
@@ -70,11 +84,18 @@ impl DeviceShape {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// Where number `i` of a head lies. Rotation pairs the first half with the second, so each half is padded
-    /// separately.
+    /// Where a head's numbers lie: runs of them, and where each begins. The kernels rotate the first half's numbers with the second half's,
+    /// so each half has a half of those that rotate; then of those that do not, for which angles are zero; and then padding.
+    pub(super) fn runs(&self) -> [(Range<usize>, usize); 4] {
+        let (pairs, half) = (self.rotated / 2, self.head_dim / 2);
+        let middle = self.rotated + (self.head_dim_used - self.rotated).div_ceil(2);
+        [(0..pairs, 0), (pairs..self.rotated, half), (self.rotated..middle, pairs), (middle..self.head_dim_used, half + pairs)]
+    }
+
+    /// Where number `i` of a head lies.
     pub(super) fn place(&self, i: usize) -> usize {
-        let half = self.head_dim_used / 2;
-        if i < half { i } else { self.head_dim / 2 + i - half }
+        let (run, at) = self.runs().into_iter().find(|(run, _)| run.contains(&i)).expect("a number of a head");
+        at + i - run.start
     }
 
     pub(super) fn kernel_heads(&self) -> Heads {
@@ -107,7 +128,7 @@ mod tests {
 
     #[test]
     fn each_half_of_a_head_is_filled_up_by_itself() {
-        let shape = |head_dim_used: usize| DeviceShape {
+        let rotating = |head_dim_used: usize, rotated: usize| DeviceShape {
             vocab: 8,
             hidden: 8,
             intermediate: 8,
@@ -116,11 +137,18 @@ mod tests {
             kv_heads: 2,
             head_dim: head_dim_used.next_multiple_of(16),
             head_dim_used,
+            rotated,
+            scoring: Scoring::Plain,
             kv_dtype: KvDtype::Bf16,
         };
+        let shape = |head_dim: usize| rotating(head_dim, head_dim);
         let places = |shape: DeviceShape| (0..shape.head_dim_used).map(|i| shape.place(i)).collect::<Vec<_>>();
         assert_eq!(places(shape(8)), [0, 1, 2, 3, 8, 9, 10, 11]);
         assert_eq!(places(shape(16)), (0..16).collect::<Vec<_>>());
+        // Numbers 0 and 2 rotate together, and 1 and 3.
+        assert_eq!(places(rotating(8, 4)), [0, 1, 8, 9, 2, 3, 10, 11]);
+        assert_eq!(places(rotating(16, 12)), [0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 6, 7, 14, 15]);
+        assert_eq!(places(rotating(7, 2)), [0, 8, 1, 2, 3, 9, 10]);
         assert_eq!((shape(24).q(), shape(24).qkv()), (6 * 32, 10 * 32));
         for shape in [shape(24), DeviceShape { kv_dtype: KvDtype::Int8, ..shape(24) }] {
             assert_eq!(shape.kv_layout().block_bytes(), shape.kv_shape().block_bytes());

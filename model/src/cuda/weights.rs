@@ -4,6 +4,7 @@ use super::shape::DeviceShape;
 use crate::{
     checkpoint::WeightMatrix,
     config::ModelConfig,
+    family::QkNorm,
     norm::Norm,
     quantization::{Inputs, ScalePer},
     tensors::{DenseTensors, InputTensors, LayerTensors, Linear, MlpTensors, Tensors},
@@ -74,23 +75,40 @@ impl Fp8Products {
     }
 }
 
+/// A norm of the residual stream: vectors of `hidden` numbers.
+pub(super) struct DeviceNorm {
+    pub(super) weight: CudaSlice<f32>,
+    pub(super) bias: Option<CudaSlice<f32>>,
+    /// The mean is taken out.
+    pub(super) is_centered: bool,
+}
+
 pub(super) struct DeviceLayer {
-    pub(super) attention_norm: CudaSlice<f32>,
+    pub(super) attention_norm: Option<DeviceNorm>,
     /// `[heads + 2 kv_heads, head_dim, hidden]`
     pub(super) qkv: DeviceLinear,
     pub(super) output: DeviceLinear,
     pub(super) qk_norm: Option<(CudaSlice<f32>, CudaSlice<f32>)>,
-    pub(super) mlp_norm: CudaSlice<f32>,
-    /// `[2, intermediate, hidden]`
+    /// For each query head the logit that joins the softmax's sum, times log2(e).
+    pub(super) sinks: Option<CudaSlice<f32>>,
+    /// The weight of the norm over what the attention adds to the residual stream.
+    pub(super) after_attention: Option<CudaSlice<f32>>,
+    pub(super) mlp_norm: Option<DeviceNorm>,
+    /// `[2, intermediate, hidden]`, or `[intermediate, hidden]` without gates.
     pub(super) gate_up: DeviceLinear,
+    pub(super) is_gated: bool,
     pub(super) down: DeviceLinear,
+    pub(super) after_mlp: Option<CudaSlice<f32>>,
 }
 
 pub(super) struct DeviceWeights {
     /// `[vocab, hidden]`
     pub(super) embedding: CudaSlice<Bf16>,
+    /// In the embedding's type, as transformers multiplies.
+    pub(super) embedding_factor: f32,
     pub(super) layers: Vec<DeviceLayer>,
-    pub(super) final_norm: CudaSlice<f32>,
+    /// With the logits' factor in it.
+    pub(super) final_norm: DeviceNorm,
     /// `None`: the embedding.
     head: Option<CudaSlice<Bf16>>,
 }
@@ -110,20 +128,23 @@ impl DeviceWeights {
     pub(super) fn load(
         device: &Device,
         tensors: &Tensors,
-        tied: bool,
+        config: &ModelConfig,
         shape: DeviceShape,
         fp8: Option<Fp8Products>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, CudaError> {
         let fp8 = fp8.map(|products| Ok::<_, CudaError>((products, Uploads::new(device)?))).transpose()?;
         let mut loader = Loader { uploads: Uploads::new(device)?, fp8, device, shape, done: 0, total: 0, progress };
-        let bytes_of_ends = 2 * shape.vocab * shape.hidden * if tied { 1 } else { 2 };
+        let bytes_of_ends = 2 * shape.vocab * shape.hidden * if config.tied { 1 } else { 2 };
         loader.total = (bytes_of_ends + tensors.layers.iter().map(|layer| loader.layer_bytes(layer)).sum::<usize>()) as u64;
         let embedding = loader.embedding(&tensors.embedding)?;
-        let layers = tensors.layers.iter().map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
-        let head = if tied { None } else { Some(loader.head(&tensors.head.weight)?) };
+        let layers = tensors.layers.iter().map(|layer| loader.layer(layer, config)).collect::<Result<_, _>>()?;
+        let head = if config.tied { None } else { Some(loader.head(&tensors.head.weight)?) };
         device.synchronize()?;
-        Ok(Self { embedding, layers, final_norm: device.upload(&tensors.final_norm.weight)?, head })
+        let dtype = tensors.embedding.view().dtype();
+        let embedding_factor = config.embedding_factor.map_or(1.0, |factor| decode(dtype, &encode(dtype, &[factor]))[0]);
+        let final_norm = device_norm(device, &tensors.final_norm, config.logit_factor.unwrap_or(1.0))?;
+        Ok(Self { embedding, embedding_factor, layers, final_norm, head })
     }
 }
 
@@ -139,19 +160,27 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn layer(&mut self, layer: &LayerTensors) -> Result<DeviceLayer, CudaError> {
-        let shape = self.shape;
+    fn layer(&mut self, layer: &LayerTensors, config: &ModelConfig) -> Result<DeviceLayer, CudaError> {
+        let (shape, device) = (self.shape, self.device);
         let (LayerTensors { output, .. }, [q, k, v]) = (layer, heads_of(layer));
         let (gate, up, down) = dense_of(layer);
-        let qk_norm = layer.qk_norm.as_ref();
-        let qk_norm = qk_norm.map(|(q, k)| Ok::<_, CudaError>((self.head_norm(&q.weight)?, self.head_norm(&k.weight)?))).transpose()?;
+        let over_all = config.family.qk_norm == QkNorm::All;
+        let head_norm = |norm: &Norm| if over_all { self.norm_of_heads(&norm.weight) } else { self.head_norm(&norm.weight) };
+        let qk_norm = layer.qk_norm.as_ref().map(|(q, k)| Ok::<_, CudaError>((head_norm(q)?, head_norm(k)?))).transpose()?;
+        let norm = |norm: &Option<Norm>| norm.as_ref().map(|norm| device_norm(device, norm, 1.0)).transpose();
+        let after = |norm: &Option<Norm>| norm.as_ref().map(|norm| device.upload(&norm.weight)).transpose();
+        let in_powers = |sinks: &Vec<f32>| sinks.iter().map(|sink| sink * std::f32::consts::LOG2_E).collect::<Vec<_>>();
         Ok(DeviceLayer {
-            attention_norm: self.device.upload(norm_of(&layer.attention_norm))?,
+            attention_norm: norm(&layer.attention_norm)?,
             qkv: self.qkv([q, k, v])?,
             output: self.linear(&[output], shape.hidden, shape.q(), Columns::ByHead(shape), |row| Some((output, row)))?,
             qk_norm,
-            mlp_norm: self.device.upload(norm_of(&layer.mlp_norm))?,
-            gate_up: self.gate_up([gate, up])?,
+            sinks: layer.sinks.as_ref().map(|sinks| device.upload(&in_powers(sinks))).transpose()?,
+            after_attention: after(&layer.after_attention)?,
+            mlp_norm: norm(&layer.mlp_norm)?,
+            is_gated: gate.is_some(),
+            gate_up: self.gate_up(gate, up)?,
+            after_mlp: after(&layer.after_mlp)?,
             down: self.linear(&[down], shape.hidden, shape.intermediate, Columns::InFront, |row| Some((down, row)))?,
         })
     }
@@ -163,7 +192,7 @@ impl Loader<'_> {
         let bytes = |parts: &[&Linear], numbers: usize| if self.stays_fp8(parts) { numbers } else { 2 * numbers };
         bytes(&[q, k, v], self.shape.qkv() * hidden)
             + bytes(&[output], self.shape.q() * hidden)
-            + bytes(&[gate, up], 2 * intermediate * hidden)
+            + bytes(&gate_and_up(gate, up), gate_and_up(gate, up).len() * intermediate * hidden)
             + bytes(&[down], intermediate * hidden)
     }
 
@@ -187,16 +216,17 @@ impl Loader<'_> {
         self.linear(&parts, shape.qkv(), shape.hidden, Columns::InFront, source)
     }
 
-    fn gate_up(&mut self, parts: [&Linear; 2]) -> Result<DeviceLinear, CudaError> {
+    fn gate_up(&mut self, gate: Option<&Linear>, up: &Linear) -> Result<DeviceLinear, CudaError> {
         let DeviceShape { intermediate, hidden, .. } = self.shape;
+        let parts = gate_and_up(gate, up);
         let source = |row: usize| {
             let (part, row) = (parts[row / intermediate], row % intermediate);
             (row < part.weight.rows()).then_some((part, row))
         };
-        self.linear(&parts, 2 * intermediate, hidden, Columns::InFront, source)
+        self.linear(&parts, parts.len() * intermediate, hidden, Columns::InFront, source)
     }
 
-    /// Rows from `source`, of these parts; zeros where it gives none.
+    /// Rows from `source`, in the order in which these parts are used; zeros where it gives none.
     fn linear<'w>(
         &mut self,
         parts: &[&'w Linear],
@@ -207,14 +237,14 @@ impl Loader<'_> {
     ) -> Result<DeviceLinear, CudaError> {
         let weight = if self.stays_fp8(parts) {
             let row_source = |row| match source(row) {
-                Some((Linear { weight: Weight::Fp8(matrix), .. }, row)) => Some((matrix, row)),
+                Some((Linear { weight: Weight::Fp8(matrix), order, .. }, row)) => Some((matrix, order.stored(row))),
                 _ => None,
             };
             self.fp8_matrix(rows, columns, placed, row_source)?
         } else {
             DeviceWeight::Bf16(self.matrix(rows, columns, |row, to| match source(row) {
                 None => to.fill(0),
-                Some((part, row)) => placed.write_weight(&part.weight, row, to),
+                Some((part, row)) => placed.write_weight(&part.weight, part.order.stored(row), to),
             })?)
         };
         Ok(DeviceLinear { weight, inputs: columns, bias: self.bias(rows, source)? })
@@ -280,10 +310,24 @@ impl Loader<'_> {
         }
         self.device.upload(&placed)
     }
+
+    /// The weights of a norm over all heads together, each at its padded place. Padding does not count in its mean.
+    fn norm_of_heads(&self, weight: &[f32]) -> Result<CudaSlice<f32>, CudaError> {
+        let DeviceShape { head_dim, head_dim_used, .. } = self.shape;
+        let mut placed = vec![0.0; weight.len() / head_dim_used * head_dim];
+        for (weight, placed) in weight.chunks_exact(head_dim_used).zip(placed.chunks_exact_mut(head_dim)) {
+            weight.iter().enumerate().for_each(|(i, x)| placed[self.shape.place(i)] = *x);
+        }
+        self.device.upload(&placed)
+    }
 }
 
-fn norm_of(norm: &Option<Norm>) -> &[f32] {
-    &norm.as_ref().expect(REFUSED).weight
+/// A norm whose results are multiplied by `factor`.
+fn device_norm(device: &Device, norm: &Norm, factor: f32) -> Result<DeviceNorm, CudaError> {
+    let upload = |numbers: &[f32]| device.upload(&numbers.iter().map(|x| factor * x).collect::<Vec<_>>());
+    let centered = norm.centered();
+    let bias = centered.and_then(|norm| norm.bias).map(upload).transpose()?;
+    Ok(DeviceNorm { weight: upload(&norm.weight)?, bias, is_centered: centered.is_some() })
 }
 
 /// The query, key and value projections.
@@ -294,12 +338,17 @@ fn heads_of(layer: &LayerTensors) -> &[Linear; 3] {
     }
 }
 
-/// The gate, up and down projections.
-fn dense_of(layer: &LayerTensors) -> (&Linear, &Linear, &Linear) {
+/// The projections of a feed-forward layer's input.
+fn gate_and_up<'a>(gate: Option<&'a Linear>, up: &'a Linear) -> Vec<&'a Linear> {
+    gate.into_iter().chain([up]).collect()
+}
+
+/// The gate, if there is one, up and down projections.
+fn dense_of(layer: &LayerTensors) -> (Option<&Linear>, &Linear, &Linear) {
     match &layer.mlp {
         MlpTensors::Dense(dense) => {
             let DenseTensors { gate, up, down } = &**dense;
-            (gate.as_ref().expect(REFUSED), up, down)
+            (gate.as_ref(), up, down)
         }
         MlpTensors::Experts(_) => panic!("{REFUSED}"),
     }
@@ -351,9 +400,11 @@ impl Columns {
             }
             Self::ByHead(shape) => {
                 to.fill(T::default());
-                let half = shape.head_dim_used / 2;
-                for i in 0..columns / half {
-                    write(i * half..(i + 1) * half, &mut to[i * shape.head_dim / 2..][..half]);
+                for head in 0..columns / shape.head_dim_used {
+                    let (from, to) = (head * shape.head_dim_used, &mut to[head * shape.head_dim..]);
+                    for (run, at) in shape.runs().into_iter().filter(|(run, _)| !run.is_empty()) {
+                        write(from + run.start..from + run.end, &mut to[at..][..run.len()]);
+                    }
                 }
             }
         }

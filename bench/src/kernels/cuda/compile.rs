@@ -21,6 +21,9 @@ pub enum Target {
 /// Head sizes of the checks, the measured models and the tiny checkpoints.
 const HEAD_DIMS: [usize; 8] = [16, 32, 64, 80, 96, 112, 128, 256];
 
+/// Head sizes of checks and tiny checkpoints whose attention has a cap or sinks.
+const HEAD_DIMS_OF_FORMS: [usize; 4] = [32, 64, 128, 256];
+
 pub fn compile(target: Target, cache: &Path) -> anyhow::Result<()> {
     let arch = match target {
         Target::Sm80 => Arch::SM_80,
@@ -32,7 +35,7 @@ pub fn compile(target: Target, cache: &Path) -> anyhow::Result<()> {
     let wanted: Vec<_> = SOURCES
         .iter()
         .flat_map(|source| heads.clone().take(if source.by_heads { usize::MAX } else { 1 }).map(move |heads| (source, heads)))
-        .filter(|(source, heads)| source.suits(arch, heads.dim))
+        .filter(|(source, heads)| source.suits(arch, heads.dim) && (source.defines.is_empty() || HEAD_DIMS_OF_FORMS.contains(&heads.dim)))
         .collect();
     for (source, heads) in &wanted {
         cache.load(source, arch, *heads)?;

@@ -12,7 +12,7 @@ use tidemill_kernels::{
     BLOCK_POSITIONS,
     cuda::{
         CudaError, DeviceKv,
-        attention::{DecodeScratch, Queries, Tile, prefill_tiles, scale},
+        attention::{DecodeScratch, Queries, Tile, prefill_tiles},
         checks::blocks::HostMemory,
         elementwise::{Norm, Rope, RowPlaces},
         gemm::{Operands, Output},
@@ -134,7 +134,7 @@ fn attention_decode(gpu: &mut Gpu, sizes: &Sizes, layers: usize, batch: usize, c
         kernels.attention_decode(
             &gpu.stream,
             &mut out.as_view_mut(),
-            &Queries { q: &q.as_view(), stride: sizes.qkv(), heads: sizes.heads, scale: scale(sizes.head_dim), window: None },
+            &Queries::plain(&q.as_view(), sizes.qkv(), sizes.heads, sizes.head_dim),
             &kv.layer(i % layers, &tables.as_view(), table_stride),
             &positions.as_view(),
             context,
@@ -164,7 +164,7 @@ fn attention_decode_beside_long_row(gpu: &mut Gpu, sizes: &Sizes) -> Result<f64,
         kernels.attention_decode(
             &gpu.stream,
             &mut out.as_view_mut(),
-            &Queries { q: &q.as_view(), stride: sizes.qkv(), heads: sizes.heads, scale: scale(sizes.head_dim), window: None },
+            &Queries::plain(&q.as_view(), sizes.qkv(), sizes.heads, sizes.head_dim),
             &kv.layer(0, &tables.as_view(), table_stride),
             &positions.as_view(),
             longest,
@@ -184,7 +184,7 @@ fn attention_prefill(gpu: &mut Gpu, sizes: &Sizes, cached: usize, rows: usize) -
         kernels.attention_prefill(
             &gpu.stream,
             &mut out.as_view_mut(),
-            &Queries { q: &q.as_view(), stride: sizes.qkv(), heads: sizes.heads, scale: scale(sizes.head_dim), window: None },
+            &Queries::plain(&q.as_view(), sizes.qkv(), sizes.heads, sizes.head_dim),
             &kv.layer(0, &tables.as_view(), table_stride),
             &tiles.as_view(),
             rows,
@@ -274,7 +274,7 @@ fn rope_kv_write(gpu: &mut Gpu, sizes: &Sizes) -> Result<f64, CudaError> {
             sizes.heads,
             &mut kv.layer(0, &tables.as_view(), table_stride),
             &RowPlaces { sequences: &sequences.as_view(), positions: &positions.as_view() },
-            &Rope { cos: &cos.as_view(), sin: &sin.as_view(), norms: None, epsilon: 0.0 },
+            &Rope { angles: Some((&cos.as_view(), &sin.as_view())), ..Rope::default() },
         )
     })
 }

@@ -16,7 +16,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use std::rc::Rc;
 use tidemill_kernels::cuda::{
     Bf16, CudaError, Gemm, Kernels,
-    attention::{DecodeScratch, Queries, Tile, prefill_tiles, scale},
+    attention::{DecodeScratch, Queries, Tile, prefill_tiles},
     elementwise::{Norm, Rope, RowPlaces},
     gemm::{Operands, Output},
     graph::{StepGraphs, StepShape},
@@ -182,7 +182,7 @@ impl Batch {
     fn run(&mut self, stream: &CudaStream, gemm: &mut Gemm, weights: &Weights) -> Result<(), CudaError> {
         let kernels = self.kernels.clone();
         let Sizes { vocab, hidden, intermediate, .. } = weights.sizes;
-        kernels.embedding(stream, &mut self.residual.as_view_mut(), &weights.embedding.as_view(), &self.tokens.as_view(), hidden)?;
+        kernels.embedding(stream, &mut self.residual.as_view_mut(), &weights.embedding.as_view(), &self.tokens.as_view(), hidden, 1.0)?;
         for (index, layer) in weights.layers.iter().enumerate() {
             self.norm(stream, weights, index > 0)?;
             multiply(gemm, stream, &mut self.qkv, &self.normed, &layer.qkv, hidden)?;
@@ -218,13 +218,13 @@ impl Batch {
         let mut paged = self.sequences.kv.layer(layer, &tables, self.sequences.table_stride);
         let (positions, angles) = (self.positions.as_view(), self.angles.as_view());
         let places = RowPlaces { sequences: &self.row_sequences.as_view(), positions: &positions };
-        let rope = Rope { cos: &angles, sin: &angles, norms: None, epsilon: 0.0 };
+        let rope = Rope { angles: Some((&angles, &angles)), ..Rope::default() };
         self.kernels.rope_kv_write(stream, &mut self.qkv.as_view_mut(), sizes.heads, &mut paged, &places, &rope)?;
         if kv_only {
             return Ok(());
         }
-        let queries =
-            Queries { q: &self.qkv.as_view(), stride: sizes.qkv(), heads: sizes.heads, scale: scale(sizes.head_dim), window: None };
+        let q = self.qkv.as_view();
+        let queries = Queries::plain(&q, sizes.qkv(), sizes.heads, sizes.head_dim);
         let mut out = self.attended.as_view_mut();
         match &mut self.attend {
             Attend::Decode { scratch, positions_max } => {

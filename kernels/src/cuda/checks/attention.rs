@@ -1,17 +1,17 @@
-//! Attention over paged K and V: every head ratio, odd lengths, windows; and that a row's bits depend on the row alone.
+//! Attention over paged K and V: every head ratio, odd lengths, windows, soft caps and sinks; and that a row's bits depend on the row alone.
 
 use super::{Checks, Extent, TestGpu, rows::BF16, widened};
 use crate::{
     KvLayout, KvStorage,
     cuda::{
         Bf16, CudaError, DeviceKv, NO_POSITION,
-        attention::{DecodeScratch, Queries, Tile, prefill_tiles, scale},
-        compile::Heads,
+        attention::{DecodeScratch, Queries, Tile, prefill_tiles},
+        compile::{Heads, Scoring},
         kv::BlockSlot,
     },
     kv::Part,
 };
-use cudarc::driver::CudaSlice;
+use cudarc::driver::{CudaSlice, CudaView};
 use half::bf16;
 use rand::{Rng, seq::SliceRandom};
 use rayon::prelude::*;
@@ -36,30 +36,91 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(),
         cases.push((int8(256), 1, 3, None));
     }
     for (of, kv_heads, group, window) in cases {
-        checks.case(gpu, "attention", case(of, kv_heads, group, window), |gpu, checks| both(gpu, checks, of, kv_heads, group, window))?;
+        checks.case(gpu, "attention", case(of, kv_heads, group, window.into()), |gpu, checks| {
+            both(gpu, checks, of, kv_heads, group, Form::from(window))
+        })?;
+    }
+    for (of, kv_heads, group, window, scoring) in scored(extent) {
+        let form = Form { window, scoring };
+        checks.case(gpu, "attention", case(of, kv_heads, group, form), |gpu, checks| both(gpu, checks, of, kv_heads, group, form))?;
     }
     // More parts than blocks of threads, a few of a long row among many of short ones.
     let mut lens: Vec<usize> = (0..70).map(|_| gpu.rng.random_range(20..280)).collect();
     lens[40] = 5000;
-    decode(gpu, checks, bf16(64), 2, 2, None, &lens)?;
-    decode(gpu, checks, int8(128), 1, 12, Some(300), &lens)
+    decode(gpu, checks, bf16(64), 2, 2, Form::from(None), &lens)?;
+    decode(gpu, checks, int8(128), 1, 12, Form::from(Some(300)), &lens)
+}
+
+/// Heads, KV heads, query heads of each, window, and what is beside the softmax.
+type Scored = (Heads, usize, usize, Option<usize>, Scoring);
+
+/// Gemma 2's heads, and GPT-OSS's; and others.
+fn scored(extent: Extent) -> Vec<Scored> {
+    use Scoring::{Capped, Sinks};
+    let (bf16, int8) = (Heads::bf16, |dim| Heads { dim, kv: KvStorage::Int8 });
+    let mut cases = vec![(bf16(128), 2, 2, None, Capped), (bf16(64), 1, 8, Some(100), Sinks), (int8(256), 1, 2, Some(100), Capped)];
+    if extent == Extent::All {
+        cases.extend([(bf16(256), 2, 2, None, Capped), (int8(128), 2, 3, None, Capped), (bf16(64), 2, 3, Some(1), Capped)]);
+        cases.extend([(int8(64), 2, 8, None, Sinks), (bf16(128), 1, 16, None, Sinks), (bf16(32), 2, 3, Some(1), Sinks)]);
+        cases.extend([(bf16(256), 1, 3, Some(700), Sinks), (bf16(32), 1, 5, Some(700), Capped)]);
+    }
+    cases
+}
+
+/// All that decides the output of a row's attention beside its shape.
+#[derive(Clone, Copy)]
+pub struct Form {
+    pub window: Option<usize>,
+    pub scoring: Scoring,
+}
+
+impl From<Option<usize>> for Form {
+    fn from(window: Option<usize>) -> Self {
+        Self { window, scoring: Scoring::Plain }
+    }
+}
+
+impl Form {
+    /// Most scores here are beyond it.
+    fn cap(self) -> Option<f32> {
+        (self.scoring == Scoring::Capped).then_some(1.5)
+    }
+
+    /// Logits of sinks: small ones, some that outweigh many positions, and one that outweighs all.
+    fn sinks(self, heads: usize) -> Option<Vec<f32>> {
+        (self.scoring == Scoring::Sinks).then(|| (0..heads).map(|head| if head == 1 { 200.0 } else { head as f32 % 9.0 - 2.0 }).collect())
+    }
+
+    /// The sinks as the kernels take them.
+    fn sinks_on(self, gpu: &TestGpu, heads: usize) -> Result<Option<CudaSlice<f32>>, CudaError> {
+        let in_powers = |sinks: Vec<f32>| sinks.iter().map(|sink| sink * std::f32::consts::LOG2_E).collect::<Vec<_>>();
+        self.sinks(heads).map(|sinks| gpu.upload(&in_powers(sinks))).transpose()
+    }
 }
 
 /// Makes softmax sharp: scores of a few units.
 const SHARP: f32 = 3.0;
 
+/// Queries before there are any.
+struct Attending<'a> {
+    stride: usize,
+    heads: usize,
+    form: Form,
+    sinks: Option<&'a CudaView<'a, f32>>,
+}
+
+impl Attending<'_> {
+    fn with<'a>(&'a self, q: &'a CudaView<'a, Bf16>, head_dim: usize) -> Queries<'a> {
+        let Self { stride, heads, form, sinks } = *self;
+        Queries { window: form.window, cap: form.cap(), sinks, ..Queries::plain(q, stride, heads, head_dim) }
+    }
+}
+
 /// Decode and prefill at one shape: `kv_heads` times `group` query heads.
-pub fn both(
-    gpu: &mut TestGpu,
-    checks: &mut Checks,
-    of: Heads,
-    kv_heads: usize,
-    group: usize,
-    window: Option<usize>,
-) -> Result<(), CudaError> {
+pub fn both(gpu: &mut TestGpu, checks: &mut Checks, of: Heads, kv_heads: usize, group: usize, form: Form) -> Result<(), CudaError> {
     let lens = [1, 16, 33, 256, 257, 2048, 2049, gpu.rng.random_range(34..900)];
-    decode(gpu, checks, of, kv_heads, group, window, &lens)?;
-    prefill(gpu, checks, of, kv_heads, group, window)
+    decode(gpu, checks, of, kv_heads, group, form, &lens)?;
+    prefill(gpu, checks, of, kv_heads, group, form)
 }
 
 /// A position's K or V of a head as it is stored: a scale, if there is one, and the numbers' bytes. And what they stand for.
@@ -133,17 +194,20 @@ impl Paged {
     }
 
     /// A query's output: `q` is `[heads, head_dim]`.
-    fn attended(&self, q: &[f64], sequence: usize, position: usize, window: Option<usize>) -> Vec<f64> {
+    fn attended(&self, q: &[f64], sequence: usize, position: usize, form: Form) -> Vec<f64> {
         let d = self.head_dim;
         let group = q.len() / d / self.kv_heads;
-        let seen = window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
+        let (cap, sinks) = (form.cap().map(f64::from), form.sinks(q.len() / d));
+        let seen = form.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
         let row = |of: &[f64], p: usize, head: usize| of[(p * self.kv_heads + head / group) * d..][..d].to_vec();
         let mut out = Vec::new();
         for (head, q) in q.chunks(d).enumerate() {
             let dot = |k: Vec<f64>| k.iter().zip(q).map(|(k, q)| k * q).sum::<f64>() / (d as f64).sqrt();
-            let scores: Vec<f64> = seen.clone().map(|p| dot(row(&self.k[sequence], p, head))).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let capped = |score: f64| cap.map_or(score, |cap| cap * (score / cap).tanh());
+            let scores: Vec<f64> = seen.clone().map(|p| capped(dot(row(&self.k[sequence], p, head)))).collect();
+            let sink = sinks.as_ref().map(|sinks| f64::from(sinks[head]));
+            let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().copied().chain(sink).map(|s| (s - max).exp()).sum();
             let mut sums = vec![0.0; d];
             for (p, score) in seen.clone().zip(&scores) {
                 let weight = (score - max).exp() / total;
@@ -155,24 +219,29 @@ impl Paged {
     }
 
     /// Outputs for rows of `q`, which begin every `stride` numbers.
-    fn reference(&self, q: &[Bf16], stride: usize, heads: usize, places: &[(usize, u32)], window: Option<usize>) -> Vec<f64> {
+    fn reference(&self, q: &[Bf16], stride: usize, heads: usize, places: &[(usize, u32)], form: Form) -> Vec<f64> {
         let width = heads * self.head_dim;
         let rows: Vec<Vec<f64>> = places
             .par_iter()
             .enumerate()
             .map(|(row, &(sequence, position))| match position {
                 NO_POSITION => vec![0.0; width],
-                _ => self.attended(&widened(&q[row * stride..row * stride + width]), sequence, position as usize, window),
+                _ => self.attended(&widened(&q[row * stride..row * stride + width]), sequence, position as usize, form),
             })
             .collect();
         rows.concat()
     }
 }
 
-fn case(of: Heads, kv_heads: usize, group: usize, window: Option<usize>) -> String {
-    let window = window.map_or(String::new(), |w| format!(", window {w}"));
+fn case(of: Heads, kv_heads: usize, group: usize, form: Form) -> String {
+    let window = form.window.map_or(String::new(), |w| format!(", window {w}"));
+    let beside = match form.scoring {
+        Scoring::Plain => "",
+        Scoring::Capped => ", a soft cap",
+        Scoring::Sinks => ", sinks",
+    };
     let kv = if of.kv == KvStorage::Int8 { ", K and V in 8 bits" } else { "" };
-    format!("head_dim {}, {kv_heads} × {group} heads{window}{kv}", of.dim)
+    format!("head_dim {}, {kv_heads} × {group} heads{window}{beside}{kv}", of.dim)
 }
 
 fn decode(
@@ -181,12 +250,12 @@ fn decode(
     of: Heads,
     kv_heads: usize,
     group: usize,
-    window: Option<usize>,
+    form: Form,
     lens: &[usize],
 ) -> Result<(), CudaError> {
     let (d, heads) = (of.dim, kv_heads * group);
     let len_max = *lens.iter().max().expect("a row");
-    let case = format!("{}, {} rows", case(of, kv_heads, group, window), lens.len());
+    let case = format!("{}, {} rows", case(of, kv_heads, group, form), lens.len());
     let mut paged = Paged::new(gpu, of, kv_heads, lens)?;
     let mut places: Vec<(usize, u32)> = lens.iter().enumerate().map(|(i, len)| (i, *len as u32 - 1)).collect();
     places.last_mut().expect("rows").1 -= 17;
@@ -194,17 +263,20 @@ fn decode(
     places[3].1 = NO_POSITION;
     let (rows, width, stride) = (places.len(), heads * d, (heads + 2 * kv_heads) * d);
     let q = gpu.bf16s(rows * stride, 1.0);
-    let kernels = gpu.kernels_of(of)?;
+    let kernels = gpu.kernels_for(of, form.scoring)?;
+    let sinks = form.sinks_on(gpu, heads)?;
+    let sinks = sinks.as_ref().map(CudaSlice::as_view);
+    let attending = Attending { stride, heads, form, sinks: sinks.as_ref() };
     let (on_q, positions) = (gpu.upload(&q)?, gpu.upload(&places.iter().map(|p| p.1).collect::<Vec<_>>())?);
     let mut scratch = DecodeScratch::new(&gpu.device, rows, heads, d, 2 * len_max)?;
     let mut out = gpu.poisoned(rows * width)?;
     let tables = paged.tables.clone();
-    let reference = paged.reference(&q, stride, heads, &places, window);
+    let reference = paged.reference(&q, stride, heads, &places, form);
     let q_view = on_q.as_view();
     kernels.attention_decode(
         &gpu.stream,
         &mut out.as_view_mut(),
-        &Queries { q: &q_view, stride, heads, scale: scale(d), window },
+        &attending.with(&q_view, d),
         &paged.kv.layer(LAYER, &tables.as_view(), paged.table_stride),
         &positions.as_view(),
         len_max,
@@ -221,7 +293,7 @@ fn decode(
         kernels.attention_decode(
             &gpu.stream,
             &mut out.as_view_mut(),
-            &Queries { q: &q_view, stride, heads, scale: scale(d), window },
+            &attending.with(&q_view, d),
             &paged.kv.layer(LAYER, &tables.slice(row * paged.table_stride..(row + 1) * paged.table_stride), paged.table_stride),
             &positions.slice(row..row + 1),
             2 * len_max,
@@ -233,14 +305,7 @@ fn decode(
     Ok(())
 }
 
-fn prefill(
-    gpu: &mut TestGpu,
-    checks: &mut Checks,
-    of: Heads,
-    kv_heads: usize,
-    group: usize,
-    window: Option<usize>,
-) -> Result<(), CudaError> {
+fn prefill(gpu: &mut TestGpu, checks: &mut Checks, of: Heads, kv_heads: usize, group: usize, form: Form) -> Result<(), CudaError> {
     let (d, heads) = (of.dim, kv_heads * group);
     // Cold, behind a cached prefix, a single row, less than a block.
     let spans = [(0, 300), (37, 200), (500, 1), (3, 9)];
@@ -251,7 +316,10 @@ fn prefill(
     let (rows, width, stride) = (places.len(), heads * d, (heads + 2 * kv_heads) * d);
     let q = gpu.bf16s(rows * stride, 1.0);
     let on_q = gpu.upload(&q)?;
-    let reference = paged.reference(&q, stride, heads, &places, window);
+    let sinks = form.sinks_on(gpu, heads)?;
+    let sinks = sinks.as_ref().map(CudaSlice::as_view);
+    let attending = Attending { stride, heads, form, sinks: sinks.as_ref() };
+    let reference = paged.reference(&q, stride, heads, &places, form);
     let mut first = 0;
     let whole: Vec<Tile> = spans
         .iter()
@@ -271,10 +339,10 @@ fn prefill(
         let tiles = gpu.upload(&prefill_tiles(d, spans))?;
         let mut out = gpu.poisoned(rows * width)?;
         let tables = paged.tables.clone();
-        gpu.kernels_of(of)?.attention_prefill(
+        gpu.kernels_for(of, form.scoring)?.attention_prefill(
             &gpu.stream,
             &mut out.as_view_mut(),
-            &Queries { q: &on_q.as_view(), stride, heads, scale: scale(d), window },
+            &attending.with(&on_q.as_view(), d),
             &paged.kv.layer(LAYER, &tables.as_view(), paged.table_stride),
             &tiles.as_view(),
             rows,
@@ -282,9 +350,9 @@ fn prefill(
         gpu.download(&out)
     };
     let out = run(gpu, &mut paged, &whole)?;
-    checks.near("attention_prefill", case(of, kv_heads, group, window), &widened(&out), &reference, WEIGHTED);
+    checks.near("attention_prefill", case(of, kv_heads, group, form), &widened(&out), &reference, WEIGHTED);
     let chunked = run(gpu, &mut paged, &cut)?;
-    checks.same("attention_prefill bits in chunks", case(of, kv_heads, group, window), &chunked, &out, 0.0);
+    checks.same("attention_prefill bits in chunks", case(of, kv_heads, group, form), &chunked, &out, 0.0);
     Ok(())
 }
 

@@ -1,6 +1,10 @@
 //! A device under test: random numbers onto it, results off it.
 
-use crate::cuda::{Bf16, CudaError, Device, Gemm, Kernels, compile::Heads, launch::address};
+use crate::cuda::{
+    Bf16, CudaError, Device, Gemm, Kernels,
+    compile::{Heads, Scoring},
+    launch::address,
+};
 use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
 use half::bf16;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -14,7 +18,7 @@ pub struct TestGpu {
     pub rng: SmallRng,
     /// Replays them.
     pub seed: u64,
-    by_heads: HashMap<Heads, Rc<Kernels>>,
+    loaded: HashMap<(Heads, Scoring), Rc<Kernels>>,
 }
 
 /// Fills outputs before a kernel writes them: bits that are no number.
@@ -25,7 +29,7 @@ impl TestGpu {
     pub fn open(cache: &Path, seed: u64) -> Result<Self, CudaError> {
         let device = Device::open(0, cache)?;
         let (stream, gemm) = (device.stream().clone(), Gemm::new(&device)?);
-        Ok(Self { device, stream, gemm, rng: SmallRng::seed_from_u64(seed), seed, by_heads: HashMap::new() })
+        Ok(Self { device, stream, gemm, rng: SmallRng::seed_from_u64(seed), seed, loaded: HashMap::new() })
     }
 
     /// For a test: this machine's GPU, with fresh random inputs. `None`, which it prints, where there is no GPU or no CUDA
@@ -47,11 +51,15 @@ impl TestGpu {
     }
 
     pub fn kernels_of(&mut self, heads: Heads) -> Result<Rc<Kernels>, CudaError> {
-        if let Some(kernels) = self.by_heads.get(&heads) {
+        self.kernels_for(heads, Scoring::Plain)
+    }
+
+    pub fn kernels_for(&mut self, heads: Heads, scoring: Scoring) -> Result<Rc<Kernels>, CudaError> {
+        if let Some(kernels) = self.loaded.get(&(heads, scoring)) {
             return Ok(kernels.clone());
         }
-        let kernels = Rc::new(Kernels::load(&self.device, heads)?);
-        self.by_heads.insert(heads, kernels.clone());
+        let kernels = Rc::new(Kernels::load(&self.device, heads, scoring)?);
+        self.loaded.insert((heads, scoring), kernels.clone());
         Ok(kernels)
     }
 

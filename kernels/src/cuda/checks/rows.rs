@@ -1,4 +1,4 @@
-//! Operations on rows: embedding, norm, SwiGLU, FP8; and rotary embedding with the KV write.
+//! Operations on rows: embedding, norms, activations, FP8; and rotary embedding with the KV write.
 
 use super::{Checks, Extent, TestGpu, doubles, widened};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     cuda::{
         CudaError, DeviceKv, NO_POSITION,
         compile::Heads,
-        elementwise::{Norm, Rope, RowPlaces},
+        elementwise::{Activation, AddAndNorm, Added, HeadNorms, Norm, NormWeights, NormedOver, Rope, RowPlaces},
         kv::BlockSlot,
     },
     kv::Part,
@@ -28,30 +28,178 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(),
         for (delta, chosen) in [(false, false), (true, false), (true, true)] {
             checks.case(gpu, "rms_norm", case(), |gpu, checks| rms_norm(gpu, checks, rows, width, delta, chosen))?;
         }
-        checks.case(gpu, "swiglu", case(), |gpu, checks| swiglu(gpu, checks, rows, width))?;
+        for (adds, normed) in NORMS {
+            checks.case(gpu, "norm", case(), |gpu, checks| norm(gpu, checks, rows, width, adds, normed))?;
+        }
+        for (function, is_gated) in ACTIVATIONS {
+            checks.case(gpu, "activate", case(), |gpu, checks| activate(gpu, checks, rows, width, function, is_gated))?;
+        }
+        checks.case(gpu, "cap_logits", case(), |gpu, checks| cap_logits(gpu, checks, rows, width))?;
         checks.case(gpu, "quantize", case(), |gpu, checks| quantize(gpu, checks, rows, width))?;
     }
-    for &(head_dim, kv_heads, group, norms) in
-        extent.of(&[(128, 8, 4, false), (16, 1, 1, false), (64, 2, 7, true), (80, 3, 1, false), (96, 2, 3, true), (256, 1, 8, true)])
-    {
+    let (plain, normed) = (Turn::default(), Turn { norms: Norms::Heads, ..Turn::default() });
+    let all_normed = Turn { norms: Norms::All, ..Turn::default() };
+    let growing = Turn { grows: true, ..all_normed };
+    let still = Turn { is_still: true, ..normed };
+    for &(head_dim, kv_heads, group, turn) in extent.of(&[
+        (128, 8, 4, plain),
+        (16, 1, 1, plain),
+        (64, 2, 7, normed),
+        (80, 3, 1, plain),
+        (96, 2, 3, normed),
+        (256, 1, 8, normed),
+        (128, 2, 3, growing),
+        (32, 3, 5, all_normed),
+        (64, 1, 4, still),
+        (96, 2, 2, Turn { grows: true, is_still: true, ..plain }),
+    ]) {
         for heads in [Heads::bf16(head_dim), Heads { dim: head_dim, kv: KvStorage::Int8 }] {
             checks.case(gpu, "rope_kv_write", format!("head_dim {head_dim}"), |gpu, checks| {
-                rope_kv_write(gpu, checks, heads, kv_heads, group, norms)
+                rope_kv_write(gpu, checks, heads, kv_heads, group, turn)
             })?;
         }
     }
     Ok(())
 }
 
+/// Outputs that [`norm`] adds first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Adds {
+    Nothing,
+    One,
+    Two,
+    /// After a norm of its own, and scaled.
+    Normed,
+}
+
+/// The norm of the rows then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Normed {
+    Not,
+    Rms,
+    Centered { has_bias: bool },
+}
+
+const NORMS: [(Adds, Normed); 6] = [
+    (Adds::Normed, Normed::Rms),
+    (Adds::Nothing, Normed::Not),
+    (Adds::Normed, Normed::Not),
+    (Adds::Two, Normed::Centered { has_bias: false }),
+    (Adds::One, Normed::Centered { has_bias: true }),
+    (Adds::Nothing, Normed::Centered { has_bias: true }),
+];
+
+const ACTIVATIONS: [(Activation, bool); 6] = [
+    (Activation::Silu, true),
+    (Activation::Gelu, true),
+    (Activation::GeluTanh, true),
+    (Activation::Silu, false),
+    (Activation::Gelu, false),
+    (Activation::GeluTanh, false),
+];
+
+/// What happens to queries and keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Turn {
+    pub norms: Norms,
+    /// Nothing rotates.
+    pub is_still: bool,
+    /// Queries grow with their position.
+    pub grows: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Norms {
+    #[default]
+    None,
+    Heads,
+    All,
+}
+
+/// `weight * x / sqrt(mean(x²) + epsilon)`
+fn normed_by_rms(x: &[f64], weight: &[f32], epsilon: f64) -> Vec<f64> {
+    let root = (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + epsilon).sqrt();
+    x.iter().zip(weight).map(|(x, &w)| f64::from(w) * x / root).collect()
+}
+
 fn embedding(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
     const VOCAB: usize = 321;
     let table = gpu.bf16s(VOCAB * width, 1.0);
     let tokens: Vec<u32> = (0..rows).map(|_| gpu.rng.random_range(0..VOCAB as u32)).collect();
-    let (on_device, ids, mut out) = (gpu.upload(&table)?, gpu.upload(&tokens)?, gpu.poisoned::<f32>(rows * width)?);
-    gpu.kernels(128)?.embedding(&gpu.stream, &mut out.as_view_mut(), &on_device.as_view(), &ids.as_view(), width)?;
+    let (on_device, ids) = (gpu.upload(&table)?, gpu.upload(&tokens)?);
     let table = widened(&table);
-    let reference: Vec<f64> = tokens.iter().flat_map(|&t| table[t as usize * width..][..width].to_vec()).collect();
-    checks.near("embedding", format!("{rows} × {width}"), &doubles(&gpu.download(&out)?), &reference, EXACT);
+    // The second is exact in f32, times a number in bf16.
+    for factor in [1.0, 8.5] {
+        let mut out = gpu.poisoned::<f32>(rows * width)?;
+        gpu.kernels(128)?.embedding(&gpu.stream, &mut out.as_view_mut(), &on_device.as_view(), &ids.as_view(), width, factor)?;
+        let reference: Vec<f64> =
+            tokens.iter().flat_map(|&t| table[t as usize * width..][..width].iter().map(|x| f64::from(factor) * x)).collect();
+        checks.near("embedding", format!("{rows} × {width}, times {factor}"), &doubles(&gpu.download(&out)?), &reference, EXACT);
+    }
+    Ok(())
+}
+
+/// All forms of adding to the residual stream and norming it.
+pub fn norm(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize, adds: Adds, normed: Normed) -> Result<(), CudaError> {
+    let epsilon = 1e-5f32;
+    // Off the middle, so that a mean matters.
+    let residual: Vec<f32> = gpu.f32s(rows * width, 2.0).into_iter().map(|x| x + 0.7).collect();
+    let [delta, beside] = [2.0, 1.0].map(|scale| gpu.bf16s(rows * width, scale));
+    let [after, weight, bias] = [(); 3].map(|()| gpu.f32s(width, 1.0));
+    let factor = if adds == Adds::Normed { 0.22 } else { 1.0 };
+    let picked: Vec<u32> = (0..rows as u32).filter(|row| adds == Adds::Nothing || row % 3 != 1).collect();
+
+    let (mut on_residual, on_rows, mut out) = (gpu.upload(&residual)?, gpu.upload(&picked)?, gpu.poisoned(picked.len() * width)?);
+    let (on_delta, on_beside) = (gpu.upload(&delta)?, gpu.upload(&beside)?);
+    let (on_after, on_weight, on_bias) = (gpu.upload(&after)?, gpu.upload(&weight)?, gpu.upload(&bias)?);
+    let added = Added {
+        delta: on_delta.as_view(),
+        beside: (adds == Adds::Two).then(|| on_beside.as_view()),
+        norm: (adds == Adds::Normed).then(|| on_after.as_view()),
+        factor,
+    };
+    let has_bias = normed == Normed::Centered { has_bias: true };
+    let weights = NormWeights {
+        weight: on_weight.as_view(),
+        bias: has_bias.then(|| on_bias.as_view()),
+        is_centered: matches!(normed, Normed::Centered { .. }),
+    };
+    let rows_view = on_rows.as_view();
+    let operands = AddAndNorm {
+        added: (adds != Adds::Nothing).then_some(&added),
+        norm: (normed != Normed::Not).then_some(&weights),
+        width,
+        epsilon,
+        rows: (picked.len() < rows).then_some(&rows_view),
+    };
+    gpu.kernels(128)?.norm(&gpu.stream, &mut out.as_view_mut(), &mut on_residual.as_view_mut(), &operands)?;
+
+    let (mut sums, delta, beside, epsilon) = (doubles(&residual), widened(&delta), widened(&beside), f64::from(epsilon));
+    let mut reference = Vec::new();
+    for &row in &picked {
+        let range = row as usize * width..(row as usize + 1) * width;
+        let delta = &delta[range.clone()];
+        let added: Vec<f64> = match adds {
+            Adds::Nothing => vec![0.0; width],
+            Adds::One => delta.to_vec(),
+            Adds::Two => delta.iter().zip(&beside[range.clone()]).map(|(a, b)| a + b).collect(),
+            Adds::Normed => normed_by_rms(delta, &after, epsilon),
+        };
+        let x = &mut sums[range];
+        x.iter_mut().zip(added).for_each(|(x, added)| *x += f64::from(factor) * added);
+        let mean = if matches!(normed, Normed::Centered { .. }) { x.iter().sum::<f64>() / width as f64 } else { 0.0 };
+        let centered: Vec<f64> = x.iter().map(|x| x - mean).collect();
+        match normed {
+            Normed::Not => reference.extend(centered),
+            _ => {
+                let bias = bias.iter().map(|&bias| if has_bias { f64::from(bias) } else { 0.0 });
+                reference.extend(normed_by_rms(&centered, &weight, epsilon).into_iter().zip(bias).map(|(x, bias)| x + bias));
+            }
+        }
+    }
+    let case = format!("{rows} × {width}, adds {adds:?}, normed {normed:?}");
+    checks.near("norm", case.clone(), &widened(&gpu.download(&out)?), &reference, BF16);
+    checks.near("norm residual", case, &doubles(&gpu.download(&on_residual)?), &sums, F32);
     Ok(())
 }
 
@@ -90,15 +238,56 @@ pub fn rms_norm(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usiz
     Ok(())
 }
 
-fn swiglu(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
-    let gate_up = gpu.bf16s(rows * 2 * width, 8.0);
-    let (on_device, mut out) = (gpu.upload(&gate_up)?, gpu.poisoned(rows * width)?);
-    gpu.kernels(128)?.swiglu(&gpu.stream, &mut out.as_view_mut(), &on_device.as_view(), width)?;
-    let reference: Vec<f64> = widened(&gate_up)
-        .chunks(2 * width)
-        .flat_map(|row| (0..width).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[width + i]).collect::<Vec<_>>())
+/// The complementary error function, by its series where that converges fast, else by its continued fraction.
+fn erfc(x: f64) -> f64 {
+    if x < 0.0 {
+        return 2.0 - erfc(-x);
+    }
+    let to_pi = std::f64::consts::FRAC_2_SQRT_PI;
+    if x < 2.5 {
+        let terms = (0..80).scan(x, |term, n| {
+            let this = *term / f64::from(2 * n + 1);
+            *term *= -x * x / f64::from(n + 1);
+            Some(this)
+        });
+        return 1.0 - to_pi * terms.sum::<f64>();
+    }
+    let below = (1..60).rev().fold(x, |below, n| x + f64::from(n) / 2.0 / below);
+    (-x * x).exp() / below * to_pi / 2.0
+}
+
+pub fn activate(
+    gpu: &mut TestGpu,
+    checks: &mut Checks,
+    rows: usize,
+    width: usize,
+    function: Activation,
+    is_gated: bool,
+) -> Result<(), CudaError> {
+    let parts = if is_gated { 2 } else { 1 };
+    let from = gpu.bf16s(rows * parts * width, 8.0);
+    let (on_device, mut out) = (gpu.upload(&from)?, gpu.poisoned(rows * width)?);
+    gpu.kernels(128)?.activate(&gpu.stream, &mut out.as_view_mut(), &on_device.as_view(), width, function, is_gated)?;
+    let activated = |x: f64| match function {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => x * erfc(-x * std::f64::consts::FRAC_1_SQRT_2) / 2.0,
+        Activation::GeluTanh => x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh()) / 2.0,
+    };
+    let reference: Vec<f64> = widened(&from)
+        .chunks(parts * width)
+        .flat_map(|row| (0..width).map(|i| activated(row[i]) * if is_gated { row[width + i] } else { 1.0 }).collect::<Vec<_>>())
         .collect();
-    checks.near("swiglu", format!("{rows} × {width}"), &widened(&gpu.download(&out)?), &reference, BF16);
+    let case = format!("{rows} × {width}, {function:?}{}", if is_gated { " of a gate" } else { "" });
+    checks.near("activate", case, &widened(&gpu.download(&out)?), &reference, BF16);
+    Ok(())
+}
+
+fn cap_logits(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {
+    let (cap, logits) = (30.0f32, gpu.f32s(rows * width, 70.0));
+    let mut on_device = gpu.upload(&logits)?;
+    gpu.kernels(128)?.cap_logits(&gpu.stream, &mut on_device.as_view_mut(), cap)?;
+    let reference: Vec<f64> = doubles(&logits).iter().map(|x| f64::from(cap) * (x / f64::from(cap)).tanh()).collect();
+    checks.near("cap_logits", format!("{rows} × {width}"), &doubles(&gpu.download(&on_device)?), &reference, F32);
     Ok(())
 }
 
@@ -157,7 +346,7 @@ pub fn rope_kv_write(
     of: Heads,
     kv_heads: usize,
     group: usize,
-    norms: bool,
+    turn: Turn,
 ) -> Result<(), CudaError> {
     let d = of.dim;
     const LAYERS: usize = 3;
@@ -172,7 +361,10 @@ pub fn rope_kv_write(
     let qkv = gpu.bf16s(rows * width * d, 2.0);
     let angles = gpu.f32s(POSITIONS * half, 3.1);
     let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
-    let weights = [gpu.f32s(d, 1.0), gpu.f32s(d, 1.0)];
+    let normed = |heads: usize| if turn.norms == Norms::All { heads * d } else { d };
+    let weights = [gpu.f32s(normed(heads), 1.0), gpu.f32s(normed(kv_heads), 1.0)];
+    let growth: Vec<f32> = (0..POSITIONS).map(|position| 1.0 + position as f32 / 50.0).collect();
+    let epsilon = 1e-6;
 
     let kernels = gpu.kernels_of(of)?;
     let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: of.kv, latent: None };
@@ -190,13 +382,28 @@ pub fn rope_kv_write(
     let sequences = gpu.upload(&places.iter().map(|p| p.0).collect::<Vec<_>>())?;
     let positions = gpu.upload(&places.iter().map(|p| p.1).collect::<Vec<_>>())?;
     let (q_view, k_view, tables_view) = (q_norm.as_view(), k_norm.as_view(), on_tables.as_view());
+    let (on_growth, mut scales) = (gpu.upload(&growth)?, gpu.poisoned::<f32>(2 * rows)?);
+    let (cos_view, sin_view, growth_view) = (on_cos.as_view(), on_sin.as_view(), on_growth.as_view());
+    if turn.norms == Norms::All {
+        kernels.qk_scales(&gpu.stream, &mut scales.as_view_mut(), &on_device.as_view(), heads, kv_heads, d, epsilon)?;
+    }
+    let scales_view = scales.as_view();
+    let over = match turn.norms {
+        Norms::All => NormedOver::Heads(&scales_view),
+        Norms::Heads | Norms::None => NormedOver::Head { epsilon },
+    };
+    let rope = Rope {
+        angles: (!turn.is_still).then_some((&cos_view, &sin_view)),
+        norms: (turn.norms != Norms::None).then_some(HeadNorms { queries: &q_view, keys: &k_view, over }),
+        growth: turn.grows.then_some(&growth_view),
+    };
     kernels.rope_kv_write(
         &gpu.stream,
         &mut on_device.as_view_mut(),
         heads,
         &mut kv.layer(LAYER, &tables_view, TABLE),
         &RowPlaces { sequences: &sequences.as_view(), positions: &positions.as_view() },
-        &Rope { cos: &on_cos.as_view(), sin: &on_sin.as_view(), norms: norms.then_some((&q_view, &k_view)), epsilon: 1e-6 },
+        &rope,
     )?;
     // SAFETY: as above.
     unsafe { kernels.kv_gather(&gpu.stream, &kv, &placed, 0..LAYERS) }?;
@@ -210,21 +417,28 @@ pub fn rope_kv_write(
             continue;
         }
         let position = position as usize;
+        let of_row = expected_rows[row * width * d..][..(heads + kv_heads) * d].to_vec();
         for head in 0..width {
             let at = (row * width + head) * d;
             let mut x = expected_rows[at..at + d].to_vec();
             if head < heads + kv_heads {
-                if norms {
-                    let scale = (x.iter().map(|x| x * x).sum::<f64>() / d as f64 + 1e-6).sqrt();
-                    let weight = &weights[usize::from(head >= heads)];
-                    x.iter_mut().zip(weight).for_each(|(x, &w)| *x = f64::from(w) * *x / scale);
+                let (weight, in_part, part) = match head.checked_sub(heads) {
+                    None => (&weights[0], head, &of_row[..heads * d]),
+                    Some(head) => (&weights[1], head, &of_row[heads * d..]),
+                };
+                match turn.norms {
+                    Norms::None => {}
+                    Norms::Heads => x = normed_by_rms(&x, weight, epsilon.into()),
+                    Norms::All => x = normed_by_rms(part, weight, epsilon.into())[in_part * d..][..d].to_vec(),
                 }
-                for i in 0..half {
+                for i in (0..half).filter(|_| !turn.is_still) {
                     let (c, s) = (f64::from(cos[position * half + i]), f64::from(sin[position * half + i]));
                     (x[i], x[i + half]) = (x[i] * c - x[i + half] * s, x[i + half] * c + x[i] * s);
                 }
             }
             if head < heads {
+                let grown = if turn.grows { f64::from(growth[position]) } else { 1.0 };
+                x.iter_mut().for_each(|x| *x *= grown);
                 expected_rows[at..at + d].copy_from_slice(&x);
             } else {
                 let block = tables[sequence as usize * TABLE + position / 16] as usize;
@@ -254,7 +468,7 @@ pub fn rope_kv_write(
         }
     }
     let in_8_bits = if of.kv == KvStorage::Int8 { ", K and V in 8 bits" } else { "" };
-    let case = format!("{heads} heads of {d}, {kv_heads} of keys{}{in_8_bits}", if norms { ", norms" } else { "" });
+    let case = format!("{heads} heads of {d}, {kv_heads} of keys{in_8_bits}, {turn:?}");
     checks.near("rope", case.clone(), &widened(&gpu.download(&on_device)?), &expected_rows, BF16);
     // Bytes are where they belong, and nowhere else.
     checks.same("kv_write elsewhere", case.clone(), &untouched, &vec![0xff; written.len()], EXACT);
