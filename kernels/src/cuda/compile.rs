@@ -34,6 +34,8 @@ pub static ATTENTION_DECODE: Source = source!("attention_decode.cu", by_heads: t
 pub static ATTENTION_PREFILL: Source = source!("attention_prefill.cu", by_heads: true);
 pub static ATTENTION_PREFILL_HOPPER: Source = source!("attention_prefill_hopper.cu", by_heads: true);
 pub static EMBEDDING: Source = source!("embedding.cu", by_heads: false);
+pub static EXPERTS: Source = source!("experts.cu", by_heads: false);
+pub static EXPERTS_MULTIPLY: Source = source!("experts_multiply.cu", by_heads: false);
 pub static KV_COPY: Source = source!("kv_copy.cu", by_heads: false);
 pub static PENALTIES: Source = source!("penalties.cu", by_heads: false);
 pub static QUANTIZE_FP8: Source = source!("quantize_fp8.cu", by_heads: false);
@@ -42,11 +44,13 @@ pub static ROPE_KV_WRITE: Source = source!("rope_kv_write.cu", by_heads: true);
 pub static SAMPLE: Source = source!("sample.cu", by_heads: false);
 pub static SWIGLU: Source = source!("swiglu.cu", by_heads: false);
 
-pub static SOURCES: [&Source; 11] = [
+pub static SOURCES: [&Source; 13] = [
     &ATTENTION_DECODE,
     &ATTENTION_PREFILL,
     &ATTENTION_PREFILL_HOPPER,
     &EMBEDDING,
+    &EXPERTS,
+    &EXPERTS_MULTIPLY,
     &KV_COPY,
     &PENALTIES,
     &QUANTIZE_FP8,

@@ -1,5 +1,6 @@
 //! The columns of a model that the device's kernels lack.
 
+use super::experts::can_choose;
 use crate::{
     config::ModelConfig,
     family::{Mlp, NormKind, QkNorm},
@@ -20,7 +21,8 @@ pub(super) fn lacks(config: &ModelConfig) -> Vec<&'static str> {
         (family.qk_norm == QkNorm::All, "norms over all heads"),
         (family.mlp == Mlp::Plain, "feed-forward layers without a gate"),
         (family.has_output_gate, "gates of the attention's output"),
-        (config.experts.is_some(), "experts"),
+        (family.experts.is_some_and(|rule| rule.has_biases), "experts with biases"),
+        (config.experts.as_ref().is_some_and(|experts| !can_choose(experts)), "as many experts, of a layer, of a row or in groups"),
         (config.latent.is_some(), "latent attention"),
         (config.recurrent.is_some(), "layers that keep a state"),
         (config.activation != Activation::Silu, "activations other than silu"),

@@ -1,8 +1,9 @@
 //! A batch through the layers on the device: K and V into the paged memory, logits of the requested rows.
 
 use super::{
+    experts::ExpertLayers,
     shape::DeviceShape,
-    weights::{DeviceLinear, DeviceWeight, DeviceWeights},
+    weights::{DeviceDense, DeviceLinear, DeviceMlp, DeviceWeight, DeviceWeights},
 };
 use crate::{config::ModelConfig, rope::Rope};
 use cudarc::driver::{CudaSlice, CudaStream, CudaView};
@@ -11,6 +12,7 @@ use tidemill_kernels::cuda::{
     Bf16, CudaError, Device, DeviceKv, Gemm, Kernels,
     attention::{self, DecodeScratch, Queries, Tile},
     elementwise::{self, Norm, RowPlaces},
+    experts::ExpertInput,
     gemm::{Operands, Output, Scales, product_rows},
 };
 
@@ -27,6 +29,8 @@ pub(super) struct Layers {
     cos: CudaSlice<f32>,
     sin: CudaSlice<f32>,
     buffers: Buffers,
+    /// If some layers are of experts.
+    experts: Option<ExpertLayers>,
 }
 
 /// Intermediate results, `[rows_max, width]`, with room for the rows that products add. What these hold is of earlier batches,
@@ -50,8 +54,8 @@ struct Fp8Rows {
 }
 
 impl Fp8Rows {
-    fn new(device: &Device, shape: DeviceShape, rows_max: usize) -> Result<Self, CudaError> {
-        let width = shape.hidden.max(shape.q()).max(shape.intermediate);
+    fn new(device: &Device, shape: DeviceShape, inner: usize, rows_max: usize) -> Result<Self, CudaError> {
+        let width = shape.hidden.max(shape.q()).max(inner);
         Ok(Self { numbers: device.alloc(rows_max * width)?, scales: device.alloc(rows_max)? })
     }
 }
@@ -93,16 +97,19 @@ impl Layers {
     ) -> Result<Self, CudaError> {
         let (cos, sin) = angles(config, shape);
         let rows_max = product_rows(rows_max);
+        // No memory can be of no size.
+        let inner = weights.dense_width().max(1);
         let buffers = Buffers {
             residual: device.alloc(rows_max * shape.hidden)?,
             normed: device.alloc(rows_max * shape.hidden)?,
             qkv: device.alloc(rows_max * shape.qkv())?,
             attended: device.alloc(rows_max * shape.q())?,
             delta: device.alloc(rows_max * shape.hidden)?,
-            gate_up: device.alloc(rows_max * 2 * shape.intermediate)?,
-            activated: device.alloc(rows_max * shape.intermediate)?,
-            fp8: if weights.has_fp8() { Some(Fp8Rows::new(device, shape, rows_max)?) } else { None },
+            gate_up: device.alloc(rows_max * 2 * inner)?,
+            activated: device.alloc(rows_max * inner)?,
+            fp8: if weights.has_fp8() { Some(Fp8Rows::new(device, shape, inner, rows_max)?) } else { None },
         };
+        let experts = config.experts.as_ref().map(|experts| ExpertLayers::new(device, experts, shape, &weights, rows_max)).transpose()?;
         Ok(Self {
             stream: device.stream().clone(),
             kernels,
@@ -114,6 +121,7 @@ impl Layers {
             sin: device.upload(&sin)?,
             shape,
             buffers,
+            experts,
         })
     }
 
@@ -125,8 +133,8 @@ impl Layers {
     /// Launches the batch through all layers. `kv_only`: only K and V are wanted, so the last layer stops there.
     pub(super) fn run(&mut self, batch: &mut Batch<'_>, kv: &mut DeviceKv, kv_only: bool) -> Result<(), CudaError> {
         let rows = batch.tokens.len();
-        let Self { stream, kernels, gemm, weights, buffers: b, shape, .. } = self;
-        let (hidden, inner, epsilon) = (shape.hidden, shape.intermediate, self.norm_epsilon);
+        let Self { stream, kernels, gemm, weights, buffers: b, shape, experts, .. } = self;
+        let (hidden, epsilon) = (shape.hidden, self.norm_epsilon);
         let mut residual = b.residual.slice_mut(..rows * hidden);
         let mut products = Products { gemm, kernels, stream, fp8: &mut b.fp8, rows };
         kernels.embedding(stream, &mut residual, &weights.embedding.as_view(), &batch.tokens, hidden)?;
@@ -164,10 +172,23 @@ impl Layers {
             let delta = b.delta.slice(..rows * hidden);
             let norm = Norm { delta: Some(&delta), weight: &layer.mlp_norm.as_view(), epsilon, rows: None };
             kernels.rms_norm(stream, &mut b.normed.slice_mut(..rows * hidden), &mut residual, &norm)?;
-            products.multiply(&mut b.gate_up, &b.normed, &layer.gate_up)?;
-            let gate_up = b.gate_up.slice(..rows * 2 * inner);
-            kernels.swiglu(stream, &mut b.activated.slice_mut(..rows * inner), &gate_up, inner)?;
-            products.multiply(&mut b.delta, &b.activated, &layer.down)?;
+            match &layer.mlp {
+                DeviceMlp::Dense(dense) => products.feed_forward(&mut b.delta, &b.normed, &mut b.gate_up, &mut b.activated, dense)?,
+                DeviceMlp::Experts(of_layer) => {
+                    let experts = experts.as_mut().expect("there are layers of experts");
+                    if let Some((shared, out)) = of_layer.shared.as_ref().zip(experts.shared_out.as_mut()) {
+                        products.feed_forward(out, &b.normed, &mut b.gate_up, &mut b.activated, shared)?;
+                    }
+                    let input = ExpertInput {
+                        residual: &residual.as_view(),
+                        norm: &layer.mlp_norm.as_view(),
+                        epsilon,
+                        normed: &b.normed.slice(..rows * hidden),
+                        positions: &batch.positions,
+                    };
+                    experts.run(stream, &mut b.delta.slice_mut(..rows * hidden), &input, of_layer)?;
+                }
+            }
         }
         Ok(())
     }
@@ -191,8 +212,10 @@ impl Layers {
         for layer in &weights.layers {
             warm(&layer.qkv, &mut b.qkv, &b.normed)?;
             warm(&layer.output, &mut b.delta, &b.attended)?;
-            warm(&layer.gate_up, &mut b.gate_up, &b.normed)?;
-            warm(&layer.down, &mut b.delta, &b.activated)?;
+            if let Some(dense) = layer.dense() {
+                warm(&dense.gate_up, &mut b.gate_up, &b.normed)?;
+                warm(&dense.down, &mut b.delta, &b.activated)?;
+            }
         }
         Ok(())
     }
@@ -241,6 +264,22 @@ struct Products<'a> {
 }
 
 impl Products<'_> {
+    /// `y = down (silu(gate x) * up x)`
+    fn feed_forward(
+        &mut self,
+        y: &mut CudaSlice<Bf16>,
+        x: &CudaSlice<Bf16>,
+        gate_up: &mut CudaSlice<Bf16>,
+        activated: &mut CudaSlice<Bf16>,
+        dense: &DeviceDense,
+    ) -> Result<(), CudaError> {
+        let (rows, inner) = (self.rows, dense.down.inputs);
+        self.multiply(gate_up, x, &dense.gate_up)?;
+        let on_gate_up = gate_up.slice(..rows * 2 * inner);
+        self.kernels.swiglu(self.stream, &mut activated.slice_mut(..rows * inner), &on_gate_up, inner)?;
+        self.multiply(y, activated, &dense.down)
+    }
+
     /// `y = x weightᵀ + bias` of the first rows, and of a few more.
     fn multiply(&mut self, y: &mut CudaSlice<Bf16>, x: &CudaSlice<Bf16>, linear: &DeviceLinear) -> Result<(), CudaError> {
         let rows = product_rows(self.rows);

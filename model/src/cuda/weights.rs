@@ -1,6 +1,6 @@
 //! A checkpoint's tensors on the device: bf16 or FP8, with projections that share their input merged into one matrix.
 
-use super::shape::DeviceShape;
+use super::{experts::DeviceExperts, shape::DeviceShape};
 use crate::{
     checkpoint::WeightMatrix,
     config::ModelConfig,
@@ -81,9 +81,29 @@ pub(super) struct DeviceLayer {
     pub(super) output: DeviceLinear,
     pub(super) qk_norm: Option<(CudaSlice<f32>, CudaSlice<f32>)>,
     pub(super) mlp_norm: CudaSlice<f32>,
-    /// `[2, intermediate, hidden]`
+    pub(super) mlp: DeviceMlp,
+}
+
+pub(super) enum DeviceMlp {
+    Dense(Box<DeviceDense>),
+    Experts(Box<DeviceExperts>),
+}
+
+/// A feed-forward layer, or an expert that all rows go through.
+pub(super) struct DeviceDense {
+    /// `[2, width, hidden]`
     pub(super) gate_up: DeviceLinear,
     pub(super) down: DeviceLinear,
+}
+
+impl DeviceLayer {
+    /// The feed-forward layer that all rows go through: a layer of experts may have one, too.
+    pub(super) fn dense(&self) -> Option<&DeviceDense> {
+        match &self.mlp {
+            DeviceMlp::Dense(dense) => Some(dense),
+            DeviceMlp::Experts(experts) => experts.shared.as_ref(),
+        }
+    }
 }
 
 pub(super) struct DeviceWeights {
@@ -102,8 +122,13 @@ impl DeviceWeights {
 
     /// Whether some weights are in FP8.
     pub(super) fn has_fp8(&self) -> bool {
-        let linears = self.layers.iter().flat_map(|layer| [&layer.qkv, &layer.output, &layer.gate_up, &layer.down]);
-        linears.into_iter().any(DeviceLinear::is_fp8)
+        let dense = self.layers.iter().filter_map(DeviceLayer::dense).flat_map(|dense| [&dense.gate_up, &dense.down]);
+        self.layers.iter().flat_map(|layer| [&layer.qkv, &layer.output]).chain(dense).any(DeviceLinear::is_fp8)
+    }
+
+    /// The width of the widest feed-forward layer that all rows go through; 0 if there are experts alone.
+    pub(super) fn dense_width(&self) -> usize {
+        self.layers.iter().filter_map(DeviceLayer::dense).map(|dense| dense.down.inputs).max().unwrap_or(0)
     }
 
     /// `progress` gets (bytes on the device, bytes in all).
@@ -127,12 +152,12 @@ impl DeviceWeights {
     }
 }
 
-struct Loader<'a> {
+pub(super) struct Loader<'a> {
     uploads: Uploads<'a, Bf16>,
     /// If weights may stay in FP8.
     fp8: Option<(Fp8Products, Uploads<'a, u8>)>,
-    device: &'a Device,
-    shape: DeviceShape,
+    pub(super) device: &'a Device,
+    pub(super) shape: DeviceShape,
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(u64, u64),
@@ -142,7 +167,6 @@ impl Loader<'_> {
     fn layer(&mut self, layer: &LayerTensors) -> Result<DeviceLayer, CudaError> {
         let shape = self.shape;
         let (LayerTensors { output, .. }, [q, k, v]) = (layer, heads_of(layer));
-        let (gate, up, down) = dense_of(layer);
         let qk_norm = layer.qk_norm.as_ref();
         let qk_norm = qk_norm.map(|(q, k)| Ok::<_, CudaError>((self.head_norm(&q.weight)?, self.head_norm(&k.weight)?))).transpose()?;
         Ok(DeviceLayer {
@@ -151,20 +175,38 @@ impl Loader<'_> {
             output: self.linear(&[output], shape.hidden, shape.q(), Columns::ByHead(shape), |row| Some((output, row)))?,
             qk_norm,
             mlp_norm: self.device.upload(norm_of(&layer.mlp_norm))?,
-            gate_up: self.gate_up([gate, up])?,
-            down: self.linear(&[down], shape.hidden, shape.intermediate, Columns::InFront, |row| Some((down, row)))?,
+            mlp: match &layer.mlp {
+                MlpTensors::Dense(dense) => DeviceMlp::Dense(Box::new(self.dense(dense_of(dense))?)),
+                MlpTensors::Experts(experts) => DeviceMlp::Experts(Box::new(self.experts(experts)?)),
+            },
         })
     }
 
+    pub(super) fn dense(&mut self, [gate, up, down]: [&Linear; 3]) -> Result<DeviceDense, CudaError> {
+        let width = padded(up);
+        Ok(DeviceDense {
+            gate_up: self.gate_up([gate, up], width)?,
+            down: self.linear(&[down], self.shape.hidden, width, Columns::InFront, |row| Some((down, row)))?,
+        })
+    }
+
+    pub(super) fn dense_bytes(&self, [gate, up, down]: [&Linear; 3]) -> usize {
+        let numbers = padded(up) * self.shape.hidden;
+        self.bytes_of(&[gate, up], 2 * numbers) + self.bytes_of(&[down], numbers)
+    }
+
+    fn bytes_of(&self, parts: &[&Linear], numbers: usize) -> usize {
+        if self.stays_fp8(parts) { numbers } else { 2 * numbers }
+    }
+
     fn layer_bytes(&self, layer: &LayerTensors) -> usize {
-        let DeviceShape { hidden, intermediate, .. } = self.shape;
+        let DeviceShape { hidden, .. } = self.shape;
         let (LayerTensors { output, .. }, [q, k, v]) = (layer, heads_of(layer));
-        let (gate, up, down) = dense_of(layer);
-        let bytes = |parts: &[&Linear], numbers: usize| if self.stays_fp8(parts) { numbers } else { 2 * numbers };
-        bytes(&[q, k, v], self.shape.qkv() * hidden)
-            + bytes(&[output], self.shape.q() * hidden)
-            + bytes(&[gate, up], 2 * intermediate * hidden)
-            + bytes(&[down], intermediate * hidden)
+        let mlp = match &layer.mlp {
+            MlpTensors::Dense(dense) => self.dense_bytes(dense_of(dense)),
+            MlpTensors::Experts(experts) => self.expert_bytes(experts),
+        };
+        self.bytes_of(&[q, k, v], self.shape.qkv() * hidden) + self.bytes_of(&[output], self.shape.q() * hidden) + mlp
     }
 
     /// Whether a matrix of these parts is in FP8 on the device: if all of them are, and the device can add their bias.
@@ -187,13 +229,12 @@ impl Loader<'_> {
         self.linear(&parts, shape.qkv(), shape.hidden, Columns::InFront, source)
     }
 
-    fn gate_up(&mut self, parts: [&Linear; 2]) -> Result<DeviceLinear, CudaError> {
-        let DeviceShape { intermediate, hidden, .. } = self.shape;
+    fn gate_up(&mut self, parts: [&Linear; 2], width: usize) -> Result<DeviceLinear, CudaError> {
         let source = |row: usize| {
-            let (part, row) = (parts[row / intermediate], row % intermediate);
+            let (part, row) = (parts[row / width], row % width);
             (row < part.weight.rows()).then_some((part, row))
         };
-        self.linear(&parts, 2 * intermediate, hidden, Columns::InFront, source)
+        self.linear(&parts, 2 * width, self.shape.hidden, Columns::InFront, source)
     }
 
     /// Rows from `source`, of these parts; zeros where it gives none.
@@ -229,7 +270,12 @@ impl Loader<'_> {
         self.matrix(weight.rows(), weight.cols(), |row, to| Columns::InFront.write_weight(weight, row, to))
     }
 
-    fn matrix(&mut self, rows: usize, columns: usize, write: impl Fn(usize, &mut [Bf16]) + Sync) -> Result<CudaSlice<Bf16>, CudaError> {
+    pub(super) fn matrix(
+        &mut self,
+        rows: usize,
+        columns: usize,
+        write: impl Fn(usize, &mut [Bf16]) + Sync,
+    ) -> Result<CudaSlice<Bf16>, CudaError> {
         let matrix = self.uploads.matrix(rows, columns, write)?;
         self.progress(2 * rows * columns);
         Ok(matrix)
@@ -295,28 +341,27 @@ fn heads_of(layer: &LayerTensors) -> &[Linear; 3] {
 }
 
 /// The gate, up and down projections.
-fn dense_of(layer: &LayerTensors) -> (&Linear, &Linear, &Linear) {
-    match &layer.mlp {
-        MlpTensors::Dense(dense) => {
-            let DenseTensors { gate, up, down } = &**dense;
-            (gate.as_ref().expect(REFUSED), up, down)
-        }
-        MlpTensors::Experts(_) => panic!("{REFUSED}"),
-    }
+fn dense_of(DenseTensors { gate, up, down }: &DenseTensors) -> [&Linear; 3] {
+    [gate.as_ref().expect(REFUSED), up, down]
 }
 
-const REFUSED: &str = "models that the kernels do not compute are refused";
+/// The width of a feed-forward layer, filled up to a multiple of 16.
+pub(super) fn padded(up: &Linear) -> usize {
+    up.weight.rows().next_multiple_of(16)
+}
+
+pub(super) const REFUSED: &str = "models that the kernels do not compute are refused";
 
 /// Where a row's numbers go; zeros elsewhere.
 #[derive(Clone, Copy)]
-enum Columns {
+pub(super) enum Columns {
     InFront,
     /// Each head at its padded place.
     ByHead(DeviceShape),
 }
 
 impl Columns {
-    fn write_weight(self, weight: &Weight, row: usize, to: &mut [Bf16]) {
+    pub(super) fn write_weight(self, weight: &Weight, row: usize, to: &mut [Bf16]) {
         match weight {
             Weight::Plain(matrix) => self.write_plain(matrix, row, to),
             Weight::Fp8(matrix) => {
