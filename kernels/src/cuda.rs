@@ -15,6 +15,7 @@
 //! - [`kernels`]: all kernels, loaded for one kind of heads; `launch`: launching one
 //! - [`elementwise`], [`attention`], [`sampling`]: the operations; `prefill_kernel`: which prefill kernel suits a
 //!   device
+//! - [`experts`]: layers of experts
 //! - [`gemm`]: matrix products in bf16 and FP8, by cuBLASLt
 //! - [`kv`]: the paged memory, and copying blocks to and from contiguous slots
 //! - [`host`], [`pinned`]: pinned host memory, our own and others'; [`upload`], [`transfer`]: matrices and blocks
@@ -29,6 +30,7 @@ pub mod compile;
 pub mod device;
 pub mod elementwise;
 pub mod error;
+pub mod experts;
 pub mod gemm;
 pub mod graph;
 pub mod host;

@@ -6,7 +6,7 @@
 //! meanwhile the host only takes in blocks, which cross the bus on streams of their own (`blocks`).
 //!
 //! - `lacks`: what the kernels do not compute; `shape`: the model's sizes, padded for the kernels; `weights`: the checkpoint on the device; `layers`: a batch
-//!   through the layers
+//!   through the layers; `experts`: those of experts
 //! - `decode`, `prefill`: the two kinds of batches; `inputs`: what the host sends along; `sampling`: from logits to tokens
 //! - `blocks`: KV blocks to and from the device; `outgoing`: pinned memory for those that leave
 //! - `checks`: whole models and sampling against the CPU
@@ -14,6 +14,7 @@
 pub(crate) mod blocks;
 pub mod checks;
 mod decode;
+mod experts;
 mod inputs;
 mod lacks;
 mod layers;

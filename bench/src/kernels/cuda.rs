@@ -3,6 +3,7 @@
 
 pub mod ceilings;
 pub mod compile;
+mod experts;
 pub mod gpu;
 pub mod ops;
 pub mod phases;
@@ -58,6 +59,7 @@ pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report
     let wants = |kind| args.measure_only.is_none_or(|only| only == kind);
     if wants(RowKind::Ops) {
         ops::measure(&mut bench, label, &Sizes::of(&shape), &bus)?;
+        experts::measure(&mut bench)?;
     }
     if wants(RowKind::Phases) {
         phases::measure(&mut bench, label, &shape)?;
@@ -92,6 +94,7 @@ fn operations(gpu: &mut Gpu, only: Option<CheckKind>, checks: &mut Checks) -> Re
     }
     if wants(CheckKind::Products) {
         checks::products::all(gpu, checks, extent)?;
+        checks::experts::all(gpu, checks, extent)?;
     }
     if wants(CheckKind::Blocks) {
         checks::blocks::all(gpu, checks)?;

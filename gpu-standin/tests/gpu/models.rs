@@ -56,6 +56,27 @@ fn checkpoints_in_fp8() {
 }
 
 #[test]
+fn layers_of_experts_run_on_the_device() {
+    let told = Standin::new("arch=80,seed=3").passes("models::checkpoints_of_experts");
+    print!("{told}");
+    assert!(!told.contains("not checked"), "{told}");
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn checkpoints_of_experts() {
+    let folder = TempDir::new().unwrap();
+    let fixtures = repository().join("model/tests/fixtures").canonicalize().unwrap();
+    for family in ["mixtral", "qwen2-moe", "qwen3-moe"] {
+        symlink(fixtures.join(family), folder.path().join(family)).unwrap();
+    }
+    let mut checks = Checks::new(0);
+    tidemill_model::cuda::checks::models(folder.path(), &cache(), &mut checks).unwrap();
+    println!("{}", checks.table());
+    assert!(checks.verdict().is_ok());
+}
+
+#[test]
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn checkpoints() {
     let mut checks = Checks::new(0);

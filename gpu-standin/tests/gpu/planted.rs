@@ -35,10 +35,13 @@ const ADDRESS: &str = "[address]";
 const DIVERGENCE: &str = "[divergence]";
 const UNINITIALIZED: &str = "[uninitialized]";
 const WRONG_RESULT: &str = "FAILED attention";
+const WRONG_EXPERTS: &str = "FAILED experts";
 
 const PREFILL: &str = "attention_prefill.cu";
 const HOPPER: &str = "attention_prefill_hopper.cu";
 const DECODE: &str = "attention_decode.cu";
+const ROUTING: &str = "experts.cu";
+const GROUPED: &str = "experts_multiply.cu";
 const ATTENTION: &str = "planted::attention";
 /// With tiles enough for buffers to be used again.
 const ATTENTION_TO_ALL: &str = "planted::attention_to_all";
@@ -47,6 +50,7 @@ const ATTENTION_WITH_A_CAP: &str = "planted::attention_with_a_cap";
 const ATTENTION_WITH_SINKS: &str = "planted::attention_with_sinks";
 const BLOCKS: &str = "planted::blocks";
 const ROWS: &str = "planted::rows";
+const EXPERTS: &str = "planted::experts";
 const HANDED_OVER: &str = "planted::handed_over";
 
 const ALL: &[Planted] = &[
@@ -328,6 +332,41 @@ const ALL: &[Planted] = &[
         said: &[UNINITIALIZED],
     },
     Planted {
+        what: "an expert whose rows begin among those of another",
+        options: "",
+        edit: Some((ROUTING, "lower += entries[i] < expert;", "lower += entries[i] + 1 < expert;")),
+        test: EXPERTS,
+        said: &[WRONG_EXPERTS, "[race]", UNINITIALIZED, ADDRESS],
+    },
+    Planted {
+        what: "rows of experts that others chose",
+        options: "",
+        edit: Some((ROUTING, "rows_by_slot[slot] = i / chosen;", "rows_by_slot[slot] = i % chosen;")),
+        test: EXPERTS,
+        said: &[WRONG_EXPERTS],
+    },
+    Planted {
+        what: "the higher of experts with equal scores",
+        options: "",
+        edit: Some((ROUTING, "best = max(best, entry_of(keys[e], e));", "best = max(best, entry_of(keys[e] | e % 3, e));")),
+        test: EXPERTS,
+        said: &[WRONG_EXPERTS],
+    },
+    Planted {
+        what: "a dropped wait for the weights of an expert",
+        options: "arch=80",
+        edit: Some((GROUPED, "copies_wait<F::STAGES - 2>();", "copies_wait<F::STAGES - 1>();")),
+        test: EXPERTS,
+        said: UNORDERED,
+    },
+    Planted {
+        what: "weights of an expert that not all threads have copied",
+        options: "",
+        edit: Some((GROUPED, "        __syncthreads();\n        load(step + F::STAGES - 1);", "        load(step + F::STAGES - 1);")),
+        test: EXPERTS,
+        said: UNORDERED,
+    },
+    Planted {
         what: "a missing event between copy and compute stream",
         options: "drop=cuStreamWaitEvent",
         edit: None,
@@ -381,6 +420,8 @@ fn nothing_is_found_where_nothing_is_planted() {
         (BLOCKS, "seed=5"),
         (ROWS, "seed=6"),
         ("planted::every_form_of_rows", "seed=14"),
+        (EXPERTS, "arch=80,seed=15"),
+        (EXPERTS, "arch=90,seed=16"),
     ] {
         Standin::new(options).passes(test);
     }
@@ -460,6 +501,12 @@ fn rows() {
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn every_form_of_rows() {
     judge(|gpu, checks| checks::rows::all(gpu, checks, Extent::First));
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn experts() {
+    judge(checks::experts::one_of_each_form);
 }
 
 /// A checkpoint on two executors, and blocks from one to the other.

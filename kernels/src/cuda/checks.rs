@@ -6,6 +6,7 @@
 
 pub mod attention;
 pub mod blocks;
+pub mod experts;
 mod gpu;
 pub mod products;
 pub mod rows;
@@ -20,6 +21,7 @@ pub fn operations(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaErro
     rows::all(gpu, checks, Extent::All)?;
     products::all(gpu, checks, Extent::All)?;
     attention::all(gpu, checks, Extent::All)?;
+    experts::all(gpu, checks, Extent::All)?;
     blocks::all(gpu, checks)
 }
 

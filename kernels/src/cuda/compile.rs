@@ -51,6 +51,8 @@ pub static ATTENTION_PREFILL_HOPPER: Source = source!("attention_prefill_hopper.
 pub static ATTENTION_PREFILL_HOPPER_CAPPED: Source = capped(source!("attention_prefill_hopper.cu", by_heads: true));
 pub static ATTENTION_PREFILL_HOPPER_SINKS: Source = with_sinks(source!("attention_prefill_hopper.cu", by_heads: true));
 pub static EMBEDDING: Source = source!("embedding.cu", by_heads: false);
+pub static EXPERTS: Source = source!("experts.cu", by_heads: false);
+pub static EXPERTS_MULTIPLY: Source = source!("experts_multiply.cu", by_heads: false);
 pub static KV_COPY: Source = source!("kv_copy.cu", by_heads: false);
 pub static NORM: Source = source!("norm.cu", by_heads: false);
 pub static PENALTIES: Source = source!("penalties.cu", by_heads: false);
@@ -60,7 +62,7 @@ pub static ROPE_KV_WRITE: Source = source!("rope_kv_write.cu", by_heads: true);
 pub static SAMPLE: Source = source!("sample.cu", by_heads: false);
 pub static SWIGLU: Source = source!("swiglu.cu", by_heads: false);
 
-pub static SOURCES: [&Source; 19] = [
+pub static SOURCES: [&Source; 21] = [
     &ACTIVATION,
     &ATTENTION_DECODE,
     &ATTENTION_DECODE_CAPPED,
@@ -72,6 +74,8 @@ pub static SOURCES: [&Source; 19] = [
     &ATTENTION_PREFILL_HOPPER_CAPPED,
     &ATTENTION_PREFILL_HOPPER_SINKS,
     &EMBEDDING,
+    &EXPERTS,
+    &EXPERTS_MULTIPLY,
     &KV_COPY,
     &NORM,
     &PENALTIES,

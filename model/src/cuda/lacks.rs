@@ -1,5 +1,6 @@
 //! The columns of a model that the device's kernels lack.
 
+use super::experts::can_choose;
 use crate::{config::ModelConfig, family::NormKind};
 use tidemill_kernels::cpu::activation::Activation;
 
@@ -16,7 +17,12 @@ pub(super) fn lacks(config: &ModelConfig) -> Vec<&'static str> {
             "norms after attention and feed-forward side by side",
         ),
         (family.has_output_gate, "gates of the attention's output"),
-        (config.experts.is_some(), "experts"),
+        (family.experts.is_some_and(|rule| rule.has_biases), "experts with biases"),
+        (config.experts.as_ref().is_some_and(|experts| !can_choose(experts)), "as many experts, of a layer, of a row or in groups"),
+        (
+            config.experts.is_some() && (is_centered || norms.before_mlp.is_none() || config.activation != Activation::Silu),
+            "experts behind other norms, or with other activations than silu",
+        ),
         (config.latent.is_some(), "latent attention"),
         (config.recurrent.is_some(), "layers that keep a state"),
         (matches!(config.activation, Activation::Clamped { .. }), "clamped gates"),

@@ -1,8 +1,9 @@
 //! A batch through the layers on the device: K and V into the paged memory, logits of the requested rows.
 
 use super::{
+    experts::ExpertLayers,
     shape::DeviceShape,
-    weights::{DeviceLayer, DeviceLinear, DeviceNorm, DeviceWeight, DeviceWeights},
+    weights::{DeviceDense, DeviceLayer, DeviceLinear, DeviceMlp, DeviceNorm, DeviceWeight, DeviceWeights},
 };
 use crate::{config::ModelConfig, family::QkNorm, rope::Rope};
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
@@ -13,6 +14,7 @@ use tidemill_kernels::{
         Bf16, CudaError, Device, DeviceKv, Gemm, Kernels,
         attention::{self, DecodeScratch, Queries, Tile},
         elementwise::{self, Activation, AddAndNorm, Added, HeadNorms, Norm, NormWeights, NormedOver, RowPlaces},
+        experts::ExpertInput,
         gemm::{Operands, Output, Scales, product_rows},
     },
 };
@@ -30,6 +32,8 @@ pub(super) struct Layers {
     /// Factors of queries by their positions, if they grow.
     growth: Option<CudaSlice<f32>>,
     buffers: Buffers,
+    /// If some layers are of experts.
+    experts: Option<ExpertLayers>,
 }
 
 /// Cosines and sines, `[positions, head_dim / 2]` each.
@@ -63,8 +67,8 @@ struct Fp8Rows {
 }
 
 impl Fp8Rows {
-    fn new(device: &Device, shape: DeviceShape, rows_max: usize) -> Result<Self, CudaError> {
-        let width = shape.hidden.max(shape.q()).max(shape.intermediate);
+    fn new(device: &Device, shape: DeviceShape, inner: usize, rows_max: usize) -> Result<Self, CudaError> {
+        let width = shape.hidden.max(shape.q()).max(inner);
         Ok(Self { numbers: device.alloc(rows_max * width)?, scales: device.alloc(rows_max)? })
     }
 }
@@ -108,6 +112,8 @@ impl Layers {
         let growth = config.query_growth.map(|growth| (0..config.context_tokens).map(|position| growth.factor(position)).collect());
         let norms_all_heads = config.qk_norm && config.family.qk_norm == QkNorm::All;
         let rows_max = product_rows(rows_max);
+        // No memory can be of no size.
+        let inner = weights.dense_width().max(1);
         let buffers = Buffers {
             residual: device.alloc(rows_max * shape.hidden)?,
             normed: device.alloc(rows_max * shape.hidden)?,
@@ -116,10 +122,11 @@ impl Layers {
             delta: device.alloc(rows_max * shape.hidden)?,
             beside: config.family.is_parallel.then(|| device.alloc(rows_max * shape.hidden)).transpose()?,
             qk_scales: norms_all_heads.then(|| device.alloc(rows_max * 2)).transpose()?,
-            gate_up: device.alloc(rows_max * 2 * shape.intermediate)?,
-            activated: device.alloc(rows_max * shape.intermediate)?,
-            fp8: if weights.has_fp8() { Some(Fp8Rows::new(device, shape, rows_max)?) } else { None },
+            gate_up: device.alloc(rows_max * 2 * inner)?,
+            activated: device.alloc(rows_max * inner)?,
+            fp8: if weights.has_fp8() { Some(Fp8Rows::new(device, shape, inner, rows_max)?) } else { None },
         };
+        let experts = config.experts.as_ref().map(|experts| ExpertLayers::new(device, experts, shape, &weights, rows_max)).transpose()?;
         Ok(Self {
             stream: device.stream().clone(),
             kernels,
@@ -130,6 +137,7 @@ impl Layers {
             growth: growth.map(|growth: Vec<f32>| device.upload(&growth)).transpose()?,
             shape,
             buffers,
+            experts,
         })
     }
 
@@ -141,10 +149,11 @@ impl Layers {
     /// Launches the batch through all layers. `kv_only`: only K and V are wanted, so the last layer stops there.
     pub(super) fn run(&mut self, batch: &mut Batch<'_>, kv: &mut DeviceKv, kv_only: bool) -> Result<(), CudaError> {
         let rows = batch.tokens.len();
-        let Self { stream, kernels, gemm, weights, buffers: b, shape, config, angles, growth } = self;
-        let (hidden, inner) = (shape.hidden, shape.intermediate);
+        let Self { stream, kernels, gemm, weights, buffers: b, shape, config, angles, growth, experts } = self;
+        let hidden = shape.hidden;
         let norms = Norms { stream, kernels, config };
-        let mut products = Products { gemm, kernels, stream, fp8: &mut b.fp8, rows };
+        let activation = function(config.activation);
+        let mut products = Products { gemm, kernels, stream, activation, fp8: &mut b.fp8, rows };
         let mut residual = b.residual.slice_mut(..rows * hidden);
         let tokens = &batch.tokens;
         kernels.embedding(stream, &mut residual, &weights.embedding.as_view(), tokens, hidden, weights.embedding_factor)?;
@@ -204,11 +213,27 @@ impl Layers {
                 let mut normed = b.normed.slice_mut(..rows * hidden);
                 norms.add(&mut normed, &mut residual, Some(added), layer.mlp_norm.as_ref(), None)?;
             }
-            products.multiply(&mut b.gate_up, &b.normed, &layer.gate_up)?;
-            let gate_up = b.gate_up.slice(..rows * layer.gate_up.outputs());
-            let mut activated = b.activated.slice_mut(..rows * inner);
-            kernels.activate(stream, &mut activated, &gate_up, inner, function(config.activation), layer.is_gated)?;
-            products.multiply(b.beside.as_mut().unwrap_or(&mut b.delta), &b.activated, &layer.down)?;
+            match &layer.mlp {
+                DeviceMlp::Dense(dense) => {
+                    let out = b.beside.as_mut().unwrap_or(&mut b.delta);
+                    products.feed_forward(out, &b.normed, &mut b.gate_up, &mut b.activated, dense)?;
+                }
+                DeviceMlp::Experts(of_layer) => {
+                    let experts = experts.as_mut().expect("there are layers of experts");
+                    if let Some((shared, out)) = of_layer.shared.as_ref().zip(experts.shared_out.as_mut()) {
+                        products.feed_forward(out, &b.normed, &mut b.gate_up, &mut b.activated, shared)?;
+                    }
+                    let norm = layer.mlp_norm.as_ref().expect("models with experts behind no norm are refused");
+                    let input = ExpertInput {
+                        residual: &residual.as_view(),
+                        norm: &norm.weight.as_view(),
+                        epsilon: config.norm_epsilon,
+                        normed: &b.normed.slice(..rows * hidden),
+                        positions: &batch.positions,
+                    };
+                    experts.run(stream, &mut b.delta.slice_mut(..rows * hidden), &input, of_layer)?;
+                }
+            }
             before = Some(layer);
         }
         Ok(())
@@ -217,7 +242,8 @@ impl Layers {
     /// Runs each kind of product of a batch once for every number of rows up to `rows_max`, so that no request waits while an algorithm is
     /// chosen and its code loaded.
     pub(super) fn warm_products(&mut self, rows_max: usize) -> Result<(), CudaError> {
-        let Self { stream, kernels, gemm, weights, buffers: b, .. } = self;
+        let Self { stream, kernels, gemm, weights, buffers: b, config, .. } = self;
+        let activation = function(config.activation);
         let mut seen = HashSet::new();
         let mut warm = |linear: &DeviceLinear, y: &mut CudaSlice<Bf16>, x: &CudaSlice<Bf16>| {
             if !seen.insert((linear.outputs(), linear.inputs, linear.is_fp8(), linear.bias.is_some())) {
@@ -225,7 +251,7 @@ impl Layers {
             }
             let mut rows = 1;
             while rows <= product_rows(rows_max) {
-                Products { gemm, kernels, stream, fp8: &mut b.fp8, rows }.multiply(y, x, linear)?;
+                Products { gemm, kernels, stream, activation, fp8: &mut b.fp8, rows }.multiply(y, x, linear)?;
                 rows = product_rows(rows + 1);
             }
             Ok::<_, CudaError>(())
@@ -233,8 +259,10 @@ impl Layers {
         for layer in &weights.layers {
             warm(&layer.qkv, &mut b.qkv, &b.normed)?;
             warm(&layer.output, &mut b.delta, &b.attended)?;
-            warm(&layer.gate_up, &mut b.gate_up, &b.normed)?;
-            warm(&layer.down, &mut b.delta, &b.activated)?;
+            if let Some(dense) = layer.dense() {
+                warm(&dense.gate_up, &mut b.gate_up, &b.normed)?;
+                warm(&dense.down, &mut b.delta, &b.activated)?;
+            }
         }
         Ok(())
     }
@@ -348,12 +376,31 @@ struct Products<'a> {
     gemm: &'a mut Gemm,
     kernels: &'a Kernels,
     stream: &'a CudaStream,
+    /// Of feed-forward layers.
+    activation: Activation,
     fp8: &'a mut Option<Fp8Rows>,
     /// Of the batch.
     rows: usize,
 }
 
 impl Products<'_> {
+    /// `y = down (f(gate x) * up x)`, or `down f(up x)` without a gate.
+    fn feed_forward(
+        &mut self,
+        y: &mut CudaSlice<Bf16>,
+        x: &CudaSlice<Bf16>,
+        gate_up: &mut CudaSlice<Bf16>,
+        activated: &mut CudaSlice<Bf16>,
+        dense: &DeviceDense,
+    ) -> Result<(), CudaError> {
+        let (rows, inner) = (self.rows, dense.down.inputs);
+        self.multiply(gate_up, x, &dense.gate_up)?;
+        let on_gate_up = gate_up.slice(..rows * dense.gate_up.outputs());
+        let mut on_activated = activated.slice_mut(..rows * inner);
+        self.kernels.activate(self.stream, &mut on_activated, &on_gate_up, inner, self.activation, dense.is_gated)?;
+        self.multiply(y, activated, &dense.down)
+    }
+
     /// `y = x weightᵀ + bias` of the first rows, and of a few more.
     fn multiply(&mut self, y: &mut CudaSlice<Bf16>, x: &CudaSlice<Bf16>, linear: &DeviceLinear) -> Result<(), CudaError> {
         let rows = product_rows(self.rows);

@@ -1,5 +1,5 @@
-//! A model's sizes, padded for the device's kernels: heads with zeros to a multiple of 16 numbers, the feed-forward
-//! layer to a multiple of 16. Neither changes the result.
+//! A model's sizes, padded for the device's kernels: heads with zeros to a multiple of 16 numbers (and feed-forward layers to a
+//! multiple of 16: `weights`). Neither changes the result.
 
 use super::lacks::lacks;
 use crate::{config::ModelConfig, error::ModelError, kv};
@@ -14,8 +14,6 @@ use tidemill_proto::block::{KvDtype, KvShape};
 pub(super) struct DeviceShape {
     pub(super) vocab: usize,
     pub(super) hidden: usize,
-    /// Padded.
-    pub(super) intermediate: usize,
     pub(super) layers: usize,
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
@@ -58,7 +56,6 @@ impl DeviceShape {
         Ok(Self {
             vocab: config.vocab,
             hidden: config.hidden,
-            intermediate: config.intermediate.next_multiple_of(16),
             layers: config.layers,
             heads: config.heads,
             kv_heads: config.kv_heads,
@@ -131,7 +128,6 @@ mod tests {
         let rotating = |head_dim_used: usize, rotated: usize| DeviceShape {
             vocab: 8,
             hidden: 8,
-            intermediate: 8,
             layers: 1,
             heads: 6,
             kv_heads: 2,

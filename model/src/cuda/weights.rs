@@ -1,6 +1,6 @@
 //! A checkpoint's tensors on the device: bf16 or FP8, with projections that share their input merged into one matrix.
 
-use super::shape::DeviceShape;
+use super::{experts::DeviceExperts, shape::DeviceShape};
 use crate::{
     checkpoint::WeightMatrix,
     config::ModelConfig,
@@ -94,11 +94,32 @@ pub(super) struct DeviceLayer {
     /// The weight of the norm over what the attention adds to the residual stream.
     pub(super) after_attention: Option<CudaSlice<f32>>,
     pub(super) mlp_norm: Option<DeviceNorm>,
-    /// `[2, intermediate, hidden]`, or `[intermediate, hidden]` without gates.
+    pub(super) mlp: DeviceMlp,
+    /// The same of what the feed-forward layer adds.
+    pub(super) after_mlp: Option<CudaSlice<f32>>,
+}
+
+pub(super) enum DeviceMlp {
+    Dense(Box<DeviceDense>),
+    Experts(Box<DeviceExperts>),
+}
+
+/// A feed-forward layer, or an expert that all rows go through.
+pub(super) struct DeviceDense {
+    /// `[2, width, hidden]`, or `[width, hidden]` without gates.
     pub(super) gate_up: DeviceLinear,
     pub(super) is_gated: bool,
     pub(super) down: DeviceLinear,
-    pub(super) after_mlp: Option<CudaSlice<f32>>,
+}
+
+impl DeviceLayer {
+    /// The feed-forward layer that all rows go through: a layer of experts may have one, too.
+    pub(super) fn dense(&self) -> Option<&DeviceDense> {
+        match &self.mlp {
+            DeviceMlp::Dense(dense) => Some(dense),
+            DeviceMlp::Experts(experts) => experts.shared.as_ref(),
+        }
+    }
 }
 
 pub(super) struct DeviceWeights {
@@ -120,8 +141,13 @@ impl DeviceWeights {
 
     /// Whether some weights are in FP8.
     pub(super) fn has_fp8(&self) -> bool {
-        let linears = self.layers.iter().flat_map(|layer| [&layer.qkv, &layer.output, &layer.gate_up, &layer.down]);
-        linears.into_iter().any(DeviceLinear::is_fp8)
+        let dense = self.layers.iter().filter_map(DeviceLayer::dense).flat_map(|dense| [&dense.gate_up, &dense.down]);
+        self.layers.iter().flat_map(|layer| [&layer.qkv, &layer.output]).chain(dense).any(DeviceLinear::is_fp8)
+    }
+
+    /// The width of the widest feed-forward layer that all rows go through; 0 if there are experts alone.
+    pub(super) fn dense_width(&self) -> usize {
+        self.layers.iter().filter_map(DeviceLayer::dense).map(|dense| dense.down.inputs).max().unwrap_or(0)
     }
 
     /// `progress` gets (bytes on the device, bytes in all).
@@ -148,12 +174,12 @@ impl DeviceWeights {
     }
 }
 
-struct Loader<'a> {
+pub(super) struct Loader<'a> {
     uploads: Uploads<'a, Bf16>,
     /// If weights may stay in FP8.
     fp8: Option<(Fp8Products, Uploads<'a, u8>)>,
-    device: &'a Device,
-    shape: DeviceShape,
+    pub(super) device: &'a Device,
+    pub(super) shape: DeviceShape,
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(u64, u64),
@@ -163,7 +189,6 @@ impl Loader<'_> {
     fn layer(&mut self, layer: &LayerTensors, config: &ModelConfig) -> Result<DeviceLayer, CudaError> {
         let (shape, device) = (self.shape, self.device);
         let (LayerTensors { output, .. }, [q, k, v]) = (layer, heads_of(layer));
-        let (gate, up, down) = dense_of(layer);
         let over_all = config.family.qk_norm == QkNorm::All;
         let head_norm = |norm: &Norm| if over_all { self.norm_of_heads(&norm.weight) } else { self.head_norm(&norm.weight) };
         let qk_norm = layer.qk_norm.as_ref().map(|(q, k)| Ok::<_, CudaError>((head_norm(q)?, head_norm(k)?))).transpose()?;
@@ -178,22 +203,41 @@ impl Loader<'_> {
             sinks: layer.sinks.as_ref().map(|sinks| device.upload(&in_powers(sinks))).transpose()?,
             after_attention: after(&layer.after_attention)?,
             mlp_norm: norm(&layer.mlp_norm)?,
-            is_gated: gate.is_some(),
-            gate_up: self.gate_up(gate, up)?,
+            mlp: match &layer.mlp {
+                MlpTensors::Dense(dense) => DeviceMlp::Dense(Box::new(self.dense(Projections::of(dense))?)),
+                MlpTensors::Experts(experts) => DeviceMlp::Experts(Box::new(self.experts(experts)?)),
+            },
             after_mlp: after(&layer.after_mlp)?,
-            down: self.linear(&[down], shape.hidden, shape.intermediate, Columns::InFront, |row| Some((down, row)))?,
         })
     }
 
+    pub(super) fn dense(&mut self, projections: Projections<'_>) -> Result<DeviceDense, CudaError> {
+        let (width, Projections { inputs, down }) = (projections.width(), projections);
+        Ok(DeviceDense {
+            gate_up: self.gate_up(&inputs, width)?,
+            is_gated: inputs.len() == 2,
+            down: self.linear(&[down], self.shape.hidden, width, Columns::InFront, |row| Some((down, row)))?,
+        })
+    }
+
+    pub(super) fn dense_bytes(&self, projections: &Projections<'_>) -> usize {
+        let Projections { inputs, down } = projections;
+        let numbers = projections.width() * self.shape.hidden;
+        self.bytes_of(inputs, inputs.len() * numbers) + self.bytes_of(&[down], numbers)
+    }
+
+    fn bytes_of(&self, parts: &[&Linear], numbers: usize) -> usize {
+        if self.stays_fp8(parts) { numbers } else { 2 * numbers }
+    }
+
     fn layer_bytes(&self, layer: &LayerTensors) -> usize {
-        let DeviceShape { hidden, intermediate, .. } = self.shape;
+        let DeviceShape { hidden, .. } = self.shape;
         let (LayerTensors { output, .. }, [q, k, v]) = (layer, heads_of(layer));
-        let (gate, up, down) = dense_of(layer);
-        let bytes = |parts: &[&Linear], numbers: usize| if self.stays_fp8(parts) { numbers } else { 2 * numbers };
-        bytes(&[q, k, v], self.shape.qkv() * hidden)
-            + bytes(&[output], self.shape.q() * hidden)
-            + bytes(&gate_and_up(gate, up), gate_and_up(gate, up).len() * intermediate * hidden)
-            + bytes(&[down], intermediate * hidden)
+        let mlp = match &layer.mlp {
+            MlpTensors::Dense(dense) => self.dense_bytes(&Projections::of(dense)),
+            MlpTensors::Experts(experts) => self.expert_bytes(experts),
+        };
+        self.bytes_of(&[q, k, v], self.shape.qkv() * hidden) + self.bytes_of(&[output], self.shape.q() * hidden) + mlp
     }
 
     /// Whether a matrix of these parts is in FP8 on the device: if all of them are, and the device can add their bias.
@@ -216,14 +260,12 @@ impl Loader<'_> {
         self.linear(&parts, shape.qkv(), shape.hidden, Columns::InFront, source)
     }
 
-    fn gate_up(&mut self, gate: Option<&Linear>, up: &Linear) -> Result<DeviceLinear, CudaError> {
-        let DeviceShape { intermediate, hidden, .. } = self.shape;
-        let parts = gate_and_up(gate, up);
+    fn gate_up(&mut self, parts: &[&Linear], width: usize) -> Result<DeviceLinear, CudaError> {
         let source = |row: usize| {
-            let (part, row) = (parts[row / intermediate], row % intermediate);
+            let (part, row) = (parts[row / width], row % width);
             (row < part.weight.rows()).then_some((part, row))
         };
-        self.linear(&parts, parts.len() * intermediate, hidden, Columns::InFront, source)
+        self.linear(parts, parts.len() * width, self.shape.hidden, Columns::InFront, source)
     }
 
     /// Rows from `source`, in the order in which these parts are used; zeros where it gives none.
@@ -259,7 +301,12 @@ impl Loader<'_> {
         self.matrix(weight.rows(), weight.cols(), |row, to| Columns::InFront.write_weight(weight, row, to))
     }
 
-    fn matrix(&mut self, rows: usize, columns: usize, write: impl Fn(usize, &mut [Bf16]) + Sync) -> Result<CudaSlice<Bf16>, CudaError> {
+    pub(super) fn matrix(
+        &mut self,
+        rows: usize,
+        columns: usize,
+        write: impl Fn(usize, &mut [Bf16]) + Sync,
+    ) -> Result<CudaSlice<Bf16>, CudaError> {
         let matrix = self.uploads.matrix(rows, columns, write)?;
         self.progress(2 * rows * columns);
         Ok(matrix)
@@ -338,34 +385,45 @@ fn heads_of(layer: &LayerTensors) -> &[Linear; 3] {
     }
 }
 
-/// The projections of a feed-forward layer's input.
-fn gate_and_up<'a>(gate: Option<&'a Linear>, up: &'a Linear) -> Vec<&'a Linear> {
-    gate.into_iter().chain([up]).collect()
+/// The projections of a feed-forward layer.
+pub(super) struct Projections<'a> {
+    /// The gate, if there is one, and up.
+    inputs: Vec<&'a Linear>,
+    down: &'a Linear,
 }
 
-/// The gate, if there is one, up and down projections.
-fn dense_of(layer: &LayerTensors) -> (Option<&Linear>, &Linear, &Linear) {
-    match &layer.mlp {
-        MlpTensors::Dense(dense) => {
-            let DenseTensors { gate, up, down } = &**dense;
-            (gate.as_ref(), up, down)
-        }
-        MlpTensors::Experts(_) => panic!("{REFUSED}"),
+impl<'a> Projections<'a> {
+    fn of(DenseTensors { gate, up, down }: &'a DenseTensors) -> Self {
+        Self { inputs: gate.iter().chain([up]).collect(), down }
+    }
+
+    pub(super) fn gated([gate, up, down]: &'a [Linear; 3]) -> Self {
+        Self { inputs: vec![gate, up], down }
+    }
+
+    /// The width of what is activated, padded.
+    fn width(&self) -> usize {
+        padded(self.inputs[0])
     }
 }
 
-const REFUSED: &str = "models that the kernels do not compute are refused";
+/// The width of a feed-forward layer, filled up to a multiple of 16.
+pub(super) fn padded(up: &Linear) -> usize {
+    up.weight.rows().next_multiple_of(16)
+}
+
+pub(super) const REFUSED: &str = "models that the kernels do not compute are refused";
 
 /// Where a row's numbers go; zeros elsewhere.
 #[derive(Clone, Copy)]
-enum Columns {
+pub(super) enum Columns {
     InFront,
     /// Each head at its padded place.
     ByHead(DeviceShape),
 }
 
 impl Columns {
-    fn write_weight(self, weight: &Weight, row: usize, to: &mut [Bf16]) {
+    pub(super) fn write_weight(self, weight: &Weight, row: usize, to: &mut [Bf16]) {
         match weight {
             Weight::Plain(matrix) => self.write_plain(matrix, row, to),
             Weight::Fp8(matrix) => {

@@ -1,0 +1,430 @@
+//! Layers of experts: routing, the rows in the order of their experts, grouped products, and their weighted sum. The host
+//! knows nothing of the routing: all launches depend on the number of rows alone, so that graphs hold them.
+//!
+//! A row's bits depend neither on the rows beside it nor on how many these are.
+
+use super::{
+    CudaError,
+    compile::{self, Heads, Source},
+    device::{Bf16, Device, function},
+    launch::{Shape, launch, optional},
+};
+use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut};
+
+/// Most experts of a layer.
+pub const EXPERTS_MAX: usize = 1024;
+/// Most experts of a row, and most groups of experts.
+pub const CHOSEN_MAX: usize = 32;
+
+/// The sizes of a layer of experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExpertSizes {
+    pub experts: usize,
+    /// Experts of a row.
+    pub chosen: usize,
+    /// A multiple of 8.
+    pub hidden: usize,
+    /// The width of an expert, a multiple of 8.
+    pub inner: usize,
+    /// Outputs of the router: one for each expert, and one more where a shared expert has a gate.
+    pub router_outputs: usize,
+}
+
+impl ExpertSizes {
+    fn assert_supported(&self) {
+        let Self { experts, chosen, hidden, inner, router_outputs } = *self;
+        assert!(
+            (1..=EXPERTS_MAX).contains(&experts) && (1..=CHOSEN_MAX.min(experts)).contains(&chosen),
+            "experts that kernels choose from"
+        );
+        assert!([hidden, inner].into_iter().all(|width| width > 0 && width.is_multiple_of(8)), "widths of a multiple of 8");
+        assert!(router_outputs == experts || router_outputs == experts + 1, "an output for each expert, and one for a gate");
+    }
+}
+
+/// The numbers by which experts are chosen and weighed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExpertScores {
+    Softmax = 0,
+    Sigmoid = 1,
+    /// Chosen by their logits, weighed by the softmax of the chosen ones.
+    ChosenSoftmax = 2,
+}
+
+/// The rule by which rows choose.
+#[derive(Clone, Copy, Debug)]
+pub struct RoutingRule {
+    pub scores: ExpertScores,
+    /// The number of groups, and of those that a row's experts come from.
+    pub groups: Option<(usize, usize)>,
+    /// Whether the weights of a row are scaled so that they sum to 1.
+    pub is_normalized: bool,
+    pub factor: f32,
+}
+
+/// The input of a layer of experts: the residual stream, whose norm in f32 the router multiplies, and the same in bf16.
+pub struct ExpertInput<'a> {
+    /// `[rows, hidden]`
+    pub residual: &'a CudaView<'a, f32>,
+    /// `[hidden]`
+    pub norm: &'a CudaView<'a, f32>,
+    pub epsilon: f32,
+    /// `[rows, hidden]`
+    pub normed: &'a CudaView<'a, Bf16>,
+    /// `[rows]`; rows at [`NO_POSITION`](super::NO_POSITION) get no experts, and a sum of zeros.
+    pub positions: &'a CudaView<'a, u32>,
+}
+
+/// The weights of a layer of experts.
+pub struct ExpertWeights<'a> {
+    /// `[router_outputs, hidden]`
+    pub router: &'a CudaView<'a, f32>,
+    /// Added to scores for the choice alone, `[experts]`.
+    pub correction: Option<&'a CudaView<'a, f32>>,
+    /// `[experts, 2 inner, hidden]`, outputs of the gate and what they gate by turns.
+    pub gate_up: &'a CudaView<'a, Bf16>,
+    /// `[experts, 2 inner]`, likewise.
+    pub gate_up_bias: Option<&'a CudaView<'a, Bf16>>,
+    /// `[experts, hidden, inner]`
+    pub down: &'a CudaView<'a, Bf16>,
+    /// `[experts, hidden]`
+    pub down_bias: Option<&'a CudaView<'a, Bf16>>,
+}
+
+/// What experts do between their two products.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum ExpertActivation {
+    /// `gate * sigmoid(gate) * up`
+    Silu,
+    /// `gate * sigmoid(alpha gate) * (up + 1)`, the gate at most `limit`, and up within `limit` of zero.
+    Clamped { alpha: f32, limit: f32 },
+}
+
+/// What is computed on the way through a layer of experts, in memory that all layers use.
+pub struct ExpertScratch {
+    rows_max: usize,
+    sizes: ExpertSizes,
+    /// `[rows, router_outputs]`
+    logits: CudaSlice<f32>,
+    /// `[rows, chosen]`, ascending.
+    experts: CudaSlice<u32>,
+    weights: CudaSlice<f32>,
+    /// By entry of `experts`: its place in the order of experts.
+    slots: CudaSlice<u32>,
+    /// The first slot of each expert, and the end.
+    offsets: CudaSlice<u32>,
+    rows_by_slot: CudaSlice<u32>,
+    /// `[slots, inner]`
+    activated: CudaSlice<Bf16>,
+    /// `[slots, hidden]`
+    outputs: CudaSlice<Bf16>,
+}
+
+impl ExpertScratch {
+    /// For up to `rows_max` rows.
+    pub fn new(device: &Device, sizes: ExpertSizes, rows_max: usize) -> Result<Self, CudaError> {
+        sizes.assert_supported();
+        let entries = rows_max * sizes.chosen;
+        Ok(Self {
+            rows_max,
+            sizes,
+            logits: device.alloc(rows_max * sizes.router_outputs)?,
+            experts: device.alloc(entries)?,
+            weights: device.alloc(entries)?,
+            slots: device.alloc(entries)?,
+            offsets: device.alloc(sizes.experts + 1)?,
+            rows_by_slot: device.alloc(entries)?,
+            activated: device.alloc(entries * sizes.inner)?,
+            outputs: device.alloc(entries * sizes.hidden)?,
+        })
+    }
+
+    /// The router's logits for the rows of the last layer, `[rows, router_outputs]`, their experts, `[rows, chosen]`, and the weights
+    /// of these: for checks and measurements.
+    pub fn choices(&self) -> (&CudaSlice<f32>, &CudaSlice<u32>, &CudaSlice<f32>) {
+        (&self.logits, &self.experts, &self.weights)
+    }
+}
+
+/// A form of the grouped products, as `experts_multiply.cu` has them.
+struct Form {
+    gate_up: CudaFunction,
+    down: CudaFunction,
+    rows: usize,
+    columns: usize,
+    threads: usize,
+    shared_bytes: usize,
+}
+
+/// Names, rows and columns of a tile, threads and stages of the forms.
+const FORMS: [(&str, &str, [usize; 4]); 3] = [
+    ("experts_gate_up_of_few", "experts_down_of_few", [16, 64, 128, 6]),
+    ("experts_gate_up_of_some", "experts_down_of_some", [64, 64, 128, 4]),
+    ("experts_gate_up_of_many", "experts_down_of_many", [128, 128, 256, 3]),
+];
+/// Numbers of a row in one stage, as in `experts_multiply.cu`.
+const STEP: usize = 64;
+/// With as many rows for each expert on average, tiles are large.
+const MANY_EACH: usize = 64;
+
+impl Form {
+    /// Blocks of threads for `outputs` columns of what `rows` rows choose: as many tiles as there can be.
+    fn shape(&self, sizes: &ExpertSizes, rows: usize, outputs: usize) -> Shape {
+        let tiles = tiles_max(rows * sizes.chosen, sizes.experts, self.rows);
+        let grid = (outputs.div_ceil(self.columns), tiles, 1);
+        Shape { shared_bytes: self.shared_bytes, ..Shape::new(grid, self.threads) }
+    }
+}
+
+/// Most tiles that entries can have, each of up to `height` entries of one expert.
+fn tiles_max(entries: usize, experts: usize, height: usize) -> usize {
+    let with_entries = entries.min(experts);
+    (entries + with_entries * (height - 1)) / height
+}
+
+/// The kernels for layers of experts, which only models with such layers load.
+pub struct ExpertKernels {
+    router_of_few: CudaFunction,
+    router_of_many: CudaFunction,
+    route: CudaFunction,
+    sort: CudaFunction,
+    combine: CudaFunction,
+    forms: [Form; 3],
+}
+
+impl ExpertKernels {
+    /// Compiles the kernels that the cache does not hold.
+    pub fn load(device: &Device) -> Result<Self, CudaError> {
+        // No source here is for certain heads.
+        let module = |source: &Source| device.module(source, Heads::bf16(16));
+        let (rest, products) = (module(&compile::EXPERTS)?, module(&compile::EXPERTS_MULTIPLY)?);
+        let form = |(gate_up, down, [rows, columns, threads, stages]): (&str, &str, [usize; 4])| {
+            let shared_bytes = stages * (rows + columns) * STEP * size_of::<Bf16>();
+            let (gate_up, down) = (function(&products, gate_up, shared_bytes)?, function(&products, down, shared_bytes)?);
+            Ok::<_, CudaError>(Form { gate_up, down, rows, columns, threads, shared_bytes })
+        };
+        let [few, some, many] = FORMS;
+        Ok(Self {
+            router_of_few: function(&rest, "router_logits_of_few", 0)?,
+            router_of_many: function(&rest, "router_logits_of_many", 0)?,
+            route: function(&rest, "experts_route", 0)?,
+            sort: function(&rest, "experts_sort", 0)?,
+            combine: function(&rest, "experts_combine", 0)?,
+            forms: [form(few)?, form(some)?, form(many)?],
+        })
+    }
+
+    /// `out` becomes what the experts make of the rows: [`choose`](Self::choose), [`multiply`](Self::multiply),
+    /// [`combine`](Self::combine).
+    #[expect(clippy::too_many_arguments, reason = "each is another thing")]
+    pub fn apply(
+        &self,
+        stream: &CudaStream,
+        out: &mut CudaViewMut<'_, Bf16>,
+        input: &ExpertInput<'_>,
+        rule: &RoutingRule,
+        weights: &ExpertWeights<'_>,
+        activation: ExpertActivation,
+        shared: Option<&CudaView<'_, Bf16>>,
+        scratch: &mut ExpertScratch,
+    ) -> Result<(), CudaError> {
+        let rows = input.positions.len();
+        self.choose(stream, input, rule, weights, scratch)?;
+        self.multiply(stream, input.normed, rows, weights, activation, scratch)?;
+        self.combine(stream, out, rows, shared, scratch)
+    }
+
+    /// Routes the rows, and orders them by their experts.
+    pub fn choose(
+        &self,
+        stream: &CudaStream,
+        input: &ExpertInput<'_>,
+        rule: &RoutingRule,
+        weights: &ExpertWeights<'_>,
+        scratch: &mut ExpertScratch,
+    ) -> Result<(), CudaError> {
+        let (sizes, rows) = (scratch.sizes, input.positions.len());
+        let ExpertSizes { experts, chosen, hidden, router_outputs, .. } = sizes;
+        assert!(rows <= scratch.rows_max, "scratch for {rows} rows");
+        assert!(input.residual.len() == rows * hidden && input.norm.len() == hidden, "residual is [rows, hidden], norm [hidden]");
+        assert_eq!(weights.router.len(), router_outputs * hidden, "router is [outputs, hidden]");
+        assert!(weights.correction.is_none_or(|correction| correction.len() == experts), "correction is [experts]");
+        let (groups, groups_chosen) = rule.groups.unwrap_or((1, 1));
+        assert!((1..=CHOSEN_MAX).contains(&groups) && (1..=groups).contains(&groups_chosen), "groups that kernels choose from");
+        assert!(experts.is_multiple_of(groups) && experts / groups * groups_chosen >= chosen, "groups with enough experts");
+
+        let few = rows <= ROUTER_FEW;
+        let (router, [across, down], threads) =
+            if few { (&self.router_of_few, [4, 4], 128) } else { (&self.router_of_many, [32, 16], 256) };
+        let shape = Shape::new((router_outputs.div_ceil(across), rows.div_ceil(down), 1), threads);
+        let args = [
+            (&mut scratch.logits).into(),
+            input.residual.into(),
+            input.norm.into(),
+            weights.router.into(),
+            rows.into(),
+            hidden.into(),
+            router_outputs.into(),
+            input.epsilon.into(),
+        ];
+        // SAFETY: shapes asserted.
+        unsafe { launch(stream, router, shape, &args) }?;
+        let args = [
+            (&mut scratch.experts).into(),
+            (&mut scratch.weights).into(),
+            (&scratch.logits).into(),
+            optional(weights.correction),
+            input.positions.into(),
+            rows.into(),
+            router_outputs.into(),
+            experts.into(),
+            chosen.into(),
+            (rule.scores as usize).into(),
+            groups.into(),
+            groups_chosen.into(),
+            usize::from(rule.is_normalized).into(),
+            rule.factor.into(),
+        ];
+        // SAFETY: shapes and the kernel's limits asserted; the logits come from the launch before.
+        unsafe { launch(stream, &self.route, Shape::new((rows.div_ceil(ROUTE_WARPS), 1, 1), ROUTE_WARPS * 32), &args) }?;
+        let entries = rows * chosen;
+        let args = [
+            (&mut scratch.offsets).into(),
+            (&mut scratch.rows_by_slot).into(),
+            (&mut scratch.slots).into(),
+            (&scratch.experts).into(),
+            entries.into(),
+            chosen.into(),
+        ];
+        let threads = if entries <= SORT_FEW { 128 } else { 1024 };
+        let grid = if rows == 0 { 0 } else { experts };
+        // SAFETY: the entries come from the launch before; there is room for a slot each.
+        unsafe { launch(stream, &self.sort, Shape::new((grid, 1, 1), threads), &args) }
+    }
+
+    /// Multiplies the rows that were [`chosen`](Self::choose), by expert.
+    pub fn multiply(
+        &self,
+        stream: &CudaStream,
+        normed: &CudaView<'_, Bf16>,
+        rows: usize,
+        weights: &ExpertWeights<'_>,
+        activation: ExpertActivation,
+        scratch: &mut ExpertScratch,
+    ) -> Result<(), CudaError> {
+        let ExpertSizes { experts, hidden, inner, .. } = scratch.sizes;
+        assert!(rows <= scratch.rows_max && normed.len() == rows * hidden, "normed is [rows, hidden]");
+        assert_eq!(weights.gate_up.len(), experts * 2 * inner * hidden, "gate_up is [experts, 2 inner, hidden]");
+        assert_eq!(weights.down.len(), experts * hidden * inner, "down is [experts, hidden, inner]");
+        assert!(weights.gate_up_bias.is_none_or(|bias| bias.len() == experts * 2 * inner), "its bias is [experts, 2 inner]");
+        assert!(weights.down_bias.is_none_or(|bias| bias.len() == experts * hidden), "its bias is [experts, hidden]");
+        let form = &self.forms[form_of(rows, &scratch.sizes)];
+        let (alpha, limit) = match activation {
+            ExpertActivation::Silu => (1.0, 0.0),
+            ExpertActivation::Clamped { alpha, limit } => (alpha, limit),
+        };
+        let args = [
+            (&mut scratch.activated).into(),
+            normed.into(),
+            weights.gate_up.into(),
+            optional(weights.gate_up_bias),
+            (&scratch.offsets).into(),
+            (&scratch.rows_by_slot).into(),
+            experts.into(),
+            hidden.into(),
+            (2 * inner).into(),
+            alpha.into(),
+            limit.into(),
+        ];
+        // SAFETY: shapes asserted; offsets and rows are those of `choose`, by the caller's contract, and lie within the scratch.
+        unsafe { launch(stream, &form.gate_up, form.shape(&scratch.sizes, rows, 2 * inner), &args) }?;
+        let args = [
+            (&mut scratch.outputs).into(),
+            (&scratch.activated).into(),
+            weights.down.into(),
+            optional(weights.down_bias),
+            (&scratch.offsets).into(),
+            experts.into(),
+            inner.into(),
+            hidden.into(),
+        ];
+        // SAFETY: as above.
+        unsafe { launch(stream, &form.down, form.shape(&scratch.sizes, rows, hidden), &args) }
+    }
+
+    /// `out[row]` becomes the weighted sum of the products, and of `shared`, what the shared expert makes of all rows; both
+    /// `[rows, hidden]`. Rows without experts become zeros.
+    pub fn combine(
+        &self,
+        stream: &CudaStream,
+        out: &mut CudaViewMut<'_, Bf16>,
+        rows: usize,
+        shared: Option<&CudaView<'_, Bf16>>,
+        scratch: &ExpertScratch,
+    ) -> Result<(), CudaError> {
+        let ExpertSizes { experts, chosen, hidden, router_outputs, .. } = scratch.sizes;
+        assert!(rows <= scratch.rows_max && out.len() == rows * hidden, "out is [rows, hidden]");
+        assert!(shared.is_none_or(|shared| shared.len() == rows * hidden), "shared is [rows, hidden]");
+        let args = [
+            out.into(),
+            (&scratch.outputs).into(),
+            (&scratch.experts).into(),
+            (&scratch.weights).into(),
+            (&scratch.slots).into(),
+            optional(shared),
+            (&scratch.logits).into(),
+            hidden.into(),
+            chosen.into(),
+            router_outputs.into(),
+            usize::from(router_outputs > experts).into(),
+        ];
+        let shape = Shape::new(((hidden / 8).div_ceil(COMBINE_THREADS), rows, 1), COMBINE_THREADS);
+        // SAFETY: shapes asserted; slots are those of `choose`, by the caller's contract.
+        unsafe { launch(stream, &self.combine, shape, &args) }
+    }
+}
+
+/// Rows up to which the router's products have small blocks.
+const ROUTER_FEW: usize = 64;
+/// Rows of a block of the kernel that routes.
+const ROUTE_WARPS: usize = 4;
+/// Entries up to which blocks that order them are small.
+const SORT_FEW: usize = 1024;
+const COMBINE_THREADS: usize = 256;
+
+/// The form of products for so many rows.
+fn form_of(rows: usize, sizes: &ExpertSizes) -> usize {
+    let [(.., [few, ..]), ..] = FORMS;
+    if rows <= few {
+        0
+    } else if rows * sizes.chosen < MANY_EACH * sizes.experts {
+        1
+    } else {
+        2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_as_many_tiles_as_any_routing_needs() {
+        for (rows_of_experts, height) in
+            [(vec![8], 16), (vec![1; 8], 16), (vec![17, 1, 1, 0], 16), (vec![65, 63, 0, 129], 64), (vec![0; 3], 128)]
+        {
+            let entries: usize = rows_of_experts.iter().sum();
+            let tiles: usize = rows_of_experts.iter().map(|rows: &usize| rows.div_ceil(height)).sum();
+            assert!(tiles <= tiles_max(entries, rows_of_experts.len(), height), "{rows_of_experts:?}");
+        }
+        assert_eq!([tiles_max(8, 128, 16), tiles_max(512, 128, 64), tiles_max(65_536, 128, 128)], [8, 134, 639]);
+    }
+
+    #[test]
+    fn tiles_grow_with_the_rows_of_an_expert() {
+        let sizes = |experts, chosen| ExpertSizes { experts, chosen, hidden: 8, inner: 8, router_outputs: experts };
+        let forms = |sizes, rows: &[usize]| rows.iter().map(|&rows| form_of(rows, &sizes)).collect::<Vec<_>>();
+        assert_eq!(forms(sizes(128, 8), &[1, 16, 17, 64, 1023, 1024, 8192]), [0, 0, 1, 1, 1, 2, 2]);
+        assert_eq!(forms(sizes(8, 2), &[16, 255, 256]), [0, 1, 2]);
+    }
+}

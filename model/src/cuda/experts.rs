@@ -1,0 +1,171 @@
+//! Layers of experts on the device. Matrices of all experts of a layer are one, in which the outputs of gates and those that they
+//! gate come by turns, so that one thread has both. The router's numbers stay f32, and so does the gate of a shared expert, which is
+//! the router's last output.
+
+use super::{
+    shape::DeviceShape,
+    weights::{Columns, DeviceDense, DeviceMlp, DeviceWeights, Loader, Projections, REFUSED, padded},
+};
+use crate::{
+    config::ExpertConfig,
+    family::Scores,
+    tensors::{ExpertTensors, Linear, SharedTensors},
+    weight::Weight,
+};
+use cudarc::driver::{CudaSlice, CudaStream, CudaViewMut};
+use tidemill_kernels::{
+    cuda::{
+        Bf16, CudaError, Device,
+        experts::{
+            CHOSEN_MAX, EXPERTS_MAX, ExpertActivation, ExpertInput, ExpertKernels, ExpertScores, ExpertScratch, ExpertSizes, ExpertWeights,
+            RoutingRule,
+        },
+    },
+    dtype::decode,
+};
+
+pub(super) struct DeviceExperts {
+    /// `[experts, hidden]`, and a row more for the gate of the shared expert.
+    router: CudaSlice<f32>,
+    correction: Option<CudaSlice<f32>>,
+    /// `[experts, inner, 2, hidden]`
+    gate_up: CudaSlice<Bf16>,
+    /// `[experts, hidden, inner]`
+    down: CudaSlice<Bf16>,
+    pub(super) shared: Option<DeviceDense>,
+}
+
+/// Whether the kernels can choose as such a layer does.
+pub(super) fn can_choose(config: &ExpertConfig) -> bool {
+    config.count <= EXPERTS_MAX && config.chosen <= CHOSEN_MAX && config.groups.is_none_or(|groups| groups.count <= CHOSEN_MAX)
+}
+
+/// The kernels of all layers of experts, and buffers for intermediate results.
+pub(super) struct ExpertLayers {
+    kernels: ExpertKernels,
+    rule: RoutingRule,
+    scratch: ExpertScratch,
+    /// What the shared expert makes of the rows, `[rows_max, hidden]`.
+    pub(super) shared_out: Option<CudaSlice<Bf16>>,
+}
+
+impl ExpertLayers {
+    /// Room for batches of up to `rows_max` rows.
+    pub(super) fn new(
+        device: &Device,
+        config: &ExpertConfig,
+        shape: DeviceShape,
+        weights: &DeviceWeights,
+        rows_max: usize,
+    ) -> Result<Self, CudaError> {
+        let of_layers = || {
+            weights.layers.iter().filter_map(|layer| match &layer.mlp {
+                DeviceMlp::Experts(experts) => Some(experts),
+                DeviceMlp::Dense(_) => None,
+            })
+        };
+        let sizes = ExpertSizes {
+            experts: config.count,
+            chosen: config.chosen,
+            hidden: shape.hidden,
+            inner: config.intermediate.next_multiple_of(16),
+            router_outputs: of_layers().next().map_or(config.count, |experts| experts.router.len() / shape.hidden),
+        };
+        let has_shared = of_layers().any(|experts| experts.shared.is_some());
+        Ok(Self {
+            kernels: ExpertKernels::load(device)?,
+            rule: RoutingRule {
+                scores: match config.scores {
+                    Scores::Softmax => ExpertScores::Softmax,
+                    Scores::Sigmoid => ExpertScores::Sigmoid,
+                    Scores::ChosenSoftmax => ExpertScores::ChosenSoftmax,
+                },
+                groups: config.groups.map(|groups| (groups.count, groups.chosen)),
+                is_normalized: config.is_normalized,
+                factor: config.factor.unwrap_or(1.0),
+            },
+            scratch: ExpertScratch::new(device, sizes, rows_max)?,
+            shared_out: if has_shared { Some(device.alloc(rows_max * shape.hidden)?) } else { None },
+        })
+    }
+
+    /// `out` becomes what the experts of the layer make of the rows. What the shared expert makes of them is in `shared_out`.
+    pub(super) fn run(
+        &mut self,
+        stream: &CudaStream,
+        out: &mut CudaViewMut<'_, Bf16>,
+        input: &ExpertInput<'_>,
+        layer: &DeviceExperts,
+    ) -> Result<(), CudaError> {
+        let correction = layer.correction.as_ref().map(CudaSlice::as_view);
+        let weights = ExpertWeights {
+            router: &layer.router.as_view(),
+            correction: correction.as_ref(),
+            gate_up: &layer.gate_up.as_view(),
+            gate_up_bias: None,
+            down: &layer.down.as_view(),
+            down_bias: None,
+        };
+        let shared = layer.shared.as_ref().and(self.shared_out.as_ref()).map(|shared| shared.slice(..input.normed.len()));
+        let Self { kernels, rule, scratch, .. } = self;
+        kernels.apply(stream, out, input, rule, &weights, ExpertActivation::Silu, shared.as_ref(), scratch)
+    }
+}
+
+impl Loader<'_> {
+    pub(super) fn experts(&mut self, tensors: &ExpertTensors) -> Result<DeviceExperts, CudaError> {
+        let ExpertTensors { router, correction, experts, shared } = tensors;
+        let mut numbers = f32s(router);
+        if let Some(SharedTensors { gate: Some(gate), .. }) = shared {
+            numbers.extend(f32s(gate));
+        }
+        let (hidden, inner) = (self.shape.hidden, inner_of(experts));
+        let write = |linear: &Linear, row: usize, to: &mut [Bf16]| match row < linear.weight.rows() {
+            true => Columns::InFront.write_weight(&linear.weight, row, to),
+            false => to.fill(0),
+        };
+        let gate_up = self.matrix(experts.len() * 2 * inner, hidden, |row, to| {
+            let (expert, row) = (&experts[row / (2 * inner)], row % (2 * inner));
+            write(&expert[row % 2], row / 2, to);
+        })?;
+        let down = self.matrix(experts.len() * hidden, inner, |row, to| write(&experts[row / hidden][2], row % hidden, to))?;
+        Ok(DeviceExperts {
+            router: self.device.upload(&numbers)?,
+            correction: correction.as_ref().map(|correction| self.device.upload(correction)).transpose()?,
+            gate_up,
+            down,
+            shared: shared.as_ref().map(|shared| self.dense(Projections::gated(&shared.projections))).transpose()?,
+        })
+    }
+
+    /// Bytes of the matrices that [`experts`](Self::experts) tells of as progress.
+    pub(super) fn expert_bytes(&self, tensors: &ExpertTensors) -> usize {
+        let numbers = tensors.experts.len() * 3 * inner_of(&tensors.experts) * self.shape.hidden;
+        2 * numbers + tensors.shared.as_ref().map_or(0, |shared| self.dense_bytes(&Projections::gated(&shared.projections)))
+    }
+}
+
+/// The width of the experts, padded.
+fn inner_of(experts: &[[Linear; 3]]) -> usize {
+    experts.first().map_or(0, |[_, up, _]| padded(up))
+}
+
+/// The numbers of a matrix, row by row.
+fn f32s(linear: &Linear) -> Vec<f32> {
+    let (rows, columns) = (linear.weight.rows(), linear.weight.cols());
+    match &linear.weight {
+        Weight::Plain(matrix) => {
+            let dtype = matrix.view().dtype();
+            decode(dtype, &matrix.bytes()[..rows * columns * dtype.bytes()])
+        }
+        Weight::Fp8(matrix) => {
+            let mut numbers = vec![0.0; rows * columns];
+            for (row, to) in numbers.chunks_mut(columns).enumerate() {
+                matrix.write_row(row, to, |bits| f32::from_bits(u32::from(bits) << 16));
+            }
+            numbers
+        }
+        Weight::Int4(matrix) => (0..rows).flat_map(|row| decode(matrix.dtype(), &matrix.row_bytes_of(row))).collect(),
+        Weight::Transposed(_) | Weight::Mxfp4(_) => panic!("{REFUSED}"),
+    }
+}
