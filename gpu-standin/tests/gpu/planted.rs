@@ -184,7 +184,7 @@ const ALL: &[Planted] = &[
     Planted {
         what: "a buffer that no one tells to be empty",
         options: "arch=90",
-        edit: Some((HOPPER, "        tell_empty(K, stage, base);\n        hide(scores, base);", "        hide(scores, base);")),
+        edit: Some((HOPPER, "        tell_empty(K, stage, base);\n        cap_scores", "        cap_scores")),
         test: ATTENTION_TO_ALL,
         said: &[DIVERGENCE],
     },
