@@ -205,15 +205,16 @@ impl DraftModel {
         let most = most.min(self.bounds.context_tokens.saturating_sub(tokens.len()));
         let held = self.places.held(job, tokens);
         let lag = tokens.len() - held;
-        let cost = if lag > LAG_MAX { lag as f64 * self.token_ms } else { 0.0 };
+        let catches_up = lag > LAG_MAX.min(self.bounds.step_tokens);
+        let cost = if catches_up { lag as f64 * self.token_ms } else { 0.0 };
         let promised = gain_ms * wish.left.min(wish.generated + TOKENS_EXPECTED) as f64;
         let is_worth_it = at_any_price || cost <= promised || cost <= self.credit_ms;
         let is_known = tokens[held..].iter().all(|&token| (token as usize) < self.bounds.vocab);
-        if most == 0 || !is_worth_it || !is_known || lag > LAG_MAX && catch_up == 0 {
+        if most == 0 || !is_worth_it || !is_known || catches_up && catch_up == 0 {
             return None;
         }
         let place = self.places.take(job, tokens, tokens.len() + most, self.rounds)?;
-        let (start, catches_up) = (place.tokens.len(), lag > LAG_MAX);
+        let start = place.tokens.len();
         let feed = &tokens[start..];
         // As much of it in blocks as there is time for.
         let feed = if catches_up { &feed[..feed.len().min(catch_up).min(lag - 1)] } else { feed };
