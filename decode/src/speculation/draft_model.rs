@@ -120,7 +120,9 @@ struct Row {
     reach: f64,
 }
 
-/// A sequence that lacks more tokens than this catches up first.
+/// A row with more tokens than this catches up with them: a step of such tells nothing of the time of one that drafts.
+const FEED_MAX: usize = 4;
+/// A sequence that lacks more tokens than this catches up first, without drafting.
 const LAG_MAX: usize = 2 * DRAFT_TOKENS_MAX;
 /// Share of a step's time for catching up, and most tokens of it.
 const CATCH_UP_SHARE: f64 = 0.5;
@@ -206,7 +208,7 @@ impl DraftModel {
         let held = self.places.held(job, tokens);
         let lag = tokens.len() - held;
         let catches_up = lag > LAG_MAX.min(self.bounds.step_tokens);
-        let cost = if catches_up { lag as f64 * self.token_ms } else { 0.0 };
+        let cost = if lag > FEED_MAX { lag as f64 * self.token_ms } else { 0.0 };
         let promised = gain_ms * wish.left.min(wish.generated + TOKENS_EXPECTED) as f64;
         let is_worth_it = at_any_price || cost <= promised || cost <= self.credit_ms;
         let is_known = tokens[held..].iter().all(|&token| (token as usize) < self.bounds.vocab);
@@ -276,12 +278,12 @@ impl DraftModel {
         let (mut gain, mut rows, mut count) = (0.0, 0, 0);
         for row in round.rows.iter_mut().filter(drafts) {
             let next = row.reach * row.confidence.next();
-            if room == 0 || !forced && !pays(next, row_ms + own_row_ms * row.feed.len() as f64, tokens, ms) {
+            if room == 0 || !forced && !pays(next, row_ms + own_row_ms * row.feed.len().min(FEED_MAX) as f64, tokens, ms) {
                 dropped.push((row.job, std::mem::take(&mut row.feed)));
                 continue;
             }
             room -= 1;
-            (gain, rows, count) = (gain + next, rows + row.feed.len(), count + 1);
+            (gain, rows, count) = (gain + next, rows + row.feed.len().min(FEED_MAX), count + 1);
         }
         let cost = self.cost.step_ms(rows as f64) + f64::from(count) * row_ms;
         if count > 0 && !forced && !(pays(gain, cost, tokens, ms) && ms + cost <= target.limit_ms) {
@@ -298,7 +300,7 @@ impl DraftModel {
     fn try_one(&mut self, round: &mut Round, mut dropped: Vec<(JobId, Vec<Token>)>) {
         let Some(index) = (self.rounds as usize).checked_rem(dropped.len()) else { return };
         let (job, feed) = dropped.swap_remove(index);
-        let cost = self.cost.step_ms(feed.len() as f64) + round.target.cost.row_ms();
+        let cost = self.cost.step_ms(feed.len().min(FEED_MAX) as f64) + round.target.cost.row_ms();
         if cost > self.credit_ms || round.target.ms + cost > round.target.limit_ms {
             return;
         }
@@ -323,7 +325,11 @@ impl DraftModel {
         let ms = now.saturating_sub(round.since).as_secs_f64() * 1e3;
         let (mut caught_up, mut rows) = (0, 0);
         for (row, result) in round.rows.iter_mut().filter(|row| !row.feed.is_empty()).zip(results) {
-            *(if row.catches_up { &mut caught_up } else { &mut rows }) += row.feed.len();
+            match row.feed.len() {
+                len if row.catches_up => caught_up += len,
+                len if len > FEED_MAX => (caught_up, rows) = (caught_up + len - 1, rows + 1),
+                len => rows += len,
+            }
             let place = self.places.get_mut(row.job).expect("a row has a place");
             place.tokens.extend_from_slice(&row.feed);
             row.take_in(&result, self.vocab.min(self.bounds.vocab));
