@@ -88,13 +88,15 @@ pub(crate) fn pays(gain: f64, cost: f64, tokens: f64, ms: f64) -> bool {
 pub(crate) fn give_out(chances: &[Vec<f64>], room: Room, cost: &RowCost) -> Given {
     let row_ms = cost.row_ms();
     let mut given = Given { drafts: vec![0; chances.len()], tokens: chances.len() as f64, ms: cost.step_ms(chances.len() as f64) };
+    // A longer step that brings more tokens keeps limits per token, but for a sequence that gets one token of it.
+    let is_limited = chances.iter().any(Vec::is_empty);
     // The chance that the next drafted token of each sequence counts.
     let mut next: Vec<f64> = chances.iter().map(|chances| chances.first().copied().unwrap_or(0.0)).collect();
     for _ in 0..room.drafts {
         let owed = |i: &usize| given.drafts[*i] < room.least && next[*i] > 0.0;
         let owed = (0..next.len()).find(owed);
         let Some(best) = owed.or_else(|| (0..next.len()).max_by(|&a, &b| next[a].total_cmp(&next[b]))) else { break };
-        let pays = next[best] > 0.0 && pays(next[best], row_ms, given.tokens, given.ms) && given.ms + row_ms <= room.ms;
+        let pays = next[best] > 0.0 && pays(next[best], row_ms, given.tokens, given.ms) && !(is_limited && given.ms + row_ms > room.ms);
         if !pays && owed.is_none() {
             break;
         }
@@ -147,7 +149,9 @@ mod tests {
         assert_eq!(give_out(&likely, ROOM, &cost(0.0, 10.0)), [0], "rows are not cheaper than steps");
         assert_eq!(give_out(&[vec![0.05; 16]], ROOM, &cost(20.0, 2.0)), [0], "hardly any would count");
         assert_eq!(give_out(&likely, Room { drafts: 2, ..ROOM }, &cost(30.0, 0.5)), [2]);
-        assert_eq!(give_out(&likely, Room { ms: 32.2, ..ROOM }, &cost(30.0, 0.5)), [3], "30.5 ms, and three more rows");
+        let beside_another = [vec![0.9; 16], vec![]];
+        assert_eq!(give_out(&beside_another, Room { ms: 32.7, ..ROOM }, &cost(30.0, 0.5)), [3, 0], "31 ms, and three more rows");
+        assert_eq!(give_out(&likely, Room { ms: 1.0, ..ROOM }, &cost(30.0, 0.5)), [16], "the tokens come sooner, not later");
         assert_eq!(give_out(&[vec![0.05; 16], vec![]], Room { least: 3, ..ROOM }, &cost(20.0, 2.0)), [3, 0], "they are asked for");
     }
 
