@@ -73,6 +73,13 @@ pub(crate) struct Target {
     pub(crate) least: usize,
 }
 
+impl Target {
+    /// What the limit leaves for others than the one that gains by it.
+    fn left_ms(&self) -> f64 {
+        if self.sequences == 1 { f64::INFINITY } else { self.limit_ms - self.ms }
+    }
+}
+
 #[derive(Debug)]
 pub struct DraftModel {
     bounds: DraftBounds,
@@ -229,7 +236,7 @@ impl DraftModel {
 
     /// Tokens that may be caught up beside the large model's next step.
     fn catch_up_tokens(&self, target: &Target) -> usize {
-        let ms = (CATCH_UP_SHARE * target.ms).min(target.limit_ms - target.ms);
+        let ms = (CATCH_UP_SHARE * target.ms).min(target.left_ms());
         if target.least > 0 {
             return CATCH_UP_TOKENS_MAX;
         }
@@ -303,7 +310,7 @@ impl DraftModel {
         let Some(index) = (self.rounds as usize).checked_rem(dropped.len()) else { return };
         let (job, feed) = dropped.swap_remove(index);
         let cost = self.cost.step_ms(feed.len().min(FEED_MAX) as f64) + round.target.cost.row_ms();
-        if cost > self.credit_ms || round.target.ms + cost > round.target.limit_ms {
+        if cost > self.credit_ms || cost > round.target.left_ms() {
             return;
         }
         self.credit_ms -= cost;
