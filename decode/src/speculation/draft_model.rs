@@ -295,7 +295,7 @@ impl DraftModel {
         let cost = self.cost.step_ms(rows as f64) + f64::from(count) * row_ms;
         // As in `give_out`: the limit is that of sequences that draft nothing.
         let is_late = ms + cost > target.limit_ms && round.rows.iter().filter(|row| !row.catches_up).count() < target.sequences;
-        if count > 0 && !forced && !(pays(gain, cost, tokens, ms) && !is_late) {
+        if count > 0 && !forced && (is_late || !pays(gain, cost, tokens, ms)) {
             let all = round.rows.iter_mut().filter(drafts);
             dropped.extend(all.map(|row| (row.job, std::mem::take(&mut row.feed))));
             count = 0;
