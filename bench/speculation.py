@@ -1,20 +1,25 @@
 """Tokens per second with speculation and without, by turns, on a trained model; and whether every answer is the same.
 
-    python3 bench/speculation.py TIDEMILL MODEL [--batch 1,4,16] [--task edit,chat,seeded] [--rounds N] [--tokens N] [-- UP-FLAGS]
+    python3 bench/speculation.py TIDEMILL MODEL [--draft FILE] [--draft-quantize int8] [--llama SERVER] [--batch 1,4,16]
+        [--task edit,chat,seeded] [--temperature T] [--seed N] [--rounds N] [--tokens N] [-- UP-FLAGS]
 
 TIDEMILL is the program; MODEL is a GGUF file, a directory, a hub id, or whatever `up --model` takes. Two clusters of one decode worker each
 run side by side, one with `--speculation off`. Each round sends the same requests to one, the other, the other and the one, so that what
 else the machine does falls on both alike; only one of them works at a time. Their prompts have been sent before, so rounds decode and
-hardly compute prompts.
+hardly compute prompts. With --draft, the other cluster has this draft model; without, it guesses by n-grams.
 
-Tasks: `edit` asks for a program back with a change in it; `chat` asks questions, greedily; `seeded` the same at temperature 0.7. Standard
-output is Markdown, progress goes to standard error. The exit status is 1 if an answer differs.
+Tasks: `edit` asks for a program back with a change in it; `chat` asks questions, greedily; `seeded` the same with --temperature, from --seed
+on. With --llama, llama.cpp's server then answers the same requests on the same files (GGUF), without and with the draft model, one
+after the other; its flags are after --llama-flags. Standard output is Markdown, progress goes to standard error. The exit status
+is 1 if an answer of Tidemill differs.
 """
 
 import argparse
 import contextlib
 import json
 import re
+import shlex
+import socket
 import statistics
 import subprocess
 import sys
@@ -85,7 +90,7 @@ QUESTIONS = [
 ]
 
 
-def requests(task, count, tokens):
+def requests(task, count, args):
     bodies = []
     for i in range(count):
         if task == "edit":
@@ -94,31 +99,15 @@ def requests(task, count, tokens):
             text = f"{EDITS[i // 2 % len(EDITS)]} Answer with the whole program in one code block, and nothing else.\n\n```python\n{program}```"
         else:
             text = QUESTIONS[i % len(QUESTIONS)]
-        body = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "temperature": 0.0}
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": args.tokens, "temperature": 0.0}
         if task == "seeded":
-            body |= {"temperature": 0.7, "top_p": 0.95, "seed": i}
+            body |= {"temperature": args.temperature, "top_p": 0.95, "seed": args.seed + i}
         bodies.append(body)
     return bodies
 
 
-class Cluster:
-    """`tidemill up` with one decode worker, until the end of the block."""
-
-    def __init__(self, program, model, speculation, flags):
-        command = [program, "up", "--model", model, "--served-model-name", "m", "--http", "127.0.0.1:0", "--prefill", "0", "--kvpool", "0"]
-        command += ["--log", "warn", "--speculation", speculation, *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
-
-    def __enter__(self):
-        deadline = time.monotonic() + READY_S
-        for line in self.process.stdout:
-            if line.startswith("ready "):
-                self.url = line.split()[1]
-                return self
-            if time.monotonic() > deadline:
-                break
-        self.__exit__()
-        raise SystemExit("the cluster was not ready")
+class Server:
+    """A program that answers chats at `url`, until the end of the block."""
 
     def __exit__(self, *_):
         self.process.terminate()
@@ -138,6 +127,52 @@ class Cluster:
             answers = list(pool.map(self.post, bodies))
             took = time.monotonic() - started
         return answers, sum(answer["usage"]["completion_tokens"] for answer in answers) / took
+
+
+class Llama(Server):
+    """llama.cpp's server with room for `batch` sequences."""
+
+    def __init__(self, args, batch, drafts):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/v1"
+        context = batch * (1024 + args.tokens)
+        command = [args.llama, "-m", args.model, "--port", str(port), "-np", str(batch), "-c", str(context), *shlex.split(args.llama_flags)]
+        if drafts:
+            command += ["--spec-type", "draft-simple", "-md", args.draft, "--spec-draft-n-max", str(args.llama_draft_max)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+
+    def __enter__(self):
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(self.url.replace("/v1", "/health"), timeout=5):
+                return self
+            time.sleep(0.5)
+        self.__exit__()
+        raise SystemExit("llama.cpp's server was not ready")
+
+
+class Cluster(Server):
+    """`tidemill up` with one decode worker."""
+
+    def __init__(self, args, speculation):
+        command = [args.tidemill, "up", "--model", args.model, "--served-model-name", "m", "--http", "127.0.0.1:0"]
+        command += ["--prefill", "0", "--kvpool", "0", "--log", "warn", "--speculation", speculation, *args.up]
+        if speculation == "draft":
+            command += ["--draft-model", args.draft, "--draft-quantize", args.draft_quantize]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+
+    def __enter__(self):
+        deadline = time.monotonic() + READY_S
+        for line in self.process.stdout:
+            if line.startswith("ready "):
+                self.url = line.split()[1]
+                return self
+            if time.monotonic() > deadline:
+                break
+        self.__exit__()
+        raise SystemExit("the cluster was not ready")
 
     def places(self):
         """Guessed tokens and right ones so far, by their place in the draft."""
@@ -161,7 +196,7 @@ def text_of(answer):
 
 
 def measure(off, on, task, batch, args):
-    bodies = requests(task, batch, args.tokens)
+    bodies = requests(task, batch, args)
     warm = [body | {"max_tokens": 1} for body in bodies]
     for cluster in (off, on):
         cluster.round(warm)
@@ -187,18 +222,45 @@ def measure(off, on, task, batch, args):
     return same, counts
 
 
+def measure_llama(args):
+    """Tokens per second of llama.cpp without a draft model and with it, in the same table of tasks and batches."""
+    print("\n| llama.cpp: task | at once | tokens/s without | with | ratio |\n|---|---:|---:|---:|---:|")
+    for batch in map(int, args.batch.split(",")):
+        rates = {}
+        for drafts in (False, True):
+            with Llama(args, batch, drafts) as server:
+                for task in args.task.split(","):
+                    bodies = requests(task, batch, args)
+                    server.round([body | {"max_tokens": 1} for body in bodies])
+                    rates[task, drafts] = statistics.median(server.round(bodies)[1] for _ in range(2 * args.rounds))
+                    print(f"llama.cpp, {task}, {batch} at once, draft {drafts}: {rates[task, drafts]:.1f}", file=sys.stderr)
+        for task in args.task.split(","):
+            plain, fast = rates[task, False], rates[task, True]
+            print(f"| {task} | {batch} | {plain:.1f} | {fast:.1f} | {fast / plain:.2f} |")
+        sys.stdout.flush()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tidemill")
     parser.add_argument("model")
+    parser.add_argument("--draft", help="a draft model: a GGUF file, a directory or a hub id")
+    parser.add_argument("--draft-quantize", default="int8")
+    parser.add_argument("--llama", help="llama.cpp's llama-server, for the same on GGUF files")
+    parser.add_argument("--llama-draft-max", type=int, default=8)
+    parser.add_argument("--llama-flags", default="", help="more flags of llama-server, in one argument")
     parser.add_argument("--batch", default="1,4,16")
     parser.add_argument("--task", default="edit,chat,seeded")
+    parser.add_argument("--temperature", type=float, default=0.7, help="of the task seeded")
+    parser.add_argument("--seed", type=int, default=0, help="of the first request of the task seeded")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("up", nargs="*", help="flags of `tidemill up`, after --")
     args = parser.parse_args()
+    if args.llama and not args.draft:
+        parser.error("--llama compares draft models: give --draft, too")
     places, all_same = {}, True
-    with Cluster(args.tidemill, args.model, "off", args.up) as off, Cluster(args.tidemill, args.model, "ngram", args.up) as on:
+    with Cluster(args, "off") as off, Cluster(args, "draft" if args.draft else "ngram") as on:
         print("| task | at once | tokens/s without | with | ratio | guessed for each token | right | same answers |")
         print("|---|---:|---:|---:|---:|---:|---:|---|")
         for task in args.task.split(","):
@@ -216,6 +278,8 @@ def main():
         cells = [f"{counts['accepted'].get(place, 0) / drafted:.2f}" if drafted else "–" for place, drafted in enumerate(shares, 1)]
         if most:
             print(f"| {task}, 1 at once | " + " | ".join(cells) + " |")
+    if args.llama:
+        measure_llama(args)
     sys.exit(0 if all_same else 1)
 
 

@@ -6,22 +6,20 @@
 //! - **A step** has at most `step_tokens` tokens: first one for each sequence that decodes, then chunks of tails, in order, as many as fit
 //!   into the time that the tightest limit of the sequences that decode leaves (`step_limit_ms`). So neither
 //!   tails nor local prefill stall them.
-//! - **Speculation** ([`speculation`](crate::speculation)) gives sequences that decode more rows of a step, as long as that pays. It takes no
+//! - **Speculation** (`drafting`, [`speculation`](crate::speculation)) gives sequences that decode more rows of a step, as long as that pays. It takes no
 //!   block that another sequence may need, and what was drafted in vain leaves nothing behind: a sequence's computed tokens end before it, and
 //!   the next step writes over it.
 //! - **Preemption** takes the blocks of the youngest sequence of the lowest priority and puts it back at the front of its priority's queue:
 //!   for the next token of another, and for one of a higher priority that finds no room.
 
+mod drafting;
 mod integrity;
 mod role;
 
 use crate::{
     limits::Limits,
     sequence::Sequence,
-    speculation::{
-        Drafter, Speculation,
-        rows::{self, RowCost},
-    },
+    speculation::{Drafter, Speculation, draft_model::DraftModel, rows::RowCost},
 };
 use std::{
     cmp::Reverse,
@@ -33,7 +31,7 @@ use tidemill_engine::{
     job::{Action, Delivery, JobId, ScheduledChunk},
     order::{self, Owed, PASSED_MAX, Rank, Standing},
     pace::{Pace, StepWork},
-    residency::{FetchedBlocks, JobKv, Residency},
+    residency::{FetchedBlocks, Residency},
     shares::{self, Shares},
     states::StateRule,
 };
@@ -61,6 +59,8 @@ pub struct Scheduler {
     pace: Pace,
     /// `None`: each step draws one token of a sequence.
     speculation: Option<Speculation>,
+    /// `None`: no model guesses.
+    draft_model: Option<DraftModel>,
     row_cost: RowCost,
     /// Time that steps left over under the tightest limit, as long as it was too short for a block of a prompt; and how many those were.
     saved_ms: f64,
@@ -107,6 +107,7 @@ impl Scheduler {
             owed: Owed::default(),
             pace: Pace::default(),
             speculation: None,
+            draft_model: None,
             row_cost: RowCost::default(),
             saved_ms: 0.0,
             steps_saved: 0,
@@ -118,6 +119,7 @@ impl Scheduler {
     /// Guesses tokens of sequences that come from now on.
     #[must_use]
     pub fn with_speculation(mut self, speculation: Option<Speculation>) -> Self {
+        self.draft_model = speculation.and_then(|speculation| Some(DraftModel::new(speculation.draft_model?, self.limits.vocab)));
         self.speculation = speculation;
         self
     }
@@ -144,7 +146,9 @@ impl Scheduler {
                 }
                 self.shares.enter(&job.urgency);
                 let sequence = Sequence::new(link, job, self.sequences_seen, &self.layout, self.limits.reads_whole, now);
-                self.sequences.insert(id, sequence.with_drafter(self.speculation.as_ref().map(Drafter::new)));
+                let confidence = self.draft_model.as_ref().map(DraftModel::confidence).unwrap_or_default();
+                let drafter = self.speculation.as_ref().map(|speculation| Drafter::new(speculation, confidence));
+                self.sequences.insert(id, sequence.with_drafter(drafter));
                 self.sequences_seen += 1;
                 self.waiting.push(id);
                 return;
@@ -284,6 +288,7 @@ impl Scheduler {
         let state = self.sequences.get_mut(&id).expect(LIVE);
         self.residency.release(&mut state.kv);
         state.note_preempted(self.residency.states());
+        self.leave_draft_model(id);
         self.counters.preemptions += 1;
         self.admitted.retain(|&admitted| admitted != id);
         self.waiting.push(id);
@@ -291,7 +296,7 @@ impl Scheduler {
 
     /// One token of each sequence that decodes, with those drafted after it, then chunks of what others still compute.
     fn schedule(&mut self, ranks: &HashMap<JobId, Rank>, now: Duration) -> Vec<ScheduledChunk> {
-        let limit_ms = self.step_limit_ms();
+        let limit_ms = self.step_limit_ms() - self.guessing_ms();
         self.draft(limit_ms);
         let states = || self.admitted.iter().map(|id| (*id, &self.sequences[id])).filter(|(_, state)| state.is_ready());
         let rows = states().filter(|(_, state)| state.is_decoding());
@@ -311,33 +316,6 @@ impl Scheduler {
         }
         self.step = (budget::work(rows, &chunks[decoding..]), now);
         chunks
-    }
-
-    /// Guesses tokens of the sequences that decode, and decides how many of them the next step verifies.
-    fn draft(&mut self, limit_ms: f64) {
-        let Some(speculation) = self.speculation else { return };
-        let longest = self.limits.longest(self.residency.device_blocks());
-        let decoding: Vec<JobId> = self.admitted.iter().copied().filter(|id| self.sequences[id].is_decoding()).collect();
-        let rows_max = speculation.rows_max.min(self.limits.step_tokens);
-        let mut chances = Vec::with_capacity(decoding.len());
-        for id in &decoding {
-            let state = self.sequences.get_mut(id).expect(LIVE);
-            chances.push(state.propose(speculation.draft_tokens_max, longest));
-        }
-        let room = rows::Room { drafts: rows_max.saturating_sub(decoding.len()), ms: limit_ms };
-        for (id, len) in decoding.iter().zip(rows::give_out(&chances, room, &self.row_cost)) {
-            let len = self.room_for_drafts(*id, len);
-            self.sequences.get_mut(id).expect(LIVE).draft(len);
-        }
-    }
-
-    /// How many of `len` drafted tokens a sequence has blocks for, with more of them if they are no other's soon.
-    fn room_for_drafts(&mut self, id: JobId, len: usize) -> usize {
-        let headroom = self.admitted.len();
-        let kv = &mut self.sequences.get_mut(&id).expect(LIVE).kv;
-        let has = |kv: &JobKv| kv.table().len() * BLOCK_TOKENS - kv.computed();
-        while has(kv) < 1 + len && self.residency.free_blocks() > headroom && self.residency.grow(kv) {}
-        len.min(has(kv).saturating_sub(1))
     }
 
     /// How long the next step may take: the tightest limit of those that decode, or what their plain step may be stretched to.
@@ -381,7 +359,11 @@ impl Scheduler {
             if let Some(logprobs) = state.push_scores(scores, !drawn.is_empty()) {
                 outcome.events.push((link, WorkerEvent::PromptLogprobs { sequence, logprobs }));
             }
+            let outcomes = state.learn(&drawn);
             let (tokens, finish) = state.push_drawn(drawn, longest, now);
+            for (class, is_drawn) in outcomes {
+                self.draft_model.iter_mut().for_each(|model| model.note(class, is_drawn));
+            }
             self.counters.tokens_generated += tokens.len() as u64;
             let accepted = tokens.len().saturating_sub(1);
             count_places(&mut self.counters.tokens_drafted, drafted);
@@ -452,6 +434,7 @@ impl Scheduler {
     fn forget(&mut self, id: JobId) -> Option<Sequence> {
         let mut state = self.sequences.remove(&id)?;
         self.residency.release(&mut state.kv);
+        self.leave_draft_model(id);
         self.shares.leave(&state.job.urgency);
         self.waiting.retain(|&waiting| waiting != id);
         self.admitted.retain(|&admitted| admitted != id);

@@ -2,7 +2,7 @@
 //!
 //! A rescued or preempted sequence is a new one whose prompt happens to be longer: it takes the same path.
 
-use crate::speculation::Drafter;
+use crate::speculation::{Drafter, Guess, draft_model::Wish};
 use std::time::Duration;
 use tidemill_engine::{
     job::JobId,
@@ -157,16 +157,50 @@ impl Sequence {
     }
 
     /// Guesses up to `most` of its next tokens, where sequences have at most `longest`. Returns how likely each one is drawn if those before it
-    /// are. None is guessed that would not be drawn under the same rules as the next token, or after the sequence's end.
+    /// are.
     pub(crate) fn propose(&mut self, most: usize, longest: usize) -> Vec<f64> {
+        let most = self.guessable(most, longest);
+        let (tokens, ends) = (&self.job.tokens, &self.job.stop.stop_tokens);
+        let drafter = self.drafter.as_mut();
+        drafter.map_or_else(Vec::new, |drafter| {
+            drafter.propose(tokens, most, ends);
+            drafter.chances()
+        })
+    }
+
+    /// What a draft model is asked to guess. `None`: nothing, or the proposer's own guesses are as good.
+    pub(crate) fn wish(&self, most: usize, longest: usize) -> Option<Wish<'_>> {
+        let most = self.guessable(most, longest);
+        let drafter = self.drafter.as_ref().filter(|drafter| most > 0 && drafter.wants_guesses())?;
+        let generated = self.generated() as usize;
+        Some(Wish {
+            job: Self::job_id(self.job.sequence),
+            tokens: &self.job.tokens,
+            most,
+            ends: &self.job.stop.stop_tokens,
+            confidence: drafter.confidence(),
+            generated,
+            left: (self.job.stop.max_tokens as usize).saturating_sub(generated),
+        })
+    }
+
+    /// The draft model's guesses of its next tokens.
+    pub(crate) fn take_guesses(&mut self, guesses: Vec<Guess>) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.take_guesses(guesses);
+        }
+    }
+
+    /// How many of its next tokens can be guessed, up to `most`: none that would not be drawn under the same rules as the next one, and none
+    /// after the sequence's end.
+    fn guessable(&self, most: usize, longest: usize) -> usize {
         let (generated, tokens) = (self.generated(), &self.job.tokens);
         let stop = &self.job.stop;
         let banned = if generated < stop.min_tokens { stop.min_tokens - generated } else { u32::MAX };
         let left = banned.min(stop.max_tokens.saturating_sub(generated)) as usize;
         let most = most.min(left.min(longest.saturating_sub(tokens.len())).saturating_sub(1));
         // Scores and embeddings of a prompt include its last row, so nothing is drafted until they are computed.
-        let most = if self.is_scoring() || self.job.embeds.is_some() { 0 } else { most };
-        self.drafter.as_mut().map_or_else(Vec::new, |drafter| drafter.propose(tokens, most, &stop.stop_tokens))
+        if self.is_scoring() || self.job.embeds.is_some() { 0 } else { most }
     }
 
     /// The next step verifies the first `len` guessed tokens.
@@ -174,7 +208,7 @@ impl Sequence {
         let last = self.job.tokens.last();
         if let (Some(drafter), Some(last)) = (self.drafter.as_ref().filter(|_| len > 0), last) {
             self.row.push(*last);
-            self.row.extend_from_slice(drafter.draft(len));
+            self.row.extend(drafter.draft(len));
         }
     }
 
@@ -244,6 +278,13 @@ impl Sequence {
         Some((embedding, finish))
     }
 
+    /// Compares guesses with what a step drew. Returns what became of the draft model's, by class.
+    pub(crate) fn learn(&mut self, drawn: &[(Token, Option<TokenLogprob>)]) -> Vec<(usize, bool)> {
+        let Some(drafter) = &mut self.drafter else { return Vec::new() };
+        let drawn: Vec<Token> = drawn.iter().map(|(token, _)| *token).collect();
+        drafter.learn(&drawn)
+    }
+
     /// Takes in the tokens that a step drew, up to the sequence's last one, where sequences have at most `longest` tokens.
     pub(crate) fn push_drawn(
         &mut self,
@@ -251,9 +292,6 @@ impl Sequence {
         longest: usize,
         now: Duration,
     ) -> (Vec<SequenceToken>, Option<Finish>) {
-        if let Some(drafter) = &mut self.drafter {
-            drafter.learn(drawn.iter().map(|(token, _)| *token));
-        }
         self.row.clear();
         let mut tokens = Vec::with_capacity(drawn.len());
         for (token, logprob) in drawn {

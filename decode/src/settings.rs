@@ -3,15 +3,17 @@
 use crate::{
     limits::Limits,
     scheduler::Scheduler,
-    speculation::{Speculation, ngram::Ngram},
+    speculation::{Speculation, draft_model::DraftBounds, ngram::Ngram},
 };
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use tidemill_engine::{
+    draft::DraftSettings,
     flags::{EngineFlags, EngineSettings, STEP_TOKENS_MAX, Settings},
     worker::{EngineBounds, RoleSettings},
 };
 use tidemill_net::{
-    config::{ConfigError, invalid},
+    config::{ConfigError, invalid, required},
     worker::{WorkerError, WorkerFlags},
 };
 use tidemill_proto::{
@@ -42,12 +44,26 @@ pub struct DecodeFlags {
     #[arg(long)]
     pub waiting_max: Option<usize>,
     /// How the next tokens are guessed, so that a step verifies several at once: ngram (what followed the last tokens when they occurred
-    /// before), or off. Answers are the same bytes either way. Models on a GPU decode without [default: off]
+    /// before), draft (by a small model, and as ngram does where that is as likely right), or off. Answers are the same bytes either way.
+    /// Models on a GPU decode without [default: off]
     #[arg(long)]
     pub speculation: Option<String>,
     /// Most tokens guessed for a sequence in one step, up to 32; fewer where they do not pay [default: 12]
     #[arg(long)]
     pub draft_tokens_max: Option<usize>,
+    /// Tokens guessed for a sequence in each step whether they pay or not: to measure, and to test [default: 0]
+    #[arg(long)]
+    pub draft_tokens_min: Option<usize>,
+    /// Hugging Face directory of the draft model, which has the vocabulary of the model, for `speculation` draft [default: none, required
+    /// there]
+    #[arg(long)]
+    pub draft_model: Option<PathBuf>,
+    /// How the draft model's projections compute: none, int8, int4 or dequantize, as `quantize` says of the model's [default: none]
+    #[arg(long)]
+    pub draft_quantize: Option<String>,
+    /// Memory for the draft model's own KV blocks; sequences that find no room there are not guessed by it [default: 256MiB]
+    #[arg(long)]
+    pub draft_kv_memory: Option<String>,
     /// Most rows of a step in which tokens are guessed: those of sequences that decode and the guessed ones together [default: 32]
     #[arg(long)]
     pub draft_rows_max: Option<usize>,
@@ -60,6 +76,8 @@ pub struct DecodeSettings {
     pub waiting_max: usize,
     /// `None`: off.
     pub speculation: Option<Speculation>,
+    /// `None`: no model guesses.
+    pub draft: Option<DraftSettings>,
 }
 
 impl Flags {
@@ -76,8 +94,8 @@ impl DecodeFlags {
             let reason = format!("must be from 1 to step_tokens ({most}), so that each sequence gets its token in every step");
             return Err(invalid("sequences_max", sequences_max, reason));
         }
-        let speculation = self.speculation()?;
-        Ok(DecodeSettings { sequences_max, waiting_max: self.waiting_max.unwrap_or(1024), speculation })
+        let (speculation, draft) = (self.speculation()?, self.draft()?);
+        Ok(DecodeSettings { sequences_max, waiting_max: self.waiting_max.unwrap_or(1024), speculation, draft })
     }
 
     fn speculation(&self) -> Result<Option<Speculation>, ConfigError> {
@@ -90,11 +108,29 @@ impl DecodeFlags {
         if rows_max == 0 {
             return Err(invalid("draft_rows_max", rows_max, "must be at least 1; to guess no tokens, set speculation to off"));
         }
+        let draft_tokens_min = self.draft_tokens_min.unwrap_or(0);
+        if draft_tokens_min > draft_tokens_max {
+            return Err(invalid("draft_tokens_min", draft_tokens_min, format!("is more than draft_tokens_max ({draft_tokens_max})")));
+        }
         match self.speculation.as_deref().unwrap_or("off") {
             "off" => Ok(None),
-            "ngram" => Ok(Some(Speculation { proposer: Ngram::boxed, draft_tokens_max, rows_max })),
-            other => Err(invalid("speculation", other, "must be ngram or off")),
+            "ngram" | "draft" => {
+                let (proposer, draft_model) = (Ngram::boxed as fn() -> _, None);
+                Ok(Some(Speculation { proposer, draft_model, draft_tokens_max, draft_tokens_min, rows_max }))
+            }
+            other => Err(invalid("speculation", other, "must be ngram, draft or off")),
         }
+    }
+
+    fn draft(&self) -> Result<Option<DraftSettings>, ConfigError> {
+        if self.speculation.as_deref() != Some("draft") {
+            return match &self.draft_model {
+                Some(model) => Err(invalid("draft_model", model.display(), "is given, and `speculation` is not draft")),
+                None => Ok(None),
+            };
+        }
+        let model = required(Some("decode"), "draft_model", self.draft_model.clone())?;
+        DraftSettings::check(model, self.draft_quantize.as_deref(), self.draft_kv_memory.as_deref()).map(Some)
     }
 }
 
@@ -122,8 +158,12 @@ impl RoleSettings for DecodeSettings {
         RoleInfo::Decode(info)
     }
 
+    fn draft(&self) -> Option<&DraftSettings> {
+        self.draft.as_ref()
+    }
+
     fn scheduler(&self, bounds: &EngineBounds) -> Scheduler {
-        let EngineBounds { info, device_blocks, states, vocab, step_tokens, reads_whole, verifies_drafts, .. } = bounds;
+        let EngineBounds { info, device_blocks, states, vocab, step_tokens, reads_whole, verifies_drafts, draft, .. } = bounds;
         let limits = Limits {
             sequences_max: self.sequences_max,
             waiting_max: self.waiting_max,
@@ -132,7 +172,13 @@ impl RoleSettings for DecodeSettings {
             vocab: *vocab,
             reads_whole: *reads_whole,
         };
-        let speculation = self.speculation.filter(|_| *verifies_drafts);
+        let draft_model = draft.map(|draft| DraftBounds {
+            blocks: draft.device_blocks,
+            vocab: draft.vocab,
+            context_tokens: draft.context_tokens,
+            step_tokens: draft.step_tokens,
+        });
+        let speculation = self.speculation.filter(|_| *verifies_drafts).map(|speculation| Speculation { draft_model, ..speculation });
         Scheduler::new(info.layout, *device_blocks, limits).with_states(*states).with_speculation(speculation)
     }
 }

@@ -13,11 +13,17 @@
 //! target's draw is known beforehand: its rule of acceptance becomes equality.
 //!
 //! - [`ngram`]: proposes what followed the last tokens before
+//! - [`draft_model`]: a small model that guesses; `places`: where it keeps keys and values; `confidence`: how far it is right
 //! - [`rows`]: how many drafted tokens a step has, and whose
 
+mod confidence;
+pub mod draft_model;
 pub mod ngram;
+mod places;
 pub mod rows;
 
+use confidence::Confidence;
+use draft_model::DraftBounds;
 use std::fmt;
 use tidemill_proto::block::Token;
 
@@ -33,53 +39,121 @@ pub trait Proposer: fmt::Debug + Send {
 pub struct Speculation {
     /// Makes a sequence's proposer.
     pub proposer: fn() -> Box<dyn Proposer>,
+    /// Guesses where the proposer has no strong evidence. `None`: there is no draft model.
+    pub draft_model: Option<DraftBounds>,
     /// Drafted tokens of one sequence in a step.
     pub draft_tokens_max: usize,
+    /// Drafted tokens of one sequence in a step that are verified whether they pay or not, if they are proposed.
+    pub draft_tokens_min: usize,
     /// Rows of a step with drafted tokens, at most: those of sequences that decode and the drafted ones together.
     pub rows_max: usize,
 }
 
-/// One sequence's proposer, what it proposes now, and what its proposals have been worth.
+/// A token that a draft model guessed, and the class of its [`Confidence`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Guess {
+    pub(crate) token: Token,
+    pub(crate) class: usize,
+}
+
+/// One sequence's proposer, what it and the draft model propose now, and what proposals have been worth.
 #[derive(Debug)]
 pub(crate) struct Drafter {
     proposer: Box<dyn Proposer>,
-    /// For the places after the last token.
+    /// Tokens that the sequence had when the proposals were made: they are for the places after these.
+    made_at: usize,
+    /// The proposer's,
     proposal: Vec<Token>,
     evidence: usize,
     acceptance: Acceptance,
+    /// and the draft model's, which goes first.
+    guesses: Vec<Guess>,
+    confidence: Confidence,
 }
 
 impl Drafter {
-    pub(crate) fn new(speculation: &Speculation) -> Self {
-        Self { proposer: (speculation.proposer)(), proposal: Vec::new(), evidence: 0, acceptance: Acceptance::default() }
+    /// `confidence` is in the draft model, as the worker has it.
+    pub(crate) fn new(speculation: &Speculation, confidence: Confidence) -> Self {
+        Self {
+            proposer: (speculation.proposer)(),
+            made_at: 0,
+            proposal: Vec::new(),
+            evidence: 0,
+            acceptance: Acceptance::default(),
+            guesses: Vec::new(),
+            confidence,
+        }
     }
 
-    /// Proposes up to `most` tokens that may follow `tokens`, none of them in `ends`. Returns how likely each one is drawn if those before it
-    /// are.
-    pub(crate) fn propose(&mut self, tokens: &[Token], most: usize, ends: &[Token]) -> Vec<f64> {
-        self.proposal.clear();
+    /// Proposes up to `most` tokens that may follow `tokens`, none of them in `ends`, if that is not done yet.
+    pub(crate) fn propose(&mut self, tokens: &[Token], most: usize, ends: &[Token]) {
+        if self.made_at == tokens.len() {
+            return;
+        }
+        self.forget();
+        self.made_at = tokens.len();
         self.evidence = if most > 0 { self.proposer.propose(tokens, most, &mut self.proposal) } else { 0 };
         // A draft stops before a stop token: no token after one is needed, and the stop token itself is drawn anyway.
         let end = self.proposal.iter().position(|token| ends.contains(token)).unwrap_or(self.proposal.len());
         self.proposal.truncate(end);
-        (0..self.proposal.len()).map(|place| self.acceptance.of(self.evidence + place)).collect()
     }
 
-    /// The first `len` tokens of the proposal.
-    pub(crate) fn draft(&self, len: usize) -> &[Token] {
-        &self.proposal[..len]
+    /// The draft model's guesses for the same places.
+    pub(crate) fn take_guesses(&mut self, guesses: Vec<Guess>) {
+        self.guesses = guesses;
     }
 
-    /// The sequence has drawn these tokens. All that they tell of the proposal is learnt, whether it was verified or not: so a proposer that
-    /// was of no use costs nothing until it would be.
-    pub(crate) fn learn(&mut self, drawn: impl Iterator<Item = Token>) {
-        for (place, (&proposed, drawn)) in self.proposal.iter().zip(drawn).enumerate() {
+    /// How likely each proposed token is drawn if those before it are.
+    pub(crate) fn chances(&self) -> Vec<f64> {
+        if self.guesses.is_empty() {
+            return (0..self.proposal.len()).map(|place| self.acceptance.of(self.evidence + place)).collect();
+        }
+        self.guesses.iter().map(|guess| self.confidence.of(guess.class)).collect()
+    }
+
+    /// Whether a draft model's guesses are likely to be better than the proposer's, which cost nothing.
+    pub(crate) fn wants_guesses(&self) -> bool {
+        let chance = if self.proposal.is_empty() { 0.0 } else { self.acceptance.of(self.evidence) };
+        self.guesses.is_empty() && chance < self.confidence.next()
+    }
+
+    pub(crate) fn confidence(&self) -> Confidence {
+        self.confidence
+    }
+
+    /// The first `len` proposed tokens.
+    pub(crate) fn draft(&self, len: usize) -> Vec<Token> {
+        if self.guesses.is_empty() {
+            return self.proposal[..len].to_vec();
+        }
+        self.guesses[..len].iter().map(|guess| guess.token).collect()
+    }
+
+    /// The sequence has drawn these tokens. All that they tell of the proposals is learnt, whether they were verified or not: so a proposer
+    /// that was of no use costs nothing until it would be. Returns what became of the draft model's guesses, by class.
+    pub(crate) fn learn(&mut self, drawn: &[Token]) -> Vec<(usize, bool)> {
+        for (place, (proposed, drawn)) in self.proposal.iter().zip(drawn).enumerate() {
             self.acceptance.note(self.evidence + place, proposed == drawn);
             if proposed != drawn {
                 break;
             }
         }
+        let mut outcomes = Vec::new();
+        for (guess, drawn) in self.guesses.iter().zip(drawn) {
+            self.confidence.note(guess.class, guess.token == *drawn);
+            outcomes.push((guess.class, guess.token == *drawn));
+            if guess.token != *drawn {
+                break;
+            }
+        }
+        self.forget();
+        outcomes
+    }
+
+    fn forget(&mut self) {
+        self.made_at = 0;
         self.proposal.clear();
+        self.guesses.clear();
     }
 }
 
@@ -131,31 +205,56 @@ mod tests {
     }
 
     fn drafter() -> Drafter {
-        Drafter::new(&Speculation { proposer: || Box::new(Counting), draft_tokens_max: 8, rows_max: 8 })
+        let speculation =
+            Speculation { proposer: || Box::new(Counting), draft_model: None, draft_tokens_max: 8, draft_tokens_min: 0, rows_max: 8 };
+        Drafter::new(&speculation, Confidence::default())
+    }
+
+    fn chances(drafter: &mut Drafter, most: usize, ends: &[Token]) -> Vec<f64> {
+        drafter.forget();
+        drafter.propose(&[3], most, ends);
+        drafter.chances()
     }
 
     #[test]
     fn a_proposal_ends_before_the_sequence_would() {
         let mut drafter = drafter();
-        assert_eq!(drafter.propose(&[3], 4, &[6, 5]).len(), 1);
+        assert_eq!(chances(&mut drafter, 4, &[6, 5]).len(), 1);
         assert_eq!(drafter.draft(1), [4]);
-        assert!(drafter.propose(&[3], 4, &[4]).is_empty());
-        assert!(drafter.propose(&[3], 0, &[]).is_empty());
+        assert!(chances(&mut drafter, 4, &[4]).is_empty());
+        assert!(chances(&mut drafter, 0, &[]).is_empty());
     }
 
     #[test]
     fn what_was_not_verified_teaches_as_much() {
         let mut drafter = drafter();
-        let first = |drafter: &mut Drafter| drafter.propose(&[3], 8, &[])[0];
+        let first = |drafter: &mut Drafter| chances(drafter, 8, &[])[0];
         let before = first(&mut drafter);
-        drafter.learn([4].into_iter());
+        drafter.learn(&[4]);
         let better = first(&mut drafter);
         assert!(better > before);
-        drafter.learn([9].into_iter());
+        drafter.learn(&[9]);
         assert!(first(&mut drafter) < better);
         // Longer evidence is of another class: the first four places and the next ones differ.
-        drafter.learn([4, 5, 6, 7, 9, 9].into_iter());
-        let likely = drafter.propose(&[3], 8, &[]);
+        drafter.learn(&[4, 5, 6, 7, 9, 9]);
+        let likely = chances(&mut drafter, 8, &[]);
         assert!(likely[0] > 0.6 && likely[4] < 0.7, "{likely:?}");
+    }
+
+    #[test]
+    fn a_draft_model_goes_first_where_it_was_asked() {
+        let mut drafter = drafter();
+        drafter.propose(&[3], 8, &[]);
+        assert!(drafter.wants_guesses(), "four tokens of evidence are right in half of the cases");
+        drafter.take_guesses(vec![Guess { token: 4, class: 5 }, Guess { token: 7, class: 2 }]);
+        assert_eq!((drafter.chances().len(), drafter.draft(2)), (2, vec![4, 7]));
+        drafter.propose(&[3], 8, &[]);
+        assert!(!drafter.wants_guesses() && drafter.draft(1) == [4], "made once for each token");
+        assert_eq!(drafter.learn(&[4, 5, 6]), [(5, true), (2, false)]);
+        drafter.propose(&[3, 4, 5, 6], 2, &[]);
+        assert_eq!(drafter.draft(2), [7, 8]);
+        (0..20).for_each(|_| drop((drafter.forget(), drafter.propose(&[3], 1, &[]), drafter.learn(&[4]))));
+        drafter.propose(&[3], 1, &[]);
+        assert!(!drafter.wants_guesses(), "the proposer has been right");
     }
 }

@@ -160,12 +160,25 @@ pub struct UpArgs {
     /// Sequences that a decode worker runs at once
     #[arg(long, default_value_t = 64)]
     sequences_max: usize,
-    /// How a decode worker guesses the next tokens, which it verifies several at once: ngram or off [default: off]
+    /// How a decode worker guesses the next tokens, which it verifies several at once: ngram, draft (by the model of --draft-model) or off
+    /// [default: off]
     #[arg(long)]
     speculation: Option<String>,
     /// Most tokens that a decode worker guesses for a sequence in one step [default: 12]
     #[arg(long)]
     draft_tokens_max: Option<usize>,
+    /// Tokens that a decode worker guesses for a sequence in each step whether they pay or not [default: 0]
+    #[arg(long)]
+    draft_tokens_min: Option<usize>,
+    /// Small model that guesses, for --speculation draft: as --model, and of the same vocabulary; as often as --model, in the same order
+    #[arg(long)]
+    draft_model: Vec<String>,
+    /// How projections of draft models compute: none, int8, int4 or dequantize [default: none]
+    #[arg(long)]
+    draft_quantize: Option<String>,
+    /// Memory of each decode worker for the draft model's own KV blocks [default: 256MiB]
+    #[arg(long)]
+    draft_kv_memory: Option<String>,
     /// Most rows of a step in which a decode worker guesses tokens [default: 32]
     #[arg(long)]
     draft_rows_max: Option<usize>,
@@ -237,6 +250,7 @@ impl Cluster {
     /// Starts every process and waits until requests will succeed.
     async fn start(&mut self, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
         let models = resolve_models(args, data).await?;
+        let drafts = resolve_drafts(args, data).await?;
         let shares = compute_shares(args, models.len())?;
         let pki = data.join("pki");
         if !pki.join("ca.pem").is_file() {
@@ -357,6 +371,10 @@ impl Cluster {
                 ("--sequences-max", Some(args.sequences_max.to_string())),
                 ("--speculation", args.speculation.clone()),
                 ("--draft-tokens-max", args.draft_tokens_max.map(|tokens| tokens.to_string())),
+                ("--draft-tokens-min", args.draft_tokens_min.map(|tokens| tokens.to_string())),
+                ("--draft-model", drafts.get(place).map(|dir| dir.display().to_string())),
+                ("--draft-quantize", args.draft_quantize.clone()),
+                ("--draft-kv-memory", args.draft_kv_memory.clone()),
                 ("--draft-rows-max", args.draft_rows_max.map(|rows| rows.to_string())),
             ];
             let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
@@ -620,24 +638,43 @@ async fn resolve_models(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<(Strin
         let [name] = &named(args, vec!["tidemill-demo".to_owned()])?[..] else { bail!("the built-in model has one name") };
         return Ok(vec![(name.clone(), dir)]);
     }
-    let hub = Hub::from_env(data.join("models"));
-    let progress = |d: &Download| {
-        eprint!("\rtidemill: fetching {} ({} of {}), {} of {} MiB  ", d.file, d.index + 1, d.count, d.bytes >> 20, d.bytes_total >> 20);
-    };
     let (mut names, mut dirs) = (Vec::new(), Vec::new());
     for model in &args.model {
-        if gguf::is_one(model) {
-            let file = PathBuf::from(model);
-            names.push(gguf::name(&file));
-            let kept = data.join("models");
-            dirs.push(spawn_blocking(move || gguf::resolve(&file, &kept)).await.context("unpacking a GGUF file")??);
-            continue;
-        }
-        let dir = model_dir::resolve(model, &hub, progress).await?;
-        names.push(if Path::new(model).is_dir() { directory_name(&dir) } else { model.clone() });
+        let dir = resolve_model(model, data).await?;
+        names.push(match Path::new(model) {
+            file if gguf::is_one(model) => gguf::name(file),
+            path if path.is_dir() => directory_name(&dir),
+            _ => model.clone(),
+        });
         dirs.push(dir);
     }
     Ok(named(args, names)?.into_iter().zip(dirs).collect())
+}
+
+/// The directories of the models that guess.
+async fn resolve_drafts(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let (drafts, models) = (args.draft_model.len(), args.model.len().max(1));
+    if drafts > 0 && drafts != models {
+        bail!("--draft-model is given {drafts} times for {models} models: give each model one, in the order of --model");
+    }
+    let mut dirs = Vec::new();
+    for model in &args.draft_model {
+        dirs.push(resolve_model(model, data).await?);
+    }
+    Ok(dirs)
+}
+
+/// The directory of a model that is one, or a GGUF file, or at the hub.
+async fn resolve_model(model: &str, data: &Path) -> anyhow::Result<PathBuf> {
+    let kept = data.join("models");
+    if gguf::is_one(model) {
+        let file = PathBuf::from(model);
+        return spawn_blocking(move || gguf::resolve(&file, &kept)).await.context("unpacking a GGUF file")?;
+    }
+    let progress = |d: &Download| {
+        eprint!("\rtidemill: fetching {} ({} of {}), {} of {} MiB  ", d.file, d.index + 1, d.count, d.bytes >> 20, d.bytes_total >> 20);
+    };
+    Ok(model_dir::resolve(model, &Hub::from_env(kept), progress).await?)
 }
 
 /// The operator's names instead of these, if there are any.

@@ -10,6 +10,13 @@ use support::{Cluster, DISAGGREGATED, Numbers, crash};
 const FAMILIES: [&[&str]; 2] = [&["llama3", "gemma3", "prose"], &["qwen3", "mixtral", "deepseek-v3"]];
 const ALONE: &[&str] = &["--prefill", "0", "--kvpool", "0"];
 const NGRAM: &[&str] = &["--speculation", "ngram"];
+/// Guesses are made and verified whether they pay or not: these models are as small as their draft models.
+const DRAFT: &[&str] = &["--speculation", "draft", "--draft-tokens-min", "3", "--draft-tokens-max", "6"];
+/// Models, and their draft models: themselves, which are always right, and others of the same vocabulary, which hardly ever are.
+const DRAFTED: [(&[&str], &[&str]); 2] = [
+    (&["llama3", "gemma3", "prose"], &["llama3", "gemma3", "prose"]),
+    (&["qwen3", "mixtral", "deepseek-v3"], &["mixtral", "gemma3", "qwen3"]),
+];
 
 /// Requests, one of every kind for each model: prompts around block borders that repeat themselves, as code does.
 fn asks(models: &[&str], max_tokens: u32) -> Vec<Value> {
@@ -91,6 +98,43 @@ fn start(models: &[(String, String)], flags: &[&[&str]]) -> Cluster {
     Cluster::start_with(&models, &flags.concat())
 }
 
+/// Flags that give each model its draft model.
+fn draft_models(drafts: &[&str]) -> Vec<String> {
+    dirs(drafts).into_iter().flat_map(|(_, dir)| ["--draft-model".to_owned(), dir]).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_are_those_without_a_draft_model() {
+    for (models, drafts) in DRAFTED {
+        let (asks, dirs, drafts) = (asks(models, 60), dirs(models), draft_models(drafts));
+        let drafts: Vec<&str> = drafts.iter().map(String::as_str).collect();
+        let plain = start(&dirs, &[ALONE, &["--speculation", "off"]]);
+        let reference = all(&plain, &asks, 4).await;
+        plain.stop();
+
+        let cluster = start(&dirs, &[ALONE, DRAFT, &drafts]);
+        let answers = all(&cluster, &asks, 1).await;
+        assert_same(&reference, &answers, &asks, "one at a time");
+        // The first one of each model is greedy, and its draft model may be the model itself.
+        let firsts: Vec<_> = answers.iter().step_by(asks.len() / models.len()).cloned().collect();
+        let (drafted, accepted) = (sum(&firsts, "tokens_drafted"), sum(&firsts, "tokens_accepted"));
+        assert!(drafted > 60, "{drafted} tokens were guessed");
+        if drafts.iter().any(|dir| dir.ends_with("prose")) {
+            assert!(accepted * 10 > drafted * 8, "{accepted} of {drafted} guessed tokens were right");
+        }
+        assert_same(&reference, &all(&cluster, &asks, 8).await, &asks, "eight at a time");
+        cluster.stop();
+
+        // Little memory, for the draft model's blocks too, and blocks from the pool; weights of the draft model in 8 bits.
+        let short: &[&str] = &["--kv-memory", "1MiB", "--draft-kv-memory", "300KiB", "--draft-quantize", "int8"];
+        let cluster = start(&dirs, &[DISAGGREGATED, DRAFT, &drafts, short]);
+        for how in ["cold", "cached"] {
+            assert_same(&reference, &all(&cluster, &asks, 4).await, &asks, how);
+        }
+        cluster.stop();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_are_those_without_speculation() {
     for models in FAMILIES {
@@ -132,11 +176,19 @@ fn growing() -> Vec<Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn preempted_answers_are_those_without_speculation() {
+    let drafts = draft_models(&["fp8-channel"]);
+    let drafts: Vec<&str> = drafts.iter().map(String::as_str).collect();
+    for speculation in [NGRAM.to_vec(), [DRAFT, &drafts].concat()] {
+        preempted(&speculation).await;
+    }
+}
+
+async fn preempted(speculation: &[&str]) {
     let (asks, dirs) = (growing(), dirs(&["llama3"]));
     let plain = start(&dirs, &[ALONE, &["--speculation", "off"]]);
     let reference = all(&plain, &asks, 1).await;
     plain.stop();
-    let cluster = start(&dirs, &[DISAGGREGATED, NGRAM, &["--kv-memory", "420KiB"]]);
+    let cluster = start(&dirs, &[DISAGGREGATED, speculation, &["--kv-memory", "420KiB"]]);
     let answers = all(&cluster, &asks, 16).await;
     assert_same(&reference, &answers, &asks, "short of memory");
     assert!(sum(&answers, "preemptions") > 0, "the device was meant to be too small");
@@ -146,13 +198,21 @@ async fn preempted_answers_are_those_without_speculation() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rescued_answers_are_those_without_speculation() {
+    let drafts = draft_models(&["llama3"]);
+    let drafts: Vec<&str> = drafts.iter().map(String::as_str).collect();
+    for speculation in [NGRAM.to_vec(), [DRAFT, &drafts].concat()] {
+        rescued(&speculation).await;
+    }
+}
+
+async fn rescued(speculation: &[&str]) {
     let (mut asks, dirs) = (growing(), dirs(&["llama3"]));
     asks.truncate(4);
     asks.iter_mut().for_each(|ask| ask["max_tokens"] = json!(1500));
     let plain = start(&dirs, &[ALONE, &["--speculation", "off"]]);
     let reference = all(&plain, &asks, 4).await;
     plain.stop();
-    let cluster = start(&dirs, &[DISAGGREGATED, NGRAM, &["--decode", "3", "--threads", "1"]]);
+    let cluster = start(&dirs, &[DISAGGREGATED, speculation, &["--decode", "3", "--threads", "1"]]);
     // Answers are quick: one that ends before the crash is asked for again.
     for _ in 0..10 {
         let (answers, ()) = tokio::join!(all(&cluster, &asks, 4), crash_one_at_work(&cluster));

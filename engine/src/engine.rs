@@ -3,6 +3,8 @@
 //! ```text
 //!   links, matches, fetches, puts ──► bounded inbox ──► [ role ⇄ model + KV memory ] ──► uplink; match, fetch and put tasks
 //! ```
+//!
+//! Before a step, a decode worker's draft model may compute a few of its own.
 
 use crate::{
     announcing::Announcer,
@@ -14,7 +16,10 @@ use crate::{
     publishing::Publisher,
     role::Role,
 };
-use std::{ops::ControlFlow, time::Instant};
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
 use tidemill_kvpool::client::{Arrival, FetchId, FetchedBlock, Miss};
 use tidemill_model::{ExecutorError, Runner};
 use tidemill_net::uplink::LinkEvent;
@@ -62,6 +67,8 @@ pub enum Event {
 pub(crate) struct Engine<R> {
     pub(crate) role: R,
     pub(crate) runner: Runner,
+    /// A second, small model, that guesses what the first one will draw. `None`: there is none.
+    pub(crate) draft_runner: Option<Runner>,
     pub(crate) io: Io,
     pub(crate) publisher: Publisher,
     pub(crate) announcer: Announcer,
@@ -113,6 +120,7 @@ impl<R: Role> Driven for Engine<R> {
     }
 
     fn step(&mut self) -> Result<bool, ExecutorError> {
+        let guessing = self.guess()?;
         let chunks = self.role.plan(self.io.now());
         self.act()?;
         self.report_load();
@@ -126,7 +134,7 @@ impl<R: Role> Driven for Engine<R> {
         let drawn: Vec<_> = chunks.iter().zip(&results).filter_map(|(chunk, result)| Some((chunk.job, result.drawn.last()?.0))).collect();
         self.role.stepped(&chunks, results, self.io.now());
         self.advance_masks(&drawn);
-        sample.ms = started.elapsed().as_secs_f32() * 1e3;
+        sample.ms = (guessing + started.elapsed()).as_secs_f32() * 1e3;
         self.io.report(|report| report.push_step(sample));
         self.act()?;
         Ok(true)
@@ -157,6 +165,21 @@ impl<R: Role> Engine<R> {
         }
         let good = self.runner.write_block(device_block, &mut |memory| block.read_into(memory).is_ok())?;
         Ok(Taken::Here(good.then(|| block.arrival())))
+    }
+
+    /// Lets the draft model guess, step after step. Returns how long that took.
+    fn guess(&mut self) -> Result<Duration, ExecutorError> {
+        let Some(runner) = &mut self.draft_runner else { return Ok(Duration::ZERO) };
+        let started = Instant::now();
+        loop {
+            let chunks = self.role.guess(self.io.now());
+            if chunks.is_empty() {
+                return Ok(started.elapsed());
+            }
+            let segments: Vec<Segment<'_>> = chunks.iter().map(|chunk| self.role.guess_segment(chunk)).collect();
+            let results = runner.step(&segments)?;
+            self.role.guessed(results, self.io.now());
+        }
     }
 
     fn compute(&mut self, chunks: &[ScheduledChunk]) -> Result<Vec<SegmentResult>, ExecutorError> {

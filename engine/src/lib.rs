@@ -22,6 +22,7 @@
 //! - `masks`: what constrained sequences may draw, computed beside the forward pass; `turns`: whose grammar is compiled next
 //! - `publishing`: device blocks into the pool
 //! - [`load`]: from settings to a loaded model with its device memory
+//! - [`draft`]: the same of a draft model
 //! - [`flags`]: section `[engine]` of a worker's settings
 
 pub mod announcing;
@@ -36,6 +37,8 @@ pub mod role;
 pub mod shares;
 pub mod states;
 
+#[cfg(feature = "shell")]
+pub mod draft;
 #[cfg(feature = "shell")]
 mod drive;
 #[cfg(feature = "shell")]

@@ -47,6 +47,19 @@ pub trait Role {
         false
     }
 
+    /// The next step of the draft model, before a step is planned. Empty: nothing more is to be guessed now.
+    fn guess(&mut self, _now: Duration) -> Vec<ScheduledChunk> {
+        Vec::new()
+    }
+
+    /// A chunk of the draft model's step, as an executor takes it.
+    fn guess_segment(&self, chunk: &ScheduledChunk) -> Segment<'_> {
+        unreachable!("a role that guesses nothing has no chunk {chunk:?}")
+    }
+
+    /// The draft model's step is done, with one result for each chunk.
+    fn guessed(&mut self, _results: Vec<SegmentResult>, _now: Duration) {}
+
     /// Admits what fits and schedules the next step; empty if there is nothing to compute.
     fn plan(&mut self, now: Duration) -> Vec<ScheduledChunk>;
 

@@ -2,6 +2,7 @@
 
 use crate::{
     announcing::Announcer,
+    draft::{DraftSettings, LoadedDraft, load_draft},
     drive::EngineEnded,
     engine::Engine,
     flags::Settings,
@@ -39,6 +40,11 @@ pub trait RoleSettings {
 
     fn role_info(info: EngineInfo) -> RoleInfo;
 
+    /// The model that guesses what the model will draw.
+    fn draft(&self) -> Option<&DraftSettings> {
+        None
+    }
+
     fn scheduler(&self, bounds: &EngineBounds) -> Self::Role;
 }
 
@@ -58,8 +64,19 @@ pub struct EngineBounds {
     pub reads_whole: bool,
     /// Drafted tokens can be verified without changing an answer.
     pub verifies_drafts: bool,
+    /// `None`: there is no draft model.
+    pub draft: Option<DraftEngineBounds>,
     /// Blocks on their way into the pool.
     pub putting_max: usize,
+}
+
+/// The same of a draft model.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftEngineBounds {
+    pub device_blocks: u32,
+    pub vocab: usize,
+    pub context_tokens: usize,
+    pub step_tokens: usize,
 }
 
 /// Why a worker could not start, or ended untold.
@@ -93,6 +110,14 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     if runner.reads_whole() && role.draws_max() == 0 {
         return Err(WorkerEnd::Encoder);
     }
+    let draft = match role.draft() {
+        Some(draft) if runner.verifies_drafts() => Some(load_draft(draft, &engine, step_tokens, runner.vocab())?),
+        Some(_) => {
+            tracing::warn!("no draft model is loaded: guesses cannot be verified on this device, or for this model");
+            None
+        }
+        None => None,
+    };
     let device = runner.device_copies().map(|copies| Arc::new(DevicePin(copies.pinner())) as Arc<dyn Pin>);
     let copies = device.is_some();
     let (io, mut links, events) = io::start(&worker, &engine, &info, S::role_info(info.clone()), device)?;
@@ -115,11 +140,14 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     };
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
     let (vocab, reads_whole, verifies_drafts) = (runner.vocab(), runner.reads_whole(), runner.verifies_drafts());
-    let bounds = EngineBounds { vocab, step_tokens, reads_whole, verifies_drafts, putting_max, info, device_blocks, states };
+    let of_draft = draft.as_ref().map(DraftEngineBounds::of);
+    let bounds =
+        EngineBounds { vocab, step_tokens, reads_whole, verifies_drafts, draft: of_draft, putting_max, info, device_blocks, states };
     let masks = (role.draws_max() > 0).then(|| Masks::start(engine.model.clone(), bounds.vocab, engine.threads, io.inbox.clone()));
     let engine = Engine {
         role: role.scheduler(&bounds),
         runner,
+        draft_runner: draft.map(|draft| draft.runner),
         io,
         publisher,
         announcer: Announcer::default(),
@@ -131,4 +159,15 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     let _ = timeout(PUBLISHING_LAST, publishing).await;
     links.close().await;
     Ok(outcome?)
+}
+
+impl DraftEngineBounds {
+    fn of(draft: &LoadedDraft) -> Self {
+        Self {
+            device_blocks: draft.blocks,
+            vocab: draft.runner.vocab(),
+            context_tokens: draft.runner.context_tokens(),
+            step_tokens: draft.step_tokens,
+        }
+    }
 }

@@ -16,6 +16,7 @@ impl Scheduler {
         }
         self.shares.check_integrity(self.sequences.values().map(|state| &state.job.urgency));
         self.pace.check_integrity();
+        self.draft_model.iter().for_each(|model| model.check_integrity(|job| self.admitted.contains(&job)));
         assert_eq!(self.waiting.len() + self.admitted.len(), self.sequences.len());
         assert!(self.admitted.len() <= self.limits.sequences_max);
     }

@@ -69,6 +69,20 @@ impl Role for Scheduler {
         true
     }
 
+    fn guess(&mut self, now: Duration) -> Vec<ScheduledChunk> {
+        self.next_guesses(now)
+    }
+
+    fn guess_segment(&self, chunk: &ScheduledChunk) -> Segment<'_> {
+        self.draft_model.as_ref().expect("only a draft model's steps have such chunks").segment(chunk)
+    }
+
+    fn guessed(&mut self, results: Vec<SegmentResult>, now: Duration) {
+        if let Some(model) = &mut self.draft_model {
+            model.stepped(results, now);
+        }
+    }
+
     fn plan(&mut self, now: Duration) -> Vec<ScheduledChunk> {
         let ranks = self.ranks(now);
         self.admit_waiting(&ranks, now);
@@ -93,6 +107,7 @@ impl Role for Scheduler {
         if work.tokens == 0 {
             self.row_cost.observe(work.rows, now.saturating_sub(planned));
         }
+        self.draft_model.iter_mut().for_each(|model| model.earn(now.saturating_sub(planned).as_secs_f64() * 1e3));
         let outcome = self.take_in(chunks, results, now);
         for chunk in &outcome.computed {
             self.shares.serve(&self.sequences[&chunk.job].job.urgency, chunk.len);

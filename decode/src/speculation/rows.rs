@@ -48,14 +48,14 @@ impl RowCost {
     }
 
     /// Milliseconds of one more row.
-    fn row_ms(&self) -> f64 {
+    pub(crate) fn row_ms(&self) -> f64 {
         let one = self.ms / (1.0 + ROW_SHARE * (self.rows - 1.0).max(0.0));
         let believed = ROW_SHARE * one;
         ((self.rows_ms + BELIEF * believed) / (self.rows_rows + BELIEF)).max(0.0)
     }
 
     /// Milliseconds of a step. Zero as long as nothing is known.
-    fn step_ms(&self, rows: f64) -> f64 {
+    pub(crate) fn step_ms(&self, rows: f64) -> f64 {
         (self.ms + self.row_ms() * (rows - self.rows)).max(self.ms / 4.0)
     }
 }
@@ -67,35 +67,56 @@ pub(crate) struct Room {
     pub(crate) drafts: usize,
     /// Time of the step.
     pub(crate) ms: f64,
+    /// Drafted tokens that each sequence has, whether they pay or not, if so many are proposed.
+    pub(crate) least: usize,
+}
+
+/// A step with drafts: how many each sequence has, and what is expected of it.
+#[derive(Debug)]
+pub(crate) struct Given {
+    pub(crate) drafts: Vec<usize>,
+    pub(crate) tokens: f64,
+    pub(crate) ms: f64,
+}
+
+/// Whether `gain` more tokens are worth `cost` more milliseconds, where a step brings `tokens` in `ms`.
+pub(crate) fn pays(gain: f64, cost: f64, tokens: f64, ms: f64) -> bool {
+    gain * ms > MARGIN * tokens * cost
 }
 
 /// Drafted tokens of each sequence that decodes, of whose proposals `chances` tells how likely each token is drawn if those before it are.
-pub(crate) fn give_out(chances: &[Vec<f64>], room: Room, cost: &RowCost) -> Vec<usize> {
-    let mut drafts = vec![0; chances.len()];
-    // The chance that the next drafted token of each sequence counts.
-    let chance = |i: usize, len: usize| chances[i].get(len).copied().unwrap_or(0.0);
-    let mut next: Vec<f64> = (0..chances.len()).map(|i| chance(i, 0)).collect();
-    let (mut tokens, mut ms) = (chances.len() as f64, cost.step_ms(chances.len() as f64));
+pub(crate) fn give_out(chances: &[Vec<f64>], room: Room, cost: &RowCost) -> Given {
     let row_ms = cost.row_ms();
+    let mut given = Given { drafts: vec![0; chances.len()], tokens: chances.len() as f64, ms: cost.step_ms(chances.len() as f64) };
+    // A longer step that brings more tokens keeps limits per token, but for a sequence that gets one token of it.
+    let is_limited = chances.iter().any(Vec::is_empty);
+    // The chance that the next drafted token of each sequence counts.
+    let mut next: Vec<f64> = chances.iter().map(|chances| chances.first().copied().unwrap_or(0.0)).collect();
     for _ in 0..room.drafts {
-        let Some(best) = (0..next.len()).max_by(|&a, &b| next[a].total_cmp(&next[b])) else { break };
-        let pays = next[best] * ms > MARGIN * tokens * row_ms;
-        if next[best] <= 0.0 || !pays || ms + row_ms > room.ms {
+        let owed = |i: &usize| given.drafts[*i] < room.least && next[*i] > 0.0;
+        let owed = (0..next.len()).find(owed);
+        let Some(best) = owed.or_else(|| (0..next.len()).max_by(|&a, &b| next[a].total_cmp(&next[b]))) else { break };
+        let pays = next[best] > 0.0 && pays(next[best], row_ms, given.tokens, given.ms) && !(is_limited && given.ms + row_ms > room.ms);
+        if !pays && owed.is_none() {
             break;
         }
-        tokens += next[best];
-        ms += row_ms;
-        drafts[best] += 1;
-        next[best] *= chance(best, drafts[best]);
+        given.tokens += next[best];
+        given.ms += row_ms;
+        given.drafts[best] += 1;
+        next[best] *= chances[best].get(given.drafts[best]).copied().unwrap_or(0.0);
     }
-    drafts
+    given
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ROOM: Room = Room { drafts: 64, ms: 1e9 };
+    const ROOM: Room = Room { drafts: 64, ms: 1e9, least: 0 };
+
+    fn give_out(chances: &[Vec<f64>], room: Room, cost: &RowCost) -> Vec<usize> {
+        super::give_out(chances, room, cost).drafts
+    }
 
     /// A machine whose steps take this long.
     fn cost(base: f64, row: f64) -> RowCost {
@@ -128,7 +149,10 @@ mod tests {
         assert_eq!(give_out(&likely, ROOM, &cost(0.0, 10.0)), [0], "rows are not cheaper than steps");
         assert_eq!(give_out(&[vec![0.05; 16]], ROOM, &cost(20.0, 2.0)), [0], "hardly any would count");
         assert_eq!(give_out(&likely, Room { drafts: 2, ..ROOM }, &cost(30.0, 0.5)), [2]);
-        assert_eq!(give_out(&likely, Room { ms: 32.2, ..ROOM }, &cost(30.0, 0.5)), [3], "30.5 ms, and three more rows");
+        let beside_another = [vec![0.9; 16], vec![]];
+        assert_eq!(give_out(&beside_another, Room { ms: 32.7, ..ROOM }, &cost(30.0, 0.5)), [3, 0], "31 ms, and three more rows");
+        assert_eq!(give_out(&likely, Room { ms: 1.0, ..ROOM }, &cost(30.0, 0.5)), [16], "the tokens come sooner, not later");
+        assert_eq!(give_out(&[vec![0.05; 16], vec![]], Room { least: 3, ..ROOM }, &cost(20.0, 2.0)), [3, 0], "they are asked for");
     }
 
     #[test]

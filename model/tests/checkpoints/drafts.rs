@@ -4,7 +4,7 @@
 use crate::fixtures::{FAMILIES, kv_dtypes, load, prompt_of};
 use tidemill_model::{BlockBytes, CpuExecutor, Executor};
 use tidemill_proto::{
-    block::{BLOCK_TOKENS, Token},
+    block::{BLOCK_TOKENS, KvDtype, Token},
     sampling::{Sampling, TokenLogprob},
     step::{Allowed, Draw, History, Mask, Segment, SegmentResult, StateBlocks, Wanted},
 };
@@ -18,6 +18,8 @@ const ANSWER: usize = 40;
 struct Alternating {
     masks: [Mask; 2],
     generated: usize,
+    /// A planted bug: rows after the first have the mask of the row before.
+    late: bool,
 }
 
 impl Alternating {
@@ -28,7 +30,7 @@ impl Alternating {
             (0..vocab as Token).filter(|token| *token as usize % 3 != left_out).for_each(|token| mask.allow(token));
             mask
         };
-        Self { masks: [mask(0), mask(1)], generated: 0 }
+        Self { masks: [mask(0), mask(1)], generated: 0, late: false }
     }
 }
 
@@ -38,7 +40,8 @@ impl Allowed for Alternating {
     }
 
     fn wait_after(&self, drawn: &[Token]) -> Result<&Mask, &str> {
-        Ok(&self.masks[(self.generated + drawn.len()) % 2])
+        let drawn = drawn.len() - usize::from(self.late && !drawn.is_empty());
+        Ok(&self.masks[(self.generated + drawn) % 2])
     }
 }
 
@@ -162,5 +165,27 @@ fn drafts_change_no_token_no_probability_and_no_block() {
                 assert!(steps < ANSWER * 2 / 3, "{steps} steps");
             }
         }
+    }
+}
+
+/// The test above can fail: with masks one row late, answers are others.
+#[test]
+fn a_mask_that_is_one_row_late_is_found() {
+    let (family, sampling) = ("llama3", Sampling { temperature: 0.0, ..Sampling::default() });
+    let prompt = prompt_of(family, PROMPT);
+    let mut executor = CpuExecutor::new(load(family, KvDtype::Bf16), BLOCKS);
+    let mut alone = Run::new(&mut executor, &prompt, &sampling, true);
+    while alone.logprobs.len() < ANSWER {
+        alone.verify(&[]);
+    }
+    let expected = alone.tokens.clone();
+    for late in [false, true] {
+        let mut drafting = Run::new(&mut executor, &prompt, &sampling, true);
+        drafting.allowed.as_mut().expect("it is constrained").late = late;
+        while drafting.logprobs.len() < ANSWER {
+            let drafted: Vec<Token> = expected[drafting.tokens.len()..].iter().take(3).copied().collect();
+            drafting.verify(&drafted);
+        }
+        assert_eq!(drafting.tokens[..expected.len()] != expected[..], late);
     }
 }

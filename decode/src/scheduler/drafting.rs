@@ -1,0 +1,95 @@
+//! Which tokens of which sequences the next step verifies, and the draft model's rounds before it.
+
+use super::{LIVE, Scheduler};
+use crate::speculation::{
+    draft_model::{Target, Wish},
+    rows,
+};
+use std::time::Duration;
+use tidemill_engine::{
+    job::{JobId, ScheduledChunk},
+    residency::JobKv,
+};
+use tidemill_proto::block::BLOCK_TOKENS;
+
+impl Scheduler {
+    /// The next step of the draft model. Empty: its round is over, and what it guessed is there for the next step.
+    pub(super) fn next_guesses(&mut self, now: Duration) -> Vec<ScheduledChunk> {
+        let Some(model) = &self.draft_model else { return Vec::new() };
+        if !model.is_at_work() {
+            self.begin_guessing();
+        }
+        let Some(model) = &mut self.draft_model else { return Vec::new() };
+        let chunks = model.next(now);
+        if chunks.is_empty() {
+            for (job, guesses) in model.end() {
+                self.sequences.get_mut(&job).expect("a sequence lives as long as its guesses are made").take_guesses(guesses);
+            }
+        }
+        chunks
+    }
+
+    /// Begins a round for the sequences whose next tokens the draft model is likelier to know than their proposers.
+    fn begin_guessing(&mut self) {
+        let Some(speculation) = self.speculation else { return };
+        let (most, longest) = (speculation.draft_tokens_max, self.limits.longest(self.residency.device_blocks()));
+        let decoding = self.decoding();
+        let limit_ms = self.step_limit_ms();
+        let mut plain = self.propose(&decoding);
+        let Self { sequences, draft_model: Some(model), row_cost, .. } = self else { return };
+        let wish = |(id, chances): (&JobId, &mut Vec<f64>)| {
+            let wish = sequences[id].wish(most, longest)?;
+            chances.clear();
+            Some(wish)
+        };
+        let wishes: Vec<Wish<'_>> = decoding.iter().zip(&mut plain).filter_map(wish).collect();
+        let rows = speculation.rows_max.min(self.limits.step_tokens).saturating_sub(decoding.len());
+        let least = speculation.draft_tokens_min;
+        let given = rows::give_out(&plain, rows::Room { drafts: rows, ms: limit_ms, least }, row_cost);
+        let rows = rows - given.drafts.iter().sum::<usize>();
+        let (cost, sequences, tokens, ms) = (*row_cost, decoding.len(), given.tokens, given.ms);
+        model.begin(&wishes, Target { cost, sequences, tokens, ms, limit_ms, rows, least });
+    }
+
+    /// Time that the draft model took before the step that is planned.
+    pub(super) fn guessing_ms(&self) -> f64 {
+        self.draft_model.as_ref().map_or(0.0, |model| model.round_ms())
+    }
+
+    pub(super) fn leave_draft_model(&mut self, id: JobId) {
+        self.draft_model.iter_mut().for_each(|model| model.leave(id));
+    }
+
+    fn decoding(&self) -> Vec<JobId> {
+        self.admitted.iter().copied().filter(|id| self.sequences[id].is_decoding()).collect()
+    }
+
+    /// Guesses of these sequences: how likely each is drawn if those before it are.
+    fn propose(&mut self, decoding: &[JobId]) -> Vec<Vec<f64>> {
+        let most = self.speculation.map_or(0, |speculation| speculation.draft_tokens_max);
+        let longest = self.limits.longest(self.residency.device_blocks());
+        decoding.iter().map(|id| self.sequences.get_mut(id).expect(LIVE).propose(most, longest)).collect()
+    }
+
+    /// Decides how many guessed tokens of the sequences that decode the next step verifies.
+    pub(super) fn draft(&mut self, limit_ms: f64) {
+        let Some(speculation) = self.speculation else { return };
+        let decoding = self.decoding();
+        let chances = self.propose(&decoding);
+        let drafts = speculation.rows_max.min(self.limits.step_tokens).saturating_sub(decoding.len());
+        let room = rows::Room { drafts, ms: limit_ms, least: speculation.draft_tokens_min };
+        for (id, len) in decoding.iter().zip(rows::give_out(&chances, room, &self.row_cost).drafts) {
+            let len = self.room_for_drafts(*id, len);
+            self.sequences.get_mut(id).expect(LIVE).draft(len);
+        }
+    }
+
+    /// How many of `len` drafted tokens a sequence has blocks for, with more of them if they are no other's soon.
+    fn room_for_drafts(&mut self, id: JobId, len: usize) -> usize {
+        let headroom = self.admitted.len();
+        let kv = &mut self.sequences.get_mut(&id).expect(LIVE).kv;
+        let has = |kv: &JobKv| kv.table().len() * BLOCK_TOKENS - kv.computed();
+        while has(kv) < 1 + len && self.residency.free_blocks() > headroom && self.residency.grow(kv) {}
+        len.min(has(kv).saturating_sub(1))
+    }
+}
