@@ -47,7 +47,7 @@ const BF16: Tolerance = Tolerance { gap_max: 0.4, mean_max: 0.05, others_max: 0.
 const FP8: Tolerance = Tolerance { gap_max: 0.5, mean_max: 0.1, others_max: 0.25 };
 /// With K and V in 8 bits a number that both round differently may become another integer. Rounding to integers alone changes
 /// logits by up to 0.27 on the CPU, and by 0.024 on average (`model/tests/checkpoints/int8.rs`).
-const BF16_WITH_INT8_KV: Tolerance = Tolerance { gap_max: 0.5, mean_max: 0.07, others_max: 0.1 };
+const BF16_WITH_INT8_KV: Tolerance = Tolerance { gap_max: 0.5, mean_max: 0.07, others_max: 0.15 };
 const FP8_WITH_INT8_KV: Tolerance = Tolerance { gap_max: 0.8, mean_max: 0.13, others_max: 0.25 };
 /// Where there are experts, the least rounding may choose others for a row, whose logits then differ by any amount. Few rows do:
 /// log-probabilities differ by up to 0.045 on average, and by up to 0.085 with K and V in 8 bits.
