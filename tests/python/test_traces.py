@@ -8,6 +8,7 @@ import time
 import openai
 import pytest
 from clusters import Cluster
+from conftest import running_cluster
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -66,16 +67,25 @@ def attributes(span):
 
 
 @contextlib.contextmanager
-def traced_cluster(tmp_path, *flags, share=0.0, callers=True):
+def tracing(tmp_path, share=0.0, callers=True):
+    """A collector, and the coordinator's settings that send traces there."""
     receiver = Receiver()
     (tmp_path / "token").write_text("of-the-test\n")
     section = f'[traces]\nurl = "{receiver.url}"\nshare = {share}\ncallers = {str(callers).lower()}\ntoken = "{tmp_path}/token"\n'
-    cluster = Cluster(tmp_path, section, *flags)
     try:
-        yield cluster, receiver, openai.OpenAI(base_url=cluster.url, api_key="none", max_retries=0)
+        yield receiver, section
     finally:
-        cluster.stop()
         receiver.server.shutdown()
+
+
+@contextlib.contextmanager
+def traced_cluster(tmp_path, **sampling):
+    with tracing(tmp_path, **sampling) as (receiver, section):
+        cluster = Cluster(tmp_path, section)
+        try:
+            yield cluster, receiver, openai.OpenAI(base_url=cluster.url, api_key="none", max_retries=0)
+        finally:
+            cluster.stop()
 
 
 @pytest.fixture
@@ -84,8 +94,13 @@ def headers():
 
 
 def test_a_request_is_one_trace_from_queue_to_last_token(tmp_path, headers):
-    # A prefill worker computes every full block.
-    with traced_cluster(tmp_path, "--prefill", "1", "--local-tail-tokens", "0") as (_, receiver, client):
+    config = tmp_path / "coordinator.toml"
+    with contextlib.ExitStack() as ends:
+        receiver, section = ends.enter_context(tracing(tmp_path))
+        config.write_text(section)
+        # A prefill worker computes every full block.
+        url = ends.enter_context(running_cluster("--coordinator-config", str(config), "--local-tail-tokens", "0"))
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         model = client.models.list().data[0].id
         stream = client.chat.completions.create(
             model=model, messages=[{"role": "user", "content": "tide " * 200}], max_tokens=20, stream=True, extra_headers=headers
