@@ -14,7 +14,7 @@ pub mod span;
 use collector::Collector;
 use parent::Parent;
 use parking_lot::Mutex;
-use span::{Attributes, Kind, Span, SpanId};
+use span::{Attributes, EndedTrace, Kind, Span, SpanId};
 use std::{
     sync::Arc,
     time::{Instant, SystemTime},
@@ -59,16 +59,6 @@ struct State {
     is_notable: bool,
     spans: Vec<Span>,
     left_out: u32,
-}
-
-/// A trace that has ended, as it goes to the collector. Its first span is the root.
-#[derive(Debug)]
-pub struct EndedTrace {
-    pub id: u128,
-    /// The time of `began` by the clock of the calendar.
-    pub began_at: SystemTime,
-    pub began: Instant,
-    pub spans: Vec<Span>,
 }
 
 impl Traces {

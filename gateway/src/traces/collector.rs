@@ -2,10 +2,7 @@
 //!
 //! Nothing waits for it: a trace that finds the queue full, or that the collector does not take, is lost and counted.
 
-use super::{
-    EndedTrace,
-    span::{Attributes, Kind, Span, Value},
-};
+use super::span::{Attributes, EndedTrace, Kind, Span, Value};
 use crate::metrics;
 use opentelemetry_proto::tonic::{
     collector::trace::v1::ExportTraceServiceRequest,

@@ -1,6 +1,6 @@
-//! Spans: what took how long, with attributes.
+//! Spans: what took how long, with attributes; and traces of them that have ended.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanId(u64);
@@ -32,6 +32,16 @@ pub struct Span {
     pub to: Instant,
     pub attributes: Attributes,
     pub failed: Option<String>,
+}
+
+/// A trace that has ended, as it goes to the collector. Its first span is the root.
+#[derive(Debug)]
+pub struct EndedTrace {
+    pub id: u128,
+    /// The time of `began` by the clock of the calendar.
+    pub began_at: SystemTime,
+    pub began: Instant,
+    pub spans: Vec<Span>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

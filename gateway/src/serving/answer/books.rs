@@ -10,7 +10,7 @@ use crate::{
     },
     rollout::{routed::Routed, running::Seat, seen::Ended as RequestEnded, shadow::Tap},
     safety::Blocks,
-    serving::answer::Traced,
+    serving::answer::traced::Traced,
     tenants::metered::Metered,
 };
 use std::{
