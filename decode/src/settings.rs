@@ -64,7 +64,7 @@ pub struct DecodeFlags {
     /// Memory for the draft model's own KV blocks; sequences that find no room there are not guessed by it [default: 256MiB]
     #[arg(long)]
     pub draft_kv_memory: Option<String>,
-    /// Most rows of a step in which tokens are guessed: those of sequences that decode and the guessed ones together [default: 32]
+    /// Most rows of a step in which tokens are guessed: those of sequences that decode and the guessed ones together [default: 16]
     #[arg(long)]
     pub draft_rows_max: Option<usize>,
 }
@@ -137,7 +137,7 @@ impl DecodeFlags {
 /// Few repetitions go on for longer without a change, and a proposal that is wrong early has cost all its rows.
 const DRAFT_TOKENS: usize = 12;
 /// On CPUs, rows beyond this many cost nearly as much as the first ones.
-const DRAFT_ROWS: usize = 32;
+const DRAFT_ROWS: usize = 16;
 
 /// Sequences to be given for each that runs: those that wait are ready to start within a step, and more would wait in the wrong place.
 const GIVEN_FOR_EACH: usize = 4;

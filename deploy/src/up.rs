@@ -179,7 +179,7 @@ pub struct UpArgs {
     /// Memory of each decode worker for the draft model's own KV blocks [default: 256MiB]
     #[arg(long)]
     draft_kv_memory: Option<String>,
-    /// Most rows of a step in which a decode worker guesses tokens [default: 32]
+    /// Most rows of a step in which a decode worker guesses tokens [default: 16]
     #[arg(long)]
     draft_rows_max: Option<usize>,
     /// Log filter of all processes

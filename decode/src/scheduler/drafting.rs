@@ -12,6 +12,10 @@ use tidemill_engine::{
 };
 use tidemill_proto::block::BLOCK_TOKENS;
 
+/// With room for fewer guesses of each sequence, the draft model makes none: its steps, and catching up, have not been worth that
+/// (docs/results/speculation.md), though by measured times they promise to be.
+const ROUND_TOKENS_MIN: usize = 3;
+
 impl Scheduler {
     /// The next step of the draft model. Empty: its round is over, and what it guessed is there for the next step.
     pub(super) fn next_guesses(&mut self, now: Duration) -> Vec<ScheduledChunk> {
@@ -34,6 +38,12 @@ impl Scheduler {
         let Some(speculation) = self.speculation else { return };
         let (most, longest) = (speculation.draft_tokens_max, self.limits.longest(self.residency.device_blocks()));
         let decoding = self.decoding();
+        let rows = speculation.rows_max.min(self.limits.step_tokens).saturating_sub(decoding.len());
+        let least = speculation.draft_tokens_min;
+        if least == 0 && rows < ROUND_TOKENS_MIN * decoding.len() {
+            self.draft_model.iter_mut().for_each(|model| model.begin(&[], Target::default()));
+            return;
+        }
         let limit_ms = self.step_limit_ms();
         let mut plain = self.propose(&decoding);
         let Self { sequences, draft_model: Some(model), row_cost, .. } = self else { return };
@@ -43,8 +53,6 @@ impl Scheduler {
             Some(wish)
         };
         let wishes: Vec<Wish<'_>> = decoding.iter().zip(&mut plain).filter_map(wish).collect();
-        let rows = speculation.rows_max.min(self.limits.step_tokens).saturating_sub(decoding.len());
-        let least = speculation.draft_tokens_min;
         let given = rows::give_out(&plain, rows::Room { drafts: rows, ms: limit_ms, least }, row_cost);
         let rows = rows - given.drafts.iter().sum::<usize>();
         let (cost, sequences, tokens, ms) = (*row_cost, decoding.len(), given.tokens, given.ms);
