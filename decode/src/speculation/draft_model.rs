@@ -7,7 +7,7 @@
 //!                     ▲──────── those for which one more pays ┘
 //! ```
 //!
-//! It has blocks of its own ([`places`](super::places)). A row's first step takes all tokens that the sequence got since the last
+//! It has blocks of its own (`places`). A row's first step takes all tokens that the sequence got since the last
 //! round, so a wrong guess is written over and needs no other care. What a prompt has is caught up within a share of the steps'
 //! time, once it promises to pay.
 //!
