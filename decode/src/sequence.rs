@@ -168,7 +168,7 @@ impl Sequence {
         })
     }
 
-    /// What a draft model is asked to guess. `None`: nothing, or the proposer's own guesses are as good.
+    /// The request to the draft model for guesses; `None`: none are wanted, or the proposer's own are as good.
     pub(crate) fn wish(&self, most: usize, longest: usize) -> Option<Wish<'_>> {
         let most = self.guessable(most, longest);
         let drafter = self.drafter.as_ref().filter(|drafter| most > 0 && drafter.wants_guesses())?;

@@ -41,7 +41,7 @@ impl fmt::Debug for Failed {
     }
 }
 
-/// What is logged, and how a line looks.
+/// The filter and the format of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logging {
     /// A tracing filter such as `info`.

@@ -37,7 +37,7 @@ pub enum Ends {
     Every(usize),
 }
 
-/// What one rule made of a trace.
+/// The result of one rule on a trace.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     ends: String,
@@ -68,7 +68,7 @@ pub fn rules(shape: &Shape, every: Option<usize>) -> [Ends; 4] {
     [Ends::Stateless, Ends::OfTexts, Ends::Every(every), Ends::Every(1)]
 }
 
-/// What a pool of `capacity` blocks of the trace finds under one rule.
+/// Replays the trace through a pool of `capacity` blocks under one rule.
 pub fn replay(requests: &[Request], capacity: Capacity, policy: Policy, shape: &Shape, ends: Ends) -> anyhow::Result<Outcome> {
     let parts = state_blocks(shape);
     let (slots, parts_kept) = match capacity {
@@ -152,9 +152,9 @@ struct Pool {
     ends: Ends,
     /// Blocks of a state.
     parts: usize,
-    /// What the directory holds, as its events tell.
+    /// The blocks that the directory holds, by its events.
     held: HashSet<BlockKey>,
-    /// What the request at hand keeps from eviction.
+    /// The blocks that the current request keeps from eviction.
     leases: Vec<(ClientId, LeaseId)>,
     requests: u64,
     blocks_reused: u64,
@@ -195,7 +195,7 @@ impl Pool {
         }
         self.take_leases();
 
-        // What is held without a state to go on from is computed, and put again to no effect.
+        // Blocks that are held without a state after them are computed again, and putting them again has no effect.
         self.put(keys, used, *prompt_blocks);
         // If the prompt is larger than the pool, the rest never comes.
         self.directory.cancel_get(DECODE, call);

@@ -1,4 +1,4 @@
-//! Where traces of requests go.
+//! The collector that traces of requests go to.
 
 use serde::{Deserialize, Serialize};
 use std::{convert::Infallible, path::PathBuf, str::FromStr};

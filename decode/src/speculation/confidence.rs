@@ -27,12 +27,12 @@ impl Confidence {
         PROBABILITIES.iter().filter(|&&end| probability >= end).count()
     }
 
-    /// Of guesses of a class.
+    /// The probability that a guess of this class is right.
     pub(crate) fn of(&self, class: usize) -> f64 {
         self.by_class[class]
     }
 
-    /// Of the next guess, before it is made.
+    /// The probability that the next guess is right, before it is made.
     pub(crate) fn next(&self) -> f64 {
         self.all
     }

@@ -62,7 +62,7 @@ pub(crate) struct Target {
     pub(crate) cost: RowCost,
     /// Sequences that decode.
     pub(crate) sequences: usize,
-    /// What the step brings, and how long it takes.
+    /// The tokens that the step is expected to bring, and its time.
     pub(crate) tokens: f64,
     pub(crate) ms: f64,
     /// How long all may take.
@@ -74,7 +74,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// What the limit leaves for others than the one that gains by it.
+    /// The time that the limit leaves for sequences other than the one that gains by a guess.
     fn left_ms(&self) -> f64 {
         if self.sequences == 1 { f64::INFINITY } else { self.limit_ms - self.ms }
     }
@@ -86,7 +86,7 @@ pub struct DraftModel {
     /// Tokens in the large model's vocabulary.
     vocab: usize,
     places: Places,
-    /// Of steps that draft.
+    /// The cost of the draft model's steps.
     cost: RowCost,
     /// Time of a token that is caught up; 0 as long as nothing is known.
     token_ms: f64,
@@ -162,7 +162,7 @@ impl DraftModel {
         }
     }
 
-    /// Where sequences begin.
+    /// The confidence with which a new sequence begins.
     pub(crate) fn confidence(&self) -> Confidence {
         self.confidence
     }
@@ -208,7 +208,7 @@ impl DraftModel {
         (self.round, self.round_ms) = (Some(Round { target, rows, depth: 0, since: Duration::ZERO, ms: 0.0 }), 0.0);
     }
 
-    /// What the round computes for a sequence. `None`: nothing.
+    /// The round's computation for a sequence; `None`: there is none.
     fn row(&mut self, wish: &Wish<'_>, gain_ms: f64, at_any_price: bool, catch_up: usize) -> Option<Row> {
         let Wish { job, tokens, most, .. } = *wish;
         let most = most.min(self.bounds.context_tokens.saturating_sub(tokens.len()));

@@ -22,6 +22,8 @@ use tidemill_tenancy::quota::Level;
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const TRACEPARENT: &str = "traceparent";
+/// The part of a request's path that its trace keeps, so that a queue of traces is bounded in bytes, too.
+const PATH_CHARS_MAX: usize = 256;
 
 /// The gateway, bound to the sender of the request.
 #[derive(Debug)]
@@ -71,13 +73,15 @@ pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Requ
 
 /// Begins a request's trace, where traces are recorded.
 fn begin_trace(gateway: &Gateway, request: &Request) -> Option<Arc<Trace>> {
+    let traces = gateway.traces()?;
     let (method, headers) = (request.method(), request.headers());
     // Ids in a path would make every trace's name another.
     let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let traceparent = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok());
-    let trace = gateway.traces()?.begin(format!("{method} {route}"), traceparent);
+    let trace = traces.begin(format!("{method} {route}"), traceparent);
     trace.set(names::METHOD, method.as_str());
-    trace.set(names::PATH, request.uri().path());
+    let path: String = request.uri().path().chars().take(PATH_CHARS_MAX).collect();
+    trace.set(names::PATH, &*path);
     Some(trace)
 }
 
