@@ -56,7 +56,7 @@ def tokens(args, server):
     texts = pieces(args.text.read_text())
     ours = []
     for text in texts:
-        status, answer = server.post("/tokenize", {"prompt": text, "add_special_tokens": False})
+        status, answer = server.send(server.url.removesuffix("/v1") + "/tokenize", {"prompt": text, "add_special_tokens": False})
         if status != 200:
             raise real.Failed(f"POST /tokenize: {status}: {answer}")
         ours.append(answer["tokens"])
