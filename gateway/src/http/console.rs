@@ -1,9 +1,9 @@
 //! `/console`: the page in `gateway/console/`, built into the binary. It runs its own scripts only, and talks to its own
 //! origin only, whatever a model or a worker makes it show.
 
+use super::parameters::Path;
 use crate::requests::error::ApiError;
 use axum::{
-    extract::Path,
     http::{HeaderName, Method, Uri, header},
     response::{IntoResponse, Redirect, Response},
 };
