@@ -19,7 +19,7 @@ mod role;
 use crate::{
     limits::Limits,
     sequence::Sequence,
-    speculation::{Drafter, Speculation, draft_model::DraftModel, rows::RowCost},
+    speculation::{Drafter, Speculation, draft_model::DraftModel, rows::RowCost, trial::Trials},
 };
 use std::{
     cmp::Reverse,
@@ -62,6 +62,7 @@ pub struct Scheduler {
     /// `None`: no model guesses.
     draft_model: Option<DraftModel>,
     row_cost: RowCost,
+    trials: Trials,
     /// Time that steps left over under the tightest limit, as long as it was too short for a block of a prompt; and how many those were.
     saved_ms: f64,
     steps_saved: u32,
@@ -91,6 +92,8 @@ struct Outcome {
     events: Vec<(LinkId, WorkerEvent)>,
     tokens: BTreeMap<LinkId, Vec<SequenceToken>>,
     finished: Vec<(JobId, Finish)>,
+    /// It verified guesses.
+    has_guesses: bool,
 }
 
 impl Scheduler {
@@ -109,6 +112,7 @@ impl Scheduler {
             speculation: None,
             draft_model: None,
             row_cost: RowCost::default(),
+            trials: Trials::default(),
             saved_ms: 0.0,
             steps_saved: 0,
             step: (StepWork::default(), Duration::ZERO),
@@ -366,6 +370,7 @@ impl Scheduler {
             }
             self.counters.tokens_generated += tokens.len() as u64;
             let accepted = tokens.len().saturating_sub(1);
+            outcome.has_guesses |= drafted > 0;
             count_places(&mut self.counters.tokens_drafted, drafted);
             count_places(&mut self.counters.tokens_accepted, accepted);
             state.provenance.drafted += drafted as u64;

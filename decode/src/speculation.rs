@@ -15,12 +15,14 @@
 //! - [`ngram`]: proposes what followed the last tokens before
 //! - [`draft_model`]: a small model that guesses; `places`: where it keeps keys and values; `confidence`: how far it is right
 //! - [`rows`]: how many drafted tokens a step has, and whose
+//! - `trial`: whether steps with them have brought more than steps without
 
 mod confidence;
 pub mod draft_model;
 pub mod ngram;
 mod places;
 pub mod rows;
+pub(crate) mod trial;
 
 use confidence::Confidence;
 use draft_model::DraftBounds;

@@ -1,6 +1,6 @@
 //! Which tokens of which sequences the next step verifies, and the draft model's rounds before it.
 
-use super::{LIVE, Scheduler};
+use super::{LIVE, Outcome, Scheduler};
 use crate::speculation::{
     draft_model::{Target, Wish},
     rows,
@@ -11,10 +11,6 @@ use tidemill_engine::{
     residency::JobKv,
 };
 use tidemill_proto::block::BLOCK_TOKENS;
-
-/// With room for fewer guesses of each sequence, the draft model makes none: its steps, and catching up, have not been worth that
-/// (docs/results/speculation.md), though by measured times they promise to be.
-const ROUND_TOKENS_MIN: usize = 3;
 
 impl Scheduler {
     /// The next step of the draft model. Empty: its round is over, and what it guessed is there for the next step.
@@ -40,7 +36,7 @@ impl Scheduler {
         let decoding = self.decoding();
         let rows = speculation.rows_max.min(self.limits.step_tokens).saturating_sub(decoding.len());
         let least = speculation.draft_tokens_min;
-        if least == 0 && rows < ROUND_TOKENS_MIN * decoding.len() {
+        if !self.may_guess(decoding.len()) {
             self.draft_model.iter_mut().for_each(|model| model.begin(&[], Target::default()));
             return;
         }
@@ -64,6 +60,18 @@ impl Scheduler {
         self.draft_model.as_ref().map_or(0.0, |model| model.round_ms())
     }
 
+    /// Whether the next step of this many sequences may have guesses.
+    fn may_guess(&self, sequences: usize) -> bool {
+        self.trials.may_guess(sequences) || self.speculation.is_some_and(|speculation| speculation.draft_tokens_min > 0)
+    }
+
+    /// Notes what a step of this many sequences that decode has brought, the draft model's time before it included.
+    pub(super) fn note_yield(&mut self, sequences: usize, outcome: &Outcome, took: Duration) {
+        let guessing_ms = self.guessing_ms();
+        let tokens: usize = outcome.tokens.values().map(Vec::len).sum();
+        self.trials.note(sequences, outcome.has_guesses || guessing_ms > 0.0, tokens, guessing_ms + took.as_secs_f64() * 1e3);
+    }
+
     pub(super) fn leave_draft_model(&mut self, id: JobId) {
         self.draft_model.iter_mut().for_each(|model| model.leave(id));
     }
@@ -84,7 +92,8 @@ impl Scheduler {
         let Some(speculation) = self.speculation else { return };
         let decoding = self.decoding();
         let chances = self.propose(&decoding);
-        let drafts = speculation.rows_max.min(self.limits.step_tokens).saturating_sub(decoding.len());
+        let rows_max = if self.may_guess(decoding.len()) { speculation.rows_max.min(self.limits.step_tokens) } else { 0 };
+        let drafts = rows_max.saturating_sub(decoding.len());
         let room = rows::Room { drafts, ms: limit_ms, least: speculation.draft_tokens_min };
         for (id, len) in decoding.iter().zip(rows::give_out(&chances, room, &self.row_cost).drafts) {
             let len = self.room_for_drafts(*id, len);

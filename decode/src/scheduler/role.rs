@@ -103,12 +103,16 @@ impl Role for Scheduler {
         assert_eq!(chunks.len(), results.len(), "one result per chunk");
         self.counters.steps += 1;
         let (work, planned) = self.step;
-        self.pace.observe(&work, now.saturating_sub(planned));
+        let took = now.saturating_sub(planned);
+        self.pace.observe(&work, took);
         if work.tokens == 0 {
-            self.row_cost.observe(work.rows, now.saturating_sub(planned));
+            self.row_cost.observe(work.rows, took);
         }
-        self.draft_model.iter_mut().for_each(|model| model.earn(now.saturating_sub(planned).as_secs_f64() * 1e3));
+        self.draft_model.iter_mut().for_each(|model| model.earn(took.as_secs_f64() * 1e3));
         let outcome = self.take_in(chunks, results, now);
+        if work.tokens == 0 {
+            self.note_yield(chunks.len(), &outcome, took);
+        }
         for chunk in &outcome.computed {
             self.shares.serve(&self.sequences[&chunk.job].job.urgency, chunk.len);
             self.advance(chunk);
