@@ -1,4 +1,4 @@
-//! Whole grammars over a real tokenizer: random walks through their masks, read by independent eyes.
+//! Whole grammars over a real tokenizer: random walks through their masks, checked by independent parsers.
 
 use serde_json::{Value, json};
 use std::path::Path;
@@ -170,7 +170,7 @@ fn a_matcher_rebuilt_from_its_tokens_goes_on_as_before() {
         let mut tokens = Vec::new();
         for _ in 0..40 {
             let mask = live.mask().unwrap();
-            // Elsewhere, where the grammar was never compiled.
+            // The sequence moves to a worker on which the grammar was never compiled.
             if tokens.len() % 8 == 0 {
                 let elsewhere = World::new().compiler.compile(&constraint.grammar).unwrap();
                 assert_eq!(Matcher::new(&elsewhere, &constraint, &tokens).unwrap().mask().unwrap(), mask);

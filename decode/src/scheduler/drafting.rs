@@ -1,4 +1,4 @@
-//! Which tokens of which sequences the next step verifies, and the draft model's rounds before it.
+//! The tokens of each sequence that the next step verifies, and the draft model's rounds before it.
 
 use super::{LIVE, Outcome, Scheduler};
 use crate::speculation::{
@@ -13,7 +13,7 @@ use tidemill_engine::{
 use tidemill_proto::block::BLOCK_TOKENS;
 
 impl Scheduler {
-    /// The next step of the draft model. Empty: its round is over, and what it guessed is there for the next step.
+    /// The next step of the draft model; empty if its round is over, and its guesses are ready for the next step.
     pub(super) fn next_guesses(&mut self, now: Duration) -> Vec<ScheduledChunk> {
         let Some(model) = &self.draft_model else { return Vec::new() };
         if !model.is_at_work() {
@@ -29,7 +29,7 @@ impl Scheduler {
         chunks
     }
 
-    /// Begins a round for the sequences whose next tokens the draft model is likelier to know than their proposers.
+    /// Begins a round for the sequences whose next tokens the draft model is likelier to guess right than their proposers.
     fn begin_guessing(&mut self) {
         let Some(speculation) = self.speculation else { return };
         let (most, longest) = (speculation.draft_tokens_max, self.limits.longest(self.residency.device_blocks()));
@@ -55,7 +55,7 @@ impl Scheduler {
         model.begin(&wishes, Target { cost, sequences, tokens, ms, limit_ms, rows, least });
     }
 
-    /// Time that the draft model took before the step that is planned.
+    /// The time that the draft model took before the planned step.
     pub(super) fn guessing_ms(&self) -> f64 {
         self.draft_model.as_ref().map_or(0.0, |model| model.round_ms())
     }
@@ -65,7 +65,7 @@ impl Scheduler {
         self.trials.may_guess(sequences) || self.speculation.is_some_and(|speculation| speculation.draft_tokens_min > 0)
     }
 
-    /// Notes what a step of this many sequences that decode has brought, the draft model's time before it included.
+    /// Notes the yield of a step of this many decoding sequences, including the draft model's time before it.
     pub(super) fn note_yield(&mut self, sequences: usize, outcome: &Outcome, took: Duration) {
         let guessing_ms = self.guessing_ms();
         let tokens: usize = outcome.tokens.values().map(Vec::len).sum();
@@ -80,14 +80,14 @@ impl Scheduler {
         self.admitted.iter().copied().filter(|id| self.sequences[id].is_decoding()).collect()
     }
 
-    /// Guesses of these sequences: how likely each is drawn if those before it are.
+    /// Proposes tokens for these sequences; returns the probability that each is drawn if those before it are.
     fn propose(&mut self, decoding: &[JobId]) -> Vec<Vec<f64>> {
         let most = self.speculation.map_or(0, |speculation| speculation.draft_tokens_max);
         let longest = self.limits.longest(self.residency.device_blocks());
         decoding.iter().map(|id| self.sequences.get_mut(id).expect(LIVE).propose(most, longest)).collect()
     }
 
-    /// Decides how many guessed tokens of the sequences that decode the next step verifies.
+    /// Decides how many guessed tokens of the decoding sequences the next step verifies.
     pub(super) fn draft(&mut self, limit_ms: f64) {
         let Some(speculation) = self.speculation else { return };
         let decoding = self.decoding();
@@ -101,7 +101,7 @@ impl Scheduler {
         }
     }
 
-    /// How many of `len` drafted tokens a sequence has blocks for, with more of them if they are no other's soon.
+    /// The number of `len` drafted tokens for which a sequence has blocks, including more blocks if no other sequence needs them soon.
     fn room_for_drafts(&mut self, id: JobId, len: usize) -> usize {
         let headroom = self.admitted.len();
         let kv = &mut self.sequences.get_mut(&id).expect(LIVE).kv;

@@ -1,20 +1,22 @@
-//! Whether steps with guesses bring more tokens in a second than steps without, by what both have brought.
+//! Whether steps with guesses yield more tokens per second than steps without, as measured on both.
 //!
-//! The rules of [`rows`](super::rows) and of the draft model estimate what a guess costs. Estimates can be wrong for as long as each step
-//! is like the one before, because nothing contradicts them then: rows beyond a kernel's tile cost more than those within it, and prompts
-//! that are caught up cost time that no row has. So both kinds of step are tried now and then, and the one that brought more is kept. The
-//! longer it has won, the rarer the trials, and the less they cost.
+//! The rules of [`rows`](super::rows) and of the draft model estimate the cost of a guess. Estimates can stay wrong as long as each step
+//! is like the one before, because nothing contradicts them then: rows beyond a kernel's tile cost more than those within it, and catching
+//! up with prompts costs time that belongs to no row. So both kinds of step are tried now and then, and the one that yielded more is kept.
+//! The longer it has won, the rarer the trials, and the less they cost.
 
-/// Steps are compared with others of as many sequences: one, two, up to 4, up to 8, and so on. The last class has all others.
+/// The number of classes of steps, which are compared with steps of their own class: one sequence, two, up to 4, up to 8, and so on. The
+/// last class has all others.
 const CLASSES: usize = 8;
-/// Share of a sum that the next step leaves of it: the last 30 steps or so count.
+/// The share of a sum that is kept at the next step: about the last 30 steps count.
 const KEPT: f64 = 0.97;
-/// Steps of a trial with guesses and of one without: the former vary, since some guesses are right.
+/// The steps of a trial with guesses and of one without. The former has more, because the yield of guesses varies.
 const TRIAL_STEPS: (u32, u32) = (8, 2);
-/// Steps between two trials, at first and at most: each that changes nothing doubles them.
+/// The fewest steps between two trials, as at first. Each trial that changes nothing doubles them.
 const WAIT_MIN: u32 = 8;
+/// The most steps between two trials.
 const WAIT_MAX: u32 = 512;
-/// The other kind of step must bring this many times as much to be taken.
+/// The factor by which the other kind of step must yield more to be preferred.
 const LEAD: f64 = 1.02;
 
 /// The trials of one worker.
@@ -26,9 +28,9 @@ pub(crate) struct Trials([Trial; CLASSES]);
 struct Trial {
     guessing: Yield,
     plain: Yield,
-    /// Steps with guesses have brought more, as far as is known.
+    /// Whether steps with guesses have yielded more, as far as is known.
     guesses_win: bool,
-    /// Steps of the trial under way.
+    /// The remaining steps of the trial in progress.
     trial_left: u32,
     /// Steps until the next trial.
     wait_left: u32,
@@ -54,7 +56,7 @@ impl Yield {
         *self = Self { tokens: KEPT * self.tokens + tokens as f64, ms: KEPT * self.ms + ms };
     }
 
-    /// Tokens per millisecond. `None`: there was no such step.
+    /// Tokens per millisecond; `None` without such a step.
     fn rate(&self) -> Option<f64> {
         (self.ms > 0.0).then(|| self.tokens / self.ms)
     }
@@ -67,7 +69,7 @@ impl Trials {
         trial.guesses_win != (trial.trial_left > 0)
     }
 
-    /// A step of this many sequences, with guesses or without, brought `tokens` in `ms`.
+    /// Notes that a step of this many sequences, with guesses or without, yielded `tokens` in `ms`.
     pub(crate) fn note(&mut self, sequences: usize, guessed: bool, tokens: usize, ms: f64) {
         self.0[class(sequences)].note(guessed, tokens, ms);
     }
@@ -86,13 +88,13 @@ impl Trial {
         }
         self.wait_left -= 1;
         if self.wait_left == 0 {
-            // What the other kind brought long ago tells nothing.
+            // An old yield of the other kind is no longer meaningful.
             let (guessing, plain) = TRIAL_STEPS;
             (self.trial_left, *self.other()) = (if self.guesses_win { plain } else { guessing }, Yield::default());
         }
     }
 
-    /// Steps of the kind that has brought less.
+    /// The yield of the kind that has yielded less.
     fn other(&mut self) -> &mut Yield {
         if self.guesses_win { &mut self.plain } else { &mut self.guessing }
     }
@@ -128,7 +130,7 @@ mod tests {
     #[test]
     fn guesses_that_cost_more_than_they_bring_are_hardly_made() {
         let mut trials = Trials::default();
-        // Twice the time for half as many tokens more.
+        // Twice the time for 1.5 times the tokens.
         let (ms, share) = run(&mut trials, 5000, 90.0, 180.0, 8);
         assert!(ms / (90.0 / 16.0) < 1.03 && share < 0.05, "{ms} {share}");
         assert!(trials.may_guess(1) && trials.may_guess(8), "others have their own trials");
