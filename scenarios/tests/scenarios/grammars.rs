@@ -1,6 +1,6 @@
 //! Schemas, expressions and grammars that cost much: each has an answer, within a budget, and the next request is served.
 
-use crate::support::{Cluster, Script, decode, fixture};
+use crate::support::{Cluster, Script, decode, fixture, program};
 use proptest::{
     prelude::*,
     test_runner::{Config, TestRunner},
@@ -27,7 +27,7 @@ const CPU_MAX: Duration = Duration::from_millis(CPU_S * 1000 + 250);
 fn helper() -> Handle {
     // The vocabulary and some room, as the fixtures' engines have it.
     let model = Model { tokenizer: fixture("llama3").join("tokenizer.json"), width: 512 };
-    Handle::start(env!("CARGO_BIN_EXE_tidemill-coordinator").into(), vec![model]).unwrap()
+    Handle::start(program(), vec![model]).unwrap()
 }
 
 fn schema(schema: &Value) -> Question {
@@ -136,7 +136,7 @@ fn what_the_compiler_does_not_bound_ends_at_the_limits_of_its_process() {
 #[test]
 fn a_request_has_one_second_for_all_that_it_asks() {
     let models = vec![Model { tokenizer: fixture("llama3").join("tokenizer.json"), width: 512 }];
-    let grammars = Grammars::start(env!("CARGO_BIN_EXE_tidemill-coordinator").into(), models).unwrap();
+    let grammars = Grammars::start(program(), models).unwrap();
     let endless = Grammar::JsonSchema(intersected(20).to_string().into());
     let plain = |n: usize| Grammar::Regex(format!("a{{{n}}}").into());
     let spent = Spent::default();

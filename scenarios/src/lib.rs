@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashMap,
+    env,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -30,27 +31,34 @@ use tidemill_proto::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-pub(crate) struct Cluster {
-    pub(crate) url: String,
+pub struct Cluster {
+    pub url: String,
     /// Of operators, if they have their own.
-    pub(crate) admin: Option<String>,
-    pub(crate) quic: SocketAddr,
+    pub admin: Option<String>,
+    pub quic: SocketAddr,
     pki: tempfile::TempDir,
     stop: Option<oneshot::Sender<()>>,
     served: tokio::task::JoinHandle<()>,
 }
 
-/// This process is a test, and not the program that judges grammars.
-pub(crate) fn checked(flags: Flags) -> Result<Settings, ConfigError> {
-    Ok(Settings { grammar_helper: env!("CARGO_BIN_EXE_tidemill-coordinator").into(), ..flags.check()? })
+/// The coordinator's program, which lies beside the tests: `make programs` builds it.
+pub fn program() -> PathBuf {
+    let test = env::current_exe().expect("a running program has a path");
+    let target = test.parent().and_then(Path::parent).expect("tests lie in `deps` of the target directory");
+    target.join("tidemill-coordinator")
 }
 
-pub(crate) fn fixture(family: &str) -> PathBuf {
+/// This process is a test, and not the program that judges grammars.
+pub fn checked(flags: Flags) -> Result<Settings, ConfigError> {
+    Ok(Settings { grammar_helper: program(), ..flags.check()? })
+}
+
+pub fn fixture(family: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(family)
 }
 
 impl Cluster {
-    pub(crate) async fn start(change: impl FnOnce(&mut Flags)) -> Self {
+    pub async fn start(change: impl FnOnce(&mut Flags)) -> Self {
         let pki = tempfile::tempdir().unwrap();
         identity::create(pki.path()).unwrap();
         let any = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
@@ -79,69 +87,69 @@ impl Cluster {
     }
 
     /// Joins the cluster and waits until the coordinator knows.
-    pub(crate) async fn join(&self, name: &str, role: RoleInfo, script: Script) -> Worker {
+    pub async fn join(&self, name: &str, role: RoleInfo, script: Script) -> Worker {
         Worker::join(self.pki.path(), self.quic, name, role, script).await
     }
 
-    pub(crate) async fn get(&self, path: &str) -> reqwest::Response {
+    pub async fn get(&self, path: &str) -> reqwest::Response {
         reqwest::get(format!("{}{path}", self.url)).await.unwrap()
     }
-    pub(crate) async fn post(&self, path: &str, body: serde_json::Value) -> reqwest::Response {
+    pub async fn post(&self, path: &str, body: serde_json::Value) -> reqwest::Response {
         reqwest::Client::new().post(format!("{}{path}", self.url)).json(&body).send().await.unwrap()
     }
 
     /// Status and JSON.
-    pub(crate) async fn ask(&self, path: &str, body: serde_json::Value) -> (u16, serde_json::Value) {
+    pub async fn ask(&self, path: &str, body: serde_json::Value) -> (u16, serde_json::Value) {
         let response = self.post(path, body).await;
         (response.status().as_u16(), response.json().await.unwrap())
     }
 
     /// Dies as a killed process does: connections break without a word.
-    pub(crate) async fn kill(self) {
+    pub async fn kill(self) {
         self.served.abort();
         let _ = self.served.await;
     }
 
-    pub(crate) async fn stop(mut self) {
+    pub async fn stop(mut self) {
         let _ = self.stop.take().unwrap().send(());
         tokio::time::timeout(Duration::from_secs(10), self.served).await.expect("ends within the drain time").unwrap();
     }
 }
 
-pub(crate) type ReplyTo = Arc<dyn Fn(&[Token]) -> Vec<Token> + Send + Sync>;
+pub type ReplyTo = Arc<dyn Fn(&[Token]) -> Vec<Token> + Send + Sync>;
 
 /// What a scripted worker does with its jobs.
 #[derive(Clone)]
-pub(crate) struct Script {
+pub struct Script {
     /// What it generates, whatever the prompt.
-    pub(crate) reply: Vec<Token>,
+    pub reply: Vec<Token>,
     /// What it generates instead, by the prompt.
-    pub(crate) reply_to: Option<ReplyTo>,
+    pub reply_to: Option<ReplyTo>,
     /// Tokens after which a decode worker falls silent (but stays connected).
-    pub(crate) stall_after: usize,
-    pub(crate) prefill: PrefillOutcome,
+    pub stall_after: usize,
+    pub prefill: PrefillOutcome,
 }
 
 impl Script {
-    pub(crate) fn reply(reply: &[Token]) -> Self {
+    pub fn reply(reply: &[Token]) -> Self {
         let prefill = PrefillOutcome::Done { cached_tokens: 0, computed_tokens: 16, queue_ms: 1.0, compute_ms: 2.0 };
         Self { reply: reply.to_vec(), reply_to: None, stall_after: usize::MAX, prefill }
     }
 }
 
 /// A handle on a scripted worker.
-pub(crate) struct Worker {
+pub struct Worker {
     /// Everything the coordinator told it.
-    pub(crate) messages: mpsc::UnboundedReceiver<ToWorker>,
+    pub messages: mpsc::UnboundedReceiver<ToWorker>,
     /// What it says besides its script.
-    pub(crate) say: mpsc::UnboundedSender<WorkerEvent>,
+    pub say: mpsc::UnboundedSender<WorkerEvent>,
     task: tokio::task::JoinHandle<()>,
     endpoint: Endpoint,
 }
 
 impl Worker {
     /// Joins the cluster of the coordinator at `quic`, and waits until that knows.
-    pub(crate) async fn join(pki: &Path, quic: SocketAddr, name: &str, role: RoleInfo, script: Script) -> Self {
+    pub async fn join(pki: &Path, quic: SocketAddr, name: &str, role: RoleInfo, script: Script) -> Self {
         let endpoint = Endpoint::bind(([127, 0, 0, 1], 0).into(), &Identity::load(pki).unwrap()).unwrap();
         let register = Register { name: name.into(), host: Host("here".into()), pid: std::process::id(), model: None, role };
         let report = Arc::new(Report::default);
@@ -169,13 +177,13 @@ impl Worker {
     }
 
     /// Dies as a killed process does: its link breaks without a word.
-    pub(crate) async fn kill(self) {
+    pub async fn kill(self) {
         self.task.abort();
         self.endpoint.close().await;
     }
 
     /// The next message that `pick` wants; others are passed over.
-    pub(crate) async fn expect<T>(&mut self, pick: impl Fn(ToWorker) -> Option<T>) -> T {
+    pub async fn expect<T>(&mut self, pick: impl Fn(ToWorker) -> Option<T>) -> T {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
             let message = tokio::time::timeout_at(deadline.into(), self.messages.recv()).await;
@@ -186,7 +194,7 @@ impl Worker {
         }
     }
 
-    pub(crate) async fn decode_job(&mut self) -> DecodeJob {
+    pub async fn decode_job(&mut self) -> DecodeJob {
         self.expect(|message| if let ToWorker::Decode(job) = message { Some(job) } else { None }).await
     }
 }
@@ -282,12 +290,12 @@ fn logprob(token: Token, n: u32) -> TokenLogprob {
     TokenLogprob { logprob: -0.5, top: (0..n).map(|i| (token + i, -0.5 - i as f32)).collect() }
 }
 
-pub(crate) fn engine() -> EngineInfo {
+pub fn engine() -> EngineInfo {
     engine_of(&fixture("llama3"))
 }
 
 /// With the model that this directory holds.
-pub(crate) fn engine_of(dir: &Path) -> EngineInfo {
+pub fn engine_of(dir: &Path) -> EngineInfo {
     EngineInfo {
         model: TextModel::load(dir).unwrap().config.identity,
         layout: LayoutFingerprint([7; 16]),
@@ -299,14 +307,14 @@ pub(crate) fn engine_of(dir: &Path) -> EngineInfo {
     }
 }
 
-pub(crate) fn decode() -> RoleInfo {
+pub fn decode() -> RoleInfo {
     RoleInfo::Decode(engine())
 }
 
-pub(crate) fn prefill() -> RoleInfo {
+pub fn prefill() -> RoleInfo {
     RoleInfo::Prefill(engine())
 }
 
-pub(crate) fn pool() -> RoleInfo {
+pub fn pool() -> RoleInfo {
     RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 9).into() }
 }

@@ -18,6 +18,7 @@ mod responses;
 mod rollouts;
 mod routes;
 mod shares;
-mod support;
 mod tenants;
 mod tools;
+
+use tidemill_scenarios as support;

@@ -1,6 +1,6 @@
 //! Batches whose coordinator dies: real processes, killed.
 
-use crate::support::{Script, Worker, decode, fixture};
+use crate::support::{Script, Worker, decode, fixture, program};
 use serde_json::{Value, json};
 use std::{
     io::{BufRead, BufReader},
@@ -23,7 +23,7 @@ struct Process {
 
 impl Process {
     fn start(pki: &Path, data: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tidemill-coordinator"))
+        let mut child = Command::new(program())
             .args(["--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--served-model-name", "tiny", "--log", "warn", "--model"])
             .arg(fixture("llama3"))
             .args(["--pki".as_ref(), pki.as_os_str(), "--data".as_ref(), data.as_os_str()])
