@@ -10,7 +10,7 @@ pub const BLOCK_TOKENS: usize = 16;
 /// A token's id in the model's vocabulary.
 pub type Token = u32;
 
-/// How K and V numbers are stored.
+/// The number format of K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvDtype {

@@ -346,7 +346,7 @@ pub struct DecodeJob {
     pub sequence: SequenceId,
     /// The prompt, and for a rescued sequence also the tokens generated before.
     pub tokens: Tokens,
-    /// How many of `tokens` are the prompt; the rest were generated before.
+    /// The number of `tokens` that belong to the prompt; the rest were generated before.
     pub prompt_tokens: u32,
     pub salt: Vec<u8>,
     /// The leading blocks that exist and are to be fetched.

@@ -277,7 +277,8 @@ pub struct RailOpened {
     pub write_key: u32,
 }
 
-/// How a process on the same host maps the node's arena: through `/proc/<pid>/fd/<fd>`, with `nonce` in the first page as proof.
+/// The way in which a process on the same host maps the node's arena: through `/proc/<pid>/fd/<fd>`, with `nonce` in the first page as
+/// proof.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ArenaInfo {
     pub pid: u32,

@@ -1,5 +1,5 @@
-//! How a client's tokens are drawn. The gateway resolves the settings (defaults, ranges), and they reach the decode worker unchanged, so
-//! that a rescued sequence draws exactly as it would have without the failure.
+//! The settings by which a client's tokens are drawn. The gateway resolves them (defaults, ranges), and they reach the decode worker
+//! unchanged, so that a rescued sequence draws exactly as it would have without the failure.
 
 use crate::block::Token;
 use serde::{Deserialize, Serialize};
