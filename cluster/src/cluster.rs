@@ -92,7 +92,7 @@ pub enum Warning {
     )]
     Unhealthy { worker: Epoch, name: String },
     #[error(
-        "{workers} decode workers answer probes, but no majority agrees: at least one computes wrongly, and it is unknown which. Restart them"
+        "{workers} decode workers answer probes, and no majority of them alike: one is at fault, and it is unknown which. Restart them"
     )]
     NoMajority { workers: usize },
 }
