@@ -1,5 +1,5 @@
-//! A real coordinator in this process (HTTP and QUIC on port 0) and scripted workers: peers that speak the real protocol
-//! and say what a test tells them to.
+//! A real coordinator in this process (HTTP and QUIC on port 0) and scripted workers: peers that speak the real protocol and send the
+//! messages that a test specifies.
 
 use std::{
     collections::HashMap,
@@ -32,7 +32,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub(crate) struct Cluster {
     pub(crate) url: String,
-    /// Of operators, if they have their own.
+    /// The operators' port, if it is separate.
     pub(crate) admin: Option<String>,
     pub(crate) quic: SocketAddr,
     pki: tempfile::TempDir,
@@ -40,7 +40,7 @@ pub(crate) struct Cluster {
     served: tokio::task::JoinHandle<()>,
 }
 
-/// This process is a test, and not the program that judges grammars.
+/// Checks flags for this process, which is a test and not the program that compiles grammars.
 pub(crate) fn checked(flags: Flags) -> Result<Settings, ConfigError> {
     Ok(Settings { grammar_helper: env!("CARGO_BIN_EXE_tidemill-coordinator").into(), ..flags.check()? })
 }
@@ -78,7 +78,7 @@ impl Cluster {
         Self { url, admin, quic, pki, stop: Some(stop), served }
     }
 
-    /// Joins the cluster and waits until the coordinator knows.
+    /// Joins the cluster and waits until the coordinator has registered the worker.
     pub(crate) async fn join(&self, name: &str, role: RoleInfo, script: Script) -> Worker {
         Worker::join(self.pki.path(), self.quic, name, role, script).await
     }
@@ -90,13 +90,13 @@ impl Cluster {
         reqwest::Client::new().post(format!("{}{path}", self.url)).json(&body).send().await.unwrap()
     }
 
-    /// Status and JSON.
+    /// Posts a body; returns the status and the JSON.
     pub(crate) async fn ask(&self, path: &str, body: serde_json::Value) -> (u16, serde_json::Value) {
         let response = self.post(path, body).await;
         (response.status().as_u16(), response.json().await.unwrap())
     }
 
-    /// Dies as a killed process does: connections break without a word.
+    /// Dies as a killed process does: connections break without a farewell.
     pub(crate) async fn kill(self) {
         self.served.abort();
         let _ = self.served.await;
@@ -110,12 +110,12 @@ impl Cluster {
 
 pub(crate) type ReplyTo = Arc<dyn Fn(&[Token]) -> Vec<Token> + Send + Sync>;
 
-/// What a scripted worker does with its jobs.
+/// The behaviour of a scripted worker.
 #[derive(Clone)]
 pub(crate) struct Script {
-    /// What it generates, whatever the prompt.
+    /// The tokens to generate, for any prompt.
     pub(crate) reply: Vec<Token>,
-    /// What it generates instead, by the prompt.
+    /// The tokens to generate instead, by the prompt.
     pub(crate) reply_to: Option<ReplyTo>,
     /// Tokens after which a decode worker falls silent (but stays connected).
     pub(crate) stall_after: usize,
@@ -131,16 +131,16 @@ impl Script {
 
 /// A handle on a scripted worker.
 pub(crate) struct Worker {
-    /// Everything the coordinator told it.
+    /// All messages from the coordinator.
     pub(crate) messages: mpsc::UnboundedReceiver<ToWorker>,
-    /// What it says besides its script.
+    /// Events to send besides those of the script.
     pub(crate) say: mpsc::UnboundedSender<WorkerEvent>,
     task: tokio::task::JoinHandle<()>,
     endpoint: Endpoint,
 }
 
 impl Worker {
-    /// Joins the cluster of the coordinator at `quic`, and waits until that knows.
+    /// Joins the cluster of the coordinator at `quic`, and waits until it is registered there.
     pub(crate) async fn join(pki: &Path, quic: SocketAddr, name: &str, role: RoleInfo, script: Script) -> Self {
         let endpoint = Endpoint::bind(([127, 0, 0, 1], 0).into(), &Identity::load(pki).unwrap()).unwrap();
         let register = Register { name: name.into(), host: Host("here".into()), pid: std::process::id(), model: None, role };
@@ -168,13 +168,13 @@ impl Worker {
         Worker { messages, say, task, endpoint }
     }
 
-    /// Dies as a killed process does: its link breaks without a word.
+    /// Dies as a killed process does: its link breaks without a farewell.
     pub(crate) async fn kill(self) {
         self.task.abort();
         self.endpoint.close().await;
     }
 
-    /// The next message that `pick` wants; others are passed over.
+    /// The next message that `pick` accepts; others are skipped.
     pub(crate) async fn expect<T>(&mut self, pick: impl Fn(ToWorker) -> Option<T>) -> T {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -191,13 +191,13 @@ impl Worker {
     }
 }
 
-/// Scripted workers have one coordinator, and link up once.
+/// Scripted workers have one coordinator, and connect once.
 const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
 
 struct Peer {
     uplink: Uplink,
     script: Script,
-    /// With what is to be generated.
+    /// The running jobs, with the tokens to generate.
     running: HashMap<SequenceId, (DecodeJob, Vec<Token>)>,
     seen: mpsc::UnboundedSender<ToWorker>,
 }
@@ -243,7 +243,7 @@ impl Peer {
         let _ = self.seen.send(message);
     }
 
-    /// One token for every sequence.
+    /// Generates one token for every sequence.
     fn step(&mut self) {
         let mut ended = Vec::new();
         let mut tokens = Vec::new();
@@ -286,7 +286,7 @@ pub(crate) fn engine() -> EngineInfo {
     engine_of(&fixture("llama3"))
 }
 
-/// With the model that this directory holds.
+/// An engine with the model in this directory.
 pub(crate) fn engine_of(dir: &Path) -> EngineInfo {
     EngineInfo {
         model: TextModel::load(dir).unwrap().config.identity,
