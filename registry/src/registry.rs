@@ -237,7 +237,7 @@ impl Thread {
                 Action::Changed => self.changed = true,
                 Action::Warn(warning) => tracing::warn!("{warning}"),
                 Action::Halted(reason) => {
-                    tracing::error!(reason, "the registry of this coordinator stops; requests go on with what it knows");
+                    tracing::error!(reason, "the registry of this coordinator stops; requests continue with its last state");
                     self.answers.clear();
                 }
             }

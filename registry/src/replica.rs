@@ -81,7 +81,7 @@ pub enum Action {
 pub struct Ticket(pub u64);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("no majority of the coordinators confirmed it in time; it may still come about")]
+#[error("no majority of the coordinators confirmed it in time; it may still take effect")]
 pub struct Unconfirmed;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -70,7 +70,7 @@ pub enum Refused {
     Unknown,
     #[error("there was an appeal against this already")]
     Appealed,
-    #[error("nobody has appealed against this, or it was decided already")]
+    #[error("there is no appeal against this, or it was decided already")]
     NotOpen,
 }
 

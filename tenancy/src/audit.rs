@@ -98,15 +98,15 @@ pub enum Broken {
     NotOurs(#[from] NotOurs),
     #[error("record {0} was changed: its bytes do not have their checksum, or are no record")]
     Damaged(u64),
-    #[error("record {0} was changed: record {next} is chained to another one", next = .0 + 1)]
+    #[error("record {0} was changed: record {next} is chained to different contents", next = .0 + 1)]
     Changed(u64),
     #[error("records {from} to {to} are not where they belong: they were removed or moved")]
     Removed { from: u64, to: u64 },
     #[error("record {found} follows record {after}: records were moved or inserted")]
     Moved { after: u64, found: u64 },
-    #[error("the log begins with record {0}, and nothing in it says that those before were retired")]
+    #[error("the log starts with record {0}, and does not say that the records before it were retired")]
     NoBeginning(u64),
-    #[error("no record has the digest {0}: the end of the log is missing, or this is another log")]
+    #[error("no record has the digest {0}: the end of the log is missing, or this is a different log")]
     HeadMissing(String),
 }
 

@@ -35,7 +35,7 @@ pub enum KeepError {
     Record(#[from] serde_json::Error),
     #[error("{path} was written by another version (schema {found}, not {expected}): use that version, or another file")]
     Version { path: std::path::PathBuf, found: i64, expected: i64 },
-    #[error("the coordinators did not agree on a change of tenants or keys, which may still come about: {0}")]
+    #[error("the coordinators did not agree on a change of tenants or keys, which may still take effect: {0}")]
     NotNow(String),
     #[error("the coordinators refused a change of tenants or keys: {0}")]
     Refused(String),

@@ -37,7 +37,7 @@ pub struct Target {
 pub enum TargetError {
     #[error("`{0}` is not a URL with a host, such as https://id.example/jwks.json")]
     Url(String),
-    #[error("`{0}` is not encrypted, and whoever is between could change what it says: use https (http is for this machine only)")]
+    #[error("`{0}` is not encrypted, and its answers could be changed on the way: use https (http is for this machine only)")]
     Plain(String),
     #[error("cannot read {path}: {source}")]
     Ca { path: PathBuf, source: io::Error },

@@ -118,7 +118,7 @@ impl Flags {
         };
         let http = self.http.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8000)));
         if let Some(admin) = self.admin.filter(|admin| !admin.ip().is_loopback() && self.admin_public != Some(true)) {
-            let reason = "others can reach this address, and whoever reaches it can make keys: use 127.0.0.1, or say admin_public";
+            let reason = "others can reach this address and could make keys: use 127.0.0.1, or say admin_public";
             return Err(invalid("admin", admin, reason));
         }
         let name = self.name.unwrap_or_else(|| "coordinator-0".into());

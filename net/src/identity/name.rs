@@ -65,7 +65,7 @@ impl FromStr for PeerRole {
     fn from_str(text: &str) -> Result<Self, String> {
         let names = || Self::ALL.map(|(_, name)| name).join(", ");
         let found = Self::ALL.iter().find(|(_, name)| *name == text);
-        found.map(|(role, _)| *role).ok_or_else(|| format!("`{text}` is no role: roles are {}", names()))
+        found.map(|(role, _)| *role).ok_or_else(|| format!("`{text}` is not a role: roles are {}", names()))
     }
 }
 
@@ -78,7 +78,7 @@ impl fmt::Display for CertName {
 impl CertName {
     /// Reads the name from a certificate. The error says what is wrong with it.
     pub fn of(der: &CertificateDer<'_>) -> Result<Self, String> {
-        let cert = webpki::EndEntityCert::try_from(der).map_err(|error| format!("it is no certificate: {error}"))?;
+        let cert = webpki::EndEntityCert::try_from(der).map_err(|error| format!("it is not a certificate: {error}"))?;
         let serial = cert.serial().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut names = cert.valid_uri_names().filter_map(|uri| uri.strip_prefix(SCHEME));
         match (names.next(), names.next()) {
@@ -103,7 +103,7 @@ pub fn parse(text: &str) -> Result<(PeerRole, String), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     // A name is also part of a path.
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(plain) || name.starts_with('.') {
-        return Err(format!("`{name}` is no name: 1 to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, not a `.` first"));
+        return Err(format!("`{name}` is not a name: 1 to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, not a `.` first"));
     }
     Ok((role.parse()?, name.to_owned()))
 }

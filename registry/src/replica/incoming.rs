@@ -16,13 +16,13 @@ const NUMBER_MAX: u64 = 1 << 62;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMessage {
-    #[error("it is no message of a registry: {0}")]
+    #[error("it is not a message of a registry: {0}")]
     Frame(#[from] FrameError),
-    #[error("it is no message of raft: {0}")]
+    #[error("it is not a message of raft: {0}")]
     Raft(String),
     #[error("it belongs to another group: that coordinator's registry was founded apart from this one")]
     OtherGroup,
-    #[error("it speaks for another replica")]
+    #[error("it is not for this replica, or not from the replica that it names")]
     Impostor,
     #[error("it contradicts this replica's log ({0}): one of the two has lost entries, and should begin with an empty registry file")]
     Contradiction(&'static str),
