@@ -36,18 +36,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Strategy {
-    /// All is given; what does not fit is an error.
+    /// All turns are given; a history that does not fit is an error.
     #[default]
     None,
     /// The newest turns are given, as many as fit.
     Slide,
-    /// Once they do not fit any more: half of what would.
+    /// Once the turns do not fit any more, half of what would fit is given.
     Steps,
     /// Like [`Steps`](Self::Steps), with a summary in place of the turns that are left out.
     Summary,
 }
 
-/// Returns how many of the oldest turns are left out. `turns`: the tokens of each, the oldest first. The last one always stays.
+/// Returns the number of oldest turns that are left out. `turns` are the tokens of each, the oldest first. The last one always stays.
 pub fn left_out(strategy: Strategy, limits: Limits, turns: &[u64]) -> usize {
     match strategy {
         Strategy::None => 0,
