@@ -88,7 +88,7 @@ impl Safety {
         Guarded { guard: Arc::clone(&self.guard), thresholds: tightened(self.output, stricter), asks }
     }
 
-    /// The moderator of answers; `None`: answers are not moderated.
+    /// The moderator of answers, if answers are moderated.
     pub fn moderator_of_answers(&self) -> Option<&Arc<Moderator>> {
         self.moderator.as_ref().filter(|moderator| moderator.reads_answers())
     }

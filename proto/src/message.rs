@@ -109,7 +109,7 @@ pub enum ModelKind {
 }
 
 impl ModelKind {
-    /// Derives the kind from a Hugging Face architecture: encoders end in `Model` or `ForMaskedLM`, decoders in another word.
+    /// Derives the kind from a Hugging Face architecture: encoders end in `Model` or `ForMaskedLM`, decoders in other words.
     pub fn of_architecture(name: &str) -> Self {
         if name.ends_with("LMHeadModel") {
             Self::Decoder
@@ -471,7 +471,7 @@ pub enum PrefillOutcome {
 pub enum PoolEvent {
     /// The node holds a block that it did not hold before.
     Stored { key: BlockKey, tier: Tier },
-    /// The node holds the block in another tier than before.
+    /// The node holds the block in a different tier than before.
     Moved { key: BlockKey, tier: Tier },
     /// The node no longer holds the block in any tier.
     Evicted(BlockKey),

@@ -39,7 +39,7 @@ impl Numbers {
     }
 }
 
-/// What survives a crash.
+/// The state that survives a crash.
 #[derive(Default)]
 struct Disk {
     id: u64,

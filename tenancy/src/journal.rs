@@ -199,7 +199,7 @@ struct Writer<E> {
     /// The size of all whole records, where the next one starts.
     size: u64,
     settings: Settings,
-    /// When this process started the segment, if it did.
+    /// The time at which this process started the segment; `None` if an earlier one did.
     begun: Option<Instant>,
     /// The time of the first write since the last sync.
     dirty: Option<Instant>,

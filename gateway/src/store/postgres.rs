@@ -39,8 +39,8 @@ const SCHEMA_LOCK: i64 = 0x7469_6465_6d69_6c6c;
 const SCHEMA_VERSION: i32 = 3;
 
 /// The tables, as in SQLite: a history is a list of items' numbers, and `uses` counts the places that name an item, apart from the bodies.
-/// `stored` has the bytes of all bodies, and `shares` those of each tenant, in rows enough that transactions seldom wait for one another
-/// there.
+/// `stored` has the size of all bodies, and `shares` that of each tenant, spread over enough rows that transactions seldom wait for one
+/// another there.
 const SCHEMA: &str = "
     CREATE SCHEMA IF NOT EXISTS tidemill;
     CREATE TABLE tidemill.version (version INTEGER NOT NULL);

@@ -456,7 +456,7 @@ fn tense_and_person(words: &[Word]) -> Vec<String> {
     found
 }
 
-/// Returns whether a question asks how something is done, or what something is, if it says so.
+/// Returns the form of a question: how something is done, or what something is, if it has one of these.
 fn form(words: &[Word]) -> Option<&'static str> {
     let has = |these: &[&str]| words.iter().any(|word| these.contains(&word.text.as_str()));
     let does =

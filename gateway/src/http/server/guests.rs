@@ -16,7 +16,7 @@ pub(super) const HEAD_MAX: Duration = Duration::from_secs(10);
 /// The time that a connection may be idle between two requests.
 pub(super) const IDLE_MAX: Duration = Duration::from_secs(75);
 
-/// What a connection waits for.
+/// The event that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The rest of a request's head. A new connection starts here.
