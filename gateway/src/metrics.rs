@@ -253,7 +253,7 @@ pub fn count_share_refusal(resource: &'static str, refused: Refused) {
     counter!("tidemill_share_refusals_total", "resource" => resource, "share" => refused.name()).increment(1);
 }
 
-/// Counts a connection that was closed because its client was idle or gave way.
+/// Counts a connection that was closed because its client was slow or idle, or gave way to a new one.
 pub fn count_closed(reason: &'static str) {
     counter!("tidemill_connections_closed_total", "reason" => reason).increment(1);
 }

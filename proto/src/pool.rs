@@ -97,7 +97,7 @@ impl Direction {
     }
 }
 
-/// The way a client reads and writes block bytes.
+/// The way in which a client gets block bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Via {
     Slots,

@@ -121,7 +121,7 @@ impl Blocks {
                 if !visit(&self.entries[number]) {
                     return;
                 }
-                // An evicted chain frees its entries from its end on, so a later chain may occupy them in reverse order.
+                // Freed entries are reused last first, so a chain in reused entries may lie in descending order.
                 stride = last.map_or(1, |last| if number < last { -1 } else { 1 });
                 (known, last) = (known + 1, Some(number));
             }

@@ -1,5 +1,5 @@
-//! Turns that are left out in large steps. A step is decided before it is taken: when more than three quarters are full, all but the last
-//! quarter of the turns are chosen to go; then the rest is filled, and half of it stays at the step.
+//! Turns that are left out in large steps. A step is decided before it is taken: when more than three quarters are full, so many of the
+//! oldest turns are marked that one quarter remains. Then the rest is filled, and the marked turns go at the step, which leaves half.
 //!
 //! ```text
 //!   turn   given        (eight fit)

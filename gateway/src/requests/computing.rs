@@ -95,8 +95,8 @@ impl Shared {
 }
 
 impl Computing {
-    /// Starts one thread per core and one more, of which no party can use all. The threads enter the runtime in which this is called, if
-    /// any.
+    /// Starts one thread per core and one more, since no party may occupy every thread. The threads enter the runtime in which this is
+    /// called, if any.
     pub fn start() -> Self {
         let threads = thread::available_parallelism().map_or(1, NonZero::get) + 1;
         let state = State { line: Line::new(threads), idle: 0, over: false };

@@ -51,7 +51,7 @@ pub struct Marks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edges {
     Guarded,
-    /// No seams at the edges: the template compares the content by its first character.
+    /// No seams at the edges: the content is a name by which fields are sorted, so its first character must stay.
     Left,
 }
 
