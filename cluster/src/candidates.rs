@@ -32,7 +32,7 @@ pub(crate) struct Books<'a> {
 pub(crate) struct Candidates<'a> {
     pub(crate) prefill: Vec<PrefillCandidate<'a>>,
     pub(crate) decode: Vec<DecodeCandidate<'a>>,
-    /// In the order of their epochs.
+    /// Pool nodes, in order of epochs.
     pub(crate) pools: Vec<PoolCandidate<'a>>,
 }
 

@@ -45,7 +45,7 @@ use tidemill_proto::{ids::Epoch, message::Host};
 pub struct Snapshot<'a> {
     pub prefill: Vec<PrefillCandidate<'a>>,
     pub decode: Vec<DecodeCandidate<'a>>,
-    /// In the order of their epochs.
+    /// Pool nodes, in order of epochs.
     pub pools: Vec<PoolCandidate<'a>>,
     /// The holders of the sequence's leading blocks.
     pub blocks: &'a Leading,

@@ -33,7 +33,7 @@ pub(crate) struct Shortlist {
     decode: BTreeSet<(u64, Epoch)>,
     idle_prefill: BTreeSet<(u64, Epoch)>,
     busy_prefill: BTreeSet<(u64, Epoch)>,
-    /// In the order of their epochs.
+    /// Pool nodes, in order of epochs.
     pools: Vec<Epoch>,
     standings: HashMap<Epoch, Standing>,
     hosts: HashMap<Host, BTreeSet<Epoch>>,

@@ -100,7 +100,7 @@ fn finished(sequence: SequenceId, reason: Finish) -> WorkerEvent {
     WorkerEvent::Finished { sequence, reason, provenance: Provenance::default() }
 }
 
-/// With memory for 128 tokens, an eighth of [`engine`]'s.
+/// An engine with memory for 128 tokens, an eighth of [`engine`]'s.
 fn small_engine() -> EngineInfo {
     EngineInfo { device_blocks: 8, ..engine(1) }
 }
@@ -658,13 +658,13 @@ struct World {
     cluster: Cluster,
     now: Duration,
     workers: Vec<(Epoch, u8)>,
-    /// For each decode worker that ever existed.
+    /// The device blocks of each decode worker that ever existed.
     device_blocks: HashMap<Epoch, u32>,
     /// The sequences that decode workers run, late cancellations included.
     running: Vec<(Epoch, DecodeJob)>,
     jobs: Vec<(Epoch, RequestId)>,
     events: HashMap<Epoch, u64>,
-    /// By request and choice; a cancelled choice is `None`.
+    /// The events of each choice, by request; a cancelled choice is `None`.
     clients: BTreeMap<RequestId, Vec<Option<Heard>>>,
 }
 

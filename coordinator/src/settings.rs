@@ -338,7 +338,7 @@ pub struct Settings {
     pub pki: PathBuf,
     /// The other coordinators.
     pub peers: BTreeMap<String, SocketAddr>,
-    /// At least one; names are unique.
+    /// The served models: at least one, with distinct names.
     pub models: Vec<ModelSettings>,
     /// Aliases, each with its model.
     pub aliases: BTreeMap<String, String>,

@@ -26,9 +26,9 @@ use tokio::{
 #[derive(Clone, Debug)]
 pub struct Hub {
     pub cache: PathBuf,
-    /// For example `https://huggingface.co`.
+    /// The hub's address, for example `https://huggingface.co`.
     pub endpoint: Option<String>,
-    /// For private and gated models; sent only to the endpoint.
+    /// The access token for private and gated models; sent only to the endpoint.
     pub token: Option<String>,
     /// The longest wait for the next byte.
     pub stall: Duration,

@@ -325,7 +325,7 @@ pub struct Peer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrefillJob {
     pub request: RequestId,
-    /// At least `blocks * 16` tokens.
+    /// The prompt's tokens: at least `blocks * 16`.
     pub tokens: Tokens,
     pub blocks: u32,
     /// The tenant's cache salt.

@@ -13,7 +13,7 @@ pub struct Found {
     pub boot: u64,
     pub hard_state: Option<Vec<u8>>,
     pub snapshot: Option<Vec<u8>>,
-    /// In order, without gaps.
+    /// The entries, in order and without gaps.
     pub entries: Vec<Vec<u8>>,
 }
 

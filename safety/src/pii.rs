@@ -21,7 +21,7 @@ pub enum Kind {
     Phone,
     /// Payment cards: a network's prefix and length, and Luhn's digit.
     Card,
-    /// With the length of its country, and a checksum modulo 97.
+    /// IBANs, with the length of their country and a checksum modulo 97.
     Iban,
     /// US social security numbers.
     Ssn,

@@ -67,7 +67,7 @@ impl PartialEq for Digest {
 
 impl Eq for Digest {}
 
-/// Not shown either: a reader of logs should not get a value to compare guesses with.
+/// The digest is not shown either: a reader of logs should not get a value to compare guesses with.
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Digest(…)")

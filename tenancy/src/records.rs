@@ -17,7 +17,7 @@ pub struct Tenant {
     /// Whether it has opted in to answers of similar questions.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub semantic_cache: bool,
-    /// In Unix seconds, as all times here.
+    /// The time of creation, in Unix seconds, as all times here.
     pub created: u64,
 }
 

@@ -81,7 +81,7 @@ impl Leading {
     }
 }
 
-/// Takes the holders of one block per item.
+/// Collects the holders of one block per item.
 impl<H: IntoIterator<Item = Holder>> FromIterator<H> for Leading {
     fn from_iter<I: IntoIterator<Item = H>>(blocks: I) -> Self {
         let mut leading = Self::default();

@@ -89,7 +89,7 @@ impl Batches {
     }
 }
 
-/// One batch.
+/// Runs one batch.
 struct Runner {
     batches: Arc<Batches>,
     ways: Ways,
