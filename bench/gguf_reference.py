@@ -50,27 +50,34 @@ def differing(ours, theirs):
     return [number for number, (left, right) in enumerate(zip(ours, theirs, strict=True)) if left != right]
 
 
+def compare(ours, theirs, name):
+    """Counts the pieces with other tokens, and shows where the first few begin to differ."""
+    differ = differing(ours, theirs)
+    print(f"| tokens | pieces that differ from {name}'s | {len(differ)} of {len(ours)} |", flush=True)
+    for number in differ[:5]:
+        pairs = zip(ours[number], theirs[number])
+        place = next((i for i, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(ours[number]), len(theirs[number])))
+        parts = [tokens[number][max(place - 1, 0) : place + 5] for tokens in (ours, theirs)]
+        print(f"piece {number}, from token {place}: {parts[0]}, {name} {parts[1]}", file=sys.stderr)
+    return differ
+
+
 def tokens(args, server):
     from transformers import AutoTokenizer
 
     texts = pieces(args.text.read_text())
     ours = []
     for text in texts:
-        status, answer = server.post("/tokenize", {"prompt": text, "add_special_tokens": False})
+        status, answer = server.send(server.url.removesuffix("/v1") + "/tokenize", {"prompt": text, "add_special_tokens": False})
         if status != 200:
             raise real.Failed(f"POST /tokenize: {status}: {answer}")
         ours.append(answer["tokens"])
     tokenizer = AutoTokenizer.from_pretrained(args.reference)
     theirs = [tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) for text in texts]
-    differ = differing(ours, theirs)
     print(f"| tokens | bytes; tokens | {sum(len(text.encode()) for text in texts):,}; {sum(map(len, ours)):,} |")
-    print(f"| tokens | pieces that differ from transformers' | {len(differ)} of {len(texts)} |")
+    differ = compare(ours, theirs, "transformers")
     if args.llama:
-        apart = differing(ours, [llama_tokens(args, text) for text in texts])
-        print(f"| tokens | pieces that differ from llama.cpp's | {len(apart)} of {len(texts)} |")
-    for number in differ[:3]:
-        place = next((i for i, pair in enumerate(zip(ours[number], theirs[number])) if pair[0] != pair[1]), -1)
-        print(f"piece {number}, token {place}: {ours[number][place:place + 5]}, transformers {theirs[number][place:place + 5]}", file=sys.stderr)
+        compare(ours, [llama_tokens(args, text) for text in texts], "llama.cpp")
     return not differ
 
 

@@ -124,7 +124,10 @@ class Server:
 
     def post(self, path, body):
         """The status, and the answer."""
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+        return self.send(self.url + path, body)
+
+    def send(self, url, body):
+        request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=REQUEST_S) as answer:
                 return answer.status, json.load(answer)

@@ -1,12 +1,12 @@
 //! `tidemill-bench abuse`: one client of the lowest tier attacks a live cluster, in one way after the other, while a premium tenant chats
-//! and others have things stored.
+//! and other tenants have stored data.
 //!
 //! - [`attacks`]: the table of attacks
-//! - [`attacker`]: the client that attacks, and what it is told
+//! - [`attacker`]: the client that attacks, and the answers that it gets
 //! - [`cluster`]: the cluster under attack: processes, links, memory, metrics
 //! - [`premium`]: the tenant that chats, and its times to the first token
-//! - [`keepsakes`]: what other tenants have stored, read back and compared
-//! - [`outcome`]: what came of each attack, and whether that is good enough
+//! - [`keepsakes`]: the data that other tenants have stored, read back and compared
+//! - [`outcome`]: the outcome of each attack, and whether it is good enough
 //!
 //! ```text
 //!   premium, 127.0.0.1 ──► front door ◄── attacker, 127.0.0.2 and up, a thread of low priority
@@ -37,20 +37,20 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout_at},
 };
 
-/// Attack a cluster with a key of the lowest tier, and see what others notice.
+/// Attack a cluster with a key of the lowest tier, and see the effects on other tenants.
 ///
 /// Starts a cluster of its own (`tidemill up`, beside this binary) and ends it. The exit status says whether every attack kept within the
 /// targets: a p99 of the premium tenant's time to first token of at most 1.25 times that without attacks and 50 ms more, at most 512 MiB
-/// more memory, no link lost, no process ended, nothing of others lost, and every refusal of a kind that the attack deserves.
+/// more memory, no link lost, no process ended, no data of others lost, and every refusal of a kind that the attack deserves.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct AbuseArgs {
     /// Directory of the model [default: the built-in one]
     #[arg(long, conflicts_with = "echo")]
     pub model: Option<PathBuf>,
-    /// Engines that compute nothing: each step takes 10 ms. What is measured is the front door
+    /// Use engines that compute nothing, with steps of 10 ms, so that only the front door is measured
     #[arg(long)]
     pub echo: bool,
-    /// How long each attack lasts, and how long the premium tenant is measured before it
+    /// Seconds that each attack lasts, and for which the premium tenant is measured before it
     #[arg(long, default_value_t = 20.0, value_parser = seconds)]
     pub seconds: f64,
     /// Chats of the premium tenant per second
@@ -59,16 +59,16 @@ pub struct AbuseArgs {
     /// Only attacks whose names contain one of these
     #[arg(long, value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Let the attacker's key have no quota, so that each attack goes on behind it
+    /// Give the attacker's key no quota, so that each attack reaches the code behind it
     #[arg(long)]
     pub unmetered: bool,
-    /// A second per attack, and no target that is a time: for tests
+    /// Run each attack for a second, and judge no times: for tests
     #[arg(long)]
     pub short: bool,
-    /// List the attacks, and end.
+    /// List the attacks, and exit.
     #[arg(long)]
     pub list: bool,
-    /// Write the result here too.
+    /// Write the result to this file, too.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
@@ -81,13 +81,13 @@ fn rate(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|rate| (0.1..=1000.0).contains(rate)).ok_or_else(|| "must be from 0.1 to 1000".into())
 }
 
-/// Requests that run when an attack's time is over may still be answered.
+/// The time for answers to requests that still run when an attack's time is over.
 const GRACE: Duration = Duration::from_secs(10);
-/// The cluster has this long to have nothing left of an attack.
+/// The time within which the cluster must be rid of an attack.
 const REST_MAX: Duration = Duration::from_secs(20);
-/// Time between the end of an attack and the next measurement.
+/// The time between the end of an attack and the next measurement.
 const SETTLE: Duration = Duration::from_secs(2);
-/// An attack of `--short`, and its grace.
+/// The duration of an attack of `--short`, and its grace.
 const SHORT: Duration = Duration::from_secs(1);
 const SHORT_GRACE: Duration = Duration::from_secs(5);
 
@@ -130,7 +130,7 @@ async fn attack_all(args: &AbuseArgs, cluster: &mut Cluster, chosen: &[&'static 
     let keepsakes = Keepsakes::make(cluster).await.context("what other tenants store")?;
     let premium = Premium::new(cluster.url(), &cluster.model, &cluster.key("premium", "premium").await?.secret, args.rate)?;
     let (mut alone, mut outcomes) = (Chats::default(), Vec::new());
-    // Loads models' pages, opens connections.
+    // This loads the models' pages and opens connections.
     premium.chat_for(Duration::from_secs(2)).await?;
     let began = cluster.coordinator_mib()?;
     let mut peak_mib = began;
@@ -150,19 +150,19 @@ async fn attack_all(args: &AbuseArgs, cluster: &mut Cluster, chosen: &[&'static 
     Ok((alone, Memory { peak_mib, extra_mib: peak_mib - began }, outcomes))
 }
 
-/// Runs an attack on a thread that gets what the cluster and the premium tenant leave of the cores, as if it were on another machine.
-/// Requests that still run when the grace is over are cut.
+/// Runs an attack on a thread that gets the cores' time that the cluster and the premium tenant leave, as if it were on another machine.
+/// Requests that still run when the grace is over are aborted.
 async fn attack_apart(attack: &'static Attack, attacker: Attacker, until: Instant, short: bool) -> anyhow::Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build().context("cannot start the attacker's thread")?;
     let (told, ended) = oneshot::channel();
     thread::Builder::new().name("attacker".into()).spawn(move || {
-        // Where times are not judged, what an attack makes before it begins must not take for ever beside other work.
+        // If times are not judged, the preparations of an attack must not take very long beside other work.
         if !short {
             attacker::give_way();
         }
         let grace = if short { SHORT_GRACE } else { GRACE };
         let _ = runtime.block_on(async { timeout_at(until + grace, (attack.run)(attacker)).await });
-        // Names are looked up on other threads, if at all: they are not waited for.
+        // Names may be looked up on other threads, which are not waited for.
         runtime.shutdown_background();
         let _ = told.send(());
     })?;

@@ -1,8 +1,8 @@
 //! `tidemill-bench chaos`: processes of a live cluster are killed and paused at random while clients stream, and every answer is
 //! compared with the one from before the faults.
 //!
-//! - [`fault`]: what happens to whom
-//! - [`tally`]: what clients saw
+//! - [`fault`]: the faults and their victims
+//! - [`tally`]: the results as seen by clients
 //!
 //! ```text
 //!   tidemill up ──► coordinators, workers ◄── SIGKILL, SIGSTOP … SIGCONT, by a seed
@@ -10,7 +10,7 @@
 //!        └ starts again    └── streams: answer after answer, each token's text compared
 //! ```
 //!
-//! Halfway, SIGHUP restarts everything in good order, process by process.
+//! Halfway, SIGHUP restarts everything in an orderly way, process by process.
 //!
 //! Two errors are allowed. A client whose coordinator dies sees its stream end, and asks another one. A client that asks a coordinator
 //! while it restarts is refused, and asks another one; no stream breaks then.
@@ -66,10 +66,10 @@ pub struct ChaosArgs {
     pub decode: usize,
     #[arg(long, default_value_t = 2)]
     pub kvpool: usize,
-    /// Chooses faults and requests
+    /// Seed of the faults and requests
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Write the result here too.
+    /// Write the result to this file, too.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
@@ -144,17 +144,17 @@ pub async fn run(args: ChaosArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the run showed.
+/// The result of the run.
 #[derive(Debug, Serialize)]
 struct Outcome<'a> {
     settings: &'a ChaosArgs,
     answers: tally::Counts,
     faults: Vec<tally::Recovery>,
-    /// How long the rolling restart took.
+    /// The duration of the rolling restart.
     restart_s: Option<f64>,
-    /// Why the cluster was not at rest in the end.
+    /// The reason why the cluster was not at rest in the end.
     left_running: Option<String>,
-    /// Processes that outlived it.
+    /// Processes that outlived the cluster.
     left_behind: Vec<u32>,
 }
 
@@ -187,20 +187,20 @@ struct Known {
     text: String,
 }
 
-/// The cluster.
+/// The running cluster.
 struct Up {
     child: Child,
     pid: u32,
     front_doors: Vec<String>,
     model: String,
-    /// When each rolling restart ended.
+    /// Receives the time at which each rolling restart ended.
     restarted: mpsc::UnboundedReceiver<Instant>,
 }
 
-/// Time for answers, and for the cluster to come back.
+/// The time for answers, and for the cluster to recover.
 const PATIENCE: Duration = Duration::from_secs(60);
 const READY: Duration = Duration::from_secs(120);
-/// Different prompts.
+/// The number of different prompts.
 const PROMPTS: u32 = 24;
 
 impl Up {
@@ -208,7 +208,7 @@ impl Up {
         let binary = std::env::current_exe()?.with_file_name("tidemill");
         ensure!(binary.is_file(), "{} is missing: build the whole workspace (`cargo build --release`)", binary.display());
         let mut command = Command::new(binary);
-        // Every crash is wanted.
+        // Every crash is intended, so restarts are not limited.
         command.args(["up", "--http", "127.0.0.1:0", "--device", "cpu", "--threads", "1", "--log", "error", "--restarts", "1000000"]);
         command.args(["--pool-memory", "64MiB", "--kv-memory", "128MiB"]);
         for (flag, number) in
@@ -247,7 +247,7 @@ impl Up {
         let client = Client::new(&self.front_doors[0])?;
         let mut known = Vec::new();
         for n in 0..PROMPTS {
-            // Some have a prefix in common, some are long.
+            // Some prompts share a prefix, some are long.
             let tokens = 20 + 37 * n % 400;
             let prompt = (0..tokens).map(|i| 3 + (i * 7 + if i < 64 { n % 4 } else { n } * 13 + i / 5) % 200).collect();
             let mut ask = Known { prompt, max_tokens: 40 + 11 * n % 200, text: String::new() };
@@ -257,7 +257,7 @@ impl Up {
         Ok(Arc::new(known))
     }
 
-    /// The members that a coordinator knows; none if none answers.
+    /// The members that a coordinator reports; none if no coordinator answers.
     async fn members(&self) -> Vec<fault::Member> {
         for url in &self.front_doors {
             let Ok(client) = Client::new(url) else { continue };
@@ -272,12 +272,12 @@ impl Up {
         self.members().await.iter().any(|member| member.pid == pid)
     }
 
-    /// When the rolling restart ended.
+    /// The time at which the rolling restart ended.
     async fn restarted(&mut self) -> Option<Instant> {
         timeout(READY, self.restarted.recv()).await.ok()?
     }
 
-    /// `None`: nothing runs and nothing is held, at any coordinator or worker.
+    /// Waits until nothing runs and nothing is held, at any coordinator or worker. Returns the rest, if any.
     async fn at_rest(&self) -> Option<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -299,7 +299,7 @@ impl Up {
         }
     }
 
-    /// Ends it as an operator does. Its processes that are still there afterwards.
+    /// Ends the cluster as an operator does. Returns its processes that still exist afterwards.
     async fn stop(mut self, faults: &Faults) -> Vec<u32> {
         let mut pids: BTreeSet<u32> = fault::children(self.pid).into_iter().map(|(pid, _)| pid).collect();
         pids.extend(faults.paused());
@@ -350,7 +350,7 @@ impl Streams {
     }
 }
 
-/// An answer's text. `token` hears of each event with a token.
+/// Streams an answer, and returns its text. `token` is called for each event with a token.
 async fn answer(client: &Client, model: &str, known: &Known, mut token: impl FnMut(Instant)) -> Result<String, ClientError> {
     let body = json!({
         "model": model,
@@ -372,11 +372,11 @@ async fn answer(client: &Client, model: &str, known: &Known, mut token: impl FnM
     Ok(text)
 }
 
-/// A fault with its time, and how long it took until the process was not a member any more.
+/// A fault with its time, and the time until its process was not a member any more.
 pub type Suffered = (Fault, Duration, Option<Duration>);
 
-/// The crash of a coordinator ends its clients' streams, and until it is back nobody can ask there; nor while it restarts in good order.
-/// Nothing else may fail.
+/// Whether an error is allowed: the crash of a coordinator ends its clients' streams, and it refuses requests until it is back, as it does
+/// during an orderly restart. Nothing else may fail.
 fn is_allowed(kind: &str, asked: Duration, ended: Duration, suffered: &[Suffered]) -> bool {
     suffered.iter().any(|(fault, at, _)| match fault.kind {
         Kind::Kill => fault.role == "coordinator" && *at <= ended && asked < *at + fault::BACK,
@@ -385,5 +385,5 @@ fn is_allowed(kind: &str, asked: Duration, ended: Duration, suffered: &[Suffered
     })
 }
 
-/// A rolling restart takes no longer.
+/// The longest duration of a rolling restart.
 const RESTART_MAX: Duration = Duration::from_secs(120);

@@ -1,9 +1,9 @@
 //! `tidemill-bench goodput`: the highest request rate at which enough requests keep their limits, of one server or of several side by
 //! side.
 //!
-//! Each repetition is a bisection of its own with prompts and arrivals of its own, so the spread of what they find is the interval.
-//! Servers take turns at every step and get the same prompts, and the same arrivals but for their rate: what disturbs the machine for a
-//! while disturbs all of them.
+//! Each repetition is a bisection of its own with prompts and arrivals of its own, so the spread of their results is the interval. Servers
+//! take turns at every step and get the same prompts, and the same arrivals but for their rate: a temporary disturbance of the machine
+//! affects all of them.
 
 pub mod search;
 pub mod server;
@@ -27,7 +27,7 @@ use std::{fs, path::PathBuf, time::Duration};
 
 /// Find the highest request rate at which enough requests keep both limits, with a confidence interval.
 ///
-/// Of one server (--url), or of several from scenario files, which take turns. --slo-ttft-ms and --slo-tpot-ms are the limits; with
+/// Measures one server (--url), or several from scenario files, which take turns. --slo-ttft-ms and --slo-tpot-ms are the limits; with
 /// --slo-tbt-ms there is a second figure, Mooncake's effective request capacity.
 #[derive(Clone, Debug, clap::Args)]
 pub struct GoodputArgs {
@@ -36,17 +36,17 @@ pub struct GoodputArgs {
     /// Replaces `$NAME` in scenario files. A server that needs a name that is not set is left out, if its `needs` says so.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub sets: Vec<String>,
-    /// A server that runs already, up to and including /v1.
+    /// A running server's URL, up to and including /v1.
     #[arg(long, conflicts_with = "scenarios", required_unless_present = "scenarios")]
     pub url: Option<String>,
     #[command(flatten)]
     pub settings: Settings,
-    /// Write all figures here too.
+    /// Write all figures to this file, too.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
 
-/// What scenario files may say under `[flags]`.
+/// The keys of scenario files under `[flags]`.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct Settings {
     #[command(flatten)]
@@ -55,22 +55,22 @@ pub struct Settings {
     /// Share of the requests that must keep their limits.
     #[arg(long, default_value_t = 0.9, value_parser = arrivals::share)]
     pub ratio: f64,
-    /// The search is between this rate (of a mixed workload: of all kinds together)
+    /// Lowest rate of the search (of a mixed workload: of all kinds together)
     #[arg(long, default_value_t = 0.25, value_parser = arrivals::positive)]
     pub low: f64,
-    /// and this one.
+    /// Highest rate of the search.
     #[arg(long, default_value_t = 16.0, value_parser = arrivals::positive)]
     pub high: f64,
-    /// Rates tried in each repetition. Each halves what is left of the rate's logarithm.
+    /// Rates tried in each repetition. Each halves the remaining range of the rate's logarithm.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=20))]
     pub steps: u32,
-    /// Searches with other prompts and arrivals.
+    /// Searches with different prompts and arrivals.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=50))]
     pub repeats: u32,
-    /// How long requests arrive at each rate.
+    /// Seconds for which requests arrive at each rate.
     #[arg(long, default_value_t = 30.0, value_parser = arrivals::positive)]
     pub seconds: f64,
-    /// At low rates, longer: until so many requests have arrived.
+    /// Fewest requests at each rate; at low rates, they arrive for longer than --seconds.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub requests_min: u32,
     #[arg(long, default_value_t = 1)]
@@ -80,7 +80,7 @@ pub struct Settings {
     pub threads: u32,
 }
 
-/// A scenario file.
+/// The contents of a scenario file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Scenario {
@@ -92,7 +92,7 @@ struct Scenario {
     flags: toml::Table,
 }
 
-/// All of one scenario.
+/// The results of one scenario.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
     pub title: String,
@@ -106,24 +106,24 @@ pub struct ServerResult {
     pub name: String,
     pub server: ServerSettings,
     pub model: String,
-    /// Requests per second.
+    /// The goodput in requests per second.
     pub goodput: Option<Estimate>,
     pub found: Vec<Found>,
-    /// The highest rate tried at which enough requests kept TTFT and TBT, and no lower one failed; with a limit of TBT.
+    /// With a limit of TBT, the highest rate tried at which enough requests kept TTFT and TBT, and no lower one failed.
     pub capacity: Option<f64>,
     pub points: Vec<Point>,
 }
 
-/// One rate, tried once.
+/// The result of one rate, tried once.
 #[derive(Debug, Serialize)]
 pub struct Point {
     pub repeat: u32,
     pub rate: f64,
-    /// Share of requests that kept TTFT and TPOT, with its 95 % interval,
+    /// The share of requests that kept TTFT and TPOT, with its 95 % interval.
     pub ratio: f64,
     pub ratio_low: f64,
     pub ratio_high: f64,
-    /// and TTFT and TBT.
+    /// The share of requests that kept TTFT and TBT.
     pub ratio_tbt: Option<f64>,
     pub summary: Summary,
     pub client: Overhead,
@@ -144,13 +144,13 @@ pub async fn run(args: GoodputArgs) -> anyhow::Result<()> {
         let comparison = compare(title, about, &servers, settings).await?;
         println!("{comparison}");
         comparisons.push(comparison);
-        // What was measured is written even if a later scenario fails.
+        // The results so far are written even if a later scenario fails.
         record::write(args.json.as_ref(), "goodput", &serde_json::json!({"comparisons": comparisons}))?;
     }
     Ok(())
 }
 
-/// Title, about, servers and flags of a scenario file.
+/// The title, description, servers and flags of a scenario file.
 fn read(text: &str, sets: &[String]) -> anyhow::Result<(String, String, Vec<ServerSettings>, Settings)> {
     #[derive(Parser)]
     #[command(no_binary_name = true)]
@@ -184,7 +184,7 @@ fn read(text: &str, sets: &[String]) -> anyhow::Result<(String, String, Vec<Serv
     Ok((scenario.title, scenario.about, scenario.server, flags.settings))
 }
 
-/// Puts variables in the place of their `$NAME`.
+/// Replaces `$NAME` by the variable's value.
 fn fill(word: &mut String, variables: &[(&str, &str)]) -> anyhow::Result<()> {
     for (name, value) in variables {
         *word = word.replace(&format!("${name}"), value);
@@ -213,14 +213,14 @@ async fn compare(title: String, about: String, servers: &[ServerSettings], mut s
 
 async fn take_turns(servers: &[Server], settings: &Settings) -> anyhow::Result<Vec<ServerResult>> {
     for server in servers {
-        // Caches, connections and whatever a server learns of itself.
+        // This fills caches, opens connections and lets the server learn about itself.
         try_rate(server, settings, settings.low, u64::MAX).await?;
     }
     let mut results: Vec<ServerResult> = servers.iter().map(ServerResult::new).collect();
     for repeat in 0..settings.repeats {
         let mut searches = vec![Bisection::new(settings.low, settings.high); servers.len()];
         for step in 0..settings.steps {
-            // No two steps have a prompt in common: a server may remember them.
+            // No two steps share a prompt, which a server may cache.
             let number = u64::from(repeat * settings.steps + step);
             for ((server, search), result) in servers.iter().zip(&mut searches).zip(&mut results) {
                 let point = try_rate(server, settings, search.next(), number).await?;
@@ -235,7 +235,7 @@ async fn take_turns(servers: &[Server], settings: &Settings) -> anyhow::Result<V
     Ok(results)
 }
 
-/// Requests of `number`, at this rate.
+/// Sends the requests of `number` at this rate.
 async fn try_rate(server: &Server, settings: &Settings, rate: f64, number: u64) -> anyhow::Result<Point> {
     let seconds = settings.seconds.max(f64::from(settings.requests_min) / rate);
     let seed = settings.seed.wrapping_mul(1_000_003).wrapping_add(number.wrapping_mul(64)) >> 1;

@@ -1,5 +1,5 @@
-//! `tidemill-bench grammar`: what constrained decoding costs. Random walks through grammars, each step timed: the token taken in, and the
-//! mask of the next one.
+//! `tidemill-bench grammar`: the cost of constrained decoding. Random walks through grammars, with each step timed: advancing by the token,
+//! and the mask of the next one.
 
 use crate::{model::tokenizer, record};
 use anyhow::{Context, anyhow};
@@ -23,27 +23,27 @@ pub struct GrammarArgs {
     /// Vocabulary sizes.
     #[arg(long, value_delimiter = ',', default_values_t = [32_000, 128_256])]
     pub vocab: Vec<usize>,
-    /// Tokens drawn under each grammar, over as many answers as that takes.
+    /// Tokens drawn under each grammar, over as many answers as necessary.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: u32,
-    /// Tokens after which an answer is given up for the next.
+    /// Tokens after which an answer is abandoned for the next.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     pub answer_len: u32,
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Write settings and results here too.
+    /// Write settings and results to this file, too.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
 
-/// One grammar at one vocabulary size.
+/// The result of one grammar at one vocabulary size.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub vocab: usize,
     pub grammar: &'static str,
-    /// The first time; later requests find it compiled.
+    /// The time of the first compilation; later requests find the grammar compiled.
     pub compile_ms: f64,
-    /// Before a sequence's first token: a copy of the compiled grammar, and its first mask.
+    /// The time before a sequence's first token: a copy of the compiled grammar, and its first mask.
     pub begin_us: f64,
     pub step_p50_us: f64,
     pub step_p99_us: f64,
@@ -82,7 +82,7 @@ pub fn run(args: &GrammarArgs) -> anyhow::Result<()> {
     record::write(args.json.as_ref(), "grammar", &Report { settings: args, rows: &rows })
 }
 
-/// What clients ask for, from the cheapest to the dearest.
+/// The constraints that clients ask for, from the cheapest to the most expensive.
 fn grammars() -> anyhow::Result<Vec<(&'static str, Grammar)>> {
     let person = json!({
         "type": "object", "required": ["name", "age", "email"], "additionalProperties": false,

@@ -1,11 +1,11 @@
-//! `tidemill-bench kernels`: how close each kernel, and each phase of whole models, comes to the machine's limits.
+//! `tidemill-bench kernels`: the speed of each kernel, and of each phase of whole models, relative to the machine's limits.
 //!
-//! On the CPU, or on an NVIDIA GPU ([`cuda`]). There it first checks operations against references, because a machine
-//! with a GPU may have a driver and no Rust to run the kernels' own tests with.
+//! Measures the CPU, or an NVIDIA GPU ([`cuda`]). On a GPU it first checks operations against references, because such a machine may have a
+//! driver and no Rust to run the kernels' own tests with.
 //!
-//! The machine's ceilings are measured first, in the same run and with the same threads; memory again beside each row,
-//! which is compared with the best of these readings. Everything is repeated and the best is kept: other load can only
-//! slow it down. Operands stream from memory as a model's layers do, so no cache flatters a decode step.
+//! The machine's ceilings are measured first, in the same run and with the same threads; memory again beside each row, which is compared
+//! with the best of these readings. Everything is repeated and the best result is kept, as other load can only slow it down. Operands
+//! stream from memory as a model's layers do, so no cache flatters a decode step.
 
 pub mod ceilings;
 pub mod cuda;
@@ -29,37 +29,35 @@ use tidemill_kernels::{Cpu, Isa};
 /// Measure kernels and whole models against this machine's ceilings.
 #[derive(Clone, Debug, clap::Args)]
 pub struct KernelsArgs {
-    /// Where to compute; `auto` is the GPU if there is one that works, else the CPU.
+    /// Device to measure; `auto` is a working GPU if there is one, else the CPU.
     #[arg(long, value_enum, default_value_t = DeviceKind::Auto)]
     pub device: DeviceKind,
-    /// Also write the results here.
+    /// Write the results to this file, too.
     #[arg(long)]
     pub json: Option<PathBuf>,
-    /// Only rows whose "name shape" holds this text; ceilings are always measured.
+    /// Only rows whose "name shape" contains this text; ceilings are always measured.
     #[arg(long)]
     pub only: Option<String>,
-    /// Less work, two layers, the smallest model only: to see that it works, not how fast it is.
+    /// Less work, two layers, the smallest model only: to check that it works, not how fast it is.
     #[arg(long)]
     pub quick: bool,
-    /// CPU: time spent on each row, whose best run counts; at least three runs. Give more of it where others use the
-    /// machine too.
+    /// CPU: time spent on each row, whose best run counts; at least three runs. Use more if the machine has other load.
     #[arg(long, default_value_t = 0.4, conflicts_with = "quick")]
     pub seconds: f64,
     /// CPU: threads that compute (default: all cores).
     #[arg(long)]
     pub threads: Option<usize>,
-    /// CPU: instruction set, avx512bf16, avx512, avx2, neon or portable (default: the best there is).
+    /// CPU: instruction set, avx512bf16, avx512, avx2, neon or portable (default: the best available).
     #[arg(long)]
     pub isa: Option<Isa>,
-    /// CPU: keep the models with random weights here for the next run (default: make them anew, and remove them at the
-    /// end).
+    /// CPU: keep the models with random weights here for the next run (default: create new ones, and remove them at the end).
     #[arg(long)]
     pub models: Option<PathBuf>,
-    /// CPU: measure the phases of this Hugging Face directory, and no models with random weights. Only a decode step of one sequence
-    /// has a limit: the bytes that it reads, over the bandwidth.
+    /// CPU: measure the phases of this Hugging Face directory, and no models with random weights. Only a decode step of one sequence has a
+    /// limit: the bytes that it reads, over the bandwidth.
     #[arg(long, conflicts_with_all = ["quick", "models"])]
     pub checkpoint: Option<PathBuf>,
-    /// CPU: how the projections of `--checkpoint` compute.
+    /// CPU: arithmetic of the projections of `--checkpoint`.
     #[arg(long, default_value = "none", value_parser = ["none", "int8", "int4", "dequantize"])]
     pub quantize: String,
     /// GPU: seed of the checks' random inputs (default: a fresh one, which is printed).
@@ -77,11 +75,10 @@ pub struct KernelsArgs {
     /// GPU: measure only these rows, and check nothing.
     #[arg(long, value_enum, conflicts_with = "checks_only")]
     pub measure_only: Option<RowKind>,
-    /// GPU: append each check and row to this file as a line of JSON when it ends, so that a crash later loses none.
+    /// GPU: append each check and row to this file as a line of JSON when it ends, so that a later crash loses none.
     #[arg(long)]
     pub json_lines: Option<PathBuf>,
-    /// Compile the kernels that the checks and the rows need for this GPU architecture into `--cache`, and end. Needs NVRTC but no
-    /// GPU.
+    /// Compile the kernels that the checks and the rows need for this GPU architecture into `--cache`, and exit. Needs NVRTC but no GPU.
     #[arg(long, value_enum, conflicts_with_all = ["checks_only", "no_checks"])]
     pub compile_only: Option<cuda::compile::Target>,
     /// GPU: keep compiled kernels here.
@@ -126,7 +123,7 @@ pub enum RowKind {
     Phases,
 }
 
-/// Exit status where `--device cuda` finds no GPU: not a failure of the kernels.
+/// The exit status if `--device cuda` finds no GPU, which is no failure of the kernels.
 pub const NO_DEVICE: i32 = 3;
 
 /// Prints the tables, and fails if a check did.
@@ -143,7 +140,7 @@ pub fn run(args: &KernelsArgs) -> anyhow::Result<()> {
     report.verdict()
 }
 
-/// The GPU, if it is to be measured.
+/// Opens the GPU, if it is to be measured.
 fn open_gpu(args: &KernelsArgs) -> anyhow::Result<Option<Gpu>> {
     if args.device == DeviceKind::Cpu {
         return Ok(None);
@@ -190,14 +187,14 @@ struct Bench<Machine = Host> {
     ceilings: Ceilings,
     only: Option<String>,
     quick: bool,
-    /// Least time spent on each row.
+    /// The least time spent on each row.
     seconds: f64,
     rows: Vec<Row>,
-    /// Rows that this machine cannot have, and why.
+    /// Rows that this machine cannot have, with the reasons.
     left_out: Vec<String>,
-    /// Shows what is being measured. Draws only when that changes, and nothing while something is measured.
+    /// Shows the current measurement. Draws only when that changes, and never during a measurement.
     progress: ProgressBar,
-    /// Where rows go as they end.
+    /// The journal to which rows are written as they end.
     journal: Journal,
 }
 
@@ -238,8 +235,8 @@ impl Bench {
         })
     }
 
-    /// Adds a row in the unit of the resource that bounds `work`, if it is wanted. `prepare` makes what runs; each run
-    /// does it `times` over.
+    /// Adds a row in the unit of the resource that bounds `work`, if it is wanted. `prepare` creates the measured function; each run calls
+    /// it `times` times.
     fn row<R: FnMut(&Cpu)>(&mut self, name: &str, shape: String, work: Work, times: usize, prepare: impl FnOnce(&Cpu) -> R) {
         if !self.wants(name, &shape) {
             return;
@@ -271,8 +268,8 @@ fn ceiling_rows(threads: usize, ceilings: &Ceilings) -> [Row; 4] {
     ]
 }
 
-/// The fastest of several runs of `work`, which take about `seconds` in all (if that is 0: a single run, to see that it
-/// works), and the most bytes per second that memory gave before, between and after them.
+/// The fastest of several runs of `work`, which take about `seconds` in all (if that is 0: a single run, to check that it works), and the
+/// highest memory bandwidth read before, between and after them.
 fn best_seconds(seconds: f64, reading: &Reading, mut work: impl FnMut()) -> (f64, f64) {
     let runs_min = if seconds > 0.0 { RUNS_MIN } else { 1 };
     let (mut best, mut bytes) = (f64::INFINITY, reading.bytes_per_second());
@@ -290,6 +287,6 @@ fn best_seconds(seconds: f64, reading: &Reading, mut work: impl FnMut()) -> (f64
 }
 
 const RUNS_MIN: usize = 3;
-/// A few times as long as a reading takes.
+/// The interval of readings, a few times as long as one takes.
 const READ_EVERY_SECONDS: f64 = 0.05;
 const SECONDS_MAX: f64 = 3600.0;

@@ -1,8 +1,8 @@
-//! `tidemill-bench kv`: how fast a pool node takes and gives blocks, and what that costs.
+//! `tidemill-bench kv`: the speed at which a pool node takes and gives blocks, and its cost.
 //!
-//! A real `tidemill-kvpool` runs beside this process; both are on the bill. Everything is measured several times and the
-//! best is kept: what else the machine does can only make it slower. References (copying memory, TCP over loopback) are
-//! measured in the same run, since a rate says little without the machine's own.
+//! A real `tidemill-kvpool` runs beside this process; the CPU time of both counts. Everything is measured several times and the best is
+//! kept, as other load can only slow it down. References (copying memory, TCP over loopback) are measured in the same run, as a rate says
+//! little without the machine's own.
 
 pub mod clocks;
 pub mod node;
@@ -27,7 +27,7 @@ use transfer::Plan;
 /// Measure put and get of blocks at a pool node on this machine: bytes and CPU time, per transport.
 #[derive(Clone, Debug, clap::Args)]
 pub struct KvArgs {
-    /// Write the rows here too.
+    /// Write the rows to this file, too.
     #[arg(long)]
     pub json: Option<PathBuf>,
     /// Measure this tier only: dram or nvme
@@ -46,16 +46,16 @@ pub struct KvArgs {
     /// RDMA device of the node
     #[arg(long, default_value = "all")]
     pub node_rdma_device: DeviceNames,
-    /// Where perftest finds the devices' addresses (`show_gids`)
+    /// perftest's index of the devices' addresses (`show_gids`)
     #[arg(long, default_value_t = 1)]
     pub gid_index: u32,
-    /// Directory on the disk to be measured (default: where temporary files go)
+    /// Directory on the disk to be measured (default: that of temporary files)
     #[arg(long)]
     pub data: Option<PathBuf>,
-    /// Let nodes take their memory before blocks come
+    /// Make nodes allocate their memory before blocks come
     #[arg(long)]
     pub prefault: bool,
-    /// Fewer bytes and repetitions: to see that it works, not how fast it is.
+    /// Fewer bytes and repetitions: to check that it works, not how fast it is.
     #[arg(long)]
     pub quick: bool,
 }
@@ -71,14 +71,14 @@ impl KvArgs {
     }
 }
 
-/// The way that blocks take. Datagrams are bounded by the client: its node learns that in the handshake.
+/// The path of blocks. Datagrams are limited by the client, which tells its node in the handshake.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     choice: TransportChoice,
     datagram_bytes_max: u16,
 }
 
-/// Discovered path MTU, then what an Ethernet with jumbo frames and one without would carry.
+/// The discovered path MTU, and the datagrams of an Ethernet with and without jumbo frames.
 const WAYS: [Way; 5] = [
     Way { choice: TransportChoice::Auto, datagram_bytes_max: u16::MAX },
     Way { choice: TransportChoice::Quic, datagram_bytes_max: u16::MAX },
@@ -94,9 +94,9 @@ const LOADS: [(usize, usize, usize); 4] =
 /// Block size, blocks per call, bytes of DRAM, bytes of disk.
 const NVME_LOADS: [(usize, usize, usize, usize); 2] = [(2 << 20, 32, 512 << 20, 4 << 30), (4 << 10, 512, 32 << 20, 512 << 20)];
 
-/// A multi-threaded runtime, as the workers have, must be running.
+/// Runs the measurement. A multi-threaded runtime, like the workers', must be running.
 pub async fn run(args: KvArgs) -> anyhow::Result<()> {
-    // As the workers do.
+    // The workers do the same.
     process::keep_freed_memory();
     let sizes = NVME_LOADS.map(|load| load.0);
     ensure!(sizes.into_iter().any(|bytes| args.wants(bytes)), "--block-bytes: blocks of {sizes:?} bytes are measured");
@@ -137,18 +137,18 @@ async fn dram(pki: &Path, args: &KvArgs, repetitions: u32, shrink: usize, progre
             let blocks = (bytes / shrink / block_bytes).max(batch);
             let plan = Plan { block_bytes, batch, blocks, repetitions };
             progress.set_message(format!("{block_bytes} B × {batch}, {:?}, datagrams up to {}", way.choice, way.datagram_bytes_max));
-            // A fresh node each time, with memory for one repetition: the first one touches all of it.
+            // Each time, a fresh node has memory for one repetition, so the first one touches all of it.
             let node = PoolNode::start(pki, blocks * block_bytes, args.prefault, None, &args.node_rdma_device).await?;
             let ways = Ways { choice: way.choice, nics: nics.clone(), device: None };
             let client = node.client(block_bytes, ways, way.datagram_bytes_max).await?;
             if rdma {
                 ensure!(client.transport() == Transport::Rdma, "the node cannot be reached by RDMA from {}", args.rdma_device);
-                // By turns with what is compared.
+                // This alternates with the measurement that it is compared with.
                 let (client, node, gid_index) = (args.rdma_device.to_string(), args.node_rdma_device.to_string(), args.gid_index);
                 let measured = move || reference::perftest(&client, &node, gid_index, block_bytes, blocks);
                 rows.extend(tokio::task::spawn_blocking(measured).await??);
             }
-            // On a worker thread, as everything is that a worker does.
+            // It runs on a worker thread, like all of a worker's work.
             rows.extend(tokio::spawn(transfer::measure(client, nics.clone(), node.clocks()?, plan)).await??);
             progress.inc(1);
         }
@@ -172,7 +172,7 @@ async fn nvme(pki: &Path, args: &KvArgs, repetitions: u32, shrink: usize, progre
         for way in WAYS.into_iter().take(2) {
             clients.push(node.client(block_bytes, way.choice.into(), way.datagram_bytes_max).await?);
         }
-        // On a worker thread, as everything is that a worker does.
+        // It runs on a worker thread, like all of a worker's work.
         rows.extend(tokio::spawn(async move { nvme::measure(&node, &clients, &node_dir, plan).await }).await??);
         progress.inc(1);
     }

@@ -1,5 +1,5 @@
-//! `tidemill-bench load`: requests at a given rate, or from so many users, and their latencies. Sessions and arrivals are fixed up
-//! front ([`workload`], [`arrivals`]); [`drive`] sends them; [`summary`] makes figures of what came of them.
+//! `tidemill-bench load`: requests at a given rate, or from a number of users, and their latencies. Sessions and arrivals are fixed up
+//! front ([`workload`], [`arrivals`]); [`drive`] sends them; [`summary`] summarizes their outcomes.
 
 pub mod arrivals;
 pub mod chats;
@@ -46,27 +46,27 @@ pub struct LoadArgs {
     /// Requests per second; 0 or `inf` sends all at once.
     #[arg(long, required_unless_present_any = ["kind", "users"], conflicts_with = "kind")]
     pub rate: Option<Rate>,
-    /// A closed loop of so many users, in place of a rate.
+    /// Users of a closed loop, instead of a rate.
     #[arg(long, conflicts_with_all = ["rate", "kind"], value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub users: Option<u32>,
-    /// How long requests of a mixed workload arrive.
+    /// Seconds for which requests of a mixed workload arrive.
     #[arg(long, default_value_t = 60, requires = "kind", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub seconds: u32,
     #[arg(long, default_value_t = 100, conflicts_with = "kind", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub requests: u32,
-    /// Repeats a run's prompts and arrivals. By default each run draws its own, since a server with a prefix cache has seen the last
+    /// Seed that repeats a run's prompts and arrivals. By default each run draws its own, as a server with a prefix cache has seen the last
     /// run's.
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Of this program. One sends thousands of requests at a time.
+    /// Threads of this program. One sends thousands of requests at a time.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: u32,
-    /// Write settings and results here too.
+    /// Write settings and results to this file, too.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
 
-/// What is sent, but for how fast, and what is good enough.
+/// The traffic, apart from its rate, and its limits.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct Traffic {
     #[command(flatten)]
@@ -82,24 +82,25 @@ pub struct Traffic {
     /// kind; each has its own arrivals and results.
     #[arg(long, conflicts_with_all = ["input_len", "output_len", "lengths_from", "chats", "trace"])]
     pub kind: Vec<Kind>,
-    /// Requests that are due in so many seconds at the beginning are sent, and not counted.
+    /// Seconds at the beginning whose requests are sent, but not counted.
     #[arg(long, default_value_t = 0.0, value_parser = seconds)]
     pub warmup_s: f64,
-    /// At most this many requests at a time; the others wait, and their wait is measured.
+    /// At most this many requests at a time; further ones wait, and their wait is measured.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub concurrency_max: Option<u32>,
-    /// Goodput counts requests whose first token came within this time (milliseconds)
+    /// Limit of the time to the first token of a good request, in milliseconds
     #[arg(long)]
     pub slo_ttft_ms: Option<u64>,
-    /// and whose later tokens came, on average, within this time each (milliseconds).
+    /// Limit of the mean time per later token of a good request, in milliseconds.
     #[arg(long)]
     pub slo_tpot_ms: Option<u64>,
-    /// The effective request capacity counts, in place of the latter, requests whose longest tenth of gaps lasted, on average, so long.
+    /// Limit of the mean of a request's longest tenth of gaps, in milliseconds, which replaces that of TPOT in the effective request
+    /// capacity.
     #[arg(long)]
     pub slo_tbt_ms: Option<u64>,
 }
 
-/// How much of it, and how fast.
+/// The number of requests, and their rate.
 #[derive(Clone, Copy, Debug)]
 pub enum Amount {
     Rate {
@@ -134,13 +135,13 @@ struct Report<'a> {
 #[serde(untagged)]
 enum Results<'a> {
     One(&'a Summary),
-    /// By name.
+    /// The results of each kind, by name.
     Kinds {
         kinds: BTreeMap<&'a str, &'a Summary>,
     },
 }
 
-/// One stream of requests, and how they are sent.
+/// One stream of requests, and its pace.
 pub struct Stream {
     pub target: Target,
     pub sessions: Vec<Session>,
@@ -149,21 +150,21 @@ pub struct Stream {
 }
 
 pub enum Pace {
-    /// When each session begins.
+    /// The time at which each session begins.
     Open(Vec<Duration>),
-    /// Users at a time.
+    /// The number of concurrent users.
     Closed(u32),
 }
 
-/// A runtime for the client, with its own threads and no more.
+/// A runtime for the client, with exactly this number of threads.
 pub fn runtime(threads: u32) -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(threads as usize).enable_all().build()?)
 }
 
-/// Measures, prints a table, writes the JSON file. An error if no request was answered at all.
+/// Measures, prints a table, writes the JSON file. Returns an error if no request was answered at all.
 pub async fn run(mut args: LoadArgs) -> anyhow::Result<()> {
     args.traffic.check()?;
-    // Short enough to type again.
+    // The seed is short enough to type again.
     let seed = *args.seed.get_or_insert_with(|| rand::random::<u32>().into());
     let target = Target::new(&args.url, &args.traffic.request).await?;
     args.traffic.request.model = Some(target.model().to_owned());
@@ -199,7 +200,7 @@ pub async fn run(mut args: LoadArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What came of all streams, each with the time from the start to its last outcome.
+/// The outcomes of all streams, each with the time from the start to its last outcome.
 pub struct Measured {
     pub samples: Vec<(Vec<Sample>, Duration)>,
     pub overhead: Overhead,
@@ -224,7 +225,7 @@ pub async fn measure(streams: Vec<Stream>, slo: Slo, threads: u32) -> anyhow::Re
             anyhow::Ok((samples, start.elapsed()))
         }
     };
-    // Elsewhere than on the thread that waits for it, so that all of the client runs on `threads`.
+    // This does not run on the thread that waits for it, so that the whole client runs on `threads`.
     let samples =
         tokio::spawn(try_join_all(streams.into_iter().map(send).collect::<Vec<_>>())).await.context("a stream's task broke")??;
     drop(telling);
@@ -239,7 +240,7 @@ pub async fn measure(streams: Vec<Stream>, slo: Slo, threads: u32) -> anyhow::Re
 }
 
 impl Traffic {
-    /// What clap cannot tell, and what follows from other settings.
+    /// Checks conditions that clap cannot express, and sets values that follow from other settings.
     pub fn check(&mut self) -> anyhow::Result<()> {
         if self.request.chat {
             self.workload.prompt = PromptKind::Text;
@@ -253,7 +254,7 @@ impl Traffic {
         Slo { ttft: millis(self.slo_ttft_ms), tpot: millis(self.slo_tpot_ms), tbt: millis(self.slo_tbt_ms) }
     }
 
-    /// One, or one for each kind.
+    /// One stream, or one for each kind.
     pub fn streams(&self, target: &Target, amount: Amount, seed: u64) -> anyhow::Result<Vec<Stream>> {
         let open = |rate, requests: u32, seed| Pace::Open(arrivals::schedule(&self.pattern, rate, requests as usize, seed));
         let alone = |pace, requests| Ok(vec![self.stream(&self.workload, target.clone(), pace, requests, seed)?]);
@@ -270,7 +271,7 @@ impl Traffic {
             let target = target.with_tier(kind.service_tier.as_deref());
             self.stream(&workload, target, open(Rate::PerSecond(rate), requests, seed), requests, seed)
         };
-        // Another seed each, or prompts of one kind would begin as another's do.
+        // Each kind has a different seed, or their prompts would begin alike.
         self.kind.iter().zip(seed..).map(of_kind).collect()
     }
 
@@ -280,5 +281,5 @@ impl Traffic {
     }
 }
 
-/// Time to set all tasks up before the first request is due.
+/// The time to set all tasks up before the first request is due.
 const LEAD: Duration = Duration::from_millis(50);

@@ -1,5 +1,5 @@
-//! `tidemill-bench model`: a Hugging Face directory with a published model's shape, random weights and a working tokenizer. Speed
-//! depends on shapes, not on the weights' values, and this needs no download.
+//! `tidemill-bench model`: a Hugging Face directory with a published model's shape, random weights and a working tokenizer. Speed depends
+//! on shapes, not on the weights' values, and this needs no download.
 
 pub mod shapes;
 pub mod tokenizer;
@@ -21,20 +21,20 @@ pub struct ModelArgs {
     /// The published model whose shape to use.
     #[arg(long, value_parser = shapes::by_name, help = format!("The published model whose shape it gets: {}", shapes::names()))]
     pub like: &'static Shape,
-    /// The directory to make.
+    /// The directory to create.
     #[arg(long)]
     pub out: PathBuf,
     #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
     pub dtype: Dtype,
-    /// The same seed makes the same weights.
+    /// Seed of the weights.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Fewer (or more) layers than the published model has.
+    /// Number of layers, if not that of the published model.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub layers: Option<u32>,
 }
 
-/// Makes the directory. Existing weights are never overwritten: they may be real.
+/// Creates the directory. Existing weights are never overwritten: they may be real.
 pub fn make(args: &ModelArgs) -> anyhow::Result<()> {
     let mut shape = args.like.clone();
     shape.layers = args.layers.unwrap_or(shape.layers);
@@ -49,7 +49,7 @@ pub fn make(args: &ModelArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes only what an engine needs, `config.json` and weights. Returns the weights' bytes.
+/// Writes only the files that an engine needs, `config.json` and weights. Returns the weights' bytes.
 pub fn make_weights(shape: &Shape, out: &Path, dtype: Dtype, seed: u64) -> anyhow::Result<u64> {
     let weights = out.join("model.safetensors");
     ensure!(!weights.exists(), "{} exists: remove it, or choose another directory", weights.display());

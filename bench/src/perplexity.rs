@@ -1,7 +1,7 @@
-//! `tidemill-bench perplexity`: how well a model predicts a text, which is how to tell what fewer bits cost it.
+//! `tidemill-bench perplexity`: the quality of a model's predictions of a text, which shows the cost of fewer bits.
 //!
-//! The text is cut into windows that overlap by half. A token counts once, in the first window that has it, so it is predicted from at
-//! least half a window before it, except for those of the first half. (As Hugging Face's "Perplexity of fixed-length models", with a
+//! The text is cut into windows that overlap by half. A token counts once, in the first window that contains it, so it is predicted from at
+//! least half a window before it, except for those of the first half. (As in Hugging Face's "Perplexity of fixed-length models", with a
 //! stride of half the length.)
 
 use crate::record;
@@ -25,19 +25,19 @@ pub struct PerplexityArgs {
     /// A file of UTF-8 text.
     #[arg(long)]
     pub text: PathBuf,
-    /// How projections compute.
+    /// Arithmetic of projections.
     #[arg(long, default_value = "none", value_parser = ["none", "int8", "int4", "dequantize"])]
     pub quantize: String,
-    /// How K and V are stored.
+    /// Type of stored K and V.
     #[arg(long, default_value = KvDtype::Bf16.name(), value_parser = KvDtype::ALL.map(KvDtype::name))]
     pub kv_dtype: String,
-    /// Tokens of a window.
+    /// Tokens per window.
     #[arg(long, default_value_t = 512)]
     pub window: usize,
     /// Threads that compute (default: all cores).
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Write the result here too.
+    /// Write the result to this file, too.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
@@ -116,7 +116,7 @@ pub fn measure(args: &PerplexityArgs) -> anyhow::Result<Report> {
     })
 }
 
-/// Tokens that are computed together, and the range of them that counts. Each of those has a predecessor.
+/// Tokens that are computed together, and the range of those that count, each of which has a predecessor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Window {
     tokens: Range<usize>,
@@ -139,7 +139,7 @@ fn windows(len: usize, size: usize) -> Vec<Window> {
 fn predict(model: &mut Model, kv: &mut KvMemory, tokens: &[Token], window: &Window, losses: &mut Vec<f64>) {
     let blocks: Vec<u32> = (0..kv.blocks() as u32).collect();
     let (blocks, state) = blocks.split_at(kv.blocks() - model.state_blocks());
-    // A token's prediction is the row before it.
+    // The row before a token predicts it.
     let rows = window.counted.start - 1..window.counted.end - 1;
     let chunks = cut(window.tokens.start..rows.start, ROWS_PER_CHUNK).map(|range| (range, LogitRows::None));
     for (range, logits) in chunks.chain(cut(rows, LOGITS_PER_CHUNK).map(|range| (range, LogitRows::All))) {
@@ -151,14 +151,14 @@ fn predict(model: &mut Model, kv: &mut KvMemory, tokens: &[Token], window: &Wind
     }
 }
 
-/// `range` in pieces of at most `size`.
+/// Cuts `range` into pieces of at most `size`.
 fn cut(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(size).map(move |start| start..(start + size).min(end))
 }
 
 const ROWS_PER_CHUNK: usize = 512;
-/// Logits of a large vocabulary are half a megabyte each row.
+/// The rows of a chunk with logits: those of a large vocabulary take half a megabyte per row.
 const LOGITS_PER_CHUNK: usize = 64;
 
 fn mean_and_error(numbers: &[f64]) -> (f64, f64) {

@@ -33,7 +33,7 @@ pub struct PlanArgs {
     /// h100, h200, a100, a800, b200, l40s or cpu.
     #[arg(long, default_value = "h100")]
     pub hardware: String,
-    /// Changes an assumption: `users=5e6`. May be given several times; `plan` prints them all.
+    /// Change an assumption: `users=5e6`. May be given several times; `plan` prints them all.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
     /// Run the plan in the simulator, at its peak.
@@ -42,7 +42,7 @@ pub struct PlanArgs {
     /// Print published worked examples beside our arithmetic instead.
     #[arg(long)]
     pub examples: bool,
-    /// Write everything here too.
+    /// Write everything to this file, too.
     #[arg(long)]
     pub json: Option<PathBuf>,
     /// Write an interactive page here: one file that needs nothing else.
@@ -98,7 +98,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     record::write(args.json.as_ref(), "plan", &report)
 }
 
-/// Defaults, then the hardware, then the model, then what is set by hand.
+/// The defaults, overridden by the hardware, then the model, then the values set by hand.
 fn assumed(args: &PlanArgs) -> anyhow::Result<Assumptions> {
     let assumptions = tables::hardware(&args.hardware)?.apply(Assumptions::default());
     let mut assumptions = tables::model(&args.model, assumptions)?;
@@ -162,7 +162,7 @@ fn text(args: &PlanArgs, assumptions: &Assumptions, fleet: &Fleet) -> String {
     text
 }
 
-/// Three digits and a power's letter.
+/// The value with three digits and the letter of a power.
 pub fn short(value: f64) -> String {
     let size = value.abs();
     if !value.is_finite() {

@@ -1,5 +1,5 @@
-//! What every subcommand's `--json` writes: one envelope that says what was measured, where, when and by which command. The
-//! subcommand's own figures are its `result`.
+//! The format of every subcommand's `--json`: one envelope with the measured object, the place, the time and the command. The subcommand's
+//! own figures are its `result`.
 
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
@@ -12,10 +12,10 @@ use std::{
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-/// Raised when a reader of the old form would misread the new one.
+/// The version of the format, raised when a reader of the old form would misread the new one.
 pub const SCHEMA: &str = "tidemill-bench/1";
 
-/// Larger files are not ours.
+/// The largest file that is read.
 const BYTES_MAX: u64 = 256 << 20;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,11 +23,12 @@ pub struct Record<T = Value> {
     pub schema: String,
     pub subcommand: String,
     pub machine: Machine,
-    /// Of the sources that this program was built from, as they are now; `-dirty` if they differ from it. `null` where they are gone.
+    /// The commit of the sources that this program was built from, as they are now; `-dirty` if they differ from it, `null` if they are
+    /// gone.
     pub commit: Option<String>,
-    /// As typed, without the program's path.
+    /// The command line as typed, without the program's path.
     pub command: Vec<String>,
-    /// RFC 3339, UTC, at the end.
+    /// The time at the end: RFC 3339, UTC.
     pub time: String,
     pub result: T,
 }
@@ -57,7 +58,7 @@ impl<T> Record<T> {
 }
 
 impl Record {
-    /// An error says what the file is instead.
+    /// Reads a record. An error describes the file otherwise.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let cannot = || format!("cannot read {}", path.display());
         ensure!(fs::metadata(path).with_context(cannot)?.len() <= BYTES_MAX, "{} is larger than {BYTES_MAX} bytes", path.display());

@@ -1,4 +1,4 @@
-//! `tidemill-bench report`: what `--json` files say, as one page with plots, as Markdown, or compared.
+//! `tidemill-bench report`: the contents of `--json` files as one page with plots, as Markdown, or compared.
 
 pub mod compare;
 pub mod figures;
@@ -11,25 +11,25 @@ use anyhow::{Context, ensure};
 use figures::{Figures, Table};
 use std::{fmt::Write, fs, path::PathBuf};
 
-/// Turn --json files into a page with tables and plots, or say what changed between two.
+/// Turn --json files into a page with tables and plots, or show the changes between two.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ReportArgs {
     #[arg(required = true)]
     pub files: Vec<PathBuf>,
-    /// Two files of the same subcommand: what changed beyond noise, from the first to the second.
+    /// Show the changes beyond noise from the first to the second of two files of the same subcommand.
     #[arg(long)]
     pub compare: bool,
-    /// Write a page here: one file that needs nothing else.
+    /// Write a page to this file, which needs no other files.
     #[arg(long, conflicts_with = "compare")]
     pub html: Option<PathBuf>,
     #[arg(long, default_value = "Measurements")]
     pub title: String,
-    /// Replace what stands between `<!-- report -->` and `<!-- /report -->` in this Markdown file by the tables.
+    /// Replace the text between `<!-- report -->` and `<!-- /report -->` in this Markdown file by the tables.
     #[arg(long, conflicts_with = "compare")]
     pub into: Option<PathBuf>,
 }
 
-/// A record and what to call it.
+/// A record and its name.
 pub struct Named {
     pub name: String,
     pub record: Record,
@@ -94,7 +94,7 @@ fn markdown(records: &[Named], figures: &Figures) -> String {
     text
 }
 
-/// Where a record comes from.
+/// The origin of a record.
 fn origin(record: &Record) -> String {
     let machine = &record.machine;
     let gpus = if machine.gpus.is_empty() { String::new() } else { format!(", {}", machine.gpus.join(", ")) };

@@ -1,4 +1,4 @@
-//! `tidemill-bench sim`: simulated clusters. The world is `tidemill-sim`; here are files, runs side by side, and their report.
+//! `tidemill-bench sim`: simulated clusters. The world is `tidemill-sim`; this module has files, parallel runs, and their report.
 
 pub mod calibrate;
 pub mod html;
@@ -32,17 +32,17 @@ use timing::{DecisionCost, Timing};
 
 /// Simulate a cluster in virtual time: the production schedulers on modelled GPUs and networks.
 ///
-/// A scenario file says what; `bench/scenarios` has some. The same file and seed give the same events.
+/// A scenario file describes the simulation; `bench/scenarios` has some. The same file and seed give the same events.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SimArgs {
     pub scenario: PathBuf,
-    /// Where the traces are that scenarios name.
+    /// Directory of the traces that scenarios name.
     #[arg(long, default_value = ".")]
     pub traces: PathBuf,
-    /// Changes a key of the scenario: `cluster.instances=32`. May be given several times.
+    /// Change a key of the scenario: `cluster.instances=32`. May be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
-    /// Of the first run of each cell; others count on.
+    /// Seed of the first run of each cell; further runs use the next seeds.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Simulations at a time; 0: one per core.
@@ -51,10 +51,10 @@ pub struct SimArgs {
     /// Send the same requests to the live cluster at this URL, simulate its engines by their own step costs, and compare.
     #[arg(long, value_name = "URL", conflicts_with = "html")]
     pub calibrate: Option<String>,
-    /// Write all figures here too.
+    /// Write all figures to this file, too.
     #[arg(long)]
     pub json: Option<PathBuf>,
-    /// Write a report with plots here: one file that needs nothing else.
+    /// Write a report with plots to this file, which needs no other files.
     #[arg(long)]
     pub html: Option<PathBuf>,
 }
@@ -69,7 +69,7 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
         return record::write(args.json.as_ref(), "sim", &calibration);
     }
     let started = Instant::now();
-    // Decisions that are timed should have the machine's cache to themselves.
+    // Timed decisions should have the machine's cache to themselves.
     let threads = if scenario.head.time_decisions { 1 } else { args.threads };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     let rows = pool.install(|| scenario.cells()?.into_par_iter().map(|cell| bench.row(&cell)).collect::<anyhow::Result<Vec<Row>>>())?;
@@ -120,7 +120,7 @@ impl Bench<'_> {
         })
     }
 
-    /// Every seed of one setting.
+    /// Simulates every seed of one setting.
     fn simulate(&self, settings: &Settings) -> anyhow::Result<Runs> {
         let mut timing = Timing::default();
         let mut runs = Vec::new();
@@ -173,7 +173,7 @@ impl Bench<'_> {
         Ok(asks)
     }
 
-    /// The highest value at which enough requests are good, by bisection. 0: even the lowest is too high.
+    /// The highest value at which enough requests are good, by bisection; 0 if even the lowest is too high.
     fn search(&self, cell: &Cell, search: &Search) -> anyhow::Result<Found> {
         let good = |value: f64| self.is_good(&cell.settings(Some((&search.key, value)))?, search.ratio);
         let scale = search_scale(search, cell)?;
@@ -198,7 +198,7 @@ impl Bench<'_> {
 const DOUBLINGS_MAX: usize = 4;
 const EVENTS_BETWEEN_LOOKS: usize = 20_000;
 
-/// Whether a request cannot become good any more, while a run goes on.
+/// Whether a request can no longer become good, during a run.
 fn is_bad(answer: &Answer, now: Duration, settings: &Settings) -> bool {
     let waited_ms = answer.ttft_ms().unwrap_or_else(|| now.saturating_sub(answer.at).as_secs_f64() * 1e3);
     match settings.workload.classes.get(answer.class) {

@@ -1,5 +1,5 @@
-//! `tidemill-bench stub`: a server that speaks OpenAI's stream and answers after known delays. It writes down when it really sent each
-//! token, so `load` can be held to the truth.
+//! `tidemill-bench stub`: a server that speaks OpenAI's stream and answers after known delays. It records the true time of each sent token,
+//! with which `load` can be compared.
 
 use crate::{
     load::{
@@ -36,26 +36,26 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-/// Serve answers after known delays: a truth to hold a client to.
+/// Serve answers after known delays: a reference for the accuracy of a client.
 ///
-/// Prints `ready URL`. SIGTERM or Ctrl-C ends it; then it writes what it did.
+/// Prints `ready URL`. SIGTERM or Ctrl-C ends it; then it writes the true latencies.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct StubArgs {
     #[arg(long, default_value = "127.0.0.1:0")]
     pub http: SocketAddr,
-    /// To the first token, in milliseconds: `200`, `100-300` or `lognormal/200/0.5`.
+    /// Time to the first token, in milliseconds: `200`, `100-300` or `lognormal/200/0.5`.
     #[arg(long, default_value = "200")]
     pub ttft_ms: Length,
-    /// From each token to the next.
+    /// Time from each token to the next.
     #[arg(long, default_value = "20")]
     pub gap_ms: Length,
-    /// Answers at a time; other requests wait. No limit by default.
+    /// Answers at a time; further requests wait. No limit by default.
     #[arg(long)]
     pub slots: Option<u32>,
-    /// So long after the first request that counts,
+    /// Seconds after the first counted request at which a stall begins.
     #[arg(long, default_value_t = 0.0)]
     pub stall_at_s: f64,
-    /// nothing is sent for so long.
+    /// Seconds of the stall, in which nothing is sent.
     #[arg(long, default_value_t = 0.0)]
     pub stall_s: f64,
     /// Requests at the beginning that do not count: `load` probes with one.
@@ -63,21 +63,21 @@ pub struct StubArgs {
     pub skip: u64,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Write what was sent when here.
+    /// Write the true latencies to this file.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
 
-/// What the server did: latencies from the arrival of a request to when a token was written.
+/// The true latencies of the server, from the arrival of a request to the writing of a token.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Truth {
     pub requests: u64,
     pub ttft_ms: Option<Percentiles>,
     pub itl_ms: Option<Percentiles>,
     pub e2e_ms: Option<Percentiles>,
-    /// How late its own timers fired.
+    /// The delay of its own timers.
     pub delay_ms: Option<Percentiles>,
-    /// Most answers at a time.
+    /// The most concurrent answers.
     pub running_max: u64,
 }
 
@@ -85,7 +85,7 @@ struct Stub {
     args: StubArgs,
     state: Mutex<StubState>,
     slots: Arc<Semaphore>,
-    /// When the first request that counts came.
+    /// The time of the first request that counts.
     began: OnceLock<Instant>,
 }
 
@@ -99,13 +99,13 @@ struct StubState {
     e2e: Latencies,
 }
 
-/// One answer on its way.
+/// One answer in progress.
 struct Answer {
     stub: Arc<Stub>,
     _slot: Option<OwnedSemaphorePermit>,
     counts: bool,
     asked: Instant,
-    /// When each token is due, the first one at the front.
+    /// The times at which tokens are due, the first one at the front.
     due: VecDeque<Instant>,
     last: Option<Instant>,
     chat: bool,
@@ -114,7 +114,7 @@ struct Answer {
     over: bool,
 }
 
-/// An answer of more is cut.
+/// The most tokens of an answer.
 const TOKENS_MAX: u64 = 100_000;
 
 pub async fn run(args: StubArgs) -> anyhow::Result<()> {
@@ -137,7 +137,7 @@ pub async fn run(args: StubArgs) -> anyhow::Result<()> {
         .route("/v1/chat/completions", post(answer))
         .with_state(stub.clone());
     println!("ready http://{}/v1", listener.local_addr()?);
-    // Otherwise the kernel holds small writes back for the sake of fewer packets.
+    // Otherwise the kernel delays small writes to save packets.
     let listener = listener.tap_io(|socket| socket.set_nodelay(true).unwrap_or_default());
     let server = tokio::spawn(async move { axum::serve(listener, app).await });
     let delays = Arc::new(Mutex::new(Latencies::default()));
@@ -207,7 +207,7 @@ fn millis(ms: u32) -> Duration {
 }
 
 impl Answer {
-    /// The next event, when it is due; `None` after the last one.
+    /// The next event, once it is due; `None` after the last one.
     async fn next(&mut self) -> Option<Bytes> {
         if self.over {
             return None;
@@ -242,7 +242,7 @@ impl Drop for Answer {
 }
 
 impl Stub {
-    /// When something that is due at `at` is sent.
+    /// The time at which an event that is due at `at` is sent.
     fn after_stall(&self, at: Instant) -> Instant {
         let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or_default();
         let Some(began) = self.began.get() else { return at };

@@ -6,7 +6,7 @@ use std::process::Command;
 fn no_attack_ends_a_process_takes_what_is_anothers_or_gets_what_it_should_not() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let json = dir.path().join("abuse.json");
-    // Behind its quota a flood is a trickle: what is tested is what comes after it.
+    // With a quota, a flood would be a trickle: the test is about the code behind the quota.
     let output = Command::new(env!("CARGO_BIN_EXE_tidemill-bench"))
         .args(["abuse", "--short", "--unmetered", "--json"])
         .arg(&json)

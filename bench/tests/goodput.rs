@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::{fs, net::TcpStream, process::Command};
 
-/// A server that answers one request in 90 ms at a time takes 11 per second; one with four slots 44.
+/// A server with one slot that answers a request in 90 ms serves 11 per second; one with four slots 44.
 const SCENARIO: &str = r#"
 title = "One slot and four"
 [[server]]
@@ -44,7 +44,7 @@ fn a_server_with_more_slots_takes_more_and_both_are_stopped() {
     let servers = comparison["servers"].as_array().unwrap();
     assert_eq!(servers.iter().map(|server| server["name"].as_str().unwrap()).collect::<Vec<_>>(), ["one", "four"]);
     let mean = |place: usize| servers[place]["goodput"]["mean"].as_f64().unwrap();
-    // At 16 per second a queue of one slot grows by five a second, whatever the machine does; four slots have room.
+    // At 16 per second, a queue with one slot grows by five a second, regardless of the machine; four slots have room.
     assert!(mean(0) < 16.0 && mean(1) >= mean(0), "{comparison:#}");
     for server in servers {
         let points = server["points"].as_array().unwrap();
@@ -66,7 +66,7 @@ fn a_server_with_more_slots_takes_more_and_both_are_stopped() {
 fn a_server_that_never_comes_is_named_and_what_was_started_is_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let scenario = dir.path().join("scenario.toml");
-    // A port of our own, so that we can look whether anybody still listens there.
+    // The port is fixed here, so that the test can check whether any process still listens there.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let text = format!(
         "title = \"x\"\n[[server]]\nname = \"good\"\ncommand = [\"tidemill-bench\", \"stub\", \"--http\", \"127.0.0.1:{port}\"]\n\

@@ -27,7 +27,7 @@ struct Cli {
     load: LoadArgs,
 }
 
-/// Serves requests in order of arrival as `answers` says; the first is the probe.
+/// A server that answers requests in order of arrival as `answers` says; the first is the probe.
 struct Server {
     answer: fn(usize) -> Answer,
     asked: Mutex<Vec<Value>>,
@@ -37,7 +37,7 @@ struct Server {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Answer {
-    /// As many tokens as asked for, this far apart.
+    /// As many tokens as requested, this far apart.
     Tokens(Duration),
     Refuse,
     /// Two tokens, then a closed connection.
@@ -77,7 +77,7 @@ async fn complete(State(server): State<Arc<Server>>, Json(ask): Json<Value>) -> 
     if chat {
         events.push(event(json!({"choices": [{"delta": {"role": "assistant", "content": ""}}]}).to_string()));
     }
-    // Late enough for the headers to be on their way when a connection breaks.
+    // The break comes late enough for the headers to be sent before it.
     let mut apart = Duration::from_millis(20);
     match (server.answer)(index) {
         Answer::Refuse => {
@@ -129,7 +129,7 @@ async fn a_good_server_is_measured() {
     assert_eq!((&report["completed"], &report["errors"]), (&json!(12), &json!(0)));
     assert_eq!((&report["output_tokens"], &report["cached_tokens"]), (&json!(60), &json!(192)));
     assert_eq!(report["goodput"]["ratio"], json!(1.0));
-    // The server sleeps 10 ms before each token: no token comes earlier, whatever the machine is busy with.
+    // The server sleeps 10 ms before each token: no token comes earlier, regardless of the machine's load.
     let p50 = |name: &str| report[name]["p50"].as_f64().unwrap();
     assert!(p50("ttft_ms") >= 10.0 && p50("e2e_ms") >= 50.0, "{report}");
     assert!(p50("tpot_ms") > 0.0 && p50("itl_ms") > 0.0, "{report}");

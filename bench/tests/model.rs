@@ -1,4 +1,4 @@
-//! `tidemill-bench model` makes a directory that others can read.
+//! `tidemill-bench model` creates a directory that other programs can read.
 
 use clap::Parser;
 use safetensors::{Dtype, SafeTensors};

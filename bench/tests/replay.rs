@@ -11,8 +11,9 @@ use std::{
 
 /// (capacity, blocks found, tokens found)
 const LRU_FOUND: [(&str, f64, f64); 3] = [("50", 1434.0, 734_208.0), ("150", 1964.0, 1_005_568.0), ("unlimited", 2079.0, 1_064_448.0)];
-/// Of all prompts.
+/// The blocks of all prompts.
 const BLOCKS: f64 = 3160.0;
+/// The tokens of all prompts.
 const TOKENS: f64 = 1_540_679.0;
 
 fn replay(trace: &Path, capacity: &str, policy: &str, json: &Path) -> Output {

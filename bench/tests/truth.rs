@@ -1,5 +1,5 @@
-//! The client held to the truth: `tidemill-bench load` and `tidemill-bench stub` as two processes. The stub writes down when it sent
-//! each token, so no assertion depends on how busy the machine is: what both of their timers were late is allowed for.
+//! The client compared with the truth: `tidemill-bench load` and `tidemill-bench stub` as two processes. The stub records the time of each
+//! sent token, so no assertion depends on the machine's load: the delays of both programs' timers are allowed for.
 
 use serde_json::Value;
 use std::{
@@ -37,7 +37,7 @@ impl Stub {
         result(&json)
     }
 
-    /// Ends it: what it says it did.
+    /// Ends the stub, and returns its record.
     fn truth(mut self) -> Value {
         let pid = nix::unistd::Pid::from_raw(self.process.id() as i32);
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
@@ -52,7 +52,7 @@ impl Stub {
 
 impl Drop for Stub {
     fn drop(&mut self) {
-        // It has usually ended.
+        // It has usually ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -68,7 +68,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// The largest relative difference between what both saw, beyond `grace_ms`.
+/// The largest relative difference between the two records, beyond `grace_ms`.
 fn difference(seen: &Value, truth: &Value, grace_ms: f64) -> f64 {
     let pairs = ["ttft_ms", "e2e_ms"].into_iter().flat_map(|what| ["mean", "p50", "p90", "p99"].map(|p| (&seen[what][p], &truth[what][p])));
     let beyond = |(seen, truth): (&Value, &Value)| ((number(seen) - number(truth)).abs() - grace_ms).max(0.0) / number(truth);
@@ -82,7 +82,7 @@ fn percentiles_are_the_servers_within_a_hundredth() {
     let truth = stub.truth();
     assert_eq!((&seen["completed"], &truth["requests"]), (&150.into(), &150.into()));
     let late = number(&seen["client"]["delay_ms"]["max"]) + number(&truth["delay_ms"]["max"]) + number(&seen["send_lag_ms"]["max"]);
-    // A connection's set-up is the client's share of the first requests' time.
+    // The set-up of a connection is the client's share of the first requests' time.
     assert!(difference(&seen, &truth, late + 5.0) <= 0.01, "{seen}\n{truth}");
     // The client never sees a token before it is sent.
     for p in ["p50", "p90", "p99"] {
@@ -90,7 +90,8 @@ fn percentiles_are_the_servers_within_a_hundredth() {
     }
 }
 
-/// Requests every 20 ms; the server says nothing from 1 s to 2.5 s. Whoever was due meanwhile has waited for the rest of it.
+/// Sends requests every 20 ms; the server sends nothing from 1 s to 2.5 s. Requests that were due meanwhile have waited for the rest of the
+/// stall.
 #[test]
 fn a_stall_shows_in_the_ttft_of_all_who_were_due_meanwhile() {
     let flags = ["--ttft-ms", "10", "--gap-ms", "1", "--stall-at-s", "1", "--stall-s", "1.5"];
@@ -98,14 +99,14 @@ fn a_stall_shows_in_the_ttft_of_all_who_were_due_meanwhile() {
     let open = Stub::start(&flags);
     let open = open.load(&[&["--rate", "50", "--arrivals", "constant", "--requests", "200"], &request[..]].concat());
     let (p50, p75, p90) = (number(&open["ttft_ms"]["p50"]), quantile(&open, 0.75), number(&open["ttft_ms"]["p90"]));
-    // 75 of 200 were due in the stall: of the others the machine alone decides, but these waited evenly up to 1.5 s.
+    // 75 of 200 requests were due in the stall: the others depend on the machine, but these waited evenly up to 1.5 s.
     assert!(p75 >= 450.0 && p90 >= 1050.0, "{p50} {p75} {p90}");
-    // Even when the client itself may send only one at a time.
+    // This holds even if the client itself may send only one request at a time.
     let busy = Stub::start(&flags);
     let one = ["--rate", "50", "--arrivals", "constant", "--requests", "200", "--concurrency-max", "1"];
     let busy = busy.load(&[&one, &request[..]].concat());
     assert!(number(&busy["ttft_ms"]["p90"]) >= 1050.0, "{busy}");
-    // A closed loop asks one question meanwhile, and reports one slow answer: this is coordinated omission. Its whole time counts: the
+    // A closed loop sends one request meanwhile, and reports one slow answer: this is coordinated omission. Its total time counts, as the
     // stall may also begin between its tokens.
     let closed = Stub::start(&flags);
     let closed = closed.load(&[&["--users", "1", "--requests", "200"], &request[..]].concat());
@@ -113,19 +114,19 @@ fn a_stall_shows_in_the_ttft_of_all_who_were_due_meanwhile() {
     assert_eq!(slow, 1, "{closed}");
 }
 
-/// Of the TTFTs, as the plots have them.
+/// A quantile of the TTFTs, from the plotted distribution.
 fn quantile(seen: &Value, share: f64) -> f64 {
     let points = seen["distributions"]["ttft_ms"].as_array().unwrap();
     number(&points.iter().find(|point| number(&point[1]) >= share).unwrap()[0])
 }
 
-/// `cargo test --release -p tidemill-bench --test truth -- --ignored --nocapture`
+/// Run with `cargo test --release -p tidemill-bench --test truth -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement: it wants a machine to itself"]
 fn at_500_and_1000_streams_at_a_time() {
     for streams in [500, 1000] {
         let stub = Stub::start(&["--ttft-ms", "lognormal/400/0.6/3000", "--gap-ms", "50-150"]);
-        // An answer takes 10.5 s, so so many run at a time after that.
+        // An answer takes 10.5 s, so this many run at a time after that.
         let (rate, requests) = ((f64::from(streams) / 10.5).to_string(), (3 * streams).to_string());
         let flags = ["--rate", &rate, "--requests", &requests, "--output-len", "101", "--input-len", "32", "--warmup-s", "0"];
         let seen = stub.load(&flags);

@@ -1,10 +1,10 @@
-//! The decode role: admits sequences, steps them in one continuous batch, streams their tokens, publishes the blocks they fill.
+//! The decode role: admits sequences, steps them in one continuous batch, streams their tokens, publishes the blocks that they fill.
 //!
 //! Core (no clock, socket, thread or model; builds with `--no-default-features`):
 //!
-//! - [`scheduler`]: which sequences hold device blocks, and what the next step computes
+//! - [`scheduler`]: the sequences that hold device blocks, and the work of the next step
 //! - `sequence`: one sequence, from job to last token
-//! - [`speculation`]: tokens that are guessed, and verified several in one step
+//! - [`speculation`]: guessed tokens, several of which are verified in one step
 //! - [`limits`]: bounds of a worker, and the jobs that they rule out
 //!
 //! Shell (feature `shell`, on by default):

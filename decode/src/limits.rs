@@ -8,27 +8,27 @@ use tidemill_proto::{
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Sequences that hold device blocks at once.
+    /// The most sequences that hold device blocks at once.
     pub sequences_max: usize,
-    /// Sequences that wait for room; one more is returned to its coordinator.
+    /// The most sequences that wait for room; one more is returned to its coordinator.
     pub waiting_max: usize,
-    /// Tokens of one step.
+    /// The most tokens of one step.
     pub step_tokens: usize,
-    /// Longest sequence that the model allows.
+    /// The longest sequence that the model allows.
     pub context_tokens: usize,
-    /// Tokens in the model's vocabulary.
+    /// The number of tokens in the model's vocabulary.
     pub vocab: usize,
-    /// The model reads a text as a whole, in one step, and generates nothing.
+    /// Whether the model reads a text as a whole, in one step, and generates nothing.
     pub reads_whole: bool,
 }
 
 impl Limits {
-    /// Longest sequence that a worker with this many device blocks can hold.
+    /// The longest sequence that a worker with this many device blocks can hold.
     pub(crate) fn longest(&self, device_blocks: usize) -> usize {
         self.context_tokens.min(device_blocks * BLOCK_TOKENS)
     }
 
-    /// Why a job can never run here. `None`: it can.
+    /// The reason why a job can never run here; `None` if it can.
     pub(crate) fn unfit(&self, job: &DecodeJob, device_blocks: usize) -> Option<String> {
         let (len, prompt) = (job.tokens.len(), job.prompt_tokens as usize);
         if prompt == 0 || prompt > len {

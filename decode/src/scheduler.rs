@@ -1,16 +1,16 @@
-//! Continuous batching at token granularity: which sequences hold device blocks, and what the next step computes.
+//! Continuous batching at token granularity: the sequences that hold device blocks, and the work of the next step.
 //!
 //! - **Admission.** In order ([`order`]): limits first, then short tails; shares between groups; no sequence starves.
 //!   A sequence holds device blocks for all its tokens or none. It takes what the device's prefix cache has, fetches what the pool has or
 //!   will have, and computes the rest.
 //! - **A step** has at most `step_tokens` tokens: first one for each sequence that decodes, then chunks of tails, in order, as many as fit
-//!   into the time that the tightest limit of the sequences that decode leaves (`step_limit_ms`). So neither
-//!   tails nor local prefill stall them.
-//! - **Speculation** (`drafting`, [`speculation`](crate::speculation)) gives sequences that decode more rows of a step, as long as that pays. It takes no
-//!   block that another sequence may need, and what was drafted in vain leaves nothing behind: a sequence's computed tokens end before it, and
-//!   the next step writes over it.
+//!   into the time that the tightest limit of the decoding sequences leaves (`step_limit_ms`). So neither tails nor local prefill
+//!   stall them.
+//! - **Speculation** (`drafting`, [`speculation`](crate::speculation)) gives decoding sequences more rows of a step, as long as that pays
+//!   off. It takes no block that another sequence may need, and wrong drafts leave nothing behind: a sequence's computed tokens end before
+//!   them, and the next step overwrites them.
 //! - **Preemption** takes the blocks of the youngest sequence of the lowest priority and puts it back at the front of its priority's queue:
-//!   for the next token of another, and for one of a higher priority that finds no room.
+//!   for the next token of another sequence, and for a sequence of a higher priority that finds no room.
 
 mod drafting;
 mod integrity;
@@ -19,7 +19,7 @@ mod role;
 use crate::{
     limits::Limits,
     sequence::Sequence,
-    speculation::{Drafter, Speculation, draft_model::DraftModel, rows::RowCost},
+    speculation::{Drafter, Speculation, draft_model::DraftModel, rows::RowCost, trial::Trials},
 };
 use std::{
     cmp::Reverse,
@@ -50,34 +50,36 @@ pub struct Scheduler {
     residency: Residency,
     sequences: HashMap<JobId, Sequence>,
     sequences_seen: u64,
-    /// Hold no blocks.
+    /// The sequences without blocks.
     waiting: Vec<JobId>,
-    /// Hold blocks; those that have had them longest first.
+    /// The sequences with blocks, in the order in which they got them.
     admitted: Vec<JobId>,
     shares: Shares,
     owed: Owed,
     pace: Pace,
-    /// `None`: each step draws one token of a sequence.
+    /// The settings of speculation; if `None`, each step draws one token of a sequence.
     speculation: Option<Speculation>,
-    /// `None`: no model guesses.
+    /// The draft model, if there is one.
     draft_model: Option<DraftModel>,
     row_cost: RowCost,
-    /// Time that steps left over under the tightest limit, as long as it was too short for a block of a prompt; and how many those were.
+    trials: Trials,
+    /// The time that steps left over under the tightest limit, while it was too short for a block of a prompt; and the number of these
+    /// steps.
     saved_ms: f64,
     steps_saved: u32,
-    /// The step under way, and since when.
+    /// The step in progress, and the time at which it began.
     step: (StepWork, Duration),
     counters: Counters,
 }
 
-/// Without a limit, a step with prompts takes about this long at most: an urgent newcomer waits no longer for its turn. In shorter ones, what
-/// decodes would take more of the time from prompts.
+/// The target time of a step with prompts and without a limit, which bounds the wait of an urgent newcomer for its turn. In shorter steps,
+/// decoding would take a larger share of the time from prompts.
 pub const STEP_MS: f64 = 200.0;
-/// Or this many times the plain time of what decodes, if that is longer.
+/// The target time as a multiple of the plain time of the decoding sequences, if that is longer.
 const STRETCH: f64 = 4.0;
-/// Share of a limit that a step is planned to take.
+/// The share of a limit that a step is planned to take.
 const MARGIN: f64 = 0.9;
-/// Prompts wait this many steps for time that limits leave, then go on all the same.
+/// The most steps for which prompts wait for time that limits leave; then they continue nevertheless.
 const STEPS_SAVED_MAX: u32 = 8;
 
 const LIVE: &str = "a listed sequence lives";
@@ -85,12 +87,14 @@ const LIVE: &str = "a listed sequence lives";
 /// The outcome of a step.
 #[derive(Default)]
 struct Outcome {
-    /// Its chunks, without what was drafted in vain.
+    /// The step's chunks, without wrong drafts.
     computed: Vec<ScheduledChunk>,
     /// The events that coordinators get before the tokens.
     events: Vec<(LinkId, WorkerEvent)>,
     tokens: BTreeMap<LinkId, Vec<SequenceToken>>,
     finished: Vec<(JobId, Finish)>,
+    /// Whether the step verified guesses.
+    has_guesses: bool,
 }
 
 impl Scheduler {
@@ -109,6 +113,7 @@ impl Scheduler {
             speculation: None,
             draft_model: None,
             row_cost: RowCost::default(),
+            trials: Trials::default(),
             saved_ms: 0.0,
             steps_saved: 0,
             step: (StepWork::default(), Duration::ZERO),
@@ -116,7 +121,7 @@ impl Scheduler {
         }
     }
 
-    /// Guesses tokens of sequences that come from now on.
+    /// Guesses tokens of the sequences that come from now on.
     #[must_use]
     pub fn with_speculation(mut self, speculation: Option<Speculation>) -> Self {
         self.draft_model = speculation.and_then(|speculation| Some(DraftModel::new(speculation.draft_model?, self.limits.vocab)));
@@ -124,14 +129,14 @@ impl Scheduler {
         self
     }
 
-    /// For a model whose layers keep states: they are kept by this rule.
+    /// Sets the rule by which states are kept, for a model whose layers keep any.
     #[must_use]
     pub fn with_states(mut self, states: StateRule) -> Self {
         self.residency.keep_states(states);
         self
     }
 
-    /// A coordinator hands over a sequence. One that cannot run here is answered at once.
+    /// Accepts a sequence from a coordinator. One that cannot run here is answered at once.
     pub fn admit(&mut self, link: LinkId, job: DecodeJob, now: Duration) {
         let id = Sequence::job_id(job.sequence);
         let is_full = self.sequences.len() >= self.limits.sequences_max.saturating_add(self.limits.waiting_max);
@@ -157,7 +162,7 @@ impl Scheduler {
         self.send_finished(link, job.sequence, refusal, Provenance::default());
     }
 
-    /// Gives the youngest waiting sequence of the lowest priority back to its coordinator, if that is lower than this.
+    /// Returns the youngest waiting sequence of the lowest priority to its coordinator, if its priority is lower than `priority`.
     fn return_one_below(&mut self, priority: u8) -> bool {
         let lowest = self.waiting.iter().min_by_key(|id| (self.sequences[id].job.urgency.priority, Reverse(self.sequences[id].number)));
         let Some(&id) = lowest.filter(|id| self.sequences[id].job.urgency.priority < priority) else { return false };
@@ -165,12 +170,12 @@ impl Scheduler {
         true
     }
 
-    /// The client went away, or the coordinator wants the sequence elsewhere.
+    /// Cancels a sequence whose client went away, or which the coordinator wants elsewhere.
     pub fn cancel(&mut self, sequence: SequenceId) {
         self.forget(Sequence::job_id(sequence));
     }
 
-    /// Nobody computes this sequence's missing blocks any more: take what is in the pool now, compute the rest.
+    /// Notes that no worker computes this sequence's missing blocks any more: takes those that are in the pool now, and computes the rest.
     pub fn stop_waiting(&mut self, sequence: SequenceId) {
         if let Some(state) = self.sequences.get_mut(&Sequence::job_id(sequence)) {
             state.job.wait_ms = 0;
@@ -178,8 +183,8 @@ impl Scheduler {
         }
     }
 
-    /// In order, as far as there is room, which lower priorities make. One for which there is none lets others of its priority pass, unless its
-    /// client has had a token or it has been passed too often.
+    /// Admits waiting sequences in order, as far as there is room, for which lower priorities are preempted. A sequence without room lets
+    /// others of its priority pass, unless its client has had a token or it has been passed too often.
     fn admit_waiting(&mut self, ranks: &HashMap<JobId, Rank>, now: Duration) {
         let oldest = self.waiting.iter().copied().min_by_key(|id| self.sequences[id].number);
         let overdue = oldest.filter(|id| self.sequences[id].passed >= PASSED_MAX);
@@ -227,15 +232,15 @@ impl Scheduler {
     }
 
     fn take_room(&mut self, id: JobId) -> bool {
-        // Room to grow by one block each keeps a full device from admitting what it would preempt at once.
+        // Room for each sequence to grow by one block keeps a full device from admitting sequences that it would preempt at once.
         let headroom = self.admitted.len();
         let state = self.sequences.get_mut(&id).expect(LIVE);
         let (reusable, needed) = (state.reusable_blocks(), state.blocks_needed());
         headroom < self.limits.sequences_max && self.residency.admit(&mut state.kv, reusable, needed, headroom)
     }
 
-    /// The youngest of the lowest priority that holds blocks, if that is lower than this sequence's, and all such sequences hold enough. One
-    /// that has been passed too often keeps its place.
+    /// The youngest sequence of the lowest priority with blocks, if its priority is lower than this sequence's, and all such sequences hold
+    /// enough. A sequence that has been passed too often keeps its blocks.
     fn yields_to(&self, id: JobId) -> Option<JobId> {
         let priority = |id: &JobId| self.sequences[id].job.urgency.priority;
         let own = priority(&id);
@@ -247,7 +252,7 @@ impl Scheduler {
         lower().rev().min_by_key(priority).filter(|_| stay < self.limits.sequences_max && needed <= held + self.residency.free_blocks())
     }
 
-    /// The place in the order of every sequence that waits for device blocks or has a tail to compute.
+    /// The rank of every sequence that waits for device blocks or has a tail to compute.
     fn ranks(&self, now: Duration) -> HashMap<JobId, Rank> {
         let over = self.shares.over();
         let rank = |(&id, state): (&JobId, &Sequence)| {
@@ -259,7 +264,7 @@ impl Scheduler {
         self.sequences.iter().filter(|(_, state)| !state.is_decoding()).map(rank).collect()
     }
 
-    /// All blocks that could be had are on the device; the rest is computed.
+    /// Starts a sequence: all available blocks are on the device; the rest is computed.
     fn start(&mut self, id: JobId, fetched: &FetchedBlocks, now: Duration) {
         let state = self.sequences.get_mut(&id).expect(LIVE);
         if let Some(tokens) = state.note_ready(fetched, now).copied() {
@@ -269,7 +274,7 @@ impl Scheduler {
         }
     }
 
-    /// Every sequence gets a block for its next token; the youngest of the lowest priority make room.
+    /// Gives every sequence a block for its next token; the youngest of the lowest priority make room.
     fn grow(&mut self) {
         for id in self.admitted.clone() {
             while self.admitted.contains(&id) {
@@ -294,7 +299,7 @@ impl Scheduler {
         self.waiting.push(id);
     }
 
-    /// One token of each sequence that decodes, with those drafted after it, then chunks of what others still compute.
+    /// Schedules one token of each sequence that decodes, with those drafted after it, then chunks of prompts.
     fn schedule(&mut self, ranks: &HashMap<JobId, Rank>, now: Duration) -> Vec<ScheduledChunk> {
         let limit_ms = self.step_limit_ms() - self.guessing_ms();
         self.draft(limit_ms);
@@ -318,7 +323,8 @@ impl Scheduler {
         chunks
     }
 
-    /// How long the next step may take: the tightest limit of those that decode, or what their plain step may be stretched to.
+    /// The bound on the next step's time: the tightest limit of the decoding sequences, or the extent to which their plain step may be
+    /// stretched.
     fn step_limit_ms(&self) -> f64 {
         let decoding = || self.admitted.iter().map(|id| &self.sequences[id]).filter(|state| state.is_decoding());
         let tightest = decoding().filter_map(|state| state.job.urgency.tpot_ms).min_by(f32::total_cmp);
@@ -328,8 +334,8 @@ impl Scheduler {
         }
     }
 
-    /// Time for prompts in a step with this many rows. `None`: less than a block of them takes, and they wait until enough is saved. Limits are
-    /// averages: a step may be longer by what others before it were shorter.
+    /// The time for prompts in a step with this many rows. If it is less than a block of them takes, `None`: they wait until enough is
+    /// saved. Limits are averages, so a step may be longer by as much as earlier ones were shorter.
     fn tail_ms(&mut self, rows: usize, limit_ms: f64, wanted: bool) -> Option<f64> {
         let left_ms = (limit_ms - self.pace.plain_ms(rows).unwrap_or(0.0)).max(0.0);
         let block_ms = self.pace.token_ms(0).unwrap_or(0.0) * BLOCK_TOKENS as f64;
@@ -343,7 +349,7 @@ impl Scheduler {
         Some(left_ms)
     }
 
-    /// Takes in what a step drew and found.
+    /// Applies the tokens and scores of a step.
     fn take_in(&mut self, chunks: &[ScheduledChunk], results: Vec<SegmentResult>, now: Duration) -> Outcome {
         let mut outcome = Outcome::default();
         let longest = self.limits.longest(self.residency.device_blocks());
@@ -366,11 +372,12 @@ impl Scheduler {
             }
             self.counters.tokens_generated += tokens.len() as u64;
             let accepted = tokens.len().saturating_sub(1);
+            outcome.has_guesses |= drafted > 0;
             count_places(&mut self.counters.tokens_drafted, drafted);
             count_places(&mut self.counters.tokens_accepted, accepted);
             state.provenance.drafted += drafted as u64;
             state.provenance.accepted += accepted as u64;
-            // Of drafted rows, those count that follow the sequence's tokens: the last token's, and one for each that was confirmed.
+            // A drafted row counts if it follows the sequence's tokens: that of the last token, and one for each confirmed token.
             let len = if drafted == 0 { chunk.len } else { tokens.len() + usize::from(fault.is_some()) };
             outcome.computed.push(ScheduledChunk { len, ..*chunk });
             outcome.tokens.entry(link).or_default().extend(tokens);
@@ -379,7 +386,7 @@ impl Scheduler {
         outcome
     }
 
-    /// Tells coordinators, in one message of tokens for each, and ends sequences with their last token.
+    /// Notifies coordinators, each with one message of tokens, and ends sequences with their last token.
     fn tell(&mut self, Outcome { events, tokens, finished, .. }: Outcome, now: Duration) {
         let tokens = tokens.into_iter().filter(|(_, tokens)| !tokens.is_empty());
         for (link, event) in events.into_iter().chain(tokens.map(|(link, tokens)| (link, WorkerEvent::Tokens(tokens)))) {
@@ -388,13 +395,13 @@ impl Scheduler {
         for (id, reason) in finished {
             let state = self.sequences.get_mut(&id).expect(LIVE);
             state.note_finished(now);
-            // The next turn begins here.
+            // The client's next turn starts from here.
             self.residency.keep_last_state(&mut state.kv, state.job.home.map(|home| (home, Delivery::BestEffort)));
             self.end(id, reason);
         }
     }
 
-    /// A chunk is computed: publishes the blocks that it filled at home.
+    /// Notes that a chunk is computed, and publishes the blocks that it filled at home.
     fn advance(&mut self, chunk: &ScheduledChunk) {
         let state = self.sequences.get_mut(&chunk.job).expect("a planned sequence lives until its step is done");
         let full = self.residency.advance(&mut state.kv, chunk);
@@ -411,7 +418,7 @@ impl Scheduler {
         }
     }
 
-    /// Publishes hot blocks that came from elsewhere at home, too. They keep their origin.
+    /// Also publishes hot blocks that came from elsewhere at home. They keep their origin.
     fn replicate(&mut self, id: JobId, fetched: &FetchedBlocks) {
         let state = &self.sequences[&id];
         let Some(node) = state.job.home else { return };
@@ -452,7 +459,7 @@ impl Scheduler {
     }
 }
 
-/// Counts one at each of the first `len` places.
+/// Adds one to each of the first `len` counts.
 fn count_places(counts: &mut Vec<u64>, len: usize) {
     counts.resize(counts.len().max(len), 0);
     counts[..len].iter_mut().for_each(|count| *count += 1);

@@ -1,4 +1,4 @@
-//! One sequence on its way through a decode worker: its tokens, and what its coordinator is told of it.
+//! One sequence on its way through a decode worker: its tokens, and its coordinator's view of it.
 //!
 //! A rescued or preempted sequence is a new one whose prompt happens to be longer: it takes the same path.
 
@@ -21,28 +21,28 @@ use tidemill_proto::{
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) link: LinkId,
-    /// `job.tokens` grows with every token drawn.
+    /// The job; `job.tokens` grows with every token drawn.
     pub(crate) job: DecodeJob,
     pub(crate) kv: JobKv,
-    /// Number in order of arrival.
+    /// The sequence's number in order of arrival.
     pub(crate) number: u64,
-    /// Sequences that came later and got device blocks first, since the last one that nobody might pass any more.
+    /// The number of later sequences that got device blocks first, since the last sequence that could no longer be passed.
     pub(crate) passed: u32,
-    /// Its grammar is being compiled.
+    /// Whether its grammar is being compiled.
     pub(crate) awaits_grammar: bool,
     history: History,
-    /// `None`: this worker does not speculate.
+    /// The proposals for its next tokens; `None` if this worker does not speculate.
     drafter: Option<Drafter>,
-    /// The last token, and those drafted after it, of the step under way. Empty: nothing is drafted.
+    /// The last token, and those drafted after it, of the step in progress; empty if nothing is drafted.
     row: Vec<Token>,
-    /// Leading blocks that need not be put into the pool: they came from it, or have been put.
+    /// The number of leading blocks that need not be put into the pool: they came from it, or have been put.
     pub(crate) published: usize,
-    /// The model reads it as a whole, in one step, so its blocks are of use to no other.
+    /// Whether the model reads it as a whole, in one step, so that its blocks are of no use to others.
     pub(crate) is_whole: bool,
-    /// Log-probabilities of the prompt so far, if asked for.
+    /// The log-probabilities of the prompt so far, if requested.
     prompt_logprobs: Vec<Option<TokenLogprob>>,
     pub(crate) arrived: Duration,
-    /// All blocks that were worth fetching are here.
+    /// The time at which all blocks that were worth fetching had arrived.
     ready: Option<Duration>,
     first_token: Option<Duration>,
     pub(crate) provenance: Provenance,
@@ -57,7 +57,7 @@ impl Sequence {
         }
         Self {
             link,
-            // A chain of no blocks: none is found or published under a key.
+            // The chain has no blocks if the text is read as a whole: none is found or published under a key.
             kv: JobKv::new(Self::job_id(job.sequence), job.request, layout, &job.salt, if is_whole { &[] } else { &job.tokens }),
             number,
             passed: 0,
@@ -76,33 +76,33 @@ impl Sequence {
         }
     }
 
-    /// From now on its next tokens are guessed.
+    /// Guesses its next tokens from now on.
     pub(crate) fn with_drafter(mut self, drafter: Option<Drafter>) -> Self {
         self.drafter = drafter;
         self
     }
 
-    /// A worker has a sequence once, so that its number names the job.
+    /// The job of a sequence, whose number names it, as a worker has a sequence only once.
     pub(crate) fn job_id(sequence: SequenceId) -> JobId {
         JobId(sequence.0)
     }
 
-    /// Tokens without KV. One means that the next step draws the next token.
+    /// The number of tokens without KV. One means that the next step draws the next token.
     pub(crate) fn remaining(&self) -> usize {
         self.job.tokens.len() - self.kv.computed()
     }
 
-    /// Tokens that the next chunk may have: it ends where a state is to be kept, or to be there when the answer ends.
+    /// The number of tokens that the next chunk may have: it ends where a state is to be kept, or to be available when the answer ends.
     pub(crate) fn chunk(&self, states: StateRule) -> usize {
         states.cut(self.kv.computed(), self.remaining(), &[self.prompt_end(), (self.job.tokens.len() - 1) / BLOCK_TOKENS])
     }
 
-    /// Whether the state now is to be kept for others, and is not yet.
+    /// Whether the current state is to be kept for others, and is not yet.
     pub(crate) fn keeps_state(&self, states: StateRule) -> bool {
         self.kv.kept_at() != self.kv.computed_blocks() && states.keeps(self.kv.computed(), &[self.prompt_end()])
     }
 
-    /// The prompt's full blocks, without the last token: where it can be taken up.
+    /// The number of full blocks of the prompt without its last token, after which the prompt can be resumed.
     fn prompt_end(&self) -> usize {
         (self.job.prompt_tokens as usize - 1) / BLOCK_TOKENS
     }
@@ -112,23 +112,23 @@ impl Sequence {
         self.kv.is_ready() && !self.awaits_grammar
     }
 
-    /// Whether the next step needs only the token drawn last.
+    /// Whether the next step only needs the token drawn last.
     pub(crate) fn is_decoding(&self) -> bool {
         self.is_ready() && self.remaining() == 1
     }
 
-    /// Whether its next token is due by its TPOT: its client has had one.
+    /// Whether its next token is due by its TPOT, as its client has had one.
     pub(crate) fn is_streaming(&self) -> bool {
         self.first_token.is_some()
     }
 
-    /// Tokens that are computed here before the next one is drawn, as far as known: those that no block is expected for.
+    /// The number of tokens to compute here before the next one is drawn, as far as known: those for which no block is expected.
     pub(crate) fn tail(&self) -> usize {
         let expected = if self.kv.is_ready() { 0 } else { self.blocks_expected() * BLOCK_TOKENS };
         self.job.tokens.len() - self.kv.computed().max(expected)
     }
 
-    /// Leading blocks that may come from a cache: the last token is always computed, since its logits are needed.
+    /// The number of leading blocks that may come from a cache. The last token is always computed, as its logits are needed.
     pub(crate) fn reusable_blocks(&self) -> usize {
         if self.is_scoring() || self.is_whole { 0 } else { (self.job.tokens.len() - 1) / BLOCK_TOKENS }
     }
@@ -137,7 +137,7 @@ impl Sequence {
         self.reusable_blocks().min(self.job.expected_blocks as usize)
     }
 
-    /// Where to ask for the leading blocks that are worth it: as far as runs go there, then at home.
+    /// The nodes of the leading blocks that are worth fetching: those of the runs as far as they go, then home.
     pub(crate) fn fetchable(&self) -> Vec<PoolNode> {
         let expected = self.blocks_expected();
         let mut nodes = Run::nodes(&self.job.read, expected);
@@ -151,13 +151,13 @@ impl Sequence {
         self.job.tokens.len().div_ceil(BLOCK_TOKENS)
     }
 
-    /// Whether log-probabilities of the prompt are still owed: they need the logits of all its positions.
+    /// Whether log-probabilities of the prompt are still missing, which need the logits of all its positions.
     fn is_scoring(&self) -> bool {
         self.job.prompt_logprobs.is_some()
     }
 
-    /// Guesses up to `most` of its next tokens, where sequences have at most `longest`. Returns how likely each one is drawn if those before it
-    /// are.
+    /// Guesses up to `most` of its next tokens, if sequences have at most `longest` tokens. Returns the probability that each is drawn if
+    /// those before it are.
     pub(crate) fn propose(&mut self, most: usize, longest: usize) -> Vec<f64> {
         let most = self.guessable(most, longest);
         let (tokens, ends) = (&self.job.tokens, &self.job.stop.stop_tokens);
@@ -168,7 +168,7 @@ impl Sequence {
         })
     }
 
-    /// The request to the draft model for guesses; `None`: none are wanted, or the proposer's own are as good.
+    /// The request to the draft model for guesses; `None` if none are wanted, or the proposer's own are as good.
     pub(crate) fn wish(&self, most: usize, longest: usize) -> Option<Wish<'_>> {
         let most = self.guessable(most, longest);
         let drafter = self.drafter.as_ref().filter(|drafter| most > 0 && drafter.wants_guesses())?;
@@ -184,15 +184,15 @@ impl Sequence {
         })
     }
 
-    /// The draft model's guesses of its next tokens.
+    /// Takes the draft model's guesses of its next tokens.
     pub(crate) fn take_guesses(&mut self, guesses: Vec<Guess>) {
         if let Some(drafter) = &mut self.drafter {
             drafter.take_guesses(guesses);
         }
     }
 
-    /// How many of its next tokens can be guessed, up to `most`: none that would not be drawn under the same rules as the next one, and none
-    /// after the sequence's end.
+    /// The number of its next tokens that can be guessed, up to `most`: only tokens that would be drawn under the same rules as the next
+    /// one, and none after the sequence's end.
     fn guessable(&self, most: usize, longest: usize) -> usize {
         let (generated, tokens) = (self.generated(), &self.job.tokens);
         let stop = &self.job.stop;
@@ -203,7 +203,7 @@ impl Sequence {
         if self.is_scoring() || self.job.embeds.is_some() { 0 } else { most }
     }
 
-    /// The next step verifies the first `len` guessed tokens.
+    /// Drafts the first `len` guessed tokens for verification by the next step.
     pub(crate) fn draft(&mut self, len: usize) {
         let last = self.job.tokens.last();
         if let (Some(drafter), Some(last)) = (self.drafter.as_ref().filter(|_| len > 0), last) {
@@ -212,12 +212,12 @@ impl Sequence {
         }
     }
 
-    /// Tokens drafted for the step under way.
+    /// The number of tokens drafted for the step in progress.
     pub(crate) fn drafted(&self) -> usize {
         self.row.len().saturating_sub(1)
     }
 
-    /// `len` tokens from position `start`, as a step computes them.
+    /// The segment of `len` tokens from position `start` in a step.
     pub(crate) fn segment(&self, start: usize, len: usize) -> Segment<'_> {
         if self.drafted() > 0 {
             let state = self.kv.state(start + len);
@@ -246,12 +246,12 @@ impl Sequence {
         Draw { sampling: &self.job.sampling, history: &self.history, index: u64::from(index), banned, allowed }
     }
 
-    /// Number of the next token to be drawn.
+    /// The index of the next token to be drawn.
     pub(crate) fn generated(&self) -> u32 {
         self.job.tokens.len() as u32 - self.job.prompt_tokens
     }
 
-    /// Takes in the scores of a step. Returns the prompt's log-probabilities when they are `complete`.
+    /// Adds the scores of a step. Returns the prompt's log-probabilities when they are `complete`.
     pub(crate) fn push_scores(&mut self, scores: Vec<TokenLogprob>, complete: bool) -> Option<Vec<Option<TokenLogprob>>> {
         if !self.is_scoring() {
             return None;
@@ -266,8 +266,7 @@ impl Sequence {
         })
     }
 
-    /// Takes in the result of a step that computed the positions before `end`. If that is the whole prompt, an embedding job is
-    /// done.
+    /// Applies the result of a step that computed the positions before `end`. If that is the whole prompt, an embedding job is done.
     pub(crate) fn finish_embedding(&self, end: usize, embedding: Option<Vec<f32>>) -> Option<(Option<Vec<f32>>, Finish)> {
         if self.job.embeds.is_none() || end < self.job.tokens.len() {
             return None;
@@ -278,14 +277,14 @@ impl Sequence {
         Some((embedding, finish))
     }
 
-    /// Compares guesses with what a step drew. Returns what became of the draft model's, by class.
+    /// Compares guesses with the tokens that a step drew. Returns the outcomes of the draft model's guesses, by class.
     pub(crate) fn learn(&mut self, drawn: &[(Token, Option<TokenLogprob>)]) -> Vec<(usize, bool)> {
         let Some(drafter) = &mut self.drafter else { return Vec::new() };
         let drawn: Vec<Token> = drawn.iter().map(|(token, _)| *token).collect();
         drafter.learn(&drawn)
     }
 
-    /// Takes in the tokens that a step drew, up to the sequence's last one, where sequences have at most `longest` tokens.
+    /// Adds the tokens that a step drew, up to the sequence's last one, if sequences have at most `longest` tokens.
     pub(crate) fn push_drawn(
         &mut self,
         drawn: Vec<(Token, Option<TokenLogprob>)>,
@@ -303,7 +302,7 @@ impl Sequence {
         (tokens, None)
     }
 
-    /// Takes in the next token.
+    /// Adds the next token.
     fn push_token(&mut self, token: Token, logprob: Option<TokenLogprob>, now: Duration) -> SequenceToken {
         let index = self.generated();
         self.job.tokens.push(token);
@@ -316,7 +315,7 @@ impl Sequence {
         SequenceToken { sequence: self.job.sequence, index, token, logprob }
     }
 
-    /// Why the sequence ends with the token drawn last, where sequences have at most `longest` tokens. `None`: it goes on.
+    /// The reason why the sequence ends with the token drawn last, if sequences have at most `longest` tokens; `None` if it continues.
     fn finish(&self, longest: usize) -> Option<Finish> {
         let token = *self.job.tokens.last()?;
         if self.job.stop.stop_tokens.contains(&token) {
@@ -327,14 +326,14 @@ impl Sequence {
         }
     }
 
-    /// It got its device blocks.
+    /// Notes that it got its device blocks.
     pub(crate) fn note_admitted(&mut self, now: Duration) {
         if self.ready.is_none() {
             self.provenance.queue_ms = millis(now - self.arrived);
         }
     }
 
-    /// A block came, after it was waited for this long.
+    /// Notes that a block came, after waiting for it for this long.
     pub(crate) fn note_arrival(&mut self, arrival: Arrival, waited: Duration) {
         if arrival.origin == self.job.request {
             self.provenance.transfer_ms = millis(waited);
@@ -343,8 +342,8 @@ impl Sequence {
         }
     }
 
-    /// All blocks that could be had are here, these from the pool and those before them on this device. The first time, returns where the
-    /// prompt's tokens come from.
+    /// Notes that all available blocks have arrived: `fetched` from the pool, and those before them on this device. The first time, returns
+    /// the sources of the prompt's tokens.
     pub(crate) fn note_ready(&mut self, fetched: &FetchedBlocks, now: Duration) -> Option<&TokensBySource> {
         self.published = self.published.max(fetched.first + fetched.arrivals.len());
         if self.ready.is_some() {
@@ -355,13 +354,13 @@ impl Sequence {
         Some(&self.provenance.tokens)
     }
 
-    /// The rest of the prompt is computed here.
+    /// Counts the prompt's tokens by source; the rest of the prompt is computed here.
     fn tokens_by_source(&self, fetched: &FetchedBlocks) -> TokensBySource {
         let prompt = u64::from(self.job.prompt_tokens);
         let tokens = |blocks: usize| (blocks * BLOCK_TOKENS) as u64;
         let mut by_source = TokensBySource { hbm: tokens(fetched.first).min(prompt), ..Default::default() };
         for arrival in &fetched.arrivals {
-            // A rescued sequence's blocks go on beyond its prompt.
+            // A rescued sequence's blocks extend beyond its prompt.
             let share = tokens(1).min(prompt - by_source.total());
             let counter = match arrival.source {
                 _ if arrival.origin == self.job.request => &mut by_source.prefill,
@@ -375,11 +374,11 @@ impl Sequence {
         by_source
     }
 
-    /// It lost its device blocks and starts over.
+    /// Notes that it lost its device blocks and starts over.
     pub(crate) fn note_preempted(&mut self, states: StateRule) {
         self.provenance.preemptions += 1;
         if self.ready.is_some() {
-            // What it had is in the pool by now, or never will be.
+            // Its blocks are in the pool by now, or never will be.
             let reusable = if states.blocks > 0 { self.kv.kept_at() } else { usize::MAX };
             self.job.expected_blocks = self.reusable_blocks().min(reusable) as u32;
             self.job.wait_ms = 0;

@@ -74,9 +74,9 @@ pub struct DecodeFlags {
 pub struct DecodeSettings {
     pub sequences_max: usize,
     pub waiting_max: usize,
-    /// `None`: off.
+    /// The settings of speculation; `None` if it is off.
     pub speculation: Option<Speculation>,
-    /// `None`: no model guesses.
+    /// The settings of the draft model, if there is one.
     pub draft: Option<DraftSettings>,
 }
 
@@ -134,12 +134,14 @@ impl DecodeFlags {
     }
 }
 
-/// Few repetitions go on for longer without a change, and a proposal that is wrong early has cost all its rows.
+/// The default limit of guessed tokens: few repetitions continue for longer without a change, and a proposal that is wrong early has cost
+/// all its rows.
 const DRAFT_TOKENS: usize = 12;
-/// On CPUs, rows beyond this many cost nearly as much as the first ones.
+/// The default limit of rows: on CPUs, rows beyond this many cost nearly as much as the first ones.
 const DRAFT_ROWS: usize = 16;
 
-/// Sequences to be given for each that runs: those that wait are ready to start within a step, and more would wait in the wrong place.
+/// The number of assigned sequences for each running one: waiting ones are ready to start within a step, and more would wait in the wrong
+/// place.
 const GIVEN_FOR_EACH: usize = 4;
 
 impl RoleSettings for DecodeSettings {
@@ -149,7 +151,7 @@ impl RoleSettings for DecodeSettings {
         self.sequences_max
     }
 
-    /// None of them is returned.
+    /// The most assigned sequences, none of which is returned.
     fn work_max(&self) -> usize {
         (GIVEN_FOR_EACH * self.sequences_max).min(self.sequences_max.saturating_add(self.waiting_max))
     }

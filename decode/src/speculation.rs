@@ -1,51 +1,53 @@
-//! Speculation: a proposer guesses the tokens that follow, and one step verifies them. A step reads all weights whatever number of rows it
-//! has, so rows that turn out right are tokens at a fraction of a step's time.
+//! Speculation: a proposer guesses the next tokens, and one step verifies them. A step reads all weights regardless of its number of rows,
+//! so rows that turn out right are tokens at a fraction of a step's time.
 //!
 //! ```text
 //!   propose ──► how many pay ([`rows`]) ──► step of 1 + k rows: the sampler draws at each row, as long as the row before
-//!      ▲                                    drew the token that was drafted ──► tokens ──► what the proposal was worth ──┐
+//!      ▲                                    drew the drafted token ──► tokens ──► the value of the proposal ─────────────────┐
 //!      └──────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! No answer changes by it. A row has the same bits beside others (§5 of the architecture), and a draw depends on its row, the tokens before
-//! it and (seed, position) alone. A token counts only if the sampler drew it; the proposal decides nothing but how many rows a step has.
-//! This is speculative decoding (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML 2023) where the
-//! target's draw is known beforehand: its rule of acceptance becomes equality.
+//! Speculation changes no answer. A row has the same bits beside others (§5 of the architecture), and a draw depends on its row, the tokens
+//! before it and (seed, position) alone. A token counts only if the sampler drew it; the proposal decides nothing but the number of a
+//! step's rows. This is speculative decoding (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML 2023) in
+//! which the target's draw is known beforehand: its rule of acceptance becomes equality.
 //!
-//! - [`ngram`]: proposes what followed the last tokens before
-//! - [`draft_model`]: a small model that guesses; `places`: where it keeps keys and values; `confidence`: how far it is right
-//! - [`rows`]: how many drafted tokens a step has, and whose
+//! - [`ngram`]: proposes the tokens that followed an earlier occurrence of the last tokens
+//! - [`draft_model`]: a small model that guesses; `places`: its keys and values; `confidence`: the accuracy of its guesses
+//! - [`rows`]: the number of drafted tokens in a step, and their sequences
+//! - `trial`: whether steps with drafted tokens have yielded more than steps without
 
 mod confidence;
 pub mod draft_model;
 pub mod ngram;
 mod places;
 pub mod rows;
+pub(crate) mod trial;
 
 use confidence::Confidence;
 use draft_model::DraftBounds;
 use std::fmt;
 use tidemill_proto::block::Token;
 
-/// Guesses the tokens that follow those of one sequence.
+/// A source of guesses of one sequence's next tokens.
 pub trait Proposer: fmt::Debug + Send {
-    /// Appends up to `most` tokens that may follow `tokens`, all of the sequence's so far, to `proposal`. Those it saw before come first and
-    /// are unchanged. Returns how strong the evidence is: the number of last tokens that it goes by.
+    /// Appends up to `most` tokens that may follow `tokens`, all of the sequence's so far, to `proposal`. Tokens given in earlier calls
+    /// come first and are unchanged. Returns the strength of the evidence: the number of last tokens that it is based on.
     fn propose(&mut self, tokens: &[Token], most: usize, proposal: &mut Vec<Token>) -> usize;
 }
 
-/// How a worker speculates.
+/// The settings of a worker's speculation.
 #[derive(Clone, Copy, Debug)]
 pub struct Speculation {
-    /// Makes a sequence's proposer.
+    /// Creates a sequence's proposer.
     pub proposer: fn() -> Box<dyn Proposer>,
-    /// Guesses where the proposer has no strong evidence. `None`: there is no draft model.
+    /// The bounds of the draft model, which guesses where the proposer has no strong evidence; `None` if there is none.
     pub draft_model: Option<DraftBounds>,
-    /// Drafted tokens of one sequence in a step.
+    /// The most drafted tokens of one sequence in a step.
     pub draft_tokens_max: usize,
-    /// Drafted tokens of one sequence in a step that are verified whether they pay or not, if they are proposed.
+    /// The number of drafted tokens of one sequence in a step that are verified whether they pay off or not, if they are proposed.
     pub draft_tokens_min: usize,
-    /// Rows of a step with drafted tokens, at most: those of sequences that decode and the drafted ones together.
+    /// The most rows of a step with drafted tokens: those of decoding sequences and the drafted ones together.
     pub rows_max: usize,
 }
 
@@ -56,23 +58,23 @@ pub(crate) struct Guess {
     pub(crate) class: usize,
 }
 
-/// One sequence's proposer, what it and the draft model propose now, and what proposals have been worth.
+/// One sequence's proposer, its current proposals and those of the draft model, and the value of earlier ones.
 #[derive(Debug)]
 pub(crate) struct Drafter {
     proposer: Box<dyn Proposer>,
-    /// Tokens that the sequence had when the proposals were made: they are for the places after these.
+    /// The number of the sequence's tokens when the proposals were made: they are for the places after these.
     made_at: usize,
-    /// The proposer's,
+    /// The proposer's proposal.
     proposal: Vec<Token>,
     evidence: usize,
     acceptance: Acceptance,
-    /// and the draft model's, which goes first.
+    /// The draft model's guesses, which take precedence.
     guesses: Vec<Guess>,
     confidence: Confidence,
 }
 
 impl Drafter {
-    /// `confidence` is in the draft model, as the worker has it.
+    /// Creates a drafter. `confidence` is the worker's in the draft model.
     pub(crate) fn new(speculation: &Speculation, confidence: Confidence) -> Self {
         Self {
             proposer: (speculation.proposer)(),
@@ -85,7 +87,7 @@ impl Drafter {
         }
     }
 
-    /// Proposes up to `most` tokens that may follow `tokens`, none of them in `ends`, if that is not done yet.
+    /// Proposes up to `most` tokens that may follow `tokens`, none of them in `ends`, unless that is done already.
     pub(crate) fn propose(&mut self, tokens: &[Token], most: usize, ends: &[Token]) {
         if self.made_at == tokens.len() {
             return;
@@ -98,12 +100,12 @@ impl Drafter {
         self.proposal.truncate(end);
     }
 
-    /// The draft model's guesses for the same places.
+    /// Takes the draft model's guesses for the same places.
     pub(crate) fn take_guesses(&mut self, guesses: Vec<Guess>) {
         self.guesses = guesses;
     }
 
-    /// How likely each proposed token is drawn if those before it are.
+    /// The probability that each proposed token is drawn if those before it are.
     pub(crate) fn chances(&self) -> Vec<f64> {
         if self.guesses.is_empty() {
             return (0..self.proposal.len()).map(|place| self.acceptance.of(self.evidence + place)).collect();
@@ -129,8 +131,8 @@ impl Drafter {
         self.guesses[..len].iter().map(|guess| guess.token).collect()
     }
 
-    /// The sequence has drawn these tokens. All that they tell of the proposals is learnt, whether they were verified or not: so a proposer
-    /// that was of no use costs nothing until it would be. Returns what became of the draft model's guesses, by class.
+    /// Learns from the tokens that the sequence has drawn. All proposals are compared, whether they were verified or not, so a useless
+    /// proposer costs nothing until it would be useful. Returns the outcomes of the draft model's guesses, by class.
     pub(crate) fn learn(&mut self, drawn: &[Token]) -> Vec<(usize, bool)> {
         for (place, (proposed, drawn)) in self.proposal.iter().zip(drawn).enumerate() {
             self.acceptance.note(self.evidence + place, proposed == drawn);
@@ -157,17 +159,17 @@ impl Drafter {
     }
 }
 
-/// Share of proposed tokens that were drawn, by the evidence for them: long repetitions go on more often than short ones.
+/// The share of proposed tokens that were drawn, by the evidence for them: long repetitions continue more often than short ones.
 #[derive(Clone, Copy, Debug)]
 struct Acceptance([f64; CLASSES]);
 
-/// Evidence of 0 to 1, 2 to 3, 4 to 7, 8 to 15 tokens, and more.
+/// The number of classes of evidence: 0 to 1, 2 to 3, 4 to 7, 8 to 15 tokens, and more.
 const CLASSES: usize = 5;
-/// Share of the newest outcome in the moving averages.
+/// The share of the newest outcome in the moving averages.
 const WEIGHT: f64 = 0.1;
 
 impl Default for Acceptance {
-    /// Only where a sequence begins: outcomes soon outweigh it.
+    /// The shares at the start of a sequence, which outcomes soon outweigh.
     fn default() -> Self {
         Self([0.1, 0.3, 0.5, 0.7, 0.8])
     }
@@ -192,7 +194,7 @@ fn class(evidence: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Proposes the numbers after the last one.
+    /// A proposer of the numbers after the last one.
     #[derive(Debug)]
     struct Counting;
 
@@ -235,7 +237,7 @@ mod tests {
         assert!(better > before);
         drafter.learn(&[9]);
         assert!(first(&mut drafter) < better);
-        // Longer evidence is of another class: the first four places and the next ones differ.
+        // Longer evidence belongs to a different class: the first four places and the next ones differ.
         drafter.learn(&[4, 5, 6, 7, 9, 9]);
         let likely = chances(&mut drafter, 8, &[]);
         assert!(likely[0] > 0.6 && likely[4] < 0.7, "{likely:?}");

@@ -46,7 +46,7 @@ enum Event {
         prompt: usize,
         expected: u32,
         max_tokens: u32,
-        /// Leading blocks that are to be read at another node than the home, and whether there is a home.
+        /// The number of leading blocks that are to be read at a node other than home, and whether there is a home.
         elsewhere: u32,
         home: bool,
         scored: bool,
@@ -54,11 +54,11 @@ enum Event {
         urgency: Urgency,
         constrained: bool,
     },
-    /// The oldest grammar is compiled, or is not.
+    /// Answers whether the oldest grammar is compiled.
     Constrained {
         good: bool,
     },
-    /// Answer the oldest open fetch's next block: there or not.
+    /// Answers the oldest open fetch's next block, with an arrival or a miss.
     Answer {
         there: bool,
     },
@@ -68,7 +68,7 @@ enum Event {
     LinkDown,
 }
 
-/// What a request wants besides plain tokens.
+/// The options of a request besides plain tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wish {
     Nothing,
@@ -117,7 +117,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// The world around a scheduler: what a shell, a pool and a coordinator would know.
+/// The world around a scheduler: the knowledge of a shell, a pool and a coordinator.
 struct World {
     scheduler: Scheduler,
     now: Duration,
@@ -129,8 +129,8 @@ struct World {
     live: BTreeSet<SequenceId>,
     tokens: BTreeMap<SequenceId, u32>,
     scores: BTreeMap<SequenceId, usize>,
-    /// For each sequence without a token yet: tokens of prompts that were there when it came, its own included, and tokens of later ones'
-    /// prompts that were computed since.
+    /// For each sequence without a token yet: the number of prompt tokens present when it came, its own included, and the number of later
+    /// prompts' tokens computed since.
     passed: BTreeMap<SequenceId, (usize, usize)>,
     embedded: BTreeSet<SequenceId>,
     /// The tokens of each job, those drawn included.
@@ -212,7 +212,7 @@ impl World {
             Event::Constrained { good } => {
                 if let Some(job) = self.constraining.pop_front() {
                     let outcome = if good { Ok(()) } else { Err("no".to_owned()) };
-                    // An answer to an earlier job of the same sequence, which had other tokens, changes nothing.
+                    // An answer to an earlier job of the same sequence, with different tokens, changes nothing.
                     assert!(!self.scheduler.constrained(job, 3, Ok(())));
                     self.scheduler.constrained(job, 0, outcome);
                     assert!(!self.scheduler.constrained(job, 0, Ok(())), "answered once");
@@ -283,7 +283,7 @@ impl World {
         self.scheduler.stepped(&chunks, results, self.now);
     }
 
-    /// The expected content of the blocks of a job's states, by key.
+    /// The expected contents of the blocks of a job's states, by key.
     fn names(&self, job: usize) -> BTreeMap<BlockKey, (u64, usize)> {
         self.states.names(&LAYOUT, &self.jobs[job].salt, &self.all_tokens[job])
     }
@@ -360,7 +360,7 @@ impl World {
         }
     }
 
-    /// Lets everything run out: whatever is asked for comes, and steps go on.
+    /// Runs to the end: all requests are answered, and steps continue.
     fn drain(&mut self) {
         for _ in 0..10_000 {
             if self.live.is_empty() {
@@ -404,7 +404,7 @@ proptest! {
         prop_assert_eq!(world.scheduler.residency().blocks(1).used, 0);
     }
 
-    /// One sequence without a limit among urgent ones that never end.
+    /// Runs one sequence without a limit among an endless stream of urgent ones.
     #[test]
     fn no_sequence_starves_whatever_comes_after_it(
         prompt in 1usize..120,

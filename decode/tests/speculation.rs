@@ -1,5 +1,5 @@
-//! Speculation changes no token, no end and no block, whatever is proposed: the decode scheduler around a model whose tokens are a hash of
-//! their whole context *as it stands in device blocks*, so that whatever a wrong guess leaves behind shows.
+//! Speculation changes no token, no end and no block, regardless of the proposals. The decode scheduler runs around a model whose tokens
+//! are a hash of their whole context *as it stands in device blocks*, so that any remains of a wrong guess show.
 
 use proptest::prelude::*;
 use std::{
@@ -30,9 +30,9 @@ const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
 const LIMITS: Limits =
     Limits { sequences_max: 4, waiting_max: 60, step_tokens: 24, context_tokens: 140, vocab: VOCAB as usize, reads_whole: false };
 const VOCAB: u32 = 64;
-/// Ends an answer; the model draws it now and then.
+/// A stop token, which the model draws now and then.
 const END: Token = 7;
-/// Room for little more than the longest sequence.
+/// The number of blocks, little more than the longest sequence needs.
 const BLOCKS: u32 = 12;
 
 fn mix(mut x: u64) -> u64 {
@@ -41,12 +41,12 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The content of a position, from that of the one before and its token.
+/// The contents of a position, from those of the previous position and its token.
 fn follow(state: u64, token: Token) -> u64 {
     mix(state ^ mix(u64::from(token) + 1))
 }
 
-/// The token number `index` of an answer, after a position.
+/// Token number `index` of an answer, after a position.
 fn next_token(state: u64, index: u64, banned: &[Token]) -> Token {
     let token = (mix(state) ^ mix(index)) as Token % VOCAB;
     if banned.contains(&token) { token + 1 } else { token }
@@ -61,11 +61,11 @@ fn states(tokens: &[Token]) -> Vec<u64> {
     chain.collect()
 }
 
-/// Knows the model, and is wrong where a hash says so: at `WRONG` of 16 places.
+/// A proposer that knows the model, and is wrong at `WRONG` of 16 places, chosen by a hash.
 #[derive(Debug)]
 struct Oracle<const WRONG: u64>;
 
-/// Prompts end with it and answers have none, so the oracle knows what is whose.
+/// The end of prompts, which answers never contain, so that the oracle can tell them apart.
 const MARK: Token = 0;
 
 impl<const WRONG: u64> Proposer for Oracle<WRONG> {
@@ -82,7 +82,7 @@ impl<const WRONG: u64> Proposer for Oracle<WRONG> {
     }
 }
 
-/// Any token but the mark.
+/// The token, or another one in place of the mark.
 fn shifted(token: Token) -> Token {
     if token == MARK { MARK + 1 } else { token }
 }
@@ -90,12 +90,12 @@ fn shifted(token: Token) -> Token {
 const PROPOSERS: [fn() -> Box<dyn Proposer>; 5] =
     [|| Box::new(Oracle::<0>), || Box::new(Oracle::<3>), || Box::new(Oracle::<8>), || Box::new(Oracle::<16>), Ngram::boxed];
 
-/// A draft model whose guesses are wrong at so many of 16 places, with memory of its own.
+/// A draft model whose guesses are wrong at `wrong` of 16 places, with memory of its own.
 #[derive(Clone, Copy, Debug)]
 struct Draft {
     wrong: u64,
     blocks: u32,
-    /// Time of its step, where a step of the large model takes ten milliseconds.
+    /// The time of its step, relative to ten milliseconds for a step of the large model.
     step: Duration,
 }
 
@@ -106,14 +106,14 @@ impl Draft {
 /// A bug planted into the large model's executor.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Bug {
-    /// Each row draws, whether the token before it was drawn or not.
+    /// Every row draws, whether the token before it was drawn or not.
     RejectedTokenPublished,
 }
 
-/// A job as a test makes it up.
+/// A job of a test.
 #[derive(Clone, Debug)]
 struct Ask {
-    /// Which of a few prompts, so that blocks are shared, and how much of it.
+    /// The index of one of a few prompts, so that blocks are shared, and the length of its part.
     prompt: u32,
     len: usize,
     max_tokens: u32,
@@ -164,7 +164,7 @@ impl Ask {
         }
     }
 
-    /// The answer, computed without a scheduler, and the end.
+    /// The answer and its end, computed without a scheduler.
     fn truth(&self) -> (Vec<Token>, Finish) {
         let (mut tokens, prompt) = (self.prompt(), self.len.max(1));
         loop {
@@ -198,16 +198,16 @@ struct World {
     memory: Vec<[u64; BLOCK_TOKENS]>,
     now: Duration,
     told: BTreeMap<SequenceId, Told>,
-    /// The content of each block of the right answers.
+    /// The contents of each block of the right answers.
     blocks: HashMap<BlockKey, [u64; BLOCK_TOKENS]>,
-    /// Those that were put.
+    /// The blocks that were put.
     pool: HashMap<BlockKey, [u64; BLOCK_TOKENS]>,
     most_rows: usize,
     draft: Option<Draft>,
     draft_memory: Vec<[u64; BLOCK_TOKENS]>,
     draft_steps: usize,
     draft_tokens: usize,
-    /// Lengths of prompts.
+    /// The lengths of prompts.
     prompts: Vec<usize>,
     bug: Option<Bug>,
 }
@@ -240,7 +240,7 @@ impl World {
         }
     }
 
-    /// The draft model's steps, until it has nothing more to guess.
+    /// Runs the draft model's steps until it has nothing more to guess.
     fn guess(&mut self) {
         let Some(draft) = self.draft else { return };
         for _ in 0..40 {
@@ -263,7 +263,7 @@ impl World {
         assert_eq!((segment.start, segment.tokens.len()), (chunk.start, chunk.len));
         let mut result = Self::compute_in(&mut self.draft_memory, &segment, None);
         self.draft_tokens += chunk.len;
-        // It knows the model, whose draws depend on their number.
+        // The draft model knows the model, whose draws depend on their index.
         let place = segment.start + chunk.len;
         let end = place - 1;
         let state = self.draft_memory[segment.blocks[end / BLOCK_TOKENS] as usize][end % BLOCK_TOKENS];
@@ -287,7 +287,7 @@ impl World {
         self.scheduler.admit(LINK, ask.job(number), self.now);
     }
 
-    /// Writes a segment's positions, draws as the sampler does: row after row, as long as what was drafted is what is drawn.
+    /// Writes a segment's positions and draws as the sampler does: row after row, as long as the drafted token is the drawn one.
     fn compute(memory: &mut [[u64; BLOCK_TOKENS]], segment: &Segment<'_>, bug: Option<Bug>) -> SegmentResult {
         let result = Self::compute_in(memory, segment, bug);
         if let Wanted::Token(draw) | Wanted::Verified(draw) = segment.wanted {
@@ -353,7 +353,7 @@ impl World {
         self.scheduler.check_integrity();
     }
 
-    /// Takes actions in. A block that was put can be fetched.
+    /// Applies actions. A block that was put can be fetched.
     fn observe(&mut self) {
         let mut fetches = Vec::new();
         for action in self.scheduler.residency_mut().take_actions() {
@@ -486,7 +486,7 @@ proptest! {
     }
 }
 
-/// Never proposes anything.
+/// A proposer that never proposes anything.
 #[derive(Debug)]
 struct Silent;
 
@@ -512,7 +512,7 @@ const GOOD: Draft = Draft { wrong: 0, blocks: 64, step: Duration::from_millis(1)
 
 #[test]
 fn a_draft_model_that_knows_the_model_is_right_at_every_place() {
-    // Its memory follows the sequence through guesses that were not verified, and from one sequence to the next.
+    // The draft model's memory follows the sequence through guesses that were not verified, and from one sequence to the next.
     let asks: Vec<Ask> = (0..3).map(long).collect();
     let world = drafted(&asks, GOOD);
     let counters = world.scheduler.counters();
@@ -523,7 +523,7 @@ fn a_draft_model_that_knows_the_model_is_right_at_every_place() {
     assert!(sum(&counters.tokens_accepted) > 30, "{counters:?}");
 }
 
-/// Time of an answer at a worker that has given one before, as a share of the time without a draft model.
+/// The time of an answer at a worker that has given one before, relative to the time without a draft model.
 fn share_of_time(draft: Draft) -> f64 {
     let second = |mut world: World| {
         world.admit(&long(0));
@@ -543,7 +543,7 @@ fn a_draft_model_saves_time_or_takes_next_to_none() {
     assert!(good < 0.5, "{good}");
     let half = share_of_time(Draft { wrong: 4, ..GOOD });
     assert!(half < 0.9, "{half}");
-    // Never below 0.97 of the speed.
+    // The speed is never below 0.97 of that without a draft model.
     for (wrong, ms) in [(16, 1), (16, 10), (0, 10), (0, 30), (8, 6)] {
         let share = share_of_time(Draft { wrong, step: Duration::from_millis(ms), ..GOOD });
         assert!(share < 1.03, "{wrong} of 16 wrong, {ms} ms a step: {share}");
@@ -557,7 +557,7 @@ fn who_finds_no_place_guesses_nothing_and_who_ends_leaves_its_own() {
     let drafting = world.told.values().filter(|told| told.drafted > 0).count();
     assert!(drafting >= 1, "one has room");
     assert_eq!(drafted(&asks, Draft { blocks: 1, ..GOOD }).draft_steps, 0, "nobody has");
-    // A sequence that is cancelled while it drafts.
+    // A sequence is cancelled while it drafts.
     let mut world = World::with_draft(64, by_model(), GOOD);
     world.admit(&asks[0]);
     (0..12).for_each(|_| world.step());
@@ -575,7 +575,7 @@ fn a_prompt_is_caught_up_once_and_in_parts() {
     world.run();
     let alone = world.draft_tokens;
     assert!((98..98 + 80).contains(&alone), "{alone} tokens computed");
-    // The same prompt again: what the first one left serves it.
+    // The same prompt again can use the place that the first one left.
     world.admit(&ask[1]);
     world.run();
     world.check(&ask);
@@ -598,7 +598,7 @@ fn long(number: u32) -> Ask {
     Ask { prompt: number, len: 20, max_tokens: 100, min_tokens: 100, logprobs: false, scored: false, priority: 0 }
 }
 
-/// Steps until these are answered on a device with room for all.
+/// The number of steps until these are answered on a device with room for all.
 fn steps(asks: &[Ask], speculation: Option<Speculation>) -> (usize, World) {
     let mut world = World::new(64, speculation);
     asks.iter().for_each(|ask| world.admit(ask));
@@ -624,7 +624,7 @@ fn a_step_with_no_rows_to_spare_drafts_nothing() {
     for (rows_max, most) in [(4, 0), (5, 2), (24, 6)] {
         let mut world = World::new(64, Some(speculation(0, 8, rows_max)));
         (0..4).for_each(|number| world.admit(&long(number % 3)));
-        // Until all four decode.
+        // These steps last until all four decode.
         (0..8).for_each(|_| world.step());
         world.most_rows = 0;
         (0..6).for_each(|_| world.step());

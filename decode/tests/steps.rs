@@ -1,4 +1,4 @@
-//! Which sequences a decode worker's steps have, and how much of a prompt beside those that decode, in virtual time.
+//! The sequences in a decode worker's steps, and the amount of prompt computed beside the decoding ones, in virtual time.
 
 use std::time::Duration;
 use tidemill_decode::{limits::Limits, scheduler::Scheduler};
@@ -15,7 +15,7 @@ use tidemill_proto::{
 const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
 const LIMITS: Limits = Limits { sequences_max: 8, waiting_max: 8, step_tokens: 512, context_tokens: 4096, vocab: 100, reads_whole: false };
 
-/// A machine whose steps take 10 ms for what decodes, and a millisecond for each token of a prompt.
+/// A machine whose steps take 10 ms for decoding, and a millisecond for each token of a prompt.
 struct Machine {
     scheduler: Scheduler,
     now: Duration,
@@ -59,7 +59,7 @@ impl Machine {
         self.scheduler.admit(LINK, job, self.now);
     }
 
-    /// Tokens of each sequence in the next step, by number.
+    /// The number of tokens of each sequence in the next step, by its number.
     fn step(&mut self) -> Vec<(u64, usize)> {
         let chunks = self.scheduler.plan(self.now);
         let drawn = |chunk| match self.scheduler.segment(chunk).wanted {
@@ -77,7 +77,7 @@ impl Machine {
     }
 }
 
-/// Sequences that decode with these limits in ms (`-`: none), and the tokens of a long prompt in each of the steps after it came.
+/// Checks, for decoding sequences with these limits in ms (`-`: none), the tokens of a long prompt in each of the steps after it came.
 fn check(limits: &str, expected: &str) {
     let mut machine = Machine::new();
     let limits: Vec<&str> = limits.split_whitespace().collect();
@@ -98,9 +98,9 @@ fn the_tightest_limit_of_those_that_decode_sizes_a_prompts_chunk() {
     check("-", "192 192 192 192 192 192 192 192 192 192");
     check("- 100", "80 80 80 80 80 80 80 80 80 80");
     check("100 50", "32 32 32 32 32 32 32 32 32 32");
-    // Ten milliseconds of 14.4 go to what decodes: a block's time is saved over four steps.
+    // Ten milliseconds of 14.4 go to decoding: a block's time is saved over four steps.
     check("16", "0 0 0 16 0 0 0 16 0 0");
-    // There is none to save, and the prompt goes on all the same.
+    // There is no time to save, and the prompt continues nevertheless.
     check("10", "0 0 0 0 0 0 0 0 16 0");
 }
 
@@ -118,7 +118,7 @@ fn a_short_prompt_passes_a_long_one_and_does_not_wait_for_its_tokens() {
     assert_eq!(machine.step(), [(0, 1), (2, 1), (1, 192)]);
 }
 
-/// Priority 1 beside a limit that nothing comes near.
+/// Priority 1 with a limit that is never reached.
 fn important() -> Urgency {
     Urgency { priority: 1, ..Urgency::default() }
 }
@@ -169,7 +169,7 @@ fn a_full_worker_returns_the_lowest_that_waits() {
     assert_eq!(returned(important()), [15], "the youngest makes room for a higher one");
 }
 
-/// Reasons of the refusals that a scheduler sends to its coordinator.
+/// The reasons of the refusals that a scheduler sends to its coordinator.
 fn refusals(scheduler: &mut Scheduler) -> Vec<String> {
     let reason = |action| match action {
         Action::Send { event: WorkerEvent::Finished { reason: Finish::Failed { reason }, .. }, .. } => Some(reason),

@@ -1,5 +1,5 @@
-//! Tells coordinators what the device's prefix cache has: everything when a link comes up, then changes, in numbered events. They
-//! send a sequence to a worker that has its beginning already.
+//! Announces the contents of the device's prefix cache to coordinators: everything when a link comes up, then changes, in numbered events.
+//! Coordinators send a sequence to a worker that already has its beginning.
 
 use crate::residency::Residency;
 use std::{collections::BTreeMap, time::Duration};
@@ -9,25 +9,25 @@ use tidemill_proto::{
     message::{CacheEvent, WorkerEvent},
 };
 
-/// While steps follow one another, changes are told this often: a step hardly notices.
+/// The interval at which changes are announced while steps follow one another, long enough to cost a step hardly anything.
 const TELL_EVERY: Duration = Duration::from_millis(100);
-/// Keeps messages far below the frame limit.
+/// The events per message, few enough to stay far below the frame limit.
 const EVENTS_PER_MESSAGE: usize = 4096;
-/// Changes that nobody has taken yet. With more, everything is told again.
+/// The most changes that are kept until they are announced. With more, everything is announced again.
 const CHANGES_MAX: usize = 1 << 16;
 
-/// What changed since the last taking.
+/// The changes since the last [`take_changes`](Residency::take_changes).
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     events: Vec<CacheEvent>,
-    /// Some are missing.
+    /// Whether some changes are missing.
     incomplete: bool,
 }
 
-/// How much each coordinator knows.
+/// The state of each coordinator's knowledge.
 #[derive(Debug, Default)]
 pub struct Announcer {
-    /// The number of a link's next event, and whether it knows everything before that.
+    /// The number of a link's next event, and whether the link knows everything before it.
     links: BTreeMap<LinkId, (u64, bool)>,
     told: Duration,
 }
@@ -61,7 +61,7 @@ impl Announcer {
         self.links.remove(&link);
     }
 
-    /// What to tell whom now. `busy`: another step follows at once.
+    /// The messages to send now, each with its link. `busy`: another step follows at once.
     pub fn announce(&mut self, residency: &mut Residency, busy: bool, now: Duration) -> Vec<(LinkId, WorkerEvent)> {
         if busy && now.saturating_sub(self.told) < TELL_EVERY {
             return Vec::new();
@@ -111,7 +111,7 @@ mod tests {
         kv.keys().to_vec()
     }
 
-    /// Applies what a link was told as a coordinator does.
+    /// Applies the messages of a link as a coordinator does.
     fn hear(known: &mut BTreeSet<BlockKey>, next: &mut u64, messages: &[(LinkId, WorkerEvent)], link: LinkId) {
         for (_, message) in messages.iter().filter(|(to, _)| *to == link) {
             let WorkerEvent::CacheEvents { from, events } = message else { panic!("{message:?}") };

@@ -1,4 +1,4 @@
-//! The prompt tokens of one step: whose, and how many fit into its time.
+//! The prompt tokens of one step: the jobs that get them, and the number that fits into the step's time.
 
 use crate::{
     job::{JobId, ScheduledChunk},
@@ -7,7 +7,7 @@ use crate::{
 };
 use tidemill_proto::block::BLOCK_TOKENS;
 
-/// Prompt tokens of a step as long as nobody knows how long they take.
+/// Prompt tokens of a step until their time is known.
 const FIRST_TOKENS: usize = 128;
 
 /// A prompt that has tokens to compute.
@@ -15,12 +15,12 @@ const FIRST_TOKENS: usize = 128;
 pub struct Candidate {
     pub job: JobId,
     pub rank: Rank,
-    /// Number in order of arrival.
+    /// The job's number in order of arrival.
     pub number: u64,
     /// Position of the next token.
     pub start: usize,
     pub remaining: usize,
-    /// All of it is computed in one step, or nothing.
+    /// Whether the whole prompt must be computed in one step.
     pub is_whole: bool,
 }
 
@@ -31,9 +31,9 @@ pub struct Room {
     pub ms: f64,
 }
 
-/// Gives out a step's room: first what the oldest prompt is owed, then by rank. A prompt that ends with this step does not wait for tokens of
-/// those that go on. At least one block's tokens are computed, or one prompt that cannot be cut, if `room` has the tokens: a step that is out of time
-/// goes on all the same.
+/// Distributes a step's room: first the tokens that the oldest prompt is owed, then by rank. A prompt that ends with this step does not
+/// wait for tokens of those that continue. At least one block's tokens are computed, or one prompt that cannot be cut, if `room` has the
+/// tokens, even if the step is out of time.
 pub fn give_out(mut room: Room, mut candidates: Vec<Candidate>, pace: &Pace, owed: &mut Owed) -> Vec<ScheduledChunk> {
     let Some(oldest) = candidates.iter().min_by_key(|candidate| candidate.number).copied() else { return Vec::new() };
     let mut chunks: Vec<ScheduledChunk> = Vec::new();
@@ -72,16 +72,17 @@ pub fn give_out(mut room: Room, mut candidates: Vec<Candidate>, pace: &Pace, owe
     chunks
 }
 
-/// All of a prompt that cannot be cut, if there is room.
+/// The number of tokens of a prompt that cannot be cut, if there is room for all of them; else 0.
 fn whole(room: &Room, tokens: usize, pace: &Pace) -> usize {
     let fits = tokens <= room.tokens && pace.prompt(0, tokens).as_secs_f64() * 1e3 <= room.ms;
     if fits { tokens } else { 0 }
 }
 
-/// Tokens from position `start` on, of at most `most`, that there is room for. Where time cuts them, they end with the nearest block.
+/// The number of tokens from position `start` on, at most `most`, for which there is room. If time cuts them, they end at the nearest block
+/// boundary.
 fn fitting(room: &Room, start: usize, most: usize, is_first: bool, pace: &Pace) -> usize {
     let most = most.min(room.tokens);
-    // As cheap as nothing: as many as there are.
+    // If tokens cost nothing, all of them fit.
     let in_time = pace.token_ms(start).map_or(f64::INFINITY, |ms| room.ms.max(0.0) / ms.max(1e-9)) as usize;
     if in_time >= most {
         return most;
@@ -93,7 +94,7 @@ fn fitting(room: &Room, start: usize, most: usize, is_first: bool, pace: &Pace) 
     }
 }
 
-/// What a step of these prompt chunks computes beside `rows` that decode.
+/// The work of a step with these prompt chunks and `rows` sequences that decode.
 pub fn work(rows: usize, prompts: &[ScheduledChunk]) -> StepWork {
     let mut work = StepWork { rows, ..StepWork::default() };
     prompts.iter().for_each(|chunk| work.add(chunk));
@@ -107,8 +108,8 @@ mod tests {
     use std::time::Duration;
     use tidemill_proto::urgency::Urgency;
 
-    /// Prompts `due in ms : start + remaining`, in the order of arrival, and the room `tokens, ms` where a token takes one millisecond; with
-    /// `!`, a prompt that cannot be cut: chunks `prompt: start + length`.
+    /// Prompts `due in ms : start + remaining`, in the order of arrival, and the room `tokens, ms`, with one millisecond per token; `!`
+    /// marks a prompt that cannot be cut. Expected are chunks `prompt: start + length`.
     fn check(owed: &mut Owed, prompts: &str, tokens: usize, ms: f64, expected: &str) {
         let mut pace = Pace::default();
         pace.observe(&work(0, &[ScheduledChunk { job: JobId(0), start: 0, len: 100 }]), Duration::from_millis(100));

@@ -1,4 +1,4 @@
-//! The HBM tier: what each of a worker's device blocks holds. It deals in block numbers; the executor has the bytes.
+//! The HBM tier: the contents of a worker's device blocks. It deals in block numbers; the executor has the bytes.
 //!
 //! A device block goes through these states:
 //!
@@ -9,7 +9,7 @@
 //!      └───────────────────────── evicted by allocate ───────────────────────────┘
 //! ```
 //!
-//! 1. **free**: not referenced, content meaningless
+//! 1. **free**: not referenced, contents meaningless
 //! 2. **private**: referenced, being filled, not findable
 //! 3. **shared**: referenced, full and immutable, findable by its key
 //! 4. **cached**: findable by its key, not referenced, evictable
@@ -19,7 +19,7 @@ use std::collections::{HashMap, hash_map::Entry};
 use tidemill_kvpool::core::eviction::{EvictionPolicy, Use, lru::Lru};
 use tidemill_proto::{block::BlockKey, message::Blocks};
 
-/// Device blocks `0..n` of one worker. The caller gives back each reference it is handed with [`release`](Self::release).
+/// Device blocks `0..n` of one worker. The caller returns each reference that it gets with [`release`](Self::release).
 #[derive(Debug)]
 pub struct DeviceBlocks {
     blocks: Vec<Block>,
@@ -29,7 +29,7 @@ pub struct DeviceBlocks {
     cached_count: usize,
     /// Number of the next release.
     releases: u64,
-    /// What became findable, and what is so no longer.
+    /// The blocks that became findable, and those that no longer are.
     changes: Changes,
 }
 
@@ -69,16 +69,16 @@ impl DeviceBlocks {
         matched
     }
 
-    /// How many leading blocks of `keys` can be used where a state of `parts` blocks goes with them: up to the last one after which all of it
-    /// is on the device.
+    /// The number of leading blocks of `keys` that can be used with a state of `parts` blocks: up to the last one whose complete state is
+    /// on the device.
     pub fn usable_prefix(&self, keys: &[BlockKey], parts: usize) -> usize {
         let run = keys.iter().take_while(|key| self.by_key.contains_key(key)).count();
         let has_state = |end: &usize| keys[end - 1].state_parts(parts).all(|part| self.by_key.contains_key(&part));
         (1..=run).rev().find(has_state).unwrap_or(0)
     }
 
-    /// `n` private blocks with one reference each. Evicts the least recently used cached blocks as needed. `None`, where there are too
-    /// few, changes nothing.
+    /// Allocates `n` private blocks with one reference each. Evicts the least recently used cached blocks as needed. If there are too few,
+    /// returns `None` and changes nothing.
     pub fn allocate(&mut self, n: usize) -> Option<Vec<u32>> {
         if n > self.free_blocks() {
             return None;
@@ -98,8 +98,8 @@ impl DeviceBlocks {
         Some(taken.into_iter().rev().collect())
     }
 
-    /// Makes a full, referenced block findable. If `key` already finds another block, that one stays: both hold the same bytes, and
-    /// this one becomes free with its last release.
+    /// Makes a full, referenced block findable. If `key` already finds another block, that one stays: both hold the same bytes, and this
+    /// one becomes free with its last release.
     pub fn publish(&mut self, block: u32, key: BlockKey) {
         let entry = &mut self.blocks[block as usize];
         assert!(entry.refs > 0, "block {block} is published by someone who does not hold it");
@@ -111,17 +111,17 @@ impl DeviceBlocks {
         }
     }
 
-    /// What became findable, and what is so no longer, since the last call.
+    /// The blocks that became findable, and those that no longer are, since the last call.
     pub(crate) fn take_changes(&mut self) -> Changes {
         std::mem::take(&mut self.changes)
     }
 
-    /// Keys of all findable blocks: chains mostly in order, since their blocks were handed out so.
+    /// Keys of all findable blocks. Chains are mostly in order, as their blocks were handed out in order.
     pub fn findable(&self) -> impl Iterator<Item = BlockKey> {
         self.blocks.iter().filter_map(|block| block.key)
     }
 
-    /// Gives back one reference to each of `blocks`, which are in chain order: eviction starts at the end of the chain.
+    /// Releases one reference to each of `blocks`, which are in chain order: eviction starts at the end of the chain.
     pub fn release(&mut self, blocks: &[u32]) {
         self.releases += 1;
         for (&block, used) in blocks.iter().zip(Use::of_chain(self.releases, blocks.len())) {
@@ -138,7 +138,7 @@ impl DeviceBlocks {
         }
     }
 
-    /// All blocks.
+    /// The number of all blocks.
     pub fn total(&self) -> usize {
         self.blocks.len()
     }
@@ -169,7 +169,7 @@ impl DeviceBlocks {
         self.blocks[block as usize].refs
     }
 
-    /// Panics if the books do not balance. Tests call it after every step.
+    /// Panics if the counts are inconsistent. Tests call it after every step.
     pub fn check_integrity(&self) {
         let mut free = vec![false; self.total()];
         for &block in &self.free {
@@ -202,7 +202,7 @@ mod tests {
         range.map(key).collect()
     }
 
-    /// Fills a chain of `n` blocks and lets go of it.
+    /// Fills a chain of `n` blocks and releases it.
     fn cache_chain(device: &mut DeviceBlocks, range: std::ops::Range<u8>) {
         let blocks = device.allocate(range.len()).unwrap();
         for (&block, key) in blocks.iter().zip(keys(range)) {

@@ -1,4 +1,4 @@
-//! A draft model beside the model: its settings, its loading, and whether both have one vocabulary.
+//! A draft model beside the model: its settings, its loading, and the check that both have one vocabulary.
 
 use crate::{flags::EngineSettings, load::EngineError};
 use serde::Deserialize;
@@ -13,21 +13,21 @@ use tidemill_net::{
 };
 use tidemill_proto::block::{KvDtype, Token};
 
-/// A draft model, as settings name it.
+/// The settings of a draft model.
 #[derive(Clone, Debug)]
 pub struct DraftSettings {
     pub model: PathBuf,
-    /// `None`: projections compute as their weights are stored.
+    /// The arithmetic of projections; that of the stored weights if `None`.
     pub quantize: Option<Quantization>,
     /// Memory for its own KV blocks.
     pub kv_memory_bytes: u64,
 }
 
-/// Some 20,000 tokens of a model of half a billion weights.
+/// The default memory for KV blocks: some 20,000 tokens of a model of half a billion weights.
 const KV_BYTES_DEFAULT: u64 = 256 << 20;
 
 impl DraftSettings {
-    /// As the keys `draft_…` of a role's section say.
+    /// Checks the keys `draft_…` of a role's section.
     pub fn check(model: PathBuf, quantize: Option<&str>, kv_memory: Option<&str>) -> Result<Self, ConfigError> {
         let quantize = quantize.unwrap_or("none");
         let quantize = Quantization::of_name(quantize)
@@ -38,11 +38,11 @@ impl DraftSettings {
     }
 }
 
-/// Ready to guess.
+/// A loaded draft model with its device memory.
 pub struct LoadedDraft {
     pub runner: Runner,
     pub blocks: u32,
-    /// Most tokens of a step.
+    /// The most tokens of a step.
     pub step_tokens: usize,
 }
 
@@ -66,7 +66,7 @@ pub fn load_draft(draft: &DraftSettings, engine: &EngineSettings, step_tokens: u
     if runner.state_blocks() > 0 {
         return Err(unfit(draft, "has recurrent layers, whose state cannot take a wrong guess back: choose another model".into()).into());
     }
-    // Without tables, numbers are all that can be compared.
+    // Without tables of tokens, only their numbers can be compared.
     let is_known = tokens(&engine.model)?.is_some() && tokens(&draft.model)?.is_some();
     if !is_known && runner.vocab() != vocab {
         let reason = format!("has {} tokens in its vocabulary, and the model has {vocab}: choose one of the same family", runner.vocab());
@@ -80,7 +80,7 @@ fn unfit(draft: &DraftSettings, reason: String) -> ConfigError {
     invalid("draft_model", draft.model.display(), reason)
 }
 
-/// Compares the tables of tokens, where both models have one.
+/// Compares the tables of tokens, if both models have one.
 fn check_vocabularies(model: &Path, draft: &DraftSettings) -> Result<(), EngineError> {
     let (Some(expected), Some(found)) = (tokens(model)?, tokens(&draft.model)?) else { return Ok(()) };
     let differs = |id: &&Token| expected.get(*id) != found.get(*id);
@@ -94,7 +94,7 @@ fn check_vocabularies(model: &Path, draft: &DraftSettings) -> Result<(), EngineE
     Err(unfit(draft, reason).into())
 }
 
-/// The part of a `tokenizer.json` that says what each id is.
+/// The part of a `tokenizer.json` that defines the ids.
 #[derive(Deserialize)]
 struct Tokenizer {
     model: Table,
@@ -111,7 +111,7 @@ struct Table {
 #[serde(untagged)]
 enum Vocab {
     Ids(HashMap<String, Token>),
-    /// In the order of ids, with scores.
+    /// Tokens in the order of ids, with scores.
     Pieces(Vec<(String, f64)>),
 }
 
@@ -121,7 +121,7 @@ struct Added {
     content: String,
 }
 
-/// What each token of the model in `dir` is. `None`: it does not say.
+/// The tokens of the model in `dir`; `None` if it has no table of them.
 fn tokens(dir: &Path) -> Result<Option<BTreeMap<Token, String>>, EngineError> {
     let path = dir.join("tokenizer.json");
     if !path.exists() {

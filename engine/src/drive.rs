@@ -12,24 +12,24 @@ use tokio::{
     task::{JoinError, JoinHandle},
 };
 
-/// The engine ended, untold.
+/// The engine ended without being told to.
 #[derive(Debug, thiserror::Error)]
 #[error("the engine ended by itself: {0}")]
 pub struct EngineEnded(String);
 
-/// An engine, as its thread sees it.
+/// An engine, as seen by its thread.
 pub(crate) trait Driven {
     type Event;
-    /// Nothing that was computed since the last step may be used, and the engine cannot go on.
+    /// After this error, nothing computed since the last step may be used, and the engine cannot continue.
     type Error: std::error::Error;
 
-    /// Takes in an event. `Break` ends the engine.
+    /// Applies an event. `Break` ends the engine.
     fn apply(&mut self, event: Self::Event) -> Result<ControlFlow<()>, Self::Error>;
 
     /// Plans and computes one step; `false` if there was nothing to compute.
     fn step(&mut self) -> Result<bool, Self::Error>;
 
-    /// After an error: hands all jobs back, so that they go on elsewhere.
+    /// Called after an error: hands all jobs back, so that they continue elsewhere.
     fn give_up(&mut self, error: &Self::Error);
 }
 
@@ -67,16 +67,17 @@ fn drive_until_end<E: Driven>(engine: &mut E, mut inbox: mpsc::Receiver<E::Event
     }
 }
 
-/// Events applied between two steps.
+/// The most events applied between two steps.
 const EVENTS_PER_STEP: usize = 256;
-/// They take no longer than this part of the last step, so that a token is late by no more when many blocks come at once: some are copied
-/// by the engine's thread,
+/// The share of the last step's time that events may take: when many blocks come at once, some of which the engine's thread copies, a token
+/// is delayed by no more than this.
 const EVENTS_SHARE: u32 = 4;
-/// or than this, where steps are short.
+/// The time that events may take in any case, for short steps.
 const EVENTS_MIN: Duration = Duration::from_millis(2);
 
-/// Forwards link events to an engine's inbox, until `shutdown`. An engine that ends before is broken, and the process must not pretend to
-/// work. The caller keeps `links` until they are closed: a link whose messages nobody takes ends at once, with all it still had to send.
+/// Forwards link events to an engine's inbox until `shutdown`. An engine that ends before that is broken, and the process must not pretend
+/// to work. The caller keeps `links` until they are closed: a link whose messages are not received ends at once, and loses everything it
+/// still had to send.
 pub(crate) async fn pump(
     links: &mut mpsc::Receiver<(LinkId, LinkEvent)>,
     inbox: &mpsc::Sender<Event>,
@@ -89,17 +90,17 @@ pub(crate) async fn pump(
             () = &mut shutdown => return Ok(()),
             ended = &mut *engine => {
                 joined(ended)?;
-                return Err(EngineEnded("nobody told it to".into()));
+                return Err(EngineEnded("no shutdown was requested".into()));
             }
             Some((link, event)) = links.recv() => {
-                // A closed inbox is the engine's end: the next turn sees it.
+                // A closed inbox means that the engine has ended, which the next turn sees.
                 let _ = inbox.send(Event::Link(link, event)).await;
             }
         }
     }
 }
 
-/// How an engine's thread ended.
+/// The outcome of an engine's thread.
 pub(crate) fn joined(ended: Result<Result<(), EngineEnded>, JoinError>) -> Result<(), EngineEnded> {
     ended.unwrap_or_else(|panic| Err(EngineEnded(panic.to_string())))
 }
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
     use std::io;
 
-    /// Fails in its third step.
+    /// An engine that fails in its third step.
     struct Failing {
         steps: usize,
         given_up: std::sync::mpsc::Sender<String>,
@@ -133,7 +134,7 @@ mod tests {
         }
     }
 
-    /// Takes a millisecond for each event, and counts those before its first step.
+    /// An engine that takes a millisecond for each event, and counts those before its first step.
     struct Slow {
         applied: usize,
         before_first_step: Option<usize>,

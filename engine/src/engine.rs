@@ -30,7 +30,7 @@ use tidemill_proto::{
     step::{Segment, SegmentResult},
 };
 
-/// What arrives at an engine.
+/// An event for an engine.
 #[derive(Debug)]
 pub enum Event {
     Link(LinkId, LinkEvent),
@@ -43,7 +43,7 @@ pub enum Event {
         index: usize,
         result: Result<FetchedBlock, Miss>,
     },
-    /// A fetched block that the device has copied. No arrival: it is a miss after all.
+    /// A fetched block that the device has copied; without an arrival, it is a miss after all.
     Landed {
         fetch: FetchId,
         index: usize,
@@ -67,14 +67,14 @@ pub enum Event {
 pub(crate) struct Engine<R> {
     pub(crate) role: R,
     pub(crate) runner: Runner,
-    /// A second, small model, that guesses what the first one will draw. `None`: there is none.
+    /// A second, small model that guesses the first one's draws, if there is one.
     pub(crate) draft_runner: Option<Runner>,
     pub(crate) io: Io,
     pub(crate) publisher: Publisher,
     pub(crate) announcer: Announcer,
-    /// `None`: the host copies all blocks.
+    /// The copies by the device; if `None`, the host copies all blocks.
     pub(crate) landings: Option<Landings>,
-    /// `None`: this role draws no tokens.
+    /// The masks of grammars; `None` if this role draws no tokens.
     pub(crate) masks: Option<Masks>,
 }
 
@@ -153,8 +153,8 @@ impl<R: Role> Driven for Engine<R> {
 }
 
 impl<R: Role> Engine<R> {
-    /// Reads a fetched block straight into the device block it is for, or lets the device do so. If nobody wants it any more, it is as good
-    /// as here.
+    /// Reads a fetched block straight into its device block, or makes the device copy it. A block that is no longer wanted counts as
+    /// received.
     fn take_in(&mut self, fetch: FetchId, index: usize, block: FetchedBlock) -> Result<Taken, ExecutorError> {
         let Some(device_block) = self.role.destination(fetch, index) else { return Ok(Taken::Here(Some(block.arrival()))) };
         if let (Some(from), Some(copies)) = (block.device_address(), self.runner.device_copies())
@@ -167,7 +167,7 @@ impl<R: Role> Engine<R> {
         Ok(Taken::Here(good.then(|| block.arrival())))
     }
 
-    /// Lets the draft model guess, step after step. Returns how long that took.
+    /// Runs the draft model step after step. Returns the time that this took.
     fn guess(&mut self) -> Result<Duration, ExecutorError> {
         let Some(runner) = &mut self.draft_runner else { return Ok(Duration::ZERO) };
         let started = Instant::now();
@@ -206,7 +206,7 @@ impl<R: Role> Engine<R> {
         }
     }
 
-    /// A step before it is computed, for the cost model.
+    /// A sample of a step before it is computed, for the cost model.
     fn sample(&self, chunks: &[ScheduledChunk]) -> StepSample {
         let mut sample = StepSample { prefill_tokens: 0, prefill_context: 0, decode_rows: 0, decode_context: 0, ms: 0.0 };
         for chunk in chunks {
@@ -222,7 +222,7 @@ impl<R: Role> Engine<R> {
         sample
     }
 
-    /// Masks of the next step begin now. Those of tokens that the step drew before its last ones are behind.
+    /// Begins the masks of the next step. The masks of tokens that the step drew before the last one have already been used.
     fn advance_masks(&mut self, drawn: &[(JobId, Token)]) {
         let Some(masks) = &mut self.masks else { return };
         masks.retain(|job| self.role.kv(job).is_some());
@@ -280,10 +280,10 @@ impl<R: Role> Engine<R> {
     }
 }
 
-/// What became of a fetched block.
+/// The outcome of receiving a fetched block.
 enum Taken {
-    /// Nothing if it is a miss after all.
+    /// Received; `None` if it is a miss after all.
     Here(Option<Arrival>),
-    /// [`Event::Landed`] will tell.
+    /// In flight; [`Event::Landed`] will report it.
     Landing,
 }

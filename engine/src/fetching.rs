@@ -1,7 +1,6 @@
-//! A fetch under way: which of its blocks are here, and which still matter.
+//! A fetch in progress: the blocks that have arrived, and those that still matter.
 //!
-//! Blocks arrive in any order. KV is computed in order from the first block that is missing, so a miss makes all blocks after it
-//! useless.
+//! Blocks arrive in any order. KV is computed in order from the first missing block on, so a miss makes all blocks after it useless.
 
 use std::time::Duration;
 use tidemill_kvpool::client::{Arrival, FetchId};
@@ -11,22 +10,22 @@ use tidemill_proto::message::PoolNode;
 #[derive(Debug)]
 pub(crate) struct Fetching {
     pub(crate) id: FetchId,
-    /// Number of the first block in the job's chain.
+    /// The number of the first block in the job's chain.
     pub(crate) first: usize,
     pub(crate) started: Duration,
-    /// Where each block of the job's chain is, up to the end of those fetched.
+    /// The node of each block of the job's chain, up to the end of the fetched blocks.
     nodes: Vec<PoolNode>,
-    /// Those fetched, and after them the blocks of the state at their end.
+    /// The fetched blocks, followed by the blocks of the state at their end.
     arrived: Vec<Option<Arrival>>,
-    /// Blocks asked for, counted from `first`, in the order of the fetch's keys.
+    /// The requested blocks, counted from `first`, in the order of the fetch's keys.
     asked: Vec<usize>,
-    /// Counted from `first`: blocks from here on are useless, since an earlier one is missing.
+    /// The number, counted from `first`, from which on blocks are useless, as an earlier one is missing.
     cutoff: usize,
-    /// Earlier ends that may still be tried, if the state is not there.
+    /// The number of earlier ends that may still be tried if the state is missing.
     tries: u32,
 }
 
-/// Earlier ends whose states are sought after the one that should have been there: each is a round trip.
+/// The most earlier ends whose states are tried after the expected one, as each takes a round trip.
 const TRIES_MAX: u32 = 4;
 
 impl Fetching {
@@ -37,17 +36,17 @@ impl Fetching {
         Self { id, first, started: now, nodes, arrived: vec![None; blocks], asked, cutoff: blocks, tries: TRIES_MAX }
     }
 
-    /// One more than the number of the last block of the chain that is fetched. Blocks of the state have numbers from here on.
+    /// One more than the number of the last fetched block of the chain. Blocks of the state are numbered from here on.
     pub(crate) fn end(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Where the block of this number is.
+    /// The node of the block with this number.
     pub(crate) fn node(&self, number: usize) -> PoolNode {
         self.nodes[number.min(self.end() - 1)]
     }
 
-    /// Continues as fetch `id`, for the `parts` blocks of the state at an earlier `end`, up to which all blocks are here.
+    /// Continues as fetch `id`, for the `parts` blocks of the state at an earlier `end`, up to which all blocks have arrived.
     pub(crate) fn shorten(&mut self, id: FetchId, end: usize, parts: usize) -> std::ops::Range<usize> {
         let blocks = end - self.first;
         self.id = id;
@@ -64,20 +63,20 @@ impl Fetching {
         self.tries > 0
     }
 
-    /// The number in the chain of the block behind the fetch's key `index`, unless it is useless or a duplicate.
+    /// The number in the chain of the block of the fetch's key `index`, unless it is useless or a duplicate.
     pub(crate) fn wanted(&self, index: usize) -> Option<usize> {
         let place = self.asked[index];
         (place < self.cutoff && self.arrived[place].is_none()).then_some(self.first + place)
     }
 
-    /// The fetch's key `index` is here. Returns its block's number, as [`wanted`](Self::wanted) does.
+    /// Notes that the fetch's key `index` has arrived. Returns its block's number, as [`wanted`](Self::wanted) does.
     pub(crate) fn arrive(&mut self, index: usize, arrival: Arrival) -> Option<usize> {
         let number = self.wanted(index)?;
         self.arrived[number - self.first] = Some(arrival);
         Some(number)
     }
 
-    /// The fetch's key `index` will not come.
+    /// Notes that the fetch's key `index` will not arrive.
     pub(crate) fn miss(&mut self, index: usize) {
         self.cutoff = self.cutoff.min(self.asked[index]);
     }
@@ -89,7 +88,7 @@ impl Fetching {
         self.asked.iter().map(|place| self.first + place)
     }
 
-    /// Whether every block that still matters is here.
+    /// Whether every block that still matters has arrived.
     pub(crate) fn is_done(&self) -> bool {
         self.arrived[..self.cutoff].iter().all(Option::is_some)
     }
@@ -99,7 +98,7 @@ impl Fetching {
         self.cutoff < self.arrived.len()
     }
 
-    /// Of a finished fetch: the blocks that count, in order.
+    /// The blocks of a finished fetch that count, in order.
     pub(crate) fn arrivals(&self) -> Vec<Arrival> {
         self.arrived[..self.cutoff].iter().flatten().copied().collect()
     }

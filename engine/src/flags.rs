@@ -14,7 +14,7 @@ use tidemill_net::{
 };
 use tidemill_proto::block::KvDtype;
 
-/// All settings of a worker, checked. `role` are those of its role's own section.
+/// All settings of a worker, checked. `role` has those of its role's own section.
 #[derive(Debug)]
 pub struct Settings<R> {
     pub worker: WorkerSettings,
@@ -23,7 +23,7 @@ pub struct Settings<R> {
 }
 
 impl<R> Settings<R> {
-    /// `name` is the role's, and names the worker where the operator does not.
+    /// Checks all sections. `name` is the role's, and the default name of the worker.
     pub fn check(
         name: &str,
         worker: WorkerFlags,
@@ -108,10 +108,10 @@ pub struct EngineFlags {
     pub state_every: Option<usize>,
 }
 
-/// Where a model computes.
+/// The device that a model computes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceChoice {
-    /// On a GPU if there is one that can run it, else on the CPU.
+    /// A GPU if there is one that can run the model, else the CPU.
     Auto,
     Cpu,
     Cuda,
@@ -121,25 +121,25 @@ pub enum DeviceChoice {
 #[derive(Clone, Debug)]
 pub struct EngineSettings {
     pub model: PathBuf,
-    /// `Some`: no model, but an echo.
+    /// The options of an echo in place of a model, if it is one.
     pub echo: Option<EchoOptions>,
     pub device: DeviceChoice,
-    /// `None`: projections compute as their weights are stored.
+    /// The arithmetic of projections; that of the stored weights if `None`.
     pub quantize: Option<Quantization>,
     pub kv_dtype: KvDtype,
     pub kv_memory_bytes: Option<u64>,
     pub device_share: f32,
     pub kernel_cache: PathBuf,
-    /// `None`: any.
+    /// The cores of the process; any if `None`.
     pub cores: Option<Cores>,
-    /// At most one for each of `cores`.
+    /// The number of threads, at most one for each of `cores`.
     pub threads: usize,
-    /// `None`: the best that this CPU has.
+    /// The instruction set; if `None`, the best that this CPU has.
     pub isa: Option<String>,
     pub transport: TransportChoice,
     pub rdma_devices: DeviceNames,
     pub step_tokens: Option<usize>,
-    /// In blocks.
+    /// The interval of kept states, in blocks.
     pub state_every: Option<usize>,
 }
 
@@ -244,18 +244,18 @@ impl EngineFlags {
     }
 }
 
-/// Bytes of an echo's KV block: small, so that bytes cost little beside everything else.
+/// Bytes of an echo's KV block: few, so that bytes cost little beside everything else.
 const ECHO_BLOCK_BYTES: usize = 4096;
 const ECHO_BLOCK_BYTES_MAX: usize = 64 << 20;
 const ECHO_MS_MAX: f64 = 10_000.0;
 
-/// Longer than any context, in blocks.
+/// The largest interval of kept states in blocks, longer than any context.
 const STATE_EVERY_MAX: usize = 1 << 20;
-/// Most tokens of one step: a GPU's kernels have no more blocks of threads in two of a grid's three directions.
+/// The most tokens of one step: a GPU's kernels have no more thread blocks in two of a grid's three directions.
 pub const STEP_TOKENS_MAX: usize = 65_535;
-/// The default on a CPU,
+/// The default KV memory on a CPU.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
-/// and of an echo.
+/// The default KV memory of an echo.
 const ECHO_KV_BYTES_DEFAULT: u64 = 128 << 20;
 
 fn kernel_cache_default() -> PathBuf {

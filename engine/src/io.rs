@@ -1,4 +1,4 @@
-//! What an engine's thread reaches: coordinators, pool nodes, its own inbox, the report of the next heartbeat.
+//! The connections of an engine's thread: coordinators, pool nodes, its own inbox, the report of the next heartbeat.
 //!
 //! ```text
 //!                       ┌── links ◄──► coordinators
@@ -32,32 +32,32 @@ use tidemill_proto::{
 };
 use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
 
-/// Events that the engine has not taken yet: blocks, and messages of coordinators.
+/// The most events that wait for the engine: blocks, and messages of coordinators.
 const INBOX_MAX: usize = 256;
-/// Bytes of the blocks in one queue of a worker.
+/// The most bytes of the blocks in one queue of a worker.
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 
-/// Bytes of the blocks that a device has on their way into the pool while it computes: pinned memory, which counts against the
-/// machine's, and more than leave a device in the time of a step.
+/// The most bytes of the blocks that a device has in flight to the pool while it computes: pinned memory, which counts against the
+/// machine's, and more than can leave a device within a step.
 const DEVICE_PUTTING_BYTES_MAX: usize = 1 << 30;
 
-/// How many blocks one queue of a worker holds: at most `blocks_max`, and not too many bytes.
+/// The capacity of a worker's queue in blocks: at most `blocks_max`, and limited in bytes.
 pub(crate) fn queue_blocks(info: &EngineInfo, blocks_max: usize) -> usize {
     blocks_within(QUEUE_BYTES_MAX, info.block_bytes as usize, blocks_max)
 }
 
-/// How many blocks a device that computes prompts has on their way into the pool: those of one step leave while the next one's are
-/// computed. With fewer it would compute and publish in turns. At least as many as in `queue_blocks`.
+/// The number of blocks that a device which computes prompts has in flight to the pool: those of one step leave while the next one's are
+/// computed. With fewer, it would alternate between computing and publishing. At least as many as in `queue_blocks`.
 pub(crate) fn device_putting_blocks(info: &EngineInfo, step_tokens: usize, blocks_max: usize) -> usize {
     let of_two_steps = 2 * step_tokens.div_ceil(BLOCK_TOKENS);
     blocks_within(DEVICE_PUTTING_BYTES_MAX, info.block_bytes as usize, of_two_steps.max(blocks_max))
 }
 
-/// The engine's end.
+/// The engine's side.
 #[derive(Debug)]
 pub(crate) struct Io {
     pub(crate) pools: PoolRouter,
-    /// The engine's own, for tasks that answer to it.
+    /// The engine's own inbox, for tasks that answer to it.
     pub(crate) inbox: mpsc::Sender<Event>,
     pub(crate) runtime: Handle,
     uplink: Arc<Uplink>,
@@ -66,7 +66,7 @@ pub(crate) struct Io {
     started: Instant,
 }
 
-/// The process's end.
+/// The process's side.
 #[derive(Debug)]
 pub(crate) struct Links {
     endpoint: Endpoint,
@@ -75,7 +75,8 @@ pub(crate) struct Links {
     inbox: mpsc::Sender<Event>,
 }
 
-/// Links up with the coordinators. `device` copies blocks from shared memory by itself. Returns both ends, and the engine's inbox. Must be called inside a tokio runtime.
+/// Connects to the coordinators. `device` pins shared memory, so that the device copies blocks by itself. Returns both sides, and the
+/// engine's inbox. Must be called inside a tokio runtime.
 pub(crate) fn start(
     worker: &WorkerSettings,
     engine: &EngineSettings,
@@ -102,13 +103,13 @@ fn ways(engine: &EngineSettings, device: Option<Arc<dyn Pin>>) -> Ways {
 }
 
 impl Io {
-    /// Since the worker started.
+    /// The time since the worker started.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
     }
 
     pub(crate) fn send(&self, link: LinkId, event: WorkerEvent) {
-        // A coordinator whose queue is full loses its link, which the engine hears of.
+        // A coordinator whose queue is full loses its link, of which the engine is notified.
         self.uplink.send(link, event);
     }
 
@@ -116,7 +117,7 @@ impl Io {
     pub(crate) fn answer(&self, task: impl Future<Output = Event> + Send + 'static) {
         let inbox = self.inbox.clone();
         self.runtime.spawn(async move {
-            // A closed inbox is the engine's end.
+            // A closed inbox means that the engine has ended.
             let _ = inbox.send(task.await).await;
         });
     }
@@ -135,12 +136,12 @@ impl Io {
         }
     }
 
-    /// Tells all coordinators to give this worker nothing new.
+    /// Tells all coordinators to assign nothing new to this worker.
     pub(crate) fn leave(&self) {
         self.uplink.broadcast(&WorkerEvent::Leaving);
     }
 
-    /// Changes what the next heartbeat reports.
+    /// Changes the report of the next heartbeat.
     pub(crate) fn report(&self, change: impl FnOnce(&mut Report)) {
         change(&mut self.report.lock());
     }
@@ -163,10 +164,10 @@ impl Links {
         drive::joined(thread.await)
     }
 
-    /// Sends what is still queued for coordinators (bounded), and closes all connections.
+    /// Sends the messages still queued for coordinators (bounded), and closes all connections.
     pub(crate) async fn close(mut self) {
         if let Some(uplink) = Arc::into_inner(self.uplink) {
-            // Messages that cross the good-bye are taken and dropped.
+            // Messages that arrive during the good-bye are received and dropped.
             tokio::join!(uplink.close(), async { while self.events.recv().await.is_some() {} });
         }
         self.endpoint.close().await;

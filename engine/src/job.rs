@@ -1,4 +1,4 @@
-//! What a scheduler and its engine say to each other: jobs, scheduled chunks and actions.
+//! The interface between a scheduler and its engine: jobs, scheduled chunks and actions.
 
 use tidemill_kvpool::client::{FetchId, Part};
 use tidemill_proto::{
@@ -9,7 +9,7 @@ use tidemill_proto::{
     pool::Lineage,
 };
 
-/// One job at one worker. A role chooses the numbers and never gives one to two jobs at a time.
+/// The number of a job at one worker. A role chooses the numbers and never gives one number to two jobs at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct JobId(pub u64);
 
@@ -21,30 +21,30 @@ pub struct ScheduledChunk {
     pub len: usize,
 }
 
-/// What an engine does for its scheduler.
+/// An action that an engine performs for its scheduler.
 #[derive(Debug, PartialEq)]
 pub enum Action {
-    /// Ask a node how many of the first of these blocks it holds. Answered by [`Role::matched`](crate::role::Role::matched).
+    /// Asks a node how many of the first of these blocks it holds. Answered by [`Role::matched`](crate::role::Role::matched).
     Match { job: JobId, node: PoolNode, keys: Vec<BlockKey> },
-    /// Get these blocks from the pool. Each is answered by [`Role::fetched`](crate::role::Role::fetched), with its place among the keys of
+    /// Gets these blocks from the pool. Each is answered by [`Role::fetched`](crate::role::Role::fetched), with its index among the keys of
     /// all parts.
     Fetch { fetch: FetchId, parts: Vec<Part> },
-    /// Drop what this fetch has not delivered yet.
+    /// Drops the blocks that this fetch has not delivered yet.
     CancelFetch { fetch: FetchId },
-    /// Put device blocks, with the bytes they hold now, into the pool. They follow each other in a chain; `lineage` is the first one's.
+    /// Puts device blocks, with their current bytes, into the pool. They are consecutive blocks of a chain; `lineage` is the first one's.
     Put { node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, u32)>, delivery: Delivery },
-    /// Compile a job's grammar, and go through the tokens generated before. Answered by [`Role::constrained`](crate::role::Role::constrained).
-    /// From then on the engine tells every draw of the job what is allowed.
+    /// Compiles a job's grammar, and applies the tokens generated before. Answered by
+    /// [`Role::constrained`](crate::role::Role::constrained). From then on, the engine passes the allowed tokens to every draw of the job.
     Constrain { job: JobId, group: u64, constraint: Constraint, generated: Vec<Token> },
-    /// Tell a coordinator.
+    /// Sends an event to a coordinator.
     Send { link: LinkId, event: WorkerEvent },
 }
 
-/// What an engine owes to a put.
+/// The guarantee that an engine gives for a put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Delivery {
-    /// Skip the blocks when the pool does not keep up; no answer.
+    /// The blocks are skipped if the pool does not keep up; there is no answer.
     BestEffort,
-    /// Tell this job how the put ended, in every case, by [`Role::put_done`](crate::role::Role::put_done).
+    /// This job learns the outcome of the put, in every case, by [`Role::put_done`](crate::role::Role::put_done).
     Acknowledged(JobId),
 }

@@ -6,8 +6,8 @@
 //!      └──► device: slot ──► device block ────────────────────┘
 //! ```
 //!
-//! A block counts as fetched when its event is applied, and no step uses it before that. The lease lasts until then, and with it the memory
-//! that the device reads. The engine never waits: without a place here, it lets the host copy the block.
+//! A block counts as fetched when its event is applied, and no step uses it before that. Until then the lease lasts, and with it the memory
+//! that the device reads. The engine never waits: if no place is free, it makes the host copy the block.
 
 use crate::engine::Event;
 use parking_lot::Mutex;
@@ -19,15 +19,16 @@ use tidemill_model::{
 };
 use tokio::{runtime::Handle, sync::mpsc};
 
-/// Each reads a block once to validate it, at the rate of a core: more of them than keep up with a bus would take cores from others.
+/// The number of threads. Each reads a block once to validate it, at the rate of a core; more than needed to keep up with a bus would take
+/// cores from other work.
 const THREADS: usize = 4;
 
-/// The engine's end. Its threads end with it.
+/// The engine's side. The threads end with it.
 pub(crate) struct Landings {
     queue: mpsc::Sender<Landing>,
 }
 
-/// A place for one block that lands.
+/// A place for one block in flight.
 pub(crate) struct Place<'a>(mpsc::Permit<'a, Landing>);
 
 struct Landing {
@@ -39,7 +40,7 @@ struct Landing {
 }
 
 impl Landings {
-    /// For up to `blocks_max` blocks at a time. Answers to the inbox with [`Event::Landed`].
+    /// Starts the threads for up to `blocks_max` blocks at a time. They answer to the inbox with [`Event::Landed`].
     pub(crate) fn start(runtime: &Handle, blocks_max: usize, inbox: &mpsc::Sender<Event>) -> Self {
         let (queue, landings) = mpsc::channel(blocks_max);
         let landings = Arc::new(Mutex::new(landings));
@@ -50,14 +51,14 @@ impl Landings {
         Self { queue }
     }
 
-    /// `None`: as many as may be are landing.
+    /// A free place; `None` if the maximum is in flight.
     pub(crate) fn place(&self) -> Option<Place<'_>> {
         self.queue.try_reserve().ok().map(Place)
     }
 }
 
 impl Place<'_> {
-    /// Lets the device copy the block from its slot, at `from`, to `device_block`.
+    /// Makes the device copy the block from its slot, at `from`, to `device_block`.
     pub(crate) fn land(
         self,
         copies: &mut dyn DeviceCopies,
@@ -66,8 +67,8 @@ impl Place<'_> {
         (from, device_block): (u64, u32),
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
-        // SAFETY: the address is that of a block's slot in memory that these copies' pinner has pinned (`DevicePin`); it is pinned as long as
-        // the block lives, which `Landing` keeps until the copy has ended.
+        // SAFETY: the address is that of a block's slot in memory that these copies' pinner has pinned (`DevicePin`). It is pinned as long
+        // as the block lives, which `Landing` keeps until the copy has ended.
         let copy = unsafe { copies.copy_block(device_block, from) }?;
         self.0.send(Landing { fetch, index, block, copy, started });
         Ok(())
@@ -78,7 +79,7 @@ fn land_all(landings: &Mutex<mpsc::Receiver<Landing>>, inbox: &mpsc::Sender<Even
     loop {
         let next = landings.lock().blocking_recv();
         let Some(landing) = next else { return };
-        // A closed inbox is the engine's end; the copies are waited for all the same.
+        // A closed inbox means that the engine has ended; copies are waited for nevertheless.
         let _ = inbox.blocking_send(landing.land());
     }
 }
@@ -90,7 +91,7 @@ impl Landing {
             // A miss is counted where it is found.
             Ok(()) => Ok(block.validate_device_copy(started).is_ok().then(|| block.arrival())),
             Err(error) => {
-                // The device may still read the slot: it must stay mapped. This worker ends.
+                // The device may still read the slot, which must stay mapped. This worker ends.
                 mem::forget(block);
                 Err(error)
             }
@@ -99,7 +100,7 @@ impl Landing {
     }
 }
 
-/// The model's device, as the pool's client knows it.
+/// The model's device, as seen by the pool's client.
 #[derive(Debug)]
 pub(crate) struct DevicePin(pub(crate) Pinner);
 

@@ -1,28 +1,29 @@
-//! What prefill and decode share: admission of jobs to device blocks, and the engine that drives a scheduler and a model.
+//! The code that prefill and decode share: admission of jobs to device blocks, and the engine that drives a scheduler and a model.
 //!
 //! Core (no clock, socket, thread or model; builds with `--no-default-features`):
 //!
-//! - [`role`]: what a scheduler is to its engine
+//! - [`role`]: the interface of a scheduler to its engine
 //! - [`job`]: jobs, scheduled chunks, and the actions that a scheduler asks for
-//! - [`order`]: which job goes first; [`shares`]: fairness between groups; [`pace`]: how long steps take, learnt
+//! - [`order`]: the order of jobs; [`shares`]: fairness between groups; [`pace`]: the time of steps, learnt
 //! - [`budget`]: the tokens of a step
-//! - [`residency`]: which blocks of which job are on the device
-//! - [`device`]: what each device block holds
-//! - [`states`]: states of recurrent layers: which block ends have one, and where a job's own is
-//! - `fetching`: one fetch under way
-//! - [`announcing`]: what the device's prefix cache has, for coordinators
+//! - [`residency`]: the blocks of each job on the device
+//! - [`device`]: the contents of each device block
+//! - [`states`]: states of recurrent layers: the block ends that have one, and the place of a job's own
+//! - `fetching`: one fetch in progress
+//! - [`announcing`]: the contents of the device's prefix cache, for coordinators
 //!
 //! Shell (feature `shell`, on by default):
 //!
 //! - [`worker`]: the process: load, link up, drive, close
 //! - [`engine`]: events in, steps computed, actions performed
 //! - `drive`: the thread that does so, and its inbox
-//! - `io`: what that thread reaches: coordinators, pool nodes, its inbox, the report
+//! - `io`: the connections of that thread: coordinators, pool nodes, its inbox, the report
 //! - `landing`: blocks that the device copies by itself
-//! - `masks`: what constrained sequences may draw, computed beside the forward pass; `turns`: whose grammar is compiled next
+//! - `masks`: the allowed tokens of constrained sequences, computed beside the forward pass; `turns`: the order in which grammars are
+//!   compiled
 //! - `publishing`: device blocks into the pool
 //! - [`load`]: from settings to a loaded model with its device memory
-//! - [`draft`]: the same of a draft model
+//! - [`draft`]: the loading of a draft model
 //! - [`flags`]: section `[engine]` of a worker's settings
 
 pub mod announcing;

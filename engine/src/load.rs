@@ -28,27 +28,27 @@ pub enum EngineError {
     Device(#[from] ExecutorError),
 }
 
-/// Ready to run.
+/// A loaded model with its device memory.
 pub struct LoadedEngine {
     pub runner: Runner,
-    /// What the worker registers with.
+    /// The data that the worker registers with.
     pub info: EngineInfo,
-    /// Most tokens of a step: at least one for each sequence.
+    /// The most tokens of a step, at least one for each sequence.
     pub step_tokens: usize,
-    /// Blocks of the device's memory, those for states among them.
+    /// Blocks of the device's memory, including those for states.
     pub device_blocks: u32,
     pub states: StateRule,
 }
 
-/// Tokens of a step, by default.
+/// The default tokens of a step.
 const CPU_STEP_TOKENS: usize = 256;
-/// For an encoder.
+/// The default tokens of a step of an encoder.
 const ENCODER_STEP_TOKENS: usize = 1024;
 const CUDA_STEP_TOKENS: usize = 8192;
 const ECHO_STEP_TOKENS: usize = 8192;
 
 /// Loads the model, logging its progress, and sets up its device memory. A step draws tokens for up to `sequences_max` sequences; 0 if it
-/// never draws any. `work_max`: as in [`EngineInfo`].
+/// never draws any. `work_max` is that of [`EngineInfo`].
 pub fn load_engine(settings: &EngineSettings, sequences_max: usize, work_max: usize) -> Result<LoadedEngine, EngineError> {
     let identity = identity(&settings.model)?;
     let LoadedRunner { runner, blocks, step_tokens } = load_runner(settings, sequences_max)?;
@@ -110,7 +110,7 @@ fn load_runner(settings: &EngineSettings, sequences_max: usize) -> Result<Loaded
     }
 }
 
-/// Whether the CPU takes over: no GPU can run this model with these settings.
+/// Whether the CPU takes over, as no GPU can run this model with these settings.
 fn is_no_gpu_for_it(error: &ModelError) -> bool {
     match error {
         ModelError::NotOnDevice { .. } => true,
@@ -128,7 +128,7 @@ fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<Loaded
     let options = EncoderOptions { quantize: settings.quantize, threads: settings.threads, isa };
     if let Some(encoder) = Encoder::load(&settings.model, &options, &mut |done, total| progress.update(done, total))? {
         let blocks = settings.cpu_blocks(encoder.kv_shape().block_bytes())?;
-        // A text goes into one step, whatever its length.
+        // A text goes into one step, regardless of its length.
         let step_tokens = settings.step_tokens.unwrap_or(ENCODER_STEP_TOKENS).max(encoder.context_tokens());
         return Ok(LoadedRunner { runner: Box::new(EncoderExecutor::new(encoder, blocks)), blocks, step_tokens });
     }

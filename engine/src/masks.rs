@@ -7,13 +7,13 @@
 //!     └── next step: forward pass … sampler waits at the Cell
 //! ```
 //!
-//! Where a step verifies drafted tokens, each row has a cell of its own. A later row's mask is begun when the token before it is drawn, so
-//! a matcher sees the tokens of the sequence alone, and one at a time: nothing is ever taken back, and what a grammar's work comes to is
-//! the same with drafts as without.
+//! If a step verifies drafted tokens, each row has a cell of its own. A later row's mask is begun when the token before it is drawn, so a
+//! matcher sees the tokens of the sequence alone, one at a time: nothing is ever rolled back, and a grammar's work is the same with drafts
+//! as without.
 //!
-//! A matcher has at most one token under way, so the queues hold no more than there are sequences. Compiling may take long, and so does
-//! going through the tokens of a sequence that comes from another worker: both have a thread of their own, and hold up nobody's masks. There,
-//! groups of requests take [turns](crate::turns), so that a group with many grammars waits for its own.
+//! A matcher has at most one token in flight, so the queues hold no more than there are sequences. Compiling may take long, and so may
+//! applying the tokens of a sequence that comes from another worker: both have a thread of their own, and delay no masks. There, groups of
+//! requests take [turns](crate::turns), so that a group with many grammars waits for its own.
 
 use crate::{engine::Event, job::JobId, turns::Turns};
 use parking_lot::{Condvar, Mutex};
@@ -33,12 +33,13 @@ use tidemill_proto::{
     step::{Allowed, DRAFT_TOKENS_MAX, Mask},
 };
 
-/// Masks take microseconds, and their work is bounded. A sampler that waits this long would wait forever.
+/// The time after which a sampler gives up. Masks take microseconds, and their work is bounded, so a sampler that waits this long would
+/// wait forever.
 const MASK_WAIT_MAX: Duration = Duration::from_secs(60);
-/// More threads would not find enough sequences to share.
+/// The most threads that compute masks. More would not find enough sequences to share.
 const MASKERS_MAX: usize = 4;
 
-/// The engine's end.
+/// The engine's side.
 pub(crate) struct Masks {
     starts: Arc<Turns<Start>>,
     maskers: mpsc::Sender<Advance>,
@@ -49,7 +50,7 @@ pub(crate) struct Masks {
 #[derive(Debug)]
 pub struct Constrained {
     matcher: Arc<Mutex<Matcher>>,
-    /// What may be drawn next.
+    /// The tokens that may be drawn next.
     next: Arc<Cell>,
 }
 
@@ -57,7 +58,7 @@ pub struct Constrained {
 #[derive(Debug)]
 struct Followed {
     constrained: Constrained,
-    /// The masks of tokens after the next one in the same step, as far as that has come.
+    /// The masks of tokens after the next one in the same step, as far as the step has come.
     later: [OnceLock<Arc<Cell>>; DRAFT_TOKENS_MAX],
     maskers: mpsc::Sender<Advance>,
 }
@@ -74,11 +75,12 @@ struct Advance {
     next: Arc<Cell>,
 }
 
-/// Answers to the engine's inbox.
+/// The engine's inbox, which gets the answers.
 pub(crate) type Inbox = tokio::sync::mpsc::Sender<Event>;
 
 impl Masks {
-    /// For the model in `dir`, whose rows of logits have `width` entries. Its tokenizer is read at once, in the background.
+    /// Starts the threads for the model in `dir`, whose rows of logits have `width` entries. Its tokenizer is read at once, in the
+    /// background.
     pub(crate) fn start(dir: PathBuf, width: usize, threads: usize, inbox: Inbox) -> std::io::Result<Self> {
         let starts = Arc::new(Turns::new());
         let taken = Arc::clone(&starts);
@@ -97,18 +99,18 @@ impl Masks {
         self.starts.put(group, Start { job, constraint, generated });
     }
 
-    /// From now on the job's tokens are drawn under its grammar.
+    /// From now on, draws the job's tokens under its grammar.
     pub(crate) fn insert(&mut self, job: JobId, constrained: Constrained) {
         let followed = Followed { constrained, later: Default::default(), maskers: self.maskers.clone() };
         self.sequences.insert(job, followed);
     }
 
-    /// What the job may draw next. `None`: it has no grammar.
+    /// The tokens that the job may draw next; `None` if it has no grammar.
     pub(crate) fn next(&self, job: JobId) -> Option<&dyn Allowed> {
         self.sequences.get(&job).map(|followed| followed as &dyn Allowed)
     }
 
-    /// A step ended with this token: the next mask is computed from here on.
+    /// Notes that a step ended with this token: the next mask is computed from here on.
     pub(crate) fn advance(&mut self, job: JobId, token: Token) {
         if let Some(followed) = self.sequences.get_mut(&job) {
             followed.constrained.next = followed.begin(token);
@@ -123,7 +125,7 @@ impl Masks {
 }
 
 impl Drop for Masks {
-    /// The compiler's thread ends when it has no more to do.
+    /// Closes the queue; the compiler's thread ends when it is empty.
     fn drop(&mut self) {
         self.starts.close();
     }
@@ -150,7 +152,7 @@ impl Allowed for Followed {
     }
 }
 
-/// A mask on its way.
+/// A mask in progress.
 #[derive(Default)]
 struct Cell {
     mask: OnceLock<Result<Mask, String>>,
@@ -187,7 +189,7 @@ impl fmt::Debug for Cell {
     }
 }
 
-/// The compiler's thread.
+/// The loop of the compiler's thread.
 fn compile(dir: &std::path::Path, width: usize, starts: &Turns<Start>, inbox: &Inbox) {
     let path = dir.join("tokenizer.json");
     let compiler = Vocabulary::load(&path, width).map(|vocabulary| Compiler::new(&vocabulary));
@@ -199,7 +201,7 @@ fn compile(dir: &std::path::Path, width: usize, starts: &Turns<Start>, inbox: &I
             Ok(compiler) => unwinding(|| begin(compiler, &constraint, &generated)),
             Err(error) => Err(format!("this worker cannot follow a grammar without the model's tokenizer.json ({error})")),
         };
-        // A closed inbox is the engine's end.
+        // A closed inbox means that the engine has ended.
         let _ = inbox.blocking_send(Event::Constrained { job, generated: generated.len(), outcome });
     }
 }
@@ -212,7 +214,7 @@ fn begin(compiler: &Compiler, constraint: &Constraint, generated: &[Token]) -> R
     Ok(Constrained { matcher: Arc::new(Mutex::new(matcher)), next: Arc::new(next) })
 }
 
-/// A masker's thread.
+/// The loop of a masker's thread.
 fn advance(tokens: &Mutex<mpsc::Receiver<Advance>>) {
     loop {
         let received = tokens.lock().recv();
@@ -224,7 +226,7 @@ fn advance(tokens: &Mutex<mpsc::Receiver<Advance>>) {
     }
 }
 
-/// A panic in a grammar is its sequence's end, and nobody else's.
+/// Turns a panic in a grammar into an error, which ends its sequence only.
 fn unwinding<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("its grammar broke the matcher: please report this as a bug".into()))
 }
@@ -283,7 +285,7 @@ mod tests {
         let (mut tokens, mut expected) = (Vec::new(), Vec::new());
         for _ in 0..12 {
             let mask = one.next(JOB).unwrap().wait().unwrap().clone();
-            // Different tokens have different masks after them, as far as the expression lets them.
+            // Different tokens have different masks after them, as far as the expression allows.
             let token = mask.tokens().nth(tokens.len() % 2).or(mask.tokens().next()).unwrap();
             expected.push(mask);
             tokens.push(token);

@@ -1,18 +1,18 @@
-//! In which order a worker takes its work.
+//! The order in which a worker takes its work.
 //!
 //! Higher priorities go first. Among equals, groups that have had more than their share yield ([`shares`](crate::shares)). Then:
 //!
 //! 1. Jobs that can still be on time, by due time. On one machine whose jobs can be interrupted, that order meets all limits if any order
-//!    does (Liu and Layland, 1973). What a job still needs ([`pace`](crate::pace)) decides whether it can: a long prompt is late long
-//!    before its due time.
-//! 2. Late ones, the most delayed first, in proportion to the time that they were allowed. They no longer make others late.
+//!    does (Liu and Layland, 1973). The work that a job still needs ([`pace`](crate::pace)) decides whether it can: a long prompt is late
+//!    long before its due time.
+//! 2. Late ones, the most delayed first, in proportion to the time that they were allowed. They no longer make other jobs late.
 //!
-//! A job without a limit is allowed some time and a multiple of its own work, so a short prompt passes a long one, and waits grow in
-//! proportion to the work asked for.
+//! A job without a limit is allowed some time plus a multiple of its own work, so a short prompt passes a long one, and waits grow in
+//! proportion to the requested work.
 //!
-//! **No job starves**, whatever its rank: of the prompt tokens computed past the oldest job, it is owed a fixed share ([`Owed`]), and of
-//! the places that have device blocks, the oldest that waits gets one after so many ([`PASSED_MAX`]). Only the oldest: in an overload all
-//! have been passed often, and nothing would be left of the order.
+//! **No job starves**, regardless of its rank: of the prompt tokens computed past the oldest job, it is owed a fixed share ([`Owed`]), and
+//! the oldest waiting job gets device blocks once it has been passed [`PASSED_MAX`] times. Only the oldest: in an overload, all jobs have
+//! been passed often, and nothing would be left of the order.
 
 use crate::job::JobId;
 use std::{
@@ -21,11 +21,11 @@ use std::{
 };
 use tidemill_proto::{block::BLOCK_TOKENS, urgency::Urgency};
 
-/// Jobs that came later and got device blocks first. From this many on, nobody passes the oldest one.
+/// The number of later jobs that may get device blocks before the oldest waiting one. After that, no job passes it.
 pub const PASSED_MAX: u32 = 32;
 
-/// The new count of a waiting job when another one got device blocks: it counts if that came later than this one (`is_older`), and starts
-/// again after one that nobody might pass any more.
+/// The new count of a waiting job when another one got device blocks: it counts if that one came later (`is_older`), and restarts after a
+/// job that could no longer be passed.
 pub fn passed(times: u32, is_older: bool, after_overdue: bool) -> u32 {
     match (is_older, after_overdue) {
         (true, _) => times + 1,
@@ -34,32 +34,32 @@ pub fn passed(times: u32, is_older: bool, after_overdue: bool) -> u32 {
     }
 }
 
-/// A job without a limit is allowed this much,
+/// The time that a job without a limit is allowed, in addition to a multiple of its own work.
 const GRACE: Duration = Duration::from_millis(200);
-/// and this many times its own work.
+/// The multiple of its own work that a job without a limit is allowed.
 const STRETCH: f64 = 10.0;
-/// For this many tokens computed past the oldest job, it is owed one.
+/// The number of tokens computed past the oldest job for which it is owed one token.
 const OWED_SHARE: usize = 8;
 
-/// What decides a job's rank, besides its urgency.
+/// The data besides a job's urgency that decides its rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Standing {
     pub arrived: Duration,
-    /// Time that all its work takes here,
+    /// The time that all its work takes here.
     pub work: Duration,
-    /// and what is left of it.
+    /// The time that the rest of its work takes.
     pub left: Duration,
-    /// Its group has had more than its share.
+    /// Whether its group has had more than its share.
     pub over_share: bool,
 }
 
-/// A job's place among others: the least goes first.
+/// A job's position in the order: the least goes first.
 #[derive(Clone, Copy, Debug)]
 pub struct Rank {
     priority: Reverse<u8>,
     over_share: bool,
     when: When,
-    /// Number in order of arrival.
+    /// The job's number in order of arrival.
     number: u64,
 }
 
@@ -69,13 +69,13 @@ enum When {
         due: Duration,
     },
     Late {
-        /// Time since arrival, in times allowed.
+        /// The time since arrival, relative to the time allowed.
         stretch: f64,
     },
 }
 
 impl Rank {
-    /// `number` counts jobs in the order in which they came.
+    /// The rank of a job. `number` counts jobs in the order in which they came.
     pub fn new(urgency: &Urgency, standing: Standing, number: u64, now: Duration) -> Self {
         let Standing { arrived, work, left, over_share } = standing;
         let allowed = urgency.due_ms.map_or_else(|| GRACE + work.mul_f64(STRETCH), Duration::from_millis);
@@ -117,7 +117,7 @@ impl PartialEq for Rank {
 
 impl Eq for Rank {}
 
-/// Tokens that the oldest job is owed, for those that were computed past it.
+/// The tokens that the oldest job is owed for those computed past it.
 #[derive(Clone, Debug, Default)]
 pub struct Owed {
     to: Option<JobId>,
@@ -126,12 +126,12 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// Tokens that the oldest job gets before all others in the next step. Whole blocks: fewer are not worth a place.
+    /// The tokens that the oldest job gets before all others in the next step: whole blocks, as fewer are not worth a place.
     pub fn tokens(&self, oldest: JobId) -> usize {
         if self.to == Some(oldest) { self.passed / OWED_SHARE / BLOCK_TOKENS * BLOCK_TOKENS } else { 0 }
     }
 
-    /// A step computes this many tokens of the oldest job, and of others.
+    /// Notes that a step computes this many tokens of the oldest job, and of other jobs.
     pub fn note(&mut self, oldest: JobId, own: usize, others: usize) {
         if self.to != Some(oldest) {
             *self = Self { to: Some(oldest), passed: 0 };
@@ -144,7 +144,8 @@ impl Owed {
 mod tests {
     use super::*;
 
-    /// Rows of `name: priority due|- arrived work left share|over`, in milliseconds, in the order of arrival; then the order at 1,000 ms.
+    /// Checks rows of `name: priority due|- arrived work left share|over`, in milliseconds, in the order of arrival; then the order at
+    /// 1,000 ms.
     fn check(jobs: &str, expected: &str) {
         let ms = |cell: &str| Duration::from_millis(cell.parse().unwrap());
         let mut ranked: Vec<(Rank, &str)> = Vec::new();

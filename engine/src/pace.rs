@@ -1,4 +1,5 @@
-//! How long steps take here, learnt from those done: how many prompt tokens fit into the time there is, and how long a prompt will take.
+//! The time of steps here, learnt from completed ones: the number of prompt tokens that fit into the available time, and the time of a
+//! prompt.
 //!
 //! `ms = plain(rows) + tokens · per token + context · per position`: a step that only decodes has its plain time, by the number of rows;
 //! prompt tokens add their matrix products and their attention to the positions before them.
@@ -6,26 +7,26 @@
 use crate::job::ScheduledChunk;
 use std::time::Duration;
 
-/// Share of the newest step in the moving averages.
+/// The share of the newest step in the moving averages.
 const WEIGHT: f64 = 0.1;
-/// An outlier (a paused process) counts as no more than this many times what was expected.
+/// An outlier (a paused process) counts as no more than this many times the expected time.
 const SURPRISE_MAX: f64 = 3.0;
-/// Row counts by power of two.
+/// The number of classes of row counts, by power of two.
 const BUCKETS: usize = 24;
 
-/// What a step computes.
+/// The work of a step.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StepWork {
-    /// Sequences that decode one token.
+    /// The number of sequences that decode one token.
     pub rows: usize,
-    /// Prompt tokens.
+    /// The number of prompt tokens.
     pub tokens: usize,
-    /// Sum over those tokens of their position.
+    /// The sum of these tokens' positions.
     pub context: f64,
 }
 
 impl StepWork {
-    /// With one more chunk of a prompt.
+    /// Adds another chunk of a prompt.
     pub fn add(&mut self, chunk: &ScheduledChunk) {
         self.tokens += chunk.len;
         self.context += chunk.len as f64 * (chunk.start as f64 + chunk.len as f64 / 2.0);
@@ -34,9 +35,9 @@ impl StepWork {
 
 #[derive(Clone, Debug, Default)]
 pub struct Pace {
-    /// Time of steps without prompt tokens, by rows.
+    /// The time of steps without prompt tokens, by rows.
     plain_ms: [Option<f64>; BUCKETS],
-    /// Moving sums of what prompt tokens added: least squares through the origin in (tokens, context).
+    /// Moving sums of the times that prompt tokens added: least squares through the origin in (tokens, context).
     tokens_tokens: f64,
     tokens_context: f64,
     context_context: f64,
@@ -57,7 +58,7 @@ impl Pace {
         }
         let added = (ms - self.plain_ms(work.rows).unwrap_or(0.0)).max(0.0);
         let tokens = work.tokens as f64;
-        // Relative errors count, or the longest steps would drown the others.
+        // Errors are relative, as the longest steps would drown the others.
         let weight = 1.0 / tokens;
         for (sum, new) in [
             (&mut self.tokens_tokens, tokens * tokens),
@@ -70,20 +71,20 @@ impl Pace {
         }
     }
 
-    /// Time of a prompt's tokens from position `start` on. Zero as long as nothing is known.
+    /// The time of a prompt's tokens from position `start` on. Zero until anything is known.
     pub fn prompt(&self, start: usize, tokens: usize) -> Duration {
         let (per_token, per_position) = self.per_token().unwrap_or_default();
         let (start, tokens) = (start as f64, tokens as f64);
         Duration::try_from_secs_f64((per_token + per_position * (start + tokens / 2.0)) * tokens / 1e3).unwrap_or(Duration::MAX)
     }
 
-    /// Milliseconds of each of a prompt's next tokens, from position `start` on. `None`: nothing is known yet.
+    /// Milliseconds of each of a prompt's next tokens, from position `start` on; `None` until anything is known.
     pub fn token_ms(&self, start: usize) -> Option<f64> {
         let (per_token, per_position) = self.per_token()?;
         Some(per_token + per_position * start as f64)
     }
 
-    /// Milliseconds of a step that only decodes: of this many rows, or of the nearest number that there was.
+    /// Milliseconds of a step that only decodes: of this many rows, or of the nearest number that was observed.
     pub fn plain_ms(&self, rows: usize) -> Option<f64> {
         if rows == 0 {
             return Some(0.0);
@@ -109,13 +110,13 @@ impl Pace {
         }
         let alone = self.tokens_ms / self.tokens_tokens;
         let determinant = self.tokens_tokens * self.context_context - self.tokens_context * self.tokens_context;
-        // Chunks that are all alike do not tell the two apart.
+        // Chunks that are all alike do not separate the two.
         if determinant <= 1e-6 * self.tokens_tokens * self.context_context {
             return Some((alone, 0.0));
         }
         let per_token = (self.context_context * self.tokens_ms - self.tokens_context * self.context_ms) / determinant;
         let per_position = (self.tokens_tokens * self.context_ms - self.tokens_context * self.tokens_ms) / determinant;
-        // A negative cost is noise: then one of the two explains it all.
+        // A negative cost is noise: the other one then explains the whole time.
         Some(match (per_token > 0.0, per_position > 0.0) {
             (true, true) => (per_token, per_position),
             (false, true) => (0.0, self.context_ms / self.context_context),
@@ -123,7 +124,7 @@ impl Pace {
         })
     }
 
-    /// Panics if it has learnt something that is no time. For tests.
+    /// Panics if a learnt time is invalid. For tests.
     pub fn check_integrity(&self) {
         let sums = [self.tokens_tokens, self.tokens_context, self.context_context, self.tokens_ms, self.context_ms];
         assert!(sums.iter().chain(self.plain_ms.iter().flatten()).all(|sum| sum.is_finite() && *sum >= 0.0), "{self:?}");
@@ -150,7 +151,7 @@ mod tests {
         work
     }
 
-    /// A machine whose steps take exactly this.
+    /// The time of steps on a machine with exactly these costs.
     fn took(work: &StepWork) -> Duration {
         let plain = if work.rows == 0 { 0.0 } else { 5.0 + work.rows as f64 };
         Duration::from_secs_f64((plain + 0.5 * work.tokens as f64 + 1e-4 * work.context) / 1e3)

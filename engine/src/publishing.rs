@@ -1,4 +1,4 @@
-//! Device blocks into the pool: at best effort through a bounded queue, or each put with its outcome.
+//! Puts device blocks into the pool: at best effort through a bounded queue, or each put with its outcome.
 //!
 //! Either way the engine reads a block's bytes when the scheduler says so, and the copies travel while it computes on.
 
@@ -9,17 +9,17 @@ use tidemill_model::{BlockBytes, ExecutorError, Runner};
 use tidemill_proto::{block::BlockKey, message::PoolNode, pool::Lineage};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-/// Blocks put in one call at best effort.
+/// The blocks per call at best effort.
 const BATCH: usize = 32;
 
-/// The engine's end.
+/// The engine's side.
 #[derive(Debug)]
 pub(crate) struct Publisher {
     pools: PoolRouter,
     queue: mpsc::Sender<Publication>,
 }
 
-/// A block on its way into the pool.
+/// A block in flight to the pool.
 struct Publication {
     node: PoolNode,
     lineage: Lineage,
@@ -28,16 +28,16 @@ struct Publication {
 }
 
 impl Publisher {
-    /// With a queue of `blocks_max` blocks at best effort. The task ends when the publisher is dropped and the queue is empty. Must be called
-    /// inside a tokio runtime.
+    /// Starts a task with a queue of `blocks_max` blocks at best effort. The task ends when the publisher is dropped and the queue is
+    /// empty. Must be called inside a tokio runtime.
     pub(crate) fn start(pools: PoolRouter, blocks_max: usize) -> (Self, JoinHandle<()>) {
         let (queue, publications) = mpsc::channel(blocks_max);
         let task = tokio::spawn(publish(pools.clone(), publications));
         (Self { pools, queue }, task)
     }
 
-    /// Puts blocks as far as the queue has room. Publishing serves later requests: when the pool does not keep up, the speed of this one comes
-    /// first.
+    /// Puts blocks as far as the queue has room. Publishing serves later requests: if the pool does not keep up, the speed of this one
+    /// takes precedence.
     pub(crate) fn offer(
         &self,
         runner: &mut Runner,
@@ -53,7 +53,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// Puts blocks and tells how it went. A block that the node has no room for is an error.
+    /// Puts blocks and reports the outcome. A block for which the node has no room is an error.
     pub(crate) fn put(
         &self,
         runner: &mut Runner,
@@ -86,7 +86,7 @@ async fn copied(bytes: BlockBytes) -> Result<Vec<Bytes>, String> {
     }
 }
 
-/// Puts blocks into the pool as they come. A block that cannot be put is computed again by whoever needs it.
+/// Puts blocks into the pool as they come. A block that cannot be put is computed again when it is needed.
 async fn publish(pools: PoolRouter, mut publications: mpsc::Receiver<Publication>) {
     let mut batch = Vec::new();
     while publications.recv_many(&mut batch, BATCH).await > 0 {
@@ -98,7 +98,7 @@ async fn publish(pools: PoolRouter, mut publications: mpsc::Receiver<Publication
     }
 }
 
-/// A block whose bytes are here.
+/// A block whose bytes have arrived.
 struct Copied {
     node: PoolNode,
     lineage: Lineage,
@@ -106,7 +106,7 @@ struct Copied {
     bytes: Bytes,
 }
 
-/// Waits for the bytes that a device copies. Skips a block that it fails to copy: the engine learns of that with its next step.
+/// Waits for the bytes that a device copies. Skips a block that it fails to copy: the engine notices that with its next step.
 async fn all_copied(publications: Vec<Publication>) -> Vec<Copied> {
     let is_pending = |publication: &Publication| matches!(publication.bytes, BlockBytes::Pending(_));
     let wait = |publications: Vec<Publication>| {
@@ -125,7 +125,7 @@ async fn all_copied(publications: Vec<Publication>) -> Vec<Copied> {
 /// Consecutive blocks of one chain.
 type Run = (PoolNode, Lineage, Vec<(BlockKey, Bytes)>);
 
-/// Sorts blocks into runs that can be put at once: those of several sequences come mixed.
+/// Sorts blocks into runs that can be put at once, as those of several sequences come mixed.
 fn runs(blocks: Vec<Copied>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for Copied { node, lineage, key, bytes } in blocks {

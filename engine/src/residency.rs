@@ -1,4 +1,4 @@
-//! Admission: which blocks of which job are on the device. *Match what the device has, fetch what the pool has, compute the rest.*
+//! Admission: the blocks of each job on the device. *Match what the device has, fetch what the pool has, compute the rest.*
 //!
 //! ```text
 //!             admit                  all that comes is here
@@ -7,8 +7,8 @@
 //!      └────────────────────────── release ───────────────────────┘
 //! ```
 //!
-//! A job holds device blocks for all its tokens, or none. Each job owns its [`JobKv`]; [`Residency`] owns what they share: the device,
-//! the fetches under way, and the queue of actions.
+//! A job holds device blocks for all its tokens, or none. Each job owns its [`JobKv`]; [`Residency`] owns the parts that jobs share: the
+//! device, the fetches in progress, and the queue of actions.
 
 use crate::{
     announcing::Changes,
@@ -34,9 +34,9 @@ pub struct JobKv {
     request: RequestId,
     tenant: Tenant,
     chain: Chain,
-    /// Device blocks; empty until admitted.
+    /// The job's device blocks; empty until admitted.
     table: Vec<u32>,
-    /// Empty where the model keeps none.
+    /// The job's state; empty if the model keeps none.
     state: JobState,
     computed: usize,
     fetching: Option<Fetching>,
@@ -76,22 +76,22 @@ impl JobKv {
         self.state.of_chunk(end)
     }
 
-    /// After how many blocks a state was last kept by this job, or came from the pool.
+    /// The number of blocks after which a state was last kept by this job, or came from the pool.
     pub fn kept_at(&self) -> usize {
         self.state.kept_at()
     }
 
-    /// Device blocks that the job holds.
+    /// The number of device blocks that the job holds.
     pub fn blocks_held(&self) -> usize {
         self.table.len() + self.state.blocks().count()
     }
 
-    /// Leading tokens whose KV is on the device.
+    /// The number of leading tokens whose KV is on the device.
     pub fn computed(&self) -> usize {
         self.computed
     }
 
-    /// Leading blocks that are on the device and full.
+    /// The number of leading blocks that are on the device and full.
     pub fn computed_blocks(&self) -> usize {
         self.computed / BLOCK_TOKENS
     }
@@ -100,7 +100,7 @@ impl JobKv {
         !self.table.is_empty()
     }
 
-    /// Whether the next tokens can be computed: all that comes from elsewhere is here.
+    /// Whether the next tokens can be computed, as all fetched blocks have arrived.
     pub fn is_ready(&self) -> bool {
         self.is_admitted() && self.fetching.is_none()
     }
@@ -111,7 +111,7 @@ impl JobKv {
         Some(self.place(fetching.wanted(index)?, fetching.end()))
     }
 
-    /// The device block of number `number`, of the chain, or from `end` on of the state there.
+    /// The device block of number `number`: of the chain, or from `end` on of the state there.
     fn place(&self, number: usize, end: usize) -> u32 {
         if number < end { self.table[number] } else { self.state.fetched_to()[number - end] }
     }
@@ -121,7 +121,7 @@ impl JobKv {
         if number < end { self.keys()[number] } else { self.keys()[end - 1].state_part((number - end) as u32) }
     }
 
-    /// Lineage of block `number`.
+    /// The lineage of block `number`.
     pub fn lineage(&self, number: usize) -> Lineage {
         Lineage {
             origin: self.request,
@@ -137,12 +137,12 @@ impl JobKv {
     }
 }
 
-/// One answer of a fetch.
+/// The result of one answer of a fetch.
 #[derive(Debug)]
 pub struct Fetched {
-    /// The device block that the bytes belong into, if anybody wants them.
+    /// The device block that the bytes belong into, if they are still wanted.
     pub block: Option<u32>,
-    /// Since the fetch began.
+    /// The time since the fetch began.
     pub waited: Duration,
     /// Set by the answer that ends the fetch.
     pub finished: Option<FetchedBlocks>,
@@ -151,17 +151,17 @@ pub struct Fetched {
 /// Consecutive blocks of one job that came from the pool.
 #[derive(Debug)]
 pub struct FetchedBlocks {
-    /// Number of the first one in the chain.
+    /// The number of the first one in the chain.
     pub first: usize,
     pub arrivals: Vec<Arrival>,
 }
 
-/// What all jobs of a worker share.
+/// The data that all jobs of a worker share.
 #[derive(Debug)]
 pub struct Residency {
     device: DeviceBlocks,
     states: StateRule,
-    /// Fetches under way, and for which job.
+    /// The fetches in progress, and their jobs.
     fetches: HashMap<FetchId, JobId>,
     fetches_begun: u64,
     actions: Vec<Action>,
@@ -183,7 +183,7 @@ impl Residency {
         self.states = states;
     }
 
-    /// How states are kept.
+    /// The rule by which states are kept.
     pub fn states(&self) -> StateRule {
         self.states
     }
@@ -198,12 +198,12 @@ impl Residency {
         std::mem::take(&mut self.actions)
     }
 
-    /// Blocks that one job's tokens could have.
+    /// The number of blocks that one job's tokens could have.
     pub fn device_blocks(&self) -> usize {
         self.device.total().saturating_sub(self.states.of_job())
     }
 
-    /// Those that a job could have.
+    /// The number of free blocks that a job could get.
     pub fn free_blocks(&self) -> usize {
         self.device.free_blocks()
     }
@@ -213,18 +213,18 @@ impl Residency {
         self.device.report(bytes_per_block)
     }
 
-    /// What changed in the device's prefix cache since the last call.
+    /// The changes of the device's prefix cache since the last call.
     pub(crate) fn take_changes(&mut self) -> Changes {
         self.device.take_changes()
     }
 
-    /// All that the device's prefix cache has, as events from empty.
+    /// The contents of the device's prefix cache, as events from empty.
     pub(crate) fn cached(&self) -> Vec<CacheEvent> {
         self.device.findable().map(CacheEvent::Stored).collect()
     }
 
-    /// Gives a job a table of `blocks` device blocks: of its first `reusable` full blocks those that the device has, and private ones. All
-    /// or nothing: `false`, without a change, if that would leave fewer than `spare` blocks.
+    /// Gives a job a table of `blocks` device blocks: those of its first `reusable` full blocks that the device has, and private ones. If
+    /// that would leave fewer than `spare` blocks, returns `false` and changes nothing.
     pub fn admit(&mut self, kv: &mut JobKv, reusable: usize, blocks: usize, spare: usize) -> bool {
         let parts = self.states.blocks;
         let reusable = if parts > 0 { self.device.usable_prefix(&kv.keys()[..reusable], parts) } else { reusable };
@@ -246,8 +246,8 @@ impl Residency {
         true
     }
 
-    /// Asks the pool for those of an admitted job's leading blocks that the device lacks: block `n` at `nodes[n]`; and for the state after
-    /// the last one, where layers keep one, at that one's node. Waits for blocks only at `home`. `false`: there is nothing to fetch.
+    /// Requests from the pool those of an admitted job's leading blocks that the device lacks: block `n` at `nodes[n]`; and the state after
+    /// the last one, if layers keep one, at that one's node. Waits for blocks only at `home`. Returns `false` if there is nothing to fetch.
     pub fn fetch(&mut self, kv: &mut JobKv, nodes: &[PoolNode], home: Option<PoolNode>, wait: Duration, now: Duration) -> bool {
         let first = kv.computed_blocks();
         if nodes.len() <= first {
@@ -262,7 +262,7 @@ impl Residency {
         true
     }
 
-    /// Waits no longer for a job's fetch: asks once more for what is missing, and takes what is there now.
+    /// Stops waiting in a job's fetch: requests the missing blocks once more, and takes those that are there now.
     pub fn fetch_without_waiting(&mut self, kv: &mut JobKv) {
         let Some(mut fetching) = self.end_fetch(kv) else { return };
         let fetch = self.begin_fetch(kv.job);
@@ -272,13 +272,14 @@ impl Residency {
         kv.fetching = Some(fetching);
     }
 
-    /// Whose fetch this is. `None`: it has ended.
+    /// The job of this fetch; `None` if it has ended.
     pub fn fetching_job(&self, fetch: FetchId) -> Option<JobId> {
         self.fetches.get(&fetch).copied()
     }
 
-    /// One answer of a job's fetch: an arrival, or a miss. `None`: a duplicate, or of no use any more. With the last answer that matters
-    /// the fetched blocks become findable on the device. Where the state at their end is not there, that of an earlier end is sought.
+    /// Applies one answer of a job's fetch: an arrival, or a miss. Returns `None` for a duplicate, or a block that is no longer of use.
+    /// With the last answer that matters, the fetched blocks become findable on the device. If the state at their end is missing, that of
+    /// an earlier end is tried.
     pub fn fetched(&mut self, kv: &mut JobKv, index: usize, arrival: Option<Arrival>, now: Duration) -> Option<Fetched> {
         let fetching = kv.fetching.as_mut()?;
         let number = match arrival {
@@ -294,7 +295,7 @@ impl Residency {
         Some(Fetched { block, waited, finished })
     }
 
-    /// One more block for an admitted job. `false`: the device is full.
+    /// Adds one more block to an admitted job. Returns `false` if the device is full.
     pub fn grow(&mut self, kv: &mut JobKv) -> bool {
         let block = self.device.allocate(1);
         let grown = block.is_some();
@@ -302,7 +303,7 @@ impl Residency {
         grown
     }
 
-    /// A chunk is computed. Returns the numbers of the blocks that became full; the device finds them from now on.
+    /// Notes that a chunk is computed. Returns the numbers of the blocks that became full, which are findable on the device from now on.
     pub fn advance(&mut self, kv: &mut JobKv, chunk: &ScheduledChunk) -> Range<usize> {
         assert_eq!(kv.computed, chunk.start, "a job's chunks are computed in order");
         let first = kv.computed_blocks();
@@ -316,14 +317,14 @@ impl Residency {
         full
     }
 
-    /// Sends full blocks of a job on their way into the pool.
+    /// Starts to put full blocks of a job into the pool.
     pub fn put(&mut self, kv: &JobKv, numbers: Range<usize>, node: PoolNode, delivery: Delivery) {
         let (lineage, blocks) = (kv.lineage(numbers.start), kv.blocks(numbers));
         self.actions.push(Action::Put { node, lineage, blocks, delivery });
     }
 
-    /// Keeps the state after a job's computed tokens, which end with a block, for others: in the pool if `to` says where, and on the device
-    /// if there is room for it beside the job's own. Returns the blocks that are on their way into the pool.
+    /// Keeps the state after a job's computed tokens, which end with a block, for other jobs: in the pool if `to` is given, and on the
+    /// device if there is room for it beside the job's own. Returns the number of blocks in flight to the pool.
     pub fn keep_state(&mut self, kv: &mut JobKv, to: Option<(PoolNode, Delivery)>) -> usize {
         let at = kv.computed_blocks();
         assert!(at > 0 && kv.computed.is_multiple_of(BLOCK_TOKENS), "a state is kept at a block's end");
@@ -340,7 +341,7 @@ impl Residency {
         putting
     }
 
-    /// Keeps the state at the last block end of a job that is over.
+    /// Keeps the state at the last block end of a job that has ended.
     pub fn keep_last_state(&mut self, kv: &mut JobKv, to: Option<(PoolNode, Delivery)>) {
         let Some((at, end)) = kv.state.last_end().filter(|(at, _)| *at != kv.state.kept_at()) else { return };
         let blocks: Vec<(BlockKey, u32)> = kv.keys()[at - 1].state_parts(self.states.blocks).zip(end.iter().copied()).collect();
@@ -348,7 +349,7 @@ impl Residency {
         blocks.iter().for_each(|(key, block)| self.device.publish(*block, *key));
     }
 
-    /// Sends the state after `at` blocks on its way into the pool, where `to` says where. Returns its blocks that are.
+    /// Starts to put the state after `at` blocks into the pool, if `to` is given. Returns the number of its blocks in flight.
     fn put_state(&mut self, kv: &mut JobKv, at: usize, blocks: &[(BlockKey, u32)], to: Option<(PoolNode, Delivery)>) -> usize {
         let Some((node, delivery)) = to else { return 0 };
         let lineage = Lineage { origin: kv.request, tenant: kv.tenant, parent: Some(kv.keys()[at - 1]), position: at as u32 };
@@ -367,7 +368,7 @@ impl Residency {
         kv.computed = 0;
     }
 
-    /// Checks everything that is believed between calls, of all jobs there are. For tests.
+    /// Checks the invariants that hold between calls, given all jobs. For tests.
     pub fn check_integrity<'a>(&self, jobs: impl IntoIterator<Item = &'a JobKv>) {
         self.device.check_integrity();
         let mut references = vec![0; self.device.total()];
@@ -421,7 +422,7 @@ impl Residency {
                 kv.fetching = Some(fetching);
                 return None;
             }
-            // Keys and values are of no use without a state at their end: they are computed again.
+            // Keys and values are useless without a state at their end: they are computed again.
             arrivals.clear();
         } else if parts > 0 {
             arrivals.truncate(fetching.end() - first);
@@ -432,7 +433,7 @@ impl Residency {
         kv.computed = ready * BLOCK_TOKENS;
         self.publish_on_device(kv, first..ready);
         if parts > 0 && ready > first {
-            // It is in the pool already.
+            // The state is already in the pool.
             self.keep_state(kv, None);
         }
         Some(FetchedBlocks { first, arrivals })
@@ -465,7 +466,7 @@ mod tests {
         JobKv::new(JobId(id), RequestId(id), &LAYOUT, b"", &tokens)
     }
 
-    /// On a device of five blocks that has computed and released two.
+    /// A device of five blocks that has computed and released two.
     fn residency() -> Residency {
         let (mut residency, mut first) = (Residency::new(5), job(1, 2, 2));
         assert!(residency.admit(&mut first, 2, 2, 0));

@@ -1,12 +1,12 @@
 //! Fairness between groups, by tokens served: virtual token counters (Sheng et al., OSDI 2024), with weights.
 //!
-//! A group that works its way ahead of the others yields to them until they have caught up. A group that comes (back) starts level with
-//! the others: nobody saves up turns while it asks for nothing. Priorities are apart: a group's share is one of its own priority.
+//! A group that gets ahead of the others yields to them until they have caught up. A group that comes (back) starts level with the others:
+//! no group saves up turns while it asks for nothing. Priorities are separate: a group's share is one of its own priority.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_proto::urgency::Urgency;
 
-/// Tokens, at a weight of 1, by which a group may be ahead before it yields. Within that, limits decide alone.
+/// The tokens, at a weight of 1, by which a group may be ahead before it yields. Within that, limits alone decide.
 const AHEAD_MAX: f64 = 1024.0;
 
 /// A group at one priority.
@@ -19,9 +19,9 @@ pub struct Shares {
 
 #[derive(Clone, Debug, Default)]
 struct Served {
-    /// Tokens by weight.
+    /// Tokens served, by weight.
     tokens: f64,
-    /// Jobs that are here.
+    /// The number of jobs present.
     jobs: usize,
 }
 
@@ -30,7 +30,7 @@ pub fn share(urgency: &Urgency) -> Share {
 }
 
 impl Shares {
-    /// A job came.
+    /// Notes that a job came.
     pub fn enter(&mut self, urgency: &Urgency) {
         let level = self.level(urgency.priority);
         let served = self.groups.entry(share(urgency)).or_default();
@@ -40,23 +40,23 @@ impl Shares {
         served.jobs += 1;
     }
 
-    /// A job is gone.
+    /// Notes that a job is gone.
     pub fn leave(&mut self, urgency: &Urgency) {
         let served = self.groups.get_mut(&share(urgency)).expect("it came before");
         served.jobs -= 1;
-        // What an absent group is ahead of the others is remembered only while they are there.
+        // A departing group's lead over the others is remembered only while they are present.
         let levels: BTreeMap<u8, f64> = self.groups.keys().filter_map(|(priority, _)| Some((*priority, self.level(*priority)?))).collect();
         self.groups.retain(|(priority, _), served| served.jobs > 0 || levels.get(priority).is_some_and(|level| served.tokens > *level));
     }
 
-    /// A job's tokens were computed.
+    /// Notes that a job's tokens were computed.
     pub fn serve(&mut self, urgency: &Urgency, tokens: usize) {
         if let Some(served) = self.groups.get_mut(&share(urgency)) {
             served.tokens += tokens as f64 / f64::from(urgency.weight);
         }
     }
 
-    /// Those that yield.
+    /// The groups that yield.
     pub fn over(&self) -> BTreeSet<Share> {
         let mut levels: BTreeMap<u8, f64> = BTreeMap::new();
         for ((priority, _), served) in self.groups.iter().filter(|(_, served)| served.jobs > 0) {
@@ -68,13 +68,13 @@ impl Shares {
         self.groups.iter().filter(over).map(|(share, _)| *share).collect()
     }
 
-    /// Least that a present group of this priority was served.
+    /// The least that a present group of this priority was served.
     fn level(&self, priority: u8) -> Option<f64> {
         let present = self.groups.range((priority, 0)..=(priority, u64::MAX)).filter(|(_, served)| served.jobs > 0);
         present.map(|(_, served)| served.tokens).min_by(f64::total_cmp)
     }
 
-    /// Panics unless these are the jobs that are here. For tests.
+    /// Panics unless exactly these jobs are present. For tests.
     pub fn check_integrity<'a>(&self, jobs: impl IntoIterator<Item = &'a Urgency>) {
         let mut counts: BTreeMap<Share, usize> = BTreeMap::new();
         for urgency in jobs {

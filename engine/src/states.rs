@@ -1,17 +1,17 @@
-//! States of recurrent layers: which block ends have one, and where a job's own is on the device.
+//! States of recurrent layers: the block ends that have one, and the place of a job's own on the device.
 //!
-//! A state is kept after some blocks only, as a run of ordinary blocks. So a prefix can be used up to the last end whose whole state is
-//! there, and a step's chunk ends where a state is to be kept. A job has two states of its own: one that runs, and that of the last block
-//! end, since decode learns only afterwards that an answer is over.
+//! A state is kept after some blocks only, as a run of ordinary blocks. So a prefix can be used up to the last end whose complete state is
+//! there, and a step's chunk ends where a state is to be kept. A job has two states of its own: the running one, and that of the last block
+//! end, as decode learns only afterwards that an answer has ended.
 
 use tidemill_proto::{block::BLOCK_TOKENS, step::StateBlocks};
 
-/// How the states of a model are kept. The default is that of a model without any.
+/// The rule by which the states of a model are kept. The default is that of a model without any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StateRule {
-    /// Blocks that a state takes; 0: the model keeps none.
+    /// The number of blocks of a state; 0 if the model keeps none.
     pub blocks: usize,
-    /// A state is kept after each so many blocks of a sequence.
+    /// The number of blocks of a sequence from one kept state to the next.
     pub every: usize,
 }
 
@@ -21,29 +21,30 @@ impl Default for StateRule {
     }
 }
 
-/// By default, states are kept no closer together than this,
+/// The smallest default interval of kept states.
 const EVERY_MIN: usize = 32;
-/// and take at most one block for each so many blocks of keys and values.
+/// By default, states take at most one block for this many blocks of keys and values.
 const SHARE: usize = 4;
 
 impl StateRule {
-    /// For states of so many blocks. `every`: the operator's choice.
+    /// The rule for states of this many blocks. `every`: the operator's choice.
     pub fn new(blocks: usize, every: Option<usize>) -> Self {
         Self { blocks, every: every.unwrap_or(EVERY_MIN.max(SHARE * blocks)) }
     }
 
-    /// Blocks that a job may need beside those of its tokens: two states of its own, and one that it goes on from, which others may find.
+    /// The blocks that a job may need beside those of its tokens: two states of its own, and the one that it continues from, which other
+    /// jobs may find.
     pub fn of_job(&self) -> usize {
         3 * self.blocks
     }
 
-    /// Those among them that are its own.
+    /// Those of these blocks that are its own.
     pub(crate) fn private(&self) -> usize {
         2 * self.blocks
     }
 
-    /// How many of the `remaining` tokens from position `start` a chunk may have, so that it ends where a state is kept, or where one of
-    /// `ends` is, in blocks.
+    /// The number of the `remaining` tokens from position `start` that a chunk may have, so that it ends where a state is kept, or at one
+    /// of `ends`, in blocks.
     pub fn cut(&self, start: usize, remaining: usize, ends: &[usize]) -> usize {
         if self.blocks == 0 {
             return remaining;
@@ -53,25 +54,25 @@ impl StateRule {
         remaining.min(next * BLOCK_TOKENS - start)
     }
 
-    /// Whether the state after so many tokens is kept: by the rule, or since it is at one of `ends`, in blocks.
+    /// Whether the state after this many tokens is kept: by the rule, or because it is at one of `ends`, in blocks.
     pub fn keeps(&self, tokens: usize, ends: &[usize]) -> bool {
         let end = tokens / BLOCK_TOKENS;
         self.blocks > 0 && tokens > 0 && tokens.is_multiple_of(BLOCK_TOKENS) && (end.is_multiple_of(self.every) || ends.contains(&end))
     }
 
-    /// The last end by the rule within so many blocks.
+    /// The last end by the rule within this many blocks.
     pub fn last_end(&self, blocks: usize) -> usize {
         blocks / self.every * self.every
     }
 }
 
-/// Where the state after a job's computed tokens is.
+/// The place of the state after a job's computed tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Place {
-    /// Before the first token: it is zeros.
+    /// Before the first token, where it is zeros.
     #[default]
     Start,
-    /// In blocks that others may find and read.
+    /// In blocks that other jobs may find and read.
     Shared,
     End,
     Running,
@@ -81,20 +82,20 @@ enum Place {
 #[derive(Debug, Default)]
 pub(crate) struct JobState {
     place: Place,
-    /// Findable blocks, while the state goes on from them.
+    /// Findable blocks, while the state continues from them.
     shared: Vec<u32>,
-    /// Private blocks of the state at the last block end,
+    /// Private blocks of the state at the last block end.
     end: Vec<u32>,
-    /// and of that after other tokens.
+    /// Private blocks of the state after other tokens.
     running: Vec<u32>,
-    /// After how many blocks `end` has the state. 0: it has none.
+    /// The number of blocks after which `end` has the state; 0 if it has none.
     end_at: usize,
-    /// After how many blocks a state was last kept by this job, or came from the pool.
+    /// The number of blocks after which a state was last kept by this job, or came from the pool.
     kept_at: usize,
 }
 
 impl JobState {
-    /// Takes a job's blocks: `shared` with the state to go on from, or none, and private ones.
+    /// Takes a job's blocks: `shared` with the state to continue from, or none, and private ones.
     pub(crate) fn begin(&mut self, shared: Vec<u32>, mut private: Vec<u32>) {
         self.place = if shared.is_empty() { Place::Start } else { Place::Shared };
         self.shared = shared;
@@ -123,7 +124,7 @@ impl JobState {
         StateBlocks { from, to: if end.is_multiple_of(BLOCK_TOKENS) { &self.end } else { &self.running } }
     }
 
-    /// Where the state is now. Empty before the first token.
+    /// The blocks of the current state; empty before the first token.
     pub(crate) fn current(&self) -> &[u32] {
         match self.place {
             Place::Start => &[],
@@ -133,7 +134,7 @@ impl JobState {
         }
     }
 
-    /// A chunk up to position `end` is computed. Returns the blocks that are no longer needed.
+    /// Notes that a chunk up to position `end` is computed. Returns the blocks that are no longer needed.
     pub(crate) fn advance(&mut self, end: usize) -> Vec<u32> {
         if end.is_multiple_of(BLOCK_TOKENS) {
             (self.place, self.end_at) = (Place::End, end / BLOCK_TOKENS);
@@ -143,28 +144,28 @@ impl JobState {
         std::mem::take(&mut self.shared)
     }
 
-    /// Where a fetched state goes.
+    /// The destination of a fetched state.
     pub(crate) fn fetched_to(&self) -> &[u32] {
         &self.end
     }
 
-    /// The state after so many blocks came from the pool.
+    /// Notes that the state after `at` blocks came from the pool. Returns the blocks that are no longer needed.
     pub(crate) fn arrived(&mut self, at: usize) -> Vec<u32> {
         (self.place, self.end_at, self.kept_at) = (Place::End, at, at);
         std::mem::take(&mut self.shared)
     }
 
-    /// The private blocks with the state at the last block end, and after how many blocks that is.
+    /// The private blocks with the state at the last block end, and the number of blocks before that end.
     pub(crate) fn last_end(&self) -> Option<(usize, &[u32])> {
         (self.end_at > 0).then_some((self.end_at, &self.end))
     }
 
-    /// Whether the state now is in private blocks at a block end.
+    /// Whether the current state is in private blocks at a block end.
     pub(crate) fn is_at_private_end(&self) -> bool {
         self.place == Place::End
     }
 
-    /// The blocks at the block end are shared from now on, and the job has `fresh` ones.
+    /// Shares the blocks at the block end from now on; the job gets `fresh` ones in their place.
     pub(crate) fn share(&mut self, fresh: Vec<u32>) {
         assert!(self.is_at_private_end() && self.shared.is_empty(), "a state is shared where it ends");
         (self.place, self.end_at) = (Place::Shared, 0);

@@ -1,4 +1,4 @@
-//! A queue in which groups take turns: one that puts in much waits for its own.
+//! A queue in which groups take turns, so that a group with many items waits only for its own.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
@@ -9,7 +9,7 @@ pub(crate) struct Turns<T> {
 }
 
 struct Waiting<T> {
-    /// Those with something that waits.
+    /// The groups with waiting items.
     groups: BTreeMap<u64, VecDeque<T>>,
     /// The group whose turn was last.
     last: u64,
@@ -26,7 +26,7 @@ impl<T> Turns<T> {
         self.changed.notify_one();
     }
 
-    /// What is next, once there is something. `None`: the queue is closed and empty.
+    /// The next item, once there is one; `None` if the queue is closed and empty.
     pub(crate) fn take(&self) -> Option<T> {
         let mut waiting = self.waiting.lock();
         loop {
@@ -47,7 +47,7 @@ impl<T> Turns<T> {
 }
 
 impl<T> Waiting<T> {
-    /// Of the group after the last one, in a circle: its oldest.
+    /// The oldest item of the group after the last one, in a circle.
     fn next(&mut self) -> Option<T> {
         let after = self.last.checked_add(1).and_then(|next| self.groups.range(next..).next());
         let group = *after.or_else(|| self.groups.first_key_value())?.0;

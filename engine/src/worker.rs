@@ -1,4 +1,4 @@
-//! The process around an engine: load the model, link up with the coordinators, drive the engine, end cleanly.
+//! The process around an engine: loads the model, connects to the coordinators, drives the engine, ends cleanly.
 
 use crate::{
     announcing::Announcer,
@@ -20,27 +20,27 @@ use tidemill_net::{config::ConfigError, link::LinkError, process};
 use tidemill_proto::message::{EngineInfo, RoleInfo};
 use tokio::time::timeout;
 
-/// Blocks on their way into the pool, of each kind of put.
+/// The most blocks in flight to the pool, for each kind of put.
 const PUTTING_MAX: usize = 256;
-/// Blocks that the device is copying out of the pool. They take no memory but their leases: with fewer, those of a long prefix would be
-/// copied by the engine's thread.
+/// The most blocks that the device is copying out of the pool. They take no memory but their leases; with fewer, those of a long prefix
+/// would be copied by the engine's thread.
 const LANDING_MAX: usize = 1024;
-/// At the end, blocks on their way into the pool get this long.
+/// The time for blocks in flight to the pool when the worker ends.
 const PUBLISHING_LAST: Duration = Duration::from_secs(2);
 
-/// A role's part of its process: its own settings, checked, and how they make its scheduler.
+/// A role's part of its process: its own settings, checked, and the creation of its scheduler.
 pub trait RoleSettings {
     type Role: Role + Send + 'static;
 
-    /// Sequences that a step draws tokens for; 0 for a role that never draws any.
+    /// The number of sequences that a step draws tokens for; 0 for a role that never draws any.
     fn draws_max(&self) -> usize;
 
-    /// As in [`EngineInfo`].
+    /// The `work_max` of [`EngineInfo`].
     fn work_max(&self) -> usize;
 
     fn role_info(info: EngineInfo) -> RoleInfo;
 
-    /// The model that guesses what the model will draw.
+    /// The draft model, which guesses the model's draws.
     fn draft(&self) -> Option<&DraftSettings> {
         None
     }
@@ -52,25 +52,25 @@ pub trait RoleSettings {
 #[derive(Debug)]
 pub struct EngineBounds {
     pub info: EngineInfo,
-    /// Blocks of the device's memory.
+    /// The number of blocks of the device's memory.
     pub device_blocks: u32,
-    /// How the states of recurrent layers are kept.
+    /// The rule by which the states of recurrent layers are kept.
     pub states: StateRule,
-    /// Tokens in the model's vocabulary.
+    /// The number of tokens in the model's vocabulary.
     pub vocab: usize,
-    /// Tokens of one step.
+    /// The most tokens of one step.
     pub step_tokens: usize,
-    /// The model reads a text as a whole, in one step.
+    /// Whether the model reads a text as a whole, in one step.
     pub reads_whole: bool,
-    /// Drafted tokens can be verified without changing an answer.
+    /// Whether drafted tokens can be verified without changing an answer.
     pub verifies_drafts: bool,
-    /// `None`: there is no draft model.
+    /// The bounds of the draft model, if there is one.
     pub draft: Option<DraftEngineBounds>,
-    /// Blocks on their way into the pool.
+    /// The most blocks in flight to the pool.
     pub putting_max: usize,
 }
 
-/// The same of a draft model.
+/// Bounds of a draft model and its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct DraftEngineBounds {
     pub device_blocks: u32,
@@ -79,7 +79,7 @@ pub struct DraftEngineBounds {
     pub step_tokens: usize,
 }
 
-/// Why a worker could not start, or ended untold.
+/// The reason why a worker could not start, or ended without being told to.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerEnd {
     #[error(transparent)]
@@ -135,7 +135,7 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
             tracing::info!(blocks, bytes = blocks as u64 * info.block_bytes, "pinned memory for blocks on their way into the pool");
             blocks
         }
-        // Part of a state is of no use, so there is room for a whole one.
+        // A part of a state is useless, so there is room for a complete one.
         None => io::queue_blocks(&info, PUTTING_MAX).max(states.of_job()),
     };
     let (publisher, publishing) = Publisher::start(io.pools.clone(), putting_max);
@@ -155,7 +155,7 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
         masks: masks.transpose()?,
     };
     let outcome = links.drive(engine, events, shutdown).await;
-    // At best effort, here too: what is not in the pool by now is computed again by whoever needs it.
+    // This is also best effort: blocks that are not in the pool by now are computed again when they are needed.
     let _ = timeout(PUBLISHING_LAST, publishing).await;
     links.close().await;
     Ok(outcome?)

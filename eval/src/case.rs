@@ -1,4 +1,4 @@
-//! Golden cases: prompts, each with what its answer must be like. A file has one case a line, as JSON:
+//! Golden cases: prompts, each with checks of its answer. A file has one case per line, as JSON:
 //!
 //! ```text
 //!   {"id":"sum-1","tags":["arithmetic"],"prompt":"What is 17 + 25?","checks":[{"contains":"42"}]}
@@ -9,28 +9,28 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-/// Of one set: a file that has more is something else.
+/// The most cases of a set.
 pub const CASES_MAX: usize = 100_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
-    /// Names the case in results, over all of its runs.
+    /// The name of the case in results, over all of its runs.
     pub id: String,
-    /// Results are also shown by tag.
+    /// Tags, by which results are also grouped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
-    /// What a user says, or
+    /// The user's message, unless `messages` is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
-    /// whole messages, as in a chat request.
+    /// Whole messages, as in a chat request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Value>,
     /// Further fields of the chat request, such as `tools` or `response_format`.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub request: Map<String, Value>,
     pub checks: Vec<Check>,
-    /// Where it comes from, and why it is here.
+    /// The origin of the case, and the reason why it is here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -51,7 +51,7 @@ pub enum WrongCase {
     TooMany,
 }
 
-/// A case whose checks can be made.
+/// A case whose checks are compiled.
 #[derive(Debug)]
 pub struct Ready {
     pub case: Case,
@@ -67,7 +67,7 @@ impl Case {
         }
     }
 
-    /// Everything that is said in it, for a judge.
+    /// The conversation as a text, for a judge.
     pub fn question(&self) -> String {
         match (&self.prompt, &self.messages[..]) {
             (Some(prompt), _) => prompt.clone(),
@@ -86,7 +86,7 @@ fn said(message: &Value) -> String {
     format!("{}: {text}", message["role"].as_str().unwrap_or("user"))
 }
 
-/// Reads cases, and checks that each can be used. Empty lines say nothing.
+/// Reads cases, and checks that each can be used. Empty lines are skipped.
 pub fn read(text: &str) -> Result<Vec<Ready>, WrongCase> {
     let mut ids = BTreeSet::new();
     let mut ready = Vec::new();
@@ -112,7 +112,7 @@ pub fn read(text: &str) -> Result<Vec<Ready>, WrongCase> {
     Ok(ready)
 }
 
-/// A case as a file's line.
+/// A case as a line of a file.
 pub fn line(case: &Case) -> String {
     serde_json::to_string(case).expect("a case is made of texts and numbers") + "\n"
 }

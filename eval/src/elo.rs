@@ -1,18 +1,18 @@
-//! Ratings from comparisons in pairs, on Elo's scale: 400 points more win ten times as often. They are the likeliest ones (Bradley and
-//! Terry 1952, by Hunter's iteration 2004), so the order of the games does not matter, as it would with Elo's own steps.
+//! Ratings from comparisons in pairs, on Elo's scale: a model with 400 points more wins ten times as often. They are the likeliest ratings
+//! (Bradley and Terry 1952, by Hunter's iteration 2004), so the order of the games does not matter, as it would with Elo's own steps.
 
 /// One comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Game {
     pub first: usize,
     pub second: usize,
-    /// The first one's: 1, 0, or between.
+    /// The first one's score: 1, 0, or between.
     pub score: f64,
 }
 
-/// What an average model has.
+/// The rating of an average model.
 const MEAN: f64 = 1000.0;
-/// Draws against an average model that each is given: without them, whoever wins always would be infinitely good.
+/// The draws against an average model that each model is given: without them, a model that always wins would be infinitely good.
 const PRIOR_DRAWS: f64 = 1.0;
 const ROUNDS: usize = 1000;
 
@@ -34,7 +34,7 @@ pub fn ratings(models: usize, games: &[Game]) -> Vec<f64> {
         for ((strength, won), expected) in strengths.iter_mut().zip(&won).zip(&expected) {
             *strength = won / expected;
         }
-        // What only the few draws hold in place would take long to get there.
+        // Strengths that depend on the few draws alone would take long to converge.
         let scale = (strengths.iter().map(|strength| strength.ln()).sum::<f64>() / models as f64).exp();
         strengths.iter_mut().for_each(|strength| *strength /= scale);
     }

@@ -1,12 +1,12 @@
-//! Whether a run is good enough.
+//! The decision whether a run is good enough.
 
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gate {
-    /// The least score, from 0 to 1,
+    /// The least score, from 0 to 1.
     pub score: f64,
-    /// and the most that may be lost against a baseline, on the cases that both have.
+    /// The most that may be lost against a baseline, on the cases that both have.
     pub drop: f64,
 }
 
@@ -19,7 +19,7 @@ impl Default for Gate {
 /// Scores by case.
 pub type Scores = BTreeMap<String, f64>;
 
-/// What keeps a run from passing.
+/// The reason why a run does not pass.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum Failed {
     #[error("the score is {score:.3}, and must be at least {least:.3}")]
@@ -47,7 +47,7 @@ impl Gate {
     }
 }
 
-/// `None`: of nothing.
+/// The mean of the values; `None` if there are none.
 pub fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (count, sum) = values.fold((0_u32, 0.0), |(count, sum), value| (count + 1, sum + value));
     (count > 0).then(|| sum / f64::from(count))

@@ -1,7 +1,7 @@
-//! The golden set that comes with Tidemill: `golden/make.py` wrote it. It says little of one model's knowledge of the world, and much of
+//! The golden set that comes with Tidemill, written by `golden/make.py`. It tests little of a model's knowledge of the world, but shows
 //! whether a model still does what it did: arithmetic, extraction, formats, classification, instructions, tools, refusals.
 
-/// A file of cases.
+/// The golden set, as a file of cases.
 pub const CASES: &str = include_str!("../golden/cases.jsonl");
 
 #[cfg(test)]

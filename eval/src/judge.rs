@@ -1,13 +1,13 @@
-//! A model as judge. It is asked for one word out of a few, by a constraint, and what counts is not the word that it draws but how
-//! likely each of them was as the first token. Where a server gives no probabilities, the word itself counts.
+//! A model as judge. A constraint limits it to one word out of a few, and the result is not the word that it draws, but the probability of
+//! each as the first token. If a server gives no probabilities, the word itself counts.
 
 use serde_json::{Value, json};
 
-/// From worst to best.
+/// The grades, from worst to best.
 pub const GRADES: [&str; 5] = ["1", "2", "3", "4", "5"];
-/// The first, the second, neither.
+/// The words for the first answer, the second, and neither.
 pub const SIDES: [&str; 3] = ["A", "B", "C"];
-/// Longer answers are cut before they are judged: a judge's context is bounded.
+/// The most bytes of an answer that are judged, as a judge's context is bounded.
 const TEXT_BYTES_MAX: usize = 8 << 10;
 
 /// The fields of a chat request that asks how good an answer is.
@@ -52,7 +52,7 @@ fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
 }
 
-/// What a judge answered, first token first.
+/// A judge's answer, with its first token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
     pub text: String,
@@ -61,7 +61,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// How likely each word is, which sum up to 1. `None`: it answered something else.
+    /// The probabilities of the words, which sum up to 1; `None` if the answer is none of them.
     pub fn chances<const N: usize>(&self, words: &[&str; N]) -> Option<[f64; N]> {
         let mut chances = words.map(|word| {
             let is_it = |token: &&(String, f64)| token.0.trim() == word && token.1.is_finite();
@@ -77,34 +77,34 @@ impl Verdict {
         Some(chances)
     }
 
-    /// The grade that is expected, from 0 to 1.
+    /// The expected grade, from 0 to 1.
     pub fn grade(&self) -> Option<f64> {
         let chances = self.chances(&GRADES)?;
         let top = (GRADES.len() - 1) as f64;
         Some((0..).zip(chances).map(|(grade, chance)| f64::from(grade) / top * chance).sum())
     }
 
-    /// How much the first answer is preferred: 1 fully, 0 the second fully, 0.5 neither.
+    /// The preference for the first answer: 1 for the first, 0 for the second, 0.5 for neither.
     pub fn preference(&self) -> Option<f64> {
         let [first, _, neither] = self.chances(&SIDES)?;
         Some(first + neither / 2.0)
     }
 }
 
-/// Two opinions of the same pair, each order once.
+/// Two opinions of the same pair, one in each order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Swapped {
-    /// For the first model, when its answer was shown first,
+    /// The preference for the first model when its answer was shown first.
     pub shown_first: f64,
-    /// and when it was shown second.
+    /// The preference for the first model when its answer was shown second.
     pub shown_second: f64,
 }
 
-/// Less than this from a half is no preference.
+/// The distance from a half within which there is no preference.
 const UNDECIDED: f64 = 0.02;
 
 impl Swapped {
-    /// The first model's score, 1, 0, or a half: an opinion that turns with the order is none.
+    /// The first model's score: 1, 0, or a half if the opinion changes with the order.
     pub fn score(self) -> f64 {
         match (side(self.shown_first), side(self.shown_second)) {
             (Some(a), Some(b)) if a == b => f64::from(u8::from(a)),
@@ -112,12 +112,12 @@ impl Swapped {
         }
     }
 
-    /// Whether both orders say the same.
+    /// Whether both orders agree.
     pub fn agrees(self) -> bool {
         side(self.shown_first) == side(self.shown_second)
     }
 
-    /// How much is given to the place alone: 0.5 everything to the first, -0.5 to the second.
+    /// The influence of the position alone: 0.5 if the first always wins, -0.5 if the second does.
     pub fn bias(self) -> f64 {
         (self.shown_first - self.shown_second) / 2.0
     }
@@ -156,7 +156,7 @@ mod tests {
         let swapped = |shown_first, shown_second| Swapped { shown_first, shown_second };
         assert_eq!((swapped(0.9, 0.7).score(), swapped(0.9, 0.7).agrees()), (1.0, true));
         assert_eq!((swapped(0.1, 0.2).score(), swapped(0.1, 0.2).agrees()), (0.0, true));
-        // Whoever is first wins.
+        // The first position always wins.
         assert_eq!((swapped(0.9, 0.1).score(), swapped(0.9, 0.1).agrees()), (0.5, false));
         assert!((swapped(0.9, 0.1).bias() - 0.4).abs() < 1e-9 && swapped(0.8, 0.8).bias().abs() < 1e-9);
         assert_eq!((swapped(0.5, 0.51).score(), swapped(0.5, 0.51).agrees()), (0.5, true));

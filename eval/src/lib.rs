@@ -1,10 +1,10 @@
-//! Whether a model's answers are good: golden cases, what is checked in an answer, a model as judge, and what follows from the scores. A
-//! core: no clock, no I/O.
+//! Evaluation of a model's answers: golden cases, checks of an answer, a model as judge, and conclusions from the scores. A core: no clock,
+//! no I/O.
 //!
 //! - [`case`]: golden cases, and their files; [`golden`]: those that come with Tidemill
-//! - [`check`]: what an answer must be like
-//! - [`judge`]: what a model that judges is asked, and what its answer's probabilities say
-//! - [`gate`]: whether a run is good enough
+//! - [`check`]: the checks of an answer
+//! - [`judge`]: the requests to a judge, and the probabilities in its answer
+//! - [`gate`]: the decision whether a run is good enough
 //! - [`elo`]: ratings from comparisons in pairs
 
 pub mod case;

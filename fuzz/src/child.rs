@@ -1,4 +1,4 @@
-//! The process that runs cases, one after the other, until it is ended or has found something. Its parent learns from a file where it was.
+//! The process that runs cases, one after the other, until it is ended or has a finding. Its parent reads the current case from a file.
 
 use crate::{
     dice::Dice,
@@ -28,15 +28,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The status of a child that has found something, and said so.
+/// The exit status of a child that has reported a finding.
 pub(crate) const FOUND: u8 = 3;
 
-/// What the parent reads. Times are in microseconds of CPU.
+/// The progress that the parent reads. Times are in microseconds of CPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Progress {
-    /// The case that runs, or ran last.
+    /// The seed of the current case, or of the last one.
     pub(crate) seed: u64,
-    /// Cases that have ended.
+    /// The number of cases that have ended.
     pub(crate) cases: u64,
     pub(crate) most_bytes: u64,
     pub(crate) most_bytes_seed: u64,
@@ -53,7 +53,7 @@ impl Progress {
         file.write_all_at(&numbers.map(u64::to_le_bytes).concat(), 0)
     }
 
-    /// Nothing, where the child has not come to its first case.
+    /// Reads the progress; `None` if the child has not reached its first case.
     pub(crate) fn read(path: &Path) -> Option<Self> {
         let mut bytes = [0; Self::BYTES];
         File::open(path).and_then(|file| file.read_exact_at(&mut bytes, 0)).ok()?;
@@ -63,7 +63,7 @@ impl Progress {
     }
 }
 
-/// Runs cases `first`, `first + step`, …: `cases` of them, or without end where that is 0.
+/// Runs `cases` cases with the seeds `first`, `first + step`, …, or without end if `cases` is 0.
 pub(crate) fn run(target: &Target, file: &Path, first: u64, step: u64, cases: u64) -> anyhow::Result<ExitCode> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     let file = File::options().write(true).create(true).truncate(false).open(file)?;
@@ -84,7 +84,7 @@ pub(crate) fn run(target: &Target, file: &Path, first: u64, step: u64, cases: u6
         if let Err(broken) = outcome {
             progress.write(&file)?;
             eprintln!("finding: --target {} --seed {}: {broken}\n{}\n", target.name, progress.seed, dice.shown());
-            // What runs in the background needs no end in order.
+            // Background threads need no orderly end.
             std::process::exit(FOUND.into());
         }
     }
@@ -92,7 +92,7 @@ pub(crate) fn run(target: &Target, file: &Path, first: u64, step: u64, cases: u6
     std::process::exit(0)
 }
 
-/// Runs one case, and says what it cost.
+/// Runs one case, and reports its cost.
 pub(crate) fn replay(target: &Target, seed: u64) -> anyhow::Result<ExitCode> {
     let mut runner = Runner::start(target)?;
     let (outcome, cost) = runner.case(&mut Dice::new(seed, true), seed);
@@ -120,14 +120,14 @@ struct Cost {
     cpu_us: u64,
 }
 
-/// The case that runs, as its watchdog sees it.
+/// The current case, as seen by its watchdog.
 #[derive(Default)]
 struct Watched {
     runs: AtomicBool,
     seed: AtomicU64,
-    /// Counts cases.
+    /// The number of cases so far.
     number: AtomicU64,
-    /// CPU time when it began.
+    /// The CPU time at which it began.
     cpu_us: AtomicU64,
 }
 
@@ -155,7 +155,7 @@ impl Runner {
         self.watched.runs.store(false, Relaxed);
         let cost = Cost { bytes: meter::peak().saturating_sub(before) as u64, cpu_us: cpu_us() - began };
         meter::begin(usize::MAX);
-        // Of any thread, whoever has caught it.
+        // A panic counts on any thread, even if it was caught.
         let panicked = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
         let outcome = match (panicked, outcome) {
             (Some(panic), Ok(Ok(()))) if CONTAINED.iter().any(|place| panic.contains(place)) => Ok(()),
@@ -180,7 +180,7 @@ static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 const WATCHED_EVERY: Duration = Duration::from_millis(50);
 
-/// Ends this process where a case does not end.
+/// Ends this process if a case does not end.
 fn watch(watched: &Watched, name: &str, cpu_max: Duration) {
     let mut last = (0, Instant::now());
     loop {

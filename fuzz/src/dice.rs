@@ -1,13 +1,13 @@
-//! One case's choices: all of them follow from its seed.
+//! The choices of one case, all derived from its seed.
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
-/// Bytes of an input that are kept to be shown.
+/// The most bytes of an input that are kept for display.
 const SHOWN_BYTES_MAX: usize = 2000;
 
 pub(crate) struct Dice {
     rng: SmallRng,
-    /// Print inputs at once, and in whole.
+    /// Whether inputs are printed at once, and in full.
     aloud: bool,
     shown: Vec<String>,
 }
@@ -48,7 +48,7 @@ impl Dice {
         &of[self.below(of.len())]
     }
 
-    /// Mostly 1, seldom many, at most `most`.
+    /// Usually 1, rarely many, at most `most`.
     pub(crate) fn few(&mut self, most: usize) -> usize {
         let mut n = 1;
         while n < most && self.one_in(2) {
@@ -65,7 +65,7 @@ impl Dice {
         self.rng.random()
     }
 
-    /// At the edges of types and of limits, or near zero.
+    /// An integer at the edges of types and of limits, or near zero.
     pub(crate) fn integer(&mut self) -> i128 {
         let edge = 1i128 << self.below(66);
         match self.below(6) {
@@ -78,7 +78,7 @@ impl Dice {
         }
     }
 
-    /// A text that is often too much for something.
+    /// A text that is often too unusual for some reader.
     pub(crate) fn odd_text(&mut self) -> String {
         let piece = (*self.pick(ODD)).to_owned();
         match self.below(8) {
@@ -91,7 +91,7 @@ impl Dice {
     }
 }
 
-/// Invisible, wide, combining, reserved, quoting, or special to some reader.
+/// Characters that are invisible, wide, combining, reserved, quoting, or special to some reader.
 const ODD: &[&str] = &[
     "",
     " ",

@@ -1,17 +1,17 @@
-//! Fuzzing of everything that comes from outside: what peers send, what clients send, and files.
+//! Fuzzing of all external input: messages of peers and clients, and files.
 //!
-//! - [`target`]: what is fuzzed, and the limits of one case; [`targets`]: all of them
+//! - [`target`]: a target, and the limits of one case; [`targets`]: all of them
 //! - [`dice`]: one case's choices, all from one seed
 //! - [`mutate`]: valid inputs made odd: as bytes, as text, as trees of JSON
 //! - [`child`]: the process that runs cases; [`meter`]: the memory that a case takes
 //! - [`run`]: all targets in turn, in processes that may die
 //!
 //! A case is a function of its target and its seed, so `--target X --seed N` replays it and prints its inputs. The processes behind the
-//! endpoints keep what earlier cases have made: there a replay may differ where that mattered.
+//! endpoints keep state from earlier cases, so there a replay may differ if that state mattered.
 //!
-//! What must hold of every case: no panic on any thread, an end within its CPU time, no more memory than its target may take, and what the
-//! target itself promises: an endpoint never answers with a status of 500 and above, a grammar is compiled or refused within its limits, what
-//! was decoded is encoded to the same again, and what was loaded runs.
+//! The promises of every case: no panic on any thread, an end within its CPU time, no more memory than its target may take, and the
+//! promises of the target itself: an endpoint never answers with a status of 500 and above, a grammar is compiled or refused within its
+//! limits, decoded input encodes to the same bytes again, and a loaded model runs.
 
 mod child;
 mod dice;
@@ -57,7 +57,7 @@ struct Flags {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    // This program is its own helper that judges grammars, as a coordinator is. It must have no threads yet.
+    // This program is its own grammar helper, as a coordinator is. It must have no threads yet.
     if env::args_os().nth(1).is_some_and(|argument| argument == tidemill_grammar::helper::ARGUMENT) {
         tidemill_grammar::helper::run()?;
         return Ok(ExitCode::SUCCESS);

@@ -1,4 +1,4 @@
-//! The memory that a case takes, counted by the allocator: it is the same whenever the case is replayed. What is mapped from files is not in it.
+//! The memory that a case takes, counted by the allocator, so that it is the same in every replay. Mapped files do not count.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -7,12 +7,12 @@ use std::{
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// Allocations that would take more fail, which ends the process.
+/// The bytes beyond which allocations fail, which ends the process.
 static CEILING: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 pub(crate) struct Meter;
 
-/// Begins a case, which may allocate so many bytes. Returns what is allocated now.
+/// Begins a case, which may allocate `bytes_max` bytes. Returns the bytes allocated now.
 pub(crate) fn begin(bytes_max: usize) -> usize {
     let live = LIVE.load(Relaxed);
     PEAK.store(live, Relaxed);
@@ -20,7 +20,7 @@ pub(crate) fn begin(bytes_max: usize) -> usize {
     live
 }
 
-/// The most that was allocated at a time since the case began.
+/// The most bytes that were allocated at a time since the case began.
 pub(crate) fn peak() -> usize {
     PEAK.load(Relaxed)
 }
@@ -35,8 +35,8 @@ fn take(bytes: usize) -> bool {
     true
 }
 
-// SAFETY: the system's allocator does all of it, with the arguments that came; this one only counts, and refuses with a null pointer, as an
-// allocator may.
+// SAFETY: all calls go to the system's allocator with their arguments unchanged; this one only counts, and refuses with a null pointer, as
+// an allocator may.
 unsafe impl GlobalAlloc for Meter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !take(layout.size()) {

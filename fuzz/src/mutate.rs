@@ -1,4 +1,4 @@
-//! Valid inputs made odd.
+//! Mutations of valid inputs.
 //!
 //! - [`bytes`]: as bytes; [`text`]: as words and brackets; [`json`]: as trees
 

@@ -1,4 +1,4 @@
-//! All targets in turn, each in some processes. One that dies tells by its file which case it died of, and another goes on after it.
+//! All targets in turn, each in some processes. The file of a process that dies gives the case, and another process continues after it.
 
 use crate::{
     child::{FOUND, Progress},
@@ -21,15 +21,15 @@ pub(crate) struct Plan {
     pub(crate) from: Option<u64>,
 }
 
-/// After so many findings of one target, the next one's turn comes.
+/// The number of findings of one target after which the next one's turn comes.
 const FINDINGS_MAX: usize = 20;
 const POLLED_EVERY: Duration = Duration::from_millis(20);
-/// Seeds of one second's runs.
+/// The distance of the seeds of runs that are started a second apart.
 const SEEDS_A_SECOND: u64 = 1_000_000;
-/// A round of all targets takes so long: what a long run finds, it finds in all targets early.
+/// The duration of a round of all targets, so that a long run reaches all targets early.
 const ROUND: Duration = Duration::from_secs(20 * 60);
 
-/// Runs the plan. The status says whether anything was found.
+/// Runs the plan. The exit status tells whether there were findings.
 pub(crate) fn all(targets: &[&Target], plan: &Plan) -> anyhow::Result<ExitCode> {
     let jobs = plan.jobs.unwrap_or_else(|| if plan.short { 1 } else { thread::available_parallelism().map_or(1, usize::from) }).max(1);
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -65,7 +65,7 @@ pub(crate) fn all(targets: &[&Target], plan: &Plan) -> anyhow::Result<ExitCode> 
 }
 
 enum Turn {
-    /// Of one process.
+    /// The number of cases of each process.
     Cases(u64),
     Until(Instant),
 }
@@ -115,7 +115,7 @@ struct Job {
     child: Child,
     file: PathBuf,
     first: u64,
-    /// 0: without end.
+    /// The number of cases; 0 for an endless run.
     cases: u64,
 }
 
@@ -134,7 +134,7 @@ impl Round<'_> {
             let mut going_on = Vec::new();
             for mut job in jobs {
                 if over {
-                    // It holds nothing that it would have to put in order.
+                    // The process has no state to save.
                     let _ = job.child.kill();
                 }
                 let Some(status) = (if over { Some(job.child.wait()?) } else { job.child.try_wait()? }) else {
@@ -166,7 +166,7 @@ impl Round<'_> {
         Ok(Job { number, child: command.spawn().context("a process that runs cases")?, file, first, cases })
     }
 
-    /// What a process that died by itself has not said.
+    /// Reports the end of a process that died without reporting a finding.
     fn tell(&self, status: ExitStatus, progress: Option<Progress>) {
         if status.code() == Some(FOUND.into()) {
             return;
@@ -178,7 +178,7 @@ impl Round<'_> {
         }
     }
 
-    /// Another process for what is left after a case that ended one.
+    /// Starts another process for the cases left after one that ended a process.
     fn after(&self, job: &Job, progress: Option<Progress>) -> anyhow::Result<Option<Job>> {
         let Some(progress) = progress else { return Ok(None) };
         let step = self.jobs as u64;

@@ -1,4 +1,4 @@
-//! What is fuzzed, and the limits of one case.
+//! Targets of fuzzing, and the limits of one case.
 
 use crate::dice::Dice;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 pub(crate) struct Target {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
-    /// Made once in a process.
+    /// Creates the subject, once per process.
     pub(crate) open: fn() -> anyhow::Result<Box<dyn Subject>>,
-    /// CPU time of one case, of this process. Wall time may be [`WALL_FACTOR`] times as much.
+    /// The CPU time of one case in this process. Wall time may be [`WALL_FACTOR`] times as much.
     pub(crate) cpu_max: Duration,
-    /// Bytes that one case may allocate beyond what was there before it.
+    /// The bytes that one case may allocate in addition to those allocated before it.
     pub(crate) bytes_max: usize,
-    /// Cases of the short form.
+    /// The number of cases in the short form.
     pub(crate) short: u64,
 }
 
-/// Other work may keep the machine busy.
+/// The factor of wall time, as other work may keep the machine busy.
 pub(crate) const WALL_FACTOR: u32 = 30;
 
 /// A target that is ready for cases.
 pub(crate) trait Subject {
-    /// Runs the case that the dice make. An error says which promise it broke.
+    /// Runs the case that the dice determine. An error names the broken promise.
     fn case(&mut self, dice: &mut Dice) -> Result<(), String>;
 }
 

@@ -1,13 +1,13 @@
-//! Everything that is fuzzed.
+//! All targets.
 //!
-//! - [`frames`]: messages of peers, as bytes; [`members`]: well-formed messages that make no sense, to processes that run; [`registry`]: what
-//!   coordinators tell each other, and what they find on disk
+//! - [`frames`]: messages of peers, as bytes; [`members`]: well-formed messages without sense, to running processes; [`registry`]: messages
+//!   between coordinators, and their disks
 //! - [`endpoints`]: requests of clients and of operators, to a coordinator with a worker behind it
 //! - [`grammars`]: schemas, expressions and grammars, through the helper that judges them
-//! - [`templates`], [`tokenizers`], [`checkpoints`], [`gguf`]: a model's files; [`settings`]: files of operators; [`disk`]: what is found in data
+//! - [`templates`], [`tokenizers`], [`checkpoints`], [`gguf`]: a model's files; [`settings`]: files of operators; [`disk`]: files in data
 //!   directories
 //!
-//! [`tree`] is where seeds come from: this repository's own fixtures.
+//! [`tree`] is the source of seeds: this repository's own fixtures.
 
 mod checkpoints;
 mod disk;

@@ -45,6 +45,7 @@ pub mod moderations;
 pub mod openai;
 pub mod operator;
 mod pages;
+mod parameters;
 mod paths;
 pub mod protocol;
 pub mod records;

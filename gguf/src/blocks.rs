@@ -1,9 +1,9 @@
-//! Blocks of quantized numbers (ggml's), expanded to f32 in the order of operations of ggml's own reference, so that each number is the
+//! Blocks of quantized numbers (ggml's), expanded to f32 in the order of operations of ggml's own reference, so that each number has the
 //! same bits: `d * q - m` with products and differences rounded to f32.
 
 use half::{bf16, f16};
 
-/// How a tensor's numbers are stored.
+/// The storage of a tensor's numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[allow(non_camel_case_types, reason = "the format's own names")]
 pub enum BlockType {
@@ -27,7 +27,7 @@ pub enum BlockType {
 
 use BlockType::*;
 
-/// Each kind, its number in files, and a block's numbers and bytes.
+/// Each type, its number in files, and a block's numbers and bytes.
 const KINDS: [(BlockType, u32, usize, usize); 16] = [
     (F32, 0, 1, 4),
     (F16, 1, 1, 2),
@@ -52,7 +52,7 @@ const NON_LINEAR: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 2
 const E2M1_TWICE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl BlockType {
-    /// By its number in files.
+    /// The type with this number in files.
     pub(crate) fn of(number: u32) -> Result<Self, String> {
         let known = || KINDS.map(|(kind, ..)| format!("{kind:?}")).join(", ");
         let found = KINDS.iter().find(|kind| kind.1 == number);
@@ -63,7 +63,7 @@ impl BlockType {
         *KINDS.iter().find(|kind| kind.0 == self).expect("each kind is in the table")
     }
 
-    /// Numbers in a block.
+    /// The count of numbers in a block.
     pub fn numbers(self) -> usize {
         self.row().2
     }
@@ -73,7 +73,7 @@ impl BlockType {
         self.row().3
     }
 
-    /// Whether numbers are stored as they are.
+    /// Whether numbers are stored unquantized.
     pub fn is_plain(self) -> bool {
         self.numbers() == 1
     }
@@ -112,17 +112,17 @@ fn half_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
-/// Half of the power of two that an E8M0 scale stands for.
+/// Half of the power of two that an E8M0 scale represents.
 fn half_of_power(exponent: u8) -> f32 {
     match exponent {
-        // Below f32's normal numbers.
+        // The result is below f32's normal numbers.
         0 => f32::from_bits(0x0020_0000),
         1 => f32::from_bits(0x0040_0000),
         _ => f32::from_bits(u32::from(exponent - 1) << 23),
     }
 }
 
-/// The lower halves of 16 bytes, then the upper ones.
+/// Expands the lower halves of 16 bytes, then the upper ones.
 fn nibbles(bytes: &[u8], to: &mut [f32], number: impl Fn(u8) -> f32) {
     for (i, &byte) in bytes[..16].iter().enumerate() {
         to[i] = number(byte & 15);
@@ -130,7 +130,7 @@ fn nibbles(bytes: &[u8], to: &mut [f32], number: impl Fn(u8) -> f32) {
     }
 }
 
-/// The same with a fifth bit of each, from four bytes before them.
+/// As [`nibbles`], with a fifth bit of each number from the four bytes before them.
 fn five_bits(bytes: &[u8], to: &mut [f32], number: impl Fn(u8) -> f32) {
     let high = u32::from_le_bytes(*bytes.first_chunk().expect("4 bytes"));
     let bit = |i: usize| ((high >> i & 1) << 4) as u8;
@@ -145,7 +145,7 @@ fn q2_k(b: &[u8], to: &mut [f32]) {
     let (scales, quants) = (&b[..16], &b[16..80]);
     let (d, dmin) = (half_at(b, 80), half_at(b, 82));
     for (i, to) in to.chunks_exact_mut(16).enumerate() {
-        // 128 numbers share 32 bytes, two bits each time.
+        // 128 numbers share 32 bytes, with two bits each.
         let (half, shift, part) = (i / 8, i % 8 / 2 * 2, i % 2);
         let (scale, min) = (d * f32::from(scales[i] & 15), dmin * f32::from(scales[i] >> 4));
         for (to, q) in to.iter_mut().zip(&quants[32 * half + 16 * part..]) {

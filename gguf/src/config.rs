@@ -9,7 +9,7 @@ use crate::{
 use serde_json::{Map, Value, json};
 use std::{collections::HashMap, f64::consts::PI};
 
-/// The settings of a model, and those that the rest of a conversion needs by themselves.
+/// The settings of a model, and the individual settings that the rest of a conversion needs.
 pub(crate) struct Config {
     pub(crate) family: &'static Family,
     pub(crate) layers: u64,
@@ -19,13 +19,13 @@ pub(crate) struct Config {
     pub(crate) json: Value,
 }
 
-/// The factors that Llama 3's frequency scaling was published with.
+/// The factors with which Llama 3's frequency scaling was published.
 const LOW_FREQ_FACTOR: f64 = 1.0;
 const HIGH_FREQ_FACTOR: f64 = 4.0;
-/// The original positions, where no frequency lies between the two factors to tell.
+/// The original positions, if no frequency lies between the two factors to derive them from.
 const LLAMA3_POSITIONS: f64 = 8192.0;
 
-/// Settings of a scaling in both worlds.
+/// The names of a scaling's settings in both formats.
 const SCALINGS: [(&str, &str); 7] = [
     ("rope.scaling.attn_factor", "attention_factor"),
     ("rope.scaling.yarn_attn_factor", "attention_factor"),
@@ -100,7 +100,7 @@ impl Config {
     }
 }
 
-/// Settings under the architecture's prefix, and the tensors that tell of others.
+/// The settings under the architecture's prefix, and the tensors from which other settings follow.
 pub(crate) struct Settings<'a> {
     file: &'a Gguf,
     prefix: &'a str,
@@ -186,8 +186,8 @@ impl Settings<'_> {
         numbers
     }
 
-    /// The file has the factors that each frequency is divided by: 1 for the fast ones, the whole factor for the slow ones, and between them
-    /// some that tell the original positions.
+    /// The settings of Llama 3's scaling, derived from the factors by which each frequency is divided: 1 for the fast ones, the whole
+    /// factor for the slow ones, and between them values that determine the original positions.
     fn llama3(&self, factors: &Tensor, theta: f64, head_dim: u64) -> Result<Value, GgufError> {
         let found = self.numbers(factors);
         let wavelength = |i: usize| 2.0 * PI * theta.powf(2.0 * i as f64 / head_dim as f64);

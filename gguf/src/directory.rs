@@ -16,12 +16,12 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// Changes whenever the same file would give another directory than before.
+/// The version of the conversion, which changes whenever the same file would give a different directory.
 pub const FORM: u32 = 2;
 
 /// Writes the directory `to`, which must not exist. `progress` gets (bytes of weights written, bytes in all).
 ///
-/// All of it is written beside it first, and then renamed: either all is there, or nothing is.
+/// The directory is written beside `to` first, and then renamed, so that it is either complete or absent.
 pub fn write(file: &Gguf, to: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<(), GgufError> {
     let config = Config::read(file)?;
     let vocab = config.json["vocab_size"].as_u64().unwrap_or_default() as usize;
@@ -40,11 +40,11 @@ pub fn write(file: &Gguf, to: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Re
     let name = to.file_name().unwrap_or_default().to_string_lossy();
     let draft = to.with_file_name(format!(".{name}.{}", std::process::id()));
     let written = write_all(&draft, &texts, &weights, progress).and_then(|()| {
-        // Another process may have been as far.
+        // Another process may have finished first.
         let renamed = fs::rename(&draft, to);
         if to.join("config.json").is_file() { Ok(()) } else { renamed.map_err(|source| GgufError::Write { path: to.to_owned(), source }) }
     });
-    // Gone already where it was renamed.
+    // After a successful rename, the draft is already gone.
     let _ = fs::remove_dir_all(&draft);
     written
 }
@@ -66,7 +66,7 @@ fn write_all(
     safetensors::serialize_to_file(views, None, &to.join("model.safetensors")).map_err(|error| failed(std::io::Error::other(error)))
 }
 
-/// A weight that tells when it is written.
+/// A weight that reports when it is written.
 struct Counted<'a> {
     weight: &'a Weight<'a>,
     done: &'a AtomicU64,

@@ -1,5 +1,5 @@
-//! Architectures: what their tensors and settings are called in each of the two worlds. A row each; what a row does not say is as in the row
-//! that it begins from.
+//! Architectures: the names of their tensors and settings in both formats, one row each. A row inherits the values that it does not set
+//! from the row that it is based on.
 
 use crate::{GgufError, config::Settings};
 use serde_json::{Map, Value, json};
@@ -7,37 +7,37 @@ use serde_json::{Map, Value, json};
 pub(crate) struct Family {
     /// `general.architecture`, and the prefix of its settings.
     pub(crate) name: &'static str,
-    /// The setting that a file of this family has, where several families share a name: the first that fits is taken.
+    /// The setting that a file of this family has, if several families share a name: the first match is taken.
     pub(crate) marked_by: Option<&'static str>,
     /// `architectures` and `model_type` of `config.json`.
     pub(crate) architecture: &'static str,
     pub(crate) model_type: &'static str,
-    /// Rows of query and key heads alternate between a head's two halves: the rotation turns neighbours there.
+    /// Whether rows of query and key heads alternate between a head's two halves, as the rotation turns neighbours there.
     pub(crate) interleaved: bool,
-    /// Norms are stored with the 1 that is added to them.
+    /// Whether norms are stored with the 1 that is added to them.
     pub(crate) norms_plus_one: bool,
-    /// The names of the norms' epsilon.
+    /// The names of the norms' epsilon, in both formats.
     pub(crate) epsilon: (&'static str, &'static str),
-    /// A layer's tensors that are called otherwise than in [`LAYER`], which is looked at after these.
+    /// A layer's tensors whose names differ from those in [`LAYER`], which is searched after these.
     pub(crate) layer: &'static [(&'static str, &'static str)],
     pub(crate) experts: Option<ExpertNames>,
-    /// More of `config.json`.
+    /// Further settings of `config.json`.
     pub(crate) more: fn(&Sizes, &Settings<'_>) -> Result<Value, GgufError>,
 }
 
-/// Where a layer's experts are.
+/// The names of a layer's experts.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpertNames {
     /// The block in the layer, and its router.
     pub(crate) block: &'static str,
     pub(crate) router: &'static str,
-    /// The gate, up and down projections of each expert; `None`: all experts' are in one tensor, as GPT-OSS stores them.
+    /// The gate, up and down projections of each expert; if `None`, those of all experts are in one tensor, as GPT-OSS stores them.
     pub(crate) projections: Option<[&'static str; 3]>,
-    /// The block's tensors besides: the corrections of the router's scores, a shared expert and its gate.
+    /// The block's other tensors: the corrections of the router's scores, a shared expert and its gate.
     pub(crate) besides: &'static [(&'static str, &'static str)],
 }
 
-/// Sizes that settings follow from.
+/// The sizes from which settings follow.
 pub(crate) struct Sizes {
     pub(crate) layers: u64,
     pub(crate) hidden: u64,
@@ -55,7 +55,8 @@ pub(crate) enum Place {
         module: String,
         projection: &'static str,
     },
-    /// A projection of all experts in the module, whose tensors are made of several of the file's: the gate's come with what it gates.
+    /// A projection of all experts in the module, whose tensors are made from several of the file's: the gate's come with those that it
+    /// gates.
     AllExperts {
         module: String,
         projection: Stacked,
@@ -92,7 +93,7 @@ const GEMMA_NORMS: &[(&str, &str)] = &[
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
-/// Norms only after them.
+/// Norms only after both parts of a layer.
 const NORMS_AFTER: &[(&str, &str)] =
     &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
 
@@ -209,7 +210,7 @@ pub(crate) static FAMILIES: [Family; 22] = [
         interleaved: false,
         layer: &[("attn_qkv", "self_attn.qkv_proj"), ("ffn_up", "mlp.gate_up_proj")],
         more: |sizes, settings| {
-            // Phi-4 has none, which its file says with a 0.
+            // Phi-4 has no window, which its file encodes as 0.
             Ok(json!({
                 "sliding_window": sizes.window.filter(|window| *window > 0),
                 "original_max_position_embeddings": settings.number("rope.scaling.original_context_length")?,
@@ -342,7 +343,7 @@ pub(crate) static FAMILIES: [Family; 22] = [
             more["intermediate_size"] = json!(settings.must("expert_feed_forward_length")?);
             more["sliding_window"] = json!(sizes.window);
             more["rope_scaling"] = json!({"truncate": false});
-            // One expert's form is all experts'.
+            // All experts have one form.
             if settings.is_mxfp4("blk.0.ffn_down_exps.weight") {
                 more["quantization_config"] = json!({"quant_method": "mxfp4"});
             }
@@ -352,7 +353,7 @@ pub(crate) static FAMILIES: [Family; 22] = [
     },
 ];
 
-/// Each layer but every `period`th attends to a window.
+/// The settings of a model in which each layer but every `period`th attends to a window.
 fn gemma(sizes: &Sizes, settings: &Settings<'_>, period: u64, scaled_by_width: bool) -> Result<Value, GgufError> {
     let kind = |layer| if (layer + 1) % period == 0 { "full_attention" } else { "sliding_attention" };
     Ok(json!({
@@ -365,7 +366,7 @@ fn gemma(sizes: &Sizes, settings: &Settings<'_>, period: u64, scaled_by_width: b
     }))
 }
 
-/// The window, and the layers that attend to it, where the file lists them.
+/// The window, and the layers that attend to it, if the file lists them.
 fn windows(sizes: &Sizes, settings: &Settings<'_>) -> Result<Value, GgufError> {
     let mut more = Map::from_iter([("sliding_window".into(), json!(sizes.window))]);
     if let Some(flags) = settings.flags("attention.sliding_window_pattern")? {
@@ -375,7 +376,7 @@ fn windows(sizes: &Sizes, settings: &Settings<'_>) -> Result<Value, GgufError> {
     Ok(Value::Object(more))
 }
 
-/// `count`: the key of how many there are.
+/// The settings of experts. `count`: the key of their number.
 fn experts(settings: &Settings<'_>, count: &str) -> Result<Value, GgufError> {
     let mut more = json!({"num_experts_per_tok": settings.must("expert_used_count")?});
     more[count] = json!(settings.must("expert_count")?);
@@ -385,7 +386,7 @@ fn experts(settings: &Settings<'_>, count: &str) -> Result<Value, GgufError> {
     Ok(more)
 }
 
-/// Settings are f32 in the file: the number that was meant is the shortest that rounds to it.
+/// The intended number of a setting, which is f32 in the file: the shortest one that rounds to it.
 pub(crate) fn shortest(number: f64) -> f64 {
     (number as f32).to_string().parse().unwrap_or(number)
 }
@@ -436,7 +437,7 @@ impl ExpertNames {
             (None, _) if part == "ffn_gate_inp" => Some(Place::One(format!("{block}.{}.{kind}", self.router))),
             (None, _) => {
                 let (_, name) = self.besides.iter().find(|(short, _)| *short == part)?;
-                // The corrections are no module's bias, but a vector of that name.
+                // The corrections are not a module's bias, but a vector of that name.
                 let kind = if part == "exp_probs_b" { String::new() } else { format!(".{kind}") };
                 Some(Place::One(format!("{block}.{name}{kind}")))
             }

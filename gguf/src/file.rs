@@ -10,12 +10,12 @@ use std::{
 };
 
 const MAGIC: &[u8; 4] = b"GGUF";
-/// Where `general.alignment` is absent.
+/// The alignment if `general.alignment` is absent.
 const ALIGNMENT: u64 = 32;
 const DIMENSIONS_MAX: u32 = 4;
-/// Arrays within arrays: none is known.
+/// The deepest nesting of arrays; none is known in practice.
 const DEPTH_MAX: u32 = 2;
-/// A model of a trillion parameters has some hundreds.
+/// The most parts; a model of a trillion parameters has some hundreds.
 const PARTS_MAX: u64 = 4096;
 
 /// A value of the metadata.
@@ -33,7 +33,7 @@ pub enum Value {
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub name: String,
-    /// As Hugging Face writes it: the last dimension's numbers lie side by side.
+    /// The shape as in Hugging Face's files: numbers of the last dimension are adjacent.
     pub shape: Vec<usize>,
     pub kind: BlockType,
     part: usize,
@@ -262,7 +262,7 @@ fn value(reader: &mut Reader<'_>, kind: u32, depth: u32) -> Result<Value, String
     })
 }
 
-/// Bytes that a value of this kind takes at least.
+/// The fewest bytes that a value of this kind takes.
 fn bytes_at_least(kind: u32) -> usize {
     match kind {
         0 | 1 | 7 => 1,

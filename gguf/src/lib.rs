@@ -1,14 +1,14 @@
-//! GGUF files (version 2 and 3, of one part or several), as directories in Hugging Face's layout, which is what everything else reads.
+//! GGUF files (version 2 and 3, of one part or several), as directories in Hugging Face's layout, which all other crates read.
 //!
-//! - [`mod@file`]: the container: metadata, and where tensors lie
+//! - [`mod@file`]: the container: metadata, and the places of tensors
 //! - [`blocks`]: quantized blocks to floats
 //! - `family`: an architecture's tensors and settings by their Hugging Face names
 //! - `config`: metadata to `config.json` and `generation_config.json`
 //! - `tokenizer`: metadata to `tokenizer.json` and `tokenizer_config.json`; `pieces`: SentencePiece's scores to merges
-//! - `weights`: tensors, reordered, cut into experts or put together
-//! - [`directory`]: all of it, written
+//! - `weights`: tensors, reordered, split into experts or merged
+//! - [`directory`]: the whole directory, written
 //!
-//! Weights in blocks are expanded to bf16, but GPT-OSS's experts in MXFP4. What was F32, F16 or BF16 stays so.
+//! Weights in blocks are expanded to bf16, except GPT-OSS's experts in MXFP4. F32, F16 and BF16 are kept.
 //!
 //! The format: github.com/ggml-org/ggml, docs/gguf.md.
 
@@ -24,7 +24,7 @@ mod weights;
 
 use std::{io, path::PathBuf};
 
-/// A GGUF file cannot be used.
+/// The reason why a GGUF file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
     #[error("reading {path} failed: {source}")]

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-/// Longer pieces, such as rows of spaces, are looked up as they are.
+/// The most characters of a piece that is merged from parts. Longer ones, such as rows of spaces, are looked up as a whole.
 const CHARACTERS_MAX: usize = 256;
 
-/// Merges in their order: each piece from each two that it can be made of, those of the highest score first; of one score, those with the
-/// longer left part and then the longer right part first, and else in the order of the pieces and then of their parts.
+/// The merges in order: each piece from each pair that it can be made of, those of the highest score first; of one score, those with the
+/// longer left part and then the longer right part first, and then in the order of the pieces and of their parts.
 pub(crate) fn merges<'a>(pieces: &[(&'a str, f32)], ids: &HashMap<&str, u32>) -> Vec<(&'a str, &'a str)> {
     struct Merge<'a> {
         score: f32,

@@ -1,6 +1,6 @@
-//! Little-endian values one after the other, none of which is believed to be there before it is.
+//! Little-endian values one after the other, each checked against the bytes that are left.
 
-/// Strings and arrays of strings: a chat template is some ten kB, a token some ten bytes.
+/// The most bytes of a string or an array of strings: a chat template has some ten kB, a token some ten bytes.
 const STRING_BYTES_MAX: usize = 16 << 20;
 
 pub(crate) struct Reader<'a> {
@@ -39,7 +39,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A count of things that take at least `bytes` each: no more than there is room for.
+    /// A count of things that take at least `bytes` each, at most as many as there is room for.
     pub(crate) fn count(&mut self, bytes: usize, things: &str) -> Result<usize, String> {
         let count = self.u64()?;
         match usize::try_from(count) {

@@ -14,8 +14,8 @@ const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 const BYTE: u64 = 6;
 
-/// How words are cut before merging, by `tokenizer.ggml.pre`: the expressions that these tokenizers were published with, as llama.cpp quotes
-/// them (src/llama-vocab.cpp).
+/// The splitting of words before merging, by `tokenizer.ggml.pre`: the expressions with which these tokenizers were published, as quoted by
+/// llama.cpp (src/llama-vocab.cpp).
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -26,7 +26,7 @@ const SEED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}
 enum Cut {
     /// GPT-2's own expression.
     Gpt2,
-    /// The same, with each digit by itself.
+    /// GPT-2's expression, with each digit separate.
     Digits,
     By(&'static str),
 }
@@ -34,9 +34,9 @@ enum Cut {
 struct Pre {
     names: &'static [&'static str],
     cut: Cut,
-    /// Unicode's normal form C first.
+    /// Whether text is first converted to Unicode's normal form C.
     composed: bool,
-    /// A word that is a token is not merged from its parts.
+    /// Whether a word that is a token is taken as a whole, instead of being merged from its parts.
     whole_words: bool,
 }
 
@@ -51,7 +51,7 @@ const PRES: [Pre; 8] = [
     Pre { names: &["tekken"], cut: Cut::By(TEKKEN), composed: false, whole_words: true },
 ];
 
-/// Tokens that end a turn, whatever the metadata calls them.
+/// Tokens that end a turn, regardless of their kind in the metadata.
 const ENDS: [&str; 13] = [
     "<|im_end|>",
     "<|endoftext|>",
@@ -76,7 +76,7 @@ pub(crate) struct Tokenizer<'a> {
 }
 
 impl<'a> Tokenizer<'a> {
-    /// `vocab`: rows of the embedding.
+    /// Reads the tokenizer. `vocab`: the rows of the embedding.
     pub(crate) fn read(file: &'a Gguf, vocab: usize) -> Result<Self, GgufError> {
         let list = file.list("tokenizer.ggml.tokens")?.ok_or_else(|| {
             file.unsupported("it has no tokenizer (tokenizer.ggml.tokens): use a file that was made of a whole model".into())
@@ -205,7 +205,7 @@ impl<'a> Tokenizer<'a> {
         Ok((normalizer, Json::Null, json!({"type": "Sequence", "decoders": decoders}), model))
     }
 
-    /// Byte-pair encoding with these settings besides the usual ones.
+    /// Byte-pair encoding with these settings in addition to the usual ones.
     fn bpe(&self, merges: Json, settings: Json) -> Json {
         let vocab: Map<String, Json> = self.tokens.iter().zip(0..).map(|(token, id)| ((*token).to_owned(), json!(id))).collect();
         let mut model = json!({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
@@ -217,7 +217,7 @@ impl<'a> Tokenizer<'a> {
         model
     }
 
-    /// The token that begins every text, if the model wants one.
+    /// The token that begins every text, if the model requires one.
     fn begin(&self) -> Result<Json, GgufError> {
         let default = self.file.text("tokenizer.ggml.model")? == Some("llama");
         let wanted = self.file.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(default);
@@ -232,7 +232,7 @@ impl<'a> Tokenizer<'a> {
         }))
     }
 
-    /// The token that the metadata gives a part.
+    /// The token that the metadata names for a part.
     fn named(&self, part: &str) -> Result<Option<&'a str>, GgufError> {
         let key = format!("tokenizer.ggml.{part}_token_id");
         let Some(id) = self.file.number(&key)? else { return Ok(None) };
@@ -254,7 +254,7 @@ impl<'a> Tokenizer<'a> {
         }))
     }
 
-    /// Ids that end a sequence, ascending.
+    /// The ids that end a sequence, ascending.
     pub(crate) fn ends(&self) -> Result<Vec<u32>, GgufError> {
         let named = ["eos", "eot", "eom"].map(|part| self.named(part)).into_iter().collect::<Result<Vec<_>, _>>()?;
         let is_control = |token: &&&str| self.ids.get(**token).is_some_and(|id| self.kinds[*id as usize] == CONTROL);

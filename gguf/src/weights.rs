@@ -1,4 +1,4 @@
-//! The file's tensors as those of a Hugging Face directory: renamed, reordered, cut into experts or put together.
+//! The file's tensors as those of a Hugging Face directory: renamed, reordered, split into experts or merged.
 
 use crate::{
     GgufError,
@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 
-/// Numbers that one thread expands at a time, at least: whole rows.
+/// The fewest numbers that one thread expands at a time, in whole rows.
 const NUMBERS_AT_A_TIME: usize = 1 << 16;
 /// Numbers that share a scale in MXFP4, and the bytes of their bits.
 const GROUP: usize = 32;
@@ -40,25 +40,25 @@ struct Rows<'a> {
     kind: BlockType,
     columns: usize,
     order: Order,
-    /// Taken from each number.
+    /// The number subtracted from each number.
     minus: f32,
 }
 
 #[derive(Clone, Copy)]
 enum Order {
     AsStored,
-    /// Those of each head alternate between its halves: first half first, then the second.
+    /// Rows of each head alternate between its halves in the file: the first half comes first, then the second.
     Alternating {
         head_dim: usize,
     },
 }
 
-/// The rows of each expert's outputs: those of the first tensor, or of all by turns.
+/// The rows of each expert's outputs: those of the first tensor, or of all tensors alternating.
 struct Outputs<'a> {
     tensors: Vec<&'a [u8]>,
     kind: BlockType,
     experts: usize,
-    /// Rows of each tensor for one expert.
+    /// The rows of each tensor for one expert.
     rows: usize,
     columns: usize,
 }
@@ -80,7 +80,7 @@ enum Form {
 pub(crate) fn all<'a>(file: &'a Gguf, config: &Config) -> Result<Vec<(String, Weight<'a>)>, GgufError> {
     let family = config.family;
     let mut named = Vec::new();
-    // By module and whether it is a bias: the tensors of its gate, up and down projections.
+    // The tensors of each module's gate, up and down projections, by module and whether they are biases.
     let mut stacks: BTreeMap<(String, bool), [Option<&Tensor>; 3]> = BTreeMap::new();
     for tensor in file.tensors() {
         if is_setting(&tensor.name) || is_drafting(&tensor.name, config.layers) {
@@ -103,7 +103,7 @@ pub(crate) fn all<'a>(file: &'a Gguf, config: &Config) -> Result<Vec<(String, We
                 dimensions(1..=2)?;
                 let order = order(&name, tensor, config).map_err(problem)?;
                 let minus = if family.norms_plus_one && name.ends_with("norm.weight") { 1.0 } else { 0.0 };
-                // A shared expert's gate, a vector in the file, is a matrix of one row there.
+                // A shared expert's gate, a vector in the file, is a matrix of one row in the directory.
                 let shape =
                     if name.ends_with("shared_expert_gate.weight") { vec![1, tensor.shape.iter().product()] } else { tensor.shape.clone() };
                 named.push((name, Weight::of_rows(file.bytes(tensor), tensor.kind, shape, order, minus)));
@@ -159,7 +159,7 @@ fn order(name: &str, tensor: &Tensor, config: &Config) -> Result<Order, String> 
     Ok(Order::Alternating { head_dim: all / heads })
 }
 
-/// The tensors of one projection of all experts, of which `tensors` have the outputs by turns.
+/// The tensors of one projection of all experts, whose outputs alternate between `tensors`.
 fn experts<'a>(file: &'a Gguf, tensors: &[&'a Tensor], name: &str, is_bias: bool) -> Result<Vec<(String, Weight<'a>)>, GgufError> {
     let first = tensors[0];
     if let Some(other) = tensors.iter().find(|other| other.shape != first.shape || other.kind != first.kind) {
@@ -238,7 +238,7 @@ fn encode(dtype: Dtype, number: f32, to: &mut [u8]) {
 }
 
 impl Rows<'_> {
-    /// The row of the file that comes at `row`.
+    /// The row of the file that belongs at `row`.
     fn source(&self, row: usize) -> usize {
         match self.order {
             Order::AsStored => row,
@@ -309,7 +309,7 @@ impl Outputs<'_> {
     }
 }
 
-/// Puts the numbers of a group, of which byte `i` has the `i`-th and the one half a group later, into bytes of two neighbours.
+/// Converts a group of numbers, whose byte `i` has the `i`-th number and the one half a group later, to bytes of two neighbours.
 fn pair_neighbours(from: &[u8], to: &mut [u8]) {
     let number = |i: usize| if i < GROUP / 2 { from[i] & 15 } else { from[i - GROUP / 2] >> 4 };
     for (i, to) in to.iter_mut().enumerate() {
@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn a_group_is_stored_by_neighbours() {
         let mut from = [0; 16];
-        // The number at each place is its place, of the first 16 and again of the last.
+        // The number at each place is its index modulo 16.
         (0..16).for_each(|i| from[i] = (i as u8) | (i as u8) << 4);
         let mut to = [0; 16];
         pair_neighbours(&from, &mut to);

@@ -1,4 +1,4 @@
-//! Files that the format's own library has written, and files that are broken.
+//! Files written by the format's own library, and broken files.
 
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -19,7 +19,7 @@ fn model(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(name)
 }
 
-/// The directory of a file, in a temporary one.
+/// Unpacks a file into a directory in a temporary one.
 fn unpacked(name: &str) -> (TempDir, PathBuf) {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("unpacked");
@@ -83,7 +83,7 @@ fn a_file_has_the_weights_and_settings_that_it_was_made_of() {
     assert_eq!((rope["rope_type"].as_str(), rope["factor"].as_f64()), (Some("llama3"), Some(8.0)), "found from its factors");
 }
 
-/// The texts, and the ids that a tokenizer's own files give them.
+/// Compares texts with the ids that a tokenizer's own files give them.
 #[test]
 fn text_is_cut_into_the_same_tokens() {
     let texts = fs::read_to_string(model("corpus.txt")).unwrap();
@@ -113,7 +113,7 @@ fn pieces_are_found_as_sentencepiece_finds_them() {
     assert_eq!(tokenizer.id_to_token(first).as_deref(), Some("<s>"), "a text begins with its mark");
 }
 
-/// Opens and unpacks bytes; neither may panic.
+/// Opens and unpacks bytes, neither of which may panic.
 fn try_all(bytes: &[u8]) -> Result<(), GgufError> {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("model.gguf");
@@ -175,7 +175,7 @@ proptest! {
     ) {
         let mut bytes = fs::read(fixture(file)).unwrap();
         for (at, byte) in changes {
-            // Most of what matters is at the beginning.
+            // Most important data is at the beginning.
             let at = if byte % 2 == 0 { at % 2000 } else { at % bytes.len() };
             bytes[at] = byte;
         }

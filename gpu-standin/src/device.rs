@@ -1,8 +1,8 @@
 //! The device: streams of work, events, graphs.
 //!
-//! Nothing runs when it is launched. Work runs when the host waits for it, or for something that must come after it, and
-//! then no more than that needs: as late as events and dependencies allow. Sometimes, by chance, other streams run
-//! first. So a missing wait shows as old or unwritten data.
+//! Nothing runs when it is launched. Work runs when the host waits for it, or for work that must come after it, and then only as much as
+//! necessary: as late as events and dependencies allow. Sometimes, by chance, other streams run first. So a missing wait shows as old or
+//! unwritten data.
 
 use crate::{
     exec,
@@ -25,25 +25,25 @@ pub(crate) struct Device {
     next_id: u64,
     pub(crate) random: Random,
     launches: u64,
-    /// After a fault every call fails with this.
+    /// The status with which every call fails after a fault.
     pub(crate) failed: Option<u32>,
-    /// Bytes of others' memory that are pinned.
+    /// Bytes of pinned memory of other owners.
     pub(crate) registered_bytes: u64,
-    /// Pinned memory of our own: start and size.
+    /// Pinned memory allocated here: start and layout.
     pub(crate) host_allocations: BTreeMap<u64, std::alloc::Layout>,
 }
 
 #[derive(Default)]
 struct Stream {
     queue: VecDeque<Work>,
-    /// Works queued, and done, so far.
+    /// The number of works queued, and done, so far.
     queued: u64,
     done: u64,
-    /// Being recorded into a graph.
+    /// The works recorded into a graph, if the stream is being captured.
     capture: Option<Vec<Work>>,
 }
 
-/// An event's last record: the stream, and how many works of it are to be done.
+/// An event's last record: the stream, and the number of its works to complete.
 #[derive(Clone, Copy, Default)]
 struct Event {
     record: Option<(u64, u64)>,
@@ -59,14 +59,14 @@ pub(crate) enum Work {
         shared_bytes: u32,
         params: Vec<u8>,
     },
-    /// Between addresses of the device's space. `check`: of this process's own bytes when this was queued.
+    /// A copy between addresses of the device's space. `check`: the checksum of this process's own bytes when this was queued.
     Copy {
         to: u64,
         from: u64,
         bytes: u64,
         check: Option<u64>,
     },
-    /// From ordinary host memory, which the call has read.
+    /// A copy from ordinary host memory, which the call has read.
     Send {
         to: u64,
         bytes: Vec<u8>,
@@ -80,7 +80,7 @@ pub(crate) enum Work {
         address: u64,
     },
     Multiply(Box<Product>),
-    /// Waits until a stream has done so much.
+    /// A wait until a stream has done this many works.
     Wait {
         stream: u64,
         done: u64,
@@ -88,7 +88,7 @@ pub(crate) enum Work {
     Marker,
 }
 
-/// What host memory holds while the device may still write it.
+/// The contents of host memory while the device may still write it.
 const POISON: u8 = 0xa5;
 
 pub(crate) fn device() -> MutexGuard<'static, Device> {
@@ -135,7 +135,7 @@ impl Device {
         id
     }
 
-    /// Its work goes on.
+    /// Destroys a stream, whose work continues.
     pub(crate) fn destroy_stream(&mut self, stream: u64) -> Result<(), Fault> {
         self.synchronize_stream(stream)?;
         self.streams.remove(&stream);
@@ -172,7 +172,7 @@ impl Device {
         if let Work::Copy { to, from, bytes, check } = &mut work
             && *bytes > 0
         {
-            // Both ends must be there now, whatever comes.
+            // Both ends must exist now, regardless of what follows.
             self.memory.read(*from, *bytes, false, "copies from")?;
             if !captured {
                 if self.memory.is_pinned_of_ours(*from, *bytes) {
@@ -215,7 +215,7 @@ impl Device {
         }
     }
 
-    /// Whether it has happened. What was not waited for happens by chance.
+    /// Whether an event has happened. One that was not waited for happens by chance.
     pub(crate) fn query(&mut self, event: u64) -> Result<bool, Fault> {
         let record = self.events.get(&event).ok_or_else(|| misuse("an event that is none is asked for"))?.record;
         let Some((stream, done)) = record else { return Ok(true) };
@@ -246,7 +246,7 @@ impl Device {
         streams.into_iter().try_for_each(|(stream, queued)| self.run_until(stream, queued))
     }
 
-    /// One time in eight, some streams get ahead.
+    /// Runs other streams ahead of time, by chance, one time in eight.
     fn run_others_by_chance(&mut self) -> Result<(), Fault> {
         if self.random.below(8) > 0 {
             return Ok(());
@@ -304,7 +304,7 @@ impl Device {
                 Work::Wait { stream: of, done } => self.run_until(of, done)?,
                 work => self.run(work)?,
             }
-            // The stream of a wait is another one: this one's front is unchanged.
+            // The wait is for a different stream, so the front of this one is unchanged.
             let found = self.streams.get_mut(&stream).expect("it runs");
             found.queue.pop_front();
             found.done += 1;

@@ -1,12 +1,12 @@
 //! Runs kernels, block after block, warp by warp: 32 lanes per operation, so that decoding an instruction is paid once
 //! for all of them.
 //!
-//! - [`warp`]: a warp's registers, its instructions, where its lanes part and meet; [`alu`]: what only computes;
+//! - [`warp`]: a warp's registers, its instructions, the divergence and reconvergence of its lanes; [`alu`]: pure computation;
 //!   [`tensor`]: products of fragments
-//! - [`shared`]: a block's shared memory; [`barriers`]: where some of its warps meet
+//! - [`shared`]: a block's shared memory; [`barriers`]: barriers for some of its warps
 //!
-//! Blocks run one after the other in random order, and between two barriers so do a block's warps. What hardware leaves
-//! to timing is an error here.
+//! Blocks run one after the other in random order, and so do a block's warps between two barriers. Results that hardware leaves to timing
+//! are errors here.
 
 pub(crate) mod alu;
 pub(crate) mod barriers;
@@ -31,11 +31,11 @@ pub(crate) struct Launch<'a> {
     pub(crate) threads: [u32; 3],
     pub(crate) shared_bytes: u32,
     pub(crate) params: &'a [u8],
-    /// Tells launches apart.
+    /// The launch's number, which identifies it.
     pub(crate) number: u64,
 }
 
-/// What the warps of a block share.
+/// The state that the warps of a block share.
 pub(crate) struct Block<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) memory: &'a mut Memory,
@@ -43,15 +43,16 @@ pub(crate) struct Block<'a> {
     pub(crate) params: &'a [u8],
     pub(crate) launch: u64,
     pub(crate) index: u64,
-    /// Number of barriers passed.
+    /// The number of barriers passed.
     pub(crate) interval: u32,
     pub(crate) barriers: Barriers,
-    /// Registers that each warp has per lane, where it asked for another number.
+    /// The registers per lane of each warp that asked for a different number.
     pub(crate) registers: Vec<Option<u32>>,
 }
 
 impl Block<'_> {
-    /// Warps that ask for more registers than their block has wait forever. A block begins with as many per lane as all of them can have.
+    /// Checks that warps do not ask for more registers than their block has, as they would wait forever. A block begins with the most that
+    /// all of its lanes can have.
     fn check_registers(&self) -> Result<(), Fault> {
         const OF_A_MULTIPROCESSOR: u32 = 65536;
         const UNIT: u32 = 8;

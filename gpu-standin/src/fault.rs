@@ -1,31 +1,31 @@
-//! What a kernel, a copy or a product did that hardware may forgive.
+//! Errors of a kernel, a copy or a product that hardware may tolerate.
 
 use std::fmt;
 
-/// A rule that was broken. Every later call of the process fails, as with a device's sticky errors.
+/// A broken rule. Every later call of the process fails, as with a device's sticky errors.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
     pub(crate) what: String,
-    /// Where: kernel, source line, block and threads; added on the way out.
+    /// The place: kernel, source line, block and threads; extended while the fault is passed up.
     pub(crate) place: Vec<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Memory that is not there, or is not there any more.
+    /// Memory that does not exist, or no longer exists.
     Address,
     Alignment,
     Uninitialized,
-    /// Accesses that nothing orders.
+    /// Unordered accesses.
     Race,
-    /// Threads that should have met, and did not.
+    /// Threads that should have met, but did not.
     Divergence,
-    /// Used before it was complete.
+    /// Use before completion.
     InFlight,
-    /// The stand-in does not know this.
+    /// An operation that the stand-in does not support.
     Unsupported,
-    /// Asked for by an option.
+    /// A failure requested by an option.
     Injected,
 }
 
@@ -40,7 +40,7 @@ impl Fault {
         self
     }
 
-    /// The driver's code for it.
+    /// The driver's code for this fault.
     pub(crate) fn code(&self) -> u32 {
         match self.kind {
             Kind::Address | Kind::Uninitialized => 700,

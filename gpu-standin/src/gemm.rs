@@ -37,7 +37,7 @@ pub(crate) struct Matrix {
     pub(crate) numbers: Numbers,
     pub(crate) rows: u64,
     pub(crate) columns: u64,
-    /// Numbers from one column to the next.
+    /// The distance of columns, in numbers.
     pub(crate) stride: u64,
 }
 
@@ -51,9 +51,9 @@ impl Matrix {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scale {
     None,
-    /// The address of one number.
+    /// The address of one number for all.
     One(u64),
-    /// The address of one for each column of the factor.
+    /// The address of one number per column of the factor.
     Columns(u64),
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Product {
 }
 
 impl Product {
-    /// A is transposed, B is not.
+    /// Computes the product, with A transposed and B not.
     pub(crate) fn run(&self, memory: &mut Memory) -> Result<(), Fault> {
         let (a, b, d) = (self.a.1, self.b.1, self.d.1);
         let inner = a.rows as usize;
@@ -84,7 +84,7 @@ impl Product {
             None => None,
         };
         let mut out = vec![0u8; (d.rows * d.numbers.bytes()) as usize];
-        // Products may use all of their workspace.
+        // Products may use their whole workspace.
         memory.write(self.workspace.0, self.workspace.1.min(4096), "a product uses its workspace,")?.fill(0xee);
         for column in 0..d.columns as usize {
             let right = &y[column * inner..(column + 1) * inner];
@@ -133,7 +133,7 @@ impl Product {
     }
 }
 
-/// In sixteen chains, which the compiler turns into vectors.
+/// The sum of products in sixteen chains, which the compiler turns into vectors.
 fn dot(x: &[f32], y: &[f32]) -> f32 {
     let mut sums = [0.0f32; 16];
     let (mut xs, mut ys) = (x.chunks_exact(16), y.chunks_exact(16));
@@ -146,7 +146,7 @@ fn dot(x: &[f32], y: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-/// The number that an e4m3 byte stands for (Micikevicius et al., "FP8 Formats for Deep Learning", 2022).
+/// The number that an e4m3 byte represents (Micikevicius et al., "FP8 Formats for Deep Learning", 2022).
 fn e4m3(byte: u8) -> f32 {
     let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
     let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7) / 8.0);

@@ -1,21 +1,21 @@
-//! Memory that the device can address: allocations in an address space of its own, with gaps between them that are
-//! never used, and addresses that are never used again; and pinned host memory, at the host's addresses. What this process
-//! shares with others is theirs to change at any time.
+//! Memory that the device can address: allocations in an address space of its own, with gaps between them that are never used, and
+//! addresses that are never reused; and pinned host memory, at the host's addresses. Memory shared with other processes may change at any
+//! time.
 //!
-//! Device memory knows which of its bytes were written, and who wrote every two bytes last, so that blocks and warps
-//! that race are found out.
+//! Device memory records which of its bytes were written, and the last writer of every two bytes, so that races between blocks and warps
+//! are detected.
 
 use crate::fault::{Fault, Kind};
 
-/// Where device memory begins; no host memory lies there.
+/// The start of device memory, where no host memory lies.
 const START: u64 = 0x7000_0000_0000_0000;
 const GAP: u64 = 1 << 20;
 const PAGE: u64 = 4096;
-/// What the driver promises, and no more: an allocation starts at an odd multiple of it.
+/// The alignment that the driver promises, and no more: an allocation starts at an odd multiple of it.
 const ALIGNMENT: u64 = 256;
 
 pub(crate) struct Memory {
-    /// By start.
+    /// All allocations, by start.
     all: Vec<Allocation>,
     next: u64,
     numbers: u64,
@@ -34,21 +34,21 @@ pub(crate) struct Allocation {
 enum Content {
     Device {
         bytes: Vec<u8>,
-        /// A bit per byte: written.
+        /// One bit per byte, set once it is written.
         written: Vec<u8>,
-        /// For every two bytes, who wrote them last (`Writer`). Empty until a kernel writes.
+        /// The last writer (`Writer`) of every two bytes; empty until a kernel writes.
         writers: Vec<u64>,
     },
-    /// Owned by the host.
+    /// Memory owned by the host.
     Host {
         start: *mut u8,
-        /// With other processes.
+        /// Whether it is shared with other processes.
         shared: bool,
     },
     Freed,
 }
 
-// SAFETY: host memory stays where it is until it is unpinned; all use is behind the driver's lock.
+// SAFETY: host memory does not move until it is unpinned; all use is behind the driver's lock.
 unsafe impl Send for Allocation {}
 
 /// A warp that writes: launch (24 bits), block (18), barrier interval (16), warp (6).
@@ -60,7 +60,7 @@ impl Writer {
         Self((launch & 0xff_ffff) << 40 | (block & 0x3_ffff) << 22 | u64::from(interval.min(0xffff)) << 6 | u64::from(warp & 63))
     }
 
-    /// Whether nothing orders what `earlier` did before this.
+    /// Whether the actions of `earlier` are not ordered before those of this writer.
     fn races(self, earlier: u64) -> bool {
         let (own, launch) = (self.0, self.0 >> 40);
         launch == earlier >> 40 && (own >> 22 != earlier >> 22 || (own >> 6 == earlier >> 6 && own != earlier))
@@ -72,7 +72,7 @@ impl Memory {
         Self { all: Vec::new(), next: START + ALIGNMENT, numbers: 0, total, used: 0, last: 0 }
     }
 
-    /// `None`: the device is full.
+    /// Allocates device memory; `None` if the device is full.
     pub(crate) fn allocate(&mut self, len: u64) -> Option<u64> {
         if self.used + len > self.total {
             return None;
@@ -83,12 +83,12 @@ impl Memory {
         self.numbers += 1;
         let bytes = len as usize;
         let content = Content::Device { bytes: vec![0; bytes], written: vec![0; bytes.div_ceil(8) + 2], writers: Vec::new() };
-        // Device addresses ascend and lie above all of the host's.
+        // Device addresses ascend, and are above all of the host's.
         self.all.push(Allocation { start, len, number: self.numbers, content });
         Some(start)
     }
 
-    /// Keeps the addresses, so that later uses are found out.
+    /// Frees device memory, keeping the addresses so that later uses are detected.
     pub(crate) fn free(&mut self, start: u64) -> Result<(), Fault> {
         let found = self.all.iter_mut().find(|a| a.start == start && matches!(a.content, Content::Device { .. }));
         let found =
@@ -105,7 +105,7 @@ impl Memory {
         self.last = 0;
     }
 
-    /// Returns the length.
+    /// Unpins memory, and returns its length.
     pub(crate) fn unpin(&mut self, start: u64) -> Option<u64> {
         let at = self.all.iter().position(|a| a.start == start && matches!(a.content, Content::Host { .. }))?;
         self.last = 0;
@@ -126,7 +126,7 @@ impl Memory {
         })
     }
 
-    /// Whether nobody but this process changes these bytes.
+    /// Whether these bytes are pinned and changed by this process only.
     pub(crate) fn is_pinned_of_ours(&self, address: u64, len: u64) -> bool {
         self.pinned(address, len).is_some_and(|a| matches!(a.content, Content::Host { shared: false, .. }))
     }
@@ -175,7 +175,7 @@ impl Memory {
         }
     }
 
-    /// The bytes at an address, for copies and products. `written`: they must have been.
+    /// The bytes at an address, for copies and products. `written`: whether they must have been written.
     pub(crate) fn read(&mut self, address: u64, len: u64, written: bool, doing: &str) -> Result<&[u8], Fault> {
         let at = self.find(address, len, doing)?;
         let offset = (address - self.all[at].start) as usize;
@@ -198,7 +198,7 @@ impl Memory {
         Ok(found.slice_mut(offset, len as usize))
     }
 
-    /// Copies, and with the bytes whether they were ever written.
+    /// Copies bytes together with whether each was ever written.
     pub(crate) fn copy(&mut self, to: u64, from: u64, len: u64) -> Result<(), Fault> {
         if len == 0 {
             return Ok(());
@@ -255,7 +255,7 @@ impl Memory {
         Ok(bytes)
     }
 
-    /// A lane's write, as above.
+    /// A lane's write of as many bytes.
     #[inline]
     pub(crate) fn store(&mut self, address: u64, from: &[u8], writer: Writer) -> Result<(), Fault> {
         let len = from.len();
@@ -267,8 +267,8 @@ impl Memory {
                 *writers = vec![0; bytes.len().div_ceil(2)];
             }
             let writers = &mut writers[offset / 2..(offset + len).div_ceil(2)];
-            // Single bytes share an entry: only the same byte's writers race, and that cannot be told. Writers of the same
-            // bytes do no harm.
+            // Single bytes share an entry: only writers of the same byte race, which cannot be detected here. Writers of equal bytes are
+            // harmless.
             if len > 1
                 && bytes[offset..offset + len] != *from
                 && let Some(&other) = writers.iter().find(|&&other| writer.races(other))
@@ -316,8 +316,7 @@ impl Allocation {
     fn slice(&self, offset: usize, len: usize) -> &[u8] {
         match &self.content {
             Content::Device { bytes, .. } => &bytes[offset..offset + len],
-            // SAFETY: pinned by its owner with at least this length, and not unpinned yet; the caller of the driver may
-            // not change it now.
+            // SAFETY: pinned by its owner with at least this length, and not unpinned yet; the caller of the driver may not change it now.
             Content::Host { start, .. } => unsafe { std::slice::from_raw_parts(start.add(offset), len) },
             Content::Freed => unreachable!("freed memory is not found"),
         }

@@ -1,20 +1,20 @@
-//! The simulated device, and what is to go wrong: `TIDEMILL_GPU_STANDIN`, a list of `key=value` between commas.
+//! The simulated device, and the failures to inject: `TIDEMILL_GPU_STANDIN`, a comma-separated list of `key=value`.
 //!
 //! | key | meaning | default |
 //! |---|---|---|
 //! | `arch` | `80` or `90` | `90` |
 //! | `memory` | MiB of device memory | 4096 |
-//! | `pinned` | MiB of others' memory that may be pinned | no limit |
-//! | `register` | MiB of others' memory that one call may pin | no limit |
-//! | `seed` | of every random choice: the order of warps, blocks and streams | 1 |
+//! | `pinned` | MiB of other owners' memory that may be pinned | no limit |
+//! | `register` | MiB of other owners' memory that one call may pin | no limit |
+//! | `seed` | the seed of every random choice: the order of warps, blocks and streams | 1 |
 //! | `fail_launch` | the number of the kernel launch that fails | none |
 //! | `fail_once` | a file: of all processes with this option, only the one that creates it fails | none |
 //! | `drop` | a driver call that does nothing: `cuStreamWaitEvent`, `cuEventSynchronize`, `cuEventQuery` | none |
-//! | `driver` | the version of CUDA that the driver knows, as its function tells it | 13000 |
-//! | `cublaslt` | the version of cuBLASLt, as its function tells it | 130000 |
-//! | `refuse` | products that cuBLASLt has no algorithm for: `rows` (FP8 with a scale for each row), `rows+bias` | none |
+//! | `driver` | the version of CUDA that the driver supports, as its function reports it | 13000 |
+//! | `cublaslt` | the version of cuBLASLt, as its function reports it | 130000 |
+//! | `refuse` | products for which cuBLASLt has no algorithm: `rows` (FP8 with a scale for each row), `rows+bias` | none |
 //! | `plant` | a file of edits to kernel sources, see `api/nvrtc.rs` | none |
-//! | `trace` | `1`: every launch and copy on stderr | off |
+//! | `trace` | `1`: report every launch and copy on stderr | off |
 
 use std::sync::OnceLock;
 
@@ -40,7 +40,7 @@ const VARIABLE: &str = "TIDEMILL_GPU_STANDIN";
 /// The process's options.
 ///
 /// # Panics
-/// On a value that makes no sense: this is for tests, which should not go on.
+/// On an invalid value: this is for tests, which should not continue.
 pub(crate) fn options() -> &'static Options {
     static OPTIONS: OnceLock<Options> = OnceLock::new();
     OPTIONS.get_or_init(|| parse(&std::env::var(VARIABLE).unwrap_or_default()))

@@ -1,8 +1,8 @@
-//! Grammars to compiled ones: bounded in size and work, and kept for the next request with the same grammar.
+//! Compiles grammars, with bounds on size and work, and keeps the results for the next request with the same grammar.
 //!
 //! The bounds here are those that the compiler offers. They do not hold everywhere: intersections of expressions take time and memory that
-//! none of its limits counts. So what a client has written is compiled in a helper ([`crate::helper`]) first, and elsewhere only once that has
-//! shown what it takes.
+//! none of its limits counts. So a client's grammar is compiled in a helper ([`crate::helper`]) first, and elsewhere only once its cost is
+//! known from there.
 
 use crate::{
     helper,
@@ -22,40 +22,40 @@ use serde_json::Value;
 use std::{collections::VecDeque, fmt, sync::Arc, thread};
 use tidemill_proto::grammar::Grammar;
 
-/// Bytes of a grammar. Public schemas of more are rare, and nobody's answer needs them.
+/// The most bytes of a grammar. Larger public schemas are rare, and no answer needs them.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
-/// Texts of which an answer may be one: each begins a row of its own in the parser, which takes 2,000.
+/// The most texts of which an answer may be one: each begins a row of its own in the parser, which takes 2,000.
 pub const CHOICES_MAX: usize = 1900;
-/// Compiled grammars that are kept.
+/// The most compiled grammars that are kept.
 const KEPT_MAX: usize = 64;
-/// Bytes of their texts. What is compiled of a grammar is mostly in proportion to it.
+/// The most bytes of the kept grammars' texts, to which the compiled size is mostly proportional.
 const KEPT_BYTES_MAX: usize = 4 << 20;
-/// Compilation and its parsers recurse: a grammar of the largest size nests this deep at worst.
+/// The stack of compilation, which recurses, as do its parsers: enough for the deepest grammar of the largest size.
 const STACK_BYTES: usize = 256 << 20;
-/// Characters of what the compiler says, in an error.
+/// The most characters of the compiler's message in an error.
 const MESSAGE_MAX: usize = 500;
-/// Parts of a schema that are compiled by themselves to find the one at fault,
+/// The most parts of a schema that are compiled separately to find the one at fault.
 const TRIALS_MAX: usize = 200;
-/// and the keywords and values of all of them together.
+/// The most keywords and values of all these parts together.
 const TRIED_MAX: usize = 1 << 18;
 
-/// What a grammar may cost. None of it depends on a clock: where a grammar is refused, it is refused everywhere.
+/// The limits on a grammar's cost. None depends on a clock: a grammar that is refused is refused everywhere.
 fn limits() -> ParserLimits {
     ParserLimits {
-        // A large public schema (FHIR's) takes half of it, 10 ms.
+        // A large public schema (FHIR's) takes half of this, 10 ms.
         initial_lexer_fuel: 1_000_000,
         max_grammar_size: 200_000,
-        // 35 ms for one mask. Almost all take a hundredth of a thousandth of it.
+        // This is 35 ms for one mask. Almost all masks take 1/100,000 of it.
         step_lexer_fuel: 500_000,
         step_max_items: 100_000,
-        // One or two kilobytes each, for each sequence.
+        // Each takes one or two kilobytes, for each sequence.
         max_lexer_states: 30_000,
         verbose_errors: false,
         ..ParserLimits::default()
     }
 }
 
-/// A grammar is not taken.
+/// The reason why a grammar is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum GrammarError {
     #[error("it has {bytes} bytes, and {GRAMMAR_BYTES_MAX} is the most")]
@@ -64,7 +64,7 @@ pub enum GrammarError {
     Schema(#[from] SchemaError),
     #[error("{0}")]
     Invalid(String),
-    /// Told by whoever asked the helper, which did not live to tell it.
+    /// Returned by the caller of the helper, which was ended before it could answer.
     #[error(
         "it takes more than {} s of computing, or {} MiB of memory, to be compiled: make it smaller, with fewer expressions for one text \
          (`pattern` in `allOf`) and fewer options",
@@ -74,7 +74,7 @@ pub enum GrammarError {
     TooMuchWork,
 }
 
-/// Refuses what is too large before anybody reads it.
+/// Refuses a text that is too large, before it is parsed.
 pub fn check_size(bytes: usize) -> Result<(), GrammarError> {
     if bytes > GRAMMAR_BYTES_MAX { Err(GrammarError::TooLarge { bytes }) } else { Ok(()) }
 }
@@ -89,14 +89,14 @@ impl GrammarError {
     }
 }
 
-/// A grammar ready to be followed, and never used itself.
+/// A grammar ready for use; the prototype itself is never advanced.
 pub struct Compiled {
     prototype: Mutex<llguidance::Matcher>,
     pub(crate) width: usize,
 }
 
 impl Compiled {
-    /// A copy that shares nothing that changes.
+    /// A copy that shares no mutable state.
     pub(crate) fn fresh(&self) -> llguidance::Matcher {
         self.prototype.lock().deep_clone()
     }
@@ -112,7 +112,7 @@ impl fmt::Debug for Compiled {
 pub struct Compiler {
     factory: ParserFactory,
     width: usize,
-    /// The last used first.
+    /// The kept grammars, the last used first.
     kept: Mutex<VecDeque<(Grammar, Arc<Compiled>)>>,
 }
 
@@ -126,7 +126,7 @@ impl Compiler {
         Self { factory, width: vocabulary.width(), kept: Mutex::default() }
     }
 
-    /// Takes milliseconds, or up to a second for the worst that is allowed, unless the grammar was compiled before.
+    /// Compiles a grammar, unless it was compiled before. This takes milliseconds, or up to a second for the worst grammar allowed.
     pub fn compile(&self, grammar: &Grammar) -> Result<Arc<Compiled>, GrammarError> {
         if let Some(compiled) = self.kept(grammar) {
             return Ok(compiled);
@@ -137,7 +137,7 @@ impl Compiler {
         Ok(compiled)
     }
 
-    /// On the caller's stack, and not kept.
+    /// Compiles on the caller's stack, without keeping the result.
     pub(crate) fn compile_anew(&self, grammar: &Grammar) -> Result<Compiled, GrammarError> {
         let input = match grammar {
             Grammar::JsonSchema(text) => {
@@ -153,13 +153,13 @@ impl Compiler {
             let is_schema = matches!(grammar, Grammar::JsonSchema(_));
             return Err(GrammarError::Invalid(if is_schema { wording::of_schema(&message) } else { message }));
         }
-        // Most that would fail later fail here: a grammar without any text, or one whose first lexeme is too complex.
+        // Most grammars that would fail later fail here: those without any text, and those whose first lexeme is too complex.
         let mut trial = matcher.deep_clone();
         match trial.stop_reason() {
             StopReason::NotStopped => {
                 trial.compute_mask().map_err(|error| GrammarError::Invalid(first_mask(&error.to_string())))?;
             }
-            // Nothing, or nothing but the end, may follow: an answer without text.
+            // Nothing may follow but the end, so the answer is an empty text.
             StopReason::EndOfSentence | StopReason::NoExtension | StopReason::NoExtensionBias => {}
             failed => return Err(GrammarError::Invalid(failed.to_string())),
         }
@@ -201,7 +201,7 @@ pub fn json_schema(schema: &Value, terms: impl Into<Terms>) -> Result<Grammar, G
     on_deep_stack(|| json_schema_here(schema, terms, None))
 }
 
-/// The same on the caller's stack, of a schema that is not too large. With a `compiler`, it compiles for that vocabulary, too.
+/// As [`json_schema`], on the caller's stack, for a schema that is not too large. With a `compiler`, also compiles for that vocabulary.
 pub(crate) fn json_schema_here(schema: &Value, terms: Terms, compiler: Option<&Compiler>) -> Result<Grammar, GrammarError> {
     let prepared = schema::prepare(schema, terms)?;
     let text = prepared.document().to_string();
@@ -217,7 +217,7 @@ pub(crate) fn json_schema_here(schema: &Value, terms: Terms, compiler: Option<&C
     }
 }
 
-/// Whether a schema compiles by itself, without a vocabulary.
+/// Checks that a schema compiles by itself, without a vocabulary.
 fn try_schema(schema: Value) -> Result<(), String> {
     let builder = GrammarBuilder::new(None, limits());
     let outcome = JsonCompileOptions::default().json_to_llg_with_overrides(builder, schema);
@@ -229,7 +229,7 @@ pub(crate) fn is_unsatisfiable(schema: Value) -> bool {
     try_schema(schema).is_err_and(|problem| wording::is_unsatisfiable(&problem))
 }
 
-/// The smallest part of a schema that fails as the whole does, as far as some trials can tell. One part is cut out at a time.
+/// The smallest part of a schema that fails like the whole, as far as some trials can tell. Parts are tried one at a time.
 fn fault(prepared: &Prepared, problem: String) -> SchemaError {
     let mut found = SchemaError { path: String::new(), problem };
     let mut left = TRIED_MAX;
@@ -242,7 +242,7 @@ fn fault(prepared: &Prepared, problem: String) -> SchemaError {
         if part.is_boolean() {
             continue;
         }
-        // An option without a value is no fault, unless the whole has none.
+        // An option that no value matches is no fault, unless the whole schema has none.
         if let Err(problem) = try_schema(part)
             && wording::is_unsatisfiable(&problem) == wording::is_unsatisfiable(&found.problem)
         {
@@ -254,7 +254,7 @@ fn fault(prepared: &Prepared, problem: String) -> SchemaError {
     found
 }
 
-/// An expression matches the whole text, with or without the anchors that say so.
+/// The expression without redundant anchors: an expression matches the whole text, with or without them.
 pub(crate) fn whole(expression: &str) -> &str {
     let rest = expression.strip_prefix('^').unwrap_or(expression);
     match rest.strip_suffix('$') {
@@ -264,7 +264,7 @@ pub(crate) fn whole(expression: &str) -> &str {
     }
 }
 
-/// `^a|b$` is not `a|b`: there each anchor belongs to one alternative.
+/// Whether an expression has alternatives at its top level: `^a|b$` is not `a|b`, as each anchor belongs to one alternative.
 fn has_top_level_choice(expression: &str) -> bool {
     let (mut depth, mut in_class, mut escaped) = (0i32, false, false);
     for c in expression.chars() {
@@ -294,7 +294,7 @@ fn first_mask(error: &str) -> String {
     if message == StopReason::NoExtensionBias.to_string() { "no text follows it".to_owned() } else { message }
 }
 
-/// Runs `work` with room for deep recursion. The caller waits: this is a stack, not a second thread of work.
+/// Runs `work` with a stack for deep recursion. The caller waits, so this adds no parallel work.
 fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn_scoped(scope, work);

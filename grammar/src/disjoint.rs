@@ -1,18 +1,19 @@
-//! When no value can match two schemas at once. `oneOf` of such schemas is `anyOf`, which is all that a grammar can say.
+//! Proves that no value can match two schemas at once. `oneOf` of such schemas is `anyOf`, which is the only form that a grammar can
+//! express.
 //!
-//! Schemas that refer to each other can be compared in exponentially many ways: each comparison has a budget of steps, and so have all
-//! comparisons of one document together. Where it is used up, nothing is proven.
+//! Schemas that refer to each other can be compared in exponentially many ways, so each comparison has a budget of steps, and so have all
+//! comparisons of one document together. If it is used up, nothing is proven.
 
 use serde_json::{Map, Value};
 use std::{cell::Cell, collections::HashSet};
 
-/// References followed, one in another, before giving up.
+/// The most nested references that are followed.
 const DEPTH_MAX: usize = 16;
-/// Steps of one comparison. Options of public schemas take some dozens.
+/// The most steps of one comparison. Options of public schemas take some dozens.
 const STEPS_MAX: usize = 4096;
-/// Steps of all comparisons of one document: as many as 300 options take that are each told apart by a property.
+/// The most steps of all comparisons of one document: enough for 300 options that each differ in a property.
 const STEPS_OF_DOCUMENT_MAX: usize = 1 << 19;
-/// A reference takes a step for each so many bytes: looking it up reads all of it.
+/// A reference takes one step per this many bytes, as looking it up reads all of it.
 const REFERENCE_BYTES_PER_STEP: usize = 64;
 
 /// The steps that are left for a document.
@@ -25,7 +26,7 @@ impl Default for Budget {
     }
 }
 
-/// Whether no value matches both. `false` says nothing. `resolve` finds the schema that a reference names.
+/// Whether it is proven that no value matches both; `false` proves nothing. `resolve` finds the schema that a reference names.
 pub(crate) fn disjoint<'a>(a: &'a Value, b: &'a Value, resolve: &impl Fn(&str) -> Option<&'a Value>, budget: &Budget) -> bool {
     let steps = Cell::new(STEPS_MAX.min(budget.0.get()));
     let before = steps.get();
@@ -34,14 +35,14 @@ pub(crate) fn disjoint<'a>(a: &'a Value, b: &'a Value, resolve: &impl Fn(&str) -
     proven
 }
 
-/// Two schemas that are compared.
+/// The comparison of two schemas.
 struct Comparison<'c, R> {
     resolve: &'c R,
     steps: &'c Cell<usize>,
 }
 
 impl<'a, R: Fn(&str) -> Option<&'a Value>> Comparison<'_, R> {
-    /// `false`: there are not so many steps left.
+    /// Takes `steps` from the budget. Returns `false` if fewer are left.
     fn take(&self, steps: usize) -> bool {
         let left = self.steps.get().checked_sub(steps);
         self.steps.set(left.unwrap_or(0));
@@ -89,11 +90,11 @@ impl<'a, R: Fn(&str) -> Option<&'a Value>> Comparison<'_, R> {
             return false;
         }
         let a: HashSet<Scalar<'_>> = a.iter().map(Scalar::of).collect();
-        // Lists and objects may be equal to one another, whatever they look like: they are one value here.
+        // Lists and objects count as one value here, as they may be equal regardless of how they are written.
         b.iter().all(|value| !a.contains(&Scalar::of(value)))
     }
 
-    /// A property that one requires and that no value can satisfy for both.
+    /// Whether one schema requires a property that no value can satisfy for both.
     fn differ_in_a_property(
         &self,
         a: &'a Map<String, Value>,
@@ -162,12 +163,12 @@ fn values(schema: &Map<String, Value>) -> Option<&[Value]> {
     }
 }
 
-/// A value as far as it is surely another one.
+/// A value in a form that differs only if the values surely differ.
 #[derive(PartialEq, Eq, Hash)]
 enum Scalar<'a> {
     Null,
     Bool(bool),
-    /// Numbers are equal whichever way they are written.
+    /// The number's bits: numbers are equal regardless of how they are written.
     Number(u64),
     String(&'a str),
     List,
@@ -179,7 +180,7 @@ impl<'a> Scalar<'a> {
         match value {
             Value::Null => Self::Null,
             Value::Bool(value) => Self::Bool(*value),
-            // Adding zero makes the negative zero the other one.
+            // Adding zero turns the negative zero into the positive one.
             Value::Number(number) => Self::Number((number.as_f64().unwrap_or(f64::NAN) + 0.0).to_bits()),
             Value::String(text) => Self::String(text),
             Value::Array(_) => Self::List,
@@ -230,7 +231,7 @@ mod tests {
         }
     }
 
-    /// Each comparison of two of these is one of everything within them: without a budget, (1 + √k)^16 of them.
+    /// Each comparison of two of these compares everything within them: without a budget, (1 + √k)^16 comparisons.
     #[test]
     fn schemas_that_are_compared_in_endlessly_many_ways_are_given_up() {
         for width in [1, 2, 3, 4, 20, 10_000] {

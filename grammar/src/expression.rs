@@ -1,11 +1,11 @@
-//! Expressions of JSON Schema (ECMA-262) as the compiler takes them: look-around is rewritten without it, and complements and
-//! intersections become expressions of their own.
+//! Expressions of JSON Schema (ECMA-262) in the form that the compiler accepts: look-around is rewritten without it, and complements and
+//! intersections become ordinary expressions.
 //!
-//! The compiler has no look-around. A look-ahead says something of all that follows, so it is an intersection of languages, and a
-//! negative one a difference: `parse` finds them, [`automaton`] computes the language, and `print` writes it as an expression again. A
-//! pattern that begins with look-aheads becomes several patterns that all hold, which the compiler intersects itself, at less cost.
+//! The compiler has no look-around. A look-ahead constrains the rest of the text, so it is an intersection of languages, and a negative one
+//! a difference: `parse` finds them, [`automaton`] computes the language, and `print` writes it as an expression again. A pattern that
+//! begins with look-aheads becomes several patterns that all hold, which the compiler intersects itself, at a lower cost.
 //!
-//! Automata can be exponentially larger than their expressions: all of it is paid from the [`Work`] of one document.
+//! Automata can be exponentially larger than their expressions, so all work is paid from the [`Work`] of one document.
 
 mod automaton;
 mod parse;
@@ -37,7 +37,7 @@ impl Default for Work {
 }
 
 impl Work {
-    /// Takes `transitions` from what is left, or returns `None` where less is left.
+    /// Takes `transitions` from the rest, or returns `None` if less is left.
     fn pay(&mut self, transitions: usize) -> Option<()> {
         let left = self.left.checked_sub(transitions);
         self.left = left.unwrap_or(0);
@@ -45,13 +45,13 @@ impl Work {
     }
 }
 
-/// Whether an expression looks around, so that the compiler would refuse it.
+/// Whether an expression has look-around, which the compiler would refuse.
 pub(crate) fn looks_around(pattern: &str) -> bool {
     ["(?=", "(?!", "(?<=", "(?<!"].iter().any(|mark| pattern.contains(mark))
 }
 
-/// Returns patterns without look-around that all hold exactly where `pattern` does, or `None` where it takes too much work, looks behind,
-/// or looks around in a part that repeats without end.
+/// Returns patterns without look-around that all hold exactly where `pattern` does, or `None` if it takes too much work, looks behind, or
+/// looks around in a part that repeats without bound.
 pub(crate) fn without_look_around(pattern: &str, work: &mut Work) -> Option<Vec<String>> {
     let root = parse::parse(pattern).filter(|_| pattern.len() <= EXPRESSION_BYTES_MAX)?;
     let Node::Concat(parts) = &root else { return Some(vec![rewritten(&root, work)?]) };
@@ -74,7 +74,7 @@ pub(crate) fn without_look_around(pattern: &str, work: &mut Work) -> Option<Vec<
     Some(patterns)
 }
 
-/// Returns a pattern that holds where none of `patterns` does, or `None` where it takes too much work.
+/// Returns a pattern that holds where none of `patterns` does, or `None` if it takes too much work.
 pub(crate) fn none_of(patterns: &[String], work: &mut Work) -> Option<String> {
     let nodes = parsed(patterns)?;
     let mut languages = Languages::of(nodes.iter(), work)?;
@@ -86,7 +86,7 @@ pub(crate) fn none_of(patterns: &[String], work: &mut Work) -> Option<String> {
     print::pattern(&all, &languages.alphabet)
 }
 
-/// Returns a pattern that holds where all of `patterns` do, or `None` where it takes too much work.
+/// Returns a pattern that holds where all of `patterns` do, or `None` if it takes too much work.
 pub(crate) fn all_of(patterns: &[String], work: &mut Work) -> Option<String> {
     let nodes = parsed(patterns)?;
     let mut languages = Languages::of(nodes.iter(), work)?;
@@ -138,7 +138,7 @@ impl<'w> Languages<'w> {
         nodes.for_each(|node| node.plain(&mut texts));
         let mut plain = HashMap::new();
         for text in texts {
-            // As the compiler reads patterns.
+            // This is how the compiler reads patterns.
             plain.insert(text.to_owned(), regex_syntax::parse(&regex_to_lark(text, "dw")).ok()?);
         }
         let alphabet = Alphabet::of(plain.values(), work)?;
@@ -166,7 +166,7 @@ impl<'w> Languages<'w> {
         self.either(&first, &later)
     }
 
-    /// Returns the language of all texts that begin with a match of `node` and go on with a text of `rest`.
+    /// Returns the language of all texts that begin with a match of `node` and continue with a text of `rest`.
     fn followed(&mut self, node: &Node, rest: &Dfa, at: Position) -> Option<Dfa> {
         match node {
             Node::Plain(text) => rest.after(&self.plain[text], &self.alphabet, self.work),
@@ -196,7 +196,7 @@ impl<'w> Languages<'w> {
             }
             Node::Repeat { inner, least, most } => {
                 let most = most.filter(|most| *most <= UNROLLED_MAX && least <= most)?;
-                // Later turns begin where the ones before have ended.
+                // Later repetitions begin where the earlier ones have ended.
                 let at = if most > 1 && at == Position::Start { Position::Unknown } else { at };
                 let mut language = rest.clone();
                 for turn in (0..most).rev() {

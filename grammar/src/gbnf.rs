@@ -1,12 +1,12 @@
-//! llama.cpp's grammars (GBNF) to Lark.
+//! Converts llama.cpp's grammars (GBNF) to Lark.
 //!
 //! ```text
 //!   root  ::= "yes" | list          start: "yes" | list
 //!   list  ::= [a-z]+ ("," list)?    list: /[a-z]/+ ("," list)?
 //! ```
 //!
-//! A literal is one lexeme, and so is one character of a class. Where two lexemes fit the same text, the longer one is read, so an
-//! ambiguous grammar may allow less than it does elsewhere, and never more.
+//! A literal is one lexeme, and so is one character of a class. If two lexemes fit the same text, the longer one is read, so an ambiguous
+//! grammar may allow less than it does in llama.cpp, and never more.
 
 use crate::lark;
 use std::{
@@ -16,12 +16,12 @@ use std::{
     str::CharIndices,
 };
 
-/// Parentheses in parentheses.
+/// The most nested parentheses.
 const DEPTH_MAX: usize = 200;
-/// Repetitions of one item, each of the one before. Each is written around all that is before it.
+/// The most repetitions of one item, each applied to the previous one. Each encloses everything before it.
 const REPEATED_MAX: usize = 16;
 
-/// What is wrong with a grammar, and where.
+/// An error in a grammar, and its line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct GbnfError {
@@ -37,7 +37,7 @@ pub fn is_gbnf(grammar: &str) -> bool {
     })
 }
 
-/// The same language in Lark.
+/// Returns the same language in Lark.
 pub fn to_lark(grammar: &str) -> Result<String, GbnfError> {
     let tokens = tokens(grammar)?;
     let mut parser = Parser { tokens: &tokens, at: 0, names: HashMap::new(), defined: HashSet::new(), used: Vec::new() };
@@ -62,7 +62,7 @@ enum Token {
     /// An expression for one character.
     Class(String),
     Mark(char),
-    /// At least, at most.
+    /// The least and the most repetitions.
     Times(u32, Option<u32>),
 }
 
@@ -172,7 +172,7 @@ fn escape(chars: &mut Chars<'_>) -> Result<char, String> {
     code.ok_or_else(|| format!("`\\{c}` needs {digits} hexadecimal digits of a character"))
 }
 
-/// `3}`, `3,}` or `3,5}`.
+/// Parses `3}`, `3,}` or `3,5}`.
 fn times(chars: &mut Chars<'_>) -> Result<Token, String> {
     let inner: String = std::iter::from_fn(|| chars.next_if(|&(_, c)| c != '}' && c != '\n')).map(|(_, c)| c).collect();
     let wrong = || format!("`{{{inner}}}` is no number of times");
@@ -209,7 +209,7 @@ impl Parser<'_> {
         Err(GbnfError { line, problem: problem.into() })
     }
 
-    /// A rule ends where the next begins.
+    /// Whether the next rule begins here, which ends this one.
     fn begins_rule(&self) -> bool {
         matches!(self.tokens.get(self.at..self.at + 2), Some([(Token::Name(_), _), (Token::Defines, _)]))
     }
@@ -297,7 +297,7 @@ impl Parser<'_> {
         self.fail(format!("more than {REPEATED_MAX} repetitions follow one item"))
     }
 
-    /// Lark's rules are in lower case, and begin at `start`.
+    /// The rule's name in Lark, where rules are in lower case, and the first is `start`.
     fn name(&mut self, name: &str) -> String {
         if name == "root" {
             return "start".into();
@@ -348,7 +348,7 @@ mod tests {
         assert!(to_lark(&deep).unwrap_err().problem.contains("lie in each other"));
     }
 
-    /// What was compared with each rule before it took seconds, and what was written again for each mark, gigabytes.
+    /// Comparing with each rule before took seconds, and writing everything again for each mark took gigabytes.
     #[test]
     fn many_rules_are_taken_as_quickly_as_few() {
         let rules: String = (0..16_000).map(|i| format!("r{i} ::= \"a\" r{}\n", i + 1)).collect();

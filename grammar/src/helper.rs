@@ -1,17 +1,17 @@
-//! A process that compiles what clients have written, so that nothing they write costs more than a process may: the compiler's own limits
-//! do not bound all of its work, and a thread cannot be stopped.
+//! A process that compiles clients' grammars, so that none costs more than the process may use: the compiler's own limits do not bound all
+//! of its work, and a thread cannot be stopped.
 //!
 //! ```text
 //!   coordinator ── control (a socket for each session) ──► helper: reads the vocabularies once, and computes nothing
-//!        │                                                    │ fork: the vocabularies are there, shared
+//!        │                                                    │ fork: the vocabularies are shared
 //!        └──────────── session: questions, answers ─────► child: limits of CPU time, memory and wall time
 //! ```
 //!
-//! - [`handle`]: the coordinator's end; `process`: the helper and its children; `wire`: what is between them
+//! - [`handle`]: the coordinator's side; `process`: the helper and its children; `wire`: the protocol between them
 //!
-//! The kernel ends a child at its limits, and the coordinator sees its session end without an answer: what was asked takes too much. The
-//! next session has a new child. An answer is a verdict: what has passed takes no more than the limits wherever it is compiled, because
-//! compiling is a function of the grammar and the vocabulary.
+//! The kernel ends a child at its limits, and the coordinator sees its session end without an answer, which means that the question takes
+//! too much. The next session has a new child. An answer is a verdict: a grammar that has passed stays within the limits wherever it is
+//! compiled, as compiling is a function of the grammar and the vocabulary.
 
 pub mod handle;
 mod process;
@@ -27,28 +27,28 @@ use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, time::Duration};
 use tidemill_proto::grammar::Grammar;
 
-/// CPU time of a session, and of all sessions of one request.
+/// The CPU time of a session, and of all sessions of one request.
 pub const CPU_S: u64 = 1;
 pub const CPU_MAX: Duration = Duration::from_secs(CPU_S);
-/// Memory of a session, beyond the vocabularies: a heap and a stack.
+/// The memory of a session in addition to the vocabularies: a heap and a stack.
 pub const MEMORY_BYTES: usize = 256 << 20;
-/// The first argument of a program that shall be the helper.
+/// The first argument that makes a program the helper.
 pub const ARGUMENT: &str = "grammar-helper";
 
 /// A model whose grammars are compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Model {
     pub tokenizer: PathBuf,
-    /// Entries of a row of logits.
+    /// The number of entries in a row of logits.
     pub width: usize,
 }
 
-/// What a client has written, and what is to be known of it. Models are numbers in the helper's list.
+/// A client's schema or grammar, and the question about it. Models are indices in the helper's list.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Question {
-    /// How the compiler takes this schema, and whether it compiles: for a model's vocabulary, or alone, as a part of a larger grammar.
+    /// Asks how the compiler accepts a schema, and whether it compiles: for a model's vocabulary, or alone as a part of a larger grammar.
     Schema { schema: String, terms: Terms, model: Option<usize> },
-    /// Whether this grammar compiles.
+    /// Asks whether this grammar compiles.
     Grammar { grammar: Grammar, model: usize },
 }
 
@@ -67,7 +67,8 @@ impl Question {
         })
     }
 
-    /// Answers the question in this process, without limits but the compiler's own. The text is the rewritten schema's; a grammar has none.
+    /// Answers the question in this process, without limits but the compiler's own. The answer is the rewritten schema; for a grammar it is
+    /// empty.
     pub fn answer(&self, compilers: &[Compiler]) -> Result<String, GrammarError> {
         self.check_size()?;
         let compiler = |model: usize| compilers.get(model).ok_or_else(|| GrammarError::Invalid(format!("there is no model {model}")));

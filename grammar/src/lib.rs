@@ -1,16 +1,16 @@
 //! Constrained decoding: from a client's schema, expression or grammar to the set of tokens that may be drawn next.
 //!
-//! - [`schema`]: a client's JSON Schema, checked and rewritten to what the compiler takes; `disjoint`: when `oneOf` is `anyOf`;
-//!   `expression`: patterns without look-around; `wording`: what the compiler says, in words of schemas
+//! - [`schema`]: a client's JSON Schema, checked and rewritten for the compiler; `disjoint`: proofs that `oneOf` is `anyOf`;
+//!   `expression`: patterns without look-around; `wording`: the compiler's messages, in terms of schemas
 //! - [`gbnf`]: llama.cpp's grammars to Lark; [`lark`]: pieces of Lark
 //! - [`vocabulary`]: the bytes of each token, and their trie
 //! - [`compiler`]: grammars to compiled ones, bounded and cached
 //! - [`matcher`]: one sequence on its way through a grammar
-//! - [`helper`]: a process in which what clients have written is compiled first, with limits that hold
+//! - [`helper`]: a process that compiles clients' grammars first, under strict limits
 //!
-//! No clock and no entropy but in the helper. A mask is a function of the grammar and the tokens so far: a [`Matcher`] starts as a copy
-//! of a compiled grammar that was never used, and does the same work in the same order wherever a sequence goes on, so even where it
-//! fails, it fails everywhere. The parser is [llguidance](https://github.com/guidance-ai/llguidance).
+//! There is no clock and no entropy except in the helper. A mask is a function of the grammar and the tokens so far: a [`Matcher`] starts
+//! as an unused copy of a compiled grammar, and does the same work in the same order wherever a sequence continues, so even a failure is
+//! the same everywhere. The parser is [llguidance](https://github.com/guidance-ai/llguidance).
 
 pub mod compiler;
 mod disjoint;

@@ -59,8 +59,7 @@ impl Matcher {
         if self.end_tokens.contains(&token) {
             return Ok(());
         }
-        let strayed = |error: String| MatchError::Strayed { token, reason: first_line(&error) };
-        self.inner.consume_token(token).map_err(|error| strayed(error.to_string()))
+        self.inner.consume_token(token).map_err(|error| refusal(token, first_line(&error.to_string())))
     }
 
     /// The grammar is complete.
@@ -78,6 +77,12 @@ impl Matcher {
             MatchError::TooComplex(message)
         }
     }
+}
+
+/// The reason why `token` was not taken. A mask looks at tokens under a budget for all of them, and the parser's rows have a limit of their
+/// own: the way on from an allowed token may be too much work. Only llguidance's words tell that from a token that was not allowed.
+fn refusal(token: Token, reason: String) -> MatchError {
+    if reason.contains("Current row has") { MatchError::TooComplex(reason) } else { MatchError::Strayed { token, reason } }
 }
 
 /// What llguidance says, without its dump of the state.

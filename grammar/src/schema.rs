@@ -1,17 +1,17 @@
-//! A client's JSON Schema, checked part by part and rewritten to what the compiler takes.
+//! A client's JSON Schema, checked part by part and rewritten for the compiler.
 //!
-//! What is a constraint and cannot be kept is refused, with its path. What constrains nothing (titles, unknown keywords, formats that no
-//! draft defines) is left out. References may be pointers, anchors or ids within the schema; what they name moves to `$defs` under plain
+//! A constraint that cannot be kept is refused, with its path. Keywords that constrain nothing (titles, unknown keywords, formats that no
+//! draft defines) are left out. References may be pointers, anchors or ids within the schema; their targets move to `$defs` under plain
 //! names. Keywords that the compiler lacks are rewritten with those that it has:
 //!
-//! - `conditions`: `if`, `dependent…`, `contains`, `oneOf` as choices between schemas; `negation`: `not`, and what the others need of it
+//! - `conditions`: `if`, `dependent…`, `contains`, `oneOf` as choices between schemas; `negation`: `not`, and negations for the others
 //! - `values`: schemas with few values, and lists without repetition made of them; `names`: `propertyNames`
-//! - `formats`: those that are patterns, and those that a pattern contradicts
-//! - `merged`: how many expressions meet at one text
+//! - `formats`: formats that are patterns, and formats that a pattern contradicts
+//! - `merged`: the number of expressions that apply to one text
 //!
-//! Some constraints can only be relaxed: they are refused where the client is strict, and left to the model elsewhere.
+//! Some constraints can only be relaxed: they are refused if the client is strict, and otherwise left to the model.
 //!
-//! A schema may refer to itself many times over, so all of this has a budget: how much is rewritten, compared, and how deep it lies.
+//! A schema may refer to itself many times over, so all of this is bounded: the rewriting, the comparisons, and the depth.
 
 mod conditions;
 mod formats;
@@ -29,23 +29,23 @@ use std::{
     fmt::Write,
 };
 
-/// Distinct references.
+/// The most distinct references.
 const REFERENCES_MAX: usize = 2000;
-/// Anchors and ids.
+/// The most anchors and ids.
 const ANCHORS_MAX: usize = 2000;
-/// Bytes of the way to a part of a schema. A schema may be in another 64 times, so at that depth its names have 20 letters.
+/// The most bytes of the path to a part of a schema. Schemas may nest 64 times, so at that depth their names have 20 letters.
 const PLACE_BYTES_MAX: usize = 2048;
-/// Keywords and values that are rewritten: twice as many as a schema of 256 KiB can have. What is referred to is rewritten by itself, so
-/// references to parts within parts make more of a schema than it has.
+/// The most keywords and values that are rewritten: twice as many as a schema of 256 KiB can have. The target of a reference is rewritten
+/// separately, so references to parts within parts multiply a schema.
 const REWRITTEN_MAX: usize = 1 << 18;
-/// Integers beyond this are not themselves once they are read as floating-point numbers, which is what most readers of JSON do.
+/// The bound of integers that are exact as floating-point numbers, as which most readers of JSON read them.
 const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// One part of a schema is at fault.
+/// An error in one part of a schema.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{problem}")]
 pub struct SchemaError {
-    /// `.properties.tags.items`; empty for the whole.
+    /// The path of the part, such as `.properties.tags.items`; empty for the whole.
     pub path: String,
     pub problem: String,
 }
@@ -53,8 +53,8 @@ pub struct SchemaError {
 /// White space between the lexemes of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Whitespace {
-    /// A space, or a line break with indentation, as people write JSON. Endless white space is a known way for models to lose themselves,
-    /// so there is no more of it.
+    /// A space, or a line break with indentation, as people write JSON. Models are known to get lost in endless white space, so no more
+    /// than that is allowed.
     #[default]
     Some,
     None,
@@ -74,16 +74,16 @@ impl From<Whitespace> for Terms {
     }
 }
 
-/// At most this much at one place.
+/// The white space that is allowed at one place.
 const WHITESPACE: &str = r"( |\r?\n[ \t]{0,40})";
 
-/// A schema rewritten.
+/// A rewritten schema.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     document: Value,
-    /// Where each definition was, by its new name.
+    /// The original place of each definition, by its new name.
     origins: BTreeMap<String, String>,
-    /// The client's places of the parts that the rewriting has made or moved.
+    /// The client's places of the parts that the rewriting has created or moved.
     moved: BTreeMap<String, String>,
 }
 
@@ -92,7 +92,7 @@ impl Prepared {
         &self.document
     }
 
-    /// The places of the parts of the schema at `place`, pointers into the document like it. What can never be at fault is left out.
+    /// The places of the parts of the schema at `place`, pointers into the document like it. Parts that can never be at fault are left out.
     pub(crate) fn parts(&self, place: &str) -> Vec<String> {
         let Some(schema) = self.document.pointer(place).and_then(Value::as_object) else { return Vec::new() };
         let mut places = Vec::new();
@@ -119,7 +119,7 @@ impl Prepared {
         places
     }
 
-    /// A part as a document of its own, with the definitions that it needs, and the keywords and values that these are.
+    /// A part as a document of its own, with the definitions that it needs, and its number of keywords and values.
     pub(crate) fn alone(&self, place: &str) -> (Value, usize) {
         let mut part = self.document.pointer(place).cloned().unwrap_or(Value::Bool(true));
         let mut size = size(&part);
@@ -150,7 +150,7 @@ impl Prepared {
         path_of(&self.unmoved(place))
     }
 
-    /// Translates a place that may lie in a part made or moved by the rewriting to the client's.
+    /// Translates a place that may lie in a part created or moved by the rewriting to the client's.
     fn unmoved(&self, place: &str) -> String {
         let mut client = String::new();
         for part in place.split('/').skip(1) {
@@ -158,7 +158,7 @@ impl Prepared {
             client.push_str(part);
             if let Some(moved) = self.moved.get(&client) {
                 client.clone_from(moved);
-                // What was made of a keyword has no places of the client's within it, as a member of a list that was moved has.
+                // A part created from a keyword has no places of the client's within it; a member of a list that was moved has.
                 if moved.rsplit('/').next().is_none_or(|last| last.parse::<usize>().is_err()) {
                     break;
                 }
@@ -168,12 +168,12 @@ impl Prepared {
     }
 }
 
-/// Whether any value fits, or all of some types, so that it compiles.
+/// Whether any value matches, or all values of some types, so that the schema surely compiles.
 fn is_faultless(schema: &Value) -> bool {
     schema.as_object().is_some_and(|schema| schema.keys().all(|key| key == "type")) || schema.is_boolean()
 }
 
-/// Keywords and values that a schema is made of.
+/// The number of keywords and values in a schema.
 fn size(value: &Value) -> usize {
     match value {
         Value::Array(list) => 1 + list.iter().map(size).sum::<usize>(),
@@ -182,7 +182,7 @@ fn size(value: &Value) -> usize {
     }
 }
 
-/// The names of the definitions that a rewritten schema refers to. What looks like a reference in its values is one too many, at worst.
+/// The names of the definitions that a rewritten schema refers to. At worst, a value that looks like a reference adds one too many.
 fn references(value: &Value, names: &mut Vec<String>) {
     match value {
         Value::Array(list) => list.iter().for_each(|value| references(value, names)),
@@ -198,7 +198,7 @@ fn references(value: &Value, names: &mut Vec<String>) {
     }
 }
 
-/// What a keyword's value is made of.
+/// The kind of a keyword's value.
 enum Part {
     Schema,
     Schemas,
@@ -215,7 +215,7 @@ fn part_of(keyword: &str) -> Part {
     }
 }
 
-/// Rewrites a schema, or says which part of it cannot be kept.
+/// Rewrites a schema, or returns the part of it that cannot be kept.
 pub(crate) fn prepare(schema: &Value, terms: Terms) -> Result<Prepared, SchemaError> {
     let mut preparer = Preparer {
         root: schema,
@@ -266,27 +266,27 @@ pub(crate) fn prepare(schema: &Value, terms: Terms) -> Result<Prepared, SchemaEr
 
 struct Preparer<'a> {
     root: &'a Value,
-    /// Places that have a name of their own: `#anchor`, or an id.
+    /// Places with a name of their own: `#anchor`, or an id.
     anchors: BTreeMap<String, String>,
     /// New names of the places that are referred to.
     names: HashMap<String, String>,
-    /// Those that have yet to be rewritten.
+    /// Places that have yet to be rewritten.
     waiting: BTreeSet<String>,
     taken: HashSet<String>,
-    /// The last number that was put behind a name which was taken.
+    /// The last number that was appended to each name that was taken.
     numbers: HashMap<String, usize>,
     comparisons: Budget,
     /// Keywords and values that may still be rewritten.
     left: usize,
     strict: bool,
     work: expression::Work,
-    /// The patterns that take the place of one with look-around.
+    /// The patterns that replace one with look-around.
     patterns: HashMap<String, Option<Vec<String>>>,
-    /// The client's places of the parts that are made or moved.
+    /// The client's places of the parts that are created or moved.
     moved: BTreeMap<String, String>,
 }
 
-/// The schemas made of a schema's keywords that apply beside it, each with its keyword.
+/// The schemas created from a schema's keywords that apply beside it, each with its keyword.
 type Extra<'a> = Vec<(&'a str, Value)>;
 
 impl<'a> Preparer<'a> {
@@ -366,7 +366,7 @@ impl<'a> Preparer<'a> {
         Ok(name)
     }
 
-    /// Pays for so many keywords and values.
+    /// Pays for `rewritten` keywords and values.
     fn pay(&mut self, rewritten: usize, at: &str) -> Result<(), SchemaError> {
         let too_many = || SchemaError {
             path: path_of(at),
@@ -376,7 +376,7 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// The schema at `at`, rewritten.
+    /// Rewrites the schema at `at`.
     fn schema(&mut self, schema: &'a Value, at: &str) -> Result<Value, SchemaError> {
         let object = match schema {
             Value::Bool(_) => return Ok(schema.clone()),
@@ -514,13 +514,13 @@ impl<'a> Preparer<'a> {
                         return Ok(());
                     }
                     "contains" => return self.contains(object, value, &inner, at, extra),
-                    // They are looked at with what they belong to.
+                    // These are handled with the keywords that they belong to.
                     "if" | "then" | "else" | "minContains" | "maxContains" => return Ok(()),
                     "dependencies" | "dependentRequired" | "dependentSchemas" => {
                         return self.dependent(object, key, value, &inner, at, extra);
                     }
                     "unevaluatedProperties" | "unevaluatedItems" if is_anything(value) => return Ok(()),
-                    // Without other schemas in the same place, all that is not named is unevaluated.
+                    // Without other schemas for the same value, all properties that are not named are unevaluated.
                     "unevaluatedProperties" if !APPLIED.iter().any(|key| has(key)) && !has("additionalProperties") => {
                         new.insert("additionalProperties".into(), self.schema(value, &inner)?);
                         return Ok(());
@@ -534,7 +534,7 @@ impl<'a> Preparer<'a> {
                 },
             },
         };
-        // `anyOf` may be there already, made of `oneOf`.
+        // `anyOf` may already exist, created from `oneOf`.
         match new.contains_key(key) {
             true => drop(push_all_of(new, json!({key: kept}))),
             false => drop(new.insert(key.to_owned(), kept)),
@@ -542,7 +542,7 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Returns patterns without look-around that say the same as `pattern` together.
+    /// Returns patterns without look-around that together are equivalent to `pattern`.
     fn patterns(&mut self, pattern: &str) -> Option<Vec<String>> {
         if !expression::looks_around(pattern) {
             return Some(vec![pattern.to_owned()]);
@@ -566,7 +566,7 @@ impl<'a> Preparer<'a> {
     }
 }
 
-/// Characters of the path to a part that lies too deep.
+/// The most characters shown of the path to a part that is nested too deeply.
 const PATH_SHOWN_MAX: usize = 200;
 
 /// The most references followed one from another.
@@ -577,7 +577,7 @@ const LOOKS_AROUND: &str = "its look-around (`(?=…)`, `(?!…)`, `(?<…)`) co
 /// Keywords that apply other schemas to the same value.
 const APPLIED: [&str; 5] = ["allOf", "anyOf", "oneOf", "$ref", "if"];
 
-/// Adds a schema to `allOf`, and returns its number there.
+/// Adds a schema to `allOf`, and returns its index there.
 fn push_all_of(schema: &mut Map<String, Value>, part: Value) -> usize {
     let all = schema.entry("allOf").or_insert_with(|| json!([]));
     let all = all.as_array_mut().expect("`allOf` was rewritten as a list");
@@ -585,7 +585,7 @@ fn push_all_of(schema: &mut Map<String, Value>, part: Value) -> usize {
     all.len() - 1
 }
 
-/// Gives a part made for a schema that schema's type, so that the compiler has fewer types to tell apart.
+/// Restricts a part created for a schema to that schema's type, so that the compiler has fewer types to distinguish.
 fn typed(object: &Map<String, Value>, mut part: Value) -> Value {
     if let (Some(kind @ Value::String(_)), Some(part)) = (object.get("type"), part.as_object_mut())
         && !part.contains_key("type")
@@ -599,9 +599,9 @@ fn typed(object: &Map<String, Value>, mut part: Value) -> Value {
     part
 }
 
-/// Keywords of one schema that cannot be kept together.
+/// Checks for keywords of one schema that cannot be kept together.
 fn check_together(object: &Map<String, Value>, new: &Map<String, Value>, at: &str) -> Result<(), SchemaError> {
-    // An object may repeat a name that is not listed, and readers count it once.
+    // An object may repeat a name that is not listed, which readers count once.
     let required = new.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
     if new.get("minProperties").and_then(count).is_some_and(|min| min > required + 1) {
         let problem = "`minProperties` is not supported beyond one more than the required properties";
@@ -614,7 +614,7 @@ fn check_together(object: &Map<String, Value>, new: &Map<String, Value>, at: &st
             return Err(refused(at, low, format!("`{low}` is {min}, more than `{high}`, which is {max}")));
         }
     }
-    // A list of schemas that `items` would follow, in the words of another draft.
+    // This is a list of schemas that `items` would follow, in the notation of another draft.
     if object.get("items").is_some_and(Value::is_array) && object.contains_key("prefixItems") {
         return Err(refused(at, "items", "`items` must be a schema beside `prefixItems`".into()));
     }
@@ -642,14 +642,14 @@ fn is_anything(value: &Value) -> bool {
     *value == Value::Bool(true) || value.as_object().is_some_and(Map::is_empty)
 }
 
-/// A count may be written as `3.0`.
+/// A count, which may be written as `3.0`.
 fn count(value: &Value) -> Option<u64> {
     value
         .as_u64()
         .or_else(|| value.as_f64().filter(|count| count.fract() == 0.0 && (0.0..EXACT_INTEGER_MAX).contains(count)).map(|c| c as u64))
 }
 
-/// A value without numbers that would be others once read.
+/// Returns a value, unless it has numbers that change when they are read.
 fn exact(value: &Value, at: &str, key: &str) -> Result<Value, SchemaError> {
     let fits = |value: &Value| value.as_f64().is_none_or(|number| number.fract() != 0.0 || number.abs() < EXACT_INTEGER_MAX);
     fn numbers(value: &Value) -> Box<dyn Iterator<Item = &Value> + '_> {
@@ -666,7 +666,7 @@ fn exact(value: &Value, at: &str, key: &str) -> Result<Value, SchemaError> {
     }
 }
 
-/// Returns a bound of numbers, at most as far out as the last integer that is exact.
+/// Returns a numeric bound, limited to the range of exact integers.
 fn bound(value: &Value, at: &str, key: &str) -> Result<Value, SchemaError> {
     let last = EXACT_INTEGER_MAX - 1.0;
     match value.as_f64() {
@@ -676,12 +676,12 @@ fn bound(value: &Value, at: &str, key: &str) -> Result<Value, SchemaError> {
     }
 }
 
-/// A key as part of a JSON pointer.
+/// A key as a part of a JSON pointer.
 fn escaped(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
 
-/// A JSON pointer as people write paths: `.properties.a.anyOf[2]`.
+/// A JSON pointer in the usual notation of paths: `.properties.a.anyOf[2]`.
 fn path_of(place: &str) -> String {
     let mut path = String::new();
     for part in place.split('/').skip(1) {

@@ -1,5 +1,7 @@
 //! The bytes that the tokens of a model stand for, and the trie of them that masks are computed on.
 
+use serde::Deserialize;
+use serde_json::Value;
 use std::{collections::HashMap, fmt, fs, panic::catch_unwind, path::Path, sync::Arc};
 use tidemill_proto::block::Token;
 use tokenizers::{AddedToken, Decoder, DecoderWrapper, Tokenizer};
@@ -8,18 +10,78 @@ use toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 /// Tokens of more bytes are never allowed: the trie cannot hold them. They are runs of spaces.
 const TOKEN_BYTES_MAX: usize = 1000;
 
+/// A bound on ids: four times the largest known vocabulary, Gemma's.
+const IDS_MAX: TokenId = 1 << 20;
+
+/// The most bytes of an added token: many times those that models have.
+const ADDED_BYTES_MAX: usize = 4096;
+
+/// The most steps of a tokenizer, those around its model: many times those that models have. Each may be an expression to compile.
+const STEPS_MAX: usize = 64;
+
 /// A tokenizer from the bytes of its file. The library panics at a malformed decoder, and at a post-processor's unknown token when it first
 /// encodes, which are errors like any other here.
 pub fn read_tokenizer(bytes: &[u8]) -> Result<Tokenizer, String> {
+    check_outline(bytes)?;
     let read = catch_unwind(|| {
         let tokenizer = Tokenizer::from_bytes(bytes)?;
         // A text that cannot be encoded is its sender's error.
         let _ = tokenizer.encode_fast("", true);
+        check_ids(&tokenizer)?;
         Ok::<_, tokenizers::Error>(tokenizer)
     });
     match read {
         Ok(read) => read.map_err(|error| error.to_string()),
         Err(_) => Err("its decoder or post-processor is malformed".into()),
+    }
+}
+
+/// A tokenizer's file without its model.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Outline {
+    added_tokens: Vec<Added>,
+    normalizer: Value,
+    pre_tokenizer: Value,
+    post_processor: Value,
+    decoder: Value,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    #[serde(default)]
+    content: String,
+}
+
+/// Refuses a file that asks for far more memory than its bytes, before the library compiles anything.
+fn check_outline(bytes: &[u8]) -> Result<(), String> {
+    let outline: Outline = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if let Some(Added { content }) = outline.added_tokens.iter().find(|added| added.content.len() > ADDED_BYTES_MAX) {
+        let begins: String = content.chars().take(20).collect();
+        return Err(format!("the added token that begins {begins:?} has {} bytes: {ADDED_BYTES_MAX} are the most", content.len()));
+    }
+    let steps: usize = [outline.normalizer, outline.pre_tokenizer, outline.post_processor, outline.decoder].iter().map(steps).sum();
+    if steps > STEPS_MAX {
+        return Err(format!("it has {steps} normalizers, pre-tokenizers, post-processors and decoders: {STEPS_MAX} are the most"));
+    }
+    Ok(())
+}
+
+/// Counts a step and those that it is made of.
+fn steps(part: &Value) -> usize {
+    match part {
+        Value::Object(fields) => usize::from(fields.contains_key("type")) + fields.values().map(steps).sum::<usize>(),
+        Value::Array(parts) => parts.iter().map(steps).sum(),
+        _ => 0,
+    }
+}
+
+/// Refuses ids that no model has, because tables have a place for every id up to the largest.
+fn check_ids(tokenizer: &Tokenizer) -> Result<(), tokenizers::Error> {
+    let last = tokenizer.get_vocab(true).into_iter().max_by_key(|&(_, id)| id);
+    match last {
+        Some((token, id)) if id >= IDS_MAX => Err(format!("token {token:?} has the id {id}: ids must be below {IDS_MAX}").into()),
+        _ => Ok(()),
     }
 }
 
@@ -180,5 +242,34 @@ mod tests {
         };
         assert!(read_tokenizer(parts("null", &template("<s>")).as_bytes()).is_ok());
         assert!(read_tokenizer(parts("null", &template("<t>")).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_file_that_asks_for_far_more_memory_than_its_bytes_is_an_error() {
+        let file = |content: &str, steps: usize| {
+            let step = r#"{"type": "Replace", "pattern": {"Regex": "\\p{L}+"}, "content": "x"}"#;
+            format!(
+                r#"{{"added_tokens": [{{"id": 1, "content": "{content}", "single_word": false, "lstrip": false, "rstrip": false,
+                     "normalized": false, "special": true}}], "normalizer": {{"type": "Sequence", "normalizers": [{}]}},
+                     "model": {{"type": "BPE", "vocab": {{"a": 0}}, "merges": []}}}}"#,
+                vec![step; steps].join(", ")
+            )
+        };
+        let mark = |bytes: usize| "x".repeat(bytes);
+        assert_eq!(read_tokenizer(file(&mark(ADDED_BYTES_MAX), STEPS_MAX - 1).as_bytes()).map(drop), Ok(()));
+        let error = read_tokenizer(file(&mark(ADDED_BYTES_MAX + 1), 1).as_bytes()).unwrap_err();
+        assert!(error.contains("begins \"xxxxxxxxxxxxxxxxxxxx\" has 4097 bytes"), "{error}");
+        let error = read_tokenizer(file("x", STEPS_MAX).as_bytes()).unwrap_err();
+        assert!(error.contains("it has 65 normalizers"), "{error}");
+    }
+
+    #[test]
+    fn an_id_that_would_take_gigabytes_of_tables_is_an_error() {
+        let file = |id: u64| format!(r#"{{"model": {{"type": "BPE", "vocab": {{"a": 0, "b": {id}}}, "merges": []}}}}"#);
+        assert!(read_tokenizer(file(u64::from(IDS_MAX) - 1).as_bytes()).is_ok());
+        for id in [u64::from(IDS_MAX), u64::from(u32::MAX)] {
+            let error = read_tokenizer(file(id).as_bytes()).unwrap_err();
+            assert!(error.contains(&format!("\"b\" has the id {id}")), "{error}");
+        }
     }
 }

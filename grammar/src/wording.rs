@@ -1,9 +1,9 @@
-//! What the compiler says of a schema, in words of schemas: its own messages show expressions that it has made, and options that a client
-//! does not have.
+//! The compiler's messages about a schema, in terms of schemas: its own ones show expressions that it has created, and options that a
+//! client does not have.
 
 /// The beginning of the compiler's messages that no value matches.
 const UNSATISFIABLE: &str = "Unsatisfiable schema: ";
-/// The beginnings of the compiler's messages, and the words that take their place.
+/// The beginnings of the compiler's messages, and their replacements.
 const WORDS: [(&str, &str); 16] = [
     (
         "Unsatisfiable schema: Regex is empty",
@@ -40,7 +40,7 @@ const WORDS: [(&str, &str); 16] = [
 ];
 const TOO_LARGE: &str = "it is too large with all that `allOf`, `anyOf` and references bring together: make it smaller";
 
-/// Whether a message says that no value matches.
+/// Whether a message means that no value matches.
 pub(crate) fn is_unsatisfiable(message: &str) -> bool {
     message.starts_with(UNSATISFIABLE)
 }
@@ -53,12 +53,12 @@ pub(crate) fn of_schema(message: &str) -> String {
     if let Some(reason) = message.strip_prefix(UNSATISFIABLE) {
         return format!("no value matches it: {}", reason.lines().next().unwrap_or_default());
     }
-    // A parser of expressions shows them, with a mark below, and then says what is wrong.
+    // A parser's message shows the expression, with a mark below, and then the error.
     if message.starts_with("regex parse error") {
         let reason = message.lines().filter_map(|line| line.trim().strip_prefix("error: ")).next_back();
         return format!("its `pattern` is no expression that can be followed: {}", reason.unwrap_or("it cannot be read"));
     }
-    // Said by ourselves.
+    // These are this crate's own messages.
     if ["it ", "no text follows"].iter().any(|own| message.starts_with(own)) {
         return message.lines().next().unwrap_or_default().to_owned();
     }

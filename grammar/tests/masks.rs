@@ -1,8 +1,8 @@
-//! Whole grammars over a real tokenizer: random walks through their masks, read by independent eyes.
+//! Whole grammars over a real tokenizer: random walks through their masks, checked by independent parsers.
 
 use serde_json::{Value, json};
 use std::path::Path;
-use tidemill_grammar::{Compiler, Matcher, Vocabulary, compiler::json_schema, gbnf, lark, schema::Whitespace};
+use tidemill_grammar::{Compiler, MatchError, Matcher, Vocabulary, compiler::json_schema, gbnf, lark, schema::Whitespace};
 use tidemill_proto::{
     block::Token,
     grammar::{Constraint, Grammar},
@@ -170,7 +170,7 @@ fn a_matcher_rebuilt_from_its_tokens_goes_on_as_before() {
         let mut tokens = Vec::new();
         for _ in 0..40 {
             let mask = live.mask().unwrap();
-            // Elsewhere, where the grammar was never compiled.
+            // The sequence moves to a worker on which the grammar was never compiled.
             if tokens.len() % 8 == 0 {
                 let elsewhere = World::new().compiler.compile(&constraint.grammar).unwrap();
                 assert_eq!(Matcher::new(&elsewhere, &constraint, &tokens).unwrap().mask().unwrap(), mask);
@@ -259,4 +259,19 @@ fn a_part_that_the_compiler_refuses_is_found() {
             error.path()
         );
     }
+}
+
+#[test]
+fn the_way_on_from_an_allowed_token_may_be_too_much_work() {
+    let world = World::new();
+    let constraint = World::constraint(&Grammar::Lark("start: ((((\"x\")?){2,1000})*){0,50}".into()));
+    let compiled = world.compiler.compile(&constraint.grammar).unwrap();
+    let mut matcher = Matcher::new(&compiled, &constraint, &[]).unwrap();
+    let error = loop {
+        let token = matcher.mask().unwrap().tokens().find(|&token| token != EOS).unwrap();
+        if let Err(error) = matcher.advance(token) {
+            break error;
+        }
+    };
+    assert!(matches!(&error, MatchError::TooComplex(reason) if reason.contains("max is 2000")), "{error}");
 }

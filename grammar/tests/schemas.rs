@@ -1,5 +1,5 @@
-//! Schemas as libraries make them, followed by the matcher that decides over a model's tokens: each instance is put to it character by
-//! character, and what the schema allows is taken to its end, and nothing else.
+//! Schemas as libraries generate them, followed by the matcher that decides over a model's tokens: each instance is given to it character
+//! by character, and exactly the instances that the schema allows are accepted to their end.
 
 #![allow(clippy::useless_vec, reason = "lists of several lengths stand in one table")]
 
@@ -36,7 +36,7 @@ impl World {
         Self { tokenizer, compiler }
     }
 
-    /// How much of a text follows the schema: `Ok` if all of it does, and it may end there.
+    /// The part of a text that follows the schema: `Ok` if the whole text does, and may end there; else the length that does.
     fn follow(&self, constraint: &Constraint, text: &str) -> Result<(), usize> {
         let compiled = self.compiler.compile(&constraint.grammar).unwrap_or_else(|e| panic!("{:?}: {e}", constraint.grammar));
         let mut matcher = Matcher::new(&compiled, constraint, &[]).unwrap();
@@ -89,7 +89,7 @@ fn a_pattern_wins_over_a_format_that_it_contradicts() {
             world.check(terms, &schema, &times.0, &times.1);
         }
     }
-    // Where both can hold, both do; and what is referred to elsewhere keeps its format.
+    // If both can hold, both do; and a format stays where the schema is also referred to.
     let utc = json!({"type": "string", "format": "date-time", "pattern": "Z$"});
     world.check(STRICT, &utc, &values!["2026-01-02T03:04:05Z"], &values!["2026-01-02T03:04:05+01:00", "Z"]);
     let both = json!({
@@ -161,7 +161,7 @@ fn sets_are_lists_without_repetition_where_that_can_be_written_out() {
     world.check(STRICT, &maybe, &values![null, [], [true, false]], &values![[true, true], 3]);
     let any = json!({"uniqueItems": true, "items": {"enum": [1, 1.0, null]}});
     world.check(STRICT, &any, &values!["text", [1, null]], &values![[1, 1], [null, 1, null]]);
-    // Relaxed, but no longer than a set can be.
+    // This is relaxed, but the list is no longer than the set of values.
     let many = json!({"type": "array", "uniqueItems": true, "items": {"enum": ["a", "b", "c", "d", "e", "f"]}});
     world.check(LOOSE, &many, &values![["a", "b"], ["a", "a"]], &values![["a", "b", "c", "d", "e", "f", "a"], ["g"]]);
     let words = json!({"type": "array", "uniqueItems": true, "items": {"type": "string"}, "maxItems": 3});
@@ -281,7 +281,7 @@ fn conditions_are_choices() {
     });
     let valid = values![{"kind": "x", "a": 1}, {"kind": "y", "b": 1}, {"b": 1}, {"kind": "x", "a": 1, "b": 2}];
     world.check(STRICT, &one, &valid, &values![{"kind": "x"}, {"kind": "x", "b": 1}, {"kind": "y", "a": 1}, {"a": 1}, {"c": 1}]);
-    // Without `required`, the condition holds where the property is not there.
+    // Without `required`, the condition holds if the property is missing.
     let vacuous =
         json!({"type": "object", "properties": properties, "if": {"properties": {"kind": {"enum": ["x", "z"]}}}, "then": needs("a")});
     world.check(
@@ -356,7 +356,7 @@ fn options_that_overlap_are_kept_apart_or_become_any_of_them() {
     assert!(json_schema(&steps, STRICT).unwrap_err().to_string().contains("`oneOf`"));
 }
 
-/// A model of Pydantic 2.14 and an object of zod 4, as their libraries print them.
+/// A model of Pydantic 2.14 and an object of zod 4, as these libraries print them.
 #[test]
 fn whole_schemas_of_libraries_are_followed() {
     let world = World::new();
@@ -424,7 +424,7 @@ fn nested(depth: usize, inner: Value, around: impl Fn(Value) -> Value) -> Value 
     (0..depth).fold(inner, |inner, _| around(inner))
 }
 
-/// Schemas that the rewriting could lose itself in. What each takes is printed, and bounded by the helper's process in service.
+/// Schemas designed to overload the rewriting. The cost of each is printed; in service, the helper's process bounds it.
 #[test]
 fn hostile_schemas_are_refused_or_compiled_and_never_end_the_process() {
     let endless = |k: usize, keyword: &str| {

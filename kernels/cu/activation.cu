@@ -1,4 +1,4 @@
-// Activations of feed-forward layers other than those of swiglu.cu: `out = f(gate) * up`, or `f(x)` where there is no gate.
+// Activations of feed-forward layers other than those of swiglu.cu: `out = f(gate) * up`, or `f(x)` without a gate.
 //
 //   SILU: x sigmoid(x). GELU: x Phi(x), of the normal distribution (Hendrycks & Gimpel, 2016). GELU_TANH: the same with their
 //   approximation by tanh, which is x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
@@ -7,11 +7,11 @@
 // numbers per thread, grid (width / 8 over the block, rows).
 #include "common.cuh"
 
-// As in elementwise.rs; all else is SILU.
+// The numbers of functions in elementwise.rs; any other number is SILU.
 constexpr u32 GELU = 1, GELU_TANH = 2;
 
 __device__ inline float activated(float x, u32 function) {
-    // Phi, whose small tail keeps its precision in erfc.
+    // The tail of Phi is small, and keeps its precision in erfc.
     if (function == GELU) return 0.5f * x * erfcf(-0.70710678f * x);
     const float inner = function == GELU_TANH ? 1.5957691f * (x + 0.044715f * x * x * x) : x;
     return x / (1.0f + __expf(-inner));

@@ -94,11 +94,11 @@ struct Row {
 struct List {
     const u32* positions;
     u32 rows, window;
-    // Parts of the rows before the 32 that the lanes are at.
+    // The number of parts of the rows before the 32 rows that the lanes hold.
     u32 at = 0, before = 0;
 
-    // The row at `place` in the list, which is not below the last place, and which of its parts; `rows` beyond the list. All
-    // lanes get the same.
+    // Finds the row at `place` in the list, which is not below the last place, and the index of its part; returns `rows` beyond the list.
+    // All lanes get the same result.
     __device__ u32 find(u32 place, u32& part) {
         const u32 lane = threadIdx.x % 32;
         for (; at < rows; at += 32) {
@@ -187,7 +187,7 @@ __device__ inline void add_values(State& state, const float (&c)[4], const u32 (
         }
 }
 
-// A warp's result, waiting for the others: [head].
+// A warp's result, waiting for those of the other warps: [head].
 struct Shared {
     float out[WARPS][HEADS][HEAD_DIM];
     float max[WARPS][HEADS];
@@ -281,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
             cap_scores(c, scale_log2, cap_log2);
             const u32 base = block * BLOCK;
             if (base < start || base + BLOCK > end) {
-                // The content of an unseen position must not matter, not even NaN.
+                // The contents of an unseen position must not matter, not even NaN.
 #pragma unroll
                 for (u32 n = 0; n < 4; n++) {
                     const u32 of_score = base + g + n / 2 * 8, of_value = base + 2 * t + n % 2 + n / 2 * 8;
@@ -327,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM <= 128 ? 3 : 2)
 }
 
 constexpr u32 COMBINE_THREADS = 128;
-// Threads that share a row's numbers out, four each; and how many such groups there are, which share its parts out.
+// Threads that share a row's numbers, four each; and the number of groups of such threads, which share the row's parts.
 constexpr u32 COMBINE_LANES = HEAD_DIM / 4;
 constexpr u32 COMBINE_GROUPS = COMBINE_THREADS / COMBINE_LANES;
 

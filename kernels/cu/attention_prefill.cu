@@ -5,7 +5,7 @@
 // A block of threads computes up to TILE_ROWS rows of one query head over the sequence's K and V, TILE_POSITIONS at a
 // time, in absolute order from a multiple of TILE_POSITIONS. Hidden positions contribute exactly nothing, so a row's
 // bits do not depend on how the prompt was cut into chunks. The tile of V arrives while scores are computed, the next
-// tile of K while V is added up. (8-bit integers do not arrive meanwhile: threads wait for them, as they make bf16 of them.)
+// tile of K while V is added up. (8-bit integers do not arrive meanwhile: the threads wait for them to convert them to bf16.)
 //
 // q: bf16, row r at q + r q_stride, [heads, HEAD_DIM]. kv: one layer, as common.cuh says.
 // tables: u32 [sequences, table_stride]. tiles: (sequence, first row in q and out, its position, rows), rows at
@@ -115,7 +115,7 @@ __device__ inline void absorb(State& state, float (&scores)[M_TILES][SCORE_TILES
             max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
             max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
             max = fmaxf(state.max[m][half], max * scale_log2);
-            // A row that has seen nothing yet has no maximum: any will do, as its exponentials are zeros.
+            // A row that has not seen any position yet has no maximum: any value will do, as its exponentials are zeros.
             const float unit = max == NEG_INFINITY ? 0.0f : max;
             const float factor = exp2_approx(state.max[m][half] - unit);
             state.max[m][half] = max;
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const u32 head = blockIdx.x, kv_head = head / (heads / kv_heads);
     const Tile tile = tiles[blockIdx.y];
     const u32* table = tables + u64(tile.sequence) * table_stride;
-    // Where this head's K and V lie in a block.
+    // The offsets of this head's K and V in a block.
     const u32 block_bytes = 2 * kv_heads * KV_HEAD_BYTES;
     const u32 keys = kv_head * KV_HEAD_BYTES, values = (kv_heads + kv_head) * KV_HEAD_BYTES;
 

@@ -13,8 +13,8 @@
 // other waits. On an H100, two warpgroups that also copied, and met for each tile, took 1.5 times as long (docs/results/gpu.md).
 //
 // The assembler is free to move a wait for products up to the beginning of its basic block, and everything that should
-// overlap with them down behind it. So the wait for P V stands behind the loop's edge, not behind the exponentials;
-// kernels/tests/sass.rs looks at the machine code.
+// overlap with them down behind it. So the wait for P V is at the loop's edge, not after the exponentials;
+// kernels/tests/sass.rs checks the machine code.
 //
 // Arguments and grid: see attention_prefill.cu. 384 threads; dynamic shared memory for Q, two tiles each of K and V,
 // and alignment: 5 OPERAND_BYTES + ALIGNMENT.
@@ -25,7 +25,7 @@ static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "the operand layouts below are 
 constexpr u32 GROUP_THREADS = 128;
 constexpr u32 CONSUMERS = 2;
 constexpr u32 THREADS = (CONSUMERS + 1) * GROUP_THREADS;
-// Of a thread. Together they must not exceed what the block begins with, 168 for each: else a warpgroup waits forever for more.
+// Registers per thread. Their sum must not exceed the 168 per thread that the block starts with, or a warpgroup waits forever for more.
 #define PRODUCER_REGISTERS 56
 #define CONSUMER_REGISTERS 224
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (CONSUMERS + 1) * (65536 / THREADS / 8 * 8), "registers of a block");
@@ -43,7 +43,7 @@ constexpr u32 OPERAND_BYTES = PANELS * PANEL_BYTES;
 constexpr u32 ALIGNMENT = 1024;
 static_assert(TILE_ROWS == 128 && TILE_POSITIONS == 128, "all operands have 128 rows");
 
-// Numbers of a lane: of S (64 x 128 in a warpgroup), and of O.
+// Numbers per lane: of S (64 x 128 in a warpgroup), and of O.
 constexpr u32 SCORES = TILE_POSITIONS / 2;
 constexpr u32 OUTS = HEAD_DIM / 2;
 
@@ -62,7 +62,7 @@ __device__ inline u64 operand(u32 address) {
     return SWIZZLE_128_BYTES | EIGHT_ROWS | PANEL | ((address & 0x3ffff) >> 4);
 }
 
-// The descriptor of an operand that lies `bytes` behind another.
+// The descriptor of an operand that lies `bytes` after another.
 __device__ inline u64 behind(u64 operand, u32 bytes) { return operand + bytes / 16; }
 
 #define NUMBERS_8(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3]), "+f"(x[i + 4]), "+f"(x[i + 5]), "+f"(x[i + 6]), "+f"(x[i + 7])
@@ -108,8 +108,8 @@ __device__ inline void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// A product goes on after it was started, which the compiler does not know: keeps it from moving uses of the registers
-// across this.
+// A product continues after it was started, which the compiler does not know: this keeps it from moving uses of the registers
+// across.
 template <u32 N>
 __device__ inline void pin(float (&x)[N]) {
 #pragma unroll
@@ -142,7 +142,7 @@ __device__ inline void load_queries(u8* to, const bf16* q, u32 q_stride, u32 fir
 }
 
 // Sixteen threads copy a block: each of them one vector of every row, or of every second one. So a thread needs one entry of
-// the table for a tile's K and V, and can ask for it a tile ahead.
+// the table for a tile's K and V, and can load it a tile ahead.
 constexpr u32 BLOCK_THREADS = 16;
 constexpr u32 ROW_STEP = BLOCK_THREADS / VECTORS;
 static_assert(GROUP_THREADS / BLOCK_THREADS * BLOCK == TILE_POSITIONS, "the threads copy a tile");
@@ -161,19 +161,19 @@ __device__ inline void load_block(u8* to, const u8* block, u32 thread, u32 first
 
 __device__ inline void meet(u32 barrier, u32 threads) { asm volatile("barrier.sync.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 
-// Comes to a barrier and goes on: for those that meet there.
+// Arrives at a barrier without waiting, for the threads that wait there.
 __device__ inline void tell(u32 barrier, u32 threads) { asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 
 constexpr u32 K = 0, V = 1;
 
-// A buffer of K or V is full: a barrier for each consumer, as they do not wait for each other.
+// The barrier for a full buffer of K or V: one for each consumer, as they do not wait for each other.
 __device__ inline u32 full(u32 which, u32 stage, u32 group) { return 1 + (which * STAGES + stage) * CONSUMERS + group; }
 constexpr u32 FULL_THREADS = 2 * GROUP_THREADS;
 
-// All products that read a buffer are done, of both consumers.
+// The barrier for an empty buffer: both consumers have finished all products that read it.
 __device__ inline u32 empty(u32 which, u32 stage) { return 1 + 2 * STAGES * CONSUMERS + which * STAGES + stage; }
 
-// The threads of one consumer.
+// The barrier of one consumer's threads.
 __device__ inline u32 alone(u32 group) { return 1 + 2 * STAGES * (CONSUMERS + 1) + group; }
 static_assert(1 + 2 * STAGES * (CONSUMERS + 1) + CONSUMERS <= 16, "barriers of a block");
 
@@ -205,8 +205,8 @@ __device__ inline void start_values(State& state, u64 v) {
     for (u32 step = 0; step < TILE_POSITIONS / 16; step++) multiply_registers(state.out, state.p + 4 * step, behind(v, step * 16 * ROW_BYTES));
 }
 
-// Scores to exponentials in units of 2^max; returns the factors for all earlier sums, which are in units of the old
-// one.
+// Turns scores into exponentials in units of 2^max; returns the factors for all earlier sums, which are in units of the old
+// maximum.
 __device__ inline float2 absorb(State& state, float (&scores)[SCORES], float scale_log2) {
     float factors[2];
 #pragma unroll
@@ -217,7 +217,7 @@ __device__ inline float2 absorb(State& state, float (&scores)[SCORES], float sca
         max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
         max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
         max = fmaxf(state.max[half], max * scale_log2);
-        // A row that has seen nothing yet has no maximum: any will do, as its exponentials are zeros.
+        // A row that has not seen any position yet has no maximum: any value will do, as its exponentials are zeros.
         const float unit = max == NEG_INFINITY ? 0.0f : max;
         factors[half] = exp2_approx(state.max[half] - unit);
         state.max[half] = max;
@@ -307,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u8* queries = dynamic + (ALIGNMENT - shared_address(dynamic) % ALIGNMENT) % ALIGNMENT;
     u8* k_buffers = queries + OPERAND_BYTES;
     u8* v_buffers = k_buffers + STAGES * OPERAND_BYTES;
-    // All lanes have the same: the compiler must know it, so that descriptors are made once for the warp.
+    // All lanes have the same group: the compiler must know it, so that descriptors are computed once per warp.
     const u32 group = __shfl_sync(ALL_LANES, threadIdx.x / GROUP_THREADS, 0);
     const u32 head = blockIdx.x, kv_head = head / (heads / kv_heads);
     const Tile tile = tiles[blockIdx.y];
@@ -329,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const bool all_seen = base + TILE_POSITIONS <= group_position + 1 && group_position + 63 - base < window;
         if (!all_seen) mask(scores, position, base + 2 * t, window);
     };
-    // A buffer's last tile is told of no more.
+    // A buffer's last tile is not reported, as no tile follows.
     const auto tell_empty = [&](u32 which, u32 stage, u32 base) {
         if (base + STAGES * TILE_POSITIONS < span.end) tell(empty(which, stage), THREADS);
     };
@@ -363,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     absorb(state, scores, scale_left(scale_log2));
 
     u32 stage = 0;
-    // What the last exponentials make of O, once the product before them is in it.
+    // The factors of O due to the last exponentials, once the product before them has been added.
     float2 factors = make_float2(1.0f, 1.0f);
     for (u32 base = span.first + TILE_POSITIONS; base < span.end; base += TILE_POSITIONS) {
         const u32 last = stage;

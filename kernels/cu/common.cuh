@@ -57,8 +57,8 @@ __device__ inline float reciprocal_approx(float x) {
     return y;
 }
 
-// cap tanh(x / cap), for factor = 2 log2(e) / cap: tanh(u) is 1 - 2 / (1 + e^2u). Its error is one of numbers near the cap, for
-// small x too.
+// cap tanh(x / cap), for factor = 2 log2(e) / cap: tanh(u) is 1 - 2 / (1 + e^2u). Its error is that of numbers near the cap, for
+// small x as well.
 __device__ inline float soft_cap(float x, float factor, float cap) { return cap - 2.0f * cap * reciprocal_approx(1.0f + exp2_approx(x * factor)); }
 
 // c += a b of one warp: a is 16x16, b 16x8, c 16x8. With g = lane / 4 and t = lane % 4, a lane holds
@@ -89,7 +89,7 @@ __device__ inline void load_matrices(u32 (&to)[4], const void* row) {
                  : "memory");
 }
 
-// The same, each transposed on the way.
+// Loads the same matrices, transposed on the way.
 __device__ inline void load_matrices_transposed(u32 (&to)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -155,7 +155,7 @@ __device__ inline void copy8_of_kv(void* to, const u8* head, u32 position, u32 a
     }
 }
 
-// --- Scores, in attention kernels. These are compiled for models that have nothing beside the softmax of scaled scores, and with
+// --- Scores, in attention kernels. These are compiled for models that use only the softmax of scaled scores, and with
 //
 //   SCORE_CAP 1: for scores with a soft cap. scale_log2 is then 2 log2(e) / cap times the scores' scale, and cap_log2 is log2(e) cap.
 //   SINKS 1: for a logit of each query head that joins the sum of its softmax, once, and has no value. sinks: f32 [heads], times
@@ -167,7 +167,7 @@ __device__ inline void copy8_of_kv(void* to, const u8* head, u32 position, u32 a
 #define SINKS 0
 #endif
 
-// Caps scores, if they have a cap, before they are masked.
+// Caps scores, if they have a cap. This precedes the mask.
 template <u32 N>
 __device__ inline void cap_scores(float (&scores)[N], float scale_log2, float cap_log2) {
     if constexpr (SCORE_CAP) {
@@ -176,10 +176,10 @@ __device__ inline void cap_scores(float (&scores)[N], float scale_log2, float ca
     }
 }
 
-// The scale that they need then.
+// The scale that scores still need after `cap_scores`.
 __device__ inline float scale_left(float scale_log2) { return SCORE_CAP ? 1.0f : scale_log2; }
 
-// A head's whole sum, of exponentials in units of 2^max.
+// A head's complete sum of exponentials, in units of 2^max.
 __device__ inline float with_sink(float sum, float max, const float* sinks, u32 head) {
     if constexpr (SINKS) sum += exp2_approx(sinks[head] - max);
     return sum;
@@ -201,7 +201,7 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// Over all threads of the block, which has whole warps; every thread gets the result.
+// Reduces over all threads of the block, which has whole warps; every thread gets the result.
 template <typename Reduce>
 __device__ inline float block_reduce(float x, float neutral, Reduce reduce) {
     __shared__ float of_warps[32];

@@ -1,14 +1,14 @@
-// Layers of experts, but for their products (Shazeer et al., 2017): which experts a row has, the rows in the order of their
-// experts, and the weighted sum of what the experts make of a row.
+// Layers of experts, except for their products (Shazeer et al., 2017): the choice of experts for each row, the rows in the order of their
+// experts, and the weighted sum of the experts' outputs for a row.
 //
-// Everything that routing decides stays on the device, and all grids depend on the number of rows alone, so that a step can
+// All results of routing stay on the device, and all grids depend on the number of rows alone, so that a step can
 // be recorded as a graph.
 //
 //   router_logits   residual, f32 products               -> logits
 //   experts_route   logits                               -> experts and weights, `chosen` of each row
 //   experts_sort    experts                              -> offsets, rows by expert, slots
 //   (experts_multiply.cu: gate and up, then down)        -> outputs by slot
-//   experts_combine outputs, weights, the shared expert  -> what the layer adds to the residual stream
+//   experts_combine outputs, weights, the shared expert  -> the layer's output, for the residual stream
 //
 // An entry is a row's choice of one expert, number row * chosen + i. A row's experts are in ascending order. A slot is an
 // entry's place in the order of experts, and of rows within an expert.
@@ -20,11 +20,11 @@ constexpr float LOG2_E = 1.44269504f;
 
 // --- The router's products.
 
-// Numbers of a row that lie in shared memory at once.
+// Numbers of a row that are in shared memory at once.
 constexpr u32 CHUNK = 512;
 
-// logits[r][e] = norm(residual[r]) . weight[e], all in f32: rounding to bf16 would choose other experts. A warp computes
-// EXPERTS outputs of ROWS rows; each sum has one order, whatever these numbers are.
+// logits[r][e] = norm(residual[r]) . weight[e], all in f32: rounding to bf16 would change the choice. A warp computes
+// EXPERTS outputs of ROWS rows; each sum has one order, regardless of these numbers.
 template <u32 WARPS, u32 ROWS, u32 EXPERTS>
 __device__ inline void multiply_router(float* logits, const float* residual, const float* norm, const float* weight, u32 rows, u32 width,
                                        u32 outputs, float epsilon) {
@@ -47,7 +47,7 @@ __device__ inline void multiply_router(float* logits, const float* residual, con
     float sums[EXPERTS][ROWS] = {};
     for (u32 start = 0; start < width; start += CHUNK) {
         const u32 vectors = min(CHUNK, width - start) / 4;
-        // The scales are there, and no thread reads the chunk before any more.
+        // The scales have arrived, and no thread still reads the previous chunk.
         __syncthreads();
         for (u32 i = threadIdx.x; i < ROWS * (CHUNK / 4); i += WARPS * 32) {
             const u32 r = i / (CHUNK / 4), at = i % (CHUNK / 4);
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(128) router_logits_of_few(float* __
     multiply_router<4, 4, 1>(logits, residual, norm, weight, rows, width, outputs, epsilon);
 }
 
-// The same bits. Grid (outputs by 32, rows by 16), 256 threads: what is read is used more often.
+// The same bits. Grid (outputs by 32, rows by 16), 256 threads: each number read is used more often.
 extern "C" __global__ void __launch_bounds__(256, 1) router_logits_of_many(float* __restrict__ logits, const float* __restrict__ residual,
                                                                         const float* __restrict__ norm, const float* __restrict__ weight,
                                                                         u32 rows, u32 width, u32 outputs, float epsilon) {
@@ -140,7 +140,7 @@ __device__ inline u32 best_of_warp(u64 best) {
     return 0xffffffffu - u32(best);
 }
 
-// Leaves only the experts of the best groups: those with the largest sums of their two best ranks, the lower among equals.
+// Excludes all experts but those of the best groups: those with the largest sums of their two best ranks, the lower among equals.
 __device__ inline void keep_best_groups(u32* keys, u32 experts, u32 groups, u32 groups_chosen, u32 lane) {
     const u32 size = experts / groups;
     u32 key = 0;
@@ -170,8 +170,8 @@ __device__ inline void keep_best_groups(u32* keys, u32 experts, u32 groups, u32 
 }
 
 // The arithmetic is that of `model/src/cpu/router.rs`. A warp for each row. logits: f32 [rows, stride], of which the first
-// `experts` are. correction: f32 [experts], added to scores for the choice alone, or null. groups: consecutive experts, as
-// many in each, up to 32; 1 for none. positions: u32 [rows], or null; rows at NO_POSITION get no experts.
+// `experts` are the experts'. correction: f32 [experts], added to scores for the choice alone, or null. groups: the number of groups of
+// consecutive experts, all of the same size, up to 32; 1 for none. positions: u32 [rows], or null; rows at NO_POSITION get no experts.
 // out: chosen_experts: u32 and weights: f32, [rows, chosen], a row's experts ascending. experts up to EXPERTS_MAX, chosen
 // up to 32. Grid (rows by ROUTE_WARPS), 128 threads.
 extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32)
@@ -227,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32)
         __syncwarp();
     }
     if (scoring == CHOSEN_SOFTMAX) {
-        // The first was chosen for being the largest.
+        // The first choice has the largest logit.
         const float largest = __shfl_sync(ALL_LANES, weight, 0);
         const float score = power(weight - largest);
         float sum = 0.0f;
@@ -251,8 +251,8 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32)
 
 // --- The order by expert.
 
-// A block for each expert, which finds all that it needs in the entries alone, so that blocks wait for nothing: how many
-// entries have lower experts, and its own, in their order. entries: u32 [count], an expert or NO_EXPERT each.
+// A block for each expert, which computes its results from the entries alone, so that blocks do not wait for each other: the number of
+// entries with lower experts, and its own entries, in order. entries: u32 [count], an expert or NO_EXPERT each.
 // offsets: u32 [experts + 1], the first slot of each expert; rows_by_slot: u32 [count]; slots: u32 [count], of entries with an
 // expert. Whole warps, up to 32.
 extern "C" __global__ void __launch_bounds__(1024) experts_sort(u32* __restrict__ offsets, u32* __restrict__ rows_by_slot,
@@ -267,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(1024) experts_sort(u32* __restrict_
         own += entries[i] == expert;
         lower += entries[i] < expert;
     }
-    // This thread's and those before it in the warp.
+    // The entries of this thread and of those before it in the warp.
     u32 upto = own;
 #pragma unroll
     for (u32 step = 1; step < 32; step *= 2) {
@@ -302,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(1024) experts_sort(u32* __restrict_
 
 // --- The sum.
 
-// out[r] = sum of weights[r][i] * outputs[slots[r][i]], in ascending order of i, and then the shared expert's part, if there
+// out[r] = sum of weights[r][i] * outputs[slots[r][i]], in ascending order of i, and then the shared expert's output, if there
 // is one, times the sigmoid of its logit, which is the last of the row's `stride` ones if `is_gated`. Zeros for a padding row.
 // out, shared: bf16 [rows, width], outputs: bf16 [slots, width]; width is a multiple of 8. Grid (width / 8 over the block,
 // rows).

@@ -1,8 +1,8 @@
 // The products of a layer of experts: each expert's matrix with the rows that chose it.
 //
 // Rows are in the order of their experts (`experts_sort`). A tile is up to ROWS rows of one expert by COLUMNS of its
-// outputs. The grid has as many tiles as there can be at most, given the number of rows; each block finds its tile in the
-// experts' offsets, and those beyond the last end at once. So the host knows nothing of the routing.
+// outputs. The grid has the largest possible number of tiles for the number of rows; each block finds its tile in the
+// experts' offsets, and those beyond the last end at once. So the host needs to know nothing about the routing.
 //
 // The weights come through shared memory in STAGES steps of 64 numbers, with up to STAGES - 1 on their way: in a decode step
 // an expert has a few rows, and only reading its weights takes time. Rows beyond the tile's last are neither read nor
@@ -11,13 +11,13 @@
 //
 // x: bf16 [.., inner], weight: bf16 [experts, outputs, inner]; inner is a multiple of 8. offsets: u32 [experts + 1].
 // bias: bf16 [experts, outputs], or null.
-// gate and up: slot s takes row rows_by_slot[s] of x; the outputs of gate and up come by turns, and out is bf16
-//   [slots, outputs / 2], what is activated; outputs is a multiple of 16.
+// gate and up: slot s takes row rows_by_slot[s] of x; the outputs of gate and up alternate, and out is bf16
+//   [slots, outputs / 2], activated; outputs is a multiple of 16.
 // down: slot s takes row s; out is bf16 [slots, outputs]; outputs is a multiple of 8.
 // Grid (outputs by COLUMNS, tiles), sizeof(Shared) of dynamic shared memory.
 #include "common.cuh"
 
-// Numbers of a row that lie in shared memory at once.
+// Numbers of a row that are in shared memory at once.
 constexpr u32 STEP = 64;
 constexpr u32 VECTORS = STEP / 8;
 
@@ -25,7 +25,7 @@ template <u32 ROWS_, u32 COLUMNS_, u32 WARPS_DOWN, u32 WARPS_ACROSS, u32 STAGES_
 struct Form {
     static constexpr u32 ROWS = ROWS_, COLUMNS = COLUMNS_, ACROSS = WARPS_ACROSS, STAGES = STAGES_;
     static constexpr u32 THREADS = WARPS_DOWN * WARPS_ACROSS * 32;
-    // Of a warp.
+    // Rows and columns per warp.
     static constexpr u32 WARP_ROWS = ROWS / WARPS_DOWN, WARP_COLUMNS = COLUMNS / WARPS_ACROSS;
     static constexpr u32 M_TILES = WARP_ROWS / 16, N_TILES = WARP_COLUMNS / 8;
     // Rows that the threads copy at once, a vector each.
@@ -52,7 +52,7 @@ struct Tile {
 // Neighbouring rows have their vectors in different banks.
 __device__ inline u32 place(u32 row, u32 vector) { return (vector ^ row % VECTORS) * 8; }
 
-// Every warp looks it up by itself, four experts to a lane.
+// Finds a tile. Every warp does so by itself, four experts per lane.
 template <u32 ROWS>
 __device__ inline Tile find_tile(const u32* offsets, u32 experts, u32 index, u32 lane) {
     constexpr u32 EACH = 4;
@@ -115,7 +115,7 @@ __device__ inline void multiply(bf16* out, const bf16* x, const bf16* weight, co
     if (tile.rows == 0) return;
     const u32 first_column = blockIdx.x * F::COLUMNS;
 
-    // What this thread copies: a vector of every AT_ONCE-th row.
+    // The vector and first row that this thread copies: a vector of every AT_ONCE-th row.
     const u32 vector = threadIdx.x % VECTORS, copied = threadIdx.x / VECTORS;
     const u32 rows16 = (tile.rows + 15) / 16 * 16;
     u32 x_rows[F::ROWS / F::AT_ONCE];
@@ -146,7 +146,7 @@ __device__ inline void multiply(bf16* out, const bf16* x, const bf16* weight, co
                 copy16_async(&stage.x[row][place(row, vector)], x + u64(x_rows[i]) * inner + from, inside && row < tile.rows);
             }
         }
-        // Without copies, too: groups are counted.
+        // A group is committed even without copies, as groups are counted.
         copies_commit();
     };
 
@@ -155,7 +155,7 @@ __device__ inline void multiply(bf16* out, const bf16* x, const bf16* weight, co
 #pragma unroll
     for (u32 step = 0; step + 1 < F::STAGES; step++) load(step);
     for (u32 step = 0; step < steps; step++) {
-        // This step's numbers are there, and no thread reads those of the step before any more.
+        // This step's numbers have arrived, and no thread still reads those of the previous step.
         copies_wait<F::STAGES - 2>();
         __syncthreads();
         load(step + F::STAGES - 1);
@@ -194,7 +194,7 @@ __device__ inline void multiply(bf16* out, const bf16* x, const bf16* weight, co
             if constexpr (GATED) {
                 const float upper = activate(c[0] + low, c[1] + high, alpha, limit);
                 const float lower = activate(c[2] + low, c[3] + high, alpha, limit);
-                // Of two neighbouring lanes, the even one writes both numbers of row g, the odd one those of row g + 8.
+                // The even lane of two neighbours writes both numbers of row g, the odd one those of row g + 8.
                 const bool odd = t % 2;
                 const float other = __shfl_xor_sync(ALL_LANES, odd ? upper : lower, 1);
                 const u32 at = odd ? row + 8 : row, from = column / 2 - (odd ? 1 : 0);

@@ -1,7 +1,7 @@
 // Copies blocks between the paged memory and contiguous block slots.
 //
 // pool: [layer][block][slice], the paged memory, which keeps a layer's blocks together for attention to read. A slot
-// holds [layer][slice] of one block, as the KV pool and peers know it, in device memory or in pinned host memory. A
+// holds [layer][slice] of one block, the format of the KV pool and of peers, in device memory or in pinned host memory. A
 // slice is K and V of one layer of a block: slice_bytes, a multiple of 16. Copies layers first_layer.. of grid (layers,
 // blocks), so that a layer can leave as soon as it is done.
 #include "common.cuh"
@@ -28,13 +28,13 @@ struct Slice {
     }
 };
 
-// Paged memory to slots.
+// Copies paged memory to slots.
 extern "C" __global__ void kv_gather(const u8* pool, const __grid_constant__ Batch batch, u32 pool_blocks, u32 first_layer, u64 slice_bytes) {
     const Slice slice(batch, pool_blocks, first_layer, slice_bytes);
     copy_slice(reinterpret_cast<uint4*>(slice.in_slot), reinterpret_cast<const uint4*>(pool + slice.in_pool), slice_bytes);
 }
 
-// Slots to paged memory.
+// Copies slots to paged memory.
 extern "C" __global__ void kv_scatter(u8* pool, const __grid_constant__ Batch batch, u32 pool_blocks, u32 first_layer, u64 slice_bytes) {
     const Slice slice(batch, pool_blocks, first_layer, slice_bytes);
     copy_slice(reinterpret_cast<uint4*>(pool + slice.in_pool), reinterpret_cast<const uint4*>(slice.in_slot), slice_bytes);

@@ -1,5 +1,5 @@
-// Adds what a layer's part made to the residual stream, and norms the rows for the next part, in all the forms that rms_norm.cu
-// does not have; and the factors of norms over all heads of a row.
+// Adds the output of a layer's part to the residual stream, and norms the rows for the next part, in all forms that rms_norm.cu
+// does not have; and computes the factors of norms over all heads of a row.
 #include "common.cuh"
 
 constexpr u32 THREADS = 256;
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The factors that norm a row's queries, and its keys, over all heads: 1 / root(squares / numbers + epsilon).
 //
 // out: f32 [rows, 2]. qkv: bf16 [rows, q_width + 2 k_width], queries first, then keys; both widths are multiples of 8. q_numbers,
-// k_numbers: how many of them count, as others are zeros. Grid (rows, 2).
+// k_numbers: the numbers of them that count, as the others are zeros. Grid (rows, 2).
 extern "C" __global__ void __launch_bounds__(THREADS)
     qk_scales(float* __restrict__ out, const bf16* __restrict__ qkv, u32 q_width, u32 k_width, float q_numbers, float k_numbers, float epsilon) {
     const bool is_key = blockIdx.y == 1;

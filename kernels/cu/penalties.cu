@@ -25,9 +25,9 @@ extern "C" __global__ void add_to_logits(float* __restrict__ logits, const Entry
 
 struct Penalty {
     u32 row, token;
-    // Divides a logit above 0, and multiplies others; 1 changes nothing.
+    // The divisor of a logit above 0, and the factor of others; 1 changes nothing.
     float repetition;
-    // Subtracted then.
+    // The number that is subtracted afterwards.
     float subtracted;
 };
 
@@ -50,7 +50,7 @@ extern "C" __global__ void ban(float* __restrict__ logits, const Entry* __restri
 }
 
 // Makes the tokens impossible that a mask leaves out: the last edit. masks: u32 [masks, ceil(vocab / 32)], bit token % 32
-// of word token / 32 set where the token may come. rows: the row of logits that each mask is for. Grid (vocab over the
+// of word token / 32 set if the token is allowed. rows: the row of logits that each mask is for. Grid (vocab over the
 // block, masks).
 extern "C" __global__ void mask_logits(float* __restrict__ logits, const u32* __restrict__ masks, const u32* __restrict__ rows, u32 vocab) {
     const u32 token = blockIdx.x * blockDim.x + threadIdx.x;

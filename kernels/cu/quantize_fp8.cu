@@ -6,7 +6,7 @@
 
 constexpr float LARGEST = 448.0f;
 
-// To nearest, ties to even; saturates at the largest number. NaN stays NaN.
+// Rounds to nearest, ties to even; saturates at the largest number. NaN stays NaN.
 __device__ inline u8 to_e4m3(float x) {
     if (isnan(x)) return 0x7f;
     const u32 sign = (__float_as_uint(x) >> 24) & 0x80;
@@ -30,7 +30,7 @@ __device__ inline uint2 quantize8(uint4 from, float inverse) {
     return make_uint2(words[0], words[1]);
 }
 
-// One scale per row, from its largest number or largest_max, whichever is smaller. scales: f32 [rows].
+// Quantizes with one scale per row, from its largest number or largest_max, whichever is smaller. scales: f32 [rows].
 extern "C" __global__ void quantize_fp8_rows(u8* __restrict__ out, float* __restrict__ scales, const bf16* __restrict__ x, u32 width,
                                              float largest_max) {
     const u64 row = blockIdx.x;
@@ -50,7 +50,7 @@ extern "C" __global__ void quantize_fp8_rows(u8* __restrict__ out, float* __rest
     for (u32 i = threadIdx.x; i < width / 8; i += blockDim.x) to[i] = quantize8(from[i], 1.0f / scale);
 }
 
-// One given scale for all.
+// Quantizes with one given scale for all rows.
 extern "C" __global__ void quantize_fp8_tensor(u8* __restrict__ out, const float* __restrict__ scale, const bf16* __restrict__ x, u32 width) {
     const u64 row = blockIdx.x;
     const uint4* from = reinterpret_cast<const uint4*>(x + row * width);

@@ -6,16 +6,16 @@
 // tables: u32 [sequences, table_stride], the blocks of each sequence from position 0 on.
 // sequences, positions: u32 [rows]; nothing is done for rows at NO_POSITION.
 // cos, sin: f32 [positions, HEAD_DIM / 2], pairs (i, i + HEAD_DIM / 2) as in Hugging Face checkpoints (Su et al., 2021); or null,
-// where nothing rotates.
-// q_norm, k_norm: the weights of norms, or null: f32 [HEAD_DIM], of each head by itself; with scales (f32 [rows, 2], the factors of a
-// row's queries and keys, as qk_scales makes them) [heads, HEAD_DIM] and [kv_heads, HEAD_DIM].
+// if nothing rotates.
+// q_norm, k_norm: the weights of norms, or null: f32 [HEAD_DIM], of each head separately; with scales (f32 [rows, 2], the factors of a
+// row's queries and keys, from qk_scales) [heads, HEAD_DIM] and [kv_heads, HEAD_DIM].
 // growth: f32 [positions], factors of queries, or null.
 // One warp per row and head; grid (rows, heads + 2 kv_heads over 8), 256 threads. HEAD_DIM: a multiple of 4, up to 256.
 #include "common.cuh"
 
 constexpr u32 HALF = HEAD_DIM / 2;
 constexpr u32 WARPS = 8;
-// Pairs of neighbours that a lane rotates.
+// Pairs of neighbours that each lane rotates.
 constexpr u32 STEPS = (HALF + 63) / 64;
 
 // Rotates a head by its position's angles. x[0] and x[1] are the numbers 2 i and 2 i + 1 of the first and second half.
@@ -34,7 +34,7 @@ __device__ inline void turn(float (&x)[STEPS][4], const float* cos, const float*
     }
 }
 
-// The factor that norms a head by itself.
+// The factor that norms a single head.
 __device__ inline float scale_of(const float (&x)[STEPS][4], float epsilon) {
     float squares = 0.0f;
 #pragma unroll
@@ -69,7 +69,7 @@ __device__ inline void write(bf16* to, const float (&x)[STEPS][4], u32 lane) {
 
 __device__ inline unsigned short integers(float a, float b) { return (__float2int_rn(a) & 0xff) | (__float2int_rn(b) & 0xff) << 8; }
 
-// The same as 8-bit integers, with their scale: the integers and scale that the CPU would make of these numbers
+// Writes the same as 8-bit integers with their scale, identical to those that the CPU would compute from these numbers
 // (kernels/src/cpu/kv.rs).
 __device__ inline void write_int8(u8* to, float* scale, const float (&x)[STEPS][4], u32 lane) {
     float largest = 0.0f;
@@ -78,7 +78,7 @@ __device__ inline void write_int8(u8* to, float* scale, const float (&x)[STEPS][
 #pragma unroll
         for (u32 i = 0; i < 4; i++) largest = fmaxf(largest, fabsf(x[step][i]));
     largest = warp_max(largest);
-    // Smaller ones have no inverse worth the name.
+    // Smaller numbers have no useful inverse.
     const bool nothing = largest < 1e-30f;
     const float factor = nothing ? 0.0f : 127.0f / largest;
     if (lane == 0) *scale = nothing ? 0.0f : largest / 127.0f;

@@ -2,14 +2,14 @@
 // defines them (model/src/sampler.rs), and with the same random numbers. Equal logits are ordered by token id. NaN is
 // impossible.
 //
-// Nothing is sorted. Tokens are ordered by a 32-bit key, their distance below the largest logit. Where a filter cuts,
+// Nothing is sorted. Tokens are ordered by a 32-bit key, their distance below the largest logit. The place where a filter cuts,
 // or the draw falls, is found by descending through the key 8 bits at a time: a histogram of 256 bins, by count or by
-// weight, gives the bin, and the next 8 bits go on inside it. Weights are fixed-point integers, 2^40 for the likeliest
+// weight, gives the bin, and the next 8 bits continue inside it. Weights are fixed-point integers, 2^40 for the likeliest
 // token: their sums do not depend on the order of addition, so a row's token depends on that row alone and is always
 // the same. A token less likely than 2^-40 of the likeliest one is impossible.
 //
 // One multiprocessor reads a row slowly, so a row is read as rarely as possible: for its largest logit, and for the sum of
-// all weights, when its likeliest tokens are kept, too. What filters leave is nearly always among these. Where it is not, a
+// all weights, when its likeliest tokens are also kept. The filters nearly always leave only tokens among these. Otherwise, a
 // row is read for the first 8 bits of a key, and once more to keep the tokens that have them.
 //
 // logits: f32 [rows, vocab], vocab up to 2^18. requests: one per row. tokens: u32 [rows]. One block of 1,024 threads
@@ -30,17 +30,17 @@ constexpr u32 IMPOSSIBLE = 0xffffffffu;
 constexpr u32 NO_TOKEN = 0xffffffffu;
 // A token is likely if its weight is at least 2^-12 of the likeliest one's.
 constexpr u32 LIKELY_KEY = u32(12.0f * KEYS_PER_POWER);
-// Tokens that there is room for in shared memory.
+// Capacity for kept tokens in shared memory.
 constexpr u32 KEPT_MAX = 4096;
 
 struct Request {
     u64 seed;
-    // Number of the draw in its sequence.
+    // The index of the draw in its sequence.
     u64 index;
     float temperature;
     float top_p;
     float min_p;
-    // 0: all.
+    // 0 for all tokens.
     u32 top_k;
 };
 
@@ -64,20 +64,20 @@ __device__ inline u64 random53(u64 seed, u64 index) {
 // --- One row.
 
 struct Shared {
-    // 64-bit sums in halves, because shared memory adds 32-bit numbers at once, and 64-bit ones by trial.
+    // 64-bit sums in halves, because shared memory has atomic additions of 32 bits, while those of 64 bits are retry loops.
     u32 low[BINS], high[BINS];
     // The bin found, its sum, and the sum of those before it.
     u32 bin;
     u64 inside, before;
     u64 of_warps[WARPS];
     u32 token;
-    // How many tokens are kept: more than KEPT_MAX if some found no room.
+    // The number of tokens to keep: above KEPT_MAX if some did not fit.
     u32 kept;
     u32 keys[KEPT_MAX], ids[KEPT_MAX];
 
     __device__ u64 sum(u32 bin) const { return u64(high[bin]) << 32 | low[bin]; }
 
-    // The addition of a low half that makes it wrap around carries.
+    // Adds to the halves, with a carry if the addition makes the low half wrap around.
     __device__ void add(u32 bin, u64 x) {
         const u32 part = u32(x), old = atomicAdd(&low[bin], part);
         const u32 above = u32(x >> 32) + (old + part < old);
@@ -90,7 +90,7 @@ struct Shared {
         __syncthreads();
     }
 
-    // Keeps a token of each lane that says so, in no order.
+    // Keeps a token of each lane for which `own` is set, in no particular order.
     __device__ void keep(bool own, u32 key, u32 token) {
         const u32 lanes = __ballot_sync(ALL_LANES, own);
         if (lanes == 0) return;
@@ -102,7 +102,7 @@ struct Shared {
     }
 };
 
-// Over all threads; each gets the result.
+// Reduces over all threads; each gets the result.
 template <typename Reduce>
 __device__ inline u64 block_reduce(Shared& shared, u64 x, Reduce reduce) {
     for (int step = 16; step > 0; step /= 2) x = reduce(x, __shfl_xor_sync(ALL_LANES, x, step));
@@ -136,7 +136,7 @@ __device__ inline void load4(float (&x)[4], const float* logits, u32 vocab, u32 
     }
 }
 
-// At least 1 unless impossible.
+// The weight of a key: at least 1 unless the token is impossible.
 __device__ inline u64 weight(u32 key) {
     return key == IMPOSSIBLE ? 0 : __float2ull_rn(exp2f(POWERS - float(key) * POWERS_PER_KEY));
 }
@@ -148,10 +148,10 @@ struct Row {
     float max;
     // log2(e) / temperature.
     float powers_per_logit;
-    // min_p cuts off larger keys.
+    // The largest key that min_p admits.
     u32 key_max;
 
-    // Ascends as likelihood descends.
+    // The key of a logit, which ascends as likelihood descends.
     __device__ u32 key(float logit) const {
         const float powers = (max - logit) * powers_per_logit;
         if (!(powers < POWERS)) return IMPOSSIBLE;
@@ -159,7 +159,7 @@ struct Row {
         return key <= key_max ? key : IMPOSSIBLE;
     }
 
-    // Calls `take(key, token)` for all of them, shared out among the threads, and for impossible ones beyond the vocabulary.
+    // Calls `take(key, token)` for all tokens, distributed among the threads, and for impossible ones beyond the vocabulary.
     // Warps stay together.
     template <typename Take>
     __device__ void each(Take take) const {
@@ -174,7 +174,7 @@ struct Row {
     }
 };
 
-// The tokens of a row, or all that matter of them, which are kept.
+// All tokens of a row, or only those that matter, which are kept in shared memory.
 struct Tokens {
     const Row& row;
     u32 kept;
@@ -226,11 +226,11 @@ __device__ inline void find_bin(Shared& shared, u64 target) {
 
 struct Found {
     u32 digits;
-    // Measure of what comes before, and of what has these digits.
+    // The measure of tokens before, and of tokens with these digits.
     u64 before, inside;
 };
 
-// Finds the next 8 bits, from `shift` on, of where the running sum of `measure(key, token)` exceeds `target`, in the order
+// Finds the next 8 bits, from `shift` on, of the place where the running sum of `measure(key, token)` exceeds `target`, in the order
 // of `digits(key, token)`.
 template <typename Digits, typename Measure>
 __device__ void narrow(Shared& shared, const Tokens& tokens, Found& found, int shift, u64 target, Digits digits, Measure measure) {
@@ -247,8 +247,8 @@ __device__ void narrow(Shared& shared, const Tokens& tokens, Found& found, int s
     found.inside = shared.inside;
 }
 
-// In the order of likelihood. `measure` is zero for impossible tokens. In the end `tokens` has those with the key found,
-// and it may lack others.
+// Finds the place in the order of likelihood. `measure` is zero for impossible tokens. Afterwards `tokens` contains those with the key
+// found, and may lack others.
 template <typename Measure>
 __device__ Found descend_by_key(Shared& shared, Tokens& tokens, u64 target, Measure measure) {
     Found found = {0, 0, 0};
@@ -305,16 +305,16 @@ __device__ u32 draw_by_id(Shared& shared, const Row& row, u64 random) {
     return start + of_warp * 32 + shared.bin;
 }
 
-// How much of `total` is enough for top_p.
+// The part of `total` that suffices for top_p.
 __device__ inline u64 enough_for(float top_p, u64 total) {
     return top_p < 1.0f ? min(max(u64(ceil(double(top_p) * double(total))), u64(1)), total) : total;
 }
 
-// The token that `random` selects among those that filters leave, by likelihood. `tokens` has all of these; the row's have
-// a weight of `total` together. `top_k` is 0 if it cuts nothing.
+// The token that `random` selects among those that the filters leave, by likelihood. `tokens` contains all of these; the row's tokens have
+// a total weight of `total`. `top_k` is 0 if it cuts nothing.
 __device__ u32 draw_by_key(Shared& shared, const Tokens& tokens, u32 top_k, float top_p, u64 total, u64 random) {
     const auto by_weight = [](u32 key, u32) { return weight(key); };
-    // Filters cut the order of keys somewhere: `total` is the weight of what stays.
+    // Filters cut the order of keys at some place: `total` is the weight of the tokens that remain.
     if (top_k) {
         Tokens near = tokens;
         const Found last = descend_by_key(shared, near, top_k - 1, [](u32 key, u32) { return u64(key != IMPOSSIBLE); });
@@ -334,7 +334,7 @@ __device__ u32 draw_by_key(Shared& shared, const Tokens& tokens, u32 top_k, floa
     const Found drawn = descend_by_key(shared, near, target, by_weight);
     const u64 each = weight(drawn.digits);
     if (drawn.inside == each) {
-        // No other has that key.
+        // No other token has that key.
         near.each(shared, [&](u32 key, u32 token) {
             if (key == drawn.digits) shared.token = token;
         });
@@ -354,7 +354,7 @@ __device__ u32 draw_by_key(Shared& shared, const Tokens& tokens, u32 top_k, floa
 // The token that the 53 bits of `random` select.
 __device__ u32 draw(Shared& shared, const Row& row, const Request& request, u64 random) {
     const bool by_rank = request.top_k > 0 && request.top_k < row.vocab;
-    // Nothing needs an order of likelihood: as the CPU's, the draw goes by id. Row::key knows min_p.
+    // No order of likelihood is needed: as on the CPU, the draw goes by id. Row::key applies min_p.
     if (!by_rank && request.top_p >= 1.0f) return draw_by_id(shared, row, random);
 
     shared.keep_none();
@@ -389,7 +389,7 @@ __device__ inline u32 argmax(Shared& shared, const float* logits, u32 vocab) {
             if (x[i] > largest || own == NO_TOKEN && x[i] == NEG_INFINITY) largest = x[i], own = first + i;
         }
     }
-    // Larger logit first, then smaller id, as one integer; nothing is zero. The addition makes negative zero zero.
+    // Orders by larger logit, then by smaller id, as one integer that is never zero. The addition turns negative zero into zero.
     const u32 bits = __float_as_uint(largest + 0.0f);
     const u32 ordered = bits >> 31 ? ~bits : bits | 1u << 31;
     const u64 best = block_reduce(shared, own == NO_TOKEN ? 0 : u64(ordered) << 32 | ~own, [](u64 a, u64 b) { return max(a, b); });

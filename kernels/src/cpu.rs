@@ -3,12 +3,11 @@
 //! The arithmetic is stated once, for a virtual machine with 16 lanes of f32 (`simd`). AVX-512 holds the 16 lanes in
 //! one register, AVX2 in two, NEON in four, portable code in an array; all give the same bits.
 //!
-//! Products and attention have their lanes along the outputs: each number is one chain of fused multiply-adds in
-//! ascending order (`gemm::micro_kernel`). For bf16 weights, activations are rounded to bf16 too, and the chain takes
-//! pairs of inputs, the odd one first (`gemm::panel`): the order of AVX-512 BF16, at twice the rate, used where a test
-//! at start-up finds it exact (`simd::proof`). AMX adds in another order (`gemm::amx`), at many times the rate: the one
-//! exception, and machines of different order never share KV. Norms and softmax sum lane by lane in ascending order,
-//! then add the lanes in one fixed tree.
+//! Products and attention have their lanes along the outputs: each number is one chain of fused multiply-adds in ascending order
+//! (`gemm::micro_kernel`). For bf16 weights, activations are also rounded to bf16, and the chain takes pairs of inputs, the odd one first
+//! (`gemm::panel`): the order of AVX-512 BF16, at twice the rate, used if a test at start-up finds it exact (`simd::proof`). AMX adds in a
+//! different order (`gemm::amx`), at many times the rate: it is the one exception, and machines of different order never share KV. Norms
+//! and softmax sum lane by lane in ascending order, then add the lanes in one fixed tree.
 //!
 //! - `isa`: instruction sets; `dispatch`: running a kernel on one; `simd`: the 16-lane machine
 //! - `threads`: the thread pool; `memory`: aligned memory in huge pages
@@ -71,14 +70,14 @@ impl FromStr for Isa {
 /// An instruction set and threads, on which kernels run.
 pub struct Cpu {
     isa: Isa,
-    /// `None`: only the calling thread.
+    /// `None` if only the calling thread computes.
     pool: Option<ThreadPool>,
     arena: Arena,
 }
 
 impl Cpu {
-    /// `isa`: `None` picks the best. `threads`: at least 1, the caller's among them. If the process may run on exactly
-    /// that many cores, each thread but the caller's is pinned to one.
+    /// Creates a pool of `threads` threads, at least 1, the caller's included. `isa`: if `None`, the best is chosen. If the process may run
+    /// on exactly that many cores, each thread but the caller's is pinned to one.
     pub fn new(isa: Option<Isa>, threads: usize) -> Result<Cpu, KernelError> {
         let isa = isa.unwrap_or_else(Isa::best);
         if !isa.is_available() {
@@ -141,7 +140,7 @@ impl Cpu {
     }
 }
 
-/// Numbers of light work in a task: some microseconds, more than the cost of handing it to another thread.
+/// Numbers of light work per task: some microseconds, more than the cost of handing the task to another thread.
 const NUMBERS_PER_TASK: usize = 1 << 13;
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
 //! The operations on NVIDIA GPUs from sm_80 (A100) on, tuned for Hopper.
 //!
-//! All CUDA libraries are loaded at run time: a program with this in it also starts where there are none, and runs on
-//! the CPU. Kernels are CUDA C++ (`kernels/cu`, one per file, which says what it does and why), compiled by NVRTC for
-//! the present device and cached on disk. Calls are asynchronous unless they say otherwise; after an error that says
-//! the device failed, nothing computed since may be used.
+//! All CUDA libraries are loaded at run time: a program that contains this crate also starts on machines without them, and runs on the CPU.
+//! Kernels are CUDA C++ (`kernels/cu`, one per file, with its purpose and reasons at the top), compiled by NVRTC for the present device and
+//! cached on disk. Calls are asynchronous unless stated otherwise; after an error that says the device failed, nothing computed since may
+//! be used.
 //!
-//! Activations are bf16, K and V that or 8-bit integers; the residual stream, logits and all sums are f32. Attention,
-//! norms and sampling give a row the same bits in any batch and any chunking; matrix products do not (see [`gemm`]).
+//! Activations are bf16, K and V bf16 or 8-bit integers; the residual stream, logits and all sums are f32. Attention, norms and sampling
+//! give a row the same bits in any batch and any chunking; matrix products do not (see [`gemm`]).
 //!
-//! - [`error`]: what can go wrong, and what to do
+//! - [`error`]: errors, with their remedies
 //! - [`compile`]: CUDA C++ to machine code; [`cache`]: keeping it on disk
 //! - [`mod@libraries`]: CUDA's libraries, their versions and files
 //! - [`device`]: a device, its memory and streams
 //! - [`kernels`]: all kernels, loaded for one kind of heads; `launch`: launching one
-//! - [`elementwise`], [`attention`], [`sampling`]: the operations; `prefill_kernel`: which prefill kernel suits a
+//! - [`elementwise`], [`attention`], [`sampling`]: the operations; `prefill_kernel`: the choice of a prefill kernel for a
 //!   device
 //! - [`experts`]: layers of experts
 //! - [`gemm`]: matrix products in bf16 and FP8, by cuBLASLt

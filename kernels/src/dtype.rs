@@ -39,15 +39,15 @@ pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
 /// 2022) times `scale`, rounded to the bits of bf16. Both steps round, as PyTorch's do: the product to f32, which holds it
 /// exactly if the scale has at most 20 significant bits, and that to bf16. The byte is not NaN, and the product finite.
 ///
-/// Without branches or tables, for the compiler to do several at a time.
+/// There are no branches or tables, so that the compiler can vectorize it.
 #[inline(always)]
 pub fn e4m3_to_bf16(byte: u8, scale: f32) -> u16 {
     let magnitude = u32::from(byte & 0x7f);
-    // Exponents are biased by 7, f32's by 127. The smallest have no leading one, so it is taken off again.
+    // Exponents are biased by 7, those of f32 by 127. The smallest numbers have no leading one, so it is subtracted again.
     let (bias, leading) = if magnitude < 8 { (121 << 23, 1.0 / 64.0) } else { (120 << 23, 0.0) };
     let number = f32::from_bits((magnitude << 20) + bias) - leading;
     let product = (number * scale).to_bits() | u32::from(byte & 0x80) << 24;
-    // To nearest, ties to even.
+    // Rounds to nearest, ties to even.
     ((product + 0x7fff + (product >> 16 & 1)) >> 16) as u16
 }
 
@@ -64,7 +64,7 @@ pub fn is_e4m3_nan(byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    /// As the format is defined.
+    /// The number by definition of the format.
     fn e4m3(byte: u8) -> f32 {
         let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7) / 8.0);
         let magnitude = if exponent == 0 { mantissa * 2f32.powi(-6) } else { (1.0 + mantissa) * 2f32.powi(exponent - 7) };

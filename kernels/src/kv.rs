@@ -1,4 +1,4 @@
-//! What a block of K and V holds, and where.
+//! The layout of a block of K and V.
 
 use crate::dtype::Dtype;
 use std::ops::Range;
@@ -6,11 +6,11 @@ use std::ops::Range;
 /// Positions in a block: as many as a vector holds attention scores.
 pub const BLOCK_POSITIONS: usize = 16;
 
-/// How K and V are stored.
+/// The storage of K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum KvStorage {
     Float(Dtype),
-    /// 8-bit integers, and for each position and head an f32 scale that makes the largest number 127. On a CPU, of a head's
+    /// 8-bit integers, and for each position and head an f32 scale that makes the largest number 127. On a CPU, they represent a head's
     /// Hadamard transform.
     Int8,
 }
@@ -30,7 +30,7 @@ impl KvStorage {
     }
 }
 
-/// A block: `[layer][K, V][kv head]`, and for each head on a CPU (`cuda::kv` says what differs on a GPU)
+/// A block: `[layer][K, V][kv head]`, and for each head on a CPU (`cuda::kv` gives the differences on a GPU)
 ///
 /// ```text
 ///           f32, f16                      bf16                                   int8
@@ -49,7 +49,8 @@ pub struct KvLayout {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub dtype: KvStorage,
-    /// V is the first so many numbers of K, an even number, and not stored by itself; `None`: V is stored, of `head_dim` numbers.
+    /// The count of K's first numbers, an even number, that are also V, which is not stored separately; `None` if V is stored, with
+    /// `head_dim` numbers.
     pub latent: Option<usize>,
 }
 
@@ -69,7 +70,7 @@ impl KvLayout {
         self.latent.unwrap_or(self.head_dim)
     }
 
-    /// K and V, or K alone.
+    /// The number of parts: K and V, or K alone.
     fn parts(&self) -> usize {
         if self.latent.is_some() { 1 } else { 2 }
     }

@@ -1,11 +1,11 @@
-//! Numeric kernels: operations on the CPU and on CUDA devices. They know no transformer.
+//! Numeric kernels: operations on the CPU and on CUDA devices. They know nothing about transformers.
 //!
-//! **Exactness contract.** The bits of an output row depend on that row's inputs alone: not on the batch around it, the
-//! tiling, the number of threads, or the instruction set. ([`cpu`] says how; [`cuda`], where it holds on a GPU.)
+//! **Exactness contract.** The bits of an output row depend on that row's inputs alone: not on the batch around it, the tiling, the number
+//! of threads, or the instruction set. ([`cpu`] explains how; [`cuda`], to what extent it holds on a GPU.)
 //!
-//! - [`dtype`], [`matrix`]: numbers as files store them
+//! - [`dtype`], [`matrix`]: numbers as stored in files
 //! - [`kv`]: what a block of K and V holds, and where
-//! - [`cpu`]: the operations with SIMD and threads
+//! - [`kv`]: the layout of a block of K and V
 //! - [`cuda`]: the same and sampling on NVIDIA GPUs
 //!
 //! Broken contracts (wrong lengths) panic by assertion: callers own the shapes. Nothing here reads a file or talks to a

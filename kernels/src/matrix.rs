@@ -1,4 +1,4 @@
-//! A row-major matrix as a file stores it.
+//! A row-major matrix as stored in a file.
 
 use crate::dtype::Dtype;
 

@@ -11,7 +11,7 @@ use tidemill_kernels::{
 };
 
 const ARCHS: [Arch; 2] = [Arch::SM_80, Arch::SM_90A];
-/// The smallest, the largest, and those of real models.
+/// The smallest and the largest head sizes, and those of real models.
 const HEAD_DIMS: [usize; 8] = [16, 32, 64, 80, 96, 112, 128, 256];
 /// Head sizes of models whose attention has a cap or sinks.
 const HEAD_DIMS_OF_FORMS: [usize; 3] = [64, 128, 256];
@@ -45,7 +45,7 @@ fn resources(log: &str) -> Vec<Resources> {
         .collect()
 }
 
-/// All kernels that suit a device, with what is defined, and the heads of those that are compiled for them.
+/// The reports on all kernels that suit a device, with their definitions, and the heads of those that are compiled for them.
 fn reports(arch: Arch) -> Vec<(String, Resources)> {
     let mut reports = Vec::new();
     for source in SOURCES {

@@ -1,5 +1,5 @@
-//! Checks of the CUDA kernels' machine code, which needs no GPU to be read. The assembler reorders what the sources say:
-//! a kernel whose results are right may have lost what makes it fast, and no interpreter of PTX can tell.
+//! Checks of the CUDA kernels' machine code, which can be read without a GPU. The assembler reorders the sources: a kernel with correct
+//! results may have lost its speed, which no interpreter of PTX can detect.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use tidemill_kernels::{
     cuda::compile::{self, Arch, Heads, Source},
 };
 
-/// The disassembler: in the folder of programs beside that of NVRTC, or wherever programs are.
+/// The disassembler: in the folder of programs beside NVRTC's, or in the search path.
 fn disassembler() -> PathBuf {
     let folders = |variable: &str| env::var_os(variable).map(|paths| env::split_paths(&paths).collect::<Vec<_>>()).unwrap_or_default();
     let beside_libraries = folders("LD_LIBRARY_PATH").into_iter().map(|folder| folder.join("../bin"));
@@ -27,12 +27,12 @@ fn disassembler() -> PathBuf {
 #[derive(Default, Debug)]
 struct Code {
     instructions: Vec<String>,
-    /// Which instruction a label stands before.
+    /// The index of the instruction that follows each label.
     labels: BTreeMap<String, usize>,
 }
 
 impl Code {
-    /// Every kernel of a listing by its name.
+    /// Reads all kernels of a listing, by name.
     fn read(listing: &str) -> BTreeMap<String, Code> {
         let mut kernels: BTreeMap<String, Code> = BTreeMap::new();
         let mut current: Option<&mut Code> = None;
@@ -53,7 +53,7 @@ impl Code {
         kernels
     }
 
-    /// Places of the instructions that contain `what`.
+    /// The indices of the instructions that contain `what`.
     fn all(&self, what: &str) -> Vec<usize> {
         (0..self.instructions.len()).filter(|&i| self.instructions[i].contains(what)).collect()
     }
@@ -62,11 +62,11 @@ impl Code {
         self.all(what).iter().filter(|i| within.contains(i)).count()
     }
 
-    /// From the target of each branch that leads back to the branch itself.
+    /// The loops: from the target of each backward branch to the branch itself.
     fn loops(&self) -> Vec<std::ops::Range<usize>> {
         let target = |instruction: &str| self.labels.get(instruction.split_once("`(")?.1.split(')').next()?).copied();
         let branches = self.all("BRA").into_iter().filter_map(|i| Some(target(&self.instructions[i])?..i + 1));
-        // The trap behind a kernel's end branches to itself.
+        // The trap after a kernel's end branches to itself.
         branches.filter(|within| within.len() > 1).collect()
     }
 
@@ -78,7 +78,7 @@ impl Code {
     }
 }
 
-/// A kernel's machine code, and how many registers a thread has.
+/// A kernel's machine code, and the number of registers per thread.
 fn code(source: &Source, kernel: &str, arch: Arch, heads: Heads) -> (Code, usize) {
     let compiled = compile::compile(source, arch, heads).unwrap_or_else(|error| panic!("{error}"));
     let report =
@@ -97,10 +97,10 @@ fn int8(dim: usize) -> Heads {
     Heads { dim, kv: KvStorage::Int8 }
 }
 
-/// What a multiprocessor has, on every device that kernels are compiled for.
+/// The registers of a multiprocessor, on every device that kernels are compiled for.
 const REGISTERS: usize = 65_536;
 
-/// What a division of floats or integers takes.
+/// The instructions of a division of floats or integers.
 const DIVISION: [&str; 2] = ["FCHK", "MUFU.RCP"];
 
 #[test]
@@ -111,16 +111,16 @@ fn prefill_on_hopper_keeps_the_tensor_cores_busy() {
         let all = code.loop_with("WARPGROUP.DEPBAR.LE gsb0, 0x1");
         let next = |what: &str, from: usize| code.all(what).into_iter().find(|&i| i >= from).unwrap_or(code.instructions.len());
 
-        // A lane has 64 scores, and two factors for what it had before.
+        // A lane has 64 scores, and two factors for the earlier sums.
         let under_values = scores_wait..next("WARPGROUP.DEPBAR.LE gsb0, 0x0", scores_wait).min(all.end);
         assert_eq!(code.count("MUFU.EX2", &under_values), 66, "{heads:?}: exponentials while P V is on its way");
         assert_eq!(code.count("MUFU.EX2", &all), 66, "{heads:?}: exponentials of a tile");
 
-        // K is there; V is, too.
+        // Waits for K, and then for V.
         let barriers = code.all("BAR.SYNC").into_iter().filter(|i| all.contains(i)).collect::<Vec<_>>();
         let [k_barrier, v_barrier] = barriers[..] else { panic!("{heads:?}: two barriers, not {}", barriers.len()) };
         let idle = k_barrier..next("HGMMA", k_barrier);
-        // What was summed before is scaled, and exponentials are packed.
+        // The earlier sums are scaled, and exponentials are packed.
         assert!(idle.len() <= 96, "{heads:?}: {} instructions from the barrier to the first product", idle.len());
 
         let products = idle.end..code.all("HGMMA").into_iter().rfind(|&i| i < scores_wait).expect("products") + 1;
@@ -137,7 +137,7 @@ fn prefill_on_hopper_keeps_the_tensor_cores_busy() {
 
 #[test]
 fn decode_asks_for_a_whole_block_before_it_computes() {
-    // 8-bit integers are converted while others are on their way.
+    // 8-bit integers are converted while others are in flight.
     for (heads, first_loads, loads) in [(Heads::bf16(64), 8, 8), (Heads::bf16(128), 16, 16), (int8(64), 10, 12), (int8(128), 12, 20)] {
         for arch in [Arch::SM_80, Arch::SM_90A] {
             let (code, registers) = code(&compile::ATTENTION_DECODE, "attention_decode", arch, heads);

@@ -26,7 +26,7 @@ use tidemill_kernels::{
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// All weights with other names: some repositories have it beside the other files, or alone.
+/// Mistral's own layout: all weights in one file under other names. Some repositories have it beside the other files, or alone.
 const CONSOLIDATED: &str = "consolidated.safetensors";
 /// Hub checkpoints of a trillion parameters have some hundreds of files.
 const FILES_MAX: usize = 4096;
@@ -43,7 +43,7 @@ impl Mapped {
         &self.map[self.range.clone()]
     }
 
-    /// Some of these bytes.
+    /// A part of these bytes.
     pub(crate) fn part(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.range.len(), "a part of them");
         Self { map: self.map.clone(), range: self.range.start + range.start..self.range.start + range.end }
@@ -85,9 +85,9 @@ impl WeightMatrix {
 /// The open files of a checkpoint.
 pub(crate) struct Checkpoint {
     files: Vec<TensorFile>,
-    /// Which file holds a tensor; `None` for a single file.
+    /// The file that holds each tensor; `None` for a single file.
     index: Option<HashMap<String, usize>>,
-    /// Named in the error about a missing tensor.
+    /// The path that the error about a missing tensor names.
     looked_in: PathBuf,
     taken: Vec<Taken>,
 }
@@ -96,7 +96,7 @@ struct TensorFile {
     path: PathBuf,
     map: Arc<Mmap>,
     metadata: Metadata,
-    /// Where tensor bytes begin.
+    /// The offset at which tensor bytes begin.
     data: usize,
 }
 
@@ -109,7 +109,7 @@ struct Taken {
     shape: Vec<usize>,
 }
 
-/// How a tensor's numbers are stored.
+/// The format in which a tensor's numbers are stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Numbers {
     Float(Dtype),
@@ -239,13 +239,13 @@ impl Checkpoint {
         Ok(self.numbers(name, shapes)?.0)
     }
 
-    /// The same, with the type in which they are stored.
+    /// As [`scales`](Self::scales), with the type in which the numbers are stored.
     pub(crate) fn numbers(&mut self, name: &str, shapes: &[Vec<usize>]) -> Result<(Vec<f32>, Dtype), ModelError> {
         let (bytes, dtype) = self.take_floats(name, shapes)?;
         Ok((decode(dtype, bytes.get()), dtype))
     }
 
-    /// What is wrong with a tensor that is there.
+    /// An error about a tensor; if the tensor is missing, the error that says so.
     pub(crate) fn problem_of(&self, name: &str, problem: String) -> ModelError {
         match self.find(name) {
             Ok((file, _)) => ModelError::Tensor { tensor: name.to_owned(), path: file.path.clone(), problem },
@@ -253,8 +253,8 @@ impl Checkpoint {
         }
     }
 
-    /// Refuses a tensor of one layer more than the configuration counts: the model would compute something, but not
-    /// what it was trained for.
+    /// Refuses a tensor of one layer more than the configuration counts: the model would compute something, but not what it was trained
+    /// for.
     pub(crate) fn must_not_have(&self, name: &str) -> Result<(), ModelError> {
         match self.files.iter().find(|file| file.metadata.info(name).is_some()) {
             Some(file) => Err(ModelError::SurplusLayer { tensor: name.to_owned(), path: file.path.clone() }),
@@ -286,7 +286,7 @@ impl Checkpoint {
         Ok((file, file.metadata.info(name).ok_or_else(|| missing(&file.path))?))
     }
 
-    /// Takes a tensor of one of these shapes, the first of which is told where it has none of them.
+    /// Takes a tensor that has one of these shapes. The error names the first of them.
     fn take(&mut self, name: &str, shapes: &[Vec<usize>]) -> Result<&Taken, ModelError> {
         let (file, info) = self.find(name)?;
         if !shapes.contains(&info.shape) {
@@ -309,8 +309,8 @@ impl Checkpoint {
         Ok(self.taken.last().expect("just pushed"))
     }
 
-    /// BLAKE3 over all tensors taken, in order: names, dtypes, shapes and bytes. Reads every byte once, and so brings
-    /// the files into memory; `progress` gets (bytes done, bytes in all). Refuses numbers that are infinite or none.
+    /// BLAKE3 over all tensors taken, in order: names, dtypes, shapes and bytes. Reads every byte once, and so brings the files into
+    /// memory; `progress` gets (bytes done, bytes in all). Refuses infinities and NaN.
     pub(crate) fn digest(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<[u8; 32], ModelError> {
         let total = self.taken.iter().map(|taken| taken.bytes.range.len() as u64).sum();
         let mut done = 0;
@@ -352,8 +352,7 @@ impl Numbers {
         }
     }
 
-    /// Whether there is an infinity or something that is no number among them. Without an early end, so that the compiler looks at many at
-    /// a time.
+    /// Whether the numbers include an infinity or a NaN. There is no early exit, so that the compiler vectorizes the loop.
     fn any_faulty(self, bytes: &[u8]) -> bool {
         match self {
             Self::I32 | Self::U8 => false,
@@ -378,7 +377,7 @@ impl Numbers {
     }
 }
 
-/// Bits of the exponents: all of them are set in infinities and in what is no number.
+/// Bits of the exponent, all of which are set in infinities and NaN.
 const F32: u32 = 0x7f80_0000;
 const F16: u32 = 0x7c00;
 const BF16: u32 = 0x7f80;
@@ -389,7 +388,7 @@ fn is_faulty(bits: u32, exponent: u32) -> bool {
 }
 
 impl Taken {
-    /// The first number that is infinite or none.
+    /// An error that names the first number that is infinite or NaN.
     fn faulty(&self) -> ModelError {
         let bytes = self.bytes.get();
         let mut each = bytes.chunks_exact(self.numbers.bytes());
@@ -441,10 +440,10 @@ fn parts_beside(dir: &Path) -> Result<Vec<String>, ModelError> {
     Ok(parts)
 }
 
-/// Bytes of the length that begins the header.
+/// Bytes of the length at the start of the header.
 const LENGTH_BYTES: usize = 8;
 
-/// What is wrong with a file: if it ends early, the first tensor that is cut off.
+/// A description of the error; if the file ends early, it names the first tensor that is cut off.
 fn problem(file: &[u8], error: SafeTensorError) -> String {
     let cut = || {
         let header_bytes = usize::try_from(u64::from_le_bytes(*file.first_chunk::<LENGTH_BYTES>()?)).ok()?;

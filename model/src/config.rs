@@ -21,11 +21,11 @@ use std::path::Path;
 use tidemill_kernels::cpu::activation::Activation;
 use tidemill_proto::block::{KvDtype, KvShape, Token};
 
-/// A model's dimensions and settings. The serialized fields, besides the weights, decide the arithmetic; those of later families are left
-/// out where they say nothing, so that earlier layouts stay.
+/// A model's dimensions and settings. The serialized fields, besides the weights, decide the arithmetic. Fields that came with later
+/// families are omitted at their defaults, so that the layouts of earlier families stay the same.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ModelConfig {
-    /// Decides everything that the family's row says.
+    /// The name of the architecture, which decides everything in the family's row.
     pub(crate) architecture: &'static str,
     #[serde(skip)]
     pub(crate) family: &'static Family,
@@ -34,9 +34,9 @@ pub struct ModelConfig {
     pub(crate) intermediate: usize,
     pub(crate) layers: usize,
     pub(crate) heads: usize,
-    /// 1 for latent attention.
+    /// The number of KV heads; 1 for latent attention.
     pub(crate) kv_heads: usize,
-    /// For latent attention, of the part that rotates.
+    /// The dimension of a head; for latent attention, that of the part that rotates.
     pub(crate) head_dim: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) latent: Option<LatentConfig>,
@@ -51,9 +51,9 @@ pub struct ModelConfig {
     /// Layers that do not rotate queries and keys.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) unrotated: Vec<usize>,
-    /// Tokens that each layer attends to; `None`: all.
+    /// The sliding window of each layer, in tokens; `None` for layers that attend to all.
     pub(crate) windows: Vec<Option<usize>>,
-    /// The head shares the embedding's weights.
+    /// Whether the head shares the embedding's weights.
     pub(crate) tied: bool,
     pub(crate) qkv_bias: bool,
     pub(crate) output_bias: bool,
@@ -63,7 +63,7 @@ pub struct ModelConfig {
     pub(crate) experts: Option<ExpertConfig>,
     #[serde(skip_serializing_if = "is_silu", serialize_with = "as_debug")]
     pub(crate) activation: Activation,
-    /// The factor of scores; `None`: `1 / sqrt(head_dim)`.
+    /// The factor of scores; `1 / sqrt(head_dim)` if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) score_factor: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,15 +74,15 @@ pub struct ModelConfig {
     pub(crate) embedding_factor: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) residual_factor: Option<f32>,
-    /// This and the cap do not change KV blocks, but a worker's answers.
+    /// The factor of logits. This and the cap change a worker's answers, but not its KV blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) logit_factor: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) logit_cap: Option<f32>,
-    /// How weights in FP8 or in 4 bits are stored, if some are: a field named after them.
+    /// The storage of weights in FP8 or in 4 bits, if some are; serialized as a field with the scheme's name.
     #[serde(flatten)]
     pub(crate) quantization: Option<Scheme>,
-    /// Layers after the model's own that a checkpoint may have, to draft tokens: they are left in the file.
+    /// The number of layers after the model's own that predict draft tokens. They are not loaded.
     #[serde(skip)]
     pub(crate) draft_layers: usize,
     #[serde(skip)]
@@ -92,7 +92,7 @@ pub struct ModelConfig {
     pub(crate) eos: Vec<Token>,
 }
 
-/// Queries times `1 + beta ln(1 + floor(position / positions))`, as in Llama 4.
+/// The growth of queries with their position, by `1 + beta ln(1 + floor(position / positions))`, as in Llama 4.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(crate) struct QueryGrowth {
     beta: f32,
@@ -105,7 +105,7 @@ impl QueryGrowth {
     }
 }
 
-/// As in the file.
+/// Fields of `config.json` with fixed names; a family's row names others.
 #[derive(Deserialize)]
 struct RawConfig {
     vocab_size: usize,
@@ -148,9 +148,9 @@ impl RawConfig {
     }
 }
 
-/// No real model is larger, and products of three stay far from overflow.
+/// The largest size that is accepted. No real model is larger, and products of three sizes stay far from overflow.
 pub(crate) const SIZE_MAX: usize = 1 << 20;
-/// f32 counts positions exactly up to here.
+/// The longest context: f32 counts positions exactly up to here.
 const CONTEXT_MAX: usize = 1 << 24;
 const LAYERS_MAX: usize = 1 << 12;
 const VOCAB_MAX: usize = 1 << 24;
@@ -252,17 +252,17 @@ impl ModelConfig {
         KvShape { layers, kv_heads: self.kv_heads, head_dim, dtype, latent: self.latent.map(|latent| latent.rank) }
     }
 
-    /// The place of a layer's K and V in a block: that among the layers that attend.
+    /// The index of a layer's K and V in a block: its index among the layers that attend.
     pub(crate) fn kv_layer(&self, layer: usize) -> usize {
         layer - self.recurrent.as_ref().map_or(0, |recurrent| recurrent.layers_before(layer))
     }
 
-    /// The experts of a layer; `None`: it is dense.
+    /// The experts of a layer; `None` if it is dense.
     pub(crate) fn experts_of(&self, layer: usize) -> Option<&ExpertConfig> {
         self.experts.as_ref().filter(|experts| experts.dense_layers.binary_search(&layer).is_err())
     }
 
-    /// Which rotary settings a layer has: 0 for [`rope`](Self::rope), 1 for [`windowed_rope`](Self::windowed_rope).
+    /// The index of a layer's rotary settings: 0 for [`rope`](Self::rope), 1 for [`windowed_rope`](Self::windowed_rope).
     pub(crate) fn rope_of(&self, layer: usize) -> Option<usize> {
         let is_windowed = self.windowed_rope.is_some() && self.windows[layer].is_some();
         (!self.unrotated.contains(&layer)).then_some(usize::from(is_windowed))

@@ -1,11 +1,12 @@
 //! The model on this machine's cores.
 //!
-//! - [`model`]: loading, and what a loaded model tells about itself
+//! - [`model`]: loading, and the properties of a loaded model
 //! - `projection`: packed weights and activations, in f32, bf16 or 8-bit integers
-//! - `key_offset`: what keys in 8 bits are stored without
+//! - `key_offset`: the constant that is subtracted from keys before they are stored in 8 bits
 //! - [`forward`]: a batch of chunks through the layers, to logits; `band`: the rows that go through them together;
-//!   `short_conv`, `delta_rule`: layers that keep a state, `conv_inputs`: of which convolutions are a part; `states`: that state, in blocks;
-//!   `experts`: feed-forward layers of experts; `router`: which rows go to which; `latent`: attention over a compressed latent
+//!   `short_conv`, `delta_rule`: layers that keep a state; `conv_inputs`: the inputs of their convolutions; `states`: that state, in
+//!   blocks; `experts`: feed-forward layers of experts; `router`: the choice of experts for each row; `latent`: attention over a compressed
+//!   latent
 
 mod band;
 mod conv_inputs;
@@ -43,7 +44,7 @@ pub struct CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// With memory for `blocks` KV blocks.
+    /// Creates an executor with memory for `blocks` KV blocks.
     pub fn new(model: Model, blocks: usize) -> Self {
         let kv = model.new_kv(blocks);
         Self { model, kv, scratch: SamplerScratch::new() }
@@ -63,7 +64,7 @@ impl Executor for CpuExecutor {
         self.model.config().context_tokens()
     }
 
-    /// A state that has taken in a wrong guess cannot be taken back.
+    /// Only without states: one that includes a wrong guess cannot be rolled back.
     fn verifies_drafts(&self) -> bool {
         self.state_blocks() == 0
     }
@@ -115,7 +116,7 @@ impl Executor for CpuExecutor {
     }
 }
 
-/// What the layers compute for a segment.
+/// The chunk of rows that the layers compute for a segment.
 fn chunk<'a>(segment: &Segment<'a>) -> Chunk<'a> {
     let logits = match segment.wanted {
         Wanted::Nothing => LogitRows::None,

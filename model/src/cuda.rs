@@ -1,13 +1,13 @@
 //! The model on an NVIDIA GPU.
 //!
-//! Weights are bf16 whatever the checkpoint has, except those in FP8 that the device multiplies as they are. KV is bf16, or
-//! 8-bit integers with a scale for each position and head; sums are f32. A step has two parts: sequences that draw the
-//! next token from one token (`decode`: a recorded graph), and all others (`prefill`). Each part waits for its results;
-//! meanwhile the host only takes in blocks, which cross the bus on streams of their own (`blocks`).
+//! Weights are bf16 regardless of the checkpoint's type, except those in FP8 that the device multiplies as they are. KV is bf16, or 8-bit
+//! integers with a scale for each position and head; sums are f32. A step has two parts: sequences that draw the next token from one token
+//! (`decode`: a recorded graph), and all others (`prefill`). Each part waits for its results; meanwhile the host only accepts blocks, which
+//! cross the bus on streams of their own (`blocks`).
 //!
-//! - `lacks`: what the kernels do not compute; `shape`: the model's sizes, padded for the kernels; `weights`: the checkpoint on the device; `layers`: a batch
-//!   through the layers; `experts`: those of experts
-//! - `decode`, `prefill`: the two kinds of batches; `inputs`: what the host sends along; `sampling`: from logits to tokens
+//! - `lacks`: the features that the kernels lack; `shape`: the model's sizes, padded for the kernels; `weights`: the checkpoint on the
+//!   device; `layers`: a batch through the layers; `experts`: layers of experts
+//! - `decode`, `prefill`: the two kinds of batches; `inputs`: the numbers that the host sends along; `sampling`: from logits to tokens
 //! - `blocks`: KV blocks to and from the device; `outgoing`: pinned memory for those that leave
 //! - `checks`: whole models and sampling against the CPU
 
@@ -58,12 +58,12 @@ use tidemill_proto::{
 };
 use weights::{DeviceWeights, Fp8Products};
 
-/// Part of the layout fingerprint: changes whenever the same weights and tokens would give KV bytes that differ by more
-/// than rounding in batches does anyway.
+/// The arithmetic's number in the layout fingerprint. It changes whenever the same weights and tokens would give KV bytes that differ by
+/// more than batching already changes their rounding.
 const ARITHMETIC: u8 = 128;
-/// Where products are in FP8, which depends on the device too.
+/// The number with products in FP8, which also depend on the device.
 const ARITHMETIC_FP8: u8 = 129;
-/// Where they are only without a bias, which depends on the library too.
+/// The number with FP8 products only for projections without a bias, which also depends on the library.
 const ARITHMETIC_FP8_WITHOUT_BIAS: u8 = 130;
 
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ pub struct CudaOptions {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum KvBytes {
     Exactly(u64),
-    /// Whatever this process leaves of this share of the device's memory.
+    /// The part of this share of the device's memory that is left beside this process's other allocations.
     UpToShare(f32),
 }
 
@@ -98,17 +98,17 @@ pub struct CudaExecutor {
     sampling: Sampling,
     copies: BlockCopies,
     device: Device,
-    /// Why weights are not in FP8 here, or not all of them, although the checkpoint's are.
+    /// The reason why some or all weights are not in FP8 here, although the checkpoint's are.
     fp8_lacks: Option<String>,
 }
 
 impl CudaExecutor {
-    /// Loads a Hugging Face directory onto the first device, and prepares everything that steps need. `progress` gets
-    /// (bytes on the device, bytes in all).
+    /// Loads a Hugging Face directory onto the first device, and prepares everything that steps need. `progress` gets (bytes on the device,
+    /// bytes in all).
     pub fn load(dir: &Path, options: &CudaOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, ModelError> {
         let config = ModelConfig::load(dir)?;
         let shape = DeviceShape::of(&config, options.kv_dtype)?;
-        // Fails on missing libraries before it loads the weights.
+        // Missing libraries are reported before the weights are loaded.
         let device = Device::open(0, &options.kernel_cache)?;
         let (kernels, gemm) = (Kernels::load(&device, shape.kernel_heads(), shape.scoring)?, Gemm::new(&device)?);
 
@@ -157,7 +157,7 @@ impl CudaExecutor {
         self.layers.has_fp8()
     }
 
-    /// Why weights were dequantized, or some of them, although the checkpoint has them in FP8: what this device and its library lack.
+    /// The reason why some or all FP8 weights of the checkpoint were dequantized: a feature that this device or its library lacks.
     pub fn fp8_lacks(&self) -> Option<&str> {
         self.fp8_lacks.as_deref()
     }
@@ -185,8 +185,8 @@ impl CudaExecutor {
         Ok(results)
     }
 
-    /// Runs the largest prefill, and ten decode steps after it if there will be any, so that no request pays for the
-    /// first run. No block is in use yet.
+    /// Runs the largest prefill, and then ten decode steps if there will be any, so that no request pays for the first run. No block is in
+    /// use yet.
     fn warm_up(&mut self, decodes: bool) -> Result<(), CudaError> {
         let blocks: Vec<u32> = (0..self.kv.blocks().min(self.step_tokens.div_ceil(BLOCK_TOKENS) + 1) as u32).collect();
         let room = (blocks.len() * BLOCK_TOKENS).min(self.config.context_tokens);
@@ -247,7 +247,7 @@ impl Executor for CudaExecutor {
     }
 
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError> {
-        // Some may be on their way here.
+        // Some blocks may still be on their way to the device.
         self.copies.settle(&self.layers, &mut self.kv, blocks.iter().copied())?;
         Ok(BlockBytes::Pending(self.copies.read(&self.layers, &self.kv, &self.device, blocks)?))
     }
@@ -270,7 +270,7 @@ impl DeviceCopies for CudaExecutor {
 
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
-        // Blocks may be on their way into memory that ends here, on streams of their own. A device that failed copies nothing.
+        // Blocks may still be in flight, on streams of their own, to memory that is freed here. A device that failed copies nothing.
         let _ = self.device.synchronize();
     }
 }
@@ -292,7 +292,7 @@ fn device_blocks(device: &Device, layout: &KvLayout, bytes: KvBytes) -> Result<u
     let blocks = match bytes {
         KvBytes::Exactly(bytes) => blocks_that_fit(layout, usize::try_from(bytes).unwrap_or(usize::MAX), 0),
         KvBytes::UpToShare(share) => {
-            // Free memory alone is not enough to go by: others may be loading onto the device at this moment.
+            // Free memory alone is no guide: other processes may be loading onto the device at this moment.
             let ours = ((f64::from(share) * total as f64) as usize).saturating_sub(device.allocated_bytes());
             blocks_that_fit(layout, ours.min(free), UNSEEN_BYTES)
         }
@@ -304,7 +304,7 @@ fn device_blocks(device: &Device, layout: &KvLayout, bytes: KvBytes) -> Result<u
     Ok(blocks)
 }
 
-/// Memory of the driver: its context, kernels, graphs, copy buffers.
+/// Memory that the driver takes: its context, kernels, graphs and copy buffers.
 const UNSEEN_BYTES: usize = 1 << 30;
-/// With fewer nothing can be computed.
+/// The fewest blocks with which anything can be computed.
 const BLOCKS_MIN: usize = 2;

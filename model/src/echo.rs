@@ -1,8 +1,8 @@
-//! No model: everything around one, with results that are a hash of the token ids.
+//! An executor without a model: everything around one, with results that are a hash of the token ids.
 //!
-//! K and V of a position are a hash of all tokens up to it, chained from the position before *as it stands in its block*. The token drawn
-//! next follows from the last position's. So a block that was lost, mixed up or changed on its way changes the answer, as it does with a
-//! real model, at the price of a few nanoseconds per token. Steps can take time as those of a real device do.
+//! K and V of a position are a hash of all tokens up to it, chained from the position before *as it stands in its block*. The next token
+//! follows from the last position. So a block that was lost, mixed up or changed in transit changes the answer, as with a real model, at
+//! the cost of a few nanoseconds per token. Steps can take as much time as those of a real device.
 
 use crate::{
     config::ModelConfig,
@@ -17,29 +17,29 @@ use tidemill_proto::{
     step::{Segment, SegmentResult, Wanted},
 };
 
-/// Changes whenever the same tokens would give other bytes or another answer than before.
+/// The version in the fingerprint, which changes whenever the same tokens would give different bytes or a different answer.
 const VERSION: u32 = 1;
-/// Bytes of a position: K and V of one head of this many bf16 numbers.
+/// Bytes of a position for each dimension: K and V of one bf16 number. One head has all dimensions.
 const POSITION_BYTES_PER_DIM: usize = 2 * 2;
-/// The logit of the token that follows, where others are between 0 and 1: at any sensible temperature, no other is drawn.
+/// The logit of the next token. All others are between 0 and 1, so that no other is drawn at any sensible temperature.
 const CERTAIN: f32 = 1e4;
 
-/// What decides blocks and steps.
+/// The size of blocks and the duration of steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EchoOptions {
-    /// Bytes of a KV block. Rounded up to what a block of numbers can have.
+    /// Bytes of a KV block, rounded up to a possible size.
     pub block_bytes: usize,
     pub step: StepTime,
 }
 
-/// How long a step takes.
+/// The duration of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTime {
-    /// Any step,
+    /// Time of any step.
     pub base: Duration,
-    /// each prompt token in it,
+    /// Additional time per prompt token.
     pub prompt_token: Duration,
-    /// and each sequence that decodes.
+    /// Additional time per sequence that decodes.
     pub row: Duration,
 }
 
@@ -51,7 +51,7 @@ impl StepTime {
     }
 }
 
-/// A model's description with KV blocks, and no weights.
+/// The description of a model and its KV blocks, without weights.
 pub struct EchoExecutor {
     config: ModelConfig,
     shape: KvShape,
@@ -62,7 +62,7 @@ pub struct EchoExecutor {
 }
 
 impl EchoExecutor {
-    /// Reads `config.json` of a model directory. Its weights need not be there.
+    /// Reads `config.json` of a model directory. The weights are not needed.
     pub fn load(dir: &Path, options: &EchoOptions) -> Result<Self, ModelError> {
         let config = ModelConfig::load(dir)?;
         let head_dim = options.block_bytes.div_ceil(BLOCK_TOKENS * POSITION_BYTES_PER_DIM).next_multiple_of(2).max(2);
@@ -70,7 +70,7 @@ impl EchoExecutor {
         Ok(Self { config, shape, step: options.step, memory: Vec::new(), logits: Vec::new(), scratch: SamplerScratch::new() })
     }
 
-    /// With memory for `blocks` KV blocks.
+    /// Sets the number of KV blocks.
     #[must_use]
     pub fn with_blocks(mut self, blocks: usize) -> Self {
         self.memory = vec![0; blocks * self.shape.block_bytes()];
@@ -87,13 +87,13 @@ impl EchoExecutor {
         &mut self.memory[block as usize * bytes..][..bytes]
     }
 
-    /// What a position holds.
+    /// The hash at a position.
     fn state(&self, blocks: &[u32], position: usize) -> u64 {
         let bytes = self.shape.block_bytes() / BLOCK_TOKENS;
         let at = &self.block(blocks[position / BLOCK_TOKENS])[position % BLOCK_TOKENS * bytes..][..bytes];
         let words = || (0..).zip(at.chunks_exact(8).map(|word| u64::from_le_bytes(*word.first_chunk().expect("eight bytes"))));
         let state = words().next().map_or(0, |(_, word)| word);
-        // All of it counts, or a byte that changed might go unnoticed.
+        // All bytes count, as a changed byte might go unnoticed otherwise.
         state ^ words().fold(0, |changed, (i, word)| mix_changed(changed) ^ word ^ state_word(state, i))
     }
 
@@ -167,7 +167,7 @@ impl EchoExecutor {
         result
     }
 
-    /// What is wanted of row `i` of those with logits.
+    /// Fills in the result for row `i` of those with logits.
     fn conclude(&mut self, segment: &Segment<'_>, i: usize, state: u64, result: &mut SegmentResult) {
         let next = self.next_token(state);
         match segment.wanted {
@@ -183,7 +183,7 @@ impl EchoExecutor {
         }
     }
 
-    /// The token after a position. It ends no sequence, so that answers are as long as they may be.
+    /// The token after a position. It is never an end-of-sequence token, so that answers are as long as allowed.
     fn next_token(&self, state: u64) -> Token {
         let (vocab, eos) = (self.config.vocab() as u64, self.config.eos());
         let tokens = (0..=eos.len() as u64).map(|i| ((mix(state) + i) % vocab) as Token);
@@ -196,7 +196,7 @@ fn state_word(state: u64, i: u64) -> u64 {
     if i == 0 { state } else { mix(state ^ i) }
 }
 
-/// So that two changes do not cancel out.
+/// Mixes a change, so that two changes do not cancel out.
 fn mix_changed(changed: u64) -> u64 {
     if changed == 0 { 0 } else { mix(changed) }
 }
@@ -264,7 +264,7 @@ mod tests {
         }
         assert_eq!(next(&mut far, &tokens, 32, &[5, 6, 7], &greedy), whole);
         for byte in 0..16 {
-            // The last position's bytes are what the next one follows from.
+            // The next position's hash follows from the bytes of the last one.
             far.block_mut(6)[256 - 1 - byte] ^= 1;
             assert_ne!(next(&mut far, &tokens, 32, &[5, 6, 7], &greedy), whole, "byte {byte} from the end");
             far.block_mut(6)[256 - 1 - byte] ^= 1;

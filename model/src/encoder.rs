@@ -1,9 +1,9 @@
 //! Encoders: from a text's tokens to one row of numbers, an embedding or a classifier's logits.
 //!
-//! An encoder reads a text as a whole: each row attends to those after it too, so nothing of a prefix can be used again, and there is
-//! no KV to keep. A step's blocks are only where a layer's keys and values lie until the next layer's replace them.
+//! An encoder reads a text as a whole: each row also attends to those after it, so nothing of a prefix can be reused, and there is no KV to
+//! keep. A step's blocks only hold a layer's keys and values until the next layer's replace them.
 //!
-//! - `family`: the differences between families, a row each; `config`: `config.json` and the pooling, checked
+//! - `family`: the differences between families, one row each; `config`: `config.json` and the pooling, checked
 //! - `weights`: loading; `forward`: a batch of texts through the layers
 //!
 //! As with decoders, a text's numbers depend on that text alone, bit for bit: not on the batch, the threads or the instruction set (AMX's
@@ -31,7 +31,7 @@ pub struct EncoderExecutor {
 }
 
 impl EncoderExecutor {
-    /// With memory for `blocks` blocks of tokens at once.
+    /// Creates an executor with memory for `blocks` blocks of tokens at once.
     pub fn new(encoder: Encoder, blocks: usize) -> Self {
         let kv = encoder.new_kv(blocks);
         Self { encoder, kv }
@@ -70,7 +70,7 @@ impl Executor for EncoderExecutor {
     }
 
     /// # Panics
-    /// As every executor's, and on a segment that is not a whole text to be embedded.
+    /// As for every executor, and on a segment that is not a whole text to be embedded.
     fn step(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, ExecutorError> {
         let texts: Vec<_> = segments.iter().map(text).collect();
         let rows = self.encoder.encode(&texts, &mut self.kv);
@@ -80,7 +80,7 @@ impl Executor for EncoderExecutor {
     }
 
     fn write_block(&mut self, _: u32, _: &mut dyn FnMut(&mut [u8]) -> bool) -> Result<bool, ExecutorError> {
-        // Its blocks mean nothing between steps.
+        // Blocks have no meaning between steps.
         Ok(false)
     }
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint, and what to do about it.
+//! Errors of loading a checkpoint, with their remedies.
 
 use std::{io, path::PathBuf};
 use tidemill_kernels::{KernelError, cuda::CudaError};
@@ -7,7 +7,7 @@ use tidemill_kernels::{KernelError, cuda::CudaError};
 pub enum ModelError {
     #[error("cannot read {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
-    #[error("{path} is not what it should be: {source}")]
+    #[error("{path} has invalid contents: {source}")]
     Json { path: PathBuf, source: serde_json::Error },
     #[error("{path}: {problem}")]
     Config { path: PathBuf, problem: String },

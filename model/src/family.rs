@@ -1,4 +1,5 @@
-//! The differences between model families: a row each, in these [columns]. What a row does not say is as in the row that it begins from.
+//! The differences between model families: one row each, in these [columns]. A row inherits the columns that it does not set from the row
+//! that it is based on.
 
 mod columns;
 
@@ -7,10 +8,10 @@ pub(crate) use columns::{
     RopeRule, Scores, SharedExpert, SharedWidth, WidthRule, WindowRule,
 };
 
-/// The usual names of a gate, what it multiplies, and the projection of the product.
+/// The usual names of a gate, the projection that it multiplies, and the projection of the product.
 pub(crate) const GATED: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// Transformers 5 writes the second for either.
+/// The keys of the number of experts; transformers 5 writes the second one for either family.
 const EXPERT_COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
 const MIXTRAL_EXPERTS: ExpertRule = ExpertRule {
@@ -506,7 +507,7 @@ pub(crate) static FAMILIES: [Family; 29] = [
     },
 ];
 
-/// Architectures with a text model among others, whose settings are under `text_config`: its `model_type` says of which family it is.
+/// Multimodal architectures, whose text settings are under `text_config`; the `model_type` there gives the family.
 pub(crate) const MULTIMODAL: [&str; 4] = [
     "Gemma3ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
@@ -529,7 +530,7 @@ pub(crate) fn architectures() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|family| family.architecture).chain(MULTIMODAL)
 }
 
-/// The architecture whose name is nearest, by the insertions, deletions and replacements between the two.
+/// The architecture with the nearest name, by the number of insertions, deletions and replacements.
 pub(crate) fn nearest(name: &str) -> &'static str {
     architectures().min_by_key(|known| distance(name, known)).expect("there are families")
 }

@@ -2,7 +2,7 @@
 
 use crate::config::ModelConfig;
 
-/// Changes whenever the same weights and tokens would give other KV bytes than before.
+/// The version in the fingerprint, which changes whenever the same weights and tokens would give different KV bytes.
 const ARITHMETIC_VERSION: u32 = 8;
 
 /// Digest of weights, settings and arithmetic. Each backend numbers its arithmetics differently.

@@ -1,4 +1,4 @@
-//! Which tokens end a sequence: `generation_config.json` decides, or else `config.json`.
+//! The tokens that end a sequence: those in `generation_config.json`, or else in `config.json`.
 
 use crate::{error::ModelError, json::read_json};
 use serde::Deserialize;

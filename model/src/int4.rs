@@ -24,12 +24,12 @@ pub(crate) struct Int4Matrix {
     /// The type in which the file has the scales.
     dtype: Dtype,
     packing: Packing,
-    /// Outputs in the file, which may be more than are used.
+    /// The number of outputs in the file, some of which may be unused.
     outputs: usize,
     inputs: usize,
-    /// Inputs of a group.
+    /// The number of inputs per group.
     group: usize,
-    /// The group of each input, where they are not consecutive (GPTQ's `desc_act`).
+    /// The group of each input, if groups are not consecutive (GPTQ's `desc_act`).
     groups_of_inputs: Option<Arc<[u32]>>,
     used: Range<usize>,
     unpacked: OnceLock<Int4Rows>,
@@ -44,7 +44,7 @@ struct Int4Rows {
     zeros: Vec<u8>,
 }
 
-/// The names of tensors by packing: the integers, zeros and scales.
+/// The tensor names of a packing: the integers, zeros and scales.
 fn names(packing: Packing) -> [&'static str; 3] {
     match packing {
         Packing::Awq | Packing::Gptq { .. } => ["qweight", "qzeros", "scales"],
@@ -52,11 +52,11 @@ fn names(packing: Packing) -> [&'static str; 3] {
     }
 }
 
-/// The zero of what is stored without zeros: in the middle.
+/// The zero of formats that store none: the middle.
 const MIDDLE: u8 = 8;
 /// Integers in a word.
 const PER_WORD: usize = 8;
-/// The place of each of eight outputs in AWQ's words.
+/// The position of each of eight outputs in AWQ's words.
 const AWQ_PLACES: [usize; PER_WORD] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 impl Int4Matrix {
@@ -65,7 +65,7 @@ impl Int4Matrix {
         checkpoint.has(&format!("{module}.{}", names(scheme.packing)[0]))
     }
 
-    /// Takes a module's weight and what belongs to it.
+    /// Takes a module's weight and its accompanying tensors.
     pub(crate) fn take(
         checkpoint: &mut Checkpoint,
         scheme: &Int4Scheme,
@@ -115,7 +115,7 @@ impl Int4Matrix {
         })
     }
 
-    /// Some of its rows.
+    /// A part of its rows.
     pub(crate) fn rows_of(&self, rows: Range<usize>) -> Self {
         Self {
             words: self.words.clone(),
@@ -136,7 +136,7 @@ impl Int4Matrix {
         self.inputs
     }
 
-    /// The type of its numbers when they are dequantized: that of the scales, as is usual, but not more than 16 bits.
+    /// The type of its numbers when they are dequantized: that of the scales, as is usual, but at most 16 bits.
     pub(crate) fn dtype(&self) -> Dtype {
         match self.dtype {
             Dtype::F16 => Dtype::F16,
@@ -144,7 +144,7 @@ impl Int4Matrix {
         }
     }
 
-    /// Whether products can take it as it is: groups are consecutive and made of those of the activations, and scales have 16 bits.
+    /// Whether products can take it as it is: its groups are consecutive and made of the activations' groups, and its scales have 16 bits.
     pub(crate) fn can_stay(&self) -> bool {
         let fits = self.group == self.inputs || self.group.is_multiple_of(GROUP);
         fits && self.groups_of_inputs.is_none() && self.dtype != Dtype::F32
@@ -158,7 +158,7 @@ impl Int4Matrix {
         self.inputs.div_ceil(2)
     }
 
-    /// Brings the integers into order, on all threads of `cpu`. Otherwise the first use does it on one.
+    /// Reorders the integers, on all threads of `cpu`. Otherwise the first use does so on one thread.
     pub(crate) fn unpack(&self, cpu: &Cpu) {
         self.unpacked_by(|parts| cpu.for_each_mut(parts, |(first, part)| self.unpack_rows(*first, part)));
     }
@@ -167,7 +167,7 @@ impl Int4Matrix {
         self.unpacked_by(|parts| parts.iter_mut().for_each(|(first, part)| self.unpack_rows(*first, part)))
     }
 
-    /// The rows in order; `unpack` fills parts of their integers, each from a row on.
+    /// The rows in order. `unpack` fills slices of their integers, each of which begins at the given row.
     fn unpacked_by(&self, unpack: impl FnOnce(&mut [(usize, &mut [u8])])) -> &Int4Rows {
         self.unpacked.get_or_init(|| {
             let mut integers = vec![0; self.rows() * self.row_bytes()];
@@ -191,8 +191,8 @@ impl Int4Matrix {
         }
     }
 
-    /// Integers of the used rows from `first` on, as many as `to` has room for. Words are read in the order in which they lie, where
-    /// inputs come first.
+    /// Unpacks the integers of the used rows from `first` on, as many as `to` has room for. If inputs come first, words are read in the
+    /// order of the file.
     fn unpack_rows(&self, first: usize, to: &mut [u8]) {
         let row_bytes = self.row_bytes();
         let outputs = self.used.start + first..self.used.start + first + to.len() / row_bytes;
@@ -214,7 +214,7 @@ impl Int4Matrix {
             Packing::Awq => integer(word_of(zeros, group * (self.outputs / PER_WORD) + output / PER_WORD), AWQ_PLACES[output % PER_WORD]),
             Packing::Gptq { is_less_one } => {
                 let word = word_of(zeros, group * (self.outputs / PER_WORD) + output / PER_WORD);
-                // Whole words were made less by as much: a zero of 0 has borrowed from its neighbour.
+                // Whole words were decremented by as much: a zero of 0 has borrowed from its neighbour.
                 let word = if is_less_one { word.wrapping_add(0x1111_1111) } else { word };
                 integer(word, output % PER_WORD)
             }
@@ -244,7 +244,7 @@ impl Int4Matrix {
     }
 }
 
-/// Rows whose words lie in the same cache lines where outputs are packed.
+/// Rows whose words share cache lines if outputs are packed.
 const UNPACKED_TOGETHER: usize = 128;
 
 fn word_of(words: &Mapped, index: usize) -> u32 {

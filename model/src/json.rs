@@ -4,7 +4,7 @@ use crate::error::ModelError;
 use serde::de::DeserializeOwned;
 use std::{fs, path::Path};
 
-/// Largest JSON file that is read. Real ones are below 100 kB; an index of thousands of tensors is a few MB.
+/// The largest JSON file that is read. Real ones are below 100 kB; an index of thousands of tensors is a few MB.
 const JSON_BYTES_MAX: u64 = 64 << 20;
 
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
@@ -21,5 +21,5 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
     serde_json::from_slice(&bytes).map_err(|source| ModelError::Json { path: path.to_owned(), source })
 }
 
-/// How a file begins that a clone without Git LFS has in place of a large one.
+/// The beginning of the pointer file that a clone without Git LFS has in place of a large file.
 pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";

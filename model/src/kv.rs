@@ -1,5 +1,5 @@
-//! The shape of KV blocks in the words of the protocol and in those of the kernels: converted here and nowhere else, as
-//! neither of the two crates knows the other.
+//! The shape of KV blocks in the protocol's terms and in the kernels'. They are converted here and nowhere else, as neither of the two
+//! crates depends on the other.
 
 use tidemill_kernels::{BLOCK_POSITIONS, Dtype, KvLayout, KvStorage};
 use tidemill_proto::block::{BLOCK_TOKENS, KvDtype, KvShape};

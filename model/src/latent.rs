@@ -4,20 +4,20 @@ use crate::config::{Fields, SIZE_MAX};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Numbers of the parts of queries, keys and values.
+/// The sizes of the parts of queries, keys and values.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(crate) struct LatentConfig {
-    /// The width that queries' input is compressed to; `None`: queries are made from the layer's input.
+    /// The width that queries' input is compressed to; if `None`, queries are made from the layer's input.
     pub(crate) query_rank: Option<usize>,
-    /// The latent that keys and values of all heads are made from.
+    /// The size of the latent that keys and values of all heads are made from.
     pub(crate) rank: usize,
-    /// The part of each head's query and key that does not rotate.
+    /// The size of the part of each head's query and key that does not rotate.
     pub(crate) plain: usize,
-    /// The part that rotates: each head's of the query, and one for all heads of the key.
+    /// The size of the part that rotates, which each head's query has, and one key for all heads.
     pub(crate) rotated: usize,
-    /// Each head's value.
+    /// The size of each head's value.
     pub(crate) value: usize,
-    /// Neighbouring numbers rotate together, not those half of `rotated` apart.
+    /// Whether neighbouring numbers rotate together, instead of those half of `rotated` apart.
     pub(crate) is_interleaved: bool,
 }
 

@@ -3,22 +3,22 @@
 //!
 //! - `config`: `config.json`, checked; `family`: the differences; `generation`: end-of-sequence ids; `json`: reading
 //!   such files
-//! - `quantization`: how FP8 weights are scaled, as `config.json` says; `weight`: a projection's weight, plain or quantized
+//! - `quantization`: the quantization of weights in `config.json`; `weight`: a projection's weight, plain or quantized
 //! - `int4`, `mxfp4`: matrices in 4 bits; `stacked`: the projections of all experts in one tensor
-//! - `latent`: the settings of latent attention; `recurrent`: of layers that keep a state
+//! - `latent`: the settings of latent attention; `recurrent`: those of layers that keep a state
 //! - `rope`: rotary frequencies; `norm`: a norm's weights
 //! - `checkpoint`: safetensors files, mapped and checked; their digest; `tensors`: the place of each tensor in the
 //!   model
-//! - `fingerprint`, `kv`: what a KV block's bytes depend on, and its shape in the kernels' words
+//! - `fingerprint`, `kv`: the inputs of a KV block's bytes, and its shape in the kernels' terms
 //! - [`executor`]: a model on some backend with its KV blocks, as engines drive it
-//! - [`cpu`], [`cuda`]: the backends; [`echo`]: none, for measuring everything around one
+//! - [`cpu`], [`cuda`]: the backends; [`echo`]: a backend without a model, for measuring everything around it
 //! - [`encoder`]: models that read a text as a whole, for embeddings and classes
 //! - [`sampler`]: a row of logits to a token; `penalties`; `rng`: the draws; `step`: from a segment's logits to its
 //!   result
 //!
-//! A row of logits depends on its sequence alone, bit for bit on a CPU (see `tidemill_kernels`); the token drawn from
-//! it depends on that row, the sequence and (seed, index). Files are not trusted: whatever they hold, loading ends in a
-//! model or in an error that names the file, the tensor or the field.
+//! A row of logits depends on its sequence alone, bit for bit on a CPU (see `tidemill_kernels`); the token drawn from it depends on that
+//! row, the sequence and (seed, index). Files are not trusted: whatever their contents, loading ends in a model or in an error that names
+//! the file, the tensor or the field.
 
 mod checkpoint;
 mod config;

@@ -1,7 +1,7 @@
 //! Matrices in MXFP4 (OCP Microscaling Formats, 2023): numbers of 4 bits (e2m1), 32 of which share a power of two (e8m0).
 //!
-//! A byte holds two numbers, the even input's in the low half. Products take them as they are; dequantized they are bf16, without rounding:
-//! two bits of mantissa fit, and so do all exponents.
+//! A byte holds two numbers, the even input's in the low half. Products take them as they are. Dequantizing them to bf16 needs no rounding,
+//! as it has room for two bits of mantissa and all exponents.
 
 use crate::{checkpoint::Mapped, stacked::Outputs};
 use std::{ops::Range, sync::LazyLock};
@@ -23,7 +23,7 @@ const EXPONENT_BIAS: i32 = 127;
 /// Twice the size of each number, by its lower three bits; the highest one is the sign.
 const TWICE: [u8; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
 
-/// `[outputs, inputs]`, of which some outputs are used.
+/// A matrix `[outputs, inputs]`, of which some outputs are used.
 pub(crate) struct Mxfp4Matrix {
     /// `[stored outputs, groups, BLOCK_BYTES]`
     pub(crate) blocks: Mapped,

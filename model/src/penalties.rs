@@ -2,7 +2,7 @@
 
 use tidemill_proto::{block::Token, sampling::Sampling, step::History};
 
-/// Repetition penalizes every token that occurred; presence and frequency those that were generated.
+/// Applies all penalties: repetition to every token that occurred, presence and frequency to those that were generated.
 pub(crate) fn penalize(history: &History, logits: &mut [f32], sampling: &Sampling) {
     for (token, subtracted) in penalized(history, sampling) {
         let Some(logit) = logits.get_mut(token as usize) else { continue };
@@ -11,7 +11,7 @@ pub(crate) fn penalize(history: &History, logits: &mut [f32], sampling: &Samplin
     }
 }
 
-/// The tokens whose logits change, each once, and what presence and frequency subtract after repetition.
+/// The tokens whose logits change, each once, and the amount that presence and frequency subtract after repetition.
 pub(crate) fn penalized(history: &History, sampling: &Sampling) -> impl Iterator<Item = (Token, f32)> {
     let &Sampling { repetition_penalty, frequency_penalty, presence_penalty, .. } = sampling;
     history.tokens().filter_map(move |(token, generated)| match generated {

@@ -1,13 +1,13 @@
-//! `quantization_config` of `config.json`: how a checkpoint's quantized weights are scaled, in the forms that are
-//! published. Everything else is refused by its name.
+//! `quantization_config` of `config.json`: the scaling of a checkpoint's quantized weights, in the forms that are published. Any other form
+//! is refused by name.
 //!
 //! - FP8, here: `compressed-tensors`, format `float-quantized` (llm-compressor): a scale per tensor, output channel or block;
 //!   `fbgemm_fp8` (Meta's Llama 3.1): a scale per output channel, and a bound on activations; `fp8` with `weight_block_size`
 //!   (DeepSeek, Qwen3): a scale per block
 //! - 4 bits: [`int4`]; [`mxfp4`]
 //!
-//! Which projections are quantized is up to their tensors (`weight`). Lists of modules that are not are checked against
-//! these.
+//! A projection's tensors decide whether it is quantized (`weight`). Lists of modules that are not quantized are checked against the
+//! tensors.
 
 pub(crate) mod int4;
 pub(crate) mod mxfp4;
@@ -19,23 +19,23 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// How FP8 weights are scaled, and what their activations are meant to be. Serialized for the fingerprint.
+/// The scaling of FP8 weights, and the intended precision of their activations. Serialized for the fingerprint.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Fp8Scheme {
-    /// What follows the module in the name of its scales.
+    /// The suffix of the scales' name, after the module's.
     pub(crate) scale_name: &'static str,
     pub(crate) scale_per: ScalePer,
     pub(crate) inputs: Inputs,
-    /// Modules that are said not to be quantized, as the file writes them.
+    /// Modules that the file lists as not quantized, as it writes them.
     #[serde(skip)]
     unquantized: Vec<String>,
 }
 
-/// What shares a scale.
+/// The numbers that share a scale.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(crate) enum ScalePer {
     Tensor,
-    /// A row is an output channel.
+    /// A row, which is an output channel.
     Row,
     Block {
         rows: usize,
@@ -43,7 +43,7 @@ pub(crate) enum ScalePer {
     },
 }
 
-/// What the weights are meant to be multiplied with.
+/// The intended precision of the inputs that the weights are multiplied with.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(crate) enum Inputs {
     Unquantized,
@@ -65,7 +65,7 @@ impl ScalePer {
         }
     }
 
-    /// The shapes that the scales of a matrix `[rows, cols]` may have; the first is the usual one.
+    /// The shapes that the scales of a matrix `[rows, cols]` may have, the usual one first.
     pub(crate) fn shapes(self, rows: usize, cols: usize) -> Vec<Vec<usize>> {
         match self {
             Self::Tensor => vec![vec![1], vec![], vec![1, 1]],
@@ -75,7 +75,7 @@ impl ScalePer {
     }
 }
 
-/// How weights are quantized.
+/// The quantization of a checkpoint's weights.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Scheme {
@@ -85,7 +85,7 @@ pub(crate) enum Scheme {
 }
 
 impl Scheme {
-    /// `None` for checkpoints that are not quantized.
+    /// Parses `quantization_config`; `None` for checkpoints that are not quantized.
     pub(crate) fn parse(config: Option<&Value>) -> Result<Option<Self>, String> {
         let Some(config) = config.filter(|config| !config.is_null()) else { return Ok(None) };
         let scheme = match config["quant_method"].as_str() {
@@ -119,7 +119,7 @@ impl Scheme {
         matches!(self, Self::Mxfp4(_))
     }
 
-    /// The modules that are said not to be quantized.
+    /// The modules that the file lists as not quantized.
     pub(crate) fn unquantized(&self) -> Unquantized {
         Unquantized::new(match self {
             Self::Fp8(scheme) => &scheme.unquantized,
@@ -164,11 +164,11 @@ struct Numbers {
     strategy: Option<String>,
     #[serde(default = "yes")]
     symmetric: bool,
-    /// A flag, or "local".
+    /// A boolean, or "local".
     #[serde(default)]
     dynamic: Value,
     block_structure: Option<Value>,
-    /// -1: all inputs.
+    /// The number of inputs per group; -1 for all inputs.
     group_size: Option<i64>,
 }
 
@@ -280,7 +280,7 @@ struct Blocks {
     activation_scheme: Option<String>,
     weight_block_size: Option<Value>,
     modules_to_not_convert: Option<Vec<String>>,
-    /// The older name.
+    /// The older name of `modules_to_not_convert`.
     ignored_layers: Option<Vec<String>>,
 }
 
@@ -310,11 +310,11 @@ fn block(size: &Value) -> Result<ScalePer, String> {
     }
 }
 
-/// Modules that are said not to be quantized.
+/// Modules that the file lists as not quantized.
 pub(crate) struct Unquantized(Vec<Listed>);
 
 enum Listed {
-    /// A module, the end of its name, or what it is part of.
+    /// The name of a module, of a module that contains it, or the end of its name.
     Module(String),
     Pattern(Regex),
 }
@@ -322,7 +322,7 @@ enum Listed {
 impl Unquantized {
     fn new(names: &[String]) -> Self {
         let listed = names.iter().filter_map(|name| match name.strip_prefix("re:") {
-            // What only Python can read is not checked: types decide, not lists.
+            // A pattern that only Python can read is not checked: the tensors' types decide, not lists.
             Some(pattern) => Regex::new(&format!("^(?:{pattern})")).ok().map(Listed::Pattern),
             None => Some(Listed::Module(name.clone())),
         });
@@ -350,7 +350,7 @@ mod tests {
         Scheme::parse(Some(&config)).map(|scheme| scheme.and_then(|scheme| scheme.fp8().cloned()).expect("a scheme of FP8"))
     }
 
-    /// As llm-compressor's FP8_DYNAMIC writes it.
+    /// The configuration that llm-compressor's FP8_DYNAMIC writes.
     fn dynamic() -> Value {
         let numbers = |strategy: &str, dynamic: bool| {
             json!({"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": true, "dynamic": dynamic, "actorder": null,

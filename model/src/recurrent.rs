@@ -11,7 +11,7 @@ use tidemill_kernels::cpu::delta_rule::DeltaHeads;
 /// A model's recurrent layers.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct RecurrentConfig {
-    /// Their numbers, ascending.
+    /// The numbers of these layers, ascending.
     layers: Vec<usize>,
     pub(crate) kind: RecurrentKind,
 }
@@ -30,7 +30,7 @@ pub(crate) enum RecurrentKind {
     },
 }
 
-/// The fields of [`DeltaHeads`], as a fingerprint takes them in.
+/// The fields of [`DeltaHeads`], for the fingerprint.
 #[derive(Serialize)]
 #[serde(remote = "DeltaHeads")]
 struct HeadNumbers {
@@ -40,11 +40,11 @@ struct HeadNumbers {
     value_dim: usize,
 }
 
-/// A convolution with more taps is not short.
+/// The most taps of a convolution that counts as short.
 const TAPS_MAX: usize = 64;
-/// No published model has as many heads of a delta rule, nor as many numbers in one.
+/// The most heads of a delta rule, and the most numbers of one. No published model has as many.
 const HEADS_MAX: usize = 1 << 12;
-/// Every n-th layer attends where `layer_types` and `full_attention_interval` are absent.
+/// The interval of layers that attend, if `layer_types` and `full_attention_interval` are absent.
 const INTERVAL: u64 = 4;
 
 impl RecurrentConfig {

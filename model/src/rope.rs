@@ -1,11 +1,11 @@
-//! Rotary frequencies, computed in f32 step by step like Hugging Face: at position 2,000 the last f32 bit of an angle
-//! is worth 1e-4, so a more exact frequency would be a different one.
+//! Rotary frequencies, computed in f32 step by step like Hugging Face: at position 2,000, the last f32 bit of an angle is worth 1e-4, so a
+//! more exact frequency would be a different one.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::f32::consts::PI;
 
-/// How frequencies are scaled for long contexts.
+/// The scaling of frequencies for long contexts.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) enum RopeScaling {
     None,
@@ -20,13 +20,13 @@ pub(crate) enum RopeScaling {
         high_freq_factor: f32,
         original_positions: f32,
     },
-    /// The same with the ramp over the pairs of a head, between those that turn `beta_fast` and `beta_slow` times in the original context
-    /// (YaRN: Peng et al., 2023).
+    /// Like `Llama3`, with the ramp over the pairs of a head, between those that turn `beta_fast` and `beta_slow` times in the original
+    /// context (YaRN: Peng et al., 2023).
     Yarn {
         factor: f32,
         beta_fast: f64,
         beta_slow: f64,
-        /// The ramp begins and ends at whole pairs.
+        /// Whether the ramp begins and ends at whole pairs.
         truncate: bool,
         original_positions: f64,
         attention_factor: f32,
@@ -47,12 +47,12 @@ pub(crate) enum RopeScaling {
 pub(crate) struct RopeConfig {
     pub(crate) theta: f32,
     pub(crate) scaling: RopeScaling,
-    /// The share of a head's numbers that rotate; `None`: all.
+    /// The share of a head's numbers that rotate; all if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) part: Option<f64>,
 }
 
-/// Settings beside the rotary ones that `config.json` has for them.
+/// Settings of `config.json` outside the rotary section that rotations need.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Beside {
     pub(crate) theta: Option<f64>,
@@ -61,7 +61,7 @@ pub(crate) struct Beside {
     pub(crate) positions: usize,
     /// `original_max_position_embeddings`
     pub(crate) original_positions: Option<f64>,
-    /// Positions may be on several axes, on all of which text has the same one.
+    /// Whether positions may be on several axes, on all of which text has the same position.
     pub(crate) has_axes: bool,
 }
 
@@ -86,8 +86,8 @@ struct Settings {
 }
 
 impl RopeConfig {
-    /// From `rope_parameters` (transformers 5) or `rope_scaling` (older), and what is beside them. The error completes
-    /// "config.json: …".
+    /// Parses `rope_parameters` (transformers 5) or `rope_scaling` (older), and the settings outside it. The error completes "config.json:
+    /// …".
     pub(crate) fn parse(section: Option<&Value>, beside: Beside) -> Result<Self, String> {
         let empty = Map::new();
         let section = match section {
@@ -107,8 +107,8 @@ impl RopeConfig {
             Some("default") if section.contains_key("mrope_section") && !beside.has_axes => {
                 return Err("multimodal rotary settings (mrope_section) are not supported".into());
             }
-            // The base grows with a sequence once that is longer than max_position_embeddings, which none here is: every position has the
-            // frequencies that transformers gives it.
+            // The base grows with a sequence once that is longer than max_position_embeddings. No sequence here is, so every position has
+            // the frequencies that transformers gives it.
             Some("default" | "dynamic") => RopeScaling::None,
             Some(kind) => {
                 let settings = serde_json::from_value(Value::Object(section.clone())).map_err(|e| format!("rotary settings: {e}"))?;
@@ -120,8 +120,8 @@ impl RopeConfig {
         Ok(config)
     }
 
-    /// The longest context that the scaling is made for; `None`: as `config.json` says beside it. Published YaRN settings extend a context
-    /// without raising `max_position_embeddings`.
+    /// The longest context that the scaling is made for; if `None`, that of `config.json`. Published YaRN settings extend a context without
+    /// raising `max_position_embeddings`.
     pub(crate) fn extended_positions(&self) -> Option<f64> {
         match self.scaling {
             RopeScaling::Yarn { factor, original_positions, .. } => Some((f64::from(factor) * original_positions).floor()),
@@ -129,7 +129,7 @@ impl RopeConfig {
         }
     }
 
-    /// How many numbers of a head rotate.
+    /// The number of a head's numbers that rotate.
     pub(crate) fn rotated(&self, head_dim: usize) -> usize {
         match (self.part, &self.scaling) {
             (None, _) | (_, RopeScaling::Proportional { .. }) => head_dim,
@@ -137,7 +137,7 @@ impl RopeConfig {
         }
     }
 
-    /// Whether all that heads of `head_dim` numbers need is there.
+    /// Checks that the settings cover all pairs of heads of `head_dim` numbers.
     pub(crate) fn check_heads(&self, head_dim: usize) -> Result<(), String> {
         let rotated = self.rotated(head_dim);
         if !rotated.is_multiple_of(2) || rotated == 0 {
@@ -183,13 +183,13 @@ fn scaling(kind: &str, settings: Settings, beside: Beside) -> Result<RopeScaling
             high_freq_factor: need(settings.high_freq_factor, "high_freq_factor")? as f32,
             original_positions: need(original, "original_max_position_embeddings")? as f32,
         },
-        // Early checkpoints of Phi-3 call it so.
+        // Early checkpoints of Phi-3 use the name "su".
         "longrope" | "su" => {
             let original = original.unwrap_or(positions);
             let factor = settings.factor.unwrap_or(positions / original);
             let default = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
-            // Transformers has one set for sequences up to the original context and the other for longer ones. Then a prompt's blocks would
-            // change as it grows, so the model's context chooses for all sequences.
+            // Transformers uses one set for sequences up to the original context and the other for longer ones. A prompt's blocks would
+            // then change as it grows, so here the model's context chooses for all sequences.
             let (factors, key) = match positions > original {
                 true => (settings.long_factor, "long_factor"),
                 false => (settings.short_factor, "short_factor"),
@@ -225,7 +225,7 @@ fn scaling(kind: &str, settings: Settings, beside: Beside) -> Result<RopeScaling
     })
 }
 
-/// By how much each pair of a head's numbers rotates from one position to the next.
+/// The rotation of each pair of a head's numbers from one position to the next.
 pub(crate) struct Rope {
     frequencies: Vec<f32>,
     /// The factor of cosines and sines.
@@ -283,7 +283,7 @@ impl Rope {
     }
 }
 
-/// The pairs between which YaRN goes over from kept to divided frequencies.
+/// The pairs between which YaRN changes from kept to divided frequencies.
 struct Ramp {
     start: f32,
     len: f32,

@@ -1,8 +1,8 @@
-//! A row of logits to a token.
+//! Sampling: from a row of logits to a token.
 //!
-//! In vLLM's order: bias, penalties, bans, the grammar's mask; then temperature, min_p, top_k, top_p; then one draw. The
-//! token depends on the row, the sequence's history, the mask and (seed, index) alone. Equal logits are ordered by token
-//! id. Log-probabilities are those of the raw row, before all of it: what the model would have said.
+//! The order is vLLM's: bias, penalties, bans, the grammar's mask; then temperature, min_p, top_k, top_p; then one draw. The token depends
+//! on the row, the sequence's history, the mask and (seed, index) alone. Equal logits are ordered by token id. Log-probabilities are those
+//! of the raw row, before all of this.
 
 use crate::{penalties::penalize, rng};
 use std::cmp::Ordering;
@@ -58,7 +58,7 @@ pub fn sample(
         penalize(history, logits, sampling);
     }
     let is_banned = |token: &Token| banned.contains(token);
-    // A grammar that leaves nothing else is stronger than a ban.
+    // If a grammar allows only banned tokens, it takes precedence over the ban.
     if !allowed.is_some_and(|allowed| allowed.tokens().all(|token| is_banned(&token))) {
         for token in banned {
             if let Some(logit) = logits.get_mut(*token as usize) {
@@ -70,7 +70,7 @@ pub fn sample(
         forbid_others(logits, allowed);
     }
     let token = match (vocab::argmax(logits), allowed) {
-        // Whatever the model thinks of them.
+        // All allowed tokens are impossible for the model, so the first one is taken.
         (None | Some((_, f32::NEG_INFINITY)), Some(allowed)) => {
             allowed.tokens().find(|token| !is_banned(token)).or(allowed.tokens().next()).unwrap_or(0)
         }
@@ -124,7 +124,7 @@ pub fn token_logprob(logits: &[f32], token: Token, top: u32) -> TokenLogprob {
     TokenLogprob { logprob: logprob(token), top: likeliest.into_iter().map(|id| (id, logprob(id))).collect() }
 }
 
-/// The token that `uniform` in [0, 1) selects. `max` is the largest logit, and finite.
+/// Selects the token for `uniform` in [0, 1). `max` is the largest logit, and finite.
 fn draw(logits: &[f32], max: f32, sampling: &Sampling, uniform: f64, scratch: &mut SamplerScratch) -> Token {
     let SamplerScratch { weights, groups, candidates, .. } = scratch;
     weights.resize(logits.len(), 0.0);
@@ -154,7 +154,7 @@ fn draw(logits: &[f32], max: f32, sampling: &Sampling, uniform: f64, scratch: &m
     candidates[pick(candidates.iter().map(|id| weights[*id as usize]), uniform).index]
 }
 
-/// An element, and where within it the number fell, in [0, 1).
+/// The index of an element, and the place within it of the number that selected it, in [0, 1).
 struct Picked {
     index: usize,
     rest: f64,
@@ -168,7 +168,7 @@ fn pick(weights: impl Iterator<Item = f32> + Clone, uniform: f64) -> Picked {
     for (index, weight) in weights.enumerate() {
         let weight = f64::from(weight);
         if weight > 0.0 {
-            // Rounding may leave a remainder: then the last possible element is picked.
+            // Rounding may leave a remainder, in which case the last possible element is picked.
             picked = Picked { index, rest: (left / weight).clamp(0.0, ALMOST_ONE) };
             if left < weight {
                 break;
@@ -199,7 +199,7 @@ fn sort_likeliest(candidates: &mut [Token], count: usize, logits: &[f32]) {
 fn keep_nucleus(candidates: &mut Vec<Token>, top_p: f32, logits: &[f32], weights: &[f32]) {
     let weight = |id: &Token| f64::from(weights[*id as usize]);
     let enough = f64::from(top_p) * candidates.iter().map(weight).sum::<f64>();
-    // A nucleus is mostly small: sort no more than needed.
+    // A nucleus is usually small, so no more is sorted than needed.
     let mut sorted = 64;
     loop {
         sorted = sorted.min(candidates.len());
@@ -231,7 +231,7 @@ mod tests {
         (0..count).map(draw).collect()
     }
 
-    /// The tokens that come out at all.
+    /// The tokens that are ever drawn.
     fn support(logits: &[f32], sampling: &Sampling) -> Vec<Token> {
         let mut tokens = draws(logits, sampling, 2000);
         tokens.sort_unstable();

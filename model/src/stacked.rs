@@ -1,7 +1,7 @@
 //! The projections of all experts of a layer in one tensor each, as GPT-OSS is published.
 //!
 //! ```text
-//! gate_up_proj          [experts, hidden, 2 width]         outputs of the gate and what they gate by turns
+//! gate_up_proj          [experts, hidden, 2 width]         outputs of the gate, alternating with those that it gates
 //! gate_up_proj_bias     [experts, 2 width]
 //! down_proj             [experts, width, hidden]
 //! down_proj_bias        [experts, hidden]
@@ -42,7 +42,7 @@ enum Matrices {
 }
 
 impl Stack {
-    /// Takes the projection `part` of the experts in `module`.
+    /// Takes the projection `part` of all experts in `module`.
     pub(crate) fn take(
         checkpoint: &mut Checkpoint,
         storage: &Storage<'_>,
@@ -72,7 +72,7 @@ impl Stack {
         Ok(Self { name: if is_mxfp4 { blocks } else { plain }, matrices, biases, inputs, outputs })
     }
 
-    /// Some outputs of an expert's projection.
+    /// Some outputs of one expert's projection.
     pub(crate) fn linear(&self, expert: usize, outputs: Outputs) -> Linear {
         let part = |tensor: &Mapped, bytes: usize| tensor.part(expert * bytes..(expert + 1) * bytes);
         let numbers = self.outputs * self.inputs;
@@ -94,7 +94,7 @@ impl Stack {
     }
 }
 
-/// Consecutive outputs of a stored matrix, or every `step`-th.
+/// Consecutive outputs of a stored matrix, or every `step`-th of them.
 #[derive(Clone, Copy)]
 pub(crate) struct Outputs {
     pub(crate) first: usize,
@@ -103,7 +103,7 @@ pub(crate) struct Outputs {
 }
 
 impl Outputs {
-    /// The stored output of output `output`.
+    /// The index of output `output` in the stored matrix.
     pub(crate) fn at(self, output: usize) -> usize {
         self.first + output * self.step
     }
@@ -160,7 +160,7 @@ impl TransposedMatrix {
     }
 }
 
-/// Outputs that lie in the same few cache lines.
+/// Outputs that share a few cache lines.
 const TRANSPOSED_TOGETHER: usize = 64;
 
 #[cfg(test)]

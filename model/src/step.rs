@@ -1,4 +1,4 @@
-//! From a segment's logits to what the step returns for it, the same on every backend.
+//! From a segment's logits to its result, the same on every backend.
 
 use crate::sampler::{SamplerScratch, sample, token_logprob};
 use tidemill_proto::{
@@ -6,7 +6,7 @@ use tidemill_proto::{
     step::{Allowed, Draw, Segment, SegmentResult, Wanted},
 };
 
-/// Takes in row `i` of the segment's logits. Rows come in ascending order; penalties and cuts change `row`.
+/// Adds the result of row `i` of the segment's logits. Rows come in ascending order; `row` is changed by penalties and truncation.
 pub(crate) fn take_logits(segment: &Segment<'_>, i: usize, row: &mut [f32], scratch: &mut SamplerScratch, result: &mut SegmentResult) {
     let draw = match segment.wanted {
         Wanted::Nothing | Wanted::Embedding { .. } => None,
@@ -22,7 +22,7 @@ pub(crate) fn take_logits(segment: &Segment<'_>, i: usize, row: &mut [f32], scra
     }
 }
 
-/// The drafted tokens before row `i`, if each of them is the one that was drawn in its place: only then is the row one of the sequence.
+/// The drafted tokens before row `i`, if each of them is the token that was drawn in its place; only then is the row part of the sequence.
 fn confirmed<'a>(segment: &Segment<'a>, i: usize, result: &SegmentResult) -> Option<&'a [Token]> {
     let drafted = &segment.tokens[1..=i];
     let is_drawn = result.drawn.len() == i && result.drawn.iter().zip(drafted).all(|((drawn, _), token)| drawn == token);

@@ -1,5 +1,5 @@
-//! A checkpoint's tensors by their place in the model, checked against the configuration and still in the mapped files:
-//! where every backend begins.
+//! A checkpoint's tensors by their place in the model, checked against the configuration and still in the mapped files: the starting point
+//! of every backend.
 
 use crate::{
     checkpoint::{Checkpoint, WeightMatrix},
@@ -14,7 +14,7 @@ use crate::{
 };
 use tidemill_kernels::{Dtype, cpu::delta_rule::DeltaHeads};
 
-/// A projection as the file has it: `[outputs, inputs]`.
+/// A projection as stored in the file: `[outputs, inputs]`.
 pub(crate) struct Linear {
     pub(crate) name: String,
     pub(crate) weight: Weight,
@@ -22,24 +22,24 @@ pub(crate) struct Linear {
     pub(crate) order: RowOrder,
 }
 
-/// The order in which a projection's outputs are used, and which of them.
+/// The outputs of a projection that are used, and their order.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowOrder {
     AsStored,
     /// The first `rotated` outputs of each head are reordered: the even ones, then the odd ones. So pairs of neighbours lie half of
-    /// `rotated` apart, where the rotation looks for them; scores are the same, as queries and keys have one order.
+    /// `rotated` apart, where the rotation expects them; scores are the same, as queries and keys have one order.
     EvenFirst {
         head_dim: usize,
         rotated: usize,
     },
-    /// The last `rotated` outputs of each head come before its `plain` ones; interleaved, in the order of `EvenFirst`.
+    /// The last `rotated` outputs of each head come before its `plain` ones; if interleaved, in the order of `EvenFirst`.
     RotatedFirst {
         plain: usize,
         rotated: usize,
         is_interleaved: bool,
     },
-    /// Some parts of each of `groups` groups, where all have as many outputs: first that part of each group, then the next part of each.
-    /// `sizes` are those of a group's parts, in the order of the file.
+    /// Some parts of each of `groups` groups, all of the same size: first that part of each group, then the next part of each. `sizes` are
+    /// those of a group's parts, in the order of the file.
     ByPart {
         groups: usize,
         sizes: [usize; 4],
@@ -49,7 +49,7 @@ pub(crate) enum RowOrder {
 }
 
 impl RowOrder {
-    /// The number of outputs that are used of as many stored rows.
+    /// The number of used outputs of `stored` rows.
     pub(crate) fn outputs(self, stored: usize) -> usize {
         match self {
             Self::AsStored | Self::EvenFirst { .. } | Self::RotatedFirst { .. } => stored,
@@ -104,9 +104,9 @@ pub(crate) struct LayerTensors {
     pub(crate) output: Linear,
     /// Norms over each head's query and key, or over all heads together.
     pub(crate) qk_norm: Option<(Norm, Norm)>,
-    /// For each query head the logit that joins the softmax's sum.
+    /// The logit of each query head that joins the softmax's sum.
     pub(crate) sinks: Option<Vec<f32>>,
-    /// The norm over what the attention adds to the residual stream.
+    /// The norm over the attention's output before it is added to the residual stream.
     pub(crate) after_attention: Option<Norm>,
     pub(crate) mlp_norm: Option<Norm>,
     pub(crate) mlp: MlpTensors,
@@ -124,13 +124,13 @@ pub(crate) enum InputTensors {
 
 /// The tensors of a gated delta rule, without the projection of its output.
 pub(crate) struct DeltaTensors {
-    /// The convolution's inputs (queries, keys and values of all heads) and the gates of the outputs.
+    /// The projections to the convolution's inputs (queries, keys and values of all heads) and to the gates of the outputs.
     pub(crate) projections: [Linear; 2],
-    /// What the rates of all value heads are made of, and then what their decays are: together `[2, value heads]` outputs.
+    /// The projections to the inputs of the rates of all value heads, and then of their decays: together `[2, value heads]` outputs.
     pub(crate) rates: Vec<Linear>,
-    /// `[taps, channels]`, the oldest input's first.
+    /// `[taps, channels]`, the oldest input's tap first.
     pub(crate) taps: Vec<f32>,
-    /// By value head: the logarithm of a decay's speed, and what is added to what it is made of.
+    /// The logarithm of each value head's decay speed; `biases` are added to the inputs of decays.
     pub(crate) speeds: Vec<f32>,
     pub(crate) biases: Vec<f32>,
     /// The norm over each head's output, before it is gated.
@@ -139,9 +139,9 @@ pub(crate) struct DeltaTensors {
 
 /// The tensors of a gated short convolution, without the projection of its output.
 pub(crate) struct ConvTensors {
-    /// The convolution's gate, its output's gate and its input, `[channels, hidden]` each.
+    /// The projections to the convolution's gate, its output's gate and its input, `[channels, hidden]` each.
     pub(crate) projections: [Linear; 3],
-    /// `[taps, channels]`, the oldest input's first.
+    /// `[taps, channels]`, the oldest input's tap first.
     pub(crate) taps: Vec<f32>,
     pub(crate) bias: Option<Vec<f32>>,
 }
@@ -156,7 +156,7 @@ pub(crate) struct LatentTensors {
     pub(crate) norm: Norm,
     /// `[rotated, hidden]`
     pub(crate) rotated: Linear,
-    /// For each head, its key's plain part, `[plain, rank]`, and its value, `[value, rank]`.
+    /// The key's plain part, `[plain, rank]`, and the value, `[value, rank]`, of each head.
     pub(crate) heads: Vec<[Linear; 2]>,
 }
 
@@ -166,7 +166,7 @@ pub(crate) enum MlpTensors {
 }
 
 pub(crate) struct DenseTensors {
-    /// `None`: there is no gate.
+    /// The projection to the gate, if there is one.
     pub(crate) gate: Option<Linear>,
     pub(crate) up: Linear,
     pub(crate) down: Linear,
@@ -177,7 +177,7 @@ pub(crate) struct ExpertTensors {
     pub(crate) router: Linear,
     /// The correction of each expert's score, for the choice alone.
     pub(crate) correction: Option<Vec<f32>>,
-    /// Gate, up and down projections.
+    /// The gate, up and down projections of each expert.
     pub(crate) experts: Vec<[Linear; 3]>,
     pub(crate) shared: Option<SharedTensors>,
 }
@@ -189,15 +189,15 @@ pub(crate) struct SharedTensors {
     pub(crate) projections: [Linear; 3],
 }
 
-/// The epsilon of the norms over latents, whatever `rms_norm_eps` says, as in transformers.
+/// The epsilon of the norms over latents, regardless of `rms_norm_eps`, as in transformers.
 const LATENT_EPSILON: f32 = 1e-6;
 
-/// Where the text model's tensors and its head are: in a checkpoint of its own, and in two layouts of multimodal ones.
+/// The prefixes of the text model's tensors and of its head: in a checkpoint of its own, and in two layouts of multimodal ones.
 const PLACES: [(&str, &str); 3] =
     [("model", "lm_head"), ("language_model.model", "language_model.lm_head"), ("model.language_model", "lm_head")];
 
 impl Tensors {
-    /// Takes all tensors. Their order is that of the checkpoint's digest.
+    /// Takes all tensors, in the order of the checkpoint's digest.
     pub(crate) fn take(checkpoint: &mut Checkpoint, config: &ModelConfig) -> Result<Self, ModelError> {
         let storage = Storage::new(config.quantization.as_ref());
         let has_embedding = |(model, _): &(&str, &str)| checkpoint.has(&format!("{model}.embed_tokens.weight"));
@@ -208,7 +208,7 @@ impl Tensors {
             let of = TakeLayer { checkpoint, config, storage: &storage, index, prefix: format!("{model}.layers.{index}") };
             layers.push(of.take()?);
         }
-        // Every layer has one of these.
+        // Every layer has one of these tensors.
         for part in ["input_layernorm.weight", "operator_norm.weight", "self_attn.o_proj.weight"] {
             checkpoint.must_not_have(&format!("{model}.layers.{}.{part}", config.layers.saturating_add(config.draft_layers)))?;
         }
@@ -221,7 +221,7 @@ impl Tensors {
         Ok(Self { embedding, layers, final_norm, head })
     }
 
-    /// Whether every matrix is bf16 once it is dequantized.
+    /// Whether every matrix is bf16 after dequantization.
     pub(crate) fn matrices_are_bf16(&self) -> bool {
         self.embedding.view().dtype() == Dtype::Bf16 && self.projections().all(|linear| linear.weight.dtype() == Dtype::Bf16)
     }
@@ -248,7 +248,7 @@ impl Tensors {
 }
 
 impl LayerTensors {
-    /// All that multiply in the model's arithmetic: a router, a shared expert's gate and a delta rule's rates do not.
+    /// All projections that multiply in the model's arithmetic, which excludes a router, a shared expert's gate and a delta rule's rates.
     fn projections(&self) -> impl Iterator<Item = &Linear> {
         let Self { inputs, output_gate, output, mlp, .. } = self;
         let inputs = match inputs {
@@ -274,7 +274,7 @@ struct TakeLayer<'a> {
     config: &'a ModelConfig,
     storage: &'a Storage<'a>,
     index: usize,
-    /// The beginning of the names of the layer's tensors.
+    /// The prefix of the layer's tensors.
     prefix: String,
 }
 
@@ -330,7 +330,7 @@ impl TakeLayer<'_> {
         Ok(LayerTensors { attention_norm, inputs, output_gate, output, qk_norm, sinks, after_attention, mlp_norm, mlp, after_mlp })
     }
 
-    /// The projections to queries, keys and values, and that to the gates of the attention's outputs, if the family has these.
+    /// The projections to queries, keys and values, and the one to the gates of the attention's outputs, if the family has these.
     fn heads(&mut self, rows: [usize; 3]) -> Result<(InputTensors, Option<Linear>), ModelError> {
         let ([mut q, mut k, v], gate) = match self.config.family.has_output_gate {
             true => {
@@ -388,7 +388,7 @@ impl TakeLayer<'_> {
         })
     }
 
-    /// The projections of a delta rule's input out of those that are grouped by key head.
+    /// The projections of a delta rule's input, taken out of those that are grouped by key head.
     fn delta_projections(&mut self, heads: DeltaHeads) -> Result<([Linear; 2], Vec<Linear>), ModelError> {
         let (groups, shared) = (heads.key_heads, heads.value_heads / heads.key_heads);
         let values = shared * heads.value_dim;
@@ -517,7 +517,7 @@ impl TakeLayer<'_> {
         Ok((0..count).map(expert).collect())
     }
 
-    /// The projections of the expert that has this name.
+    /// The projections of the expert with this name.
     fn expert(&mut self, name: &str, projections: [&str; 3], inner: usize) -> Result<[Linear; 3], ModelError> {
         let hidden = self.config.hidden;
         let [gate, up, down] = projections.map(|projection| format!("{name}.{projection}"));
@@ -550,7 +550,7 @@ impl TakeLayer<'_> {
         ])
     }
 
-    /// Takes the projections to queries, keys and values, and that to the gates, whose outputs lie beside each head's query.
+    /// Takes the projections to queries, keys and values, and the one to the gates, whose outputs lie beside each head's query.
     fn gated_qkv(&mut self, [q, k, v]: [usize; 3]) -> Result<[Linear; 4], ModelError> {
         let (hidden, bias, d) = (self.config.hidden, self.config.qkv_bias, self.config.head_dim);
         let both = self.linear("self_attn.q_proj", 2 * q, hidden, bias)?;
@@ -576,7 +576,7 @@ impl TakeLayer<'_> {
         Ok(Linear { name: format!("{name}.weight"), weight, bias, order: RowOrder::AsStored })
     }
 
-    /// Projections of the layer's input that are stored as one, with so many outputs each, one after the other.
+    /// Projections of the layer's input that are stored as one, with the given number of outputs each, one after the other.
     fn fused<const N: usize>(&mut self, part: &str, rows: [usize; N], bias: bool) -> Result<[Linear; N], ModelError> {
         let all = self.linear(part, rows.iter().sum(), self.config.hidden, bias)?;
         self.parts(&all, rows)
@@ -587,7 +587,7 @@ impl TakeLayer<'_> {
         Ok(parts.try_into().unwrap_or_else(|_| unreachable!("a part for each number of rows")))
     }
 
-    /// Consecutive parts of a projection's outputs, so many in each.
+    /// Consecutive parts of a projection's outputs, with the given number in each.
     fn parts_of(&self, all: &Linear, rows: &[usize]) -> Result<Vec<Linear>, ModelError> {
         let mut parts = Vec::new();
         let mut start = 0;

@@ -1,4 +1,4 @@
-//! A projection's weight: numbers as the file has them; FP8 with scales, which is dequantized as it is used; or 4 bits.
+//! A projection's weight: numbers as stored in the file; FP8 with scales, dequantized when it is used; or 4 bits.
 
 use crate::{
     checkpoint::{Checkpoint, Mapped, WeightMatrix},
@@ -30,13 +30,13 @@ pub(crate) struct Fp8Matrix {
     bytes: Mapped,
     rows: usize,
     cols: usize,
-    /// Rows and columns of a block; at the matrix's end it may be cut off.
+    /// Rows and columns of a block; the last blocks of the matrix may be cut off.
     block: (usize, usize),
     /// `[blocks down, blocks across]`
     scales: Vec<f32>,
 }
 
-/// Numbers that the CPU's products take.
+/// Numbers in a type that the CPU's products take.
 pub(crate) struct Floats<'a> {
     pub(crate) bytes: Cow<'a, [u8]>,
     pub(crate) dtype: Dtype,
@@ -49,14 +49,14 @@ impl<'a> Floats<'a> {
         Matrix::new(&self.bytes, self.dtype, self.rows, self.cols)
     }
 
-    /// Row `stored(row)` at every `row` of as many as there will be.
+    /// The numbers with stored row `stored(row)` in the place of each `row` of `rows`.
     pub(crate) fn reordered(self, rows: usize, stored: impl Fn(usize) -> usize) -> Self {
         let size = self.cols * self.dtype.bytes();
         let bytes = (0..rows).flat_map(|row| &self.bytes[stored(row) * size..][..size]).copied().collect();
         Self { bytes: Cow::Owned(bytes), rows, ..self }
     }
 
-    /// Columns as rows.
+    /// The transposed numbers.
     pub(crate) fn transposed(self) -> Self {
         let (size, row_bytes) = (self.dtype.bytes(), self.cols * self.dtype.bytes());
         let mut bytes = Vec::with_capacity(self.rows * row_bytes);
@@ -66,7 +66,7 @@ impl<'a> Floats<'a> {
         Self { bytes: Cow::Owned(bytes), rows: self.cols, cols: self.rows, ..self }
     }
 
-    /// The rows of several matrices with as many columns, in f32.
+    /// The rows of several matrices of the same width, in f32.
     pub(crate) fn together(parts: Vec<Floats<'_>>) -> Floats<'static> {
         let cols = parts.first().map_or(0, |part| part.cols);
         assert!(parts.iter().all(|part| part.cols == cols), "as many columns");
@@ -75,13 +75,13 @@ impl<'a> Floats<'a> {
         Floats { bytes: Cow::Owned(encode(Dtype::F32, &numbers)), dtype: Dtype::F32, rows, cols }
     }
 
-    /// The same numbers in another type.
+    /// The same numbers in a different type.
     pub(crate) fn stored(self, dtype: Dtype, bytes: Vec<u8>) -> Self {
         Self { bytes: Cow::Owned(bytes), dtype, ..self }
     }
 }
 
-/// How the checkpoint says that its projections are stored.
+/// The storage of projections according to the checkpoint.
 pub(crate) struct Storage<'a> {
     scheme: Option<&'a Scheme>,
     unquantized: Option<Unquantized>,
@@ -92,7 +92,7 @@ impl<'a> Storage<'a> {
         Self { scheme, unquantized: scheme.map(Scheme::unquantized) }
     }
 
-    /// Refuses a weight in MXFP4 of which the configuration says something else.
+    /// Refuses a weight in MXFP4 if the configuration contradicts it.
     pub(crate) fn check_mxfp4(&self, checkpoint: &Checkpoint, module: &str, tensor: &str) -> Result<(), ModelError> {
         if !self.scheme.is_some_and(Scheme::is_mxfp4) {
             let problem = "it is in MXFP4, but config.json has no quantization_config with quant_method mxfp4: take config.json from where \
@@ -105,7 +105,7 @@ impl<'a> Storage<'a> {
         }
     }
 
-    /// Whether a module is said not to be quantized.
+    /// Whether the file lists a module as not quantized.
     fn is_listed(&self, module: &str) -> bool {
         self.unquantized.as_ref().is_some_and(|list| list.contains(module))
     }
@@ -146,7 +146,7 @@ impl<'a> Storage<'a> {
         let bytes = checkpoint.fp8_matrix(&tensor, rows, cols)?;
         let scales = scales(checkpoint, &format!("{module}.{}", scheme.scale_name), &scheme.scale_per.shapes(rows, cols))?;
         if scheme.inputs == Inputs::Static {
-            // Only checked: where activations are in FP8, each row has a scale of its own, which is more precise.
+            // The scale is only checked: where activations are in FP8, each row has a scale of its own, which is more precise.
             self::scales(checkpoint, &format!("{module}.input_scale"), &ScalePer::Tensor.shapes(rows, cols))?;
         }
         Ok(Weight::Fp8(Fp8Matrix { bytes, rows, cols, block: scheme.scale_per.block(rows, cols), scales }))
@@ -156,7 +156,7 @@ impl<'a> Storage<'a> {
 const SCALE_NAMES: [&str; 2] = ["weight_scale", "weight_scale_inv"];
 const CONVERT: &str = "the two contradict each other, so convert the checkpoint again";
 
-/// Takes scales, each of which must be usable.
+/// Takes scales, and checks that each is usable.
 fn scales(checkpoint: &mut Checkpoint, name: &str, shapes: &[Vec<usize>]) -> Result<Vec<f32>, ModelError> {
     let scales = checkpoint.scales(name, shapes)?;
     let is_usable = |scale: f32| scale > 0.0 && (scale * 2.0 * E4M3_MAX).is_finite();
@@ -170,7 +170,7 @@ fn scales(checkpoint: &mut Checkpoint, name: &str, shapes: &[Vec<usize>]) -> Res
 }
 
 impl Weight {
-    /// Some of its rows. The error completes "tensor …: …".
+    /// A part of its rows. The error completes "tensor …: …".
     pub(crate) fn rows_of(&self, rows: Range<usize>) -> Result<Self, String> {
         match self {
             Self::Plain(matrix) => Ok(Self::Plain(matrix.rows_of(rows))),
@@ -254,7 +254,7 @@ impl Fp8Matrix {
         numbers
     }
 
-    /// Writes a row's numbers, whose bits in bf16 `store` stores.
+    /// Writes a row's numbers: `store` converts the bits of each in bf16.
     pub(crate) fn write_row<T>(&self, row: usize, to: &mut [T], store: impl Fn(u16) -> T) {
         let across = self.cols.div_ceil(self.block.1);
         let scales = &self.scales[row / self.block.0 * across..][..across];
@@ -265,7 +265,7 @@ impl Fp8Matrix {
         }
     }
 
-    /// The scale of a row, where a block spans all columns.
+    /// The scale of a row, if a block spans all columns.
     pub(crate) fn row_scale(&self, row: usize) -> f32 {
         assert_eq!(self.block.1, self.cols, "one scale for a row");
         self.scales[row / self.block.0]
@@ -280,7 +280,7 @@ impl Fp8Matrix {
 mod tests {
     use super::*;
 
-    /// A matrix `[rows, cols]` of ones in blocks of 2 × 4, each with another scale.
+    /// A matrix `[rows, cols]` of ones in blocks of 2 × 4, each with a different scale.
     fn matrix(rows: usize, cols: usize) -> Fp8Matrix {
         let scales = (1..=rows.div_ceil(2) * cols.div_ceil(4)).map(|i| i as f32).collect();
         Fp8Matrix { bytes: Mapped::of(&vec![0x38; rows * cols]), rows, cols, block: (2, 4), scales }

@@ -1,5 +1,5 @@
-//! Tiny encoders against what Hugging Face transformers computes from them (`encoders/make.py`), and against themselves: the same bits in any
-//! batch, on any number of threads and instruction set. What a checkpoint lacks is named.
+//! Tiny encoders, compared with Hugging Face transformers (`encoders/make.py`), and with themselves: the same bits in any batch, on any
+//! number of threads and instruction set. An error names what a checkpoint lacks.
 
 use serde::Deserialize;
 use std::{
@@ -53,7 +53,7 @@ fn encode(encoder: &mut Encoder, cases: &[&Case]) -> Vec<Vec<f32>> {
         })
         .collect();
     let mut kv = encoder.new_kv(next as usize);
-    // What an earlier step has left must not matter.
+    // The memory's contents after an earlier step must not matter.
     kv.bytes_mut().fill(0xff);
     let texts: Vec<_> = cases.iter().zip(&tables).map(|(case, blocks)| Text { tokens: &case.ids, blocks, second: case.second }).collect();
     let width = encoder.width();
@@ -89,7 +89,7 @@ fn a_row_has_the_same_bits_in_any_batch_and_on_any_machine() {
                 let mut backwards = encode(&mut encoder, &cases.iter().rev().collect::<Vec<_>>());
                 backwards.reverse();
                 assert!(alone == together && alone == backwards, "{name} on {isa}");
-                // AMX has an order of its own in bf16, which is in the layout.
+                // AMX adds in a different order in bf16, which is in the layout.
                 let first = found.entry(format!("{:?}", encoder.layout())).or_insert_with(|| alone.clone());
                 assert_eq!(*first, alone, "{name} on {isa} with {threads} threads");
             }

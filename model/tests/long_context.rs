@@ -1,5 +1,5 @@
-//! A prompt of 128k tokens through a tiny model: what it needs beside its KV blocks does not grow with the context, and its bits do not
-//! depend on how it is cut. In a process of its own, whose peak of memory it measures.
+//! A prompt of 128k tokens through a tiny model: its memory beside the KV blocks does not grow with the context, and its bits do not depend
+//! on how the prompt is cut. The test has a process of its own, whose peak memory it measures.
 
 #![cfg(target_os = "linux")]
 
@@ -14,7 +14,7 @@ use tidemill_proto::{
 
 const TOKENS: usize = 128 << 10;
 const CHUNK: usize = 512;
-/// For all buffers of a chunk of [`CHUNK`] rows. Scores of all its positions would be 256 MiB for each head.
+/// The bound for all buffers of a chunk of [`CHUNK`] rows. Scores of all its positions would be 256 MiB for each head.
 const BUFFERS_KIB_MAX: u64 = 16 << 10;
 
 /// A fixture with a longer context and other settings.
@@ -37,7 +37,7 @@ fn status(field: &str) -> u64 {
     line.trim_start_matches(':').split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Runs `work`, whose peak of memory may be that of `kv` when it is all in use and [`BUFFERS_KIB_MAX`] more.
+/// Runs `work`, and checks that peak memory exceeds that of `kv` in full use by [`BUFFERS_KIB_MAX`] at most.
 fn bounded(kv: &mut KvMemory, work: impl FnOnce(&mut KvMemory)) {
     // Pages count when they are touched.
     (0..kv.blocks() as u32).for_each(|id| kv.block_mut(id).fill(0));
@@ -65,8 +65,8 @@ fn a_prompt_of_128k_tokens_needs_its_blocks_and_a_chunks_buffers() {
     let tokens: Vec<u32> = (0..TOKENS as u32).map(|i| i.wrapping_mul(0x9e37_79b9) >> 24).collect();
     let blocks: Vec<u32> = (0..TOKENS.div_ceil(BLOCK_TOKENS) as u32).rev().collect();
 
-    // All layers but the last have windows. The last one computes attention for rows with logits alone, and then of everything: nothing of
-    // it takes time with the square.
+    // All layers but the last have windows. The last one attends to everything, but only for rows with logits, so nothing takes quadratic
+    // time.
     let kinds = ["sliding_attention", "sliding_attention", "full_attention"];
     let (_dir, mut model) = lengthened("gemma3", |config| config["layer_types"] = json!(kinds));
     let mut kv = model.new_kv(blocks.len());
@@ -75,7 +75,7 @@ fn a_prompt_of_128k_tokens_needs_its_blocks_and_a_chunks_buffers() {
     let alone = run(&mut model, &mut kv, &blocks, &tokens, 3 * CHUNK + 16, 1);
     assert!(whole[whole.len() - alone.len()..] == alone, "the last row alone, after other chunks");
 
-    // A latent, which every layer attends to as a whole: some rows at the end.
+    // With a latent, every layer attends to everything, for some rows at the end.
     let (_dir, mut model) = lengthened("deepseek-v3", |_| ());
     let mut kv = model.new_kv(blocks.len());
     bounded(&mut kv, |kv| {

@@ -14,22 +14,22 @@ pub(crate) struct Job {
     pub(crate) link: LinkId,
     pub(crate) order: PrefillJob,
     pub(crate) kv: JobKv,
-    /// Its home node has said which blocks it holds.
+    /// Whether its home node has reported which blocks it holds.
     matched: bool,
-    /// Where each block can be read; those that are nowhere are put.
+    /// The node at which each block can be read; blocks without one are put.
     sources: Vec<Option<PoolNode>>,
-    /// Leading blocks of which those that are nowhere have been put, or are on their way.
+    /// The number of leading blocks whose puts have been started where needed.
     handed_over: usize,
-    /// Blocks on their way into the pool.
+    /// The number of blocks in flight to the pool.
     pub(crate) putting: usize,
-    /// Tokens that did not need to be computed, once that is known.
+    /// The number of tokens that did not need to be computed, once known.
     cached: Option<usize>,
-    /// Jobs that came later and got device blocks first, since the last one that nobody might pass any more.
+    /// The number of later jobs that got device blocks first, since the last job that could no longer be passed.
     pub(crate) passed: u32,
-    /// It has been passed too often before it got its device blocks: nobody takes them.
+    /// Whether it keeps its device blocks, as it had been passed too often before it got them.
     pub(crate) stays: bool,
     pub(crate) arrived: Duration,
-    /// It first got device blocks.
+    /// The time at which it first got device blocks.
     admitted: Option<Duration>,
 }
 
@@ -38,7 +38,7 @@ impl Job {
         let covered = &order.tokens[..order.blocks as usize * BLOCK_TOKENS];
         let kv = JobKv::new(id, order.request, layout, &order.salt, covered);
         let blocks = kv.keys().len();
-        // Only home is asked what it holds; where other nodes are to be read, the coordinator is believed.
+        // Only home is asked which blocks it holds; for other nodes to be read, the coordinator is trusted.
         let elsewhere = Run::nodes(&order.read, blocks).into_iter().map(|node| (node != order.home).then_some(node));
         let mut sources: Vec<_> = elsewhere.collect();
         sources.resize(blocks, None);
@@ -62,24 +62,24 @@ impl Job {
         self.kv.keys().len() * BLOCK_TOKENS
     }
 
-    /// Keys of the blocks that home is asked about.
+    /// The keys of the blocks that home is asked about.
     pub(crate) fn keys_at_home(&self) -> Vec<BlockKey> {
         self.kv.keys().iter().zip(&self.sources).filter(|(_, source)| source.is_none()).map(|(key, _)| *key).collect()
     }
 
-    /// Home holds this many of the first blocks that it was asked about.
+    /// Notes that home holds this many of the first blocks that it was asked about.
     pub(crate) fn matched(&mut self, held: usize) {
         let home = self.order.home;
         self.sources.iter_mut().filter(|source| source.is_none()).take(held).for_each(|source| *source = Some(home));
         self.matched = true;
     }
 
-    /// Whether it could be admitted, if there is room.
+    /// Whether it can be admitted once there is room.
     pub(crate) fn is_waiting(&self) -> bool {
         self.matched && !self.kv.is_admitted()
     }
 
-    /// Nodes of the leading blocks that can be read; where layers keep states, up to an end that should have one: that of the runs, or the
+    /// The nodes of the leading blocks that can be read. If layers keep states, up to an end that should have one: that of the runs, or the
     /// last one that this job has kept.
     pub(crate) fn readable(&self, states: StateRule) -> Vec<PoolNode> {
         let mut nodes: Vec<PoolNode> = self.sources.iter().map_while(|source| *source).collect();
@@ -91,64 +91,64 @@ impl Job {
         nodes
     }
 
-    /// Tokens that a chunk may have now.
+    /// The number of tokens that a chunk may have now.
     pub(crate) fn chunk(&self, states: StateRule) -> usize {
         states.cut(self.kv.computed(), self.remaining(), &[self.kv.keys().len()])
     }
 
-    /// Whether the state now is to be put, and is not yet.
+    /// Whether the current state is to be put, and is not yet.
     pub(crate) fn keeps_state(&self, states: StateRule) -> bool {
         let is_kept = self.kv.kept_at() == self.kv.computed_blocks();
         self.kv.is_ready() && !is_kept && states.keeps(self.kv.computed(), &[self.kv.keys().len()])
     }
 
-    /// Blocks from `number` on did not come: they are computed and put again.
+    /// Notes that the blocks from `number` on did not come: they are computed and put again.
     pub(crate) fn lose_from(&mut self, number: usize) {
         self.sources[number..].fill(None);
         self.handed_over = self.handed_over.min(number);
     }
 
-    /// It got its device blocks.
+    /// Notes that it got its device blocks.
     pub(crate) fn note_admitted(&mut self, now: Duration) {
         self.admitted.get_or_insert(now);
     }
 
-    /// All blocks that could be had are on the device. The first time, returns the tokens that need not be computed.
+    /// Notes that all available blocks are on the device. The first time, returns the number of tokens that need not be computed.
     pub(crate) fn note_ready(&mut self) -> Option<usize> {
         let is_new = self.cached.is_none();
         let cached = *self.cached.get_or_insert(self.kv.computed());
         is_new.then_some(cached)
     }
 
-    /// It lost its device blocks. What it has put is at home, unless the device still has it.
+    /// Notes that it lost its device blocks. The blocks that it has put are at home, or still on the device.
     pub(crate) fn note_preempted(&mut self) {
         let home = self.order.home;
         self.sources[..self.handed_over].iter_mut().for_each(|source| *source = source.or(Some(home)));
     }
 
-    /// Tokens to compute now.
+    /// The number of tokens to compute now.
     pub(crate) fn remaining(&self) -> usize {
         if self.kv.is_ready() { self.tokens() - self.kv.computed() } else { 0 }
     }
 
-    /// Tokens that are still to be computed, as far as known.
+    /// The number of tokens that are still to be computed, as far as known.
     pub(crate) fn tokens_left(&self) -> usize {
         if self.kv.is_ready() { self.remaining() } else { self.tokens_queued() }
     }
 
-    /// All tokens that this job has computed here, or will.
+    /// The number of tokens that this job has computed here, or will.
     pub(crate) fn tokens_new(&self) -> usize {
         let known = || self.sources.iter().take_while(|source| source.is_some()).count() * BLOCK_TOKENS;
         self.tokens() - self.cached.unwrap_or_else(known)
     }
 
-    /// Tokens that are not on the device and, as far as known, nowhere else.
+    /// The number of tokens that are not on the device and, as far as known, nowhere else.
     pub(crate) fn tokens_queued(&self) -> usize {
         let readable = self.sources.iter().take_while(|source| source.is_some()).count();
         self.tokens().saturating_sub(self.kv.computed().max(readable * BLOCK_TOKENS))
     }
 
-    /// The next run of at most `blocks_max` computed blocks that are to be put; now they are on their way. `None`: there are none.
+    /// Starts the next run of at most `blocks_max` computed blocks that are to be put; `None` if there are none.
     pub(crate) fn next_put(&mut self, blocks_max: usize) -> Option<Range<usize>> {
         let ready = if self.kv.is_ready() { self.kv.computed_blocks() } else { 0 };
         let nowhere = |number: &usize| self.sources[*number].is_none();
@@ -183,7 +183,7 @@ impl Job {
         Segment { tokens, start, blocks: self.kv.table(), state, wanted: Wanted::Nothing }
     }
 
-    /// What is believed of a job between calls. For tests.
+    /// Checks the invariants of a job between calls. For tests.
     pub(crate) fn check_integrity(&self, states: StateRule) {
         let table = if self.kv.is_admitted() { self.kv.keys().len() } else { 0 };
         assert_eq!(self.kv.table().len(), table, "device blocks for all of its blocks, or none");

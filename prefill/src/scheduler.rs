@@ -1,4 +1,4 @@
-//! Chunked prefill: which jobs hold device blocks, what the next step computes, and which blocks go into the pool.
+//! Chunked prefill: the jobs that hold device blocks, the work of the next step, and the blocks that go into the pool.
 //!
 //! ```text
 //!            home answers        room on the device             all computed        all put
@@ -6,14 +6,14 @@
 //! ```
 //!
 //! - **Matching** asks the job's home node about the blocks that are not to be read elsewhere; those that it lacks are put there.
-//! - **Order** ([`order`]): limits first, then short prompts; shares between groups; no job starves. It decides who
-//!   gets device blocks and whose tokens a step computes.
+//! - **Order** ([`order`]): limits first, then short prompts; shares between groups; no job starves. It decides which jobs
+//!   get device blocks and whose tokens a step computes.
 //! - **A step** is short ([`STEP_MS`]), so that a chunk of a long prompt yields to a short one that has just come. Tokens of the next jobs
 //!   fill it up.
-//! - **Preemption.** Where device blocks or places run out, the last in order gives its own up. What it has computed stays findable on the
-//!   device as long as there is room, and in the pool.
+//! - **Preemption.** If device blocks or places run out, the last job in order gives up its own. The blocks that it has computed stay
+//!   findable on the device as long as there is room, and in the pool.
 //! - **Putting** starts as soon as a block is full, while the next step computes. Blocks stay on the device as its prefix cache.
-//! - **Back-pressure.** A slow pool slows prefill down instead of filling memory: while `putting_max` blocks are on their way, nothing
+//! - **Back-pressure.** A slow pool slows prefill down instead of filling memory: while `putting_max` blocks are in flight, nothing
 //!   is computed.
 
 mod integrity;
@@ -36,23 +36,23 @@ use tidemill_proto::{
     message::{Counters, PrefillJob, PrefillOutcome, WorkerEvent},
 };
 
-/// A step takes about this long at most: an urgent newcomer waits no longer for its turn. Shorter ones cost more per token.
+/// The target time of a step, which bounds the wait of an urgent newcomer for its turn. Shorter steps cost more per token.
 pub const STEP_MS: f64 = 100.0;
-/// Blocks of one put.
+/// The most blocks of one put.
 const PUT_BLOCKS: usize = 32;
 
 /// Bounds of one worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Jobs that hold device blocks at once.
+    /// The most jobs that hold device blocks at once.
     pub admitted_max: usize,
-    /// Jobs altogether; one more fails at once.
+    /// The most jobs altogether; one more fails at once.
     pub jobs_max: usize,
-    /// Tokens of one step.
+    /// The most tokens of one step.
     pub step_tokens: usize,
-    /// Blocks on their way into pools.
+    /// The most blocks in flight to pools.
     pub putting_max: usize,
-    /// Tokens in the model's vocabulary.
+    /// The number of tokens in the model's vocabulary.
     pub vocab: usize,
 }
 
@@ -61,15 +61,15 @@ pub struct Scheduler {
     layout: LayoutFingerprint,
     limits: Limits,
     residency: Residency,
-    /// Numbered in order of arrival: a request may come back, and late answers of its old job are not the new one's.
+    /// The jobs, numbered in order of arrival: a request may come back, and late answers to its old job are not the new one's.
     jobs: BTreeMap<JobId, Job>,
     jobs_seen: u64,
-    /// Blocks on their way into pools, those of jobs that are gone included.
+    /// The number of blocks in flight to pools, including those of jobs that are gone.
     putting: usize,
     shares: Shares,
     owed: Owed,
     pace: Pace,
-    /// The step under way, and since when.
+    /// The step in progress, and the time at which it began.
     step: (StepWork, Duration),
     counters: Counters,
 }
@@ -94,13 +94,13 @@ impl Scheduler {
         }
     }
 
-    /// For a model whose layers keep states: they are kept by this rule.
+    /// Sets the rule by which states are kept, for a model whose layers keep any.
     pub fn with_states(mut self, states: StateRule) -> Self {
         self.residency.keep_states(states);
         self
     }
 
-    /// A coordinator hands over a job. One that cannot run is answered at once.
+    /// Accepts a job from a coordinator. One that cannot run is answered at once.
     pub fn admit(&mut self, link: LinkId, order: PrefillJob, now: Duration) {
         if let Some(reason) = self.unfit(&order) {
             return self.send_outcome(link, order.request, PrefillOutcome::Failed { reason });
@@ -113,7 +113,7 @@ impl Scheduler {
         self.jobs.insert(id, job);
     }
 
-    /// Nobody wants this request's job any more.
+    /// Cancels this request's job, which is no longer wanted.
     pub fn cancel(&mut self, request: RequestId) {
         self.forget_where(|job| job.order.request == request);
     }
@@ -124,7 +124,7 @@ impl Scheduler {
         }
     }
 
-    /// In order, as far as there is room. One for which there is none lets others pass, until it has been passed too often.
+    /// Admits waiting jobs in order, as far as there is room. A job without room lets others pass, until it has been passed too often.
     fn admit_waiting(&mut self, ranks: &BTreeMap<JobId, Rank>, now: Duration) {
         let mut waiting = self.jobs_where(Job::is_waiting);
         let overdue = waiting.first().copied().filter(|oldest| self.jobs[oldest].passed >= PASSED_MAX);
@@ -132,7 +132,7 @@ impl Scheduler {
         for id in waiting {
             let is_overdue = overdue == Some(id);
             if self.admit_one(id, now) || self.preempt_for(id, ranks, now) {
-                // It may have ended already, if nothing was left to do.
+                // The job may have ended already, if nothing was left to do.
                 if let Some(job) = self.jobs.get_mut(&id) {
                     job.stays = job.passed >= PASSED_MAX;
                 }
@@ -160,8 +160,8 @@ impl Scheduler {
         true
     }
 
-    /// Takes device blocks from jobs that come after this one, the last one first, until there is room for it. Those that put what they
-    /// have computed keep theirs: they are done soon.
+    /// Takes device blocks from jobs that come after this one, the last one first, until there is room for it. Jobs that are putting their
+    /// computed blocks keep theirs, as they are done soon.
     fn preempt_for(&mut self, id: JobId, ranks: &BTreeMap<JobId, Rank>, now: Duration) -> bool {
         let mut victims = self.jobs_where(|job| job.kv.is_admitted() && job.tokens_left() > 0 && !job.stays);
         victims.retain(|victim| ranks[victim] > ranks[&id]);
@@ -184,7 +184,7 @@ impl Scheduler {
         false
     }
 
-    /// Every job's place in the order.
+    /// The rank of every job.
     fn ranks(&self, now: Duration) -> BTreeMap<JobId, Rank> {
         let over = self.shares.over();
         let rank = |(&id, job): (&JobId, &Job)| {
@@ -196,7 +196,7 @@ impl Scheduler {
         self.jobs.iter().map(rank).collect()
     }
 
-    /// All blocks that could be had are on the device; the rest, if there is one, is computed.
+    /// Starts a job: all available blocks are on the device; the rest, if any, is computed.
     fn start(&mut self, id: JobId, now: Duration) {
         let job = self.jobs.get_mut(&id).expect(LIVE);
         self.counters.prefill_cached_tokens += job.note_ready().unwrap_or(0) as u64;
@@ -204,7 +204,7 @@ impl Scheduler {
         self.finish_if_done(id, now);
     }
 
-    /// Sends a job's state on its way into the pool, if it is to be there: at once, since the next chunk may write over it.
+    /// Starts to put a job's state into the pool, if it is to be there: at once, as the next chunk may overwrite it.
     fn put_state(&mut self, id: JobId) {
         let states = self.residency.states();
         if let Some(job) = self.jobs.get_mut(&id).filter(|job| job.keeps_state(states)) {
@@ -214,7 +214,7 @@ impl Scheduler {
         }
     }
 
-    /// Nothing while there is no room to put it.
+    /// Schedules the next step; an empty one while there is no room to put its blocks.
     fn schedule(&mut self, ranks: &BTreeMap<JobId, Rank>, now: Duration) -> Vec<ScheduledChunk> {
         let tokens = if self.putting < self.limits.putting_max { self.limits.step_tokens } else { 0 };
         let candidate = |(&id, job): (&JobId, &Job)| {
@@ -227,7 +227,7 @@ impl Scheduler {
         chunks
     }
 
-    /// Sends full blocks on their way into the pool, oldest job first, until `putting_max` are.
+    /// Starts to put full blocks into the pool, those of the oldest job first, until `putting_max` are in flight.
     fn put_full_blocks(&mut self) {
         for (&id, job) in &mut self.jobs {
             while self.putting < self.limits.putting_max
@@ -273,7 +273,7 @@ impl Scheduler {
         self.jobs.iter().filter(|(_, job)| wanted(job)).map(|(&id, _)| id).collect()
     }
 
-    /// Jobs that hold device blocks.
+    /// The number of jobs that hold device blocks.
     fn running(&self) -> usize {
         self.jobs.values().filter(|job| job.kv.is_admitted()).count()
     }
@@ -282,7 +282,7 @@ impl Scheduler {
         self.residency.act(Action::Send { link, event: WorkerEvent::Prefilled { request, outcome } });
     }
 
-    /// Why a job cannot run here.
+    /// The reason why a job cannot run here.
     fn unfit(&self, order: &PrefillJob) -> Option<String> {
         let (blocks, tokens, device_blocks) = (order.blocks as usize, order.tokens.len(), self.residency.device_blocks());
         if blocks == 0 || blocks.saturating_mul(BLOCK_TOKENS) > tokens {

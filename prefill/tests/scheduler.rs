@@ -41,11 +41,11 @@ enum Event {
     Admit {
         blocks: u32,
         salt: u8,
-        /// Leading blocks that another node than the home is said to hold.
+        /// The number of leading blocks that a node other than home is said to hold.
         elsewhere: u32,
         urgency: Urgency,
     },
-    /// Answer the oldest open question: match, fetched block or put. `well` says how.
+    /// Answers the oldest open question: a match, a fetched block or a put. `well`: whether it succeeds.
     Answer {
         well: bool,
     },
@@ -93,26 +93,26 @@ struct World {
     scheduler: Scheduler,
     now: Duration,
     questions: VecDeque<Question>,
-    /// What the home node holds.
+    /// The blocks that the home node holds.
     pool: BTreeSet<BlockKey>,
     lost: bool,
     jobs: BTreeMap<RequestId, PrefillJob>,
     live: BTreeSet<RequestId>,
     admitted: u64,
     passed: BTreeMap<RequestId, Passed>,
-    /// All questions are answered at once.
+    /// Whether all questions are answered at once.
     prompt: bool,
     states: States,
 }
 
-/// What of other jobs' work was done before a job's own.
+/// The work on other jobs that was done before a job's own.
 struct Passed {
     job: JobId,
-    /// Jobs that were there when it came.
+    /// The number of jobs that were present when it came.
     older: usize,
-    /// Tokens of the jobs that were there when it came, and its own.
+    /// The number of tokens of the jobs that were present when it came, and of its own.
     before: usize,
-    /// Tokens computed since for jobs that came later.
+    /// The number of tokens computed since then for jobs that came later.
     later: usize,
 }
 
@@ -141,7 +141,7 @@ impl World {
         self.now += Duration::from_millis(1);
         match *event {
             Event::Admit { blocks, salt, elsewhere, urgency } => {
-                // Request ids come back, while their old jobs' questions may still be open.
+                // Request ids are reused, while their old jobs' questions may still be open.
                 let request = RequestId(self.admitted % 5);
                 self.admitted += 1;
                 if self.live.contains(&request) {
@@ -200,7 +200,7 @@ impl World {
             }
             Some(Question::Fetch { fetch, keys, next }) => {
                 let (at, key) = keys[next];
-                // The other node loses a block now and then, too.
+                // The other node also loses a block now and then.
                 let there = well && (at == node(2) || self.pool.contains(&key));
                 self.lost |= !there;
                 if next + 1 < keys.len() {
@@ -223,21 +223,21 @@ impl World {
         }
     }
 
-    /// What the blocks of all jobs' states hold.
+    /// The expected contents of the blocks of all jobs' states.
     fn names(&self) -> BTreeMap<BlockKey, (u64, usize)> {
         let names = |job: &PrefillJob| self.states.names(&LAYOUT, &job.salt, &job.tokens);
         self.jobs.values().flat_map(names).collect()
     }
 
-    /// Nothing is out of the pool for long, so only the order decides who waits.
+    /// Answers everything, so that only the order decides which jobs wait.
     fn answer_all(&mut self) {
         while !self.questions.is_empty() {
             self.apply(&Event::Answer { well: true });
         }
     }
 
-    /// Where all answers come at once, bounds hold whatever else arrives: the oldest job gets a ninth of all tokens, and is passed
-    /// over so many times when room is given out; then the next one is the oldest.
+    /// Checks the bounds that hold if all answers come at once, regardless of arrivals: the oldest job gets a ninth of all tokens, and is
+    /// passed over a limited number of times when room is given out; then the next one is the oldest.
     fn check_passed(&self, passed: &Passed) {
         let longest = DEVICE_BLOCKS as usize * BLOCK_TOKENS;
         let bound = 8 * (passed.before + 2 * longest) + (passed.older + 1) * PASSED_MAX as usize * longest;
@@ -318,7 +318,7 @@ proptest! {
         prop_assert_eq!(world.scheduler.residency().blocks(1).used, 0, "blocks leak");
     }
 
-    /// One job without a limit among urgent ones that never end.
+    /// Runs one job without a limit among an endless stream of urgent ones.
     #[test]
     fn no_job_starves_whatever_comes_after_it(
         blocks in 1u32..12,
@@ -332,7 +332,7 @@ proptest! {
             if !world.live.contains(&first) {
                 return Ok(());
             }
-            // Each prompt is a new one: nothing of it is cached.
+            // Each prompt is a new one, no part of which is cached.
             let (salt, urgency) = (salt.wrapping_mul(i as u8 | 1).max(1), Urgency { priority: urgency.priority + 1, ..*urgency });
             while world.live.len() < 5 {
                 world.apply(&Event::Admit { blocks: *blocks, salt, elsewhere: 0, urgency });

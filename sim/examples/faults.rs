@@ -44,7 +44,7 @@ fn replay(seed: u64, planted: Option<Mutation>) -> ExitCode {
     }
 }
 
-/// Whether every planted bug is found, and where.
+/// Checks that every planted bug is found, and prints the seeds.
 fn mutations(seeds: u64) -> ExitCode {
     let next = AtomicUsize::new(0);
     let missed = AtomicUsize::new(0);

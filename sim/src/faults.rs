@@ -1,20 +1,20 @@
 //! A cluster under faults, in virtual time: processes crash, pause and come back, links break, clocks drift, disks fail, clients leave. One
-//! seed decides all of it, and replays it.
+//! seed determines everything, and replays it.
 //!
-//! - [`plan`]: what a seed stands for: a small cluster, its clients, and what goes wrong when
-//! - [`mutation`]: bugs that can be planted where the simulated shells join the cores, to see that they are found
+//! - [`plan`]: the scenario of a seed: a small cluster, its clients, and the faults with their times
+//! - [`mutation`]: bugs that can be planted where the simulated shells join the cores, to check that they are found
 //! - [`run`]: one seed, with its rules checked throughout
 //!
 //! ```text
-//!   0 s ──► everybody registers ──► 2 s requests, and faults ──► [`QUIET`] all is repaired ──► [`RECOVERED`] full service: probes ──► [`END`]
+//!   0 s ──► all register ──► 2 s requests, and faults ──► [`QUIET`] all is repaired ──► [`RECOVERED`] full service: probes ──► [`END`]
 //! ```
 //!
-//! **The rules.** Each core's books balance (`check_integrity`). Every request ends within its deadline, by its coordinator's clock, and
-//! fails only for a reason that is true. No token is lost, doubled or wrong, and no reader takes a block with wrong bytes. What is
-//! acknowledged is published. Nobody sends to an epoch that is gone, and none is given out twice; a link ends
-//! on which something is said under an earlier one. Nothing is held for a client that is gone,
-//! and no worker works for nobody. [`RECOVERED`]: all earlier requests have ended, and everybody is a member everywhere. Probes are answered
-//! in full. [`END`]: nobody does or holds anything. Nobody is busy without an end.
+//! **The rules.** Each core's state is consistent (`check_integrity`). Every request ends within its deadline, by its coordinator's clock,
+//! and fails only for a reason that is true. No token is lost, doubled or wrong, and no reader accepts a block with wrong bytes.
+//! Acknowledged blocks are published. No process sends to an epoch that is gone, and no epoch is assigned twice; a link on which a message
+//! of an earlier epoch arrives is closed. Nothing is held for a client that is gone, and no worker computes for a request that is gone.
+//! [`RECOVERED`]: all earlier requests have ended, and every process is a member everywhere. Probes are answered in full. [`END`]: every
+//! process is idle and holds nothing, and becomes so in a finite number of events.
 
 pub mod mutation;
 pub mod plan;
@@ -37,24 +37,24 @@ use std::{
     time::Duration,
 };
 
-/// When all is repaired,
+/// The time at which all faults are repaired.
 pub const QUIET: Duration = Duration::from_secs(24);
-/// when everything must work again: twice as long as the longest deadline of production's shells, and some,
+/// The time at which everything must work again: twice the longest deadline of production's shells, and more.
 pub const RECOVERED: Duration = Duration::from_secs(40);
-/// and when all must be over.
+/// The time at which everything must be over.
 pub const END: Duration = Duration::from_secs(50);
-/// Events between two looks at all books.
+/// Events between two checks of all invariants.
 const LOOK_EVERY: u64 = 128;
-/// Ten times as many as busy seeds take.
+/// The most events of a seed, ten times as many as busy ones take.
 const EVENTS_MAX: u64 = 500_000;
 
-/// What a seed showed.
+/// The result of a seed.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub seed: u64,
     /// The rule that was broken first.
     pub violation: Option<String>,
-    /// What happened, if it was asked for.
+    /// The events of the run, if requested.
     pub trace: Vec<String>,
     pub events: u64,
     pub digest: u64,
@@ -64,7 +64,7 @@ pub struct Report {
     pub troubles: u64,
 }
 
-/// Runs one seed until a rule is broken or all is over.
+/// Runs one seed until a rule is broken or everything is over.
 pub fn run(seed: u64, planted: Option<Mutation>, traced: bool) -> Report {
     let plan = Plan::draw(seed);
     let mut report = Report { seed, troubles: plan.troubles.len() as u64, requests: plan.asks.len() as u64, ..Report::default() };
@@ -109,7 +109,7 @@ pub fn find(planted: Mutation, seeds: std::ops::Range<u64>) -> Option<Report> {
     seeds.map(|seed| run(seed, Some(planted), false)).find(|report| report.violation.is_some())
 }
 
-/// How to see what happened in a seed.
+/// The command that shows the events of a seed.
 pub fn replay_command(seed: u64, planted: Option<Mutation>) -> String {
     let planted = planted.map_or_else(String::new, |mutation| format!(" --plant {mutation}"));
     format!("cargo run --release -p tidemill-sim --example faults -- --seed {seed}{planted}")
@@ -127,7 +127,7 @@ fn watch(world: &mut World, plan: &Plan) -> Option<String> {
             world.check_integrity();
         }
         if world.events == EVENTS_MAX {
-            world.io.violated(|| format!("{EVENTS_MAX} events: somebody goes round in a circle"));
+            world.io.violated(|| format!("{EVENTS_MAX} events: the cluster does not come to rest"));
         }
         if let Some(violation) = first_violation(world) {
             return Some(violation);
@@ -142,7 +142,7 @@ fn first_violation(world: &World) -> Option<String> {
     world.io.faulty.as_ref().and_then(|faulty| faulty.violations.first().cloned())
 }
 
-/// All earlier requests have ended, and everybody is a member everywhere.
+/// Checks that all earlier requests have ended, and that every process is a member everywhere.
 fn check_recovered(world: &mut World, plan: &Plan) {
     for number in 0..plan.asks.len() {
         if !plan.probes.contains(&number) && world.answers[number].end == End::Open {
@@ -159,7 +159,7 @@ fn check_recovered(world: &mut World, plan: &Plan) {
     }
 }
 
-/// Probes were answered, and nothing is left.
+/// Checks that probes were answered, and nothing is left.
 fn check_over(world: &mut World, plan: &Plan) {
     for &number in &plan.probes {
         let end = world.answers[number].end.clone();
@@ -178,7 +178,8 @@ thread_local! {
     static QUIETLY: RefCell<bool> = const { RefCell::new(false) };
 }
 
-/// A core's failed assertion is a finding, with a trace of its own; the usual message would be one of thousands.
+/// Silences the usual message of a panic: a core's failed assertion is a finding with a trace of its own, and the message would be one of
+/// thousands.
 fn silence_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,7 +1,7 @@
-//! Bytes on their way: transfers share links fairly.
+//! Bytes in transit: transfers share links fairly.
 //!
-//! A flow's rate is the least of its equal shares of the links that it passes. (Max-min fairness would give what such a flow leaves
-//! over to others; this is a little pessimistic and needs only the flows that share a link with one that begins or ends.)
+//! A flow's rate is the least of its equal shares of the links that it passes. (Max-min fairness would give the rest of such a share to
+//! other flows; this is a little pessimistic and only needs the flows that share a link with one that begins or ends.)
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -12,11 +12,11 @@ pub struct LinkIndex(pub usize);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct FlowIndex(usize);
 
-/// When a flow ends if nothing changes. A later deadline of the same flow replaces it.
+/// The time at which a flow ends if nothing changes. A later deadline of the same flow replaces it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Deadline {
     pub flow: FlowIndex,
-    /// Counts the flow's deadlines.
+    /// The number of this deadline among the flow's.
     pub version: u32,
     pub at: Duration,
 }
@@ -26,7 +26,7 @@ pub struct Flows<T> {
     links: Vec<Link>,
     flows: Vec<Option<Flow<T>>>,
     free: Vec<usize>,
-    /// Never reset, so that a deadline of a place's earlier flow is not its next one's.
+    /// The versions by place, which are never reset, so that a deadline of an earlier flow is not taken for the next one's.
     versions: Vec<u32>,
 }
 
@@ -81,7 +81,7 @@ impl<T> Flows<T> {
         self.share(now, &links)
     }
 
-    /// A deadline has come. If it still holds, the flow has ended: returns its payload, and the deadlines that change.
+    /// Applies a deadline. If it still holds, the flow has ended: returns its payload, and the deadlines that change.
     pub fn end(&mut self, now: Duration, deadline: Deadline) -> Option<(T, Vec<Deadline>)> {
         let FlowIndex(place) = deadline.flow;
         if self.versions[place] != deadline.version {
@@ -97,7 +97,7 @@ impl<T> Flows<T> {
         Some((flow.payload, changed))
     }
 
-    /// Bytes that were ever given to a link.
+    /// The number of bytes that were ever assigned to a link.
     pub fn bytes(&self, link: LinkIndex) -> f64 {
         self.links[link.0].bytes
     }
@@ -106,7 +106,7 @@ impl<T> Flows<T> {
         self.flows.iter().all(Option::is_none)
     }
 
-    /// New rates for all flows over these links.
+    /// Recomputes the rates of all flows over these links.
     fn share(&mut self, now: Duration, links: &[LinkIndex]) -> Vec<Deadline> {
         let touched: BTreeSet<FlowIndex> = links.iter().flat_map(|link| self.links[link.0].flows.iter().copied()).collect();
         let mut changed = Vec::new();
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::queue::Queue;
 
-    /// Flows of (start ms, links, bytes) over links of 1,000 bytes/s each, to when each ends, in ms.
+    /// Runs flows of (start ms, links, bytes) over links of 1,000 bytes/s each, and returns the end of each in ms.
     fn ends(flows: &[(u64, &[usize], u64)]) -> Vec<u128> {
         let mut net = Flows::default();
         let links: Vec<_> = (0..4).map(|_| net.add_link(1000.0)).collect();

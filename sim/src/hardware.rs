@@ -1,11 +1,11 @@
-//! What a step costs on a device: a roofline per kind of GPU and shape of model, or coefficients measured on a CPU.
+//! The cost of a step on a device: a roofline per kind of GPU and shape of model, or coefficients measured on a CPU.
 //!
 //! ```text
 //! ms = max(operations / (peak · efficiency), bytes / (bandwidth · efficiency)) + overhead
 //! ```
 //!
 //! Operations: two per weight and token, and those of attention per pair of positions. Bytes: the weights that a step's tokens use, once,
-//! and each sequence's K and V or state. The communication of tensor parallelism is part of the efficiency and the overhead.
+//! and each sequence's K and V or state. The communication of tensor parallelism is included in the efficiency and the overhead.
 
 use crate::{random::Random, shape::Shape};
 use serde::Serialize;
@@ -30,25 +30,25 @@ pub const GPUS: [Gpu; 4] = [
     Gpu { name: "l40s", tera_flops: 362.0, memory_gb_per_s: 864.0, memory_gib: 48.0 },
 ];
 
-/// What is measured of a step and what the cost model learns from: the same sums.
+/// The work of a step: the sums that are measured, and that the cost model learns from.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Work {
     pub prefill_tokens: u64,
-    /// Pairs of positions that prompt tokens attend to.
+    /// The number of pairs of positions that prompt tokens attend to.
     pub prefill_context: u64,
     pub decode_rows: u64,
     pub decode_context: u64,
-    /// Positions whose K and V are read.
+    /// The number of positions whose K and V are read.
     pub kv_tokens: u64,
-    /// Rows of logits.
+    /// The number of rows of logits.
     pub logit_rows: u64,
 }
 
-/// How fast an engine computes.
+/// The speed of an engine.
 #[derive(Clone, Debug)]
 pub struct Device {
     pub speed: Speed,
-    /// Standard deviation of a step's time, as a share of it.
+    /// The standard deviation of a step's time, relative to it.
     pub noise: f64,
     random: Random,
 }
@@ -62,7 +62,7 @@ pub enum Speed {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Roofline {
     pub shape: Shape,
-    /// Of all GPUs of the instance, efficiency included.
+    /// The operations per second of all GPUs of the instance, efficiency included.
     pub flops_per_s: f64,
     pub bytes_per_s: f64,
     pub overhead: Duration,
@@ -88,7 +88,7 @@ impl Work {
         self.logit_rows += logit_rows as u64;
     }
 
-    /// As an engine reports it.
+    /// The sample that an engine reports for this work.
     pub fn sample(&self, took: Duration) -> StepSample {
         StepSample {
             prefill_tokens: self.prefill_tokens as u32,
@@ -131,7 +131,7 @@ impl Device {
         Self { speed, noise, random: Random::new(seed) }
     }
 
-    /// How long this step takes.
+    /// The time of a step with this work.
     pub fn step(&mut self, work: &Work) -> Duration {
         let factor = if self.noise > 0.0 { (1.0 + self.noise * self.random.normal()).clamp(0.5, 2.0) } else { 1.0 };
         self.speed.step(work).mul_f64(factor)

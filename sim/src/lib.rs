@@ -1,15 +1,15 @@
 //! A cluster in virtual time. The deciding parts are the production ones: `Cluster`, the schedulers of prefill and decode workers, the
-//! directories of pool nodes, and their messages. Only what has no code of ours in production is a model: devices, links, clients.
+//! directories of pool nodes, and their messages. Only parts that are not our code in production are modelled: devices, links, clients.
 //!
 //! No clock, thread, socket, file or entropy: the same settings and seed give the same events.
 //!
-//! - [`settings`]: what is simulated
+//! - [`settings`]: the settings of a simulation
 //! - [`workload`]: clients: arrivals, prompts, tokens
 //! - [`hardware`]: devices: the time of a step; [`shape`]: the models that they compute
 //! - [`flows`]: links: bytes that share them
 //! - [`world`]: everything together; [`world::World::run`] is a run
-//! - [`faults`]: another driver of the same world: everything fails that can
-//! - [`outcome`]: what became of each request, and the load over time
+//! - [`faults`]: another driver of the same world, in which everything fails that can
+//! - [`outcome`]: the outcome of each request, and the load over time
 //! - [`queue`], [`random`]: events by time, and seeded draws
 
 pub mod faults;

@@ -1,4 +1,4 @@
-//! What became of each request, and the load over time.
+//! The outcome of each request, and the load over time.
 
 use crate::settings::Class;
 use serde::Serialize;
@@ -14,10 +14,10 @@ pub struct Answer {
     pub first_token: Option<Duration>,
     pub last_token: Option<Duration>,
     pub tokens: u32,
-    /// Longest time between two tokens.
+    /// The longest time between two tokens.
     pub gap_max: Duration,
     pub end: End,
-    /// When the client learnt of its end.
+    /// The time at which the client learnt of its end.
     pub ended: Duration,
     pub predicted_ttft_ms: Option<f64>,
     pub sources: TokensBySource,
@@ -28,28 +28,28 @@ pub struct Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     Complete,
-    /// Not taken at all.
+    /// The request was not accepted at all.
     Rejected(String),
     Failed(String),
-    /// The run ended first.
+    /// The run ended before the request did.
     Open,
 }
 
-/// A moment's load.
+/// The load at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LoadPoint {
     pub s: f64,
-    /// Requests that wait for a place.
+    /// The number of requests that wait for a place.
     pub waiting: u32,
-    /// Prompt tokens that prefill workers have and have not computed, on average.
+    /// The number of prompt tokens that prefill workers have and have not computed, on average.
     pub prefill_tokens: f64,
-    /// Time of those tokens over the tightest TTFT limit, on average over prefill workers.
+    /// The time of those tokens relative to the tightest TTFT limit, on average over prefill workers.
     pub prefill_load: f64,
-    /// Sequences that decode workers hold, on average.
+    /// The number of sequences that decode workers hold, on average.
     pub decode_sequences: f64,
-    /// The last step's time over the tightest TPOT limit, on average over decode workers.
+    /// The last step's time relative to the tightest TPOT limit, on average over decode workers.
     pub decode_load: f64,
-    /// Share of decode workers' device blocks in use, on average.
+    /// The share of decode workers' device blocks in use, on average.
     pub decode_blocks: f64,
 }
 
@@ -64,7 +64,7 @@ impl Answer {
         (self.tokens > 1).then(|| millis(last - first) / f64::from(self.tokens - 1))
     }
 
-    /// Complete, and within both limits.
+    /// Whether the answer is complete and within both limits.
     pub fn is_good(&self, class: &Class) -> bool {
         let within = |ms: Option<f64>, limit: Option<f64>| ms.zip(limit).is_none_or(|(ms, limit)| ms <= limit);
         self.end == End::Complete && within(self.ttft_ms(), class.ttft_ms) && within(self.tpot_ms(), class.tpot_ms)

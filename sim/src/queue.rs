@@ -1,4 +1,4 @@
-//! What happens next: events by virtual time, those of one moment in the order in which they were scheduled.
+//! The event queue: events by virtual time, and those of one moment in the order in which they were scheduled.
 
 use std::{
     cmp::{Ordering, Reverse},
@@ -31,7 +31,7 @@ impl<E> Queue<E> {
         self.scheduled += 1;
     }
 
-    /// When the next event comes.
+    /// The time of the next event.
     pub fn next_at(&self) -> Option<Duration> {
         self.heap.peek().map(|Reverse(entry)| entry.at)
     }

@@ -1,6 +1,6 @@
 //! Seeded draws: the same seed gives the same numbers on every machine and with every compiler.
 
-/// SplitMix64 (Steele, Lea, Flood 2014): passes the usual tests, and a seed is all its state.
+/// SplitMix64 (Steele, Lea, Flood 2014), which passes the usual tests, and whose whole state is a seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -14,30 +14,30 @@ impl Random {
         finish(self.0)
     }
 
-    /// Evenly from 0 to below 1.
+    /// A number drawn evenly from 0 to below 1.
     pub fn unit(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Evenly from `least` to `most`, both included.
+    /// An integer drawn evenly from `least` to `most`, both included.
     pub fn between(&mut self, least: u32, most: u32) -> u32 {
         let span = u64::from(most.saturating_sub(least)) + 1;
         least + (self.draw() % span) as u32
     }
 
-    /// Time to the next event of a Poisson process with so many events per unit of time.
+    /// The time to the next event of a Poisson process with this rate per unit of time.
     pub fn exponential(&mut self, rate: f64) -> f64 {
         -(1.0 - self.unit()).ln() / rate
     }
 
-    /// Standard normal, by Box and Muller.
+    /// A standard normal number, by Box and Muller.
     pub fn normal(&mut self) -> f64 {
         let (radius, angle) = ((-2.0 * (1.0 - self.unit()).ln()).sqrt(), std::f64::consts::TAU * self.unit());
         radius * angle.cos()
     }
 }
 
-/// A number that depends on all bits of `n` and looks unlike it.
+/// A number that depends on all bits of `n` and does not resemble it.
 pub fn mix(n: u64) -> u64 {
     finish(n.wrapping_add(GOLDEN))
 }

@@ -1,4 +1,4 @@
-//! The shapes of decoders: what decides the bytes of their weights and of their KV, and the operations of a token.
+//! The shapes of decoders, which determine the bytes of their weights and of their KV, and the operations of a token.
 
 use serde::Serialize;
 use tidemill_proto::block::BLOCK_TOKENS;
@@ -10,14 +10,14 @@ pub struct Shape {
     pub hidden: u32,
     pub vocab: u32,
     pub context_tokens: u32,
-    /// Layers with attention.
+    /// The number of layers with attention.
     pub layers: u32,
     pub attention: Attention,
-    /// Some of these layers attend to the last positions only. Their K and V of earlier ones are kept all the same.
+    /// The windows of layers that only attend to the last positions. Their K and V of earlier positions are kept nevertheless.
     pub windows: Option<Windows>,
-    /// Layers besides, whose state does not grow with the sequence.
+    /// Additional layers, whose state does not grow with the sequence.
     pub recurrent: Option<Recurrent>,
-    /// Layers with one gated feed-forward network, and its inner size.
+    /// The number of layers with one gated feed-forward network, and its inner size.
     pub dense: (u32, u32),
     pub experts: Option<Experts>,
 }
@@ -28,10 +28,10 @@ pub enum Attention {
         heads: u32,
         kv_heads: u32,
         head_dim: u32,
-        /// Projections of the queries' size: 1, or 2 where the output has a gate.
+        /// The number of projections of the queries' size: 1, or 2 if the output has a gate.
         queries: u32,
     },
-    /// K and V of all heads are one compressed vector and one rotated key (DeepSeek-V2, 2024, section 2.1).
+    /// K and V of all heads as one compressed vector and one rotated key (DeepSeek-V2, 2024, section 2.1).
     Latent { heads: u32, query_latent: u32, latent: u32, rotated: u32, plain: u32, value: u32 },
 }
 
@@ -44,9 +44,9 @@ pub struct Windows {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Recurrent {
     pub layers: u32,
-    /// Weights of one layer.
+    /// The number of weights of one layer.
     pub weights: u32,
-    /// Bytes of one layer's state of a sequence.
+    /// The bytes of one layer's state of a sequence.
     pub state_bytes: u32,
 }
 
@@ -54,17 +54,17 @@ pub struct Recurrent {
 pub struct Experts {
     pub layers: u32,
     pub count: u32,
-    /// Experts among `count` that a token passes.
+    /// The number of the `count` experts that a token passes through.
     pub used: u32,
-    /// Experts of the same size that each token passes besides.
+    /// The number of experts of the same size that every token passes through in addition.
     pub shared: u32,
     pub intermediate: u32,
-    /// Bytes of one of their weights, scales included.
+    /// The bytes of one of their weights, scales included.
     pub weight_bytes: f64,
 }
 
 const BF16: f64 = 2.0;
-/// Blocks of 32 numbers of four bits with a scale of eight.
+/// The bytes of a weight in blocks of 32 numbers of four bits with a scale of eight bits.
 const MXFP4: f64 = 4.25 / 8.0;
 
 const fn grouped(heads: u32, kv_heads: u32, head_dim: u32) -> Attention {
@@ -78,7 +78,7 @@ const fn dense(name: &'static str, layers: u32, hidden: u32, attention: Attentio
 
 /// The shapes that are known by name, from the models' own `config.json`.
 pub const SHAPES: [Shape; 8] = [
-    // As the paper's dummy model: the context is longer than the real one's, since the trace's prompts are.
+    // The paper's dummy model: its context is longer than the real one's, as the trace's prompts are.
     Shape { vocab: 32_000, context_tokens: 200_000, ..dense("llama2-70b", 80, 8192, grouped(64, 8, 128), 28_672) },
     Shape { vocab: 128_256, context_tokens: 200_000, ..dense("llama-3.1-8b", 32, 4096, grouped(32, 8, 128), 14_336) },
     Shape { vocab: 49_152, context_tokens: 8192, ..dense("smollm-135m", 30, 576, grouped(9, 3, 64), 1536) },
@@ -156,7 +156,7 @@ impl Shape {
         SHAPES.into_iter().find(|shape| shape.name == name)
     }
 
-    /// Weights of the layers that every token passes, without experts.
+    /// The weights of the layers that every token passes through, without experts.
     fn common_weights(&self) -> f64 {
         let (layers, intermediate) = self.dense;
         let recurrent = self.recurrent.map_or(0.0, |r| f64::from(r.layers) * f64::from(r.weights));
@@ -167,17 +167,17 @@ impl Shape {
             + hidden * (router + 3.0 * f64::from(layers) * f64::from(intermediate))
     }
 
-    /// Weights of one expert in all layers.
+    /// The weights of one expert in all layers.
     fn expert_weights(&self, experts: &Experts) -> f64 {
         f64::from(experts.layers) * 3.0 * f64::from(self.hidden) * f64::from(experts.intermediate)
     }
 
-    /// Weights that a token passes, without the head's.
+    /// The weights that a token passes through, without the head's.
     pub fn active_weights(&self) -> f64 {
         self.common_weights() + self.experts.map_or(0.0, |e| f64::from(e.used + e.shared) * self.expert_weights(&e))
     }
 
-    /// Weights that a row of logits takes.
+    /// The weights that a row of logits takes.
     pub fn head_weights(&self) -> f64 {
         f64::from(self.hidden) * f64::from(self.vocab)
     }
@@ -193,7 +193,7 @@ impl Shape {
         BF16 * (self.common_weights() + 2.0 * self.head_weights()) + experts
     }
 
-    /// Bytes of weights, without the head's, that a step of so many tokens reads, if a token's experts are any.
+    /// The bytes of weights, without the head's, that a step of this many tokens reads, if the experts of tokens are independent.
     pub fn bytes_read(&self, tokens: f64) -> f64 {
         let experts = self.experts.map_or(0.0, |e| {
             let missed = 1.0 - f64::from(e.used) / f64::from(e.count);
@@ -216,14 +216,14 @@ impl Shape {
         self.recurrent.map_or(0, |r| u64::from(r.layers) * u64::from(r.state_bytes))
     }
 
-    /// Bytes of K, V and state that a step reads or writes: of `kv_tokens` positions for so many prompt tokens and decoding rows.
+    /// The bytes of K, V and state that a step reads or writes: for `kv_tokens` positions of these prompt tokens and decoding rows.
     pub fn kv_read(&self, prompt: f64, rows: f64, kv_tokens: f64) -> f64 {
         let per_layer = (self.attention.kv_numbers() as f64) * BF16;
         let (full, windowed) = self.in_windows(kv_tokens, |window| prompt + window * (rows + 1.0));
         per_layer * (full + windowed) + 2.0 * rows * self.state_bytes() as f64
     }
 
-    /// Operations of attention and recurrence for so many tokens, which attend to so many positions in all.
+    /// The operations of attention and recurrence for this many tokens, which attend to `pairs` positions in all.
     pub fn attention_flops(&self, tokens: f64, pairs: f64) -> f64 {
         let (full, windowed) = self.in_windows(pairs, |window| tokens * window);
         self.attention.pair_flops() * (full + windowed) + self.state_flops() * tokens
@@ -236,14 +236,15 @@ impl Shape {
         (f64::from(self.layers - windows.layers) * amount, f64::from(windows.layers) * windowed)
     }
 
-    /// A token decays the state, reads a key from it, adds a product to it and reads its query: six operations per number.
+    /// The operations of a state: a token decays it, reads a key from it, adds a product to it and reads its query, six operations per
+    /// number.
     fn state_flops(&self) -> f64 {
         6.0 * self.state_bytes() as f64 / 4.0
     }
 }
 
 impl Attention {
-    /// Weights of one layer.
+    /// The weights of one layer.
     fn weights(self, hidden: f64) -> f64 {
         match self {
             Self::Grouped { heads, kv_heads, head_dim, queries } => {
@@ -259,7 +260,7 @@ impl Attention {
         }
     }
 
-    /// Numbers that a block holds of one layer and token.
+    /// The count of numbers that a block holds for one layer and token.
     fn kv_numbers(self) -> u64 {
         match self {
             Self::Grouped { kv_heads, head_dim, .. } => 2 * u64::from(kv_heads) * u64::from(head_dim),
@@ -267,7 +268,7 @@ impl Attention {
         }
     }
 
-    /// Operations for one pair of positions in one layer. A latent is attended to as it is, by prompts too.
+    /// The operations for one pair of positions in one layer. A latent is attended to as it is, also by prompts.
     fn pair_flops(self) -> f64 {
         let numbers = match self {
             Self::Grouped { heads, head_dim, .. } => heads * 2 * head_dim,
@@ -284,7 +285,7 @@ mod tests {
 
     #[test]
     fn shapes_have_the_published_sizes() {
-        // Thousand millions of parameters in all and of a token, as the models' cards say; both ends of a tied embedding.
+        // Billions of parameters in all and per token, from the models' cards; both ends of a tied embedding count.
         for (name, all, active, kv_token_bytes, state_mb) in [
             ("llama2-70b", 69.0, 69.0, 327_680, 0.0),
             ("llama-3.1-8b", 8.03, 8.03, 131_072, 0.0),

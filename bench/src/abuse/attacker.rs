@@ -1,4 +1,4 @@
-//! The client that attacks: requests and bare connections from addresses of its own, and what it is told.
+//! The client that attacks: requests and bare connections from addresses of its own, and the answers that it gets.
 
 use super::{
     cluster::Cluster,
@@ -29,12 +29,12 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-/// The attacker waits this long for an answer.
+/// The time for which the attacker waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A finding quotes this many bytes of an answer's text.
+/// The bytes of an answer's text that a finding quotes.
 const EXCERPT_BYTES: usize = 200;
 const FINDINGS_MAX: usize = 10;
-/// Findings that begin alike are one.
+/// The characters by which findings are compared: those that begin alike count as one.
 const LIKE_CHARS: usize = 40;
 /// The statuses that any request may get: the attacker's quota or share is used up, or the cluster is busy.
 const ALWAYS: [u16; 2] = [429, 503];
@@ -43,9 +43,9 @@ const ALWAYS: [u16; 2] = [429, 503];
 pub struct Attacker {
     pub key: String,
     pub model: String,
-    /// The ids of things that belong to other tenants.
+    /// The ids of objects that belong to other tenants.
     pub others: Arc<Ids>,
-    /// An answer that is kept for another's repeat.
+    /// An answer that is kept for the repetition of another tenant's request.
     pub kept: Kept,
     door: SocketAddr,
     url: String,
@@ -111,11 +111,11 @@ impl Attacker {
         sleep_until(self.until).await;
     }
 
-    /// Attacks again and again, so many times at once, until the end.
+    /// Runs the attack again and again, `at_once` times concurrently, until the end.
     pub async fn each(&self, at_once: usize, attack: impl AsyncFn(u64)) {
         let next = AtomicU64::new(0);
         let one_by_one = || async {
-            // Once at least: what is sent may have taken all the time to make.
+            // It runs at least once, as its preparation may have taken all the time.
             loop {
                 attack(next.fetch_add(1, Ordering::Relaxed)).await;
                 if self.is_over() {
@@ -127,7 +127,7 @@ impl Attacker {
         join_all((0..at_once).map(|_| one_by_one())).await;
     }
 
-    /// Posts bodies one after the other and from the beginning again, so many at once, until the end.
+    /// Posts the bodies in turn, again and again, `at_once` concurrently, until the end.
     pub async fn post_each(&self, at_once: usize, bodies: Vec<(&'static str, Bytes)>) {
         self.each(at_once, async |n| {
             let (path, body) = bodies[n as usize % bodies.len()].clone();
@@ -148,7 +148,7 @@ impl Attacker {
         self.post(path, body.to_string()).await
     }
 
-    /// Sends a file for batches.
+    /// Uploads a file for batches.
     pub async fn upload(&self, file: &str) -> Option<Answer> {
         let form = form(file);
         self.ask(Method::POST, "/v1/files", form.into(), &[("content-type", FORM_TYPE)]).await
@@ -207,13 +207,13 @@ impl Attacker {
         self.connect_from(0).await
     }
 
-    /// A connection on which `bytes` were sent. `None`: it was closed before.
+    /// Opens a connection and sends `bytes` on it; `None` if it was closed before.
     pub async fn say(&self, bytes: &[u8]) -> Option<TcpStream> {
         let mut stream = self.connect().await.ok()?;
         match timeout(PATIENCE, stream.write_all(bytes)).await {
             Ok(Ok(())) => Some(stream),
             _ => {
-                // A refusal may have come before all was sent.
+                // A refusal may have come before everything was sent.
                 self.hear(&mut stream, Duration::from_secs(1)).await;
                 None
             }
@@ -248,7 +248,7 @@ impl Attacker {
         status
     }
 
-    /// A request's head, up to where its own lines begin.
+    /// A request's head, up to the place of further header lines.
     pub fn head(&self, method: &str, path: &str) -> String {
         let (door, key) = (self.door, &self.key);
         format!("{method} {path} HTTP/1.1\r\nhost: {door}\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n")
@@ -258,7 +258,7 @@ impl Attacker {
         *self.lock().answers.entry(what.to_owned()).or_default() += 1;
     }
 
-    /// Something that the attacker should not have got. It is kept in one line, and of some that begin alike the first.
+    /// Records something that the attacker should not have got, in one line; of findings that begin alike, only the first.
     pub fn find(&self, what: &str) {
         let what = what.split_whitespace().collect::<Vec<_>>().join(" ");
         let beginning = |finding: &str| finding.chars().take(LIKE_CHARS).collect::<String>();
@@ -278,7 +278,7 @@ impl Attacker {
     }
 }
 
-/// A request that has no answer yet. The attack's end drops it.
+/// A request without an answer, which the attack's end drops.
 struct Unanswered<'a>(&'a Attacker);
 
 impl Drop for Unanswered<'_> {
@@ -297,18 +297,18 @@ pub fn form(file: &str) -> String {
     )
 }
 
-/// The attacker's addresses. All others come from 127.0.0.1.
+/// The attacker's `n`th address. All other clients use 127.0.0.1.
 fn address(n: u8) -> Ipv4Addr {
     Ipv4Addr::new(127, 0, 1, n + 1)
 }
 
-/// Lets this process, and those that it starts, have as many open files as it may.
+/// Raises the limit of open files, for this process and those that it starts, to the maximum.
 pub fn allow_files() -> anyhow::Result<()> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most).context("cannot raise the limit of open files")
 }
 
-/// Gives this thread a low priority: beside a thread of the usual one, a tenth of a core.
+/// Gives this thread a low priority: a tenth of a core beside a thread of normal priority.
 pub fn give_way() {
     // SAFETY: the call reads its arguments, which are numbers, and changes nothing but this thread's priority. 0 is the calling thread.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };

@@ -1,12 +1,12 @@
-//! The attacks, each a row of [`ALL`]. Most are requests of an audit that once got through, and their kin.
+//! The attacks, each a row of [`ALL`]. Most are requests of an audit that once succeeded, and variants of them.
 //!
-//! - [`connections`]: sockets, heads and bodies that are not finished, or are no HTTP
+//! - [`connections`]: sockets, heads and bodies that are not finished, or are not HTTP
 //! - [`grammars`]: schemas, expressions and grammars
 //! - [`texts`]: long and odd bodies
 //! - [`streams`]: answers: many, long, unread and left
 //! - [`stored`]: conversations, responses, facts, files and batches
 //! - [`caches`]: answers that are kept for repeats, and votes
-//! - [`doors`]: what belongs to others or to operators
+//! - [`doors`]: access to data of other tenants and of operators
 
 pub mod caches;
 pub mod connections;
@@ -19,11 +19,11 @@ pub mod texts;
 use super::attacker::Attacker;
 use futures_util::{FutureExt, future::LocalBoxFuture};
 
-/// One way to attack.
+/// An attack.
 pub struct Attack {
     pub name: &'static str,
     pub what: &'static str,
-    /// Statuses that it deserves. 429 and 503 may always be told.
+    /// The statuses that it deserves. 429 and 503 are always allowed.
     pub deserves: &'static [u16],
     pub run: fn(Attacker) -> LocalBoxFuture<'static, ()>,
 }
@@ -34,7 +34,7 @@ macro_rules! attacks {
     };
 }
 
-/// All of them. A 500 is deserved where a grammar may cost too much while it is followed, which the request is told then.
+/// All attacks. A 500 is deserved if following a grammar may exceed its limits, which the answer then reports.
 pub const ALL: &[Attack] = attacks! {
     "schema-compared-chat", "schemas of 300 bytes whose parts are compared in 2^16 ways and more, in chats", [400], grammars::compared_chat;
     "schema-compared-text", "the same in completions", [400], grammars::compared_completions;

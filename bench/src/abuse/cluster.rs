@@ -1,4 +1,4 @@
-//! The cluster under attack: `tidemill up` with keys, and what can be seen of it from outside.
+//! The cluster under attack: `tidemill up` with keys, and its state as seen from outside.
 
 use super::AbuseArgs;
 use crate::chaos::fault::{children, lives, signal};
@@ -24,14 +24,14 @@ use tokio::{
 
 const READY: Duration = Duration::from_secs(120);
 const STOP: Duration = Duration::from_secs(60);
-/// An operator's request is answered within this time.
+/// The time within which an operator's request is answered.
 const OPERATOR: Duration = Duration::from_secs(20);
-/// Lines of the cluster's log that are kept.
+/// The lines of the cluster's log that are kept.
 const LINES_MAX: usize = 200;
-/// Between two looks at the memory of the coordinator's children.
+/// The interval at which the memory of the coordinator's children is measured.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Rooms that an attack of seconds can fill.
+/// Settings with stores small enough for an attack of seconds to fill.
 const SETTINGS: &str = r#"
 store_bytes_max = "64MiB"
 replay_bytes_max = "16MiB"
@@ -42,7 +42,7 @@ bytes_max = "16MiB"
 [semantic_cache]
 bytes_max = "8MiB"
 "#;
-/// A tier without quotas. Its class stays the lowest.
+/// A tier without quotas, whose class stays the lowest.
 const UNMETERED: &str = r#"
 [tier.free]
 requests_per_minute = "none"
@@ -68,7 +68,7 @@ struct Log {
     alarms: Vec<String>,
 }
 
-/// A key, as its tenant gets it.
+/// A key, as issued to its tenant.
 #[derive(Debug, Deserialize)]
 pub struct Key {
     pub id: String,
@@ -115,7 +115,7 @@ impl Cluster {
         let ready = ready.with_context(|| format!("`tidemill up` ended before it was ready: {}", lock(&log).said()))?;
         let url = ready.strip_prefix("ready ").and_then(|url| url.strip_suffix("/v1")).context("`tidemill up` says where it is")?;
         let admin = timeout(READY, admin).await.context("`tidemill up` did not say its operators' port")??;
-        // The coordinator's door is open until the first key.
+        // The coordinator needs no key until the first one exists.
         let http = reqwest::Client::builder().no_proxy().timeout(OPERATOR).build()?;
         let models = http.get(format!("{url}/v1/models")).send().await?.json::<Value>().await?;
         let model = models["data"][0]["id"].as_str().context("the cluster serves no model")?.to_owned();
@@ -133,14 +133,14 @@ impl Cluster {
         Ok(made.json().await?)
     }
 
-    /// With its key, a tenant's batches end.
+    /// Revokes a key, with which the tenant's batches end.
     pub async fn revoke(&self, key: &Key) -> anyhow::Result<()> {
         let revoked = self.http.delete(format!("{}/admin/keys/{}", self.admin, key.id)).send().await?;
         ensure!(revoked.status().is_success(), "the key is not revoked: {}", revoked.text().await?);
         Ok(())
     }
 
-    /// What an operator sees at `path`.
+    /// The response of an operator's request to `path`.
     pub async fn operator(&self, path: &str) -> anyhow::Result<String> {
         Ok(self.http.get(format!("{}{path}", self.admin)).send().await?.error_for_status()?.text().await?)
     }
@@ -151,7 +151,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until no request runs. `Some`: what runs all the same.
+    /// Waits until no request runs. Returns the ones that still run, if any.
     pub async fn rest(&self, within: Duration) -> Option<String> {
         let deadline = Instant::now() + within;
         loop {
@@ -168,7 +168,7 @@ impl Cluster {
         }
     }
 
-    /// Links of the workers, each by its worker's name and its number since registration.
+    /// The workers' links, each named by its worker and its number since registration.
     async fn links(&self) -> anyhow::Result<BTreeSet<String>> {
         let view: Value = serde_json::from_str(&self.operator("/cluster").await?)?;
         let members = view["members"].as_array().context("`/cluster` lists no members")?;
@@ -192,12 +192,12 @@ impl Cluster {
         Ok(Metrics::parse(&self.operator("/metrics").await?))
     }
 
-    /// The end of its log.
+    /// The last lines of its log.
     pub fn last_words(&self) -> String {
         lock(&self.log).said()
     }
 
-    /// Ends it as an operator does. `false`: something did not end well.
+    /// Ends the cluster as an operator does. Returns `false` if something did not end well.
     pub async fn stop(mut self) -> bool {
         let pids: Vec<u32> = self.processes().into_keys().collect();
         signal(self.pid, Signal::SIGTERM);
@@ -239,19 +239,19 @@ pub struct Watch {
     over: oneshot::Sender<()>,
 }
 
-/// What was seen of it.
+/// The observations of the cluster during an attack.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Watched {
-    /// The coordinator's peak, and how much of that came during the attack.
+    /// The peak of the coordinator's memory, and its increase during the attack.
     pub peak_mib: f64,
     pub extra_mib: f64,
-    /// Peak of the processes that judge grammars.
+    /// The peak memory of the grammar helper's processes.
     pub helpers_mib: f64,
     pub links_lost: Vec<String>,
     pub processes_ended: Vec<String>,
-    /// Upper bound of the longest delay of an event loop's task, in seconds, by loop.
+    /// An upper bound of the longest delay of an event loop's task, in seconds, by loop.
     pub delay_s: BTreeMap<String, f64>,
-    /// Counters of refusals that went up, by how much.
+    /// The counters of refusals that increased, with the increase.
     pub refusals: BTreeMap<String, f64>,
     /// Panics and errors in the log.
     pub alarms: Vec<String>,
@@ -261,7 +261,7 @@ impl Watch {
     pub async fn start(cluster: &Cluster) -> anyhow::Result<Self> {
         let coordinator = cluster.coordinator()?;
         let metrics = cluster.metrics().await?;
-        // The peak counts from now on.
+        // The peak is measured from now on.
         fs::write(format!("/proc/{coordinator}/clear_refs"), "5").context("cannot reset the coordinator's peak of memory")?;
         let (over, mut is_over) = oneshot::channel();
         let helpers = tokio::spawn(async move {
@@ -314,7 +314,7 @@ impl Watch {
     }
 }
 
-/// The processes that a process started, and theirs.
+/// The processes that a process started, directly or indirectly.
 fn descendants(of: u32) -> Vec<u32> {
     let mut all: Vec<u32> = children(of).into_iter().map(|(pid, _)| pid).collect();
     let mut next = 0;
@@ -325,7 +325,7 @@ fn descendants(of: u32) -> Vec<u32> {
     all
 }
 
-/// A field of `/proc/PID/status`.
+/// A field of `/proc/PID/status`, in MiB.
 fn resident_mib(pid: u32, field: &str) -> anyhow::Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).with_context(|| format!("process {pid} has ended"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -333,11 +333,11 @@ fn resident_mib(pid: u32, field: &str) -> anyhow::Result<f64> {
     Ok(kib / 1024.0)
 }
 
-/// Samples by name and labels, as they are written.
+/// Samples by name and labels, as written.
 #[derive(Debug, Default)]
 struct Metrics(BTreeMap<String, f64>);
 
-/// Counters that say what was refused.
+/// The counters of refusals.
 const REFUSALS: [&str; 6] = [
     "tidemill_share_refusals_total",
     "tidemill_quota_refusals_total",

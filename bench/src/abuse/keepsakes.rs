@@ -1,5 +1,5 @@
-//! What other tenants have stored before the attacks: conversations, responses, files, batches, opinions, facts, and answers that are kept
-//! for a while. All of it is read back after each attack, and must be the same to the byte.
+//! The data that other tenants have stored before the attacks: conversations, responses, files, batches, votes, facts, and answers that are
+//! kept for a while. Everything is read back after each attack, and must be identical to the byte.
 
 use super::{
     attacker::{FORM_TYPE, form},
@@ -14,10 +14,10 @@ const OWNERS: [&str; 2] = ["ann", "bob"];
 const BATCH_MAX: Duration = Duration::from_secs(60);
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
-/// Ids of others' things, for an attacker to try.
+/// The ids of other tenants' objects, for an attacker to try.
 #[derive(Debug, Default)]
 pub struct Ids {
-    /// Paths that show something to their owner.
+    /// The paths that show an object to its owner.
     pub paths: Vec<String>,
     pub conversation: String,
     pub response: String,
@@ -34,7 +34,7 @@ struct Owner {
     name: &'static str,
     door: Door,
     things: Vec<Thing>,
-    /// The answer that it has an opinion of.
+    /// The answer that has a vote.
     judged: String,
     opinions: String,
 }
@@ -44,7 +44,7 @@ struct Thing {
     body: Bytes,
 }
 
-/// An answer that is kept for its repeat, by its `Idempotency-Key`.
+/// An answer that is kept for its repetition, by its `Idempotency-Key`.
 #[derive(Clone, Debug)]
 pub struct Kept {
     pub key: String,
@@ -52,7 +52,7 @@ pub struct Kept {
     pub answer: Bytes,
 }
 
-/// The front door, for one tenant.
+/// The front door, as used by one tenant.
 struct Door {
     http: reqwest::Client,
     url: String,
@@ -105,7 +105,7 @@ impl Keepsakes {
         Arc::clone(&self.ids)
     }
 
-    /// Has one more answer kept, for the attack of this name.
+    /// Makes the cluster keep one more answer, for the attack of this name.
     pub async fn keep_answer(&self, attack: &str) -> anyhow::Result<Kept> {
         let Owner { door, .. } = self.owners.first().context("there are owners")?;
         let said = json!([{"role": "user", "content": format!("What is kept during {attack}?")}]);
@@ -115,7 +115,7 @@ impl Keepsakes {
         Ok(kept)
     }
 
-    /// What is not as it was.
+    /// The differences from the original state.
     pub async fn compare(&self, cluster: &Cluster, kept: &Kept) -> Vec<String> {
         let mut lost = Vec::new();
         for Owner { name, door, things, judged, opinions } in &self.owners {
@@ -146,7 +146,7 @@ fn opinion_path(answer: &str) -> String {
 }
 
 impl Door {
-    /// What became of the request, and its answer.
+    /// The status of a repeated request, and its answer.
     async fn repeat(&self, Kept { key, request, .. }: &Kept) -> anyhow::Result<(String, Bytes)> {
         let request = self.http.post(format!("{}/v1/chat/completions", self.url)).header("idempotency-key", key).json(request);
         let response = self.send(request).await?;

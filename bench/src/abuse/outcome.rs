@@ -1,41 +1,41 @@
-//! What came of the attacks, as a table, and whether it is good enough.
+//! The outcome of the attacks, as a table, and whether it is good enough.
 
 use super::{AbuseArgs, attacker::Seen, attacks::Attack, cluster::Watched, premium::Chats};
 use crate::load::percentiles::Percentiles;
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-/// The most that the coordinator's memory may grow in an attack, that of the processes that judge grammars included.
+/// The most that the coordinator's memory may grow in an attack, including that of the grammar helper's processes.
 const EXTRA_MIB_MAX: f64 = 512.0;
-/// By how much the premium tenant's p99 may grow.
+/// The factor by which the premium tenant's p99 may grow.
 const TTFT_TIMES_MAX: f64 = 1.25;
 const TTFT_MORE_MS_MAX: f64 = 50.0;
 
-/// What came of one attack.
+/// The outcome of one attack.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
     pub attack: &'static str,
     pub what: &'static str,
-    /// Of the premium tenant, in milliseconds.
+    /// The premium tenant's time to first token, in milliseconds.
     pub ttft_ms: Option<Percentiles>,
     pub premium_failed: BTreeMap<String, (u64, String)>,
     #[serde(flatten)]
     pub watched: Watched,
-    /// What the attacker was told, by status.
+    /// The attacker's answers, by status.
     pub answers: BTreeMap<String, u64>,
-    /// What the attacker should not have got.
+    /// Answers that the attacker should not have got.
     pub findings: Vec<String>,
-    /// Things of others that are not as they were.
+    /// Other tenants' data that has changed.
     pub lost: Vec<String>,
-    /// What still ran long after the attack.
+    /// The work that still ran long after the attack.
     pub left_running: Option<String>,
 }
 
 /// The targets.
 pub struct Limits {
-    /// The premium tenant beside no attack.
+    /// The premium tenant's time to first token without attacks.
     pub alone: Option<Percentiles>,
-    /// Of its p99 under attack. `None`: times are not judged.
+    /// The limit of its p99 under attack; `None` if times are not judged.
     ttft_p99_ms_max: Option<f64>,
 }
 
@@ -92,11 +92,11 @@ impl Outcome {
 #[derive(Serialize)]
 pub struct Report<'a> {
     pub settings: &'a AbuseArgs,
-    /// The premium tenant beside no attack.
+    /// The premium tenant's time to first token without attacks.
     pub alone: Option<&'a Percentiles>,
-    /// Its chats that failed then.
+    /// The premium tenant's chats that failed without attacks.
     pub alone_failed: BTreeMap<String, (u64, String)>,
-    /// The coordinator's memory in the whole run, and how much more that is than at its beginning.
+    /// The peak of the coordinator's memory in the whole run, and its increase since the beginning.
     pub peak_mib: f64,
     pub extra_mib: f64,
     pub attacks: Vec<Outcome>,

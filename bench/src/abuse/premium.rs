@@ -1,4 +1,5 @@
-//! A tenant that pays most: short chats at a steady rate, each streamed. Its times to the first token count from when a chat was due.
+//! The premium tenant: short chats at a steady rate, each streamed. Its times to the first token count from the time at which a chat was
+//! due.
 
 use crate::load::percentiles::Percentiles;
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
@@ -12,7 +13,7 @@ use std::{
 use tidemill_deploy::client::{Client, ClientError};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-/// Its chats are answered within this time, or are failures.
+/// The time within which a chat must be answered, or fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 const ANSWER_TOKENS: u32 = 8;
 
@@ -20,16 +21,16 @@ pub struct Premium {
     client: Client,
     model: String,
     every: Duration,
-    /// Chats so far: each asks something else.
+    /// The number of chats so far: each asks a different question.
     asked: AtomicU64,
 }
 
-/// What came of some chats.
+/// The outcome of some chats.
 #[derive(Debug, Default)]
 pub struct Chats {
-    /// Times to the first token.
+    /// The times to the first token.
     pub answered: Vec<Duration>,
-    /// By kind, with the last one's text.
+    /// The failed chats by kind, with the last one's text.
     pub failed: BTreeMap<String, (u64, String)>,
 }
 

@@ -1,4 +1,4 @@
-//! What happens to whom.
+//! The faults and their victims.
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, fmt, fs, time::Duration};
 use tokio::time::{Instant, sleep};
 
-/// A crashed process is up again within this time: it is started, loads its model, and registers.
+/// The time within which a crashed process is up again: it is started, loads its model, and registers.
 pub const BACK: Duration = Duration::from_secs(15);
-/// The longest that a fault is watched for its member to go.
+/// The longest time for which a fault is watched for the end of its victim's membership.
 const GONE_MAX: Duration = Duration::from_secs(10);
 
-/// What `/cluster` says of members.
+/// The members in the response of `/cluster`.
 #[derive(Debug, Deserialize)]
 pub struct View {
     pub members: Vec<Member>,
@@ -30,9 +30,9 @@ pub struct Member {
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     Kill,
-    /// For less than the time after which a silent worker is taken for dead,
+    /// A pause shorter than the time after which a silent worker is taken for dead.
     Hiccup,
-    /// and for longer.
+    /// A pause longer than that.
     Pause,
     /// A rolling restart of everything.
     Restart,
@@ -57,7 +57,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Returns how long its victim was still taken for a member, if it ceased to be one.
+    /// Inflicts the fault. Returns the time for which its victim was still taken for a member, if it ceased to be one.
     pub async fn inflict<F: Future<Output = bool>>(&self, is_member: impl Fn(u32) -> F) -> Option<Duration> {
         let began = Instant::now();
         if self.kind == Kind::Restart {
@@ -89,13 +89,13 @@ impl Fault {
     }
 }
 
-/// Chooses faults, by a seed. One at a time per role, so that there is always somebody left to do the work.
+/// Chooses faults, by a seed: one at a time per role, so that each role always has a working process.
 #[derive(Debug)]
 pub struct Faults {
     random: StdRng,
     up: u32,
     paused: BTreeSet<u32>,
-    /// When each role's last victim is back.
+    /// The time at which each role's last victim is back.
     back: Vec<(String, Instant)>,
 }
 
@@ -104,12 +104,12 @@ impl Faults {
         Self { random: StdRng::seed_from_u64(seed), up, paused: BTreeSet::new(), back: Vec::new() }
     }
 
-    /// Everything is restarted, process by process, while other faults go on.
+    /// The fault that restarts everything, process by process, while other faults continue.
     pub fn restart(&self) -> Fault {
         Fault { kind: Kind::Restart, role: "everything".into(), pid: self.up, lasts: Duration::ZERO }
     }
 
-    /// The next one; `None`: nobody may fail now.
+    /// Chooses the next fault; `None` if no process may fail now.
     pub fn next(&mut self, members: &[Member]) -> Option<Fault> {
         let now = Instant::now();
         self.back.retain(|(_, back)| *back > now);
@@ -157,13 +157,13 @@ pub fn children(parent: u32) -> Vec<(u32, String)> {
     pids.filter_map(child).collect()
 }
 
-/// A zombie is as good as gone.
+/// Whether a process lives; a zombie does not.
 pub fn lives(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')))
 }
 
-/// Only to processes that this bench has started.
+/// Sends a signal, only to processes that this bench has started.
 pub fn signal(pid: u32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid as i32), signal);
 }

@@ -1,36 +1,36 @@
-//! What clients saw, and how long faults were felt.
+//! The results as seen by clients, and the duration of the faults' effects.
 
 use super::{Suffered, fault::Kind, is_allowed};
 use serde::Serialize;
 use serde_json::Value;
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-/// How one request ended.
+/// The end of one request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Seen {
     Right,
     Wrong,
-    /// Not ended after a minute.
+    /// The request had not ended after a minute.
     Hung,
-    /// The error's kind, and its text.
+    /// The error's kind and its text.
     Failed(String, String),
 }
 
-/// Of all clients.
+/// The results of all clients.
 #[derive(Debug, Default)]
 pub struct Tally {
     right: u64,
     wrong: u64,
     hung: u64,
-    /// With the times when they were asked and ended.
+    /// Failed requests: the error's kind and text, and the times at which they were sent and ended.
     failed: Vec<(String, String, Duration, Duration)>,
-    /// Time between two tokens of an answer that is worth a look, from and to; a first token's wait counts, too.
+    /// Long times between two tokens of an answer, from and to; the wait for a first token also counts.
     pauses: Vec<(Duration, Duration)>,
 }
 
-/// Shorter ones are no pauses.
+/// The shortest pause that is recorded.
 const PAUSE_LEAST: Duration = Duration::from_millis(20);
-/// Faults are felt within this time.
+/// The time after a fault in which pauses are attributed to it.
 const FELT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Serialize)]
@@ -40,19 +40,19 @@ pub struct Counts {
     pub hung: u64,
     /// Errors of clients whose coordinator died, by kind.
     pub allowed: BTreeMap<String, u64>,
-    /// All others, with an example.
+    /// All other errors, with an example.
     pub not_allowed: BTreeMap<String, (u64, String)>,
 }
 
-/// Of one kind of fault to one role. Milliseconds.
+/// The recovery from one kind of fault of one role. Times are in milliseconds.
 #[derive(Debug, Serialize)]
 pub struct Recovery {
     kind: Kind,
     role: String,
     times: usize,
-    /// Until the member was gone, half of them and all.
+    /// The time until the member was gone: the median and the maximum.
     gone_ms: Option<(f64, f64)>,
-    /// The longest pause of any stream after each.
+    /// The longest pause of any stream after each fault: the median and the maximum.
     pause_ms: Option<(f64, f64)>,
 }
 
@@ -107,7 +107,7 @@ fn half_and_all(times: impl Iterator<Item = Duration>) -> Option<(f64, f64)> {
     Some((ms[ms.len().checked_sub(1)? / 2], *ms.last()?))
 }
 
-/// What a cluster still does or holds; `None`: nothing.
+/// The work that a cluster still does or the blocks that it holds; `None` if there are none.
 pub fn busy(view: &Value) -> Option<String> {
     if view["requests"].as_u64() != Some(0) {
         return Some(format!("{} requests", view["requests"]));

@@ -1,8 +1,8 @@
-//! The search for the highest rate, as a pure machine: which rate to try next, and what was found. And the statistics of what was found.
+//! The search for the highest rate, as a pure machine: the next rate to try, and the result. And the statistics of results.
 
 use serde::{Deserialize, Serialize};
 
-/// Bisection of the rate's logarithm.
+/// A bisection of the rate's logarithm.
 #[derive(Clone, Copy, Debug)]
 pub struct Bisection {
     low: f64,
@@ -20,7 +20,7 @@ impl Bisection {
         (self.low * self.high).sqrt()
     }
 
-    /// What came of [`Bisection::next`].
+    /// Records the result of [`Bisection::next`].
     pub fn tried(&mut self, is_good: bool) {
         let rate = self.next();
         if is_good {
@@ -38,11 +38,11 @@ impl Bisection {
 /// One search's result.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Found {
-    /// In the middle of what is left.
+    /// The middle of the remaining range.
     pub rate: f64,
-    /// The highest rate that was good enough; `null`: none was, so the truth may be below what was tried.
+    /// The highest rate that was good enough; `null` if none was, so the truth may be below the rates tried.
     pub passed: Option<f64>,
-    /// The lowest that was not; `null`: all were, so the truth may be above.
+    /// The lowest rate that was not good enough; `null` if all were, so the truth may be above.
     pub failed: Option<f64>,
 }
 
@@ -56,11 +56,11 @@ pub struct Estimate {
 
 /// Student's t, 97.5 %, by degrees of freedom.
 const T: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
-/// The normal's 97.5 %.
+/// The normal distribution's 97.5 %.
 const Z: f64 = 1.96;
 
 impl Estimate {
-    /// Of repeated searches. The interval is Student's, and at least what the searches left open.
+    /// The estimate from repeated searches. The interval is Student's, and at least the range that the searches left open.
     pub fn of(found: &[Found]) -> Option<Estimate> {
         let n = found.len() as f64;
         let mean = found.iter().map(|found| found.rate).sum::<f64>() / n;
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn intervals_are_the_textbooks() {
         let found = |rate: f64| Found { rate, passed: Some(rate - 0.1), failed: Some(rate + 0.1) };
-        // mean 5, deviation 1, 4.303 / √3.
+        // The mean is 5, the deviation 1, and the interval 4.303 / √3.
         let estimate = Estimate::of(&[found(4.0), found(5.0), found(6.0)]).unwrap();
         assert!((estimate.high - 5.0 - 2.4843).abs() < 1e-3, "{estimate:?}");
         // Three equal results are no better than the searches' resolution.

@@ -1,4 +1,4 @@
-//! Servers to compare: some run already, others are started here, waited for, and stopped by their process id.
+//! Servers to compare: some are already running; others are started here, waited for, and stopped by their process id.
 
 use crate::load::{Traffic, target::Target};
 use anyhow::{Context, bail, ensure};
@@ -14,25 +14,25 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// A `[[server]]`.
+/// The settings of a `[[server]]`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerSettings {
     pub name: String,
-    /// Of one that runs already, up to and including `/v1`.
+    /// The URL of a running server, up to and including `/v1`.
     pub url: Option<String>,
-    /// Starts it. `{addr}` becomes a free address such as `127.0.0.1:40123`, `{port}` its port. A program without a path is first looked
-    /// for beside this one.
+    /// The command that starts the server. `{addr}` becomes a free address such as `127.0.0.1:40123`, `{port}` its port. A program without
+    /// a path is first searched for beside this one.
     pub command: Vec<String>,
-    /// Left out, unless this name is given with --set.
+    /// The name that must be given with --set; otherwise the server is left out.
     pub needs: Option<String>,
-    /// Cores that it may use; all by default.
+    /// The cores that it may use; all by default.
     pub cores: Vec<usize>,
-    /// Seconds until it must answer.
+    /// The seconds within which it must answer.
     pub ready_s: Option<u64>,
 }
 
-/// One that answers.
+/// A server that answers.
 pub struct Server {
     pub name: String,
     pub target: Target,
@@ -45,7 +45,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 const STOP: Duration = Duration::from_secs(30);
 
 impl ServerSettings {
-    /// Until it has answered a request like those of `traffic`: some list their models before they can.
+    /// Starts the server and waits until it has answered a request like those of `traffic`, as some list their models before they can.
     pub async fn start(&self, traffic: &Traffic, seed: u64) -> anyhow::Result<Server> {
         ensure!(!self.name.is_empty(), "[[server]]: give it a `name`");
         ensure!(self.url.is_some() == self.command.is_empty(), "server `{}`: give it a `url` or a `command`", self.name);
@@ -53,7 +53,7 @@ impl ServerSettings {
             let target = reach(url, traffic, seed).await.with_context(|| format!("server `{}`", self.name))?;
             return Ok(Server { name: self.name.clone(), target, settings: self.clone(), process: None });
         }
-        // Free until somebody takes it: rarely anybody does.
+        // The address is free now, and is rarely taken before the server binds it.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let mut process = self.spawn(&address.to_string(), address.port()).with_context(|| format!("server `{}`", self.name))?;
         let url = format!("http://{address}/v1");
@@ -113,10 +113,10 @@ impl Server {
     }
 }
 
-/// Asks it to end; kills it if it does not.
+/// Asks a process to end, and kills it if it does not.
 async fn stop(process: &mut Child) {
     if let Some(pid) = process.id() {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = kill(Pid::from_raw(pid as i32), Signal::SIGTERM);
     }
     if timeout(STOP, process.wait()).await.is_err() {

@@ -1,8 +1,8 @@
-//! The best this machine can do: multiply-adds in registers, and reading memory that no cache holds.
+//! The best performance of this machine: multiply-adds in registers, and reading memory that no cache holds.
 //!
-//! Each ceiling is the best of several short runs, and of several methods: other load can only slow them down. Threads
-//! start together, and the slowest one's time counts. Memory that others use too may give twice as much in one minute
-//! as in the next, so it is read again beside every row.
+//! Each ceiling is the best of several short runs, and of several methods, as other load can only slow them down. Threads start together,
+//! and the slowest one's time counts. Memory that is shared with other load may be twice as fast in one minute as in the next, so it is
+//! read again beside every row.
 
 use super::limits::Ceilings;
 use anyhow::Context;
@@ -19,34 +19,33 @@ use std::{
 #[cfg(target_arch = "x86_64")]
 use tidemill_kernels::Isa;
 
-/// Measures with `threads` at once, and returns the means to read memory again. `shrink`: divides the work of a proper
-/// measurement.
+/// Measures with `threads` at once, and returns the means to read memory again. `shrink` divides the work of a proper measurement.
 pub fn measure(threads: usize, shrink: usize) -> anyhow::Result<(Ceilings, Reading)> {
     let (reading, bytes) = Reading::new(threads, (SPAN_BYTES / shrink).max(1 << 20)).context("cannot map memory to read")?;
     let rounds = 1_000_000 / shrink as u64;
     let best = |kernels: Vec<Arithmetic>| kernels.into_iter().map(|kernel| arithmetic(threads, kernel, rounds)).fold(0.0, f64::max);
     let f32_flops = best(f32_kernels());
-    // bf16 numbers are f32 numbers too.
+    // bf16 numbers are also f32 numbers.
     let bf16_flops = best(bf16_kernels()).max(f32_flops);
     Ok((Ceilings { f32_flops, bf16_flops, int8_ops: best(int8_kernels()), bytes }, reading))
 }
 
-/// Runs of some milliseconds: short enough for all threads to run undisturbed in one of them.
+/// The number of runs of some milliseconds, short enough for all threads to be undisturbed in one of them.
 const ARITHMETIC_RUNS: usize = 50;
 const READ_RUNS: usize = 5;
-/// Far beyond any cache, for all threads together.
+/// The bytes read by all threads together, far more than any cache holds.
 const SPAN_BYTES: usize = 512 << 20;
 
 /// A loop of independent multiply-adds.
 #[derive(Clone, Copy)]
 struct Arithmetic {
-    /// Runs this many rounds. Safe to call where the instructions are available; only then is the kernel listed.
+    /// Runs this many rounds. Safe to call if the instructions are available; only then is the kernel listed.
     run: unsafe fn(u64),
-    /// Additions and multiplications of one round.
+    /// The additions and multiplications of one round.
     per_round: f64,
 }
 
-/// Additions and multiplications per second of all threads.
+/// The additions and multiplications per second of all threads.
 fn arithmetic(threads: usize, kernel: Arithmetic, rounds: u64) -> f64 {
     // SAFETY: kernels are listed only where this machine has their instructions.
     let run = || together(threads, |_| unsafe { (kernel.run)(rounds) }).as_secs_f64();
@@ -58,18 +57,18 @@ fn arithmetic(threads: usize, kernel: Arithmetic, rounds: u64) -> f64 {
 pub struct Reading {
     threads: usize,
     span: MmapMut,
-    /// The fastest way.
+    /// The fastest way of reading.
     way: Way,
 }
 
 impl Reading {
-    /// Also returns the best bytes per second.
+    /// Allocates the memory. Also returns the best bytes per second.
     fn new(threads: usize, span_bytes: usize) -> io::Result<(Self, f64)> {
         let mut span = MmapMut::map_anon(span_bytes / LINE_BYTES / threads * threads * LINE_BYTES)?;
-        // In huge pages if possible, like weights. A hint: small ones will do.
+        // In huge pages if possible, like weights. This is a hint: small ones will do.
         #[cfg(target_os = "linux")]
         let _ = span.advise(Advice::HugePage);
-        // Written, so that every page is there.
+        // Writing makes every page present.
         span.fill(1);
         let mut reading = Self { threads, span, way: Way { streams: 1, ahead: None } };
         let mut best = (0.0, reading.way);
@@ -86,7 +85,7 @@ impl Reading {
         Ok((reading, best.0))
     }
 
-    /// Reads all of it once.
+    /// Reads the whole memory once.
     pub fn bytes_per_second(&self) -> f64 {
         let lines: &[Line] = self.span.as_chunks().0;
         let parts: Vec<&[Line]> = lines.chunks_exact(lines.len() / self.threads).collect();
@@ -97,15 +96,15 @@ impl Reading {
     }
 }
 
-/// How many parts are read in turn, and how far ahead lines are prefetched, if at all.
+/// A way of reading memory: the number of parts that are read in turn, and the distance of prefetching, if any.
 #[derive(Clone, Copy)]
 struct Way {
     streams: usize,
     ahead: Option<usize>,
 }
 
-/// All ways tried. Lines are prefetched a page ahead or further, beyond the hardware's prefetcher, which stays within a
-/// page. The fastest way depends on the processor, by a third.
+/// All ways tried. Lines are prefetched a page ahead or further, beyond the hardware's prefetcher, which stays within a page. The fastest
+/// way depends on the processor, by a third.
 fn ways() -> impl Iterator<Item = Way> {
     [1, 2, 4, 8].into_iter().flat_map(|streams| [None, Some(4 << 10), Some(32 << 10)].map(|ahead| Way { streams, ahead }))
 }
@@ -126,7 +125,7 @@ fn read(lines: &[Line], way: Way) -> Line {
     read_streams(lines, way)
 }
 
-/// Folds all lines, going through `streams` equal parts side by side and prefetching `ahead` bytes further on.
+/// Folds all lines, going through `streams` equal parts in parallel and prefetching `ahead` bytes further on.
 #[inline(always)]
 fn read_streams(lines: &[Line], Way { streams, ahead }: Way) -> Line {
     let part = lines.len() / streams;
@@ -157,7 +156,7 @@ fn prefetch(line: *const Line) {
     let _ = line;
 }
 
-/// Runs `work` on every thread at once; the time from when all are ready to when the last is done.
+/// Runs `work` on every thread at once; returns the time from when all are ready until the last is done.
 fn together(threads: usize, work: impl Fn(usize) + Sync) -> Duration {
     let ready = Barrier::new(threads);
     thread::scope(|scope| {
@@ -176,7 +175,7 @@ fn together(threads: usize, work: impl Fn(usize) + Sync) -> Duration {
     })
 }
 
-/// Those available on this machine.
+/// The f32 loops available on this machine.
 fn f32_kernels() -> Vec<Arithmetic> {
     let mut kernels = vec![Arithmetic { run: fma_portable, per_round: (2 * PORTABLE_LANES) as f64 }];
     #[cfg(target_arch = "x86_64")]
@@ -191,7 +190,7 @@ fn f32_kernels() -> Vec<Arithmetic> {
     kernels
 }
 
-/// Those available on this machine.
+/// The bf16 loops available on this machine.
 fn bf16_kernels() -> Vec<Arithmetic> {
     let mut kernels: Vec<Arithmetic> = Vec::new();
     #[cfg(target_arch = "x86_64")]
@@ -206,7 +205,7 @@ fn bf16_kernels() -> Vec<Arithmetic> {
     kernels
 }
 
-/// Those available on this machine.
+/// The 8-bit integer loops available on this machine.
 fn int8_kernels() -> Vec<Arithmetic> {
     let mut kernels = vec![Arithmetic { run: int8_portable, per_round: (2 * PORTABLE_LANES) as f64 }];
     #[cfg(target_arch = "x86_64")]
@@ -230,7 +229,7 @@ fn fma_portable(rounds: u64) {
     let (a, b) = black_box((0.5f32, 1.0f32));
     let mut sums = [0.0f32; PORTABLE_LANES];
     for _ in 0..rounds {
-        // Fused only where the base target has an instruction for it: elsewhere that is a library call.
+        // Fused only if the base target has an instruction for it: elsewhere that is a library call.
         sums.iter_mut().for_each(|sum| *sum = if cfg!(target_arch = "aarch64") { sum.mul_add(a, b) } else { *sum * a + b });
     }
     black_box(sums);
@@ -243,14 +242,14 @@ fn int8_portable(rounds: u64) {
     for _ in 0..rounds {
         for i in 0..PORTABLE_LANES {
             sums[i] = sums[i].wrapping_add(i32::from(a[i]) * i32::from(b[i]));
-            // Keeps the product inside the loop.
+            // This keeps the product inside the loop.
             b[i] ^= 1;
         }
     }
     black_box(sums);
 }
 
-/// As many accumulators as registers hold, each an independent chain: enough to fill the units' pipelines.
+/// Loops with as many accumulators as registers hold, each an independent chain: enough to fill the units' pipelines.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{Line, Way, read_streams};
@@ -291,7 +290,7 @@ mod x86 {
 
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub(super) fn bf16_avx512(rounds: u64) {
-        // 0.5 and 0.25, twice in each lane: sums grow to some thousands.
+        // The numbers are 0.5 and 0.25, twice in each lane: sums grow to some thousands.
         // SAFETY: vectors of one size are plain bits.
         let pairs = |pair| unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(black_box(pair))) };
         let (a, b) = (pairs(0x3f00_3f00), pairs(0x3e80_3e80));
@@ -302,7 +301,7 @@ mod x86 {
         black_box(sums);
     }
 
-    /// Independent sums of tiles in the loop.
+    /// The number of independent sums of tiles in the loop.
     pub(super) const TILES: usize = 4;
 
     /// Runs an eighth of `rounds`: a product of tiles takes that much longer than one of registers.
@@ -358,7 +357,7 @@ mod x86 {
         black_box(sums);
     }
 
-    /// Pairs of 16-bit numbers, multiplied and added: without VNNI the way that cannot overflow.
+    /// Pairs of 16-bit numbers, multiplied and added: the method without VNNI that cannot overflow.
     #[target_feature(enable = "avx2")]
     pub(super) fn int8_avx2(rounds: u64) {
         let (a, b) = (_mm256_set1_epi16(black_box(3)), _mm256_set1_epi16(black_box(5)));

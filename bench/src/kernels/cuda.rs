@@ -1,5 +1,5 @@
-//! The GPU's half of `tidemill-bench kernels`: checks of the CUDA operations, then measurements at a large model's
-//! shapes beside the GPU's ceilings. `bench/gpu-check` runs it on a machine with a driver and no Rust.
+//! The GPU's half of `tidemill-bench kernels`: checks of the CUDA operations, then measurements at a large model's shapes, beside the GPU's
+//! ceilings. `bench/gpu-check` runs it on a machine with a driver and no Rust.
 
 pub mod ceilings;
 pub mod compile;
@@ -25,8 +25,9 @@ use tidemill_kernels::{
 };
 use tidemill_model::cuda::checks as model_checks;
 
-/// Short name and shape of the measured model, large enough to keep a device busy; then those that `--quick` takes.
+/// The short name and shape of the measured model, which is large enough to keep a device busy.
 const MODEL: (&str, &str) = ("8b", "llama-3.1-8b");
+/// The same for `--quick`.
 const QUICK_MODEL: (&str, &str) = ("1b", "llama-3.2-1b");
 
 pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report> {
@@ -67,8 +68,8 @@ pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report
     Ok(Report { device, rows: bench.rows, left_out: bench.left_out, checks })
 }
 
-/// Runs the checks that `args` ask for; whole models if it names a folder of them. An error that leaves the device unusable ends them,
-/// and is one of the results.
+/// Runs the checks that `args` ask for, with whole models if a folder of them is named. An error that leaves the device unusable ends the
+/// checks, and is one of the results.
 fn checks(gpu: &mut Gpu, args: &KernelsArgs) -> anyhow::Result<Checks> {
     let mut journal = Journal::open(args.json_lines.as_deref())?;
     let mut checks = Checks::told_to(gpu.seed, move |check| journal.check(check));
@@ -106,7 +107,7 @@ fn operations(gpu: &mut Gpu, only: Option<CheckKind>, checks: &mut Checks) -> Re
 }
 
 impl Bench<Gpu> {
-    /// Keeps a row, or notes why there is none. Only an error that leaves the device unusable ends the run.
+    /// Keeps a row, or notes the reason why there is none. Only an error that leaves the device unusable ends the run.
     fn keep(&mut self, name: &str, shape: &str, row: Result<Row, CudaError>) -> anyhow::Result<()> {
         match row {
             Ok(row) => {
@@ -144,12 +145,12 @@ impl Sizes {
         Self { vocab, hidden, intermediate, layers, heads, kv_heads, head_dim }
     }
 
-    /// Numbers of a row of Q.
+    /// The count of numbers in a row of Q.
     fn q(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Numbers of a row of Q, K and V.
+    /// The count of numbers in a row of Q, K and V.
     fn qkv(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }

@@ -1,5 +1,5 @@
 //! Results as they come: a line each on standard output, and a line of JSON each in a file. A run that is cut short, by a crash or a time
-//! limit, has said all that it found.
+//! limit, has reported everything that it found.
 
 use super::report::Row;
 use anyhow::Context;
@@ -10,19 +10,19 @@ use std::{
 };
 use tidemill_kernels::cuda::checks::Check;
 
-/// Where results go as they come.
+/// The destination of results as they come.
 pub struct Journal {
     speaks: bool,
     file: Option<File>,
 }
 
 impl Journal {
-    /// Keeps nothing: for runs whose table at the end is enough.
+    /// A journal that writes nothing, for runs whose table at the end is enough.
     pub fn silent() -> Self {
         Self { speaks: false, file: None }
     }
 
-    /// Prints each result, and appends it to the file at `path` if there is one.
+    /// A journal that prints each result, and appends it to the file at `path` if there is one.
     pub fn open(path: Option<&Path>) -> anyhow::Result<Self> {
         let open = |path: &Path| {
             OpenOptions::new().create(true).append(true).open(path).with_context(|| format!("cannot append to {}", path.display()))
@@ -45,7 +45,7 @@ impl Journal {
         }
         if let Some(file) = &mut self.file {
             let json = serde_json::to_string(row).expect("a row is plain data");
-            // One write per line: what is in the file when the process dies is whole.
+            // Each line is one write, so the file has whole lines when the process dies.
             if let Err(error) = file.write_all(format!("{json}\n").as_bytes()) {
                 eprintln!("appending a result to the file of JSON lines failed: {error}");
             }

@@ -5,7 +5,7 @@ use crate::model::shapes::{Experts, Shape};
 use tidemill_kernels::cpu::gemm::groupwise::GROUP;
 use tidemill_model::Quantization;
 
-/// What the machine can do per second: a CPU with the measurement's threads, or a GPU.
+/// The work that the machine can do per second: a CPU with the measurement's threads, or a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Ceilings {
     /// Additions and multiplications of f32 numbers. On a GPU all products are of bf16 numbers.
@@ -18,13 +18,13 @@ pub struct Ceilings {
     pub bytes: f64,
 }
 
-/// The work to do, however the code does it.
+/// The work to do, regardless of the code.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     pub f32_flops: f64,
     pub bf16_flops: f64,
     pub int8_ops: f64,
-    /// Read from memory: weights, K and V, streamed operands. Activations between kernels stay in caches.
+    /// Bytes read from memory: weights, K and V, streamed operands. Activations between kernels stay in caches.
     pub bytes: f64,
 }
 
@@ -47,21 +47,21 @@ impl Ceilings {
 /// Rows of one sequence that go through a model together.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows {
-    /// Position of the first.
+    /// The position of the first row.
     pub start: usize,
     pub rows: usize,
-    /// Whether the last one's logits are computed.
+    /// Whether the last row's logits are computed.
     pub logits: bool,
 }
 
 /// The type of projections' weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Weights {
-    /// Multiplied with bf16.
+    /// bf16, multiplied with bf16.
     Bf16,
-    /// Multiplied with 8-bit integers.
+    /// 8-bit integers, multiplied with 8-bit integers.
     Int8,
-    /// In groups of 32 with a scale of 16 bits, multiplied with 8-bit integers. The head has 8 bits.
+    /// 4 bits in groups of 32 with a scale of 16 bits, multiplied with 8-bit integers. The head has 8 bits.
     Int4,
 }
 
@@ -84,7 +84,7 @@ impl Weights {
         }
     }
 
-    /// A matrix of `numbers`, applied to `rows` rows: it is read once.
+    /// The work of a matrix of `numbers`, applied to `rows` rows: it is read once.
     pub fn applied(self, numbers: f64, rows: usize) -> Work {
         let operations = 2.0 * numbers * rows as f64;
         let bytes = if rows == 0 { 0.0 } else { numbers };
@@ -95,7 +95,7 @@ impl Weights {
         }
     }
 
-    /// The experts of a layer, applied to `rows` rows: of the weights those are read that a row chooses, if it may choose any.
+    /// The work of a layer's experts, applied to `rows` rows: the expected weights are read if rows choose independently.
     fn applied_experts(self, hidden: f64, experts: Experts, rows: usize) -> Work {
         let [count, chosen, intermediate] = [experts.count, experts.chosen, experts.intermediate].map(f64::from);
         let read = count * (1.0 - (1.0 - chosen / count).powf(rows as f64));
@@ -122,8 +122,8 @@ impl Weights {
 ///
 /// - Operations: 2 per weight and row it applies to, and `4 × heads × head_dim` in bf16 per position that a row attends
 ///   to. The last layer computes K and V of all rows, everything else only for rows with logits.
-/// - Bytes: each weight once if it is applied at all (of experts: if it is to be expected), and K and V of all attended positions once per sequence. Left out
-///   are embedding rows, norms, rotary embedding, activation and sampling: less than a hundredth.
+/// - Bytes: each weight once if it is applied at all (of experts: the expected ones), and K and V of all attended positions once per
+///   sequence. Embedding rows, norms, rotary embedding, activation and sampling are left out: less than a hundredth.
 pub fn batch(shape: &Shape, weights: Weights, batch: &[Rows]) -> Work {
     let [vocab, hidden, intermediate, layers, heads, kv_heads, head_dim] =
         [shape.vocab, shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, shape.head_dim].map(f64::from);
@@ -158,7 +158,7 @@ pub fn batch(shape: &Shape, weights: Weights, batch: &[Rows]) -> Work {
 }
 
 const BF16_BYTES: f64 = 2.0;
-/// A number's share of its group's scale.
+/// Bytes per number of its group's scale.
 const SCALE_BYTES: f64 = BF16_BYTES / GROUP as f64;
 
 impl Work {

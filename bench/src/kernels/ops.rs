@@ -22,15 +22,15 @@ use tidemill_kernels::{
     dtype,
 };
 
-/// Operands are spread over this many bytes, so that every run reads them from memory.
+/// The bytes over which operands are spread, so that every run reads them from memory.
 const COLD_BYTES: usize = 256 << 20;
-/// No run takes longer than this at the limit, even if that leaves few copies.
+/// The longest time of a run at the limit, even if that leaves few copies.
 const RUN_SECONDS: f64 = 0.3;
 
-/// A shape with experts, of which only whole phases are measured: a kernel's rows depend on what they choose.
+/// A shape with experts, of which only whole phases are measured: the speed of its kernels depends on the choice of experts.
 pub const WITH_EXPERTS: (&str, &str) = ("qwen3-moe-1b", "qwen3-moe-1b");
 
-/// Short names of the shapes that are measured.
+/// The short names of the measured shapes.
 pub const MODELS: [(&str, &str); 3] = [("135m", "smollm-135m"), ("500m", "qwen2-0.5b"), ("1b", "llama-3.2-1b")];
 
 pub(super) fn measure(bench: &mut Bench) {
@@ -44,13 +44,13 @@ pub(super) fn measure(bench: &mut Bench) {
     latent_attentions(bench);
 }
 
-/// How many copies of an operand of `bytes` each run works through.
+/// The number of copies of an operand of `bytes` that each run works through.
 fn copies(bench: &Bench, bytes: usize, work: &Work) -> usize {
     let cold = if bench.quick { 1 } else { COLD_BYTES.div_ceil(bytes) };
     cold.min((RUN_SECONDS / bench.ceilings.seconds(work)) as usize).max(1)
 }
 
-/// `y = x wᵀ` for each kind of matrix, with as many rows as decode steps and prefill chunks have.
+/// `y = x wᵀ` for each kind of matrix, with the numbers of rows of decode steps and prefill chunks.
 fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
     let [vocab, hidden, intermediate, heads, kv_heads, head_dim] =
         [shape.vocab, shape.hidden, shape.intermediate, shape.heads, shape.kv_heads, shape.head_dim].map(|n| n as usize);
@@ -93,7 +93,7 @@ fn matmuls(bench: &mut Bench, label: &str, shape: &Shape) {
                 let (mut rows, mut y) = (Int8Activations::default(), vec![0.0; m * n]);
                 let x = x();
                 move |cpu: &Cpu| {
-                    // As in a model, where every matrix has its own activations.
+                    // Every matrix has its own activations, as in a model.
                     for weights in &copies {
                         rows.copy_from(cpu, &x, k);
                         int8::matmul(cpu, &rows, [Product { weights, output: Output::Set(&mut y) }]);
@@ -132,7 +132,7 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
             let bytes = sequences * blocks * layer.block_bytes();
             let (operations, bytes_read) = ((sequences * attended * heads * head_dim * 4) as f64, bytes as f64);
             let work = if dtype == KvStorage::Int8 {
-                // The limit of 8 bits: the kernel multiplies them with 16 bits, at half the rate, to keep precision.
+                // The limit is that of 8 bits: the kernel multiplies them with 16 bits, at half the rate, to keep precision.
                 Work { int8_ops: operations, bytes: bytes_read, ..Work::default() }
             } else {
                 Work { bf16_flops: operations, bytes: bytes_read, ..Work::default() }
@@ -147,7 +147,7 @@ fn attentions(bench: &mut Bench, label: &str, shape: &Shape) {
 }
 
 /// Attention over DeepSeek-V3's latents, of which each position has 576 numbers for 128 heads: some rows of a prompt at the end of a
-/// context, and decode steps. So many heads read a number that products are the limit, not memory.
+/// context, and decode steps. So many heads share each number that products are the limit, not memory.
 fn latent_attentions(bench: &mut Bench) {
     const HEADS: usize = 128;
     let layer = KvLayout { layers: 1, kv_heads: 1, head_dim: 576, dtype: KvStorage::Float(Dtype::Bf16), latent: Some(512) };
@@ -184,10 +184,10 @@ fn attend(layout: KvLayout, heads: usize, sequences: usize, rows: usize, context
     }
 }
 
-/// How K and V are stored.
+/// The types of K and V that are measured.
 const KV_DTYPES: [(&str, KvStorage); 2] = [("bf16", KvStorage::Float(Dtype::Bf16)), ("int8", KvStorage::Int8)];
 
-/// Kernels with little work per number: reading their operands is the limit. The activation is part of a product.
+/// Kernels with little work per number, which are limited by reading their operands. The activation is part of a product.
 fn small(bench: &mut Bench, label: &str, shape: &Shape) {
     let [vocab, hidden, heads, head_dim] = [shape.vocab, shape.hidden, shape.heads, shape.head_dim].map(|n| n as usize);
     let rows = |width: usize| if bench.quick { 1 } else { COLD_BYTES / 4 / width };
@@ -203,7 +203,7 @@ fn small(bench: &mut Bench, label: &str, shape: &Shape) {
         let (mut x, cos, sin) = (numbers(rope_rows * heads * head_dim), numbers(rope_rows * angles), numbers(rope_rows * angles));
         move |cpu: &Cpu| elementwise::rotate(cpu, &mut x, rope_rows, head_dim, &cos, &sin)
     });
-    // A sampler runs on one thread: several rows, so that they come from memory.
+    // A sampler runs on one thread, so several rows make sure that they come from memory.
     bench.row("sampling argmax", format!("{label} {vocab_rows} × {vocab}"), read(vocab_rows * vocab), 1, |_| {
         let logits = numbers(vocab_rows * vocab);
         move |_: &Cpu| logits.chunks_exact(vocab).for_each(|row| _ = std::hint::black_box(vocab::argmax(row)))
@@ -218,7 +218,7 @@ fn small(bench: &mut Bench, label: &str, shape: &Shape) {
     });
 }
 
-/// Small as bf16 and f32, 0.0115; as an integer, 60. No special case for the arithmetic.
+/// A byte that is small in bf16 and f32, 0.0115, and 60 as an integer, and no special case for the arithmetic.
 pub(super) const SOME_NUMBER: u8 = 0x3c;
 
 /// Numbers in [-1, 1) that repeat only after a long time.

@@ -19,9 +19,9 @@ use tidemill_proto::{
 /// The tokens to compute.
 #[derive(Clone, Copy)]
 pub(super) enum Phase {
-    /// A prompt of `tokens`, in chunks as a worker cuts it, without logits.
+    /// A prompt of `tokens`, in a worker's chunks, without logits.
     Prefill { tokens: usize },
-    /// One for each of `sequences`, after `context` others.
+    /// One token for each of `sequences`, after `context` others.
     Decode { sequences: usize, context: usize },
 }
 
@@ -33,10 +33,10 @@ const PHASES: [Phase; 6] = [
     Phase::Decode { sequences: 16, context: 512 },
     Phase::Decode { sequences: 32, context: 512 },
 ];
-/// Tokens that prefill computes at a time.
+/// The tokens of a prefill chunk.
 const CHUNK_TOKENS: usize = 512;
 
-/// `models`: a directory that keeps the checkpoints; without it they go to a temporary one.
+/// Measures all phases. `models`: a directory that keeps the checkpoints; without it they are temporary.
 pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Result<()> {
     let temporary = tempfile::tempdir().context("cannot make a directory for models")?;
     let models = models.unwrap_or(temporary.path());
@@ -73,7 +73,7 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
     Ok(())
 }
 
-/// Phases of the checkpoint in `dir`.
+/// Measures the phases of the checkpoint in `dir`.
 pub(super) fn measure_checkpoint(bench: &mut Bench, dir: &Path, quantize: &str) -> anyhow::Result<()> {
     let name = dir.file_name().map_or_else(|| dir.display().to_string(), |name| name.to_string_lossy().into_owned());
     let label = format!("{name}, --quantize {quantize}");
@@ -123,7 +123,7 @@ impl Phase {
         }
     }
 
-    /// Tokens computed.
+    /// The number of computed tokens.
     pub(super) fn tokens(self) -> usize {
         match self {
             Phase::Prefill { tokens } => tokens,
@@ -131,7 +131,7 @@ impl Phase {
         }
     }
 
-    /// The least to compute: prefill's limit reads the weights once, however it is cut into chunks.
+    /// The least rows to compute: prefill's limit reads the weights once, regardless of the chunks.
     pub(super) fn rows(self) -> Vec<Rows> {
         match self {
             Phase::Prefill { tokens } => vec![Rows { start: 0, rows: tokens, logits: false }],
@@ -139,7 +139,7 @@ impl Phase {
         }
     }
 
-    /// Returns as [`best_seconds`] does.
+    /// Measures the phase; returns the same as [`best_seconds`].
     fn seconds(self, model: &mut Model, at_least: f64, reading: &Reading) -> (f64, f64) {
         let vocab = model.config().vocab();
         let token = |i: usize| (i * 7919 % vocab) as Token;
@@ -174,7 +174,7 @@ impl Phase {
     }
 }
 
-/// Memory whose pages are all there, for so many blocks, and the blocks of so many states after these.
+/// Memory with all pages present, for `blocks` blocks, and the blocks of `states` states after these.
 fn filled(model: &Model, blocks: usize, states: usize) -> (KvMemory, Vec<u32>) {
     let all = (blocks + states * model.state_blocks()) as u32;
     let mut kv = model.new_kv(all as usize);

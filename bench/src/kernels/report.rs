@@ -10,9 +10,9 @@ pub struct Report {
     /// The device's name.
     pub device: String,
     pub rows: Vec<Row>,
-    /// Rows that this machine cannot have, and why.
+    /// Rows that this machine cannot have, with the reasons.
     pub left_out: Vec<String>,
-    /// A GPU's operations against references. The CPU's have tests beside their code.
+    /// The checks of a GPU's operations. The CPU's operations have tests beside their code.
     pub checks: Option<Checks>,
 }
 
@@ -33,7 +33,7 @@ impl Report {
         self.rows.iter().cloned().chain(self.checks.iter().flat_map(|checks| checks.results.iter().map(Row::of_check))).collect()
     }
 
-    /// An error if any check failed.
+    /// Returns an error if any check failed.
     pub fn verdict(&self) -> anyhow::Result<()> {
         Ok(self.checks.as_ref().map_or(Ok(()), Checks::verdict)?)
     }
@@ -42,12 +42,12 @@ impl Report {
 /// One measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// A ceiling, a kernel or a phase.
+    /// The name of a ceiling, a kernel or a phase.
     pub name: String,
     /// The operands' sizes.
     pub shape: String,
     pub measured: f64,
-    /// The limit by the ceilings, in the same unit. A ceiling has none, and neither have phases of a checkpoint whose work is not counted.
+    /// The limit by the ceilings, in the same unit. Ceilings have none, nor do phases of a checkpoint whose work is not counted.
     pub limit: Option<f64>,
     pub unit: &'static str,
     /// `measured / limit`.
@@ -63,14 +63,14 @@ impl Row {
         Self { name: name.into(), shape, measured, limit: Some(limit), unit, fraction: Some(measured / limit) }
     }
 
-    /// A check's error beside its limit. Where the limit is 0, there is no fraction; where the case could not be run, no error.
+    /// A check's error beside its limit. If the limit is 0, there is no fraction; if the case could not be run, no error.
     pub fn of_check(check: &Check) -> Self {
         let Check { op, case, error, limit, failure } = check;
         let case = failure.as_ref().map_or_else(|| case.clone(), |failure| format!("{case}: {failure}"));
         Self::new(&format!("check {op}"), case, *error, *limit, "relative error")
     }
 
-    /// `work` done in `seconds`, in the unit of the resource that bounds it.
+    /// The row of `work` done in `seconds`, in the unit of the resource that bounds it.
     pub fn of_work(name: &str, shape: String, seconds: f64, work: &Work, ceilings: &Ceilings) -> Self {
         let (amount, unit) = match () {
             () if ceilings.is_memory_bound(work) => (work.bytes, "GB/s"),
@@ -81,7 +81,7 @@ impl Row {
     }
 }
 
-/// The rows as a Markdown table that lines up in a terminal too, with a bar per fraction.
+/// The rows as a Markdown table that is also aligned in a terminal, with a bar per fraction.
 pub fn table(rows: &[Row]) -> String {
     let head = ["name", "shape", "measured", "limit", "unit", "fraction", ""].map(String::from);
     let rows = rows.iter().map(|Row { name, shape, measured, limit, unit, fraction }| {
@@ -108,10 +108,10 @@ pub fn table(rows: &[Row]) -> String {
     table
 }
 
-/// Columns of [`table`] that are right-aligned.
+/// Whether each column of [`table`] is right-aligned.
 const IS_NUMBER: [bool; 7] = [false, false, true, true, false, true, false];
 
-/// `fraction` of a bar of ten characters, in eighths; an arrow beyond the limit.
+/// A bar of ten characters filled to `fraction`, in eighths; an arrow beyond the limit.
 fn bar(fraction: f64) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = (fraction * 80.0).round().clamp(0.0, 80.0) as usize;
@@ -119,7 +119,7 @@ fn bar(fraction: f64) -> String {
     if fraction >= 1.05 { bar + "▶" } else { bar }
 }
 
-/// Three significant digits, or all before the point.
+/// The number with three significant digits, or all digits before the point.
 fn number(x: f64) -> String {
     match x {
         x if x >= 100.0 => format!("{x:.0}"),

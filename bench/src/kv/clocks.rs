@@ -1,4 +1,4 @@
-//! Time on the wall, and CPU time of the processes that share the work.
+//! Wall time, and CPU time of the processes that share the work.
 
 use anyhow::Context;
 use nix::{
@@ -16,7 +16,7 @@ pub struct Clocks {
     processes: Vec<ClockId>,
 }
 
-/// Time gone by.
+/// Elapsed time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spent {
     wall: Duration,
@@ -25,7 +25,7 @@ pub struct Spent {
 }
 
 impl Clocks {
-    /// Of this process, and of `others`.
+    /// Creates clocks of this process and of `others`.
     pub fn new(others: &[u32]) -> anyhow::Result<Self> {
         let mut processes = vec![ClockId::CLOCK_PROCESS_CPUTIME_ID];
         for &pid in others {
@@ -34,7 +34,7 @@ impl Clocks {
         Ok(Self { epoch: Instant::now(), processes })
     }
 
-    /// Only differences mean something. Fails once a process has ended.
+    /// The current readings, of which only differences are meaningful. Fails once a process has ended.
     pub fn now(&self) -> anyhow::Result<Spent> {
         let mut cpu = Duration::ZERO;
         for &process in &self.processes {

@@ -1,4 +1,4 @@
-//! A pool node as a process, and the coordinator that it insists on.
+//! A pool node as a process, and the coordinator that it requires.
 
 use super::clocks::Clocks;
 use anyhow::{Context, bail};
@@ -24,7 +24,7 @@ use tidemill_proto::{
 };
 use tokio::{task::JoinHandle, time::timeout};
 
-/// Runs until dropped.
+/// A running node, which ends when this is dropped.
 #[derive(Debug)]
 pub struct PoolNode {
     process: Process,
@@ -34,7 +34,7 @@ pub struct PoolNode {
     told: Arc<Mutex<Told>>,
 }
 
-/// What the node last said of its disk, and when.
+/// The node's last report on its disk, and its time.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskTold {
     pub at: Instant,
@@ -52,7 +52,7 @@ const LAYOUT: LayoutFingerprint = LayoutFingerprint([0; 16]);
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 impl PoolNode {
-    /// `nvme`: a directory, and the bytes of disk to use there.
+    /// Starts a node. `nvme`: a directory, and the bytes of disk to use there.
     pub async fn start(
         pki: &Path,
         dram_bytes: usize,
@@ -82,28 +82,28 @@ impl PoolNode {
         Ok(Self { process, addr, identity, coordinator, told })
     }
 
-    /// A connection on a socket of its own.
+    /// Connects a client, on a socket of its own.
     pub async fn client(&self, block_bytes: usize, ways: Ways, datagram_bytes_max: u16) -> anyhow::Result<PoolClient> {
         let endpoint = Endpoint::bind_client_limited(LOOPBACK, &self.identity, datagram_bytes_max)?;
         let blocks = BlockFormat::whole(LAYOUT, block_bytes as u64);
         Ok(PoolClient::connect(&endpoint, self.addr, blocks, ways, Arc::new(TransferCounters::default())).await?)
     }
 
-    /// Once a second there is something new.
+    /// The last report, which is renewed once a second.
     pub fn told(&self) -> DiskTold {
         self.told.lock().expect("nobody panics with it").disk
     }
 
-    /// Blocks that the node has in this tier and in none that is faster.
+    /// The blocks that the node has in this tier and in no faster one.
     pub fn keys(&self, tier: Tier) -> Vec<BlockKey> {
         let told = self.told.lock().expect("nobody panics with it");
         let mut keys: Vec<_> = told.blocks.iter().filter(|(_, at)| **at == tier).map(|(key, _)| *key).collect();
-        // In the order in which the bench drew them.
+        // The keys are sorted in the order in which the bench drew them.
         keys.sort_by_key(|key| u64::from_le_bytes(*key.0.first_chunk().expect("a key has 16 bytes")));
         keys
     }
 
-    /// Clocks of this process and the node.
+    /// The clocks of this process and the node.
     pub fn clocks(&self) -> anyhow::Result<Clocks> {
         Clocks::new(&[self.process.id().context("the pool node has ended")?])
     }
@@ -136,7 +136,7 @@ impl Drop for PoolNode {
     }
 }
 
-/// Welcomes the node, which says where it listens, and hears what else it has to say.
+/// Accepts the node, which reports its address, and receives its further reports.
 async fn register(endpoint: Endpoint, told: Arc<Mutex<Told>>) -> anyhow::Result<(SocketAddr, JoinHandle<()>)> {
     let connection = endpoint.listen().accept().await.context("the coordinator's socket is closed")?;
     let (mut sender, mut receiver) = connection.accept::<ToWorker, ToCoordinator>(Preamble::Control).await?;

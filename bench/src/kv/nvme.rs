@@ -1,12 +1,11 @@
-//! The NVMe tier, timed: blocks that leave memory for the disk, and blocks that come back from it, beside what the raw disk does.
+//! The NVMe tier, timed: blocks that move from memory to disk, and blocks that are read back from it, beside the raw disk's speed.
 //!
-//! Blocks are put as fast as the raw disk writes; those that the node did not get onto its disk before it needed their slots
-//! are lost, and do not count. What counts is what the node says it stored. Gets ask for blocks that are on disk only. Both go two
-//! batches at a time, as two jobs of a worker would: with one after the other, the disk waits while the last blocks of each are
-//! copied and checked.
+//! Blocks are put as fast as the raw disk writes; blocks that the node could not write to disk before it needed their slots are lost, and
+//! do not count. The count is the node's own report of stored bytes. Gets ask for blocks that are on disk only. Both run two batches at a
+//! time, like two jobs of a worker: with one after the other, the disk would wait while the last blocks of each are copied and checked.
 //!
-//! A disk may be faster today than it was a minute ago, and a virtual one is. So raw disk, puts and gets take turns. Raw reads are
-//! those of the node's own file, and as the node's: half of it, anywhere, in no order.
+//! A disk's speed may change from one minute to the next, and a virtual one's does. So raw disk, puts and gets take turns. Raw reads use
+//! the node's own file in the node's pattern: half of it, anywhere, in no order.
 
 pub mod raw;
 
@@ -27,23 +26,23 @@ use tidemill_kvpool::client::PoolClient;
 use tidemill_proto::{block::BlockKey, pool::Tier};
 use tokio::{task::spawn_blocking, time::sleep};
 
-/// What is moved.
+/// The plan of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub block_bytes: usize,
     /// Blocks per call.
     pub batch: usize,
     pub dram_bytes: usize,
-    /// Several times what memory holds.
+    /// Bytes of disk, several times those of memory.
     pub disk_bytes: usize,
-    /// For how long blocks are put each time.
+    /// The duration of each run of puts.
     pub putting: Duration,
     pub rounds: u32,
 }
 
-/// Different blocks that are put under different keys.
+/// The number of different blocks that are put under different keys.
 const CONTENTS: usize = 64;
-/// After so long, what a node has done is in a heartbeat.
+/// The time after which a node's work is in a heartbeat.
 const TOLD: Duration = Duration::from_millis(1500);
 
 /// Rows of the raw disk, and of each of the clients of `node`, whose disk is in `data`.
@@ -58,7 +57,7 @@ pub async fn measure(node: &PoolNode, clients: &[PoolClient], data: &Path, plan:
     let mut rows = Vec::new();
     let mut rounds = Rounds::new(clients.len());
     let mut offered = pass(&written, Access::Write).await?.gb_per_s * 1e9;
-    // Until all of the file has been written once.
+    // This runs until the whole file has been written once.
     putter.put_until(node, &clients[0], plan, offered, |told| told.stored_bytes > plan.disk_bytes as u64).await?;
     for _ in 0..plan.rounds {
         let raw = pass(&written, Access::Write).await?;
@@ -109,7 +108,7 @@ impl Rounds {
     }
 }
 
-/// Puts blocks that were not put before.
+/// Puts blocks with new keys.
 struct Putter {
     content: Content,
     contents: Vec<Bytes>,
@@ -128,7 +127,7 @@ impl Putter {
         (0..plan.batch).map(|n| (self.content.key(), self.contents[(self.put + n) % CONTENTS].clone())).collect()
     }
 
-    /// Puts `offered` bytes per second until the node says what is wanted.
+    /// Puts `offered` bytes per second until the node's report satisfies the condition.
     async fn put_until(
         &mut self,
         node: &PoolNode,
@@ -147,7 +146,7 @@ impl Putter {
         Ok(())
     }
 
-    /// What the disk took between two reports of the node, the first of them made when the disk had been busy for a while.
+    /// The rate of the disk between two reports of the node, the first of which comes after the disk has been busy for a while.
     async fn put(&mut self, node: &PoolNode, client: &PoolClient, plan: Plan, offered: f64) -> anyhow::Result<Rate> {
         let clocks = node.clocks()?;
         let (started, before) = (Instant::now(), node.told());
@@ -172,7 +171,7 @@ impl Putter {
     }
 }
 
-/// Until memory holds copies only: what is there and not on disk would push blocks off the disk while they are being read.
+/// Waits until memory holds only copies: blocks that are not on disk would evict others from the disk while they are being read.
 async fn settle(node: &PoolNode, client: &PoolClient, plan: Plan) -> anyhow::Result<()> {
     sleep(TOLD).await;
     for keys in node.keys(Tier::Nvme).chunks(plan.batch) {
@@ -184,7 +183,7 @@ async fn settle(node: &PoolNode, client: &PoolClient, plan: Plan) -> anyhow::Res
 
 async fn get(node: &PoolNode, client: &PoolClient, plan: Plan) -> anyhow::Result<Rate> {
     sleep(TOLD).await;
-    // In a hash map's order.
+    // The keys come in a hash map's order.
     let mut on_disk: Vec<BlockKey> = node.keys(Tier::Nvme);
     ensure!(on_disk.len() * plan.block_bytes > plan.dram_bytes, "only {} blocks are on disk", on_disk.len());
     on_disk.truncate(plan.disk_bytes / 2 / plan.block_bytes);

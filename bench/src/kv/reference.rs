@@ -1,4 +1,4 @@
-//! What this machine does at best: copying memory, and moving bytes over TCP on loopback.
+//! The best performance of this machine: copying memory, and moving bytes over TCP on loopback.
 
 use super::{
     clocks::{Clocks, Spent},
@@ -13,12 +13,12 @@ use std::{
     thread,
 };
 
-/// Copied, or sent, at a time: a block of the other measurements.
+/// The bytes copied or sent at a time: a block of the other measurements.
 const BLOCK: usize = 2 << 20;
-/// Far beyond any cache.
+/// The bytes of a span, far more than any cache holds.
 const SPAN: usize = 512 << 20;
 
-/// One block over and over (from cache to cache), and spans that no cache holds; with one thread and with two.
+/// Copies one block over and over (from cache to cache), and spans that no cache holds; with one thread and with two.
 pub fn memcpy(repetitions: u32, shrink: usize) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (span, copied) in [(BLOCK, 16 << 30), (SPAN / shrink, 4 << 30)] {
@@ -32,7 +32,7 @@ pub fn memcpy(repetitions: u32, shrink: usize) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Each thread copies `bytes` between the spans of its own.
+/// Copies `bytes` in each thread between the spans of its own.
 fn copy_all(spans: &mut [(Vec<u8>, Vec<u8>)], bytes: usize) -> anyhow::Result<Rate> {
     let total = bytes * spans.len();
     let clocks = Clocks::new(&[])?;
@@ -52,12 +52,12 @@ fn copy_all(spans: &mut [(Vec<u8>, Vec<u8>)], bytes: usize) -> anyhow::Result<Ra
     Ok(Rate::new(spent, total))
 }
 
-/// Blocks streamed from one thread to another, which says at the end that it has them.
+/// Streams blocks from one thread to another, which acknowledges them at the end.
 pub fn tcp(repetitions: u32, shrink: usize) -> anyhow::Result<Row> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
     let addr = listener.local_addr()?;
     let blocks = (4 << 30) / shrink / BLOCK;
-    // As many different buffers as a batch has blocks.
+    // There are as many different buffers as a batch has blocks.
     let sent: Vec<_> = (0..32u8).map(|n| vec![n; BLOCK]).collect();
     let mut received = vec![vec![0xff; BLOCK]; sent.len()];
     let mut rates = Vec::new();
@@ -84,18 +84,18 @@ pub fn tcp(repetitions: u32, shrink: usize) -> anyhow::Result<Row> {
     Ok(Row { op: "tcp", bytes: BLOCK, transport: Some("tcp"), ..Row::new(Rate::best(&rates)) })
 }
 
-/// What perftest, the usual measure of RDMA devices, moves between two of them: WRITEs and READs of `bytes`.
+/// The rates of perftest, the usual benchmark of RDMA devices, between two of them: WRITEs and READs of `bytes`.
 pub fn perftest(client: &str, node: &str, gid_index: u32, bytes: usize, count: usize) -> anyhow::Result<Vec<Row>> {
     let row = |op| {
         let gb_per_s = perftest_rate(op, client, node, gid_index, bytes, count)?;
-        // It polls without a pause: what that costs says nothing.
+        // It polls continuously, so its CPU time has no meaning.
         Ok(Row { op, bytes, transport: Some("verbs"), ..Row::new(Rate { gb_per_s, cpu_s_per_gb: f64::NAN }) })
     };
     ["ib_write_bw", "ib_read_bw"].into_iter().map(row).collect()
 }
 
 fn perftest_rate(program: &str, client: &str, node: &str, gid_index: u32, bytes: usize, count: usize) -> anyhow::Result<f64> {
-    // A port that was free a moment ago.
+    // The port was free a moment ago.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
     let start = |device: &str, server: &[&str]| {
         let numbers = [("-x", gid_index as usize), ("-s", bytes), ("-n", count.max(PERFTEST_COUNT_MIN)), ("-p", port.into())];
@@ -107,7 +107,7 @@ fn perftest_rate(program: &str, client: &str, node: &str, gid_index: u32, bytes:
     let mut server = start(node, &[])?;
     thread::sleep(PERFTEST_START);
     let output = start(client, &["127.0.0.1"])?.wait_with_output()?;
-    // It ends with its client, or has never begun.
+    // The server ends with its client, or has never started.
     let _ = server.kill();
     server.wait()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -117,16 +117,16 @@ fn perftest_rate(program: &str, client: &str, node: &str, gid_index: u32, bytes:
     Ok(mib_per_s * f64::from(1 << 20) / 1e9)
 }
 
-/// From the line of numbers: bytes, count, peak, average, messages.
+/// The average in the line of numbers: bytes, count, peak, average, messages.
 fn perftest_average(text: &str, bytes: usize) -> Option<f64> {
     let rows = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let row = rows.into_iter().find(|row| row.len() >= 4 && row[0].parse() == Ok(bytes))?;
     row[3].parse().ok().filter(|average| *average > 0.0)
 }
 
-/// It wants no fewer.
+/// The fewest iterations that perftest accepts.
 const PERFTEST_COUNT_MIN: usize = 5;
-/// Until the server listens.
+/// The time until the server listens.
 const PERFTEST_START: std::time::Duration = std::time::Duration::from_secs(2);
 
 #[cfg(test)]

@@ -4,11 +4,11 @@ use super::clocks::Spent;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Bytes per second, and what they cost.
+/// A rate in bytes per second, and its cost.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Rate {
     pub gb_per_s: f64,
-    /// CPU seconds of both sides, user and system, for each GB.
+    /// CPU seconds of both sides, user and system, per GB.
     pub cpu_s_per_gb: f64,
 }
 
@@ -17,7 +17,7 @@ impl Rate {
         Self { gb_per_s: spent.gb_per_s(bytes), cpu_s_per_gb: spent.cpu_s_per_gb(bytes) }
     }
 
-    /// The fastest: whatever else ran on the machine can only have slowed it down.
+    /// The fastest rate: other load can only have slowed it down.
     pub fn best(rates: &[Rate]) -> Self {
         *rates.iter().max_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s)).expect("something was measured")
     }
@@ -28,27 +28,27 @@ impl Rate {
 pub struct Row {
     /// `put`, `get`, or a reference: `memcpy`, `tcp`, `disk write`, `disk read`, `ib_write_bw`, `ib_read_bw`.
     pub op: &'static str,
-    /// Of a block; of the span that `memcpy` runs over.
+    /// The bytes of a block, or of the span that `memcpy` runs over.
     pub bytes: usize,
     /// Blocks per call.
     pub batch: usize,
     pub transport: Option<&'static str>,
     pub tier: Option<&'static str>,
-    /// QUIC: payload of the datagrams that were sent at the end, as path MTU discovery found it within the limit that was set.
+    /// QUIC: the final payload of datagrams, as path MTU discovery found it within the configured limit.
     pub datagram_bytes: Option<u16>,
-    /// `memcpy` and the disk: how many work at once.
+    /// `memcpy` and the disk: the number of concurrent threads.
     pub threads: Option<usize>,
     #[serde(flatten)]
     pub rate: Rate,
-    /// Rate of the first pass, which finds memory that was never touched.
+    /// The rate of the first pass, which uses untouched memory.
     pub first_gb_per_s: Option<f64>,
-    /// `gb_per_s` over that of this row's reference: the raw disk at the same block size for NVMe, else copying large spans with
-    /// one thread for shared memory, TCP for QUIC.
+    /// `gb_per_s` relative to that of this row's reference: the raw disk at the same block size for NVMe, else copying large spans with one
+    /// thread for shared memory, TCP for QUIC.
     pub of_reference: Option<f64>,
 }
 
 impl Row {
-    /// A reference; whoever measured something else says what.
+    /// A row of a reference; other measurements set their own fields.
     pub fn new(rate: Rate) -> Self {
         Self {
             op: "",
@@ -65,7 +65,7 @@ impl Row {
     }
 }
 
-/// Puts each row in relation to its reference among the rows.
+/// Compares each row with its reference among the rows.
 pub fn compare(rows: &mut [Row]) {
     let memcpy = rows.iter().filter(|row| row.op == "memcpy" && row.threads == Some(1)).max_by_key(|row| row.bytes);
     let memcpy = memcpy.map(|row| row.rate.gb_per_s);

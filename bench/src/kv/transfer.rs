@@ -1,6 +1,6 @@
 //! Put and get, timed.
 //!
-//! Only the calls are on the clocks. Blocks are made, and compared with what was put, outside of them; the client's own
+//! Only the calls are timed. Blocks are created, and compared with the original ones, outside of the timed region; the client's own
 //! validation of every block is part of a get.
 
 use super::{
@@ -17,10 +17,10 @@ use tidemill_proto::{
 };
 use tokio::{sync::Mutex, task::JoinSet};
 
-/// Blocks are none of one chain; a node takes them as they come.
+/// The lineage of blocks, which belong to no chain; a node does not check it.
 pub(super) const LINEAGE: Lineage = Lineage { origin: RequestId(0), tenant: Tenant(0), parent: None, position: 0 };
 
-/// What is moved.
+/// The plan of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub block_bytes: usize,
@@ -31,7 +31,7 @@ pub struct Plan {
     pub repetitions: u32,
 }
 
-/// Two rows. The first pass, in which memory is touched for the first time on both sides, is not among the repetitions.
+/// Measures put and get. The first pass, in which both sides touch memory for the first time, does not count as a repetition.
 pub async fn measure(client: PoolClient, nics: Option<Arc<Nics>>, clocks: Clocks, plan: Plan) -> anyhow::Result<[Row; 2]> {
     let mut content = Content::new(plan.block_bytes);
     let mut readers = Readers::new(plan.block_bytes, plan.batch);
@@ -76,30 +76,30 @@ pub async fn measure(client: PoolClient, nics: Option<Arc<Nics>>, clocks: Clocks
     Ok([row("put", puts), row("get", gets)])
 }
 
-/// As rows have it; datagrams where there are any.
+/// The transport's name in rows, and the size of datagrams if there are any.
 pub(super) fn transport_name(client: &PoolClient) -> (&'static str, Option<u16>) {
     let transport = client.transport();
     (transport.name(), (transport == Transport::Quic).then(|| client.datagram_bytes()))
 }
 
-/// Readers that copy fetched blocks to memory that they have already, as an engine does.
+/// Readers that copy fetched blocks to memory that they already have, like an engine.
 pub(super) struct Readers {
     places: Vec<Vec<u8>>,
 }
 
-/// Tasks that read one batch,
+/// The most tasks that read one batch.
 const READERS_MAX: usize = 4;
-/// each at least this many bytes.
+/// The fewest bytes of each task.
 const READER_BYTES_MIN: usize = 4 << 20;
 
 impl Readers {
-    /// For batches of `blocks`.
+    /// Creates readers for batches of `blocks`.
     pub(super) fn new(block_bytes: usize, blocks: usize) -> Self {
         let readers = (blocks * block_bytes / READER_BYTES_MIN).clamp(1, READERS_MAX);
         Self { places: vec![vec![0; block_bytes]; readers] }
     }
 
-    /// Makes their memory known to the RDMA devices, as an engine does. It stays where it is: fetches pass it around.
+    /// Registers their memory with the RDMA devices, like an engine. It does not move: fetches pass it around.
     fn register(&mut self, nics: &Arc<Nics>) -> anyhow::Result<Vec<Registration>> {
         Ok(self.places.iter_mut().map(|place| nics.register(place)).collect::<Result<_, _>>()?)
     }
@@ -136,7 +136,7 @@ async fn verify(client: &PoolClient, keys: Vec<BlockKey>, expected: &[(BlockKey,
     Ok(())
 }
 
-/// Blocks that differ from each other, no two with the same key.
+/// A source of blocks that differ from each other, no two with the same key.
 pub(super) struct Content {
     block_bytes: usize,
     next: u64,

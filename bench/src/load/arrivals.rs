@@ -1,12 +1,11 @@
-//! When each request is due. The whole schedule is fixed before the first request is sent, so a slow server meets the
-//! same arrivals as a fast one: an open loop (Schroeder, Wierman, Harchol-Balter, "Open Versus Closed: A Cautionary
-//! Tale", NSDI 2006).
+//! The arrival times of requests. The whole schedule is fixed before the first request is sent, so a slow server meets the same arrivals as
+//! a fast one: an open loop (Schroeder, Wierman, Harchol-Balter, "Open Versus Closed: A Cautionary Tale", NSDI 2006).
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde::Serialize;
 use std::{f64::consts::TAU, str::FromStr, time::Duration};
 
-/// How fast requests arrive.
+/// The rate at which requests arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rate {
@@ -14,19 +13,19 @@ pub enum Rate {
     PerSecond(f64),
 }
 
-/// In which pattern. Its mean rate is the [`Rate`].
+/// The pattern of arrivals, whose mean rate is the [`Rate`].
 #[derive(Clone, Debug, PartialEq, Serialize, clap::Args)]
 pub struct Pattern {
     /// Pattern of arrivals.
     #[arg(long, value_enum, default_value_t = Process::Poisson)]
     pub arrivals: Process,
-    /// Bursts: so many requests at once, and bursts as a Poisson process.
+    /// Burst: requests per burst; bursts are a Poisson process.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub burst: u32,
-    /// Diurnal: seconds between two peaks,
+    /// Diurnal: seconds between two peaks.
     #[arg(long, default_value_t = 60.0, value_parser = positive)]
     pub period_s: f64,
-    /// and how far the rate swings around its mean, as a share of it.
+    /// Diurnal: deviation of the rate from its mean at the peak, as a share of the mean.
     #[arg(long, default_value_t = 0.8, value_parser = share)]
     pub swing: f64,
 }
@@ -38,9 +37,9 @@ pub enum Process {
     Poisson,
     /// Equal gaps.
     Constant,
-    /// Several at once.
+    /// Several requests at once.
     Burst,
-    /// Poisson, with a rate that goes up and down as a sine.
+    /// Poisson, with a rate that follows a sine.
     Diurnal,
 }
 
@@ -70,8 +69,8 @@ pub fn share(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|value| (0.0..=1.0).contains(value)).ok_or_else(|| "must be a share, from 0 to 1".into())
 }
 
-/// Times from the start of the measurement, ascending. The same seed gives the same pattern at every rate, only faster or slower
-/// (except for the period of a diurnal one).
+/// Times from the start of the measurement, ascending. The same seed gives the same pattern at every rate, only faster or slower (except
+/// for the period of a diurnal one).
 pub fn schedule(pattern: &Pattern, rate: Rate, requests: usize, seed: u64) -> Vec<Duration> {
     let Rate::PerSecond(rate) = rate else {
         return vec![Duration::ZERO; requests];
@@ -79,7 +78,7 @@ pub fn schedule(pattern: &Pattern, rate: Rate, requests: usize, seed: u64) -> Ve
     let mut rng = StdRng::seed_from_u64(seed);
     // `random` is below 1, so the logarithm is finite.
     let mut gap = || -(1.0 - rng.random::<f64>()).ln();
-    // In units of the mean gap.
+    // Times are in units of the mean gap.
     let mut at = 0.0;
     let arrivals = (0..requests).map(|number| {
         at += match pattern.arrivals {
@@ -95,8 +94,8 @@ pub fn schedule(pattern: &Pattern, rate: Rate, requests: usize, seed: u64) -> Ve
 }
 
 impl Pattern {
-    /// When as many requests are due as at the mean rate after `mean_s`: the rate is mean × (1 + swing × sin), and its integral is
-    /// inverted by bisection.
+    /// The time at which as many requests are due as at the mean rate after `mean_s`: the rate is mean × (1 + swing × sin), and its
+    /// integral is inverted by bisection.
     fn when(&self, mean_s: f64) -> f64 {
         let ahead = |at_s: f64| self.swing * self.period_s / TAU * (1.0 - (TAU * at_s / self.period_s).cos());
         let (mut low, mut high) = ((mean_s - self.swing * self.period_s).max(0.0), mean_s);
@@ -128,7 +127,7 @@ mod tests {
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
         let above_mean = gaps.iter().filter(|gap| **gap > mean).count() as f64 / gaps.len() as f64;
-        // An exponential's deviation equals its mean, and 1/e of it lies above.
+        // An exponential distribution's deviation equals its mean, and 1/e of it lies above.
         assert!((mean - 0.25).abs() < 0.005, "{mean}");
         assert!((variance.sqrt() - mean).abs() < 0.01, "{variance}");
         assert!((above_mean - (-1.0f64).exp()).abs() < 0.01, "{above_mean}");
@@ -150,7 +149,7 @@ mod tests {
         assert!(times.chunks(10).all(|burst| burst.iter().all(|at| *at == burst[0])) && times[9] < times[10]);
         let constant = schedule(&pattern(Process::Constant), Rate::PerSecond(4.0), 3, 3);
         assert_eq!(constant, [0, 250, 500].map(Duration::from_millis));
-        // A sine's first half is above the mean: 1 + 2/π × swing of it.
+        // The first half of a sine is above the mean, by 2/π × swing.
         let times = schedule(&pattern(Process::Diurnal), Rate::PerSecond(100.0), 6000, 3);
         let first_half = times.iter().filter(|at| at.as_secs_f64() < 30.0).count() as f64;
         assert!((first_half / 3000.0 - (1.0 + 0.8 * 2.0 / std::f64::consts::PI)).abs() < 0.06, "{first_half}");

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-/// What a user said, and how long the recorded answer was.
+/// A user's message, and the length of the recorded answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
     pub user: String,
@@ -20,9 +20,9 @@ pub struct Chat {
     pub turns: Vec<Turn>,
 }
 
-/// Of English text, by most tokenizers. Only the limits of answers depend on it.
+/// The characters per token of English text in most tokenizers. Only the limits of answers depend on it.
 const CHARACTERS_PER_TOKEN: usize = 4;
-/// More lines are left out: a workload of so many repeats hardly anything.
+/// The most chats that are read: a workload of this many repeats hardly any.
 const CHATS_MAX: usize = 200_000;
 
 #[derive(Deserialize)]
@@ -39,7 +39,7 @@ struct Message {
     value: String,
 }
 
-/// Chats in which a user says something that is answered. An error names the line that is wrong.
+/// Reads the chats in which a user's message is answered. An error names the invalid line.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Chat>> {
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut chats = Vec::new();

@@ -1,8 +1,8 @@
 //! Sends sessions, in an open loop or a closed one.
 //!
-//! - **Open**: each session begins at its time, whatever the server does. Latencies count from when a request was *due*.
-//! - **Closed**: so many users; each begins its next session when the last one has ended. A slow server is asked less, so a stall hits
-//!   as many requests as there are users, and no more: a closed loop cannot show how a server does at a given load.
+//! - **Open**: each session begins at its time, regardless of the server. Latencies count from the time at which a request was *due*.
+//! - **Closed**: a number of users, each of whom begins the next session when the last one has ended. A slow server is asked less, so a
+//!   stall affects as many requests as there are users, and no more: a closed loop cannot show how a server performs at a given load.
 
 use super::{
     progress::Progress,
@@ -23,33 +23,33 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// One request and what came of it.
+/// One request and its outcome.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Which session's, in the order in which they were given.
+    /// The index of the session, in the given order.
     pub session: usize,
-    /// After the start.
+    /// The time at which it was due, since the start.
     pub due: Duration,
-    /// From due to sent, without waiting for a slot.
+    /// The time from due to sent, without waiting for a slot.
     pub lag: Duration,
-    /// From 0.
+    /// The index of the turn, from 0.
     pub turn: u32,
     pub outcome: Result<Answer, Failure>,
 }
 
-/// What all sessions have in common.
+/// The state that all sessions share.
 #[derive(Clone)]
 pub struct Driver {
     pub target: Target,
     pub start: Instant,
-    /// Requests at a time.
+    /// The permits for concurrent requests.
     pub slots: Arc<Semaphore>,
     pub slo: Slo,
     pub progress: Arc<Progress>,
 }
 
 impl Driver {
-    /// A session at each of `arrivals`. Samples come in no order.
+    /// Runs a session at each of `arrivals`. Samples come in no particular order.
     pub async fn open(&self, sessions: Vec<Session>, arrivals: Vec<Duration>) -> anyhow::Result<Vec<Sample>> {
         let mut tasks = JoinSet::new();
         let mut samples = Vec::with_capacity(sessions.len());
@@ -68,7 +68,7 @@ impl Driver {
         Ok(samples)
     }
 
-    /// `users` at a time.
+    /// Runs the sessions with `users` concurrent users.
     pub async fn closed(&self, sessions: Vec<Session>, users: u32) -> anyhow::Result<Vec<Sample>> {
         let queue = Arc::new(Mutex::new(sessions.into_iter().enumerate().collect::<VecDeque<_>>()));
         let mut tasks = JoinSet::new();
@@ -79,7 +79,7 @@ impl Driver {
                 let mut begun = driver.start;
                 let next = || queue.lock().expect("nobody panics with the lock").pop_front();
                 while let Some((number, session)) = next() {
-                    // A user thinks between sessions, too.
+                    // A user also thinks between sessions.
                     let think = session.turns.first().map_or(Duration::ZERO, |turn| turn.think);
                     samples.extend(driver.session(number, &session, begun + think).await);
                     begun = Instant::now();
@@ -94,7 +94,8 @@ impl Driver {
         Ok(samples)
     }
 
-    /// Its first turn is due at `due`, each other one when the user has thought about the answer before. A failure ends it.
+    /// Runs a session. The first turn is due at `due`, each later one when the user has thought about the previous answer. A failure ends
+    /// it.
     async fn session(&self, number: usize, session: &Session, mut due: Instant) -> Vec<Sample> {
         let mut samples = Vec::with_capacity(session.turns.len());
         let mut history = History::new();

@@ -4,7 +4,7 @@ use super::length::Length;
 use serde::Serialize;
 use std::{fmt, str::FromStr};
 
-/// Written as `name:rate:input-len:output-len`, with `:service-tier` if it has one.
+/// A kind, written as `name:rate:input-len:output-len`, with `:service-tier` if it has one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Kind {
     pub name: String,

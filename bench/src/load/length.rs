@@ -1,4 +1,4 @@
-//! How long prompts and answers are: distributions, as one writes them on a command line.
+//! The lengths of prompts and answers: distributions, as written on a command line.
 
 use rand::{Rng, rngs::StdRng};
 use serde::{Serialize, Serializer};
@@ -16,7 +16,7 @@ pub enum Length {
     },
 }
 
-/// Unless a lognormal length says otherwise.
+/// The default maximum of a lognormal length.
 const MAX: u32 = 131_072;
 
 impl Length {
@@ -24,12 +24,12 @@ impl Length {
         Length::Even(tokens..=tokens)
     }
 
-    /// At least 1.
+    /// Draws a length, at least 1.
     pub fn draw(&self, rng: &mut StdRng) -> u32 {
         match self {
             Length::Even(range) => rng.random_range(range.clone()),
             Length::Lognormal { median, sigma, max } => {
-                // Box and Muller; `random` is below 1, so the logarithm is finite.
+                // The method is that of Box and Muller; `random` is below 1, so the logarithm is finite.
                 let normal = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt() * (TAU * rng.random::<f64>()).cos();
                 (median * (sigma * normal).exp()).round().clamp(1.0, f64::from(*max)) as u32
             }
@@ -105,7 +105,7 @@ mod tests {
         drawn.sort();
         let at = |share: f64| f64::from(drawn[(share * 40_000.0) as usize]);
         assert!((at(0.5) / 500.0 - 1.0).abs() < 0.02, "{}", at(0.5));
-        // One deviation above the median.
+        // This is one deviation above the median.
         assert!((at(0.8413) / (500.0 * 0.5f64.exp()) - 1.0).abs() < 0.02, "{}", at(0.8413));
         assert_eq!(drawn.last(), Some(&2000));
     }

@@ -1,5 +1,5 @@
-//! What the client itself costs, so that nobody takes its limits for the server's: its CPU time, and how late its timers fire, which is
-//! about how late it sees a token.
+//! The cost of the client itself, so that its limits are not taken for the server's: its CPU time, and the delay of its timers, which is
+//! about the delay with which it sees a token.
 
 use super::percentiles::{Latencies, Percentiles};
 use nix::time::{ClockId, clock_gettime};
@@ -14,15 +14,15 @@ use tokio::{
 pub struct Overhead {
     /// CPU seconds per second.
     pub cores: f64,
-    /// Threads that it may use.
+    /// The number of threads that it may use.
     pub threads: u32,
-    /// How late its timers fired; their grain is a millisecond.
+    /// The delay of its timers, whose grain is a millisecond.
     pub delay_ms: Option<Percentiles>,
-    /// Why its figures should not be trusted, if so.
+    /// The reason why its figures should not be trusted, if there is one.
     pub bottleneck: Option<String>,
 }
 
-/// Measures while it lives.
+/// A meter that measures while it lives.
 pub struct Meter {
     started: Instant,
     cpu: Duration,
@@ -31,15 +31,15 @@ pub struct Meter {
 }
 
 const TICK: Duration = Duration::from_millis(5);
-/// Of its threads: beyond, requests queue for the client.
+/// The share of its threads' time beyond which requests queue for the client.
 const BUSY: f64 = 0.85;
-/// Delays below are the timers' grain.
+/// The delays below which the timers' grain dominates.
 const GRAIN_MS: f64 = 3.0;
-/// Share of a latency that the client may add to it.
+/// The share of a latency that the client may add to it.
 const ADDED: f64 = 0.05;
 
 impl Meter {
-    /// On the runtime that sends the requests.
+    /// Starts a meter on the runtime that sends the requests.
     pub fn start() -> Meter {
         let delays = std::sync::Arc::<std::sync::Mutex<Latencies>>::default();
         let recorded = delays.clone();
@@ -53,7 +53,7 @@ impl Meter {
         Meter { started: Instant::now(), cpu: cpu_time(), ticks, delays }
     }
 
-    /// `send_lag`, `ttft` and `tpot` are what the requests saw.
+    /// Evaluates the measurement. `send_lag`, `ttft` and `tpot` are those of the requests.
     pub fn finish(&self, threads: u32, send_lag: Option<&Percentiles>, ttft: Option<&Percentiles>, tpot: Option<&Percentiles>) -> Overhead {
         let cores = (cpu_time() - self.cpu).as_secs_f64() / self.started.elapsed().as_secs_f64().max(1e-9);
         let delay_ms = self.delays.lock().expect("nobody panics with the lock").percentiles();
@@ -79,7 +79,7 @@ impl Drop for Meter {
     }
 }
 
-/// Of this process.
+/// The CPU time of this process.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Milliseconds.
+/// Percentiles in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Percentiles {
     pub mean: f64,
@@ -22,11 +22,11 @@ pub struct Latencies(Histogram<u64>);
 
 const DAY_US: u64 = 86_400_000_000;
 const DIGITS: u8 = 3;
-/// Steps of a distribution that is drawn: a plot shows no more.
+/// The steps of a plotted distribution: a plot shows no more.
 const CDF_STEPS: u32 = 200;
 
 impl Percentiles {
-    /// Exact, interpolated between neighbours. `None` without samples.
+    /// Exact percentiles, interpolated between neighbours; `None` without samples.
     pub fn of(values: impl Iterator<Item = Duration>) -> Option<Percentiles> {
         let mut sorted: Vec<f64> = values.map(|value| value.as_secs_f64() * 1e3).collect();
         sorted.sort_by(f64::total_cmp);
@@ -52,7 +52,7 @@ impl Latencies {
         self.0.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(DAY_US).max(1));
     }
 
-    /// `None` without samples.
+    /// The percentiles; `None` without samples.
     pub fn percentiles(&self) -> Option<Percentiles> {
         let at = |quantile: f64| self.0.value_at_quantile(quantile) as f64 / 1e3;
         (!self.0.is_empty()).then(|| Percentiles {
@@ -66,7 +66,7 @@ impl Latencies {
         })
     }
 
-    /// Milliseconds, and which share of the samples is at most so long.
+    /// The cumulative distribution: milliseconds, and the share of samples that are at most as long.
     pub fn cdf(&self) -> Vec<(f64, f64)> {
         let steps = if self.0.is_empty() { 0 } else { CDF_STEPS };
         let at = |step: u32| {

@@ -1,4 +1,4 @@
-//! What one sees while a measurement runs: a bar on a terminal, a line every ten seconds elsewhere. On stderr.
+//! The display while a measurement runs: a bar on a terminal, a line every ten seconds elsewhere. On stderr.
 
 use super::{
     percentiles::{Latencies, Percentiles},
@@ -19,7 +19,7 @@ use tokio::{
 pub struct Progress {
     state: Mutex<State>,
     bar: ProgressBar,
-    /// Requests there will be, if every turn is sent.
+    /// The number of requests if every turn is sent.
     all: u64,
 }
 
@@ -34,7 +34,7 @@ struct State {
     tpot: Latencies,
 }
 
-/// Tells of the progress while it lives.
+/// Reports the progress while it lives.
 pub struct Telling {
     progress: Arc<Progress>,
     task: JoinHandle<()>,

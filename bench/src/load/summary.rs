@@ -13,11 +13,11 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 pub struct Slo {
     pub ttft: Option<Duration>,
     pub tpot: Option<Duration>,
-    /// In place of `tpot`, for the effective request capacity: of the longest tenth of the gaps.
+    /// The limit of the longest tenth of the gaps, in place of `tpot`, for the effective request capacity.
     pub tbt: Option<Duration>,
 }
 
-/// Why a request failed.
+/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     /// A short name to count by.
@@ -29,7 +29,7 @@ pub struct Failure {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Goodput {
     pub requests_per_s: f64,
-    /// Share of all requests, failed ones included.
+    /// The share of all requests, failed ones included.
     pub ratio: f64,
 }
 
@@ -47,7 +47,7 @@ pub struct Summary {
     pub completed: u64,
     pub errors: u64,
     pub errors_by_kind: BTreeMap<String, ErrorKind>,
-    /// From the start to the last answer's end, without the warm-up.
+    /// The time from the start to the last answer's end, without the warm-up.
     pub duration_s: f64,
     pub requests_per_s: f64,
     pub output_tokens_per_s: f64,
@@ -57,20 +57,20 @@ pub struct Summary {
     pub ttft_ms: Option<Percentiles>,
     pub tpot_ms: Option<Percentiles>,
     pub itl_ms: Option<Percentiles>,
-    /// Of each request, the mean of its longest tenth of gaps.
+    /// The mean of each request's longest tenth of gaps.
     pub tbt_ms: Option<Percentiles>,
     pub e2e_ms: Option<Percentiles>,
-    /// How late this program sent requests. Large values mean that it, not the server, was the bottleneck.
+    /// The delay with which this program sent requests. Large values mean that it was the bottleneck, not the server.
     pub send_lag_ms: Option<Percentiles>,
-    /// TTFT and TPOT kept, if there are such limits.
+    /// The requests that kept TTFT and TPOT, if there are such limits.
     pub goodput: Option<Goodput>,
-    /// TTFT and TBT kept, if there is a limit of TBT: Mooncake's effective request capacity.
+    /// The requests that kept TTFT and TBT, if there is a limit of TBT: Mooncake's effective request capacity.
     pub capacity: Option<Goodput>,
     /// TTFT by the share of the prompt that was cached, if any was.
     pub by_cached: Vec<Group>,
     /// TTFT by turn, if there were several.
     pub by_turn: Vec<Group>,
-    /// For plots: milliseconds, and which share of the answers took at most so long.
+    /// For plots: milliseconds, and the share of answers that took at most as long.
     pub distributions: BTreeMap<String, Vec<(f64, f64)>>,
     pub timeline: Vec<Interval>,
 }
@@ -83,20 +83,20 @@ pub struct Group {
     pub ttft_ms: Option<Percentiles>,
 }
 
-/// What happened in a part of the measurement.
+/// The events in a part of the measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// Its begin, after the start.
+    /// The beginning of the interval, after the start.
     pub s: f64,
     pub due: u64,
     pub answered: u64,
     pub failed: u64,
     pub output_tokens_per_s: f64,
-    /// Of the requests that were due in it.
+    /// The median TTFT of the requests that were due in the interval.
     pub ttft_ms_p50: Option<f64>,
 }
 
-/// More are not told apart on a plot.
+/// The most intervals, as more cannot be distinguished on a plot.
 const INTERVALS_MAX: f64 = 120.0;
 
 impl Summary {
@@ -166,7 +166,7 @@ fn by_cached(answers: &[&Answer]) -> Vec<Group> {
     NAMES.into_iter().enumerate().map(group).filter(|group| group.completed > 0).collect()
 }
 
-/// No server caches less than a block, so the last tokens are always computed.
+/// The smallest unit of a server's cache: the last tokens are always computed.
 const BLOCK_TOKENS: u64 = 16;
 
 fn by_turn(samples: &[&Sample]) -> Vec<Group> {
@@ -197,7 +197,7 @@ fn timeline(samples: &[Sample], duration: Duration) -> Vec<Interval> {
         };
         intervals[place(sample.due + answer.e2e)].answered += 1;
         ttfts[place(sample.due)].push(answer.ttft);
-        // A chunk may stand for several tokens.
+        // A chunk may have several tokens.
         let chunk = answer.output_tokens as f64 / (answer.gaps.len() + 1) as f64 / every_s;
         let mut at = sample.due + answer.ttft;
         intervals[place(at)].output_tokens_per_s += chunk;
@@ -214,7 +214,7 @@ fn timeline(samples: &[Sample], duration: Duration) -> Vec<Interval> {
 
 impl Slo {
     pub fn is_met(&self, answer: &Answer) -> bool {
-        // An answer of one token has no second one to be late.
+        // An answer of one token has no second one that could be late.
         let within = |limit: Option<Duration>, value: Option<Duration>| limit.is_none_or(|limit| value.is_none_or(|value| value <= limit));
         within(self.ttft, Some(answer.ttft)) && within(self.tpot, answer.tpot()) && within(self.tbt, self.tbt.and_then(|_| answer.tbt()))
     }
@@ -280,7 +280,7 @@ mod tests {
         Failure { kind: kind.into(), message: format!("{kind}!") }
     }
 
-    /// Due a second after another.
+    /// Samples that are due a second apart.
     fn samples(outcomes: impl IntoIterator<Item = Result<Answer, Failure>>) -> Vec<Sample> {
         let sample = |(n, outcome)| Sample { session: n as usize, due: Duration::from_secs(n), lag: Duration::ZERO, turn: 0, outcome };
         (0..).zip(outcomes).map(sample).collect()
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn goodput_wants_every_limit_kept() {
-        // TPOT 10, 100 and (one token) none at all; the only gap is 100, 600 and 0.
+        // The TPOTs are 10, 100 and (one token) none at all; the only gaps are 100, 600 and 0.
         let samples = samples([Ok(answer(100, 200, 11)), Ok(answer(100, 700, 7)), Ok(answer(400, 400, 1)), Err(failure("http_500"))]);
         let slo = |ttft: Option<u64>, tpot: Option<u64>, tbt: Option<u64>| {
             let [ttft, tpot, tbt] = [ttft, tpot, tbt].map(|ms| ms.map(Duration::from_millis));

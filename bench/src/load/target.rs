@@ -14,7 +14,7 @@ use std::time::Duration;
 use tidemill_deploy::client::{Client, ClientError};
 use tokio::time::{Instant, timeout_at};
 
-/// How requests are written.
+/// The form of requests.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct RequestArgs {
     /// The model, if the server has several; the first by default.
@@ -26,16 +26,16 @@ pub struct RequestArgs {
     /// Ask /v1/chat/completions (prompts are text) instead of /v1/completions.
     #[arg(long)]
     pub chat: bool,
-    /// What is asked for besides text. Such answers end where the model ends them.
+    /// Kind of output other than plain text. Such answers end where the model ends them.
     #[arg(long, value_enum, default_value_t = Form::Text, requires_if("structured", "chat"), requires_if("tools", "chat"))]
     pub form: Form,
-    /// Let answers end where the model ends them: for servers that do not know `ignore_eos`.
+    /// Let answers end where the model ends them: for servers that do not support `ignore_eos`.
     #[arg(long)]
     pub allow_eos: bool,
     /// JSON fields added to every request, such as '{"response_format": {"type": "json_object"}}'
     #[arg(long, value_parser = fields)]
     pub fields: Option<Value>,
-    /// A request fails this many seconds after it was due.
+    /// Seconds after its due time at which a request fails.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout_s: u64,
 }
@@ -44,7 +44,7 @@ pub struct RequestArgs {
 #[serde(rename_all = "snake_case")]
 pub enum Form {
     Text,
-    /// An answer that a JSON schema describes.
+    /// An answer described by a JSON schema.
     Structured,
     /// Two tools are offered; the model chooses.
     Tools,
@@ -69,7 +69,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Asks the server for its models, if none is named.
+    /// Creates a target, and asks the server for its models if none is named.
     pub async fn new(url: &str, args: &RequestArgs) -> anyhow::Result<Target> {
         let client = Client::new(url)?;
         let model = match &args.model {
@@ -86,16 +86,16 @@ impl Target {
         &self.model
     }
 
-    /// The same server, asked for another tier.
+    /// The same server with a different service tier.
     pub fn with_tier(&self, tier: Option<&str>) -> Target {
         let args = RequestArgs { service_tier: tier.map(str::to_owned).or_else(|| self.args.service_tier.clone()), ..self.args.clone() };
         Target { args, ..self.clone() }
     }
 
-    /// Reports a refusal that would hit every request before the load starts.
+    /// Reports a refusal that would affect every request before the load starts.
     pub async fn probe(&self, workload: &WorkloadArgs, seed: u64) -> anyhow::Result<()> {
         let short = WorkloadArgs { output_len: Length::fixed(2), turns: 1, ..workload.clone() };
-        // Another seed, so that this request caches nothing of the measured prompts.
+        // The seed is different, so that this request caches no part of the measured prompts.
         let Some(session) = Workload::new(&short)?.draw(1, !seed).pop() else { return Ok(()) };
         for turn in session.turns.iter().take(1) {
             if let Err(failure) = self.ask(&turn.ask, &mut History::new(), Instant::now()).await {
@@ -105,8 +105,8 @@ impl Target {
         Ok(())
     }
 
-    /// Sends the request and waits for the end of the answer, at most until the deadline that follows from `due`. A chat's history gets
-    /// both.
+    /// Sends the request and waits for the end of the answer, at most until the deadline that follows from `due`. Both are added to a
+    /// chat's history.
     pub async fn ask(&self, ask: &Ask, history: &mut History, due: Instant) -> Result<Answer, Failure> {
         let deadline = due + Duration::from_secs(self.args.timeout_s);
         let answered = timeout_at(deadline, self.stream(ask, history, due)).await;
@@ -171,7 +171,7 @@ impl Target {
     }
 }
 
-/// Bounded everywhere, so that an answer of random weights ends, too.
+/// A request for an answer by a schema, which is bounded everywhere, so that an answer of random weights also ends.
 fn structured() -> Value {
     json!({"type": "json_schema", "json_schema": {"name": "order", "strict": true, "schema": {
         "type": "object",

@@ -1,5 +1,5 @@
-//! Turns one answer's events into latencies. All times count from when the request was *due*, not from when it was sent: a user would
-//! also have waited for a slow server or a busy client (Tene's "coordinated omission").
+//! Turns one answer's events into latencies. All times count from the time at which the request was *due*, not from when it was sent: a
+//! user would also have waited for a slow server or a busy client (Tene's "coordinated omission").
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ pub struct Timeline {
 /// A complete answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// To the first token.
+    /// The time to the first token.
     pub ttft: Duration,
-    /// To the last token.
+    /// The time to the last token.
     pub e2e: Duration,
-    /// Between chunks. A server that sends several tokens in a chunk has fewer and longer gaps.
+    /// The times between chunks. A server that sends several tokens in a chunk has fewer and longer gaps.
     pub gaps: Vec<Duration>,
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
@@ -27,7 +27,7 @@ pub struct Answer {
 }
 
 impl Timeline {
-    /// A chunk that stands for at least one token arrived, `at` after the request was due.
+    /// Notes that a chunk with at least one token arrived, `at` after the request was due.
     pub fn token(&mut self, at: Duration) {
         match self.first {
             None => self.first = Some(at),
@@ -37,8 +37,8 @@ impl Timeline {
         self.chunks += 1;
     }
 
-    /// The answer is complete. `usage` has the server's token counts, if it reports them: (prompt, cached, output). `None` if there was
-    /// no token at all.
+    /// Completes the answer. `usage` has the server's token counts, if it reports them: (prompt, cached, output). Returns `None` if there
+    /// was no token at all.
     pub fn finish(self, usage: Option<(u64, u64, u64)>) -> Option<Answer> {
         let (prompt_tokens, cached_tokens, output_tokens) = usage.unwrap_or((0, 0, self.chunks));
         let Timeline { last: e2e, gaps, .. } = self;
@@ -47,7 +47,7 @@ impl Timeline {
 }
 
 impl Answer {
-    /// Time per output token after the first; `None` if there is no second.
+    /// The time per output token after the first; `None` if there is no second.
     pub fn tpot(&self) -> Option<Duration> {
         let steps = u32::try_from(self.output_tokens).ok()?.checked_sub(1)?;
         (self.e2e - self.ttft).checked_div(steps)
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!((answer.ttft, answer.e2e, answer.output_tokens), (ms(100), ms(160), 4));
         assert_eq!(answer.gaps, [ms(20), ms(30), ms(10)]);
         assert_eq!(answer.tpot(), Some(ms(20)));
-        // Seven tokens in four chunks: the server's count is right.
+        // There are seven tokens in four chunks: the server's count is right.
         let answer = timeline.finish(Some((33, 32, 7))).unwrap();
         assert_eq!((answer.output_tokens, answer.tpot(), answer.cached_tokens), (7, Some(ms(10)), 32));
     }

@@ -1,22 +1,22 @@
-//! Requests of a trace in Mooncake's format, with prompts that are made up: equal `hash_ids` give equal tokens, so a server finds the
-//! same prefixes in its cache as the recorded one could.
+//! Requests of a trace in Mooncake's format, with synthetic prompts: equal `hash_ids` give equal tokens, so a server finds the same
+//! prefixes in its cache as the recorded one could.
 
 use super::workload::{Ask, SPECIAL, WorkloadArgs};
 use crate::replay::trace::{Request, TRACE_BLOCK_TOKENS};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::collections::HashSet;
 
-/// How a trace becomes prompts.
+/// The conversion of a trace to prompts.
 #[derive(Clone, Copy, Debug)]
 pub struct Synthesis {
-    /// Factor on all lengths.
+    /// The factor on all lengths.
     pub scale: f64,
-    /// Another seed gives other prompts, which no cache has seen.
+    /// The seed of the prompts; a new one gives prompts that no cache has seen.
     pub seed: u64,
 }
 
 impl Synthesis {
-    /// Tokens that one id stands for. At least one, or equal ids would have nothing in common.
+    /// The number of tokens that one id stands for; at least one, or equal ids would have nothing in common.
     pub fn block_tokens(self) -> u64 {
         ((TRACE_BLOCK_TOKENS as f64 * self.scale).round() as u64).max(1)
     }
@@ -35,7 +35,7 @@ impl Synthesis {
     }
 }
 
-/// For each request, which share of its prompt an unlimited cache would find, if each block is there at once.
+/// The share of each request's prompt that an unlimited cache would find, if each block is available at once.
 pub fn cached_shares(requests: &[Request]) -> Vec<f64> {
     let mut seen: HashSet<u64> = HashSet::new();
     let share = |request: &Request| {
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(synthesis.ask(&request(1400, &[1, 2, 3]), &WorkloadArgs::default()).output_tokens, 13);
         let other = Synthesis { seed: 8, ..synthesis };
         assert_ne!(tokens(other.ask(&request(1400, &[1, 2, 3]), &WorkloadArgs::default()))[..16], a[..16]);
-        // Lengths that round down to nothing are one token.
+        // Lengths that round down to nothing become one token.
         let tiny = Synthesis { scale: 1e-6, seed: 7 };
         assert_eq!(tokens(tiny.ask(&request(1400, &[1, 2, 3]), &WorkloadArgs::default())).len(), 1);
     }

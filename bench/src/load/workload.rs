@@ -1,5 +1,5 @@
-//! What is asked: sessions of one or several turns. The same seed gives the same sessions; after a shared prefix their prompts differ
-//! from each other.
+//! The requests: sessions of one or several turns. The same seed gives the same sessions; after a shared prefix, their prompts differ from
+//! each other.
 
 use super::{
     arrivals,
@@ -26,11 +26,10 @@ pub struct WorkloadArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["input_len", "output_len", "chats"])]
     pub lengths_from: Option<PathBuf>,
     /// Draw chats from a file: one JSON object per line with `conversations` (`from`, `value`: ShareGPT) or `messages` (`role`, `content`).
-    /// Users say what is there; answers may be as long as those there, at four characters per token.
+    /// Users' messages are those in the file; answers may be as long as those there, at four characters per token.
     #[arg(long, value_name = "FILE", requires = "chat", conflicts_with_all = ["input_len", "output_len", "prefix_len"])]
     pub chats: Option<PathBuf>,
-    /// The requests of a trace in Mooncake's format, from its beginning, with prompts that are made up: equal `hash_ids` give equal
-    /// prefixes.
+    /// Use the requests of a trace in Mooncake's format, from its beginning, with synthetic prompts: equal `hash_ids` give equal prefixes.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["input_len", "output_len", "prefix_len", "lengths_from", "chats", "turns"])]
     pub trace: Option<PathBuf>,
     /// Factor on the lengths of a trace's prompts and answers.
@@ -39,21 +38,21 @@ pub struct WorkloadArgs {
     /// Leading tokens that all prompts have in common.
     #[arg(long, default_value_t = 0)]
     pub prefix_len: u32,
-    /// Turns of a chat. Each repeats all that was said before, with the server's own answers. --requests then counts chats.
+    /// Turns of a chat. Each repeats everything said before, with the server's own answers. --requests then counts chats.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub turns: u32,
     /// Seconds that a user thinks before the next turn or request: the mean of an exponential distribution.
     #[arg(long, default_value_t = 0.0)]
     pub think_s: f64,
-    /// Token ids, or words for servers that take only text.
+    /// Prompts as token ids, or as words for servers that only accept text.
     #[arg(long, value_enum, default_value_t = PromptKind::Tokens)]
     pub prompt: PromptKind,
-    /// Token ids are drawn below this; the default fits every vocabulary.
+    /// Bound of the token ids that are drawn; the default fits every vocabulary.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..))]
     pub vocab: u32,
 }
 
-/// As without flags.
+/// The defaults of the flags.
 impl Default for WorkloadArgs {
     fn default() -> Self {
         Self {
@@ -72,11 +71,11 @@ impl Default for WorkloadArgs {
     }
 }
 
-/// How prompts are written.
+/// The form of prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptKind {
-    /// Token ids: lengths are exact. Needs a server that takes them.
+    /// Token ids, whose lengths are exact. The server must accept them.
     Tokens,
     /// Common words: about one token each, depending on the server's tokenizer.
     Text,
@@ -89,7 +88,7 @@ pub enum Prompt {
     Text(String),
 }
 
-/// One request's prompt (in a later turn: what is new in it), and the answer's length.
+/// One request's prompt (in a later turn, the new part of it), and the answer's length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ask {
     pub prompt: Prompt,
@@ -104,16 +103,16 @@ pub struct Session {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
-    /// Before it.
+    /// The time that the user thinks before the turn.
     pub think: Duration,
     pub ask: Ask,
 }
 
-/// How to draw [`Session`]s.
+/// A source of [`Session`]s.
 #[derive(Clone, Debug)]
 pub struct Workload {
     args: WorkloadArgs,
-    /// Prompt and answer, of a trace.
+    /// The lengths of prompts and answers in a trace.
     lengths: Vec<(u32, u32)>,
     chats: Vec<Chat>,
     trace: Vec<Request>,
@@ -139,7 +138,7 @@ impl Workload {
 
     pub fn draw(&self, sessions: usize, seed: u64) -> Vec<Session> {
         if !self.trace.is_empty() {
-            // A trace that is too short begins again; its prompts are then known.
+            // A trace that is too short is repeated; its prompts are then known.
             let requests = self.trace.iter().cycle().take(sessions);
             return requests.map(|request| self.of_trace(request, seed)).collect();
         }
@@ -189,7 +188,7 @@ impl Workload {
 }
 
 impl WorkloadArgs {
-    /// `tokens`, as this workload writes prompts.
+    /// A prompt of `tokens` in this workload's form.
     pub fn prompt(&self, tokens: Vec<u32>) -> Prompt {
         match self.prompt {
             PromptKind::Tokens => Prompt::Tokens(tokens),
@@ -201,7 +200,7 @@ impl WorkloadArgs {
     }
 }
 
-/// Models keep their special tokens below.
+/// The ids below this are left to models' special tokens.
 pub const SPECIAL: u32 = 8;
 
 /// The most frequent English words: one token each in most tokenizers.

@@ -3,7 +3,7 @@
 use super::tokenizer;
 use serde_json::{Value, json};
 
-/// Everything that decides a decoder's tensors and their sizes, and the rest of its `config.json`.
+/// Everything that determines a decoder's tensors and their sizes, and the rest of its `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     pub name: &'static str,
@@ -18,15 +18,15 @@ pub struct Shape {
     pub head_dim: u32,
     /// Feed-forward layers of experts instead of one that is `intermediate` wide.
     pub experts: Option<Experts>,
-    /// Query, key and value projections have biases.
+    /// Whether query, key and value projections have biases.
     qkv_bias: bool,
-    /// Norms over each head's query and key.
+    /// Whether there are norms over each head's query and key.
     qk_norm: bool,
-    /// The head is the embedding.
+    /// Whether the head is the embedding.
     tied: bool,
     pub max_positions: u32,
     rope_theta: f64,
-    /// Llama 3's frequency scaling, by factor from 8,192 original positions.
+    /// The factor of Llama 3's frequency scaling, from 8,192 original positions.
     rope_llama3_factor: Option<f64>,
     rms_norm_eps: f64,
 }
@@ -35,7 +35,7 @@ pub struct Shape {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     pub count: u32,
-    /// Experts of each row.
+    /// The number of experts per row.
     pub chosen: u32,
     /// The width of each.
     pub intermediate: u32,
@@ -126,7 +126,8 @@ const SHAPES: [Shape; 5] = [
         rope_llama3_factor: None,
         rms_norm_eps: 1e-6,
     },
-    // Nothing published: the proportions of Qwen3-30B-A3B in 1.0 thousand million parameters, of which a row passes a quarter.
+    // This is no published model: it has the proportions of Qwen3-30B-A3B in 1.0 billion parameters, a quarter of which a row passes
+    // through.
     Shape {
         name: "qwen3-moe-1b",
         architecture: "Qwen3MoeForCausalLM",
@@ -158,8 +159,8 @@ pub fn names() -> String {
 }
 
 impl Shape {
-    /// Every tensor's name and dimensions; a norm's weight is its one-dimensional `…norm.weight`. Where the head is tied to the
-    /// embedding there is no `lm_head`.
+    /// Every tensor's name and dimensions; a norm's weight is its one-dimensional `…norm.weight`. If the head is tied to the embedding,
+    /// there is no `lm_head`.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let [vocab, hidden, intermediate] = [self.vocab, self.hidden, self.intermediate].map(|n| n as usize);
         let [q, kv] = [self.heads, self.kv_heads].map(|heads| (heads * self.head_dim) as usize);
@@ -260,13 +261,13 @@ mod tests {
 
     #[test]
     fn parameters_are_as_many_as_published() {
-        // The numbers that the checkpoints' pages on the hub show.
+        // These are the numbers on the checkpoints' pages on the hub.
         let published = [
             ("llama-3.1-8b", 8_030_261_248),
             ("llama-3.2-1b", 1_235_814_400),
             ("smollm-135m", 134_515_008),
             ("qwen2-0.5b", 494_032_768),
-            // Counted.
+            // This one was counted.
             ("qwen3-moe-1b", 1_030_516_736),
         ];
         for (name, parameters) in published {

@@ -1,5 +1,5 @@
-//! A byte-level BPE tokenizer exactly as large as a model's vocabulary: every token id that random weights draw has a text, and every
-//! text has token ids.
+//! A byte-level BPE tokenizer exactly as large as a model's vocabulary: every token id that random weights draw has a text, and every text
+//! has token ids.
 //!
 //! The first merges are learnt from this project's own text. Words made of learnt tokens fill the rest of the vocabulary.
 
@@ -15,9 +15,9 @@ use tokenizers::{
     },
 };
 
-/// Ends a document; pads.
+/// The token that ends a document, and pads.
 pub const END_OF_TEXT: u32 = 0;
-/// Ends a message of a chat.
+/// The token that ends a message of a chat.
 pub const END_OF_TURN: u32 = 2;
 
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
@@ -31,7 +31,7 @@ const CORPUS: [&str; 5] = [
     include_str!("tokenizer.rs"),
 ];
 
-/// Most merges to learn: so short a text yields no more.
+/// The most merges to learn: a text this short yields no more.
 const LEARNT_MAX: usize = 8192;
 
 /// `tokenizer.json` with `vocab` tokens.
@@ -53,7 +53,7 @@ pub fn train(vocab: usize) -> anyhow::Result<String> {
     let mut json = serde_json::to_value(&tokenizer)?;
     fill(&mut json["model"], vocab)?;
     let text = json.to_string();
-    // Read back as a server reads it.
+    // The file is read back as a server reads it.
     let size = Tokenizer::from_bytes(&text).map_err(failed)?.get_vocab_size(true);
     ensure!(size == vocab, "the tokenizer came out with {size} tokens instead of {vocab}");
     Ok(text)
@@ -94,7 +94,7 @@ fn fill(model: &mut Value, vocab: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `tokenizer_config.json`: ChatML, as many small open models use it.
+/// `tokenizer_config.json`: ChatML, which many small open models use.
 pub fn config(max_positions: u32) -> Value {
     let added: serde_json::Map<String, Value> = (0..).zip(SPECIAL).map(|(id, token): (u32, _)| (id.to_string(), special(token))).collect();
     json!({

@@ -1,4 +1,4 @@
-//! Random tensors into a safetensors file. One tensor is in memory at a time; its numbers are drawn by all cores.
+//! Random tensors in a safetensors file. One tensor is in memory at a time; its numbers are drawn by all cores.
 
 use anyhow::Context;
 use half::{bf16, f16};
@@ -12,7 +12,7 @@ use safetensors::{Dtype as StoredDtype, View};
 use serde::Serialize;
 use std::{borrow::Cow, fs, os::unix::fs::PermissionsExt, path::Path};
 
-/// How a weight is stored.
+/// The type of stored weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 pub enum Dtype {
     Bf16,
@@ -25,7 +25,7 @@ impl Dtype {
         self.stored().bitsize() / 8
     }
 
-    /// What `config.json` calls it.
+    /// The type's name in `config.json`.
     pub fn torch_name(self) -> &'static str {
         match self {
             Dtype::Bf16 => "bfloat16",
@@ -51,8 +51,8 @@ impl Dtype {
     }
 }
 
-/// Writes `tensors` (names and dimensions): norms are 1, everything else is near normal with deviation 0.02, as
-/// transformers initializes them. The file appears when it is complete.
+/// Writes `tensors` (names and dimensions): norms are 1, everything else is near normal with deviation 0.02, as initialized by
+/// transformers. The file appears once it is complete.
 pub fn write(path: &Path, tensors: &[(String, Vec<usize>)], dtype: Dtype, seed: u64, progress: &ProgressBar) -> anyhow::Result<()> {
     let mut seeds = StdRng::seed_from_u64(seed);
     let tensors = tensors.iter().map(|(name, shape)| {
@@ -61,7 +61,7 @@ pub fn write(path: &Path, tensors: &[(String, Vec<usize>)], dtype: Dtype, seed: 
     });
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
     safetensors::serialize_to_file(tensors, Some(metadata), path).with_context(|| format!("cannot write {}", path.display()))?;
-    // It was a temporary file, which nobody else may read.
+    // It was a temporary file, which other users may not read.
     fs::set_permissions(path, fs::Permissions::from_mode(0o644))?;
     Ok(())
 }
@@ -100,7 +100,7 @@ impl View for Tensor<'_> {
             match self.fill {
                 Fill::One => values.for_each(|value| self.dtype.encode(1.0, value)),
                 Fill::Normal { seed } => {
-                    // A generator for each chunk: the numbers do not depend on how many cores there are.
+                    // Each chunk has a generator of its own, so that the numbers do not depend on the number of cores.
                     let mut rng = SmallRng::seed_from_u64(seed.wrapping_add(index as u64));
                     values.for_each(|value| self.dtype.encode(STD * near_normal(rng.next_u64()), value));
                 }
@@ -120,7 +120,7 @@ fn near_normal(bits: u64) -> f32 {
 
 const STD: f32 = 0.02;
 
-/// Numbers that one generator draws.
+/// The count of numbers that one generator draws.
 const CHUNK: usize = 1 << 16;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Everything that a plan assumes: one row each, with its unit, its source, and the range in which it is plausible. The command line, the
-//! printed plan, the sensitivities and the page's sliders are made from these rows.
+//! Everything that a plan assumes: one row each, with its unit, its source, and its plausible range. The command line, the printed plan,
+//! the sensitivities and the page's sliders are made from these rows.
 
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ pub struct Assumption {
     pub name: &'static str,
     pub unit: &'static str,
     pub value: f64,
-    /// What a slider offers.
+    /// The range of the slider.
     pub range: (f64, f64),
     pub source: &'static str,
 }
@@ -77,7 +77,7 @@ pub const TABLE: [Assumption; 40] = [
     row("spot_share", "cost", "fleet on spot machines", "share", 0.0, (0.0, 1.0), "decode instances can be lost: sequences resume elsewhere"),
 ];
 
-/// Besides the table, for arithmetic and not for sliders.
+/// An assumption outside the table, for arithmetic and not for sliders.
 pub const SPOT_DISCOUNT: f64 = 0.6;
 pub const HOURS_PER_MONTH: f64 = 730.0;
 
@@ -96,7 +96,7 @@ fn place(key: &str) -> Option<usize> {
 }
 
 impl Assumptions {
-    /// Panics if there is no such row: keys in code are literals.
+    /// The value of a row. Panics if there is no such row: keys in code are literals.
     pub fn get(&self, key: &str) -> f64 {
         self.0[place(key).expect("code asks for rows of the table")]
     }
@@ -109,7 +109,7 @@ impl Assumptions {
         self
     }
 
-    /// `key=value`, as people type it.
+    /// Sets an assumption from the text `key=value`.
     pub fn set(&mut self, text: &str) -> Result<(), String> {
         let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}`: write key=value"))?;
         let Some(place) = place(key.trim()) else {

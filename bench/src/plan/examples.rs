@@ -1,5 +1,5 @@
-//! Published worked examples, step by step: the source's number, and ours by the same arithmetic. Where a source is loose, both stand
-//! side by side with the reason.
+//! Published worked examples, step by step: the source's number, and ours by the same arithmetic. If a source is imprecise, both are shown
+//! with the reason.
 
 use super::{
     assumptions::{Assumptions, HOURS_PER_MONTH, SPOT_DISCOUNT},
@@ -20,7 +20,7 @@ pub struct Step {
     pub what: &'static str,
     pub source: f64,
     pub ours: f64,
-    /// Why the two differ, where the source is loose. Elsewhere they agree within [`TOLERANCE`].
+    /// The reason for a difference, if the source is imprecise. Otherwise the two agree within [`TOLERANCE`].
     pub loose: Option<&'static str>,
 }
 
@@ -40,7 +40,7 @@ pub fn all() -> Vec<Example> {
     vec![chat_service(), in_flight(), queries(), error_budget(), bandwidth(), bytes_and_flops()]
 }
 
-/// 1M daily users to dollars.
+/// From 1M daily users to dollars.
 fn chat_service() -> Example {
     let assumptions = Assumptions::default().with(&[
         ("users", 1e6),
@@ -59,7 +59,7 @@ fn chat_service() -> Example {
     ]);
     let fleet = Fleet::plan(&assumptions);
     let mean_prefill = fleet.mean_requests_per_s * 800.0 / 2500.0;
-    // The source rounds at every step and goes on with what it rounded.
+    // The source rounds at every step and continues with the rounded numbers.
     let month = |gpus: f64| gpus * 2.0 * 720.0;
     let whole = fleet.clone_with_headroom(&assumptions, 1.3);
     Example {
@@ -99,7 +99,7 @@ fn chat_service() -> Example {
 
 /// Turns in flight and their memory.
 fn in_flight() -> Example {
-    // So many turns a day are 50,000 per second at a peak of 1.
+    // This number of turns per day gives 50,000 per second at a peak of 1.
     let base = Assumptions::default().with(&[
         ("users", 50_000.0 * DAY_S),
         ("sessions", 1.0),
@@ -145,7 +145,7 @@ fn in_flight() -> Example {
     }
 }
 
-/// 10M daily users to dollars per query.
+/// From 10M daily users to dollars per query.
 fn queries() -> Example {
     let fleet = Fleet::plan(&Assumptions::default().with(&[("users", 10e6), ("sessions", 1.0), ("turns", 5.0), ("peak", 5.0)]));
     let per_query = |dollars_h: f64| dollars_h / 3600.0 / 580.0;
@@ -164,7 +164,7 @@ fn queries() -> Example {
     }
 }
 
-/// How long a service may be down.
+/// The time for which a service may be down.
 fn error_budget() -> Example {
     let budget_s = |days: f64| 0.001 * days * DAY_S;
     let fast_burn = |days: f64| 0.02 * days * 24.0;
@@ -184,7 +184,7 @@ fn error_budget() -> Example {
     }
 }
 
-/// What decoding reads.
+/// The bytes that decoding reads.
 fn bandwidth() -> Example {
     let h100 = tables::hardware("h100").expect("it is in the table");
     let per_s = |params_b: f64, efficiency: f64| h100.bandwidth_gb_s * efficiency / (2.0 * params_b);
@@ -199,7 +199,7 @@ fn bandwidth() -> Example {
     }
 }
 
-/// Numbers that circulate, and what they are of.
+/// Commonly quoted numbers, and their meaning.
 fn bytes_and_flops() -> Example {
     let mib = |kv_heads: f64, bits: f64| {
         let fleet = Fleet::plan(&Assumptions::default().with(&[("kv_heads", kv_heads), ("kv_bits", bits)]));

@@ -1,17 +1,17 @@
-//! From assumptions to a fleet. `page/page.js` does the same arithmetic, line by line, and checks itself against cases that are
-//! computed here.
+//! From assumptions to a fleet. `page/page.js` does the same arithmetic, line by line, and checks itself against cases that are computed
+//! here.
 
 use super::assumptions::{Assumptions, HOURS_PER_MONTH, SPOT_DISCOUNT};
 use serde::Serialize;
 
 const DAY_S: f64 = 86_400.0;
-/// Points of the day at which the load is looked at.
+/// The points of the day at which the load is evaluated.
 const DAY_POINTS: u32 = 96;
-/// Share of the free memory that weights may fill, where the number of GPUs is not given.
+/// The share of the free memory that weights may fill, if the number of GPUs is not given.
 const WEIGHTS_MAX: f64 = 0.7;
 const GPUS_PER_INSTANCE_MAX: f64 = 64.0;
 
-/// Rates are per second; bytes are decimal.
+/// A planned fleet. Rates are per second; bytes are decimal.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Fleet {
     pub turns_per_day: f64,
@@ -20,24 +20,24 @@ pub struct Fleet {
     pub peak_requests_per_s: f64,
     pub mean_output_tokens_per_s: f64,
     pub peak_output_tokens_per_s: f64,
-    /// Without cached ones.
+    /// The prompt tokens per second at peak, without cached ones.
     pub peak_prompt_tokens_per_s: f64,
-    /// By Little's law, if both limits are just kept.
+    /// The number by Little's law, if both limits are just kept.
     pub turns_in_flight: f64,
     pub kv_bytes_per_token: f64,
-    /// Of a turn in the middle of its answer.
+    /// The KV of a turn in the middle of its answer.
     pub kv_gb_per_turn: f64,
     pub kv_in_flight_gb: f64,
     pub weights_gb: f64,
     pub gpus_per_instance: f64,
-    /// What is left for KV.
+    /// The memory left for KV.
     pub kv_gb_per_gpu: f64,
-    /// Sequences that an instance decodes together: by memory, by the limit of TPOT, by the engine.
+    /// The sequences that an instance decodes together, limited by memory, by TPOT, or by the engine.
     pub batch: f64,
     pub step_ms: f64,
     pub decode_tok_s_per_gpu: f64,
     pub prefill_tok_s_per_gpu: f64,
-    /// Mean at peak: waiting (a queue with Poisson arrivals and equal service times), the prompt, and one step.
+    /// The mean at peak: waiting (a queue with Poisson arrivals and equal service times), the prompt, and one step.
     pub ttft_s: f64,
     pub prefill_gpus: f64,
     pub decode_gpus: f64,
@@ -47,7 +47,7 @@ pub struct Fleet {
     pub pool_nvme_gb: f64,
     /// K and V into the pool and out of it, at peak.
     pub network_gb_s: f64,
-    /// Of what the fleet's network cards carry.
+    /// The share of the capacity of the fleet's network cards.
     pub network_share: f64,
     pub dollars_per_month: f64,
     pub dollars_per_million_output_tokens: f64,
@@ -140,7 +140,7 @@ impl Fleet {
         }
     }
 
-    /// What stands in the way of this plan.
+    /// The obstacles to this plan.
     pub fn warnings(&self, a: &Assumptions) -> Vec<String> {
         let mut warnings = Vec::new();
         let mut warn = |wrong: bool, text: String| warnings.extend(wrong.then_some(text));
@@ -158,7 +158,7 @@ impl Fleet {
     }
 }
 
-/// The least power of two.
+/// The least power of two of GPUs that hold the weights.
 fn least_gpus(weights_gb: f64, free_gb: f64) -> f64 {
     let mut gpus = 1.0;
     while weights_gb / gpus > WEIGHTS_MAX * free_gb && gpus < GPUS_PER_INSTANCE_MAX {
@@ -167,7 +167,7 @@ fn least_gpus(weights_gb: f64, free_gb: f64) -> f64 {
     gpus
 }
 
-/// Of a day whose rate is a sine in its logarithm and falls to 1 / `swing` of the peak.
+/// The ratio of mean and peak for a day whose rate is a sine in its logarithm and falls to 1 / `swing` of the peak.
 pub fn mean_over_peak(swing: f64) -> f64 {
     let at = |point: u32| swing.powf(((std::f64::consts::TAU * f64::from(point) / f64::from(DAY_POINTS)).cos() - 1.0) / 2.0);
     (0..DAY_POINTS).map(at).sum::<f64>() / f64::from(DAY_POINTS)
@@ -182,7 +182,7 @@ mod tests {
         let assumptions = Assumptions::default();
         let fleet = Fleet::plan(&assumptions);
         assert_eq!((fleet.turns_per_day, fleet.kv_bytes_per_token, fleet.gpus_per_instance), (15e6, 327_680.0, 4.0));
-        // 80 GB less 138 / 4 of weights and 4 of reserve.
+        // This is 80 GB less 138 / 4 of weights and 4 of reserve.
         assert!((fleet.kv_gb_per_gpu - 41.5).abs() < 1e-9);
         assert!(fleet.step_ms <= 60.0 + 1e-9 && fleet.batch <= 256.0);
         assert_eq!(fleet.gpus % 4.0, 0.0);

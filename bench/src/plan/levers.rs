@@ -1,4 +1,4 @@
-//! Which assumption matters most, and what each way of saving saves.
+//! The most important assumptions, and the savings of each measure.
 
 use super::{
     assumptions::{Assumptions, TABLE},
@@ -15,28 +15,28 @@ pub struct Sensitivity {
     pub more: f64,
 }
 
-/// A way of saving, and what is left of the month's cost.
+/// A way of saving, and the remaining cost per month.
 #[derive(Clone, Debug, Serialize)]
 pub struct Lever {
     pub name: &'static str,
     pub changes: Vec<(&'static str, f64)>,
     pub note: &'static str,
     pub dollars_per_month: f64,
-    /// Of the cost without it.
+    /// The saved share of the cost without it.
     pub saved: f64,
 }
 
 pub const LESS: f64 = 0.8;
 pub const MORE: f64 = 1.25;
 
-/// Shares stay shares.
+/// The assumptions with one scaled by `factor`; shares stay at most 1.
 pub fn scaled(assumptions: &Assumptions, key: &str, factor: f64) -> Assumptions {
     let row = TABLE.iter().find(|row| row.key == key).expect("rows of the table have keys");
     let value = assumptions.get(key) * factor;
     assumptions.clone().with(&[(key, if row.unit == "share" { value.min(1.0) } else { value })])
 }
 
-/// Of those that change the cost at all, the most important first.
+/// The sensitivities to the assumptions that change the cost at all, the most important first.
 pub fn sensitivities(assumptions: &Assumptions) -> Vec<Sensitivity> {
     let dollars = |assumptions: &Assumptions| Fleet::plan(assumptions).dollars_per_month;
     let base = dollars(assumptions);
@@ -52,7 +52,7 @@ pub fn sensitivities(assumptions: &Assumptions) -> Vec<Sensitivity> {
     all
 }
 
-/// (name, changes, note)
+/// A name, its changes, and a note.
 type Way = (&'static str, &'static [(&'static str, f64)], &'static str);
 
 const WAYS: [Way; 8] = [

@@ -12,7 +12,7 @@ const SCRIPT: &str = include_str!("page/page.js");
 const STYLE: &str = include_str!("page/page.css");
 
 pub fn page(title: &str, assumptions: &Assumptions) -> String {
-    // Inside a script element only this could end it.
+    // Only this sequence could end a script element from inside.
     let data = data(assumptions).to_string().replace("</", "<\\/");
     let title = crate::sim::plot::escape(title);
     format!(
@@ -46,7 +46,7 @@ fn data(assumptions: &Assumptions) -> Value {
     })
 }
 
-/// What the page checks itself against: each assumption by itself a fifth less and a quarter more, and each lever.
+/// The cases against which the page checks itself: each assumption a fifth less and a quarter more, and each lever.
 fn cases(assumptions: &Assumptions) -> Vec<Value> {
     let case = |changes: Vec<(&'static str, f64)>| {
         let fleet = Fleet::plan(&assumptions.clone().with(&changes));

@@ -14,11 +14,11 @@ pub struct ModelRow {
     pub heads: f64,
     pub kv_heads: f64,
     pub head_dim: f64,
-    /// Layers that keep K and V; 0: all.
+    /// The number of layers that keep K and V; 0 for all.
     pub kv_layers: f64,
-    /// Numbers of a compressed K and V; 0: there are K and V.
+    /// The count of numbers in a compressed K and V; 0 if K and V are not compressed.
     pub kv_latent: f64,
-    /// As published.
+    /// The bits per weight as published.
     pub weight_bits: f64,
 }
 
@@ -61,9 +61,9 @@ pub struct HardwareRow {
     pub name: &'static str,
     pub memory_gb: f64,
     pub bandwidth_gb_s: f64,
-    /// Dense, 16-bit inputs.
+    /// Dense operations, with 16-bit inputs.
     pub tflops: f64,
-    /// Of one GPU (of the whole machine for `cpu`).
+    /// The price of one GPU (of the whole machine for `cpu`).
     pub price_h: f64,
     pub nic_gb_s: f64,
 }
@@ -112,7 +112,7 @@ pub fn hardware(name: &str) -> anyhow::Result<HardwareRow> {
     HARDWARE.into_iter().find(|row| row.name == name).with_context(|| format!("there is no hardware `{name}`; there are {names}"))
 }
 
-/// By name, or from a `config.json` or the directory of one.
+/// The assumptions of a model by name, or from a `config.json` or its directory.
 pub fn model(name: &str, assumptions: Assumptions) -> anyhow::Result<Assumptions> {
     if let Some(row) = MODELS.iter().find(|row| row.name == name) {
         return Ok(row.apply(assumptions));
@@ -146,8 +146,8 @@ struct Config {
     qk_rope_head_dim: Option<f64>,
 }
 
-/// Counts the parameters of a decoder with gated MLPs, dense or of experts, and grouped attention in each layer; where `config.json` speaks
-/// of another kind of layer, what that takes of KV is right and the parameters are those of such a decoder: `--set params_b=…`.
+/// Counts the parameters of a decoder with gated MLPs, dense or of experts, and grouped attention in each layer. If `config.json` describes
+/// another kind of layer, its KV is right, and the parameters are those of such a decoder: `--set params_b=…`.
 fn from_config(text: &str, assumptions: Assumptions) -> anyhow::Result<Assumptions> {
     let config: Config = serde_json::from_str(text)?;
     let Config { hidden_size: hidden, num_hidden_layers: layers, num_attention_heads: heads, .. } = config;
@@ -192,7 +192,7 @@ mod tests {
             "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": false}"#);
         assert!((params / 8.030_261_248 - 1.0).abs() < 1e-3 && params == active, "{params}");
         assert_eq!((kv_heads, head_dim), (8.0, 128.0));
-        // huggingface.co/mistralai/Mixtral-8x7B-v0.1: 46.7 and 12.9 thousand millions.
+        // huggingface.co/mistralai/Mixtral-8x7B-v0.1: 46.7 and 12.9 billion.
         let (params, active, ..) =
             of(r#"{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
             "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}"#);

@@ -1,5 +1,5 @@
-//! `--validate`: the plan in the simulator, that is, under the production schedulers, at the peak's rate. A large fleet is simulated in
-//! part, with as much less traffic.
+//! `--validate`: the plan in the simulator, that is, under the production schedulers, at the peak's rate. A part of a large fleet is
+//! simulated, with proportionally less traffic.
 
 use super::{assumptions::Assumptions, fleet::Fleet, tables::MODELS};
 use crate::sim::summary::Summary;
@@ -14,7 +14,7 @@ use tidemill_sim::{
     world::{Unwatched, World},
 };
 
-/// More take long, and answer nothing new.
+/// The most simulated instances: more take long, and show nothing new.
 const INSTANCES_MAX: f64 = 24.0;
 const REQUESTS: usize = 3000;
 const SEED: u64 = 1;
@@ -25,10 +25,10 @@ const HOST_GPUS: u32 = 8;
 pub struct Validation {
     pub instances: u32,
     pub prefill: u32,
-    /// Of the fleet and its traffic.
+    /// The simulated part of the fleet and its traffic.
     pub part: f64,
     pub requests_per_s: f64,
-    /// Both limits kept.
+    /// The share of requests that kept both limits.
     pub goodput_ratio: f64,
     pub ttft_ms_p50: f64,
     pub ttft_ms_p90: f64,
@@ -37,7 +37,7 @@ pub struct Validation {
     pub cached_share: f64,
 }
 
-/// `model` and `hardware` as they were named. The model itself is the simulator's.
+/// Validates a plan. `model` and `hardware` are the given names; the model itself is the simulator's.
 pub fn run(model: &str, hardware: &str, a: &Assumptions, fleet: &Fleet) -> anyhow::Result<Validation> {
     let gpu = if hardware == "a100" { "a800" } else { hardware };
     let own = MODELS.iter().find(|row| row.name == model && Shape::find(model).is_some());
@@ -50,7 +50,7 @@ pub fn run(model: &str, hardware: &str, a: &Assumptions, fleet: &Fleet) -> anyho
     let part = (INSTANCES_MAX / all).min(1.0);
     let count = |gpus: f64| (gpus / fleet.gpus_per_instance * part).round().max(1.0) as u32;
     let (prefill, decode) = (count(fleet.prefill_gpus), count(fleet.decode_gpus));
-    // What rounding did to the fleet, the traffic follows.
+    // The traffic is reduced by the same factor as the rounded fleet.
     let part = f64::from(prefill + decode) / all;
     let requests_per_s = fleet.peak_requests_per_s * (1.0 - a.get("small_share")) * part;
     let [input, output] = ["input_tokens", "output_tokens"].map(|key| a.get(key).round().max(1.0) as u32);
@@ -63,7 +63,7 @@ pub fn run(model: &str, hardware: &str, a: &Assumptions, fleet: &Fleet) -> anyho
         weight: 1.0,
         on_miss: OnMiss::Late,
     };
-    // The simulator shares prefixes in steps of 512 tokens: as many requests have one as it takes for the planned share.
+    // The simulator shares prefixes in steps of 512 tokens: the number of requests that have one gives the planned share.
     let known = a.get("input_tokens") * a.get("prefix_hit");
     let prefix_tokens = (known.min(f64::from(input / PREFIX_STEP * PREFIX_STEP)) / f64::from(PREFIX_STEP)).ceil() as u32 * PREFIX_STEP;
     let with_prefix = if prefix_tokens > 0 { (known / f64::from(prefix_tokens)).min(1.0) } else { 0.0 };

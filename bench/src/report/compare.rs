@@ -1,6 +1,6 @@
-//! What changed between two records beyond noise. A figure has changed if the 95 % intervals of both do not overlap: of a percentile by
-//! order statistics (the ranks of a binomial), of a rate as a Poisson count, of a share by Wilson, of a search as it says. Where a record
-//! says nothing about its noise, only the difference is shown.
+//! Changes between two records beyond noise. A figure has changed if the 95 % intervals of both do not overlap: for a percentile by order
+//! statistics (the ranks of a binomial), for a rate as a Poisson count, for a share by Wilson, for a search its own interval. If a record
+//! has no information on its noise, only the difference is shown.
 
 use super::{Named, figures::summaries};
 use crate::{
@@ -17,7 +17,7 @@ struct Figure {
     name: String,
     value: f64,
     interval: Option<(f64, f64)>,
-    /// More is better.
+    /// Whether more is better.
     more: Option<bool>,
 }
 
@@ -80,7 +80,7 @@ fn figures(named: &Named) -> anyhow::Result<Vec<Figure>> {
     }
     if result.get("ttft_ms").is_some() || result.get("kinds").is_some() {
         let of = |(name, summary): (String, Summary)| {
-            // The file's own name differs; a kind's does not.
+            // The files' own names differ; those of kinds do not.
             let kind = name.strip_prefix(&named.name).unwrap_or_default().trim_start_matches(": ").to_owned();
             let prefix = if kind.is_empty() { kind } else { format!("{kind}, ") };
             load(&prefix, &summary)
@@ -121,7 +121,7 @@ fn load(prefix: &str, summary: &Summary) -> Vec<Figure> {
     ] {
         let (Some(percentiles), Some(points)) = (percentiles, summary.distributions.get(key)) else { continue };
         for (share, name, value) in [(0.5, "p50", percentiles.p50), (0.9, "p90", percentiles.p90), (0.99, "p99", percentiles.p99)] {
-            // Gaps of one answer go together: as many answers are independent.
+            // Gaps of one answer are not independent, so the number of answers counts.
             let half = Z * (share * (1.0 - share) / summary.completed.max(1) as f64).sqrt();
             let at = |share: f64| points.iter().find(|point| point.1 >= share - 1e-9).or(points.last()).map_or(value, |point| point.0);
             add(&format!("{what} {name} ms"), value, (at(share - half).min(value), at((share + half).min(1.0)).max(value)), false);
@@ -143,7 +143,7 @@ fn searches(comparisons: &[Value]) -> anyhow::Result<Vec<Figure>> {
     Ok(all)
 }
 
-/// Every number, by its path. Rows of lists go by their name, if they have one.
+/// Collects every number, by its path. Rows of lists are identified by their name, if they have one.
 fn numbers(path: &str, value: &Value, all: &mut Vec<Figure>) {
     let at = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
     match value {

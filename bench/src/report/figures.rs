@@ -1,5 +1,5 @@
-//! What records have to show. Loads stand side by side in common tables and plots; searches have a table and a curve each; of anything
-//! else, its rows are a table.
+//! The tables and plots of records. Loads are shown in common tables and plots; searches have a table and a curve each; for anything else,
+//! its rows are a table.
 
 use super::Named;
 use crate::{
@@ -24,9 +24,9 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-/// More curves are no longer told apart.
+/// The most curves of a plot that can be distinguished.
 const CURVES_MAX: usize = 8;
-/// More columns than these do not fit a page.
+/// The most columns that fit a page.
 const COLUMNS_MAX: usize = 14;
 
 impl Figures {
@@ -162,7 +162,7 @@ impl Figures {
         }
     }
 
-    /// Any list of objects becomes a table of their plain fields, and plain fields by themselves another.
+    /// Shows any list of objects as a table of their plain fields, and other plain fields as a table of their own.
     fn rows(&mut self, name: &str, result: &Value) {
         match result {
             Value::Array(rows) => {
@@ -200,7 +200,7 @@ impl Figures {
     }
 }
 
-/// The share of good requests by rate; of a rate that was tried several times, of all its requests. `points` are in order of their rates.
+/// The share of good requests by rate; for a rate that was tried several times, of all its requests. `points` are in order of their rates.
 fn pooled(name: String, points: &[&Value]) -> Line {
     let mut line = Line { name, dots: true, ..Line::default() };
     for same in points.chunk_by(|a, b| a["rate"] == b["rate"]) {
@@ -222,7 +222,7 @@ pub fn summaries(name: &str, result: &Value) -> anyhow::Result<Vec<(String, Summ
     kinds.iter().map(|(kind, value)| Ok((format!("{name}: {kind}"), read(value)?))).collect()
 }
 
-/// Its fields that are neither lists nor objects; of objects with percentiles, the median.
+/// The fields that are neither lists nor objects; for objects with percentiles, the median.
 fn plain(value: &Value) -> Map<String, Value> {
     let mut plain = Map::new();
     for (key, value) in value.as_object().into_iter().flatten() {

@@ -69,7 +69,7 @@ fn repeats_of_a_rate_are_one_point_of_a_curve() {
     let figures = Figures::of(&[twice]).unwrap();
     let curve = &figures.plots[0].lines[0];
     let (xs, ys): (Vec<f64>, Vec<f64>) = curve.points.iter().copied().unzip();
-    // 48 and 28 good of 50 each.
+    // The counts are 48 and 28 good ones of 50 each.
     assert_eq!((xs.as_slice(), ys[0], curve.intervals.len()), (&[2.0, 4.0][..], 0.76, 2));
 }
 

@@ -1,8 +1,8 @@
-//! `tidemill-bench sim --calibrate URL`: how true is the simulator? The same requests to a live cluster and to a simulated one.
+//! `tidemill-bench sim --calibrate URL`: the accuracy of the simulator. The same requests go to a live cluster and to a simulated one.
 //!
 //! The live cluster serves the first cell's requests once without being measured, so that its coordinator has learnt its engines' steps.
 //! Then, for each cell: the engines' step costs are read from `/cluster` and become the simulated engines'; the live cluster serves the
-//! cell's requests; the simulator serves the same; and the medians stand side by side. So no figure was fitted to what it predicts.
+//! cell's requests; the simulator serves the same; and the medians are compared. So no figure was fitted to its own prediction.
 
 use super::{Bench, scenario::Cell, summary};
 use crate::load::{
@@ -24,13 +24,13 @@ use tidemill_sim::{
 };
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-/// All cells, live and simulated.
+/// The results of all cells, live and simulated.
 #[derive(Debug, Serialize)]
 pub struct Calibration {
     pub rows: Vec<Compared>,
 }
 
-/// One class of one cell.
+/// The comparison of one class of one cell.
 #[derive(Debug, Serialize)]
 pub struct Compared {
     pub workload: String,
@@ -38,12 +38,12 @@ pub struct Compared {
     pub requests: usize,
     pub ttft_ms: Pair,
     pub tpot_ms: Option<Pair>,
-    /// What the simulated engines' steps cost.
+    /// The costs of the simulated engines' steps.
     pub prefill: Option<StepCoefficients>,
     pub decode: StepCoefficients,
 }
 
-/// Medians.
+/// Medians, live and simulated.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Pair {
     pub live: f64,
@@ -55,13 +55,13 @@ impl Pair {
         Some(Self { live: Percentiles::of(live)?.p50, simulated: Percentiles::of(simulated)?.p50 })
     }
 
-    /// How far the simulator is off, as a share of what is true.
+    /// The error of the simulator, relative to the truth.
     fn error(self) -> f64 {
         self.simulated / self.live - 1.0
     }
 }
 
-/// What `/cluster` says about engines.
+/// The engines in the response of `/cluster`.
 #[derive(Debug, Deserialize)]
 struct ClusterView {
     members: Vec<Member>,
@@ -73,7 +73,7 @@ struct Member {
     step_cost: Option<StepCoefficients>,
 }
 
-/// Step costs of the live engines.
+/// The step costs of the live engines.
 struct Engines {
     prefill: Option<StepCoefficients>,
     decode: StepCoefficients,
@@ -146,7 +146,7 @@ impl Live {
         Ok(Self { client, model })
     }
 
-    /// The engines' step costs. They must be as many as the simulated ones.
+    /// The engines' step costs. Their number must be that of the simulated ones.
     async fn engines(&self, shape: &ClusterShape) -> anyhow::Result<Engines> {
         let view: ClusterView = self.client.cluster().await?;
         let costs = |role: Role| view.members.iter().filter(move |member| member.role == role).map(|member| member.step_cost);
@@ -217,13 +217,13 @@ fn mean(costs: &[StepCoefficients]) -> Option<StepCoefficients> {
     })
 }
 
-/// Workers report their steps every second.
+/// The time within which workers report their steps, which they do every second.
 const REPORTED: Duration = Duration::from_secs(2);
 /// Token ids below this are in every vocabulary.
 const VOCAB: u32 = 256;
-/// Time to set all tasks up before the first request is due,
+/// The time to set all tasks up before the first request is due.
 const LEAD: Duration = Duration::from_millis(50);
-/// and for the answers, after the last one.
+/// The time for the answers after the last request.
 const ANSWERS: Duration = Duration::from_secs(600);
 
 impl fmt::Display for Calibration {

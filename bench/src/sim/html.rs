@@ -1,4 +1,4 @@
-//! The report as one page that needs nothing else: tables and plots, in light and dark, on a phone too.
+//! The report as one page that needs no other files: tables and plots, in light and dark, also for phones.
 
 use super::{
     plot::{Axis, Line, Plot, Scale, escape},
@@ -23,7 +23,7 @@ pub fn page(report: &Report) -> String {
     document(&report.head.title, &body)
 }
 
-/// A page that needs nothing else, around `body`.
+/// A page that needs no other files, around `body`.
 pub fn document(title: &str, body: &str) -> String {
     let title = escape(title);
     format!(
@@ -110,7 +110,7 @@ fn plots(report: &Report) -> Vec<Plot> {
     plots
 }
 
-/// More than these are no longer told apart.
+/// The most curves of a plot that can be distinguished.
 const CURVES_MAX: usize = 8;
 
 fn distribution(report: &Report, what: &str, of: fn(&Answer) -> Option<f64>) -> Plot {

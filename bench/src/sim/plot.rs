@@ -1,4 +1,4 @@
-//! Line plots as SVG, small enough to read: axes, a grid, lines, a legend. Colours are the page's, so that light and dark both work.
+//! Line plots as SVG, simple enough to read: axes, a grid, lines, a legend. Colours are the page's, so that both light and dark work.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ pub struct Plot {
 pub struct Axis {
     pub label: String,
     pub scale: Scale,
-    /// Least and most; by default those of the points, and 0 on a linear axis.
+    /// The least and the most; by default those of the points, and 0 on a linear axis.
     pub range: Option<(f64, f64)>,
 }
 
@@ -29,18 +29,18 @@ pub enum Scale {
 pub struct Line {
     pub name: String,
     pub points: Vec<(f64, f64)>,
-    /// Mark the points: they were measured one by one.
+    /// Whether to mark the points, as they were measured one by one.
     pub dots: bool,
-    /// Where it is known how sure they are: x, low and high.
+    /// Intervals of points, where known: x, low and high.
     pub intervals: Vec<(f64, f64, f64)>,
 }
 
 /// The drawing's size and its margins: left, right, top, bottom.
 const SIZE: (f64, f64) = (640.0, 360.0);
 const MARGINS: (f64, f64, f64, f64) = (56.0, 12.0, 12.0, 44.0);
-/// Colours that the page defines, `--c0` and so on.
+/// The number of colours that the page defines, `--c0` and so on.
 const COLORS: usize = 8;
-/// Points of one line: a phone's screen has no more.
+/// The most points of one line: a phone's screen has no more.
 const POINTS_MAX: usize = 600;
 
 impl Plot {
@@ -113,7 +113,7 @@ impl Mapped {
         Self { low, high: if high > low { high } else { low + 1.0 }, scale }
     }
 
-    /// From 0 to 1.
+    /// The place of a value, from 0 to 1.
     fn place(&self, value: f64) -> f64 {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -142,7 +142,7 @@ impl Mapped {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, at least as much.
+/// The least number of at least `step` that is 1, 2 or 5 times a power of ten.
 fn nice(step: f64) -> f64 {
     let power = 10f64.powf(step.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|mark| mark * power).find(|mark| *mark >= step).unwrap_or(step)

@@ -14,7 +14,7 @@ pub struct Report {
     pub wall_s: f64,
 }
 
-/// One cell.
+/// The results of one cell.
 #[derive(Debug)]
 pub struct Row {
     pub variant: String,
@@ -24,17 +24,17 @@ pub struct Row {
     pub summary: Summary,
     pub found: Option<Found>,
     pub decisions: Option<DecisionCost>,
-    /// The first seed's.
+    /// The first seed's run.
     pub run: Run,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug, Serialize)]
 pub struct Found {
     pub key: String,
-    /// The highest that was good enough; 0: none was.
+    /// The highest value that was good enough; 0 if none was.
     pub value: f64,
-    /// The lowest that was not.
+    /// The lowest value that was not.
     pub next: f64,
 }
 
@@ -84,7 +84,7 @@ impl Report {
         json!({ "scenario": self.head, "rows": rows, "wall_s": self.wall_s })
     }
 
-    /// Figures of others beside our own: what, ours, theirs.
+    /// Figures of other sources beside ours: the name, ours, theirs.
     pub fn references(&self) -> Vec<(String, Option<f64>, &super::scenario::Reference)> {
         let ours = |reference: &super::scenario::Reference| {
             let row = self.rows.iter().find(|row| row.variant == reference.variant)?;
@@ -97,7 +97,7 @@ impl Report {
             .collect()
     }
 
-    /// The table's columns: those that say something here.
+    /// The table's columns: those with any information.
     pub fn columns(&self) -> Vec<Column> {
         let any = |has: fn(&Row) -> bool| self.rows.iter().any(has);
         let all: [(bool, &'static str, Figure); 21] = [
@@ -135,7 +135,7 @@ impl Report {
     }
 }
 
-/// A row's cell.
+/// The text of a column in a row.
 pub type Figure = fn(&Row) -> String;
 
 pub struct Column {

@@ -1,10 +1,10 @@
-//! Scenario files: one simulation's settings, and which of them to vary.
+//! Scenario files: one simulation's settings, and the ones to vary.
 //!
 //! Besides the simulator's own sections, a file may have
 //! - `[[variant]]`: a `name`, and keys to `set`: one curve of a figure
 //! - `[axis]`: a `key` and its `values`: the figure's x-axis
 //! - `[search]`: for each of these, the highest `key` at which enough requests are good
-//! - `[[reference]]`: figures to print beside ours, and where they are from
+//! - `[[reference]]`: figures to print beside ours, and their sources
 
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use toml::{Table, Value};
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub head: Head,
-    /// Everything else.
+    /// The settings of the simulation itself.
     base: Table,
 }
 
@@ -22,17 +22,17 @@ pub struct Scenario {
 #[serde(deny_unknown_fields, default)]
 pub struct Head {
     pub title: String,
-    /// What it shows, for the report.
+    /// The description, for the report.
     pub about: String,
-    /// Runs of each cell, with other seeds.
+    /// The number of runs of each cell, with different seeds.
     pub seeds: Option<u64>,
     pub variant: Vec<Variant>,
     pub axis: Option<Axis>,
     pub search: Option<Search>,
     pub reference: Vec<Reference>,
-    /// Time the coordinator's decisions.
+    /// Whether to time the coordinator's decisions.
     pub time_decisions: bool,
-    /// Plot the load over time.
+    /// Whether to plot the load over time.
     pub plot_load: bool,
 }
 
@@ -49,10 +49,10 @@ pub struct Variant {
 pub struct Axis {
     pub key: String,
     pub values: Vec<Value>,
-    /// On the plot.
+    /// The axis's label on the plot.
     #[serde(default)]
     pub label: Option<String>,
-    /// Other keys that follow: each gets the value times its factor.
+    /// Other keys that follow: each is set to the value times its factor.
     #[serde(default)]
     pub follow: Vec<Follow>,
 }
@@ -73,10 +73,10 @@ pub struct Search {
     pub high: f64,
     #[serde(default = "nine_tenths")]
     pub ratio: f64,
-    /// Bisections: each halves the logarithm of what is left.
+    /// The number of bisections, each of which halves the logarithm of the remaining range.
     #[serde(default = "six")]
     pub steps: u32,
-    /// `low` and `high` are for one instance.
+    /// Whether `low` and `high` are for one instance.
     #[serde(default)]
     pub per_instance: bool,
 }
@@ -85,7 +85,7 @@ pub struct Search {
 #[serde(deny_unknown_fields)]
 pub struct Reference {
     pub variant: String,
-    /// `ttft_mean_s`, say.
+    /// The name of a figure, such as `ttft_mean_s`.
     pub what: String,
     pub value: f64,
     pub source: String,
@@ -95,9 +95,9 @@ pub struct Reference {
 #[derive(Clone, Debug)]
 pub struct Cell {
     pub variant: String,
-    /// Value of the axis, for people.
+    /// The value of the axis as text.
     pub at: Option<String>,
-    /// The same as a number, if it is one.
+    /// The value as a number, if it is one.
     pub x: Option<f64>,
     table: Table,
 }
@@ -111,7 +111,7 @@ fn six() -> u32 {
 }
 
 impl Scenario {
-    /// `sets`: `key=value`, over what the file says.
+    /// Parses a file. `sets`: `key=value`, which override the file.
     pub fn parse(text: &str, sets: &[String]) -> anyhow::Result<Self> {
         let mut base: Table = toml::from_str(text)?;
         for set in sets {
@@ -124,7 +124,7 @@ impl Scenario {
         }
         let head: Head = head.try_into()?;
         let scenario = Self { head, base };
-        // Errors in what is varied should come before hours of simulation.
+        // Errors in varied settings should be found before hours of simulation.
         for cell in scenario.cells()? {
             cell.settings(None)?;
         }
@@ -177,7 +177,7 @@ impl Cell {
     }
 }
 
-/// Sets `a.b.c`. A key may name a table of a list by its number.
+/// Sets `a.b.c`. A key may name a table in a list by its number.
 fn put(table: &mut Table, key: &str, value: Value) -> anyhow::Result<()> {
     let Some((first, rest)) = key.split_once('.') else {
         table.insert(key.to_owned(), value);
@@ -195,7 +195,7 @@ fn put(table: &mut Table, key: &str, value: Value) -> anyhow::Result<()> {
     }
 }
 
-/// A value as TOML writes it; anything else is text.
+/// A value in TOML's notation; anything else is text.
 fn literal(text: &str) -> Value {
     let parsed: Result<Table, _> = toml::from_str(&format!("value = {text}"));
     parsed.ok().and_then(|mut table| table.remove("value")).unwrap_or_else(|| Value::String(text.to_owned()))
@@ -205,7 +205,7 @@ fn number(value: &Value) -> Option<f64> {
     value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
 }
 
-/// A whole number stays one: counts are integers.
+/// A whole number stays an integer, as counts are integers.
 fn like(value: f64) -> Value {
     if value.fract() == 0.0 && value.abs() < 1e15 { Value::Integer(value as i64) } else { Value::Float(value) }
 }

@@ -1,4 +1,4 @@
-//! Runs to figures: latencies, goodput, where tokens came from, and how steady the load was.
+//! Runs to figures: latencies, goodput, sources of tokens, and the steadiness of the load.
 
 use crate::load::percentiles::Percentiles;
 use serde::Serialize;
@@ -16,35 +16,35 @@ pub struct Summary {
     pub complete: usize,
     pub rejected: usize,
     pub failed: usize,
-    /// Requests that came in a second, and those of them that were good.
+    /// The number of requests per second, and of good ones among them.
     pub requests_per_s: f64,
     pub good_per_s: f64,
-    /// Share of all requests that were complete and met both limits of their class.
+    /// The share of all requests that were complete and met both limits of their class.
     pub goodput_ratio: f64,
     pub ttft_ms: Option<Percentiles>,
     pub tpot_ms: Option<Percentiles>,
-    /// Share of the prompts' tokens that nobody computed for them,
+    /// The share of the prompts' tokens that came from a cache.
     pub cached_share: f64,
-    /// that prefill workers computed,
+    /// The share of the prompts' tokens that prefill workers computed.
     pub prefill_share: f64,
-    /// and that decode workers computed.
+    /// The share of the prompts' tokens that decode workers computed.
     pub local_share: f64,
     /// |predicted − actual| / actual TTFT.
     pub prediction_error_p50: Option<f64>,
     pub prediction_error_p90: Option<f64>,
-    /// How long rejected clients waited for that answer.
+    /// The longest wait of rejected clients for that answer.
     pub rejection_ms_max: Option<f64>,
     pub classes: Vec<ClassSummary>,
     pub load: Steadiness,
     pub network_gb: f64,
     pub virtual_s: f64,
     pub events: u64,
-    /// Of one core.
+    /// The time on one core.
     pub cpu_s: f64,
     pub events_per_s: f64,
-    /// Mean TTFT of each seed's run.
+    /// The mean TTFT of each seed's run.
     pub ttft_mean_ms_by_seed: Vec<f64>,
-    /// Prefill jobs that failed, and links that were closed.
+    /// The number of prefill jobs that failed, and of links that were closed.
     pub faults: u64,
     pub digest: String,
 }
@@ -66,7 +66,7 @@ pub struct Steadiness {
     pub prefill_deviation: f64,
     pub decode_mean: f64,
     pub decode_deviation: f64,
-    /// Of the decode instances' sequences.
+    /// The mean of the decode instances' sequences.
     pub sequences_mean: f64,
     pub sequences_deviation: f64,
 }
@@ -151,7 +151,7 @@ impl Steadiness {
     }
 }
 
-/// While requests come, without the warm-up.
+/// The load while requests come, without the warm-up.
 fn counted_load(run: &Run, warmup: f64) -> impl Iterator<Item = LoadPoint> {
     let (first, last) = (run.answers.first(), run.answers.last());
     let end = first.zip(last).map_or(0.0, |(first, last)| (last.at - first.at).as_secs_f64());
@@ -163,7 +163,7 @@ fn sent_s(answers: &[Answer]) -> f64 {
     ends.map_or(1.0, |(first, last)| (last.at - first.at).as_secs_f64()).max(1e-9)
 }
 
-/// Requests that warm the cluster up.
+/// The number of requests that warm the cluster up.
 pub fn warmup(requests: usize, workload: &WorkloadSettings) -> usize {
     (requests as f64 * workload.warmup.clamp(0.0, 0.9)) as usize
 }

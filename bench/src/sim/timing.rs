@@ -1,4 +1,4 @@
-//! What the coordinator's decisions cost in real time and memory. The simulation does not depend on it.
+//! The cost of the coordinator's decisions in real time and memory. The simulation does not depend on it.
 
 use super::memory;
 use nix::time::{ClockId, clock_gettime};
@@ -17,20 +17,20 @@ pub struct Timing {
 #[derive(Clone, Debug, Serialize)]
 pub struct DecisionCost {
     pub decisions: usize,
-    /// Of taking a request in and deciding where it goes.
+    /// The time of accepting a request and deciding its route.
     pub submit_us_p50: f64,
     pub submit_us_p99: f64,
     pub submit_us_mean: f64,
-    /// Of a worker's event, with what it lets begin.
+    /// The time of a worker's event, with the work that it starts.
     pub event_us_mean: f64,
     pub tick_us_mean: f64,
-    /// Bytes that a decision allocates, most of them for its duration.
+    /// The bytes that a decision allocates, most of them for its duration.
     pub submit_bytes_p50: u64,
-    /// All of the coordinator's time over all requests.
+    /// The coordinator's whole time, divided by the requests.
     pub request_us: f64,
 }
 
-/// What this thread has computed so far: other processes on the machine do not count.
+/// The CPU time of this thread so far: other processes on the machine do not count.
 pub fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

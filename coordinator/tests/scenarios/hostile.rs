@@ -154,3 +154,77 @@ async fn bytes_that_are_not_http_end_their_connection_only() {
     assert_eq!(cluster.ask("/v1/completions", json!({"prompt": "x"})).await.0, 200);
     cluster.stop().await;
 }
+
+/// Addresses that cannot be read, for every route that reads a part of its path or its query.
+const UNREADABLE: &[(&str, &str)] = &[
+    ("POST", "/v1/responses/%FF/cancel"),
+    ("GET", "/v1/responses/%FF"),
+    ("DELETE", "/v1/responses/%FF"),
+    ("GET", "/v1/responses/%FF/input_items"),
+    ("GET", "/v1/responses/x/input_items?limit=x"),
+    ("GET", "/v1/batches/%FF"),
+    ("POST", "/v1/batches/%FF/cancel"),
+    ("GET", "/v1/batches?limit=x"),
+    ("GET", "/v1/models/%FF"),
+    ("GET", "/v1/chat/completions/%FF"),
+    ("GET", "/v1/completions/%FF"),
+    ("GET", "/v1/messages/%FF"),
+    ("GET", "/v1/messages/x?stream=x"),
+    ("GET", "/v1/conversations?limit=x"),
+    ("GET", "/v1/conversations/%FF"),
+    ("POST", "/v1/conversations/%FF"),
+    ("DELETE", "/v1/conversations/%FF"),
+    ("POST", "/v1/conversations/%FF/branch"),
+    ("GET", "/v1/conversations/%FF/export"),
+    ("GET", "/v1/conversations/%FF/items"),
+    ("POST", "/v1/conversations/%FF/items"),
+    ("GET", "/v1/conversations/x/items/%FF"),
+    ("DELETE", "/v1/conversations/x/items/%FF"),
+    ("GET", "/v1/memories?limit=x"),
+    ("GET", "/v1/memories/%FF"),
+    ("DELETE", "/v1/memories/%FF"),
+    ("GET", "/v1/files?limit=x"),
+    ("GET", "/v1/files/%FF"),
+    ("DELETE", "/v1/files/%FF"),
+    ("GET", "/v1/files/%FF/content"),
+    ("GET", "/console/%FF"),
+];
+
+const UNREADABLE_BY_OPERATORS: &[(&str, &str)] = &[
+    ("DELETE", "/admin/keys/%FF"),
+    ("GET", "/admin/feedback?limit=x"),
+    ("GET", "/admin/appeals?state=x"),
+    ("POST", "/admin/appeals/%FF"),
+    ("PUT", "/admin/tenants/%FF"),
+    ("GET", "/registry?x=1"),
+    ("GET", "/registry/alias/%FF"),
+    ("PUT", "/registry/alias/%FF"),
+    ("DELETE", "/registry/alias/%FF"),
+    ("DELETE", "/registry/alias/x?x=1"),
+    ("POST", "/rollouts/%FF"),
+    ("DELETE", "/coordinators/%FF"),
+    ("GET", "/console/%FF"),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_cannot_be_read_is_an_error_of_the_api() {
+    let data = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start(|flags| {
+        flags.admin = Some(([127, 0, 0, 1], 0).into());
+        flags.data = Some(data.path().to_owned());
+    })
+    .await;
+    let client = reqwest::Client::new();
+    let doors = [(cluster.url.clone(), UNREADABLE), (cluster.admin.clone().unwrap(), UNREADABLE_BY_OPERATORS)];
+    for (door, requests) in doors {
+        for (method, address) in requests {
+            let request = client.request(method.parse().unwrap(), format!("{door}{address}")).json(&json!({}));
+            let answer = request.send().await.unwrap();
+            let (status, text) = (answer.status().as_u16(), answer.text().await.unwrap());
+            assert!((400..500).contains(&status), "{method} {address}: {status} {text}");
+            let answer: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{method} {address}: {status} {text}"));
+            assert!(answer["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{method} {address}: {answer}");
+        }
+    }
+    cluster.stop().await;
+}

@@ -1,6 +1,6 @@
-//! Which tokens of which sequences the next step verifies, and the draft model's rounds before it.
+//! The tokens of each sequence that the next step verifies, and the draft model's rounds before it.
 
-use super::{LIVE, Scheduler};
+use super::{LIVE, Outcome, Scheduler};
 use crate::speculation::{
     draft_model::{Target, Wish},
     rows,
@@ -12,12 +12,8 @@ use tidemill_engine::{
 };
 use tidemill_proto::block::BLOCK_TOKENS;
 
-/// With room for fewer guesses of each sequence, the draft model makes none: its steps, and catching up, have not been worth that
-/// (docs/results/speculation.md), though by measured times they promise to be.
-const ROUND_TOKENS_MIN: usize = 3;
-
 impl Scheduler {
-    /// The next step of the draft model. Empty: its round is over, and what it guessed is there for the next step.
+    /// The next step of the draft model; empty if its round is over, and its guesses are ready for the next step.
     pub(super) fn next_guesses(&mut self, now: Duration) -> Vec<ScheduledChunk> {
         let Some(model) = &self.draft_model else { return Vec::new() };
         if !model.is_at_work() {
@@ -33,14 +29,14 @@ impl Scheduler {
         chunks
     }
 
-    /// Begins a round for the sequences whose next tokens the draft model is likelier to know than their proposers.
+    /// Begins a round for the sequences whose next tokens the draft model is likelier to guess right than their proposers.
     fn begin_guessing(&mut self) {
         let Some(speculation) = self.speculation else { return };
         let (most, longest) = (speculation.draft_tokens_max, self.limits.longest(self.residency.device_blocks()));
         let decoding = self.decoding();
         let rows = speculation.rows_max.min(self.limits.step_tokens).saturating_sub(decoding.len());
         let least = speculation.draft_tokens_min;
-        if least == 0 && rows < ROUND_TOKENS_MIN * decoding.len() {
+        if !self.may_guess(decoding.len()) {
             self.draft_model.iter_mut().for_each(|model| model.begin(&[], Target::default()));
             return;
         }
@@ -59,9 +55,21 @@ impl Scheduler {
         model.begin(&wishes, Target { cost, sequences, tokens, ms, limit_ms, rows, least });
     }
 
-    /// Time that the draft model took before the step that is planned.
+    /// The time that the draft model took before the planned step.
     pub(super) fn guessing_ms(&self) -> f64 {
         self.draft_model.as_ref().map_or(0.0, |model| model.round_ms())
+    }
+
+    /// Whether the next step of this many sequences may have guesses.
+    fn may_guess(&self, sequences: usize) -> bool {
+        self.trials.may_guess(sequences) || self.speculation.is_some_and(|speculation| speculation.draft_tokens_min > 0)
+    }
+
+    /// Notes the yield of a step of this many decoding sequences, including the draft model's time before it.
+    pub(super) fn note_yield(&mut self, sequences: usize, outcome: &Outcome, took: Duration) {
+        let guessing_ms = self.guessing_ms();
+        let tokens: usize = outcome.tokens.values().map(Vec::len).sum();
+        self.trials.note(sequences, outcome.has_guesses || guessing_ms > 0.0, tokens, guessing_ms + took.as_secs_f64() * 1e3);
     }
 
     pub(super) fn leave_draft_model(&mut self, id: JobId) {
@@ -72,19 +80,20 @@ impl Scheduler {
         self.admitted.iter().copied().filter(|id| self.sequences[id].is_decoding()).collect()
     }
 
-    /// Guesses of these sequences: how likely each is drawn if those before it are.
+    /// Proposes tokens for these sequences; returns the probability that each is drawn if those before it are.
     fn propose(&mut self, decoding: &[JobId]) -> Vec<Vec<f64>> {
         let most = self.speculation.map_or(0, |speculation| speculation.draft_tokens_max);
         let longest = self.limits.longest(self.residency.device_blocks());
         decoding.iter().map(|id| self.sequences.get_mut(id).expect(LIVE).propose(most, longest)).collect()
     }
 
-    /// Decides how many guessed tokens of the sequences that decode the next step verifies.
+    /// Decides how many guessed tokens of the decoding sequences the next step verifies.
     pub(super) fn draft(&mut self, limit_ms: f64) {
         let Some(speculation) = self.speculation else { return };
         let decoding = self.decoding();
         let chances = self.propose(&decoding);
-        let drafts = speculation.rows_max.min(self.limits.step_tokens).saturating_sub(decoding.len());
+        let rows_max = if self.may_guess(decoding.len()) { speculation.rows_max.min(self.limits.step_tokens) } else { 0 };
+        let drafts = rows_max.saturating_sub(decoding.len());
         let room = rows::Room { drafts, ms: limit_ms, least: speculation.draft_tokens_min };
         for (id, len) in decoding.iter().zip(rows::give_out(&chances, room, &self.row_cost).drafts) {
             let len = self.room_for_drafts(*id, len);
@@ -92,7 +101,7 @@ impl Scheduler {
         }
     }
 
-    /// How many of `len` drafted tokens a sequence has blocks for, with more of them if they are no other's soon.
+    /// The number of `len` drafted tokens for which a sequence has blocks, including more blocks if no other sequence needs them soon.
     fn room_for_drafts(&mut self, id: JobId, len: usize) -> usize {
         let headroom = self.admitted.len();
         let kv = &mut self.sequences.get_mut(&id).expect(LIVE).kv;

@@ -1,9 +1,9 @@
-//! What the scheduler believes between calls.
+//! The invariants of the scheduler between calls.
 
 use super::Scheduler;
 
 impl Scheduler {
-    /// Checks it all. For tests.
+    /// Checks all invariants. For tests.
     pub fn check_integrity(&self) {
         self.residency.check_integrity(self.sequences.values().map(|state| &state.kv));
         for (id, state) in &self.sequences {

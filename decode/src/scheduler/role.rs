@@ -1,4 +1,4 @@
-//! The scheduler as its engine sees it.
+//! The scheduler as seen by its engine.
 
 use super::Scheduler;
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl Role for Scheduler {
         }
     }
 
-    /// Decode asks no node what it holds: its jobs say it.
+    /// Does nothing: decode asks no node for its blocks, as its jobs name them.
     fn matched(&mut self, _: JobId, _: Result<usize, String>) {}
 
     fn kv(&self, job: JobId) -> Option<&JobKv> {
@@ -54,7 +54,7 @@ impl Role for Scheduler {
         fetched.block
     }
 
-    /// Decode publishes at best effort.
+    /// Does nothing, as decode publishes at best effort.
     fn put_done(&mut self, _: JobId, _: usize, _: Result<(), String>, _: Duration) {}
 
     fn constrained(&mut self, job: JobId, generated: usize, outcome: Result<(), String>) -> bool {
@@ -103,12 +103,16 @@ impl Role for Scheduler {
         assert_eq!(chunks.len(), results.len(), "one result per chunk");
         self.counters.steps += 1;
         let (work, planned) = self.step;
-        self.pace.observe(&work, now.saturating_sub(planned));
+        let took = now.saturating_sub(planned);
+        self.pace.observe(&work, took);
         if work.tokens == 0 {
-            self.row_cost.observe(work.rows, now.saturating_sub(planned));
+            self.row_cost.observe(work.rows, took);
         }
-        self.draft_model.iter_mut().for_each(|model| model.earn(now.saturating_sub(planned).as_secs_f64() * 1e3));
+        self.draft_model.iter_mut().for_each(|model| model.earn(took.as_secs_f64() * 1e3));
         let outcome = self.take_in(chunks, results, now);
+        if work.tokens == 0 {
+            self.note_yield(chunks.len(), &outcome, took);
+        }
         for chunk in &outcome.computed {
             self.shares.serve(&self.sequences[&chunk.job].job.urgency, chunk.len);
             self.advance(chunk);
@@ -116,7 +120,7 @@ impl Role for Scheduler {
         self.tell(outcome, now);
     }
 
-    /// Every sequence goes on elsewhere, from the tokens that its coordinator has.
+    /// Hands all sequences back; they continue elsewhere from the tokens that their coordinators have.
     fn hand_back(&mut self, _reason: &str) {
         for id in self.sequences_where(|_| true) {
             self.end(id, Finish::Returned);
@@ -132,7 +136,7 @@ impl Role for Scheduler {
     }
 
     fn load(&self) -> Load {
-        // The token that decoding draws next is nobody's prompt.
+        // The token that decoding draws next belongs to no prompt.
         let tokens_queued = self.sequences.values().map(|state| state.remaining().saturating_sub(1) as u64).sum();
         Load { waiting: self.waiting.len(), running: self.admitted.len(), tokens_queued }
     }

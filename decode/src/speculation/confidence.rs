@@ -1,4 +1,4 @@
-//! How far a draft model's guesses can be trusted, by the probability that it gave them itself.
+//! The accuracy of a draft model's guesses, by the probability that the model itself gave them.
 
 use super::WEIGHT;
 
@@ -6,7 +6,7 @@ use super::WEIGHT;
 const PROBABILITIES: [f32; CLASSES - 1] = [0.3, 0.5, 0.7, 0.85, 0.95];
 const CLASSES: usize = 6;
 
-/// Share of guesses that were drawn.
+/// The share of guesses that were drawn, by class.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Confidence {
     by_class: [f64; CLASSES],
@@ -14,7 +14,7 @@ pub(crate) struct Confidence {
 }
 
 impl Default for Confidence {
-    /// Where a worker begins: outcomes soon outweigh it.
+    /// The shares at a worker's start, which outcomes soon outweigh.
     fn default() -> Self {
         Self { by_class: [0.2, 0.4, 0.55, 0.7, 0.85, 0.95], all: 0.6 }
     }

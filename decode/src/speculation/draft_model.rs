@@ -1,5 +1,5 @@
-//! A small model of the same vocabulary guesses what the large one will draw: the most likely token, again and again, one step of it for all
-//! sequences that draft.
+//! A small model of the same vocabulary guesses the large one's draws: repeatedly the most likely token, one step of it for all sequences
+//! that draft.
 //!
 //! ```text
 //!   wishes ──► round: rows that catch up, a chunk each ──┐   ┌──► guesses of each sequence ──► the step verifies those that pay
@@ -7,14 +7,13 @@
 //!                     ▲──────── those for which one more pays ┘
 //! ```
 //!
-//! It has blocks of its own (`places`). A row's first step takes all tokens that the sequence got since the last
-//! round, so a wrong guess is written over and needs no other care. What a prompt has is caught up within a share of the steps'
-//! time, once it promises to pay.
+//! The model has blocks of its own (`places`). A row's first step takes all tokens that the sequence got since the last round, so a wrong
+//! guess is overwritten and needs no other care. A prompt is caught up within a share of the steps' time, once that promises to pay off.
 //!
-//! **It never costs much.** One more step of the draft model is made only if the tokens that it promises are worth its time and that
-//! of their rows, by measured times and measured shares of right guesses. Where it does not pay, it is tried
-//! again on a small allowance, since answers and loads change. Source of the rule: Leviathan et al. (2023), section 3.4, with costs
-//! learnt and chances by the draft model's own probabilities.
+//! **It never costs much.** Another step of the draft model is made only if the tokens that it promises are worth its time and that of
+//! their rows, by measured times and measured shares of right guesses. Where it does not pay off, it is tried again on a small allowance,
+//! as answers and loads change. Source of the rule: Leviathan et al. (2023), section 3.4, with learnt costs, and chances from the draft
+//! model's own probabilities.
 
 use super::{
     Guess,
@@ -34,10 +33,10 @@ use tidemill_proto::{
 #[derive(Clone, Copy, Debug)]
 pub struct DraftBounds {
     pub blocks: u32,
-    /// Tokens in its vocabulary: the same as the large model's, but for what neither uses.
+    /// The number of tokens in its vocabulary: that of the large model, apart from tokens that neither uses.
     pub vocab: usize,
     pub context_tokens: usize,
-    /// Tokens of one step.
+    /// The most tokens of one step.
     pub step_tokens: usize,
 }
 
@@ -46,12 +45,12 @@ pub struct DraftBounds {
 pub(crate) struct Wish<'a> {
     pub(crate) job: JobId,
     pub(crate) tokens: &'a [Token],
-    /// Tokens to guess, at most.
+    /// The most tokens to guess.
     pub(crate) most: usize,
-    /// No guess is one of these.
+    /// Tokens that must not be guessed.
     pub(crate) ends: &'a [Token],
     pub(crate) confidence: Confidence,
-    /// Tokens that the answer has, and that it may still get.
+    /// The number of tokens that the answer has, and of those that it may still get.
     pub(crate) generated: usize,
     pub(crate) left: usize,
 }
@@ -60,16 +59,16 @@ pub(crate) struct Wish<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Target {
     pub(crate) cost: RowCost,
-    /// Sequences that decode.
+    /// The number of decoding sequences.
     pub(crate) sequences: usize,
-    /// The tokens that the step is expected to bring, and its time.
+    /// The expected number of tokens from the step, and its time.
     pub(crate) tokens: f64,
     pub(crate) ms: f64,
-    /// How long all may take.
+    /// The bound on the time of round and step together.
     pub(crate) limit_ms: f64,
-    /// Rows that the step has for guesses.
+    /// The number of the step's rows for guesses.
     pub(crate) rows: usize,
-    /// Guesses of each sequence that are made whether they pay or not.
+    /// The number of guesses of each sequence that are made whether they pay off or not.
     pub(crate) least: usize,
 }
 
@@ -83,19 +82,19 @@ impl Target {
 #[derive(Debug)]
 pub struct DraftModel {
     bounds: DraftBounds,
-    /// Tokens in the large model's vocabulary.
+    /// The number of tokens in the large model's vocabulary.
     vocab: usize,
     places: Places,
     /// The cost of the draft model's steps.
     cost: RowCost,
-    /// Time of a token that is caught up; 0 as long as nothing is known.
+    /// The time per token of catching up; 0 until it is known.
     token_ms: f64,
     confidence: Confidence,
-    /// The allowance for what does not promise to pay.
+    /// The time allowance for guesses that do not promise to pay off.
     credit_ms: f64,
     rounds: u64,
     round: Option<Round>,
-    /// Time of the last round.
+    /// The time of the last round.
     round_ms: f64,
     sampling: Sampling,
     history: History,
@@ -106,7 +105,7 @@ struct Round {
     target: Target,
     rows: Vec<Row>,
     depth: usize,
-    /// When the step under way began.
+    /// The time at which the step in progress began.
     since: Duration,
     ms: f64,
 }
@@ -115,7 +114,7 @@ struct Round {
 #[derive(Debug)]
 struct Row {
     job: JobId,
-    /// Its tokens in the next step, from position `start` on. None: it is done.
+    /// Its tokens in the next step, from position `start` on; empty if it is done.
     feed: Vec<Token>,
     start: usize,
     catches_up: bool,
@@ -123,25 +122,25 @@ struct Row {
     most: usize,
     ends: Vec<Token>,
     confidence: Confidence,
-    /// The chance that all guesses so far are right.
+    /// The probability that all guesses so far are right.
     reach: f64,
 }
 
-/// A row with more tokens than this catches up with them: a step of such tells nothing of the time of one that drafts.
+/// The number of tokens beyond which a row catches up: the time of such a step says nothing about one that drafts.
 const FEED_MAX: usize = 4;
-/// A sequence that lacks more tokens than this catches up first, without drafting.
+/// The number of missing tokens beyond which a sequence first catches up, without drafting.
 const LAG_MAX: usize = 2 * DRAFT_TOKENS_MAX;
-/// Share of a step's time for catching up, and most tokens of it.
+/// The share of a step's time for catching up, and the most tokens of it.
 const CATCH_UP_SHARE: f64 = 0.5;
 const CATCH_UP_TOKENS_MAX: usize = 256;
-/// The first chunk, whose time is not known.
+/// The tokens of the first chunk, while its time is not known.
 const CATCH_UP_TOKENS_FIRST: usize = 4 * BLOCK_TOKENS;
-/// An answer is expected to go on for as long as it has, and for this many tokens.
+/// An answer is expected to continue for as many tokens as it has, plus this many.
 const TOKENS_EXPECTED: usize = 16;
-/// Share of the time for trying what does not promise to pay, and most that is saved of it.
+/// The share of the time for trying guesses that do not promise to pay off, and the most that is saved of it.
 const CREDIT_SHARE: f64 = 0.01;
 const CREDIT_MS_MAX: f64 = 1000.0;
-/// Share of the newest chunk in the time of a token that is caught up.
+/// The share of the newest chunk in the time per token of catching up.
 const WEIGHT: f64 = 0.2;
 
 impl DraftModel {
@@ -162,7 +161,7 @@ impl DraftModel {
         }
     }
 
-    /// The confidence with which a new sequence begins.
+    /// The initial confidence of a new sequence.
     pub(crate) fn confidence(&self) -> Confidence {
         self.confidence
     }
@@ -171,12 +170,12 @@ impl DraftModel {
         self.confidence.note(class, drawn);
     }
 
-    /// A step of the large model took this long.
+    /// Adds to the allowance for a step of the large model that took this long.
     pub(crate) fn earn(&mut self, ms: f64) {
         self.credit_ms = (self.credit_ms + CREDIT_SHARE * ms).min(CREDIT_MS_MAX);
     }
 
-    /// The sequence ended, or lost its blocks.
+    /// Notes that the sequence ended, or lost its blocks.
     pub(crate) fn leave(&mut self, job: JobId) {
         self.places.leave(job);
     }
@@ -185,7 +184,7 @@ impl DraftModel {
         self.round.is_some()
     }
 
-    /// Time that the last round took.
+    /// The time of the last round.
     pub(crate) fn round_ms(&self) -> f64 {
         self.round_ms
     }
@@ -208,7 +207,7 @@ impl DraftModel {
         (self.round, self.round_ms) = (Some(Round { target, rows, depth: 0, since: Duration::ZERO, ms: 0.0 }), 0.0);
     }
 
-    /// The round's computation for a sequence; `None`: there is none.
+    /// The round's computation for a sequence; `None` if there is none.
     fn row(&mut self, wish: &Wish<'_>, gain_ms: f64, at_any_price: bool, catch_up: usize) -> Option<Row> {
         let Wish { job, tokens, most, .. } = *wish;
         let most = most.min(self.bounds.context_tokens.saturating_sub(tokens.len()));
@@ -225,7 +224,7 @@ impl DraftModel {
         let place = self.places.take(job, tokens, tokens.len() + most, self.rounds)?;
         let start = place.tokens.len();
         let feed = &tokens[start..];
-        // As much of it in blocks as there is time for.
+        // As much of the feed, in whole blocks, as there is time for.
         let feed = if catches_up { &feed[..feed.len().min(catch_up).min(lag - 1)] } else { feed };
         if catches_up && cost > promised && !at_any_price {
             self.credit_ms -= feed.len() as f64 * self.token_ms;
@@ -234,7 +233,7 @@ impl DraftModel {
         Some(Row { job, feed: feed.to_vec(), start, catches_up, guesses: Vec::new(), most, ends, confidence, reach: 1.0 })
     }
 
-    /// Tokens that may be caught up beside the large model's next step.
+    /// The number of tokens that may be caught up beside the large model's next step.
     fn catch_up_tokens(&self, target: &Target) -> usize {
         let ms = (CATCH_UP_SHARE * target.ms).min(target.left_ms());
         if target.least > 0 {
@@ -246,7 +245,7 @@ impl DraftModel {
         ((ms / self.token_ms).max(0.0) as usize).min(CATCH_UP_TOKENS_MAX) / BLOCK_TOKENS * BLOCK_TOKENS
     }
 
-    /// Time that drafts save for each token of a sequence, if guesses are as good as they have been.
+    /// The time that drafts save per token of a sequence, if guesses are as good as they have been.
     fn gain_ms(&self, target: &Target) -> f64 {
         let (all, share) = (target.sequences as f64, self.confidence.next());
         let (mut tokens, mut ms, mut reach) = (all, target.cost.step_ms(all), 1.0);
@@ -261,7 +260,7 @@ impl DraftModel {
         (plain_ms - ms * all / tokens.max(1.0)).max(0.0)
     }
 
-    /// The round's next step. Empty: the round is over.
+    /// The round's next step; empty if the round is over.
     pub(crate) fn next(&mut self, now: Duration) -> Vec<ScheduledChunk> {
         let Some(mut round) = self.round.take() else { return Vec::new() };
         self.choose(&mut round);
@@ -272,7 +271,7 @@ impl DraftModel {
         chunks
     }
 
-    /// Drops rows for which the next step does not pay.
+    /// Drops rows for which the next step does not pay off.
     fn choose(&mut self, round: &mut Round) {
         let target = round.target;
         let (row_ms, own_row_ms) = (target.cost.row_ms(), self.cost.row_ms());
@@ -293,7 +292,7 @@ impl DraftModel {
             (gain, rows, count) = (gain + next, rows + row.feed.len().min(FEED_MAX), count + 1);
         }
         let cost = self.cost.step_ms(rows as f64) + f64::from(count) * row_ms;
-        // As in `give_out`: the limit is that of sequences that draft nothing.
+        // As in `give_out`, the limit is that of sequences that draft nothing.
         let is_late = ms + cost > target.limit_ms && round.rows.iter().filter(|row| !row.catches_up).count() < target.sequences;
         if count > 0 && !forced && (is_late || !pays(gain, cost, tokens, ms)) {
             let all = round.rows.iter_mut().filter(drafts);
@@ -305,7 +304,7 @@ impl DraftModel {
         }
     }
 
-    /// Lets one of the sequences for which it does not seem to pay draft a token all the same, if the allowance has its time.
+    /// Makes one of the sequences for which drafting does not seem to pay off draft a token nevertheless, if the allowance covers its time.
     fn try_one(&mut self, round: &mut Round, mut dropped: Vec<(JobId, Vec<Token>)>) {
         let Some(index) = (self.rounds as usize).checked_rem(dropped.len()) else { return };
         let (job, feed) = dropped.swap_remove(index);
@@ -319,7 +318,7 @@ impl DraftModel {
         }
     }
 
-    /// A chunk of the round's step, as an executor takes it.
+    /// A chunk of the round's step, in the executor's form.
     pub(crate) fn segment(&self, chunk: &ScheduledChunk) -> Segment<'_> {
         let row = self.round.iter().flat_map(|round| &round.rows).find(|row| row.job == chunk.job).expect("a row of the round");
         let place = self.places.get(row.job).expect("a row has a place");
@@ -328,7 +327,7 @@ impl DraftModel {
         Segment { tokens: &row.feed, start: row.start, blocks: &place.blocks, state: StateBlocks::default(), wanted }
     }
 
-    /// The round's step is done.
+    /// Applies the results of the round's step.
     pub(crate) fn stepped(&mut self, results: Vec<SegmentResult>, now: Duration) {
         let Some(mut round) = self.round.take() else { return };
         let ms = now.saturating_sub(round.since).as_secs_f64() * 1e3;
@@ -359,20 +358,20 @@ impl DraftModel {
         self.token_ms = if self.token_ms > 0.0 { self.token_ms + WEIGHT * (token_ms - self.token_ms) } else { token_ms };
     }
 
-    /// Ends the round: what was guessed of each sequence.
+    /// Ends the round, and returns the guesses of each sequence.
     pub(crate) fn end(&mut self) -> Vec<(JobId, Vec<Guess>)> {
         let rows = self.round.take().into_iter().flat_map(|round| round.rows);
         rows.filter(|row| !row.guesses.is_empty()).map(|row| (row.job, row.guesses)).collect()
     }
 
-    /// Checks the books. For tests.
+    /// Checks the invariants. For tests.
     pub(crate) fn check_integrity(&self, lives: impl Fn(JobId) -> bool) {
         self.places.check_integrity(lives);
         assert!(self.credit_ms <= CREDIT_MS_MAX);
     }
 }
 
-/// Tokens and time of the large model's step with the guesses of a round, the round among them.
+/// The expected tokens and time of the large model's step with the guesses of a round, including the round's own time.
 fn expected(round: &Round) -> (f64, f64) {
     let Target { cost, tokens, ms, .. } = round.target;
     let guesses = round.rows.iter().map(|row| row.guesses.len()).sum::<usize>() as f64;
@@ -381,7 +380,7 @@ fn expected(round: &Round) -> (f64, f64) {
 }
 
 impl Row {
-    /// Tokens that its guesses are expected to bring.
+    /// The number of tokens that its guesses are expected to bring.
     fn promise(&self) -> f64 {
         let chances = self.guesses.iter().scan(1.0, |reach, guess| {
             *reach *= self.confidence.of(guess.class);
@@ -390,7 +389,7 @@ impl Row {
         chances.sum()
     }
 
-    /// Takes in the result of its step. Guesses have ids below `vocab`.
+    /// Applies the result of its step. Guesses have ids below `vocab`.
     fn take_in(&mut self, result: &SegmentResult, vocab: usize) {
         self.start += self.feed.len();
         self.feed.clear();

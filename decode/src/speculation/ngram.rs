@@ -1,17 +1,17 @@
-//! Prompt look-up: what followed the last tokens when they occurred before, in the prompt or in the answer.
+//! Prompt look-up: proposes the tokens that followed an earlier occurrence of the last tokens, in the prompt or in the answer.
 //!
-//! Answers that repeat what they were given (code that is edited, documents that are quoted, what a tool returned) are copied at one step per
-//! draft. It needs no second model. Source: Saxena, "Prompt Lookup Decoding" (2023); the index is that of LZ77 compressors: a table of hashes
-//! of n tokens to where they occurred last, one entry for each slot, compared with the tokens themselves when it is read.
+//! Answers that repeat their input (code that is edited, documents that are quoted, a tool's result) are copied at one step per draft. No
+//! second model is needed. Source: Saxena, "Prompt Lookup Decoding" (2023); the index is that of LZ77 compressors: a table from hashes of n
+//! tokens to their last occurrence, one entry per slot, compared with the tokens themselves when it is read.
 
 use super::Proposer;
 use tidemill_proto::block::Token;
 
-/// Lengths of what is looked up, the longest first.
+/// The lengths of the runs that are looked up, the longest first.
 const LENGTHS: [usize; 2] = [5, 2];
-/// A longer match is no stronger evidence.
+/// The longest match that is counted; a longer one is no stronger evidence.
 const EVIDENCE_MAX: usize = 16;
-/// Slots of a table: 512 KiB for each length.
+/// The most slots of a table: 512 KiB for each length.
 const SLOTS_MAX: usize = 1 << 17;
 const SLOTS_MIN: usize = 1 << 8;
 
@@ -40,13 +40,13 @@ impl Proposer for Ngram {
     }
 }
 
-/// Where runs of `length` tokens ended last.
+/// The last ends of runs of `length` tokens.
 #[derive(Debug)]
 struct Table {
     length: usize,
-    /// Place of the token after the run; 0: none. A power of two of them.
+    /// The index of the token after the run, or 0 for an empty slot. The number of slots is a power of two.
     slots: Vec<u32>,
-    /// Runs that end before this place are in the table.
+    /// The index before which all runs that end are in the table.
     indexed: usize,
 }
 
@@ -55,7 +55,7 @@ impl Table {
         Self { length, slots: Vec::new(), indexed: 0 }
     }
 
-    /// The place after the latest earlier occurrence of the last tokens. Takes in the runs that are new.
+    /// The index after the latest earlier occurrence of the last tokens. Adds new runs to the table.
     fn find(&mut self, tokens: &[Token]) -> Option<usize> {
         if tokens.len() <= self.length {
             return None;
@@ -64,7 +64,7 @@ impl Table {
         if self.slots.len() < wanted {
             (self.slots, self.indexed) = (vec![0; wanted], 0);
         }
-        // The last run has nothing after it yet.
+        // No token follows the last run yet.
         for next in self.indexed.max(self.length)..tokens.len() {
             let slot = self.slot(&tokens[next - self.length..next]);
             self.slots[slot] = next as u32;
@@ -111,7 +111,7 @@ mod tests {
     }
 
     proptest! {
-        /// Token by token, in a sequence long enough for tables to grow, against a scan.
+        /// Compares with a scan, token by token, in a sequence long enough for tables to grow.
         #[test]
         fn the_index_finds_what_a_scan_finds(tokens in prop::collection::vec(0u32..12, 1..700), step in 1usize..9) {
             let mut ngram = Ngram::boxed();
@@ -125,7 +125,7 @@ mod tests {
                     prop_assert_eq!((proposal, evidence), (vec![], 0));
                     continue;
                 };
-                // A slot that another run has taken is a match that is not found.
+                // A match whose slot another run has taken is not found.
                 prop_assert!(proposal.is_empty() || proposal.len() == 4);
                 if !proposal.is_empty() {
                     prop_assert!(evidence >= 2);

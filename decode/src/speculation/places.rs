@@ -1,4 +1,4 @@
-//! Where the draft model keeps keys and values: blocks of its own, few of them, of which each sequence that drafts has some.
+//! The draft model's keys and values: a few blocks of its own, some of which each drafting sequence has.
 //!
 //! ```text
 //!   free blocks ──► place of a sequence ──► left behind when it ends or is preempted ──► taken over by one that begins alike
@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use tidemill_engine::job::JobId;
 use tidemill_proto::block::{BLOCK_TOKENS, Token};
 
-/// Keys and values of some tokens.
+/// The keys and values of some tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Place {
     /// The tokens whose keys and values the blocks have.
@@ -25,7 +25,7 @@ pub(crate) struct Places {
     total: usize,
     free: Vec<u32>,
     owned: HashMap<JobId, Place>,
-    /// Of no sequence any more, the oldest first.
+    /// Places that no longer belong to a sequence, the oldest first.
     left: VecDeque<Place>,
 }
 
@@ -42,7 +42,7 @@ impl Places {
         self.owned.get_mut(&job)
     }
 
-    /// How many of a sequence's first tokens a place has that it owns or could take over.
+    /// The number of a sequence's first tokens in a place that it owns or could take over.
     pub(crate) fn held(&self, job: JobId, tokens: &[Token]) -> usize {
         match self.owned.get(&job) {
             Some(place) => shared(&place.tokens, tokens),
@@ -50,7 +50,8 @@ impl Places {
         }
     }
 
-    /// A place for a sequence with room for `len` tokens, which has only what these tokens begin with. `None`: others use the blocks.
+    /// Takes a place with room for `len` tokens for a sequence, which keeps only the beginning that it shares with `tokens`. Returns `None`
+    /// if other sequences use the blocks.
     pub(crate) fn take(&mut self, job: JobId, tokens: &[Token], len: usize, round: u64) -> Option<&Place> {
         let needed = len.div_ceil(BLOCK_TOKENS);
         if needed > self.total {
@@ -73,7 +74,7 @@ impl Places {
         self.owned.get(&job)
     }
 
-    /// The sequence ended, or lost its own blocks. What it leaves is taken by whoever wants blocks first.
+    /// Notes that the sequence ended, or lost its own blocks. The place is left to the first sequence that needs it.
     pub(crate) fn leave(&mut self, job: JobId) {
         if let Some(place) = self.owned.remove(&job) {
             if place.tokens.is_empty() {
@@ -84,7 +85,7 @@ impl Places {
         }
     }
 
-    /// The place left behind that begins most like these tokens, by a block at least.
+    /// The left place with the longest beginning in common with these tokens, at least a block.
     fn nearest(&self, tokens: &[Token]) -> Option<(usize, usize)> {
         let held = self.left.iter().map(|place| shared(&place.tokens, tokens)).enumerate();
         held.max_by_key(|(_, held)| *held).filter(|(_, held)| *held >= BLOCK_TOKENS)
@@ -119,7 +120,7 @@ impl Places {
     }
 }
 
-/// How many tokens both begin with, without the last of `tokens`: that one is always computed, as its row gives the first guess.
+/// The number of tokens that both begin with, without the last of `tokens`: that one is always computed, as its row gives the first guess.
 fn shared(held: &[Token], tokens: &[Token]) -> usize {
     held.iter().zip(&tokens[..tokens.len().saturating_sub(1)]).take_while(|(held, token)| held == token).count()
 }

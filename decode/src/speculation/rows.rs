@@ -1,20 +1,20 @@
-//! How many drafted tokens a step has: as long as each one more brings more tokens in a second.
+//! The number of drafted tokens in a step: as many as increase the tokens per second.
 //!
-//! A step takes `a + b · rows`, learnt from those done. Of all sequences, the drafted token that is likeliest to count comes first. It pays if
-//! its chance, over `b`, is more than what the step yields without it: tokens over time. So a batch that makes good use of the machine
-//! leaves no room for drafts of middling chance, and a single sequence drafts whatever has some.
+//! A step takes `a + b · rows`, learnt from completed steps. Of all sequences, the drafted token that is likeliest to count comes first. It
+//! pays off if its probability divided by `b` exceeds the step's yield without it, tokens over time. So a batch that makes good use of the
+//! machine leaves no room for drafts of middling probability, and a single sequence drafts any token with some.
 
 use std::time::Duration;
 
-/// Share of the newest step in the moving averages.
+/// The share of the newest step in the moving averages.
 const WEIGHT: f64 = 0.03;
-/// An outlier (a paused process) counts as no more than this many times what was expected.
+/// An outlier (a paused process) counts as no more than this many times the expected time.
 const SURPRISE_MAX: f64 = 2.0;
-/// As long as nothing is known, and as far as steps of one size tell nothing: the share of a step of one row that one more takes.
+/// The prior for the share of a one-row step that one more row takes, used until steps of different sizes are known.
 const ROW_SHARE: f64 = 0.08;
-/// The weight of that belief: a variance of rows that counts as much.
+/// The weight of the prior: a variance of rows that counts as much.
 const BELIEF: f64 = 0.1;
-/// A draft must promise this much more than it costs: chances are only estimates.
+/// The factor by which a draft's promise must exceed its cost, as probabilities are only estimates.
 const MARGIN: f64 = 1.1;
 
 /// The time of a step that only decodes, by its rows: a line through moving averages.
@@ -38,7 +38,7 @@ impl RowCost {
         }
         self.steps += 1;
         let ms = ms.min(SURPRISE_MAX * self.step_ms(rows));
-        // The first steps count alike.
+        // The first steps have equal weights.
         let weight = WEIGHT.max(1.0 / self.steps as f64);
         let (row, time) = (rows - self.rows, ms - self.ms);
         self.rows += weight * row;
@@ -54,24 +54,24 @@ impl RowCost {
         ((self.rows_ms + BELIEF * believed) / (self.rows_rows + BELIEF)).max(0.0)
     }
 
-    /// Milliseconds of a step. Zero as long as nothing is known.
+    /// Milliseconds of a step; zero until anything is known.
     pub(crate) fn step_ms(&self, rows: f64) -> f64 {
         (self.ms + self.row_ms() * (rows - self.rows)).max(self.ms / 4.0)
     }
 }
 
-/// The room of a step for drafts.
+/// A step's room for drafts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
-    /// Rows with drafted tokens.
+    /// The most rows with drafted tokens.
     pub(crate) drafts: usize,
-    /// Time of the step.
+    /// The most time of the step.
     pub(crate) ms: f64,
-    /// Drafted tokens that each sequence has, whether they pay or not, if so many are proposed.
+    /// The number of drafted tokens of each sequence that are taken whether they pay off or not, if as many are proposed.
     pub(crate) least: usize,
 }
 
-/// A step with drafts: how many each sequence has, and what is expected of it.
+/// The drafts of a step: their number for each sequence, and the expected result.
 #[derive(Debug)]
 pub(crate) struct Given {
     pub(crate) drafts: Vec<usize>,
@@ -79,18 +79,19 @@ pub(crate) struct Given {
     pub(crate) ms: f64,
 }
 
-/// Whether `gain` more tokens are worth `cost` more milliseconds, where a step brings `tokens` in `ms`.
+/// Whether `gain` more tokens are worth `cost` more milliseconds, if a step brings `tokens` in `ms`.
 pub(crate) fn pays(gain: f64, cost: f64, tokens: f64, ms: f64) -> bool {
     gain * ms > MARGIN * tokens * cost
 }
 
-/// Drafted tokens of each sequence that decodes, of whose proposals `chances` tells how likely each token is drawn if those before it are.
+/// Distributes drafted tokens among the decoding sequences. `chances` has, for each sequence, the probability that each proposed token is
+/// drawn if those before it are.
 pub(crate) fn give_out(chances: &[Vec<f64>], room: Room, cost: &RowCost) -> Given {
     let row_ms = cost.row_ms();
     let mut given = Given { drafts: vec![0; chances.len()], tokens: chances.len() as f64, ms: cost.step_ms(chances.len() as f64) };
-    // A longer step that brings more tokens keeps limits per token, but for a sequence that gets one token of it.
+    // A longer step that brings more tokens keeps limits per token, except for a sequence that gets only one token from it.
     let is_limited = chances.iter().any(Vec::is_empty);
-    // The chance that the next drafted token of each sequence counts.
+    // The probability that the next drafted token of each sequence counts.
     let mut next: Vec<f64> = chances.iter().map(|chances| chances.first().copied().unwrap_or(0.0)).collect();
     for _ in 0..room.drafts {
         let owed = |i: &usize| given.drafts[*i] < room.least && next[*i] > 0.0;
@@ -118,7 +119,7 @@ mod tests {
         super::give_out(chances, room, cost).drafts
     }
 
-    /// A machine whose steps take this long.
+    /// The cost of a machine whose steps take this long.
     fn cost(base: f64, row: f64) -> RowCost {
         let mut cost = RowCost::default();
         for i in 0..300 {

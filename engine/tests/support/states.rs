@@ -1,4 +1,4 @@
-//! What a device would hold of sequences' states: schedulers' tests compare with it what each step would read.
+//! The contents of a device's blocks of states, with which schedulers' tests compare the reads of each step.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use tidemill_proto::{
     step::StateBlocks,
 };
 
-/// A part of the state after some tokens: a digest of these, and the part's number.
+/// The contents of a part of the state after some tokens: a digest of these, and the part's number.
 type Content = (u64, usize);
 
 #[derive(Debug)]
@@ -34,14 +34,14 @@ impl States {
         parts.collect()
     }
 
-    /// A device block is put into the pool under a key.
+    /// Checks that a device block put into the pool has the contents of its key.
     pub(crate) fn put(&self, names: &BTreeMap<BlockKey, Content>, key: BlockKey, block: u32) {
         if let Some(content) = names.get(&key) {
             assert_eq!(self.device.get(&block), Some(content), "block {block} is put as what it is");
         }
     }
 
-    /// A device block has the bytes that the pool had under a key.
+    /// Notes that a device block has the bytes that the pool had under a key.
     pub(crate) fn fetched(&mut self, names: &BTreeMap<BlockKey, Content>, key: BlockKey, block: u32) {
         match names.get(&key) {
             Some(content) => self.device.insert(block, *content),
@@ -49,7 +49,7 @@ impl States {
         };
     }
 
-    /// A step reads a state: that after the tokens before it.
+    /// Checks that a step reads the state after the tokens before it.
     pub(crate) fn read(&self, state: StateBlocks<'_>, before: &[Token]) {
         assert_eq!(state.to.len(), self.rule.blocks);
         if self.rule.blocks == 0 {
@@ -61,7 +61,7 @@ impl States {
         }
     }
 
-    /// A step has written keys and values into some blocks, and the state after `tokens`.
+    /// Notes that a step has written keys and values into some blocks, and the state after `tokens`.
     pub(crate) fn write(&mut self, state: StateBlocks<'_>, blocks: &[u32], tokens: &[Token]) {
         for block in blocks {
             self.device.remove(block);

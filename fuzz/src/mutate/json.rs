@@ -6,17 +6,17 @@ use serde_json::{Map, Value, json};
 const NODES_MAX: usize = 20_000;
 const TEXT_BYTES_MAX: usize = 1 << 20;
 const COPIES_BYTES_MAX: usize = 2 << 20;
-/// A text that begins so is written as it is: numbers that no type holds, halves of characters.
+/// The prefix of a text that is written without quotes or escapes: numbers that no type holds, halves of characters.
 const AS_IT_IS: &str = "\u{1}\u{2}";
 
-/// Changes some places of a tree. `keys`: what means something in objects here.
+/// Mutates some places of a tree. `keys`: keys with a meaning in objects here.
 pub(crate) fn mutate(dice: &mut Dice, tree: &mut Value, keys: &[String]) {
     for _ in 0..dice.few(8) {
         let nodes = nodes(tree);
         if nodes > NODES_MAX {
             return;
         }
-        // Another part of the same tree, to put elsewhere.
+        // Another part of the same tree, which is inserted elsewhere.
         let mut other = dice.below(nodes);
         let other = node(tree, &mut other).map(|node| node.clone()).unwrap_or_default();
         let mut at = dice.below(nodes);
@@ -116,7 +116,7 @@ fn number_of(dice: &mut Dice) -> Value {
     }
 }
 
-/// All keys of these trees.
+/// All keys in these trees.
 pub(crate) fn keys<'a>(trees: impl IntoIterator<Item = &'a Value>) -> Vec<String> {
     fn collect(tree: &Value, keys: &mut Vec<String>) {
         match tree {
@@ -135,10 +135,10 @@ pub(crate) fn keys<'a>(trees: impl IntoIterator<Item = &'a Value>) -> Vec<String
     keys_of_all
 }
 
-/// Beyond so many bytes no key comes twice: each level of a deep tree would double what is below it.
+/// The size beyond which no key is doubled: each level of a deep tree would double everything below it.
 const DOUBLED_MAX: usize = 1 << 16;
 
-/// The tree as text, in which a key may come twice.
+/// The tree as text, in which keys may be doubled.
 pub(crate) fn text(dice: &mut Dice, tree: &Value) -> String {
     let mut out = String::new();
     let doubles = dice.one_in(20);
@@ -188,7 +188,7 @@ fn nodes(tree: &Value) -> usize {
     }
 }
 
-/// The node with this number, from the root down.
+/// The node with this number, counted from the root down.
 fn node<'a>(tree: &'a mut Value, number: &mut usize) -> Option<&'a mut Value> {
     if *number == 0 {
         return Some(tree);

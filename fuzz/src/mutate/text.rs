@@ -1,11 +1,11 @@
-//! Text: its words, numbers and brackets dropped, swapped, repeated, nested, and words of its language put in.
+//! Text: its words, numbers and brackets dropped, swapped, repeated, nested, and words of its language inserted.
 
 use crate::dice::Dice;
 
 const BYTES_MAX: usize = 200_000;
 const NESTED_MAX: usize = 5_000;
 
-/// `words`: what means something where this text is read.
+/// Mutates a text. `words`: words with a meaning to its reader.
 pub(crate) fn mutate(dice: &mut Dice, text: &str, words: &[&str]) -> String {
     let mut pieces: Vec<String> = pieces(text);
     for _ in 0..dice.few(10) {
@@ -17,7 +17,7 @@ pub(crate) fn mutate(dice: &mut Dice, text: &str, words: &[&str]) -> String {
     text
 }
 
-/// Runs of letters, of digits, of white space, and everything else by itself.
+/// Splits a text into runs of letters, of digits, of white space, and single other characters.
 fn pieces(text: &str) -> Vec<String> {
     let kind = |c: char| match c {
         c if c.is_alphabetic() || c == '_' => 0,

@@ -1,4 +1,4 @@
-//! Weights and `config.json` as workers read them: whatever the files hold, loading ends in a model or an error, and what was loaded computes.
+//! Weights and `config.json` as workers read them: whatever the contents, loading ends in a model or an error, and a loaded model computes.
 
 use super::tree;
 use crate::{
@@ -35,7 +35,7 @@ type Files = Vec<(String, Vec<u8>)>;
 fn open() -> anyhow::Result<Box<dyn Subject>> {
     let mut seeds: Vec<Files> = Vec::new();
     for dir in tree::models()?.into_iter().chain(tree::encoders()?) {
-        // Reading MiBs for each case finds no more.
+        // Reading MiBs for each case would find nothing more.
         if fs::read_dir(&dir)?.filter_map(|entry| entry.ok()?.metadata().ok()).map(|file| file.len()).sum::<u64>() > 2 << 20 {
             continue;
         }
@@ -73,7 +73,7 @@ fn change(dice: &mut Dice, name: &str, contents: &[u8], keys: &[String]) -> Opti
     let is_json = name.ends_with(".json");
     if dice.one_in(5) {
         let mut contents = contents.to_vec();
-        // The header is what is read; of the tensors, any bytes are numbers.
+        // Only the header is parsed; in the tensors, any bytes are numbers.
         let mut head = contents.drain(..contents.len().min(4000)).collect();
         bytes::mutate(dice, &mut head);
         dice.show(name, &head);
@@ -124,7 +124,7 @@ fn use_it(dice: &mut Dice, dir: &Path) {
     let _ = logits.row(0).len();
 }
 
-/// Whether it is an encoder, which then encodes.
+/// Encodes a text if it is an encoder, and returns whether it is.
 fn encode(dice: &mut Dice, dir: &Path) -> bool {
     let quantize = dice.one_in(2).then(|| *dice.pick(&Quantization::ALL));
     let loaded = Encoder::load(dir, &EncoderOptions { quantize, threads: 1, isa: None }, &mut |_, _| ());

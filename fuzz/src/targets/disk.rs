@@ -1,4 +1,4 @@
-//! Files that are found in data directories: damaged in any way, they are read, mended, or refused.
+//! Files in data directories: damaged in any way, they are read, repaired, or refused.
 
 use crate::{
     dice::Dice,
@@ -81,7 +81,7 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
     }))
 }
 
-/// How its files are made, and read again.
+/// A kind of directory: its name, the creation of its files, and their reading.
 type Kind = (&'static str, fn(&Path) -> anyhow::Result<()>, fn(&Path, &tokio::runtime::Runtime));
 
 const KINDS: &[Kind] = &[

@@ -1,6 +1,6 @@
-//! Requests of clients, and of operators: to a real coordinator in this process, over HTTP, with a real worker behind it that echoes.
+//! Requests of clients and of operators, over HTTP, to a real coordinator in this process with a real echo worker behind it.
 //!
-//! A case is a short session: what one request has made, the next ones ask for.
+//! A case is a short session, in which later requests refer to results of earlier ones.
 
 pub(super) mod cluster;
 mod requests;
@@ -34,7 +34,7 @@ pub(crate) const OPERATORS: Target = Target {
     short: 150,
 };
 
-/// Whatever was sent, an answer has come by then.
+/// The time within which any request must be answered.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 
@@ -45,14 +45,14 @@ fn open(requests: &'static str, operators: bool) -> anyhow::Result<Box<dyn Subje
     let keys = json::keys(templates.iter().map(|template| &template.body));
     let client = Client::builder().timeout(ANSWER_MAX).build()?;
     Ok(Box::new(move |dice: &mut Dice| {
-        // The whole of it: its data directory goes with it.
+        // The closure captures the whole cluster, so that its data directory lives as long.
         let cluster = &cluster;
         let mut session = Session { url: if operators { &cluster.admin } else { &cluster.url }, client: &client, made: HashMap::new() };
         for _ in 0..dice.few(5) {
             let template = dice.pick(&templates);
             runtime.block_on(session.ask(dice, template, &keys))?;
         }
-        // The next good request is served.
+        // The next valid request must be served.
         if dice.one_in(50) {
             runtime.block_on(session.ask_well(&cluster.url))?;
         }
@@ -73,7 +73,7 @@ impl Session<'_> {
         if dice.one_in(8) {
             path = text::mutate(dice, &path, PATH_WORDS);
         }
-        // What no client can send on its line.
+        // These characters cannot be sent in a request line.
         path.retain(|c| !c.is_control() && c != ' ');
         path = path.chars().take(PATH_CHARS_MAX).collect();
         let (kind, body) = self.body(dice, template, keys);
@@ -101,7 +101,7 @@ impl Session<'_> {
         let leaves = dice.one_in(40).then(|| Duration::from_millis(dice.below(20) as u64));
         let answer = answer(request);
         let answer = match leaves {
-            // A client that does not wait.
+            // This client does not wait for the answer.
             Some(after) => match tokio::time::timeout(after, answer).await {
                 Ok(answer) => answer,
                 Err(_) => return Ok(()),
@@ -123,7 +123,7 @@ impl Session<'_> {
         }
     }
 
-    /// With ids in place of their names in braces.
+    /// Replaces the names in braces by ids.
     fn filled(&self, dice: &mut Dice, path: &str) -> String {
         let mut filled = path.to_owned();
         while let Some((before, rest)) = filled.split_once('{') {
@@ -167,7 +167,7 @@ impl Session<'_> {
     }
 }
 
-/// Texts that are the name of an id in braces are that id.
+/// Replaces texts that are the name of an id in braces by that id.
 fn fill(tree: &mut Value, made: &HashMap<String, String>) {
     match tree {
         Value::String(text) => {
@@ -181,7 +181,7 @@ fn fill(tree: &mut Value, made: &HashMap<String, String>) {
     }
 }
 
-/// A form of a body's fields: texts as they are, and `file` as a file of lines.
+/// The fields of a body as a form: texts unchanged, and `file` as a file of lines.
 fn form(dice: &mut Dice, tree: &Value) -> Vec<u8> {
     let mut form = Vec::new();
     for (name, value) in tree.as_object().into_iter().flatten() {
@@ -217,9 +217,9 @@ async fn answer(request: reqwest::RequestBuilder) -> Result<(u16, Vec<u8>), Stri
 fn check(status: u16, answer: &[u8]) -> Result<(), String> {
     let text = || String::from_utf8_lossy(&answer[..answer.len().min(1000)]).into_owned();
     match status {
-        // The store is full of what earlier cases have put there.
+        // The store is full of entries of earlier cases.
         507 => Ok(()),
-        // The echo engine has nothing to embed with.
+        // The echo engine has no embeddings.
         500 if text().contains("gives no hidden states") => Ok(()),
         500.. => Err(format!("{status}: {}", text())),
         400..=499 if answer.is_empty() || status == 405 || status == 404 => Ok(()),
@@ -231,7 +231,7 @@ fn check(status: u16, answer: &[u8]) -> Result<(), String> {
     }
 }
 
-/// The longest path: written with percent signs, the client's library takes no more than 64 KiB.
+/// The longest path: percent-encoded, the client's library accepts at most 64 KiB.
 const PATH_CHARS_MAX: usize = 2000;
 
 const PATH_WORDS: &[&str] = &[

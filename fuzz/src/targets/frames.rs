@@ -1,4 +1,4 @@
-//! Frames of peers: any bytes make a message or an error, and a message that was read is written as what it was read from.
+//! Frames of peers: any bytes give a message or an error, and a message that was read is written as the same bytes.
 
 use crate::{
     dice::Dice,
@@ -19,7 +19,7 @@ pub(crate) const FRAMES: Target = Target {
     about: "messages of workers, coordinators, pool nodes and their clients, as bytes",
     open,
     cpu_max: Duration::from_secs(2),
-    // A frame allocates no more than its limit, 8 MiB, for what is decoded, and that is encoded again.
+    // A frame allocates no more than its limit, 8 MiB, for the decoded message, which is encoded again.
     bytes_max: 128 << 20,
     short: 5000,
 };
@@ -64,7 +64,7 @@ impl Kind {
     }
 }
 
-/// Payloads that are messages of this type. The codec is dense: a few in a hundred small random payloads are.
+/// Payloads that are messages of this type. The codec is dense: a few percent of small random payloads are.
 pub(super) fn decodable<M: DeserializeOwned>() -> Vec<Vec<u8>> {
     const TRIES: usize = 60_000;
     const WANTED: usize = 300;
@@ -72,7 +72,7 @@ pub(super) fn decodable<M: DeserializeOwned>() -> Vec<Vec<u8>> {
     let mut seeds = vec![Vec::new()];
     for _ in 0..TRIES {
         let mut payload = random(&mut dice);
-        // What is left over is cut off.
+        // Trailing bytes are cut off.
         if let Err(frame::FrameError::TrailingBytes(bytes)) = frame::decode::<M>(&payload) {
             payload.truncate(payload.len() - bytes);
         }
@@ -86,7 +86,7 @@ pub(super) fn decodable<M: DeserializeOwned>() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Small numbers mostly: tags of variants and options, lengths, letters.
+/// Mostly small numbers: tags of variants and options, lengths, letters.
 fn random(dice: &mut Dice) -> Vec<u8> {
     let length_max = if dice.one_in(3) { 400 } else { 60 };
     let length = dice.below(length_max);
@@ -96,7 +96,7 @@ fn random(dice: &mut Dice) -> Vec<u8> {
         2 => b'a' + dice.below(26) as u8,
         _ => dice.below(6) as u8,
     };
-    // The first one chooses the variant.
+    // The first byte chooses the variant.
     let first = dice.below(16) as u8;
     [first].into_iter().chain((0..length).map(|_| byte(dice))).collect()
 }

@@ -1,4 +1,4 @@
-//! GGUF files: whatever they hold, they are unpacked or refused, and what was unpacked is a model directory or is refused as one.
+//! GGUF files: whatever their contents, they are unpacked or refused, and an unpacked one is a model directory or is refused as one.
 
 use super::tree;
 use crate::{
@@ -21,7 +21,7 @@ pub(crate) const GGUF: Target = Target {
     short: 150,
 };
 
-/// Metadata and the tensors' table; of what follows, any bytes are numbers.
+/// The bytes of the metadata and the tensors' table; in the rest, any bytes are numbers.
 const HEADER: usize = 20_000;
 
 fn open() -> anyhow::Result<Box<dyn Subject>> {
@@ -30,7 +30,7 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
     let seeds = seeds.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(Box::new(move |dice: &mut Dice| {
         let mut contents = dice.pick(&seeds).clone();
-        // Where the keys are, where the tokens, or where the tensors.
+        // The place of the keys, of the tokens, or of the tensors.
         let from = dice.below(contents.len().min(HEADER));
         let mut part: Vec<u8> = contents.drain(from..(from + 400).min(contents.len())).collect();
         bytes::mutate(dice, &mut part);

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::time::Duration;
 use tidemill_gateway::text::TextModel;
 use tidemill_grammar::{
-    Compiler, GrammarError, Matcher, Vocabulary, gbnf,
+    Compiler, GrammarError, MatchError, Matcher, Vocabulary, gbnf,
     helper::{
         CPU_S, MEMORY_BYTES, Model, Question,
         handle::{AskError, Handle},
@@ -97,7 +97,11 @@ fn follow(compiler: &Compiler, grammar: Grammar, dice: &mut Dice) -> Result<(), 
         if constraint.end_tokens.contains(&token) {
             return Ok(());
         }
-        matcher.advance(token).map_err(|error| format!("the mask allowed token {token}: {error}"))?;
+        match matcher.advance(token) {
+            Ok(()) => {}
+            Err(MatchError::TooComplex(_)) => return Ok(()),
+            Err(error) => return Err(format!("the mask allowed token {token}: {error}")),
+        }
     }
     Ok(())
 }

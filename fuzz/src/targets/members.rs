@@ -1,4 +1,4 @@
-//! Members that say what makes no sense, in well-formed messages: a decode worker, a prefill worker and a pool node of a real coordinator, while
+//! Members that send well-formed messages without sense: a decode worker, a prefill worker and a pool node of a real coordinator, while
 //! clients ask it for answers.
 
 use super::{endpoints::cluster::Cluster, frames, tree};
@@ -36,7 +36,7 @@ pub(crate) const MEMBERS: Target = Target {
     short: 100,
 };
 
-/// A client that gets no sense out of such a cluster goes away.
+/// The time after which a client of such a cluster goes away.
 const PATIENCE: Duration = Duration::from_millis(300);
 const KEPT_MAX: usize = 64;
 
@@ -61,7 +61,7 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
     let events = frames::decodable::<WorkerEvent>();
     let client = reqwest::Client::new();
     Ok(Box::new(move |dice: &mut Dice| {
-        // The whole of it: its data directory goes with it.
+        // The closure captures the whole cluster, so that its data directory lives as long.
         let cluster = &cluster;
         runtime.block_on(async {
             for _ in 0..dice.below(4) {
@@ -104,10 +104,10 @@ struct Member {
     _endpoint: Endpoint,
 }
 
-/// What the coordinator has told it.
+/// The data that the coordinator has sent to the member.
 #[derive(Default)]
 struct Known {
-    /// `None`: its link is down.
+    /// The link to the coordinator; `None` if it is down.
     link: Option<LinkId>,
     sequences: Vec<SequenceId>,
     requests: Vec<RequestId>,
@@ -140,7 +140,7 @@ impl Member {
         Ok(Self { uplink, known, _endpoint: endpoint })
     }
 
-    /// Makes an event about something that there is.
+    /// Points an event at a sequence or a request that exists.
     fn aim(&self, dice: &mut Dice, event: &mut WorkerEvent) {
         let known = lock(&self.known);
         if !known.sequences.is_empty() && !dice.one_in(4) {
@@ -168,14 +168,14 @@ impl Member {
     }
 
     fn say(&self, event: WorkerEvent) {
-        // One that drains gets nothing more, and there is no other.
+        // A member that drains gets nothing more, and there is no other.
         if let (Some(link), false) = (lock(&self.known).link, matches!(event, WorkerEvent::Leaving)) {
             self.uplink.send(link, event);
         }
     }
 }
 
-/// Nothing that holds the lock panics.
+/// Locks the data. No holder of the lock panics.
 fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The registry: messages of other coordinators, damaged, doubled, late, or between the wrong two; and what a replica finds on its disk.
+//! The registry: messages of other coordinators, damaged, doubled, late, or to the wrong one; and the contents of a replica's disk.
 
 use crate::{
     dice::Dice,
@@ -36,14 +36,14 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
     }))
 }
 
-/// Three coordinators, and all that was ever said between them.
+/// Three coordinators, and all messages that were ever sent between them.
 struct Group {
     disks: Vec<Disk>,
-    /// `None`: it did not start from what it found.
+    /// The running replicas; `None` for one that did not start from its disk.
     replicas: Vec<Option<Replica>>,
     said: Vec<(usize, usize, Vec<u8>)>,
     queued: Vec<(usize, usize, Vec<u8>)>,
-    /// How many in a hundred messages are damaged.
+    /// The percentage of messages that are damaged.
     damage: usize,
 }
 
@@ -66,7 +66,7 @@ impl Group {
             damage: *dice.pick(&[0, 2, 10, 50]),
         };
         group.replicas = (0..NAMES.len()).map(|number| group.opened(number)).collect();
-        // They find each other first, mostly.
+        // Usually, they find each other first.
         for _ in 0..dice.below(400) {
             for number in 0..NAMES.len() {
                 group.tick(number);
@@ -114,7 +114,7 @@ impl Group {
                 self.act(number);
             }
             18 => {
-                // It crashes, and comes back to what is on its disk, or to less.
+                // It crashes, and restarts from its disk, or from a part of it.
                 let disk = &mut self.disks[number];
                 disk.found.boot += 1;
                 disk.found.entries = disk.entries.values().cloned().collect();

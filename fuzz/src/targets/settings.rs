@@ -1,4 +1,4 @@
-//! Config files of all roles: read and checked, they make settings or an error that names the key.
+//! Config files of all roles: reading and checking them gives settings, or an error that names the key.
 
 use super::tree;
 use crate::{
@@ -35,7 +35,7 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
     let (pki, model) = (dir.path().display().to_string(), tree::path("model/tests/fixtures/llama3").display().to_string());
     Ok(Box::new(move |dice: &mut Dice| {
         let (role, seed) = dice.pick(&seeds);
-        // Directories that there are, so that checks get past them.
+        // These directories exist, so that checks get past them.
         let seed = seed.replace("/etc/tidemill/pki", &pki).replace("/models/llama-3.1-8b", &model);
         let made = match toml::from_str::<Value>(&seed) {
             Ok(mut tree) if dice.one_in(2) => {
@@ -69,7 +69,7 @@ impl Role {
     }
 }
 
-/// The examples of the operators' guides, each for the roles whose file it is.
+/// The examples in the operators' guides, each with the roles that the file is for.
 fn examples(roles: &[Role]) -> anyhow::Result<Vec<(usize, String)>> {
     let mut seeds = Vec::new();
     for page in [tree::pages("docs/guides")?, tree::pages("docs/tutorials")?].concat() {

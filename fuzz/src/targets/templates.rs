@@ -1,4 +1,4 @@
-//! Chat templates, and the messages that clients have them render.
+//! Chat templates, and the messages of clients that they render.
 
 use super::tree;
 use crate::{
@@ -21,7 +21,7 @@ pub(crate) const TEMPLATES: Target = Target {
     name: "templates",
     about: "chat templates and the messages that they render",
     open,
-    // Its fuel.
+    // The limit is the template's fuel.
     cpu_max: Duration::from_secs(10),
     bytes_max: 512 << 20,
     short: 2000,

@@ -1,5 +1,5 @@
-//! `tokenizer.json` and the files beside it: whatever they hold, reading them ends in a model or an error, and what was read works on any
-//! text and any token.
+//! `tokenizer.json` and the files beside it: whatever their contents, reading them ends in a tokenizer or an error, and a tokenizer works
+//! on any text and any token.
 
 use super::tree;
 use crate::{
@@ -40,7 +40,7 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
             let mut tree = trees[number].clone();
             let contents = match dice.below(6) {
                 0 | 1 => {
-                    // Most of it is the words; what is around them is changed more often.
+                    // Most of it is the vocabulary; the parts around it are mutated more often.
                     let part = *dice.pick(PARTS);
                     let place = tree.pointer_mut(part).filter(|place| !place.is_null() && !part.is_empty());
                     match place {
@@ -67,7 +67,7 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
 const PARTS: &[&str] =
     &["", "/model", "/added_tokens", "/normalizer", "/pre_tokenizer", "/post_processor", "/decoder", "/truncation", "/padding"];
 
-/// A tokenizer without its vocabulary, whose keys are none.
+/// A tokenizer without its vocabulary, whose keys have no meaning.
 fn without_words(tree: &Value) -> Value {
     let mut tree = tree.clone();
     if let Some(model) = tree.get_mut("model").and_then(Value::as_object_mut) {
@@ -93,7 +93,7 @@ fn use_it(dice: &mut Dice, dir: &Path) {
     }
     let _ = model.eos_tokens();
     let width = model.config.identity.vocab_size as usize;
-    // A worker's rows have as many entries as its model's weights have rows, which it has read.
+    // A worker's rows of logits have as many entries as its model's weights have rows, which it has read.
     if width <= 1 << 18 {
         let _ = Vocabulary::load(&dir.join("tokenizer.json"), width);
     }

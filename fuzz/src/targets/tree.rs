@@ -42,7 +42,7 @@ fn checkpoints(place: &str) -> anyhow::Result<Vec<PathBuf>> {
     Ok(models)
 }
 
-/// A file in each of these directories that has it.
+/// The texts of this file in each directory that has it.
 pub(super) fn texts_of(dirs: &[PathBuf], name: &str) -> Vec<String> {
     dirs.iter().filter_map(|dir| fs::read_to_string(dir.join(name)).ok()).collect()
 }

@@ -1,16 +1,13 @@
 //! Tenants and keys, for operators: on a port of their own, never on the clients'. A secret is shown once, in the answer that creates its
 //! key.
 
+use super::parameters::Path;
 use crate::{
     requests::{error::ApiError, parse},
     serving::gateway::Gateway,
     tenants::Tenants,
 };
-use axum::{
-    Json,
-    body::Body,
-    extract::{Path, State},
-};
+use axum::{Json, body::Body, extract::State};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use std::sync::Arc;

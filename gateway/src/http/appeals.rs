@@ -1,16 +1,16 @@
 //! Appeals against blocks: clients file them, operators review and decide them.
 
-use super::{access::Client, admin};
+use super::{
+    access::Client,
+    admin,
+    parameters::{Path, Query},
+};
 use crate::{
     requests::error::ApiError,
     safety::audit::{Audit, AuditError},
     serving::gateway::Gateway,
 };
-use axum::{
-    Json,
-    body::Body,
-    extract::{Path, Query, State, rejection::QueryRejection},
-};
+use axum::{Json, body::Body, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -50,8 +50,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
 }
 
 /// `GET /admin/appeals`.
-pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<ListQuery>, QueryRejection>) -> Result<Json<Value>, ApiError> {
-    let Query(ListQuery { state }) = wanted.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+pub async fn list(State(gateway): State<Arc<Gateway>>, Query(ListQuery { state }): Query<ListQuery>) -> Result<Json<Value>, ApiError> {
     let audit = audit(&gateway)?;
     let end = audit.end();
     Ok(Json(json!({"appeals": audit.list(state), "audit": {"records": end.seq, "head": end.head.to_hex().as_str()}})))

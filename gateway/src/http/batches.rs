@@ -3,6 +3,7 @@
 use super::{
     access::Client,
     files::{ListQuery, check_age, listed, page},
+    parameters::{Path, Query},
     responses::request,
 };
 use crate::{
@@ -13,11 +14,7 @@ use crate::{
     batches::BatchError,
     requests::error::ApiError,
 };
-use axum::{
-    Json,
-    body::Body,
-    extract::{Path, Query, rejection::QueryRejection},
-};
+use axum::{Json, body::Body};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -63,8 +60,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
 }
 
 /// `GET /v1/batches`.
-pub async fn list(Client(gateway): Client, query: Result<Query<ListQuery>, QueryRejection>) -> Answered {
-    let Query(query) = query.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+pub async fn list(Client(gateway): Client, Query(query): Query<ListQuery>) -> Answered {
     let batches = gateway.batches()?.list(&gateway.owner().0, &page(&query, PAGE_DEFAULT, PAGE_MAX)?);
     Ok(Json(listed(batches.map_err(|error| ApiError::of_batches("after", error))?, Batch::view)))
 }

@@ -1,9 +1,9 @@
 //! `/console`: the page in `gateway/console/`, built into the binary. It only runs its own scripts and only talks to its own origin,
 //! whatever a model or a worker makes it display.
 
+use super::parameters::Path;
 use crate::requests::error::ApiError;
 use axum::{
-    extract::Path,
     http::{HeaderName, Method, Uri, header},
     response::{IntoResponse, Redirect, Response},
 };

@@ -7,11 +7,16 @@ pub mod export;
 pub mod record;
 pub mod turn;
 
-use super::{access::Client, responses::request, written};
+use super::{
+    access::Client,
+    parameters::{Path, Query},
+    responses::request,
+    written,
+};
 use crate::{
     base::stamp::{new_id, unix_seconds},
     context::summary::Summaries,
-    http::pages::{PageWish, page_wanted},
+    http::pages::{PageQuery, page_wanted},
     requests::{
         computing::checkpoint,
         error::ApiError,
@@ -24,7 +29,6 @@ use crate::{
 use axum::{
     Json,
     body::Body,
-    extract::Path,
     response::{IntoResponse, Response},
 };
 use record::{Changes, Conversation};
@@ -68,7 +72,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
 }
 
 /// `GET /v1/conversations`: the caller's own, the newest first.
-pub async fn list(Client(gateway): Client, query: PageWish) -> Answered {
+pub async fn list(Client(gateway): Client, Query(query): Query<PageQuery>) -> Answered {
     let page = page_wanted(query)?;
     let found = gateway.store().list(&gateway.owner(), Kind::Conversation, page).await;
     let RecordPage { records, has_more } = found.map_err(|error| ApiError::of_store("after", error))?;
@@ -149,7 +153,7 @@ pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body)
 }
 
 /// `GET /v1/conversations/{id}/items`.
-pub async fn items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Result<Response, ApiError> {
+pub async fn items(Client(gateway): Client, Path(id): Path<String>, Query(query): Query<PageQuery>) -> Result<Response, ApiError> {
     check_id(&id)?;
     let page = gateway.store().page(&gateway.owner(), &id, Part::All, page_wanted(query)?).await.map_err(of_store)?;
     written::items(&gateway, page).await

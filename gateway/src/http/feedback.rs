@@ -1,6 +1,6 @@
 //! Users' feedback on answers: clients give it, operators read it.
 
-use super::access::Client;
+use super::{access::Client, parameters::Query};
 use crate::{
     base::{json, stamp::unix_seconds},
     features::feedback::{Answered, Feedback, Opinion, Rating},
@@ -9,11 +9,7 @@ use crate::{
     serving::gateway::Gateway,
     store::{Item, Part},
 };
-use axum::{
-    Json,
-    body::Body,
-    extract::{Query, State, rejection::QueryRejection},
-};
+use axum::{Json, body::Body, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -76,8 +72,8 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
 }
 
 /// `GET /admin/feedback`.
-pub async fn list(State(gateway): State<Arc<Gateway>>, wanted: Result<Query<ListQuery>, QueryRejection>) -> Result<Json<Value>, ApiError> {
-    let Query(ListQuery { rating, response_id, limit }) = wanted.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+pub async fn list(State(gateway): State<Arc<Gateway>>, Query(wanted): Query<ListQuery>) -> Result<Json<Value>, ApiError> {
+    let ListQuery { rating, response_id, limit } = wanted;
     let limit = parse::in_range("limit", limit.unwrap_or(LISTED), 1..=LISTED_MAX)?;
     let worker = Arc::clone(&gateway);
     let listed = gateway.compute(move || feedback(&worker)?.list(rating, response_id.as_deref(), limit).map_err(failed));

@@ -1,6 +1,9 @@
 //! `/v1/files`: requests of batches, and their answers.
 
-use super::access::Client;
+use super::{
+    access::Client,
+    parameters::{Path, Query},
+};
 use crate::{
     batch::file::{INPUT, StoredFile},
     batches::{BatchError, Batches, Listed, Page},
@@ -11,9 +14,8 @@ use axum::{
     Json,
     body::{Body, Bytes},
     extract::{
-        Multipart, Path, Query,
+        Multipart,
         multipart::{Field, MultipartError, MultipartRejection},
-        rejection::QueryRejection,
     },
     http::header,
     response::{IntoResponse, Response},
@@ -157,8 +159,7 @@ pub struct ListQuery {
 }
 
 /// `GET /v1/files`.
-pub async fn list(Client(gateway): Client, query: Result<Query<ListQuery>, QueryRejection>) -> Answered {
-    let Query(query) = query.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+pub async fn list(Client(gateway): Client, Query(query): Query<ListQuery>) -> Answered {
     let page = page(&query, PAGE_MAX, PAGE_MAX)?;
     let files = gateway.batches()?.files(&gateway.owner().0, query.purpose.as_deref(), &page);
     Ok(Json(listed(files.map_err(|error| ApiError::of_batches("after", error))?, StoredFile::view)))

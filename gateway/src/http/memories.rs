@@ -1,18 +1,21 @@
 //! `/v1/memories`: facts about a user that are kept from one conversation to the next. Only their owner creates, lists and deletes them,
 //! and they reach only chats that ask for them (`memory: true`).
 
-use super::access::Client;
+use super::{
+    access::Client,
+    parameters::{Path, Query},
+};
 use crate::{
     base::{
         memories::{Facts, Limits},
         stamp::{new_id, unix_seconds},
     },
-    http::pages::{PageWish, page_wanted, parsed},
+    http::pages::{PageQuery, page_wanted, parsed},
     requests::error::ApiError,
     serving::gateway::Gateway,
     store::{Kind, NewRecord, Page, Part, Record, RecordPage, StoreError},
 };
-use axum::{Json, body::Body, extract::Path};
+use axum::{Json, body::Body};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -75,7 +78,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
 }
 
 /// `GET /v1/memories`: the caller's own, the newest first.
-pub async fn list(Client(gateway): Client, query: PageWish) -> Answered {
+pub async fn list(Client(gateway): Client, Query(query): Query<PageQuery>) -> Answered {
     limits(&gateway)?;
     let found = gateway.store().list(&gateway.owner(), Kind::Memory, page_wanted(query)?).await;
     let RecordPage { records, has_more } = found.map_err(|error| ApiError::of_store("after", error))?;

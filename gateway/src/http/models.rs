@@ -3,12 +3,10 @@
 use super::{
     access::Client,
     openai::{Model, ModelCard, ModelList, TruncationPolicy},
+    parameters::Path,
 };
 use crate::{requests::error::ApiError, serving::gateway::Gateway};
-use axum::{
-    Json,
-    extract::{Path, rejection::PathRejection},
-};
+use axum::Json;
 
 /// Codex starts its prompt with these words; its tools need no further description.
 const BASE_INSTRUCTIONS: &str =
@@ -25,8 +23,7 @@ pub async fn list(Client(gateway): Client) -> Json<ModelList> {
     })
 }
 
-pub async fn one(Client(gateway): Client, id: Result<Path<String>, PathRejection>) -> Result<Json<Model>, ApiError> {
-    let Path(id) = id.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+pub async fn one(Client(gateway): Client, Path(id): Path<String>) -> Result<Json<Model>, ApiError> {
     let routed = gateway.routed_names().into_iter().find(|(name, _)| *name == id).and_then(|(_, models)| shortest(models));
     match routed {
         Some(gateway) => Ok(Json(model(&gateway, &id))),

@@ -5,7 +5,6 @@ use crate::{
     requests::{error::ApiError, parse},
     store::Page,
 };
-use axum::extract::{Query, rejection::QueryRejection};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -31,11 +30,7 @@ pub struct PageQuery {
     order: Option<String>,
 }
 
-/// The query as axum reads it.
-pub(super) type PageWish = Result<Query<PageQuery>, QueryRejection>;
-
-pub(super) fn page_wanted(query: PageWish) -> Result<Page, ApiError> {
-    let Query(PageQuery { after, limit, order }) = query.map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+pub(super) fn page_wanted(PageQuery { after, limit, order }: PageQuery) -> Result<Page, ApiError> {
     let descending = match order.as_deref() {
         None | Some("desc") => true,
         Some("asc") => false,

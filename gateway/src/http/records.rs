@@ -1,16 +1,15 @@
 //! `/registry`: the coordinators' agreed records. Only on the operators' port, since they affect all clients.
 
-use super::admin;
+use super::{
+    admin,
+    parameters::{Path, Query},
+};
 use crate::{
     base::registry::{ChangeError, RecordView},
     requests::error::ApiError,
     serving::gateway::Gateway,
 };
-use axum::{
-    Json,
-    body::Body,
-    extract::{Path, Query, State},
-};
+use axum::{Json, body::Body, extract::State};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -7,7 +7,10 @@
 use crate::{
     base::json,
     cache::replay::{Digest, Lookup},
-    http::messages::error::MessagesError,
+    http::{
+        messages::error::MessagesError,
+        parameters::{Path, Query},
+    },
     metrics,
     requests::error::ApiError,
     serving::{
@@ -19,7 +22,7 @@ use crate::{
 use axum::{
     Extension,
     body::Body,
-    extract::{Path, Query, Request, State},
+    extract::{Request, State},
     http::{HeaderMap, HeaderValue, Method, Uri, header::AUTHORIZATION},
     middleware::Next,
     response::{IntoResponse, Response},
@@ -128,7 +131,7 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
 }
 
 async fn listen_by_id(gateway: &Gateway, scope: &Digest, headers: &HeaderMap, uri: &Uri, id: &str) -> Result<Response, ApiError> {
-    let Query(query) = Query::<StreamQuery>::try_from_uri(uri).map_err(|rejection| ApiError::malformed(rejection.body_text()))?;
+    let Query(query) = Query::<StreamQuery>::of(uri)?;
     let after = match (query.starting_after, headers.get(LAST_EVENT_ID)) {
         (Some(after), _) => Some(after),
         (None, Some(id)) => Some(number_of(id)?),
@@ -154,8 +157,7 @@ struct StreamQuery {
 
 fn wants_stream(uri: &Uri) -> bool {
     // An unreadable query is refused where it is used.
-    uri.query().is_some_and(|query| query.contains("stream="))
-        && Query::<StreamQuery>::try_from_uri(uri).map_or(true, |Query(query)| query.stream)
+    uri.query().is_some_and(|query| query.contains("stream=")) && Query::<StreamQuery>::of(uri).map_or(true, |Query(query)| query.stream)
 }
 
 fn told(mut response: Response, status: &'static str) -> Response {

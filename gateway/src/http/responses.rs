@@ -10,7 +10,8 @@ mod run;
 
 use super::{
     access::Client,
-    pages::{PageWish, page_wanted, parsed},
+    pages::{PageQuery, page_wanted, parsed},
+    parameters::{Path, Query},
     protocol::{self, Begun},
     written,
 };
@@ -19,7 +20,7 @@ use crate::{
     serving::gateway::Gateway,
     store::{Part, Record},
 };
-use axum::{Json, body::Body, extract::Path, response::Response};
+use axum::{Json, body::Body, response::Response};
 use run::{Run, Stored, others};
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Instant};
@@ -84,7 +85,7 @@ pub async fn cancel(Client(gateway): Client, Path(id): Path<String>) -> Result<R
 }
 
 /// `GET /v1/responses/{id}/input_items`: all items that the response answers, including those of its history.
-pub async fn input_items(Client(gateway): Client, Path(id): Path<String>, query: PageWish) -> Result<Response, ApiError> {
+pub async fn input_items(Client(gateway): Client, Path(id): Path<String>, Query(query): Query<PageQuery>) -> Result<Response, ApiError> {
     check_id(&id)?;
     let page = page_wanted(query)?;
     let page =

@@ -1,7 +1,7 @@
 //! `/rollouts`: users move from one model to another. Only on the operators' port, at any coordinator: each request becomes a record that
 //! all coordinators follow.
 
-use super::{admin, records::refused};
+use super::{admin, parameters::Path, records::refused};
 use crate::{
     base::stamp::unix,
     requests::{error::ApiError, parse},
@@ -13,11 +13,7 @@ use crate::{
     },
     serving::gateway::Gateway,
 };
-use axum::{
-    Json,
-    body::Body,
-    extract::{Path, State},
-};
+use axum::{Json, body::Body, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -20,8 +20,8 @@ use super::{template::ChatTemplate, tokenizer::Tokenizer};
 use aho_corasick::{AhoCorasick, MatchKind};
 use std::{
     borrow::Cow,
-    collections::{BTreeSet, HashSet},
-    ops::RangeInclusive,
+    collections::BTreeSet,
+    ops::{Bound, RangeInclusive},
 };
 
 /// Characters that may serve as seams, since they have no meaning anywhere: plane 15, for private use.
@@ -38,10 +38,10 @@ pub struct Marks {
     find: Option<AhoCorasick>,
     /// Whether each mark, as `find` numbers them, is a token of the tokenizer.
     is_token: Vec<bool>,
-    /// Proper prefixes and suffixes of marks that are tokens.
-    beginnings: HashSet<Box<str>>,
-    ends: HashSet<Box<str>>,
-    /// The length of the longest prefix or suffix.
+    /// The marks that are tokens, and the same with their bytes in reverse order: sorted, so that those with a given first part follow it.
+    tokens: BTreeSet<Box<[u8]>>,
+    reversed_tokens: BTreeSet<Box<[u8]>>,
+    /// The length of the longest proper prefix or suffix of a mark, in bytes.
     edge_bytes_max: usize,
     /// Whether the tokenizer normalizes text before it looks for marks.
     normalizes: bool,
@@ -71,18 +71,12 @@ impl Marks {
         let is_token = tokens.iter().map(|_| true).chain(turns.iter().map(|_| false)).collect();
         let all: Vec<&str> = tokens.iter().chain(&turns).map(String::as_str).collect();
         let find = AhoCorasick::builder().match_kind(MatchKind::Standard).build(&all);
-        let parts = |mark: &str, of: fn(&str, usize) -> &str| {
-            let places: Vec<_> = mark.char_indices().map(|(place, _)| place).skip(1).collect();
-            places.into_iter().map(|place| of(mark, place).into()).collect::<Vec<Box<str>>>()
-        };
-        let beginnings: HashSet<_> = tokens.iter().flat_map(|mark| parts(mark, |mark, place| &mark[..place])).collect();
-        let ends: HashSet<_> = tokens.iter().flat_map(|mark| parts(mark, |mark, place| &mark[place..])).collect();
         Self {
             find: find.ok().filter(|_| !all.is_empty()),
             is_token,
-            edge_bytes_max: beginnings.iter().chain(&ends).map(|part| part.len()).max().unwrap_or(0),
-            beginnings,
-            ends,
+            edge_bytes_max: tokens.iter().map(|mark| mark.len() - 1).max().unwrap_or(0),
+            tokens: tokens.iter().map(|mark| mark.as_bytes().into()).collect(),
+            reversed_tokens: tokens.iter().map(|mark| mark.bytes().rev().collect()).collect(),
             normalizes: tokenizer.normalizes_marks(),
         }
     }
@@ -151,14 +145,21 @@ impl Marks {
     /// Whether a text starts with the rest of a mark.
     fn begins_inside(&self, text: &str) -> bool {
         let most = text.len().min(self.edge_bytes_max);
-        (1..=most).any(|end| text.is_char_boundary(end) && self.ends.contains(&text[..end]))
+        let reversed: Vec<u8> = text.as_bytes()[..most].iter().rev().copied().collect();
+        (1..=most).any(|end| text.is_char_boundary(end) && begins_another(&self.reversed_tokens, &reversed[most - end..]))
     }
 
     /// Whether a text ends with the first part of a mark.
     fn ends_inside(&self, text: &str) -> bool {
         let least = text.len().saturating_sub(self.edge_bytes_max);
-        (least..text.len()).any(|start| text.is_char_boundary(start) && self.beginnings.contains(&text[start..]))
+        (least..text.len()).any(|start| text.is_char_boundary(start) && begins_another(&self.tokens, &text.as_bytes()[start..]))
     }
+}
+
+/// Whether one of these starts with `part`, and is longer.
+fn begins_another(sorted: &BTreeSet<Box<[u8]>>, part: &[u8]) -> bool {
+    let after = (Bound::Excluded(part), Bound::Unbounded);
+    sorted.range::<[u8], _>(after).next().is_some_and(|next| next.starts_with(part))
 }
 
 /// Notes which seams a text rules out.

@@ -19,11 +19,11 @@ const NOT_SUPPORTED: Status = 15;
 
 const SCALES_BY_ROW_SINCE: usize = 120_900;
 
-/// Bytes of an algorithm: it holds the problem that it was chosen for.
+/// Bytes of an algorithm, which holds the problem that it was chosen for.
 const ALGORITHM_BYTES: usize = 64;
-/// Bytes of an algorithm with what is said of it.
+/// Bytes of a result: an algorithm with its description.
 const RESULT_BYTES: usize = ALGORITHM_BYTES + 32;
-/// Algorithms for each product; they differ by their number only, which lies above the flags.
+/// The number of algorithms for each product. They differ only by their number, which lies above the flags.
 const ALGORITHMS: c_int = 2;
 const NUMBER_AT: usize = 6;
 const NUMBER_SHIFT: u32 = 8;
@@ -66,7 +66,7 @@ extern "C" fn cublasLtDestroy(handle: *mut c_void) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn cublasLtMatmulDescCreate(to: *mut *mut c_void, compute: c_int, scale: c_int) -> Status {
-    // 32-bit sums and factors.
+    // Sums and factors have 32 bits.
     if (compute, scale) == (68, 0) { boxed(to, Mutex::new(Description::default())) } else { NOT_SUPPORTED }
 }
 
@@ -92,7 +92,7 @@ unsafe extern "C" fn cublasLtMatmulDescSetAttribute(handle: *mut c_void, attribu
         (7, Some(epilogue), _) if epilogue == 1 || epilogue == 4 => description.bias = epilogue == 4,
         (8, _, Some(at)) => description.bias_at = at,
         (17 | 18, _, Some(at)) => description.scales_at[attribute as usize - 17] = at,
-        // Earlier ones do not know a scale for each row.
+        // Earlier versions do not support a scale for each row.
         (31 | 32, Some(3), _) if options().cublaslt < SCALES_BY_ROW_SINCE => return INVALID_VALUE,
         (31 | 32, Some(mode), _) if mode == 0 || mode == 3 => description.scale_modes[attribute as usize - 31] = mode,
         _ => {
@@ -129,11 +129,11 @@ extern "C" fn cublasLtMatmulPreferenceDestroy(handle: *mut c_void) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn cublasLtMatmulPreferenceSetAttribute(_handle: *mut c_void, attribute: c_int, _value: *const c_void, size: usize) -> Status {
-    // Bytes of workspace, and where partial sums may be: sums are whole here.
+    // Bytes of workspace, and the permitted partial sums, which are not used here.
     if [(1, 8), (3, 4)].contains(&(attribute, size)) { OK } else { NOT_SUPPORTED }
 }
 
-/// What an algorithm was chosen for.
+/// The problem that an algorithm was chosen for.
 fn problem(description: &Description, matrices: [&Matrix; 4]) -> Option<[u64; 8]> {
     let [a, b, c, d] = matrices;
     let fp8 = a.numbers == Numbers::E4m3;
@@ -154,9 +154,9 @@ fn problem(description: &Description, matrices: [&Matrix; 4]) -> Option<[u64; 8]
         && (!fp8 || arch >= (8, 9))
         && (!by_row || arch == (9, 0))
         && !refused
-        // The library may look at them when it chooses an algorithm.
+        // The library may look at the address when it chooses an algorithm.
         && (!description.bias || description.bias_at != 0)
-        // As the manual demands of FP8, and for speed of others.
+        // The manual requires this for FP8, and for the speed of other types.
         && [a, b].iter().all(|m| (m.stride * m.numbers.bytes()).is_multiple_of(16))
         && (d.stride * d.numbers.bytes()).is_multiple_of(16);
     fits.then(|| {
@@ -183,7 +183,7 @@ unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         let description = (*description.cast::<Mutex<Description>>()).lock().expect("not poisoned");
         let matrices = [a, b, c, d].map(|m| &*m.cast::<Matrix>());
         if description.scale_modes[0] == 3 && description.scales_at.contains(&0) {
-            // As the library does.
+            // The library also refuses this.
             return INVALID_VALUE;
         }
         let Some(problem) = problem(&description, matrices) else {
@@ -214,7 +214,7 @@ unsafe fn write_result(to: *mut u8, algorithm: [u64; 8]) {
     }
 }
 
-/// Whether an algorithm is one for this product.
+/// Whether an algorithm was chosen for this product.
 fn suits(chosen: [u64; 8], problem: Option<[u64; 8]>) -> bool {
     let mut plain = chosen;
     plain[NUMBER_AT] &= (1 << NUMBER_SHIFT) - 1;

@@ -25,13 +25,13 @@ const NOT_READY: Status = 600;
 const ALREADY_REGISTERED: Status = 712;
 const CAPTURE_UNSUPPORTED: Status = 900;
 
-/// What a module's bytes begin with; then the PTX's length (8 bytes) and text. Made by `nvrtc.rs`.
+/// The first bytes of a module, which the PTX's length (8 bytes) and text follow. Written by `nvrtc.rs`.
 pub(super) const MODULE_MAGIC: &[u8; 16] = b"TIDEMILL-STANDIN";
 
-/// The one context.
+/// The handle of the only context.
 const CONTEXT: u64 = 0xc0;
 
-/// Runs a call, unless one before has failed, or this thread has no context. A fault is told on stderr and stays.
+/// Runs a call, unless an earlier one has failed, or this thread has no context. A fault is reported on stderr and persists.
 pub(super) fn call(name: &str, run: impl FnOnce(&mut Device) -> Result<Status, Fault>) -> Status {
     if CURRENT.get() != CONTEXT {
         eprintln!("gpu-standin: {name}: this thread has no context");
@@ -60,9 +60,9 @@ fn dropped(name: &str) -> bool {
 }
 
 thread_local! {
-    /// The context that this thread's calls are for.
+    /// The context of this thread's calls.
     static CURRENT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-    /// NVRTC is at work: it looks for a driver, and would ask this one for what only NVIDIA's has.
+    /// Whether NVRTC is at work: it looks for a driver, and would ask this one for functions that only NVIDIA's has.
     pub(super) static COMPILES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -79,7 +79,7 @@ unsafe extern "C" fn cuDriverGetVersion(to: *mut c_int) -> Status {
     OK
 }
 
-/// NVIDIA's own libraries' way to each other.
+/// The table by which NVIDIA's own libraries reach each other, which is absent here.
 #[unsafe(no_mangle)]
 extern "C" fn cuGetExportTable(_to: *mut *const c_void, _which: *const c_void) -> Status {
     NOT_FOUND
@@ -120,7 +120,7 @@ unsafe extern "C" fn cuDeviceGetAttribute(to: *mut c_int, attribute: c_uint, _de
         115 => 1,
         75 => major,
         76 => minor,
-        // Most shared memory of a block: that of A100 and H100.
+        // The most shared memory of a block: that of A100 and H100.
         97 => {
             if major == 9 {
                 227 << 10
@@ -278,7 +278,7 @@ unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFreeHost(start: *mut c_void) -> Status {
     call("cuMemFreeHost", |device| {
-        // The driver waits for the device.
+        // The driver also waits for the device.
         device.synchronize()?;
         let address = start.addr() as u64;
         let Some(layout) = device.host_allocations.remove(&address) else { return Ok(INVALID_VALUE) };
@@ -314,7 +314,7 @@ extern "C" fn cuMemHostUnregister(start: *mut c_void) -> Status {
     })
 }
 
-/// Whether the memory at an address is mapped together with other processes, as the system tells.
+/// Whether the memory at an address is a mapping shared with other processes, according to the system.
 fn is_shared(address: usize) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     // `START-END PERMISSIONS …`, whose fourth permission is `s` or `p`.
@@ -399,7 +399,7 @@ unsafe extern "C" fn cuStreamCreate(to: *mut u64, _flags: c_uint) -> Status {
     })
 }
 
-/// Any stream may run at any time here, whatever its priority.
+/// Priorities are ignored, as any stream may run at any time here.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamCreateWithPriority(to: *mut u64, flags: c_uint, _priority: c_int) -> Status {
     // SAFETY: the caller's pointer.
@@ -472,7 +472,7 @@ extern "C" fn cuEventSynchronize(event: u64) -> Status {
     call("cuEventSynchronize", |device| done(device.synchronize_event(event)))
 }
 
-/// No measure of anything: one microsecond.
+/// Reports one microsecond, as the stand-in measures no time.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventElapsedTime_v2(ms: *mut f32, _start: u64, end: u64) -> Status {
     call("cuEventElapsedTime", |device| {
@@ -550,7 +550,7 @@ unsafe extern "C" fn cuModuleLoadData(to: *mut *mut c_void, image: *const c_void
             eprintln!("gpu-standin: a module that the stand-in's NVRTC did not make; is the kernel cache a real GPU's?");
             return Ok(INVALID_VALUE);
         }
-        // SAFETY: `nvrtc.rs` wrote a length and as much text behind the magic.
+        // SAFETY: `nvrtc.rs` wrote a length and as much text after the magic.
         let text = unsafe {
             let len = start.add(MODULE_MAGIC.len()).cast::<u64>().read_unaligned() as usize;
             std::slice::from_raw_parts(start.add(MODULE_MAGIC.len() + 8), len)

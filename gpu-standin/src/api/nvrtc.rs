@@ -1,6 +1,6 @@
-//! The compiler (`libnvrtc`): the real one, asked for PTX instead of machine code, with lines.
+//! The compiler (`libnvrtc`): the real one, which is asked for PTX with line information instead of machine code.
 //!
-//! The option `plant` names a file of edits to sources, so that tests can see that a bug is found:
+//! The option `plant` names a file of edits to sources, with which tests check that a bug is found:
 //!
 //! ```text
 //! FILE.cu
@@ -47,7 +47,7 @@ fn real<F>(name: &CStr) -> F {
     unsafe { transmute_copy(&function) }
 }
 
-/// Where this library lies.
+/// The path of this library.
 fn own_path() -> PathBuf {
     // SAFETY: plain numbers and pointers, written by `dladdr`.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -111,7 +111,7 @@ unsafe extern "C" fn nvrtcCompileProgram(program: Program, count: c_int, options
         (0..count as usize).map(|i| unsafe { CStr::from_ptr(*options.add(i)) }.to_string_lossy().into_owned()).collect();
     let mut changed: Vec<CString> = Vec::new();
     for option in given {
-        // A virtual architecture: PTX, without the assembler.
+        // A virtual architecture gives PTX, without the assembler.
         if !option.starts_with("--ptxas-options") {
             changed.push(CString::new(option.replace("=sm_", "=compute_")).expect("options have no zero bytes"));
         }

@@ -1,4 +1,4 @@
-//! Instructions that only compute, over all lanes at once. Lanes that do not take part keep their registers.
+//! Instructions that only compute, over all lanes at once. Inactive lanes keep their registers.
 
 use super::{
     tensor::{narrow, widen},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::ptx::program::{Instr, Op};
 
-/// Whether the instruction was one of these. `Err`: what it must not do.
+/// Executes the instruction if it is one of these, and returns whether it was. The error is its violation of a rule.
 #[inline(always)]
 pub(crate) fn compute(r: &mut Registers, lists: &[u16], instr: &Instr, mask: u32) -> Result<bool, &'static str> {
     let Instr { op, d, a, b, c, .. } = *instr;
@@ -89,7 +89,7 @@ pub(crate) fn compute(r: &mut Registers, lists: &[u16], instr: &Instr, mask: u32
             );
         }};
     }
-    // 64 bits from 32, and the other way round.
+    // This converts 64 bits from 32, and the other way round.
     macro_rules! widen {
         (|$x:ident| $value:expr) => {{
             let x = *r.r32(a);
@@ -201,15 +201,15 @@ pub(crate) fn compute(r: &mut Registers, lists: &[u16], instr: &Instr, mask: u32
         Op::SqrtF32 => float!(|x| x.sqrt()),
         Op::Ex2F32 | Op::Ex2FtzF32 => float!(|x| exp2(x)),
         Op::TruncF32 => float!(|x| x.trunc()),
-        // The sign of the first, the size of the second.
+        // The result has the sign of the first and the size of the second.
         Op::CopysignF32 => r32!(|x, y| x & 0x8000_0000 | y & 0x7fff_ffff),
         Op::CvtF32U32 => r32!(|x| (x as f32).to_bits()),
         Op::CvtF32S32 => r32!(|x| (x as i32 as f32).to_bits()),
-        // Saturates; NaN is zero.
+        // The conversion saturates; NaN becomes zero.
         Op::CvtU32F32Rz => r32!(|x| f32::from_bits(x) as u32),
         Op::CvtS32F32Rn => r32!(|x| f32::from_bits(x).round_ties_even() as i32 as u32),
         Op::CvtBf16x2 => r32!(|x, y| narrow(f32::from_bits(x)) << 16 | narrow(f32::from_bits(y))),
-        // Rounds to f32 first, which is exact for sums of a few more bits than bf16's.
+        // This first rounds to f32, which is exact for sums of a few more bits than bf16's.
         Op::FmaBf16x2 => r32!(|x, y, z| {
             let half = |by: u32| narrow(widen(x >> by & 0xffff).mul_add(widen(y >> by & 0xffff), widen(z >> by & 0xffff)));
             half(16) << 16 | half(0)
@@ -305,7 +305,7 @@ pub(crate) fn compute(r: &mut Registers, lists: &[u16], instr: &Instr, mask: u32
         Op::LeF32 => compare_floats!(|x, y| x <= y),
         Op::GtF32 => compare_floats!(|x, y| x > y),
         Op::GeF32 => compare_floats!(|x, y| x >= y),
-        // The others are true if a number is NaN.
+        // These comparisons are also true if a number is NaN.
         Op::EquF32 => compare_floats!(|x, y| x == y || x.is_nan() || y.is_nan()),
         Op::NeuF32 => compare_floats!(|x, y| x != y),
         Op::LtuF32 => compare_floats!(|x, y| x < y || x.is_nan() || y.is_nan()),
@@ -332,7 +332,7 @@ fn exp2(x: f32) -> f32 {
     let t = rest * std::f32::consts::LN_2;
     let tail = t * t * t * (1.0 / 6.0 + t * (1.0 / 24.0 + t * (1.0 / 120.0 + t * (1.0 / 720.0 + t / 5040.0))));
     let fraction = 1.0 + (t + (t * t * 0.5 + tail));
-    // In two steps: the largest power alone would not fit.
+    // This takes two steps, as the largest power alone would not fit.
     let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
     let half = whole as i32 / 2;
     let scaled = if whole < -126.0 { 0.0 } else { fraction * power(half) * power(whole as i32 - half) };

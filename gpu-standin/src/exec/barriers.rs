@@ -1,10 +1,10 @@
-//! Named barriers: PTX's `barrier.sync` and `barrier.arrive` with a number of threads. Some of a block's warps meet there, and those that
-//! only arrive go on at once.
+//! Named barriers: PTX's `barrier.sync` and `barrier.arrive` with a number of threads. Some of a block's warps meet there; warps that only
+//! arrive continue at once.
 
 use super::shared::Shared;
 use crate::fault::{Fault, Kind};
 
-/// A block has as many.
+/// The number of a block's named barriers.
 pub(crate) const COUNT: usize = 16;
 
 /// A block's named barriers.
@@ -16,13 +16,13 @@ pub(crate) struct Barriers {
 
 #[derive(Clone, Default)]
 struct Barrier {
-    /// Threads that complete it.
+    /// The number of threads that complete the barrier.
     expected: u32,
     arrived: u32,
     warps: Vec<usize>,
-    /// Those that do not go on before.
+    /// The warps that wait for completion.
     waiting: Vec<usize>,
-    /// What the warps knew when they came, together.
+    /// The merged clocks that the warps had on arrival.
     clock: Vec<u32>,
 }
 
@@ -31,12 +31,12 @@ impl Barriers {
         Self { all: std::array::from_fn(|_| Barrier::default()), released: Vec::new() }
     }
 
-    /// For the next block.
+    /// Resets the barriers for the next block.
     pub(crate) fn clear(&mut self) {
         *self = Self::new();
     }
 
-    /// A warp comes, and waits for the others if it is to. True: it goes on.
+    /// Arrives with a warp, which waits for the others if `waits`. Returns whether it continues.
     pub(crate) fn arrive(&mut self, id: u32, threads: u32, warp: usize, waits: bool, shared: &mut Shared) -> Result<bool, Fault> {
         let wrong = |what: String| Err(Fault::new(Kind::Divergence, what));
         let Some(barrier) = self.all.get_mut(id as usize) else { return wrong(format!("warp {warp} names barrier {id} of {COUNT}")) };
@@ -70,7 +70,7 @@ impl Barriers {
         Ok(true)
     }
 
-    /// Warps that go on, since the last call.
+    /// The warps released since the last call.
     pub(crate) fn released(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.released)
     }

@@ -1,9 +1,9 @@
-//! A block's shared memory. It knows, for every four bytes, whether they were written, who wrote and who read them
-//! last, and whether a copy is on its way there: so it finds what a missing barrier, wait or fence leaves to chance.
+//! A block's shared memory. It records, for every four bytes, whether they were written, the last writer and reader, and whether a copy to
+//! them is in flight: so it detects results that a missing barrier, wait or fence leaves to chance.
 //!
-//! Barriers may join some of the warps only. So each warp has a clock of every other one: what that warp had done when
-//! the two last met, directly or through others (vector clocks: Mattern, "Virtual Time and Global States of Distributed
-//! Systems", 1989).
+//! Barriers may join only some of the warps. So each warp has a clock of every other warp: the time up to which it knows the other's
+//! actions, from meeting directly or through other warps (vector clocks: Mattern, "Virtual Time and Global States of Distributed Systems",
+//! 1989).
 
 use crate::{
     fault::{Fault, Kind},
@@ -13,47 +13,47 @@ use crate::{
 pub(crate) struct Shared {
     bytes: Vec<u8>,
     words: Vec<Word>,
-    /// When each warp last read each word, words by warps; zero: never.
+    /// The time of each warp's last read of each word, words by warps; zero if there was none.
     reads: Vec<u32>,
-    /// Advances with every access and barrier.
+    /// The current time, which advances with every access and barrier.
     now: u32,
-    /// For each warp, and each warp: until when the first knows what the second did.
+    /// For each pair of warps, the time up to which the first knows the second's actions.
     seen: Vec<Vec<u32>>,
-    /// When each warp last made its writes visible to warpgroup products.
+    /// The time at which each warp last made its writes visible to warpgroup products.
     fences: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Word {
-    /// Zero: never.
+    /// The time of the last write; zero if there was none.
     written: u32,
-    /// By any warp.
+    /// The time of the last read by any warp.
     read: u32,
-    /// Where in the code.
+    /// The instruction of the last write.
     written_at: u32,
     read_at: u32,
     writer: u8,
     reader: u8,
-    /// A copy by warp `pending - 1` is on its way here.
+    /// `pending - 1` is the warp whose copy to this word is in flight, if not zero.
     pending: u8,
     valid: bool,
 }
 
-/// A writer that is several warps, by atomic operations.
+/// The writer of atomic operations by several warps.
 const ATOMIC: u8 = 255;
 
-/// Who accesses.
+/// The origin of an access.
 #[derive(Clone, Copy)]
 pub(crate) struct Who {
     pub(crate) warp: u8,
     pub(crate) pc: u32,
 }
 
-/// What is wrong, and where in the code the other side is.
+/// A fault, and the instruction of the other access.
 pub(crate) type Clash = (Fault, Option<u32>);
 
 impl Shared {
-    /// `ranges`: addresses of the variables.
+    /// Creates the memory. `ranges`: the addresses of the variables.
     pub(crate) fn new(ranges: &[(u32, u32)], warps: usize) -> Self {
         let end = ranges.iter().map(|r| r.1).max().unwrap_or(SHARED_START);
         let mut words = vec![Word::default(); (end as usize).div_ceil(4)];
@@ -70,7 +70,7 @@ impl Shared {
         }
     }
 
-    /// For the next block.
+    /// Resets the memory for the next block.
     pub(crate) fn clear(&mut self) {
         for word in &mut self.words {
             *word = Word { valid: word.valid, ..Word::default() };
@@ -81,14 +81,14 @@ impl Shared {
         self.fences.fill(0);
     }
 
-    /// All warps meet.
+    /// Passes a barrier at which all warps meet.
     pub(crate) fn pass_barrier(&mut self) {
         let now = self.now;
         self.seen.iter_mut().for_each(|seen| seen.fill(now));
         self.now += 1;
     }
 
-    /// What a warp knows now, itself included: what it brings to a barrier.
+    /// The clock that a warp brings to a barrier: its knowledge, with its own actions.
     pub(crate) fn clock(&mut self, warp: usize) -> Vec<u32> {
         let mut clock = self.seen[warp].clone();
         clock[warp] = self.now;
@@ -96,14 +96,14 @@ impl Shared {
         clock
     }
 
-    /// A warp learns what the others at a barrier brought there.
+    /// Merges the clocks that the other warps brought to a barrier into a warp's.
     pub(crate) fn learn(&mut self, warp: usize, clock: &[u32]) {
         for (seen, &then) in self.seen[warp].iter_mut().zip(clock) {
             *seen = (*seen).max(then);
         }
     }
 
-    /// Whether a write by `by` is not ordered before what `who` does now.
+    /// Whether the last write of a word is not ordered before an access by `who` now.
     fn write_races(&self, word: &Word, who: u8) -> bool {
         let seen = &self.seen[usize::from(who)];
         match word.writer {
@@ -113,7 +113,7 @@ impl Shared {
         }
     }
 
-    /// A warp whose read of a word is not ordered before what `who` does now.
+    /// A warp whose read of a word is not ordered before an access by `who` now.
     fn racing_reader(&self, at: usize, who: u8) -> Option<u8> {
         let seen = &self.seen[usize::from(who)];
         let reads = &self.reads[at * seen.len()..][..seen.len()];
@@ -127,7 +127,7 @@ impl Shared {
         self.now += 1;
     }
 
-    /// A new instruction.
+    /// Advances the time for a new instruction.
     pub(crate) fn tick(&mut self) {
         self.now += 1;
     }
@@ -190,8 +190,8 @@ impl Shared {
         Ok(())
     }
 
-    /// A number of `len` bytes, changed by `change`, which may exceed it; returns what it was. Atomic accesses do not race
-    /// with each other.
+    /// Changes a number of `len` bytes by `change`, whose result may exceed them; returns the old number. Atomic accesses do not race with
+    /// each other.
     pub(crate) fn update(&mut self, address: u64, len: usize, who: Who, change: impl FnOnce(u64) -> u64) -> Result<u64, Clash> {
         let range = self.words(address, len, "updates")?;
         for at in range {
@@ -200,7 +200,7 @@ impl Shared {
             if word.pending != 0 || word.written == 0 || raced {
                 return Err(word.refuse(address, who, "updates"));
             }
-            // A plain access in this interval races, even by this warp: that it was alone is not known.
+            // A plain access in this interval races, even by this warp: it is not known to be the only one.
             let word = &mut self.words[at];
             word.writer = ATOMIC;
             (word.written, word.written_at) = (self.now, who.pc);
@@ -213,7 +213,7 @@ impl Shared {
         Ok(old)
     }
 
-    /// A copy will arrive here: until then nobody may look.
+    /// Notes that a copy will arrive here: until then no access is allowed.
     pub(crate) fn expect_copy(&mut self, address: u64, len: usize, who: Who) -> Result<(), Clash> {
         let range = self.words(address, len, "copies to")?;
         self.may_write(range.clone(), address, who)?;
@@ -231,7 +231,7 @@ impl Shared {
         self.bytes[address as usize..address as usize + from.len()].copy_from_slice(from);
     }
 
-    /// A product's read, by another proxy: it sees what was written before its writer's last fence.
+    /// A product's read through the async proxy, which sees the writes before their writer's last fence.
     pub(crate) fn read_by_product(&mut self, address: u64, who: Who) -> Result<u16, Clash> {
         let range = (address / 4) as usize..(address / 4) as usize + 1;
         if range.end > self.words.len() || !self.words[range.start].valid {
@@ -325,7 +325,7 @@ mod tests {
         shared.read(0x410, 4, who(1)).unwrap();
         assert_eq!(kind(shared.read(0x414, 4, who(1)).map(<[u8]>::to_vec)), Kind::Race, "written after warp 0 told");
         assert_eq!(kind(shared.read(0x410, 4, who(2)).map(<[u8]>::to_vec)), Kind::Race, "warp 2 met no one");
-        // Through warp 1.
+        // The warps meet through warp 1.
         let clock = shared.clock(1);
         shared.learn(2, &clock);
         shared.read(0x410, 4, who(2)).unwrap();

@@ -74,15 +74,15 @@ pub(crate) fn transpose(from: &Lanes) -> Lanes {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operand {
     start: u64,
-    /// Between panels of 64 columns, of an operand that lies transposed.
+    /// The distance between panels of 64 columns, for an operand that is stored transposed.
     leading: u64,
-    /// Between groups of 8 rows.
+    /// The distance between groups of 8 rows.
     stride: u64,
     transposed: bool,
 }
 
 impl Operand {
-    /// `None`: a layout that is not implemented. Implemented is the swizzle of 128 bytes, without a base offset.
+    /// Decodes a descriptor; `None` for a layout that is not supported. Only the swizzle of 128 bytes without a base offset is.
     pub(crate) fn new(descriptor: u64, transposed: bool) -> Option<Self> {
         let field = |from: u32| (descriptor >> from & 0x3fff) << 4;
         let (swizzle, base) = (descriptor >> 62, descriptor >> 49 & 7);
@@ -92,7 +92,7 @@ impl Operand {
     /// The address of inner index `k` of row (or column) `i`.
     pub(crate) fn address(&self, i: u64, k: u64) -> u64 {
         let linear = if self.transposed {
-            // 64 numbers side by side, then 8 of the inner index, 128 bytes apart.
+            // There are 64 adjacent numbers, then 8 of the inner index, 128 bytes apart.
             self.start + i / 64 * self.leading + k / 8 * self.stride + k % 8 * 128 + i % 64 * 2
         } else {
             self.start + i / 8 * self.stride + i % 8 * 128 + k * 2

@@ -1,8 +1,8 @@
-//! A warp: 32 lanes that run together where they can.
+//! A warp: 32 lanes that run together where possible.
 //!
-//! Lanes that took different ways form groups. The group that is furthest behind runs, until it catches up with
-//! another: so they meet where the ways meet, as compilers lay out code. An instruction for named lanes (`.sync`) waits
-//! for them; if they cannot come, that is an error.
+//! Lanes that have diverged form groups. The group that is furthest behind runs until it catches up with another: so they reconverge where
+//! the paths meet, in the order in which compilers lay out code. An instruction for named lanes (`.sync`) waits for them; if they cannot
+//! arrive, that is an error.
 
 use super::{
     Block,
@@ -76,7 +76,7 @@ impl Registers {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
     Ready,
-    /// At the barrier of this instruction.
+    /// Waiting at the barrier of this instruction.
     AtBarrier(usize),
     Ended,
 }
@@ -86,7 +86,7 @@ pub(crate) enum State {
 struct Group {
     pc: usize,
     mask: u32,
-    /// Waits there for other lanes.
+    /// Whether the group waits for other lanes.
     waits: bool,
 }
 
@@ -94,7 +94,7 @@ struct Group {
 struct Copy {
     to: u32,
     from: u64,
-    /// Bytes read; the rest is zeros.
+    /// The number of bytes read; the rest is zeros.
     bytes: u32,
     pc: usize,
 }
@@ -103,7 +103,7 @@ struct Copy {
 struct Product {
     pc: usize,
     instr: Instr,
-    /// The first operand, where it comes from registers.
+    /// The first operand, if it comes from registers.
     a: Vec<Lanes>,
     a_descriptor: u64,
     b_descriptor: u64,
@@ -122,14 +122,14 @@ pub(crate) struct Warp {
     copy_groups: Vec<Vec<Copy>>,
     products: Vec<Product>,
     product_groups: Vec<Vec<Product>>,
-    /// Accumulators of products in flight, and what they held before the first.
+    /// The accumulators of products in flight, with their earlier contents.
     busy: Vec<u16>,
     held: Vec<Lanes>,
-    /// Registers were fenced for products since the last wait.
+    /// Whether registers were fenced for products since the last wait.
     fenced: bool,
 }
 
-/// In an accumulator whose product is in flight: a NaN.
+/// The contents of an accumulator whose product is in flight: a NaN.
 const IN_FLIGHT: u32 = 0x7fff_dead;
 
 impl Warp {
@@ -307,7 +307,7 @@ impl Warp {
         fault.at(format!("warp {}, {}", self.index, kernel.place(pc)))
     }
 
-    /// The group that is furthest behind; groups at the same instruction become one.
+    /// Chooses the group that is furthest behind; groups at the same instruction are merged.
     fn next_group(&mut self, kernel: &Kernel) -> Result<Option<usize>, Fault> {
         if self.groups.len() > 1 {
             self.groups.sort_by_key(|group| group.pc);
@@ -340,7 +340,7 @@ impl Warp {
         Writer::new(block.launch, block.index, block.interval, self.index as u32)
     }
 
-    /// What is not arithmetic. False: waits for other lanes, and is to be tried again.
+    /// Executes an instruction that is not arithmetic. Returns false if it waits for other lanes and must be tried again.
     #[inline(always)]
     fn other(&mut self, block: &mut Block<'_>, pc: usize, instr: &Instr, active: u32, mask: u32) -> Result<bool, Fault> {
         let list = &block.kernel.lists[instr.list as usize..][..instr.count as usize];
@@ -381,7 +381,7 @@ impl Warp {
                         return Err(Fault::new(Kind::Alignment, format!("lane {i} copies 16 bytes from {:#x}", from[i])));
                     }
                     block.shared.expect_copy(u64::from(to[i]), 16, who).map_err(|clash| placed(block.kernel, clash, i))?;
-                    // The source must be there from now on.
+                    // The source must exist from now on.
                     if bytes[i] > 0 {
                         block.memory.load(from[i], bytes[i] as usize, self.writer(block)).map_err(|fault| fault.at(format!("lane {i}")))?;
                     }
@@ -471,7 +471,7 @@ impl Warp {
         Ok(true)
     }
 
-    /// The lanes that an instruction names: the same for all that run it, and they among them.
+    /// The lanes that an instruction names, which must be the same for all lanes that run it, and include these.
     fn members(&self, slot: u16, active: u32) -> Result<u32, Fault> {
         let named = self.registers.r32(slot);
         let members = named[active.trailing_zeros() as usize];
@@ -659,7 +659,7 @@ impl Warp {
                     self.multiply(block, &product)
                         .map_err(|fault| fault.at(format!("a product begun at {}", block.kernel.place(product.pc))))?;
                 }
-                // What later products still accumulate into stays busy.
+                // The accumulators of later products stay busy.
                 let later: Vec<u16> =
                     self.products.iter().chain(self.product_groups.iter().flatten()).flat_map(accumulators(block.kernel)).collect();
                 let mut kept = (Vec::new(), Vec::new());
@@ -708,7 +708,7 @@ impl Warp {
         Ok(())
     }
 
-    /// This warp's 16 rows of a product.
+    /// Computes this warp's 16 rows of a product.
     fn multiply(&mut self, block: &mut Block<'_>, product: &Product) -> Result<(), Fault> {
         let Op::Wgmma { columns, a_shared, b_transposed } = product.instr.op else { unreachable!("a product") };
         let columns = usize::from(columns);

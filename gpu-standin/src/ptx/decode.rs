@@ -1,5 +1,5 @@
-//! Statements to instructions. Every immediate and every special register gets a slot of its own, so that the
-//! interpreter knows only slots.
+//! Statements to instructions. Every immediate and every special register gets a slot of its own, so that the interpreter only deals with
+//! slots.
 
 use super::{
     parse::{Entry, Item, Loc, Module, parse, shared_variable, size_of_type},
@@ -30,10 +30,10 @@ struct Decoder {
     constants64: HashMap<u64, u16>,
     constant_predicates: HashMap<bool, u16>,
     specials: HashMap<Special, u16>,
-    /// Addresses of shared variables, offsets of parameters.
+    /// Addresses of shared variables, and offsets of parameters.
     symbols: HashMap<String, u64>,
     labels: HashMap<String, usize>,
-    /// Instructions whose targets are to be filled in.
+    /// Instructions whose targets are yet to be filled in.
     branches: Vec<(usize, String)>,
     code: Vec<Instr>,
     lists: Vec<u16>,
@@ -44,7 +44,7 @@ struct Decoder {
     param_bytes: usize,
 }
 
-/// What follows an instruction's name.
+/// The operands after an instruction's name.
 struct Operands {
     all: Vec<String>,
     name: String,
@@ -120,7 +120,7 @@ impl Decoder {
             decoder.symbols.insert(name, u64::from(start));
             if let Some(size) = size {
                 decoder.shared.push((start, start + size as u32));
-                // Not a multiple of more than was asked for.
+                // The address is not a multiple of more than the requested alignment.
                 decoder.dynamic_at = (start + size as u32 + SHARED_GAP).next_multiple_of(32) + 16;
             } else {
                 decoder.dynamic_at = start;
@@ -258,7 +258,7 @@ impl Decoder {
         self.constant(class, value)
     }
 
-    /// A vector's registers, or a single one; with their class.
+    /// The registers of a vector, or a single one, with their class.
     fn registers(&self, text: &str) -> Result<(Class, Vec<u16>), Fault> {
         let inner = text.trim().trim_start_matches('{').trim_end_matches('}');
         let found: Vec<(Class, u16)> = inner
@@ -269,7 +269,7 @@ impl Decoder {
         Ok((class, found.into_iter().map(|(_, slot)| slot).collect()))
     }
 
-    /// A vector that is read: may hold immediates.
+    /// A vector that is read, which may contain immediates.
     fn sources(&mut self, text: &str) -> Result<(Class, Vec<u16>), Fault> {
         let names = split(text.trim().trim_start_matches('{').trim_end_matches('}'));
         let class = names.iter().find_map(|name| self.register(name)).map_or(Class::R32, |(class, _)| class);
@@ -277,7 +277,7 @@ impl Decoder {
         Ok((class, slots))
     }
 
-    /// `[register+offset]`, `[symbol+offset]`: the address' slot and class, and the offset.
+    /// The slot and class of the address in `[register+offset]` or `[symbol+offset]`, and the offset.
     fn address(&mut self, text: &str) -> Result<(Class, u16, i64), Fault> {
         let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).ok_or_else(|| unsupported(&format!("the address {text}")))?;
         let (base, offset) = inner.split_once('+').unwrap_or((inner, "0"));
@@ -328,7 +328,7 @@ impl Decoder {
     }
 
     fn plain(&mut self, instr: &mut Instr, shape: &str, operands: &Operands) -> Result<(), Fault> {
-        // One letter per operand, the result first.
+        // There is one letter per operand, the result's first.
         let classes: Vec<Class> = shape
             .chars()
             .map(|c| {
@@ -509,7 +509,7 @@ impl Decoder {
                 "global" => space = Space::Global,
                 "shared" => space = Space::Shared,
                 "param" => space = Space::Param,
-                // Hints for caches. `nc` promises that nobody writes, which the race checks look after.
+                // These are hints for caches. `nc` promises that no thread writes, which the race checks cover.
                 "nc" | "cs" | "ca" | "cg" => {}
                 "v2" => vector = 2,
                 "v4" => vector = 4,
@@ -593,8 +593,7 @@ fn immediate(text: &str) -> Option<u64> {
     text.parse::<i64>().map(|x| x as u64).or_else(|_| text.parse::<u64>()).ok()
 }
 
-/// Instructions that only compute: the operation, and a letter per operand: a 32-bit register (r), a long one (l), a
-/// predicate (p).
+/// The operation of an instruction that only computes, and a letter per operand: a 32-bit register (r), a long one (l), a predicate (p).
 #[rustfmt::skip]
 fn plain(name: &str) -> Option<(Op, &'static str)> {
     use Op::*;

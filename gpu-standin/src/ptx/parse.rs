@@ -3,12 +3,12 @@
 use crate::fault::{Fault, Kind};
 use std::{collections::HashMap, fmt, sync::Arc};
 
-/// Where an instruction came from.
+/// The origin of an instruction in the sources.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Loc {
     pub(crate) file: Arc<str>,
     pub(crate) line: u32,
-    /// Where the function of that line was inlined.
+    /// The place where the function of that line was inlined.
     pub(crate) within: Option<(Arc<str>, u32)>,
     pub(crate) ptx_line: u32,
     pub(crate) text: Arc<str>,
@@ -80,7 +80,7 @@ pub(crate) fn parse(text: &str) -> Result<Module, Fault> {
     let text = clean.join("\n");
     let mut module = Module::default();
     let mut rest = &text[..];
-    // What stands between kernels: declarations that matter are those of shared memory.
+    // Only declarations of shared memory matter in the text between kernels.
     while let Some(at) = rest.find(".entry") {
         declarations(&rest[..at], &mut module)?;
         let head = &rest[at + ".entry".len()..];
@@ -114,7 +114,7 @@ fn declarations(text: &str, module: &mut Module) -> Result<(), Fault> {
     Ok(())
 }
 
-/// `.align 16 .b8 name[2304]`; nothing in the brackets: dynamic.
+/// Parses `.align 16 .b8 name[2304]`; empty brackets stand for a dynamic size.
 pub(crate) fn shared_variable(declaration: &str) -> Result<(String, Option<usize>, usize), Fault> {
     let (mut alignment, mut element, mut name) = (1, 1, None);
     let mut words = declaration.split_whitespace();
@@ -131,7 +131,7 @@ pub(crate) fn shared_variable(declaration: &str) -> Result<(String, Option<usize
     Ok((name.to_owned(), count.map(|count| count * element), alignment.max(element)))
 }
 
-/// `.param .align 8 .b8 name[768]` or `.param .u64 name`.
+/// Parses `.param .align 8 .b8 name[768]` or `.param .u64 name`.
 fn parameter(text: &str) -> Result<(String, usize, usize), Fault> {
     let declaration = text.strip_prefix(".param").ok_or_else(|| bad(format!("the parameter `{text}`")))?;
     let (name, size, alignment) = shared_variable(declaration)?;
@@ -182,7 +182,7 @@ fn items(body: &str, first_line: u32, files: &HashMap<u32, Arc<str>>) -> Result<
     Ok(items)
 }
 
-/// `.loc 1 60 9, function_name $L, inlined_at 1 178 5`
+/// Parses `.loc 1 60 9, function_name $L, inlined_at 1 178 5`.
 fn location(text: &str, files: &HashMap<u32, Arc<str>>) -> Result<Loc, Fault> {
     let pair = |text: &str| -> Option<(Arc<str>, u32)> {
         let mut numbers = text.split_whitespace().map(|n| n.parse::<u32>());

@@ -2,18 +2,18 @@
 
 use super::parse::Loc;
 
-/// One instruction. What the fields mean is up to the operation.
+/// One instruction. The meaning of the fields depends on the operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Instr {
     pub(crate) op: Op,
-    /// Slot of the guarding predicate, and what it must not be; `NO_GUARD`: always.
+    /// The slot of the guarding predicate, and the value that skips the instruction; `NO_GUARD` if it always runs.
     pub(crate) guard: u16,
     pub(crate) negated: bool,
     pub(crate) d: u16,
     pub(crate) a: u16,
     pub(crate) b: u16,
     pub(crate) c: u16,
-    /// Offset of an address, target of a branch, or an immediate.
+    /// The offset of an address, the target of a branch, or an immediate.
     pub(crate) imm: i64,
     /// Further slots: `lists[list..list + count]`.
     pub(crate) list: u32,
@@ -28,7 +28,7 @@ pub(crate) enum Space {
     Global,
     Shared,
     Param,
-    /// Global memory, as far as our kernels go; shared memory has no generic addresses here.
+    /// Global memory, as in our kernels; shared memory has no generic addresses here.
     Generic,
 }
 
@@ -38,9 +38,9 @@ pub(crate) struct Access {
     pub(crate) space: Space,
     /// Bytes of one element.
     pub(crate) element: u8,
-    /// Registers of 64 bits.
+    /// Whether the registers have 64 bits.
     pub(crate) wide: bool,
-    /// The address is in a 64-bit register.
+    /// Whether the address is in a 64-bit register.
     pub(crate) wide_address: bool,
 }
 
@@ -91,7 +91,7 @@ pub(crate) enum Op {
     Wgmma { columns: u16, a_shared: bool, b_transposed: bool }, WgmmaFence, WgmmaCommit, WgmmaWait,
 }
 
-/// Values that a warp's registers begin with.
+/// The values that a warp's registers are initialized with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Special {
     TidX,
@@ -114,32 +114,32 @@ pub(crate) struct Kernel {
     pub(crate) name: String,
     pub(crate) code: Vec<Instr>,
     pub(crate) lists: Vec<u16>,
-    /// Whether another way than from the instruction before leads here.
+    /// Whether control can reach each instruction other than from the one before it.
     pub(crate) leaders: Vec<bool>,
     pub(crate) places: Vec<Loc>,
     /// Offset and size of every parameter.
     pub(crate) params: Vec<(usize, usize)>,
     pub(crate) param_bytes: usize,
-    /// Registers: 32 bits, 64 bits, predicates.
+    /// The numbers of registers: 32 bits, 64 bits, predicates.
     pub(crate) slots: [usize; 3],
     pub(crate) constants32: Vec<(u16, u32)>,
     pub(crate) constants64: Vec<(u16, u64)>,
     pub(crate) constant_predicates: Vec<(u16, bool)>,
     pub(crate) specials: Vec<(u16, Special)>,
-    /// Statically allocated shared memory: ranges that are in use, and where the dynamic part begins.
+    /// Statically allocated shared memory: the ranges in use, and the start of the dynamic part.
     pub(crate) shared: Vec<(u32, u32)>,
     pub(crate) dynamic_at: u32,
     pub(crate) threads_max: u32,
 }
 
 impl Kernel {
-    /// The source line of an instruction, for people.
+    /// The source line of an instruction, for messages.
     pub(crate) fn place(&self, pc: usize) -> String {
         self.places[self.code[pc].place as usize].to_string()
     }
 }
 
-/// Where shared memory begins: zero is no address, and nothing is aligned by accident.
+/// The start of shared memory: zero is no address, and nothing is aligned by accident.
 pub(crate) const SHARED_START: u32 = 0x410;
-/// Never in use, between variables.
+/// The unused gap between variables.
 pub(crate) const SHARED_GAP: u32 = 64;

@@ -1,5 +1,5 @@
-//! Blocks that a device copies by itself from pinned memory: in the right order with everything else that happens to a block, and refused
-//! if their source changed meanwhile.
+//! Blocks that a device copies by itself from pinned memory: in the right order with all other uses of a block, and refused if their source
+//! changed meanwhile.
 
 use crate::standin::{Standin, cache, repository};
 use std::{collections::HashMap, ptr::NonNull};
@@ -44,7 +44,7 @@ fn memory_that_cannot_be_pinned_is_an_error_that_says_what_to_do() {
 
 const SLOTS: u32 = 8;
 
-/// An executor, and a node's arena as a worker maps it.
+/// An executor, and a node's arena as mapped by a worker.
 struct World {
     executor: CudaExecutor,
     node: Arena,
@@ -75,7 +75,7 @@ impl World {
         Self::with_slots(|_| SLOTS)
     }
 
-    /// `slots` is told the size of a block.
+    /// Creates a world; `slots` gets the size of a block.
     fn with_slots(slots: impl Fn(u64) -> u32) -> Self {
         let (kv, kv_dtype) = (KvBytes::Exactly(1 << 20), KvDtype::Bf16);
         let options = CudaOptions { kernel_cache: cache(), step_tokens: 64, sequences_max: 0, kv, kv_dtype };
@@ -95,7 +95,7 @@ impl World {
         (0..self.node.block_bytes()).map(|i| (i as u8).wrapping_mul(7) ^ n).collect()
     }
 
-    /// Begins to copy a slot to a device block.
+    /// Starts to copy a slot to a device block.
     fn copy(&mut self, block: u32, slot: u32) -> DeviceCopy {
         let from = self.client.device_address(slot).expect("it is pinned");
         // SAFETY: the arena is pinned, and dropped after the executor, which ends when its copies have.
@@ -136,12 +136,12 @@ fn ordered() {
     world.write(5, &c);
     assert!(world.read(5).unwrap() == c, "and before what is written after it");
 
-    // A block on its way out is given up, and its place taken.
+    // A block that is being read is given up, and its place taken.
     let leaving = world.executor.read_blocks(&[5]).unwrap();
     world.copy(5, 1).wait().unwrap();
     assert!(leaving.wait().unwrap()[0].as_ref() == c, "what is read is what was there");
     let leaving = world.executor.read_blocks(&[5]).unwrap();
-    // The second write waits for the first one's buffer, which lets it overtake.
+    // The second write waits for the first one's buffer, and might overtake it.
     let filling = (0..world.executor.blocks() as u32).filter(|&block| block != 5);
     world.write(5, &c);
     filling.cycle().take(200).for_each(|block| world.write(block, &a));
@@ -166,7 +166,7 @@ fn overwritten() {
             tier: Tier::Dram,
         };
         let copy = world.copy(3, 2);
-        // Nothing has run yet: the stand-in copies when somebody waits.
+        // Nothing has run yet: the stand-in copies only when the copy is waited for.
         world.node.set_generation(2, generation);
         world.node.write_block(2, bytes);
         copy.wait().unwrap();
@@ -180,7 +180,7 @@ fn overwritten() {
 #[test]
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn in_pieces() {
-    // Little of it is ever written, so the system provides little.
+    // Little of this memory is ever written, so the system provides few pages.
     let mut world = World::with_slots(|block_bytes| ((5 << 29) / block_bytes.next_multiple_of(64)) as u32);
     assert_eq!(world.client.pieces(), 3);
     let device = Device(world.executor.device_copies().expect("it copies").pinner());

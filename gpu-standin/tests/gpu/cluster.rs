@@ -29,7 +29,7 @@ fn compared(standin: &Standin, way: &str, flags: &[&str]) -> serde_json::Value {
     report
 }
 
-/// Bytes of blocks that workers fetched: copied by their devices, and by the host.
+/// Bytes of blocks that workers fetched: those copied by their devices, and by the host.
 fn fetched(report: &serde_json::Value, way: &str) -> (f64, f64) {
     let of = |by: &str| report["notes"][way][format!("fetched_by_{by}")].as_f64().expect("it is reported");
     (of("device"), of("host"))
@@ -42,7 +42,7 @@ fn a_disaggregated_cluster_answers_as_decode_alone_does() {
     assert!(by_device > by_host, "devices copy from the pool's memory, once it is pinned: {report:#}");
 }
 
-/// Where memory cannot be pinned, the host copies.
+/// If memory cannot be pinned, the host copies.
 #[test]
 fn without_pinned_memory_the_same_answers_take_the_long_way() {
     let report = compared(&Standin::new("memory=512,pinned=0"), "disaggregated", &[]);
@@ -74,7 +74,7 @@ fn a_crash_of_workers_does_not_show_in_the_answers() {
     assert!(report["notes"]["crashed"]["rescues"].as_f64() > Some(0.0), "{report:#}");
 }
 
-/// One launch of one worker fails in the middle of a step: the worker ends, and its sequences go on elsewhere.
+/// One launch of one worker fails in the middle of a step: the worker ends, and its sequences continue elsewhere.
 #[test]
 fn a_device_that_fails_ends_its_worker_only() {
     let marker = tempfile::TempDir::new().expect("a folder");
@@ -84,7 +84,7 @@ fn a_device_that_fails_ends_its_worker_only() {
     assert!(file.exists(), "a launch failed: {report:#}");
 }
 
-/// The model does not fit: the worker says so, and what to do.
+/// If the model does not fit, the worker's error says so, with a remedy.
 #[test]
 fn a_device_without_room_is_a_clear_error() {
     let standin = Standin::new("memory=1");

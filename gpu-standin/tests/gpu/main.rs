@@ -1,5 +1,5 @@
-//! What the CUDA backend does, on the stand-in for a GPU. Each test runs itself again as another process, with the
-//! stand-in where the libraries are looked for (`standin.rs`).
+//! The CUDA backend on the stand-in for a GPU. Each test runs itself again in a process of its own, with the stand-in in the place of the
+//! libraries (`standin.rs`).
 
 mod blocks;
 mod cluster;

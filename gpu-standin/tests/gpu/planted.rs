@@ -1,5 +1,4 @@
-//! Bugs planted into kernels' sources, and driver calls dropped: each is found, by a rule that it breaks or by its
-//! results.
+//! Bugs planted into kernels' sources, and dropped driver calls: each is found, by a rule that it breaks or by its results.
 
 use crate::standin::{Standin, cache, repository, told};
 use tidemill_kernels::{
@@ -14,21 +13,21 @@ use tidemill_kernels::{
     },
 };
 
-/// A bug, and how it must show.
+/// A bug, and the symptoms expected from it.
 struct Planted {
     what: &'static str,
     options: &'static str,
-    /// File, text, and what takes its place.
+    /// The file, the text, and its replacement.
     edit: Option<(&'static str, &'static str, &'static str)>,
-    /// The test that meets it.
+    /// The test that detects it.
     test: &'static str,
-    /// What is said of it: one of these.
+    /// The expected messages, of which one must appear.
     said: &'static [&'static str],
 }
 
-/// What is not ordered is a race, a use of something in flight, or of something that has not even begun.
+/// The messages of unordered accesses: a race, or a use of data in flight or not yet begun.
 const UNORDERED: &[&str] = &["[race]", "[in flight]", UNINITIALIZED];
-/// Who skips a barrier may also come to the next one twice.
+/// The messages of a skipped barrier, as the thread may also arrive at the next one twice.
 const ORDER: &[&str] = &["[race]", "[in flight]", UNINITIALIZED, DIVERGENCE];
 const ALIGNMENT: &str = "[alignment]";
 const ADDRESS: &str = "[address]";
@@ -43,7 +42,7 @@ const DECODE: &str = "attention_decode.cu";
 const ROUTING: &str = "experts.cu";
 const GROUPED: &str = "experts_multiply.cu";
 const ATTENTION: &str = "planted::attention";
-/// With tiles enough for buffers to be used again.
+/// The test with enough tiles for buffers to be reused.
 const ATTENTION_TO_ALL: &str = "planted::attention_to_all";
 const ATTENTION_IN_8_BITS: &str = "planted::attention_in_8_bits";
 const ATTENTION_WITH_A_CAP: &str = "planted::attention_with_a_cap";
@@ -404,7 +403,7 @@ fn every_planted_bug_is_found() {
     }
 }
 
-/// The same tests pass without a bug.
+/// Without a bug, the same tests pass.
 #[test]
 fn nothing_is_found_where_nothing_is_planted() {
     for (test, options) in [

@@ -50,7 +50,7 @@ fn chosen_algorithms_are_kept_and_checked_before_they_are_used_again() {
     Standin::new("").passes("rules::choices");
 }
 
-/// Multiplies in what would be a process of its own, and returns what is on disk then.
+/// Multiplies as in a process of its own, and returns the choices then on disk.
 fn chosen(folder: &Path) -> String {
     let device = Device::open(0, folder).unwrap();
     let mut gemm = Gemm::new(&device).unwrap();
@@ -72,7 +72,7 @@ fn choices() {
     let first = chosen(folder.path());
     let line = first.lines().find(|line| line.starts_with("4 64 32 ")).unwrap_or_else(|| panic!("{first}"));
     let file = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
-    // The stand-in's second algorithm, which it takes to be no faster.
+    // The stand-in counts its second algorithm as no faster.
     let (problem, words) = line.split_once(':').unwrap();
     let mut words: Vec<u64> = words.split_whitespace().map(|word| u64::from_str_radix(word, 16).unwrap()).collect();
     let written = |words: &[u64]| format!("{problem}:{}\n", words.iter().map(|word| format!(" {word:016x}")).collect::<String>());

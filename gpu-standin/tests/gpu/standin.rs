@@ -9,17 +9,17 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// A folder of CUDA's libraries, and one for compiled kernels, which goes with the sources that they were made from.
+/// A folder of CUDA's libraries, and one for compiled kernels, which depends on the sources that they were made from.
 pub(crate) struct Standin {
     folder: TempDir,
     options: String,
 }
 
-/// The names under which the libraries are looked for.
+/// The names under which the libraries are searched for.
 const NAMES: [&str; 3] = ["libcuda.so.1", "libcublasLt.so.13", "libnvrtc.so.13"];
 
 impl Standin {
-    /// `options`: as `src/options.rs` lists them.
+    /// Creates a stand-in with the `options` of `src/options.rs`.
     pub(crate) fn new(options: &str) -> Self {
         let folder = TempDir::new().expect("a folder");
         for name in NAMES {
@@ -28,7 +28,7 @@ impl Standin {
         Self { folder, options: options.to_owned() }
     }
 
-    /// Edits kernels' sources before they are compiled: (file, text that occurs once, text in its place).
+    /// Edits kernels' sources before they are compiled: (file, text that occurs once, replacement).
     pub(crate) fn with_edit(mut self, (file, from, to): (&str, &str, &str)) -> Self {
         let plan = self.folder.path().join("plan");
         fs::write(&plan, format!("{file}\n<<<<\n{from}\n====\n{to}\n>>>>\n")).expect("a file");
@@ -45,7 +45,7 @@ impl Standin {
         self
     }
 
-    /// Compiled kernels of unchanged sources, kept between runs; of edited ones, not.
+    /// The folder of compiled kernels, which is kept between runs for unchanged sources only.
     pub(crate) fn cache(&self) -> PathBuf {
         if self.options.contains("plant=") { self.folder.path().join("kernels") } else { library().with_file_name("gpu-standin-kernels") }
     }
@@ -54,7 +54,7 @@ impl Standin {
         self.folder.path()
     }
 
-    /// Lets a command find the stand-in.
+    /// Sets a command up to find the stand-in.
     pub(crate) fn prepare(&self, command: &mut Command) {
         let mut folders: Vec<OsString> = vec![self.folder.path().into()];
         folders.extend(std::env::var_os("LD_LIBRARY_PATH"));
@@ -69,7 +69,7 @@ impl Standin {
         command.output().expect("it starts")
     }
 
-    /// Runs such a test, which must pass.
+    /// Runs such a test, and asserts that it passes.
     pub(crate) fn passes(&self, test: &str) -> String {
         let output = self.run(test);
         let text = told(&output);
@@ -78,12 +78,12 @@ impl Standin {
     }
 }
 
-/// What a process said, errors last.
+/// The output of a process, errors last.
 pub(crate) fn told(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// In a process that `run` started: where compiled kernels are kept.
+/// The folder of compiled kernels, in a process that `run` started.
 pub(crate) fn cache() -> PathBuf {
     PathBuf::from(std::env::var_os("GPU_STANDIN_CACHE").expect("started by `Standin::run`"))
 }

@@ -9,15 +9,15 @@ use std::{
 
 /// The most states of an automaton.
 const STATES_MAX: usize = 4096;
-/// The number behind that of the last character.
+/// The number after that of the last character.
 const END: u32 = 0x11_0000;
 const SURROGATES: (u32, u32) = (0xd800, 0xe000);
 
 type Ranges = Vec<(u32, u32)>;
 
-/// The characters in classes, so that an expression treats all of one class alike.
+/// Characters in classes; an expression treats all characters of a class alike.
 pub(super) struct Alphabet {
-    /// The ranges of each class, without their ends.
+    /// The ranges of each class, excluding their ends.
     ranges: Vec<Ranges>,
     /// The classes of each set of characters that an expression names.
     sets: HashMap<Ranges, Vec<usize>>,
@@ -61,7 +61,7 @@ impl Alphabet {
         self.ranges.len()
     }
 
-    /// Returns the ranges of some classes in order, without their ends.
+    /// Returns the ranges of some classes in order, excluding their ends.
     pub(super) fn ranges(&self, classes: &[usize]) -> Ranges {
         let mut all: Ranges = classes.iter().flat_map(|&class| self.ranges[class].iter().copied()).collect();
         all.sort_unstable();
@@ -76,7 +76,7 @@ impl Alphabet {
     }
 }
 
-/// Collects the sets of characters that an expression names, or returns `None` where it is anchored or one of bytes.
+/// Collects the sets of characters that an expression names, or returns `None` if it is anchored or matches bytes.
 fn collect(expression: &Hir, sets: &mut HashMap<Ranges, ()>) -> Option<()> {
     match expression.kind() {
         HirKind::Empty => {}
@@ -136,7 +136,7 @@ impl Dfa {
         Self::explored((0, 0), classes, next, |&(x, y)| accepts(a.accepts[x], b.accepts[y]), |_| 1, work)
     }
 
-    /// Returns the language of one character or more, followed by a text of this one.
+    /// Returns the language of one or more characters, followed by a text of this language.
     pub(super) fn after_something(&self, work: &mut Work) -> Option<Self> {
         let classes = self.next[0].len();
         let next = |states: &BTreeSet<usize>, class: usize| {
@@ -145,13 +145,13 @@ impl Dfa {
         Self::explored(BTreeSet::new(), classes, next, |states| states.iter().any(|&state| self.accepts[state]), BTreeSet::len, work)
     }
 
-    /// Returns the language of a text that `expression` matches, followed by a text of this one.
+    /// Returns the language of a text that `expression` matches, followed by a text of this language.
     pub(super) fn after(&self, expression: &Hir, alphabet: &Alphabet, work: &mut Work) -> Option<Self> {
         let mut nfa = Nfa { edges: Vec::new(), skips: Vec::new() };
         let (start, end) = (nfa.state()?, nfa.state()?);
         nfa.build(expression, start, end, alphabet)?;
         work.pay(nfa.edges.len())?;
-        // What it can be in: states of the expression, and behind its end those of this.
+        // The states that it can be in: those of the expression, and after its end those of this automaton.
         type Sets = (BTreeSet<usize>, BTreeSet<usize>);
         let close = |states: BTreeSet<usize>, mut rest: BTreeSet<usize>| -> Sets {
             let mut all = states.clone();
@@ -162,7 +162,7 @@ impl Dfa {
                 }
                 waiting.extend(nfa.skips[state].iter().copied().filter(|&skip| all.insert(skip)));
             }
-            // The others do nothing but lead on.
+            // The other states only lead on.
             all.retain(|&state| !nfa.edges[state].is_empty());
             (all, rest)
         };
@@ -182,7 +182,7 @@ impl Dfa {
         classes: usize,
         next_of: impl Fn(&S, usize) -> S,
         is_accepting: impl Fn(&S) -> bool,
-        // Transitions of a state's parts.
+        // The number of transitions of a state's parts.
         cost: impl Fn(&S) -> usize,
         work: &mut Work,
     ) -> Option<Self> {
@@ -265,7 +265,7 @@ impl Nfa {
                 self.skips[at].push(to);
             }
             HirKind::Class(class) => {
-                // No class of characters is in an empty set.
+                // An empty set has no classes.
                 let classes = alphabet.sets.get(&ranges(class)?).cloned().unwrap_or_default();
                 self.edges[from].push((classes, to));
             }
@@ -281,7 +281,7 @@ impl Nfa {
                 self.skips[at].push(to);
             }
             HirKind::Alternation(options) => {
-                // Each from a state of its own: a loop in one does not lead into another.
+                // Each option has a start of its own, so that a loop in one does not lead into another.
                 for option in options {
                     let (start, end) = (self.state()?, self.state()?);
                     self.skips[from].push(start);

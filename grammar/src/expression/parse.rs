@@ -1,14 +1,14 @@
-//! Where an expression looks around and where it is anchored. All else in it stays text.
+//! Finds look-around and anchors in an expression. Everything else in it stays text.
 
 use std::ops::Range;
 
-/// The most groups, one within another.
+/// The most nested groups.
 const DEPTH_MAX: usize = 64;
 
 /// A part of an expression.
 #[derive(Clone, Debug)]
 pub(super) enum Node {
-    /// Text without look-around and anchors, which stays as it is.
+    /// Text without look-around and anchors, which is left as it is.
     Plain(String),
     Concat(Vec<Node>),
     Or(Vec<Node>),
@@ -17,7 +17,7 @@ pub(super) enum Node {
         least: u32,
         most: Option<u32>,
     },
-    /// A look-ahead, `(?=inner)` or `(?!inner)`, with the places where the text of `inner` is and where the look-ahead ends.
+    /// A look-ahead, `(?=inner)` or `(?!inner)`, with the places of the text of `inner` and of the look-ahead's end.
     Ahead {
         inner: Box<Node>,
         negative: bool,
@@ -57,7 +57,7 @@ impl Node {
         }
     }
 
-    /// Returns the fewest characters that the part matches, 0 where that is not known.
+    /// Returns the fewest characters that the part matches, or 0 if that is not known.
     pub(super) fn least(&self) -> usize {
         match self {
             Self::Plain(text) => regex_syntax::parse(text).ok().and_then(|parsed| parsed.properties().minimum_len()).unwrap_or(0),
@@ -79,7 +79,7 @@ impl Node {
     }
 }
 
-/// Parses an expression, or returns `None` where it looks behind, refers back, has word boundaries or flags, or is none.
+/// Parses an expression, or returns `None` if it looks behind, refers back, has word boundaries or flags, or is invalid.
 pub(super) fn parse(text: &str) -> Option<Node> {
     let mut parser = Parser { text, at: 0 };
     let node = parser.alternatives(DEPTH_MAX)?;
@@ -220,7 +220,7 @@ impl<'a> Parser<'a> {
             _ => return Some(None),
         };
         self.at += 1;
-        // What is matched as a whole is the same, greedy or not.
+        // The whole match is the same, greedy or not.
         self.takes("?");
         (!self.rest().starts_with(['*', '+', '?'])).then_some(Some(range))
     }

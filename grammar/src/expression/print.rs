@@ -1,4 +1,4 @@
-//! An automaton as an expression again: its states are taken out one by one, and the ways through each become edges (Kleene).
+//! Writes an automaton as an expression: its states are eliminated one by one, and the paths through each become edges (Kleene).
 
 use super::automaton::{Alphabet, Dfa};
 use std::{collections::BTreeMap, fmt::Write};
@@ -8,13 +8,13 @@ const STATES_MAX: usize = 64;
 /// The most bytes of a printed expression.
 const BYTES_MAX: usize = 8192;
 
-/// Returns a pattern for whole texts of `language`, or `None` where it would be too long.
+/// Returns a pattern for whole texts of `language`, or `None` if it would be too long.
 pub(super) fn pattern(language: &Dfa, alphabet: &Alphabet) -> Option<String> {
     let states = language.next.len();
     if states > STATES_MAX {
         return None;
     }
-    // Behind the states: one before the first, one after all that accept.
+    // Two more states follow: one before the first, and one after all that accept.
     let (start, end) = (states, states + 1);
     let mut edges: BTreeMap<(usize, usize), Part> = BTreeMap::new();
     edges.insert((start, 0), Part::empty());
@@ -63,12 +63,12 @@ pub(super) fn pattern(language: &Dfa, alphabet: &Alphabet) -> Option<String> {
     }
     Some(match edges.remove(&(start, end)) {
         Some(whole) => format!("^(?:{})$", whole.written(Level::Or)),
-        // A class without a character.
+        // A class without any character.
         None => r"^[^\x{0}-\x{10FFFF}]$".into(),
     })
 }
 
-/// How tightly a text holds together.
+/// The precedence of a text's outermost operator.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
     Or,
@@ -77,7 +77,7 @@ enum Level {
     Atom,
 }
 
-/// An expression, and whether the empty text matches beside it.
+/// An expression, and whether it also matches the empty text.
 #[derive(Clone)]
 struct Part {
     text: String,
@@ -90,7 +90,7 @@ impl Part {
         Self { text: String::new(), level: Level::Atom, is_optional: true }
     }
 
-    /// Returns the expression's text, in a group unless it holds together at least as tightly as `level`.
+    /// Returns the expression's text, in a group unless its precedence is at least `level`.
     fn written(&self, level: Level) -> String {
         if self.text.is_empty() {
             return String::new();
@@ -134,7 +134,7 @@ impl Part {
     }
 }
 
-/// Returns the class of the characters in `ranges`, which are without their ends.
+/// Returns the class of the characters in `ranges`, whose ends are exclusive.
 fn class(ranges: &[(u32, u32)]) -> Part {
     let mut text = String::from("[");
     for &(start, end) in ranges {

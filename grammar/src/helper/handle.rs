@@ -1,4 +1,4 @@
-//! The coordinator's end of the helper: starts it, starts it again where it has ended, and opens sessions. All of it blocks.
+//! The coordinator's side of the helper: starts it, restarts it after it has ended, and opens sessions. All calls block.
 
 use super::{
     ARGUMENT, Asked, CPU_MAX, Model, Question,
@@ -20,15 +20,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// An answer takes no longer, even of a helper that is still reading its vocabularies, on a machine with more to do than it can.
+/// The longest wait for an answer, even of a helper that is still reading its vocabularies, on an overloaded machine.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// Between starts of a helper that ends at once.
+/// The least time between starts of a helper that ends at once.
 const START_EVERY: Duration = Duration::from_secs(1);
-/// The helper's allocator is the coordinator's, which takes a GiB of address space at a time. A child's limit would then count as used what
-/// is not, or as free what was there before.
+/// Disables reservations by the allocator, which the helper shares with the coordinator, and which reserves a GiB of address space at a
+/// time. A child's limit would otherwise count unused memory as used, or earlier reservations as free.
 const ALLOCATOR: (&str, &str) = ("MIMALLOC_ARENA_RESERVE", "0");
 
-/// A helper, as long as this lives.
+/// A running helper, which ends when this is dropped.
 pub struct Handle {
     program: PathBuf,
     models: Vec<Model>,
@@ -41,29 +41,29 @@ struct Running {
     since: Instant,
 }
 
-/// A question has no answer.
+/// The reason why a question has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     #[error(transparent)]
     Refused(#[from] GrammarError),
-    /// It says nothing about the grammar: it may be asked again.
+    /// The helper failed, which says nothing about the grammar; the question may be asked again.
     #[error("the grammar helper does not answer: {0}")]
     Unavailable(#[from] io::Error),
 }
 
 impl Handle {
-    /// `program`, with [`ARGUMENT`] as its first argument, must [be the helper](super::run).
+    /// Starts a helper. `program`, with [`ARGUMENT`] as its first argument, must [be the helper](super::run).
     pub fn start(program: PathBuf, models: Vec<Model>) -> io::Result<Self> {
         let running = Running::start(&program, &models)?;
         Ok(Self { program, models, running: Mutex::new(running) })
     }
 
-    /// A child of the helper's, for the questions of one request.
+    /// Opens a session, a child of the helper, for the questions of one request.
     pub fn session(&self) -> io::Result<Session> {
         self.session_within(CPU_MAX)
     }
 
-    /// The same, of a request of whose CPU time so much is left.
+    /// Opens a session for a request with this much CPU time left.
     pub fn session_within(&self, cpu_left: Duration) -> io::Result<Session> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(ANSWER_MAX))?;
@@ -79,7 +79,7 @@ impl Handle {
         Ok(Session { stream: ours, is_ready: false, cpu_max: cpu_left.min(CPU_MAX), cpu: Duration::ZERO })
     }
 
-    /// The helper's process, as tests want to see it.
+    /// The process id of the helper, for tests.
     pub fn id(&self) -> u32 {
         self.running.lock().process.id()
     }
@@ -113,24 +113,24 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It holds nothing that it would have to put in order.
+        // The helper has no state to save.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// A child of the helper's.
+/// A child of the helper.
 #[derive(Debug)]
 pub struct Session {
     stream: UnixStream,
     is_ready: bool,
-    /// Of all its questions.
+    /// The CPU time for all its questions.
     cpu_max: Duration,
     cpu: Duration,
 }
 
 impl Session {
-    /// After an error that is not about the question, the session is over.
+    /// Asks a question. After an error that is not about the question, the session is over.
     pub fn ask(&mut self, question: &Question) -> Result<String, AskError> {
         question.check_size()?;
         let cpu_left = self.cpu_max.saturating_sub(self.cpu);
@@ -138,7 +138,7 @@ impl Session {
             return Err(GrammarError::TooMuchWork.into());
         }
         if !self.is_ready {
-            // Where the helper could make no child, this is the end of it.
+            // If the helper could not fork a child, the stream ends here.
             let mut byte = [0];
             (&self.stream).read_exact(&mut byte)?;
             debug_assert_eq!(byte, [READY]);
@@ -151,18 +151,18 @@ impl Session {
                 self.cpu = cpu;
                 Ok(answer?)
             }
-            // The child has ended, by a limit of its own. The last of them says little: there was too much else to do.
+            // The child was ended by a limit of its own. Reaching the last one, wall time, says little: the machine was overloaded.
             _ if asked.elapsed() < DEADLINE => Err(GrammarError::TooMuchWork.into()),
             Ok(None) => Err(io::Error::new(io::ErrorKind::TimedOut, "there was no time for it").into()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// CPU time of the answers so far.
+    /// The CPU time of the answers so far.
     pub fn cpu(&self) -> Duration {
         self.cpu
     }
 }
 
-/// A child that was ended before this has used up its CPU time, or its memory.
+/// A child that ended before this time has used up its CPU time, or its memory.
 const DEADLINE: Duration = Duration::from_secs(super::process::DEADLINE_S as u64);

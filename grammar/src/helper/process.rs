@@ -1,5 +1,5 @@
-//! The helper and its children. The helper has the vocabularies, waits for sessions, and makes a child of itself for each. It runs nothing
-//! that a client has written, so that it does not fail.
+//! The helper and its children. The helper has the vocabularies, waits for sessions, and forks a child for each. It never processes a
+//! client's input itself, so that it does not fail.
 
 use super::{Asked, CPU_S, MEMORY_BYTES, Model, Question, wire};
 use crate::{
@@ -31,14 +31,14 @@ use std::{
     time::Duration,
 };
 
-/// The compiler recurses. What recurses deeper ends its child, as what needs more heap does.
+/// The stack of the compiler, which recurses. Deeper recursion ends the child, as does a larger heap.
 const STACK_BYTES: usize = 64 << 20;
-/// Wall time of one question, on a machine with more to do than it can.
+/// The wall time of one question, on an overloaded machine.
 pub(super) const DEADLINE_S: u32 = 10;
-/// Says that a session's child is there: what ends the session from then on is the child's own end.
+/// The message that a session's child is ready: from then on, only the child's own end ends the session.
 pub(super) const READY: u8 = 1;
 
-/// The helper cannot do its work.
+/// The reason why the helper cannot work.
 #[derive(Debug, thiserror::Error)]
 pub enum HelperError {
     #[error("the grammar helper is started by a coordinator, with a socket as its standard input: {0}")]
@@ -47,15 +47,15 @@ pub enum HelperError {
     Vocabulary(#[from] VocabularyError),
 }
 
-/// An answer, and what it took.
+/// An answer, and its cost.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Reply {
     pub(super) answer: Result<String, GrammarError>,
-    /// CPU time of the session so far.
+    /// The CPU time of the session so far.
     pub(super) cpu: Duration,
 }
 
-/// Is the helper, until the coordinator closes the socket that is this process's standard input.
+/// Runs the helper until the coordinator closes the socket that is this process's standard input.
 pub fn run() -> Result<(), HelperError> {
     let control = io::stdin().as_fd().try_clone_to_owned().map_err(HelperError::Control)?;
     let control = UnixStream::from(control);
@@ -63,12 +63,13 @@ pub fn run() -> Result<(), HelperError> {
     let Some(models) = wire::read::<Vec<Model>>(&control).map_err(HelperError::Control)? else { return Ok(()) };
     let compilers = models.iter().map(|model| Vocabulary::load(&model.tokenizer, model.width).map(|words| Compiler::new(&words)));
     let compilers = compilers.collect::<Result<Vec<_>, _>>()?;
-    // A child goes on on the stack of the thread that forks.
+    // A child continues on the stack of the thread that forks.
     let thread = thread::Builder::new().name("helper".into()).stack_size(STACK_BYTES).spawn(move || serve(&control, &compilers));
     thread.and_then(|thread| thread.join().unwrap_or_else(|_| Err(io::Error::other("it has panicked")))).map_err(HelperError::Control)
 }
 
-/// Whoever stops a process group stops the coordinator, which then closes the socket. Children that have ended leave nothing to wait for.
+/// Ignores signals: stopping the process group stops the coordinator, which then closes the socket. Children that have ended need not be
+/// waited for.
 fn leave_signals_to_the_coordinator() {
     for ignored in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD] {
         // SAFETY: ignoring a signal installs no handler that could run at a bad moment. These four can be ignored, so it cannot fail.
@@ -76,22 +77,22 @@ fn leave_signals_to_the_coordinator() {
     }
 }
 
-/// A child for each socket that comes.
+/// Forks a child for each socket received.
 fn serve(control: &UnixStream, compilers: &[Compiler]) -> io::Result<()> {
     while let Some(session) = receive(control)? {
-        // SAFETY: the child goes on with this thread alone. The only other one waits for it, and holds no lock: neither the allocator's nor
-        // any of ours. The child leaves by `_exit`, so that it runs nothing of this process's end.
+        // SAFETY: the child continues with this thread alone. The only other one waits for it, and holds no lock: neither the allocator's
+        // nor any of ours. The child leaves by `_exit`, so that it runs none of this process's exit code.
         if let Ok(ForkResult::Child) = unsafe { fork() } {
             let _ = catch_unwind(AssertUnwindSafe(|| answer(&session, control, compilers)));
             // SAFETY: it ends this process, and runs no code of it.
             unsafe { libc::_exit(0) }
         }
-        // Where there can be no child, the session ends without a word, and the coordinator says that it cannot be done now.
+        // If the fork fails, the session ends without a message, and the coordinator reports that the helper is unavailable.
     }
     Ok(())
 }
 
-/// The next session's socket. `None`: the coordinator has ended.
+/// Receives the next session's socket; `None` if the coordinator has ended.
 fn receive(control: &UnixStream) -> io::Result<Option<UnixStream>> {
     let mut byte = [0];
     let mut space = nix::cmsg_space!([RawFd; 1]);
@@ -109,7 +110,7 @@ fn receive(control: &UnixStream) -> io::Result<Option<UnixStream>> {
             if let ControlMessageOwned::ScmRights(sockets) = part
                 && let [socket] = sockets[..]
             {
-                // SAFETY: the kernel has just made this descriptor for us, and nothing else knows it.
+                // SAFETY: the kernel has just created this descriptor for this process, and it has no other owner.
                 return Ok(Some(UnixStream::from(unsafe { OwnedFd::from_raw_fd(socket) })));
             }
         }
@@ -117,13 +118,14 @@ fn receive(control: &UnixStream) -> io::Result<Option<UnixStream>> {
     }
 }
 
-/// The child: answers one session's questions, until its end or this process's.
+/// Answers one session's questions in the child, until the session or this process ends.
 fn answer(session: &UnixStream, control: &UnixStream, compilers: &[Compiler]) -> io::Result<()> {
     limit_this_process()?;
-    // So that the coordinator sees the helper's end at once, and not its last child's. Nothing closes it again: this process ends by `_exit`.
+    // The socket is closed so that the coordinator sees the helper's end at once, and not its last child's. It is not closed again, as this
+    // process ends by `_exit`.
     close(control.as_raw_fd())?;
     { session }.write_all(&[READY])?;
-    // Its signal ends this process: RLIMIT_CPU counts whole seconds, and a request may have taken a part of its own elsewhere.
+    // The timer's signal ends this process: RLIMIT_CPU counts whole seconds, and a request may have used a part of its time elsewhere.
     let signal = SigevNotify::SigevSignal { signal: Signal::SIGPROF, si_value: 0 };
     let mut cpu_is_up = Timer::new(ClockId::CLOCK_PROCESS_CPUTIME_ID, SigEvent::new(signal))?;
     let mut end_after = |cpu: Duration| cpu_is_up.set(Expiration::OneShot(cpu.into()), TimerSetTimeFlags::empty());
@@ -138,11 +140,11 @@ fn answer(session: &UnixStream, control: &UnixStream, compilers: &[Compiler]) ->
     Ok(())
 }
 
-/// From here on, and for good. What this process shares with the helper does not count.
+/// Limits this process for the rest of its life. Memory shared with the helper does not count.
 fn limit_this_process() -> io::Result<()> {
-    // Where memory ends, Rust says so on stderr; that is the client's affair and not the operator's.
+    // If memory runs out, Rust reports it on stderr; that concerns the client and not the operator.
     dup2_stderr(File::options().write(true).open("/dev/null")?)?;
-    // The other end of the socket that sessions come by.
+    // This was the child's end of the socket by which sessions come.
     dup2_stdin(File::open("/dev/null")?)?;
     let memory = address_space()? + (MEMORY_BYTES - STACK_BYTES) as u64;
     for (resource, most) in [(Resource::RLIMIT_CORE, 0), (Resource::RLIMIT_CPU, CPU_S), (Resource::RLIMIT_AS, memory)] {
@@ -151,7 +153,7 @@ fn limit_this_process() -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes of this process's address space.
+/// The bytes of this process's address space.
 fn address_space() -> io::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());

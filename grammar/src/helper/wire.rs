@@ -1,9 +1,9 @@
-//! Frames between coordinator and helper: four bytes of length, then JSON. Both ends are the same program.
+//! Frames between coordinator and helper: four bytes of length, then JSON. Both sides are the same program.
 
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{self, Read, Write};
 
-/// A grammar of the largest size, each of its characters escaped.
+/// The most bytes of a frame: a grammar of the largest size, with each of its characters escaped.
 const FRAME_BYTES_MAX: usize = 4 << 20;
 
 pub(super) fn write(mut to: impl Write, message: &impl Serialize) -> io::Result<()> {
@@ -15,7 +15,7 @@ pub(super) fn write(mut to: impl Write, message: &impl Serialize) -> io::Result<
     to.write_all(&frame)
 }
 
-/// `None`: the other end has ended, between two frames.
+/// Reads a frame; `None` if the other side has ended between two frames.
 pub(super) fn read<T: DeserializeOwned>(mut from: impl Read) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match from.read(&mut length)? {

@@ -1,7 +1,7 @@
 //! `if`, `dependent…`, `contains` and `oneOf` as choices between schemas.
 //!
-//! Several conditions are often asked of one property, one after the other (`if` its value is this, `then`…). Each by itself is a choice of
-//! two, and all of them together one of 2^n: so they become one choice between the values of the property.
+//! Several conditions often concern one property, one after the other (`if` its value is this, `then`…). Each by itself is a choice of two,
+//! and all of them together one of 2^n: so they become one choice between the values of the property.
 
 use super::{
     DEPTH_MAX, Extra, Preparer, SchemaError, count, escaped, push_all_of, refused, size, typed, values::ANNOTATIONS, values::list_or_other,
@@ -9,11 +9,11 @@ use super::{
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
-/// The most options of one `oneOf` that are kept apart by subtracting the others from each.
+/// The most options of one `oneOf` that are separated by subtracting the others from each.
 const SUBTRACTED_MAX: usize = 8;
 /// The most properties of one schema on which others depend: each doubles the choices.
 const DEPENDENT_MAX: usize = 6;
-/// The number of a list's first items among which one matches `contains`.
+/// The number of a list's first items among which one must match `contains`.
 const CONTAINED_WITHIN: u64 = 8;
 
 /// An `if` with its `then` and `else`.
@@ -23,7 +23,7 @@ pub(super) struct Conditional<'a> {
     otherwise: Option<&'a Value>,
     /// The place of the schema that has the `if`.
     at: String,
-    /// The schema's number in an `allOf`, if it is a member of one.
+    /// The schema's index in an `allOf`, if it is a member of one.
     member: Option<usize>,
 }
 
@@ -33,18 +33,18 @@ impl Conditional<'_> {
     }
 }
 
-/// A condition that looks at the value of one property.
+/// A condition on the value of one property.
 struct Test {
     property: String,
     values: Vec<Value>,
-    /// Whether the condition fails where the property is missing.
+    /// Whether the condition fails if the property is missing.
     is_required: bool,
-    /// Whether the condition fails for values that are no objects.
+    /// Whether the condition fails for values that are not objects.
     of_objects: bool,
 }
 
 impl<'a> Preparer<'a> {
-    /// Returns the conditionals of one schema: its own, and the members of its `allOf` that have nothing else.
+    /// Returns the conditionals of one schema: its own, and those of the members of its `allOf` that have nothing else.
     pub(super) fn conditionals(&self, object: &'a Map<String, Value>, at: &str) -> Vec<Conditional<'a>> {
         let of = |object: &'a Map<String, Value>, at: String, member| {
             let condition = object.get("if").filter(|_| object.contains_key("then") || object.contains_key("else"))?;
@@ -60,7 +60,7 @@ impl<'a> Preparer<'a> {
         of(object, at.to_owned(), None).into_iter().chain(members).collect()
     }
 
-    /// Rewrites an `allOf` without its members that are conditionals.
+    /// Rewrites an `allOf` without the members that are conditionals.
     pub(super) fn without_conditionals(
         &mut self,
         value: &'a Value,
@@ -144,8 +144,8 @@ impl<'a> Preparer<'a> {
         Some(Test { property: property.clone(), values, is_required: !names.is_empty(), of_objects: object.contains_key("type") })
     }
 
-    /// Rewrites conditionals of one property as a choice between its values, each with what they then ask for, or returns `None` where
-    /// the other values cannot be written.
+    /// Rewrites conditionals on one property as a choice between its values, each with the resulting constraints, or returns `None` if the
+    /// other values cannot be written.
     fn cases(
         &mut self,
         object: &'a Map<String, Value>,
@@ -162,7 +162,7 @@ impl<'a> Preparer<'a> {
         let named = group.iter().flat_map(|(test, _)| test.values.iter().cloned());
         let named: Vec<Value> = named.filter(|value| known.insert(super::values::same(value))).collect();
         let sets: Vec<HashSet<String>> = group.iter().map(|(test, _)| test.values.iter().map(super::values::same).collect()).collect();
-        // Values for which the same conditions hold, and which these are.
+        // Each entry has values for which the same conditions hold, and these conditions.
         let mut cases: Vec<(Vec<bool>, Vec<Value>)> = Vec::new();
         for value in &named {
             self.pay(group.len(), &group[0].1.at)?;
@@ -228,14 +228,14 @@ impl<'a> Preparer<'a> {
             self.pay(size(&item) + before as usize, at)?;
             let mut items = vec![Value::Bool(true); before as usize];
             items.push(item.clone());
-            // In the words that every draft has for it.
+            // This notation is valid in every draft.
             options.push(json!({"type": "array", "items": items, "minItems": before + 1}));
         }
         extra.push(("contains", list_or_other(object, json!({"anyOf": options}))));
         Ok(())
     }
 
-    /// Rewrites `dependentRequired`, `dependentSchemas` and `dependencies` as choices: a property is missing, or what it asks for holds.
+    /// Rewrites `dependentRequired`, `dependentSchemas` and `dependencies` as choices: a property is missing, or its constraints hold.
     pub(super) fn dependent(
         &mut self,
         object: &'a Map<String, Value>,
@@ -267,7 +267,7 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Rewrites `oneOf` as `anyOf` where its options exclude each other or can be subtracted from each other, and else relaxes it.
+    /// Rewrites `oneOf` as `anyOf` if its options exclude each other or can be subtracted from each other, and otherwise relaxes it.
     pub(super) fn one_of(
         &mut self,
         value: &'a Value,
@@ -285,7 +285,7 @@ impl<'a> Preparer<'a> {
             extra.push(("oneOf", apart));
             return Ok(());
         }
-        // Where the client is strict, the compiler may still prove it, or refuses it.
+        // If the client is strict, the compiler may still prove it, or refuse it.
         let key = if exclude || !self.strict { "anyOf" } else { "oneOf" };
         match new.contains_key(key) {
             true => drop(push_all_of(new, json!({key: rewritten}))),
@@ -294,7 +294,7 @@ impl<'a> Preparer<'a> {
         Ok(())
     }
 
-    /// Returns the options as a choice, each without those that it overlaps with, or `None` where that cannot be written.
+    /// Returns the options as a choice, each without those that it overlaps with, or `None` if that cannot be written.
     fn apart(&mut self, options: &'a [Value], rewritten: &Value, inner: &str) -> Option<Value> {
         if options.len() > SUBTRACTED_MAX {
             return None;
@@ -322,7 +322,7 @@ impl<'a> Preparer<'a> {
 const UNWRITTEN: &str = "`if` is supported where its condition is made of types, values, patterns, bounds, required and named properties, \
                          so that what fails it can be written";
 
-/// Returns the keyword whose place is named in an error about a conditional.
+/// Returns the keyword that an error about a conditional names.
 fn keyword<'a>(conditional: &Conditional<'a>) -> &'a str {
     if conditional.member.is_some() { "allOf" } else { "if" }
 }

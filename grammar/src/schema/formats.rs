@@ -1,16 +1,17 @@
-//! `format`: an annotation (JSON Schema 2020-12, Validation, 7.2.1), which is kept as far as it can be. Where a pattern, or the values, say
-//! something else, they win: libraries write formats beside patterns of their own that differ in a time zone or a letter.
+//! `format`: an annotation (JSON Schema 2020-12, Validation, 7.2.1), which is kept as far as possible. If a pattern, or the values,
+//! contradict it, they win: libraries write formats beside patterns of their own that differ in a time zone or a letter.
 
 use super::{DEPTH_MAX, Part, part_of, push_all_of, size};
 use crate::compiler::is_unsatisfiable;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-/// The formats of the drafts that the compiler has.
+/// The formats of the drafts that the compiler supports.
 pub(super) const BUILT_IN: [&str; 10] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
-/// The formats of the drafts that are not supported. All others are notes to people, and so is `regex`, which depends on who reads it.
+/// The formats of the drafts that are not supported. All others are notes to people, and so is `regex`, whose meaning depends on the
+/// reader.
 pub(super) const MISSING: [&str; 6] = ["idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference", "uri-template"];
-/// The most combinations of a format with patterns that are tried for one document; all others stay.
+/// The most combinations of a format with patterns that are tried for one document; the rest are kept.
 const TRIED_MAX: usize = 200;
 /// The most schemas that are read or copied to settle the formats of one document.
 const LOOKED_AT_MAX: usize = 1 << 16;
@@ -26,8 +27,8 @@ pub(super) fn pattern(format: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the pattern of a format for names of properties, `Some(None)` for a format that says nothing, and `None` for one that is not
-/// supported there.
+/// Returns the pattern of a format for names of properties, `Some(None)` for a format that constrains nothing, and `None` for one that is
+/// not supported there.
 pub(super) fn name_pattern(format: &str) -> Option<Option<&'static str>> {
     match format {
         "uuid" => Some(Some("^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")),
@@ -40,8 +41,8 @@ pub(super) fn name_pattern(format: &str) -> Option<Option<&'static str>> {
     }
 }
 
-/// Takes out the formats of a rewritten document that contradict the patterns or values of the same text, whatever brings them together:
-/// the same schema, `allOf` or a reference.
+/// Removes the formats of a rewritten document that contradict the patterns or values of the same text, whether they meet in one schema, by
+/// `allOf` or by a reference.
 pub(super) fn settle(document: &mut Value) {
     let definitions = document.get("$defs").cloned().unwrap_or_default();
     let mut settling = Settling { definitions: &definitions, known: HashMap::new(), left: LOOKED_AT_MAX };
@@ -131,7 +132,7 @@ impl<'d> Settling<'d> {
         })
     }
 
-    /// Takes a format out of a schema and of what it refers to, which is copied for that: elsewhere it holds.
+    /// Removes a format from a schema and from its references' targets, which are copied first, as the format still holds elsewhere.
     fn take_out(&mut self, schema: &mut Value, format: &str, depth: usize) {
         let Some(schema) = schema.as_object_mut() else { return };
         if schema.get("format").is_some_and(|own| own == format) {

@@ -1,17 +1,17 @@
-//! How many expressions one text must match at once. Where several schemas apply to the same value (`allOf`, references), the compiler
-//! intersects their expressions, which takes time and memory that grow exponentially with their number. Passwords are described by three
-//! or four of them.
+//! The number of expressions that one text must match at once. If several schemas apply to the same value (`allOf`, references), the
+//! compiler intersects their expressions, which takes time and memory that grow exponentially with their number. Passwords are described by
+//! three or four of them.
 
 use super::{Part, Prepared, SchemaError, escaped, part_of};
 use serde_json::{Map, Value};
 use std::{collections::HashMap, fmt::Write};
 
-/// Expressions (`pattern`, `format`) for one text.
+/// The most expressions (`pattern`, `format`) for one text.
 const EXPRESSIONS_MAX: usize = 8;
-/// Schemas that apply to the same value, one by the other. Those that refer to themselves have no end.
+/// The most schemas that apply to the same value, each by the previous one. Schemas that refer to themselves have no end.
 const DEPTH_MAX: usize = 64;
 
-/// Refuses schemas with a place where more than [`EXPRESSIONS_MAX`] expressions meet, and names it.
+/// Refuses a schema in which more than [`EXPRESSIONS_MAX`] expressions meet at one place, and names the place.
 pub(super) fn check(prepared: &Prepared) -> Result<(), SchemaError> {
     let mut merged = Merged { prepared, known: HashMap::new() };
     let mut place = String::new();
@@ -25,12 +25,12 @@ pub(super) fn check(prepared: &Prepared) -> Result<(), SchemaError> {
 
 struct Merged<'a> {
     prepared: &'a Prepared,
-    /// Of definitions.
+    /// The counts of definitions.
     known: HashMap<&'a str, usize>,
 }
 
 impl<'a> Merged<'a> {
-    /// Looks at the schema at `place` and at all within it.
+    /// Checks the schema at `place` and everything within it.
     fn check(&mut self, schema: &'a Value, place: &mut String) -> Result<(), SchemaError> {
         if self.at(schema, 0) > EXPRESSIONS_MAX {
             let problem = format!(
@@ -87,7 +87,7 @@ impl<'a> Merged<'a> {
         if let Some(&known) = self.known.get(name) {
             return known;
         }
-        // One that is being counted counts as none within itself.
+        // A definition that is being counted counts as none within itself.
         self.known.insert(name, 0);
         let definition = self.prepared.document.get("$defs").and_then(|all| all.get(name));
         let expressions = definition.map_or(0, |definition| self.at(definition, depth));

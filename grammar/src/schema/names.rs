@@ -1,4 +1,4 @@
-//! `propertyNames`: the names of a dictionary. Few of them are properties; a pattern is one of `patternProperties`.
+//! `propertyNames`: the names of a dictionary. A few names become properties; a pattern becomes one of `patternProperties`.
 
 use super::{
     DEPTH_MAX, Extra, Preparer, SchemaError, count, formats, refused, typed,
@@ -16,7 +16,7 @@ impl<'a> Preparer<'a> {
         at: &str,
         extra: &mut Extra<'a>,
     ) -> Result<(), SchemaError> {
-        // What is wrong in it is told with its own path.
+        // An error in it is reported with its own path.
         self.schema(value, inner)?;
         if let Some(values) = self.values(value, DEPTH_MAX) {
             let names = values.iter().filter_map(Value::as_str);
@@ -48,7 +48,7 @@ impl<'a> Preparer<'a> {
         }
     }
 
-    /// Collects the patterns that all names of this schema match, or returns `None` where it asks for more than patterns.
+    /// Collects the patterns that all names of this schema match, or returns `None` if it requires more than patterns.
     fn name_patterns(&mut self, schema: &'a Value, depth: usize, patterns: &mut Vec<String>) -> Option<()> {
         let object = match schema {
             Value::Bool(true) => return Some(()),

@@ -1,4 +1,4 @@
-//! The schema of all values that another one does not match, where such a schema can be written.
+//! The schema of all values that another schema does not match, if such a schema can be written.
 
 use super::{
     Preparer,
@@ -8,9 +8,9 @@ use crate::{disjoint::disjoint, expression};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
-/// The types of values, where an integer is a number.
+/// The types of values; an integer is a number.
 const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
-/// The keywords whose negation is not written.
+/// The keywords whose negation cannot be written.
 const UNKNOWN: [&str; 21] = [
     "items",
     "prefixItems",
@@ -36,7 +36,7 @@ const UNKNOWN: [&str; 21] = [
 ];
 
 impl<'a> Preparer<'a> {
-    /// Returns the negation of a schema, or `None` where it cannot be written or takes too much. Formats never fail: they are annotations.
+    /// Returns the negation of a schema, or `None` if it cannot be written or takes too much. Formats never fail: they are annotations.
     pub(super) fn negation(&mut self, schema: &'a Value, at: &str, depth: usize) -> Option<Value> {
         let object = match schema {
             Value::Bool(is_anything) => return Some(Value::Bool(!is_anything)),
@@ -62,14 +62,14 @@ impl<'a> Preparer<'a> {
         options: &mut Vec<Value>,
     ) -> Option<()> {
         let count = || super::count(value);
-        // Draft 4 says by these whether its bounds are within.
+        // In draft 4, these keywords are booleans that exclude the bounds.
         let is_old_bound = || ["exclusiveMinimum", "exclusiveMaximum"].iter().any(|key| object.get(*key).is_some_and(Value::is_boolean));
         let inner = format!("{at}/{}", super::escaped(key));
         match key {
             "type" => {
                 let own = value.as_array().map_or_else(|| vec![value], |types| types.iter().collect());
                 let has = |kind: &str| own.iter().any(|own| own.as_str() == Some(kind));
-                // Numbers that are no integers have no keyword.
+                // No keyword describes numbers that are not integers.
                 if has("integer") && !has("number") {
                     return None;
                 }
@@ -143,7 +143,7 @@ impl<'a> Preparer<'a> {
         Some(())
     }
 
-    /// Returns the schema of all values but `values`, or `None` where lists or objects are among them.
+    /// Returns the schema of all values but `values`, or `None` if lists or objects are among them.
     pub(super) fn other_values(&mut self, values: &[Value]) -> Option<Value> {
         self.left = self.left.checked_sub(values.len())?;
         let has = |kind: &str| values.iter().any(|value| is_of(value, kind));

@@ -1,20 +1,20 @@
-//! Schemas with few values, and lists of these without repetition. A grammar has no memory for what a list has had already, so such a list
-//! is written out: every one that there can be.
+//! Schemas with few values, and lists of these without repetition. A grammar has no memory of a list's earlier items, so such a list is
+//! written out: every possible one.
 
 use super::{DEPTH_MAX, Extra, Preparer, SchemaError, count, refused};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
-/// The most values of a schema that is read value by value.
+/// The most values of a schema that is expanded into its values.
 const VALUES_MAX: usize = 1000;
 /// The most lists that are written out, each a row of its own in the parser. All orders of five values are 326.
 const LISTS_MAX: usize = 350;
-/// The keywords that take no value away from a schema.
+/// The keywords that exclude no value from a schema.
 pub(super) const ANNOTATIONS: [&str; 11] =
     ["title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment", "$defs", "definitions"];
 
 impl<'a> Preparer<'a> {
-    /// Returns every value of a schema once (1.0 is 1), or `None` where there are many, or lists or objects among them.
+    /// Returns every value of a schema once (1.0 is 1), or `None` if there are many, or lists or objects among them.
     pub(super) fn values(&mut self, schema: &'a Value, depth: usize) -> Option<Vec<Value>> {
         let object = schema.as_object()?;
         self.left = self.left.checked_sub(1 + object.len())?;
@@ -55,7 +55,7 @@ impl<'a> Preparer<'a> {
         Some(values.into_iter().filter(|value| has_type(value) && known.insert(same(value))).collect())
     }
 
-    /// Rewrites `uniqueItems` as all the lists that there can be, or relaxes it where these are too many.
+    /// Rewrites `uniqueItems` as all possible lists, or relaxes it if there are too many.
     pub(super) fn unique_items(
         &mut self,
         object: &'a Map<String, Value>,
@@ -88,7 +88,7 @@ impl<'a> Preparer<'a> {
             }
             None => {
                 self.relax(at, "uniqueItems", &format!("its {} values can be ordered in more than {LISTS_MAX} ways", values.len()))?;
-                // No more are without repetition, and models that repeat themselves end here.
+                // Longer lists repeat items, so models that repeat themselves end here.
                 extra.push(("uniqueItems", list_or_other(object, json!({"type": "array", "maxItems": most}))));
             }
         }
@@ -96,7 +96,7 @@ impl<'a> Preparer<'a> {
     }
 }
 
-/// Makes a schema of lists one of lists and all other values, unless `object` allows lists alone.
+/// Extends a schema of lists to all other values, unless `object` allows only lists.
 pub(super) fn list_or_other(object: &Map<String, Value>, lists: Value) -> Value {
     match object.get("type").and_then(Value::as_str) {
         Some("array") => lists,
@@ -124,16 +124,16 @@ pub(super) fn is_of(value: &Value, kind: &str) -> bool {
     }
 }
 
-/// Returns a text that is the same for equal values.
+/// Returns a text that is equal for equal values.
 pub(super) fn same(value: &Value) -> String {
     match value.as_f64() {
-        // Adding zero makes the negative zero the other one.
+        // Adding zero turns the negative zero into the positive one.
         Some(number) => (number + 0.0).to_string(),
         None => value.to_string(),
     }
 }
 
-/// Returns all lists of `values` in which none comes twice, the shortest first, or `None` where there are too many.
+/// Returns all lists of `values` without repetition, the shortest first, or `None` if there are too many.
 fn lists(values: &[Value], most: usize) -> Option<Vec<Vec<Value>>> {
     let mut all: Vec<Vec<usize>> = vec![Vec::new()];
     let mut last = 0;

@@ -14,7 +14,7 @@ pub enum Activation {
     Gelu,
     /// The same with their approximation of Φ by tanh.
     GeluTanh,
-    /// `x sigmoid(alpha x)` of a gate of at most `limit`, which multiplies one more than a number within ±`limit` (GPT-OSS).
+    /// `x sigmoid(alpha x)` of a gate of at most `limit`, multiplied by one more than a number within ±`limit` (GPT-OSS).
     Clamped { alpha: f32, limit: f32 },
 }
 
@@ -46,7 +46,7 @@ impl Activation {
     }
 }
 
-/// Activations as a function of their own, so that products do not hold them many times.
+/// The activation as a function of its own, so that products do not contain many copies of it.
 struct Apart<'a> {
     activation: Activation,
     numbers: &'a mut [f32; LANES],
@@ -71,7 +71,7 @@ impl Kernel for Apart<'_> {
     }
 }
 
-/// The smaller of `x` and `limit`; `x` where it is not a number.
+/// The smaller of `x` and `limit`; `x` if it is NaN.
 #[inline(always)]
 fn at_most<S: Simd>(simd: S, x: S::V, limit: S::V) -> S::V {
     simd.select_less(limit, x, limit, x)
@@ -85,7 +85,7 @@ fn gelu_tanh<S: Simd>(simd: S, x: S::V) -> S::V {
     simd.mul(x, sigmoid(simd, simd.mul(u, simd.splat(TANH_SCALE))))
 }
 
-/// Factors of gelu's approximation: `2 sqrt(2 / π)`, and of the cube inside.
+/// The factors in gelu's approximation: `2 sqrt(2 / π)`, and that of the cube inside.
 const TANH_SCALE: f32 = 1.595_769_2;
 const TANH_CUBE: f32 = 0.044_715;
 
@@ -109,11 +109,11 @@ pub(crate) fn softplus<S: Simd>(simd: S, x: S::V) -> S::V {
     for c in &ATANH_COEFFICIENTS[1..] {
         p = simd.fma(p, square, simd.splat(*c));
     }
-    // `max` returns its second operand where one is not a number.
+    // `max` returns its second operand if either is NaN.
     simd.fma(p, z, simd.max(simd.zero(), x))
 }
 
-/// `x Φ(x)`. The small tail is computed by itself, so that it keeps its relative precision.
+/// `x Φ(x)`. The small tail is computed separately, so that it keeps its relative precision.
 #[inline(always)]
 fn gelu<S: Simd>(simd: S, x: S::V) -> S::V {
     let size = simd.max(x, simd.sub(simd.zero(), x));
@@ -230,7 +230,7 @@ mod tests {
         y
     }
 
-    /// Numbers within ±10, also tiny ones.
+    /// Numbers within ±10, tiny ones among them.
     fn samples() -> impl Iterator<Item = [f32; LANES]> {
         (0..200).map(|seed| {
             let scale = if seed % 4 == 0 { 1e-3 } else { 10.0 };

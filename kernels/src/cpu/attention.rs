@@ -12,16 +12,16 @@
 //! take pairs of dimensions and pairs of positions 2i and 2i + 1, or blocks of 32 dimensions and 32 positions
 //! (`gemm::amx`). Powers are summed before rounding.
 //!
-//! K and V in 8 bits are multiplied as integers with 16-bit integers: queries, each scaled so that its largest number
-//! is 32,767, and powers times the scales of V at their positions, scaled so that the largest of the split is. So both
-//! lose less than in bf16, and integer sums are exact. Sums are converted and scaled at the end. K and V are stored
-//! transformed (`hadamard`): queries are transformed too, and so is the result, back.
+//! K and V in 8 bits are multiplied as integers with 16-bit integers: queries, each scaled so that its largest number is 32,767, and powers
+//! times the scales of V at their positions, scaled likewise for the largest number of the split. So both lose less than in bf16, and
+//! integer sums are exact. Sums are converted and scaled at the end. K and V are stored transformed (`hadamard`): queries are also
+//! transformed, and the result is transformed back.
 //!
 //! A head's sink joins its softmax like the score of one more position, whose V is zero: once, after all splits, and so in the same place
-//! whatever the cut.
+//! regardless of the cut.
 //!
-//! In a latent layout all query heads share one K, whose first numbers are V. So many queries per row are like many rows: `prefill`
-//! computes single rows too, and takes V from the K that it has packed.
+//! In a latent layout all query heads share one K, whose first numbers are V. A single row then has as many queries as many rows have
+//! elsewhere, so `prefill` also computes single rows, and takes V from the K that it has packed.
 //!
 //! - `prefill`: many queries. A split's K and V are packed into panels once, and tiles of queries go over them as in a
 //!   matrix product
@@ -69,18 +69,18 @@ pub struct Attention<'a> {
     pub heads: usize,
     /// A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
     pub window: Option<usize>,
-    /// Factor of scores; `None`: `1 / sqrt(head_dim)`.
+    /// The factor of scores; `1 / sqrt(head_dim)` if `None`.
     pub scale: Option<f32>,
     /// Scaled scores become `cap tanh(score / cap)`.
     pub cap: Option<f32>,
-    /// For each query head a logit that joins the softmax's sum, neither scaled nor capped.
+    /// The logit of each query head that joins the softmax's sum, neither scaled nor capped.
     pub sinks: Option<&'a [f32]>,
-    /// A row also attends to the later rows of its span; with a window, to fewer than `window` in either direction.
+    /// Whether a row also attends to the later rows of its span; with a window, to fewer than `window` in either direction.
     pub is_bidirectional: bool,
 }
 
 impl Attention<'_> {
-    /// Causal attention without window, cap or sinks, whose scores are scaled by `1 / sqrt(head_dim)`.
+    /// Causal attention without window, cap or sinks, with scores scaled by `1 / sqrt(head_dim)`.
     pub fn plain(layer: usize, heads: usize) -> Self {
         Self { layer, heads, window: None, scale: None, cap: None, sinks: None, is_bidirectional: false }
     }
@@ -90,7 +90,7 @@ impl Attention<'_> {
 #[derive(Default)]
 pub struct AttentionBuffers {
     tasks: Vec<Task>,
-    /// For each query whose splits are separate tasks, the first of these tasks.
+    /// The first task of each query whose splits are separate tasks.
     merges: Vec<usize>,
     partial: Memory<f32>,
 }
@@ -101,9 +101,9 @@ const SPLIT_BLOCKS: usize = SPLIT / BLOCK_POSITIONS;
 /// Pairs in a block of products, for AMX's order.
 const BLOCK_LINES: usize = 16;
 
-/// `out = softmax(scale q Kᵀ) V` for each query head of each row of the spans. `kv` already holds their K
-/// and V and those of all positions before. `q` is `[rows of all spans, heads, head_dim]`, and so is `out`, packed; in a latent layout, `out`
-/// has as many numbers for each head as V.
+/// `out = softmax(scale q Kᵀ) V` for each query head of each row of the spans. `kv` already holds their K and V and those of all positions
+/// before. `q` is `[rows of all spans, heads, head_dim]`, and so is `out`, packed; in a latent layout, `out` has as many numbers for each
+/// head as V.
 pub fn attention(
     cpu: &Cpu,
     kv: &KvMemory,
@@ -140,7 +140,7 @@ pub fn attention(
     let positions: usize = spans.iter().map(|span| span.rows * (span.start + span.rows)).sum();
     let is_small = positions * width < NUMBERS_MIN_TO_SHARE;
     call.plan(if is_small { 1 } else { cpu.threads() }, tasks, merges);
-    // Room for all heads, even where a task has few.
+    // There is room for all heads, even if a task has few.
     let states_len = heads * State::len(layout.value_dim());
     let partials = tasks.iter().filter(|task| task.splits.is_some()).count() * states_len;
     if partial.as_slice().len() < partials {
@@ -164,7 +164,7 @@ pub fn attention(
     cpu.for_each(merges.len(), |index| {
         let first = merges[index];
         let same = tasks[first..].iter().take_while(|task| task.is_split_of(&tasks[first])).count();
-        // SAFETY: the tasks that wrote these parts are done, and each merge has its own.
+        // SAFETY: the tasks that wrote these parts are done, and each merge has parts of its own.
         let states = unsafe { states.part(part(first, states_len).start..part(first + same - 1, states_len).end) };
         decode::merge(cpu, &call, &tasks[first], states);
     });
@@ -176,8 +176,8 @@ fn within(split: usize, positions: &Range<usize>) -> Range<usize> {
     clip(positions.start)..clip(positions.end)
 }
 
-/// The scale of the integers that stand for a query times `scale`, and its inverse. The scale is NaN if a number is not
-/// finite, which integers cannot express.
+/// The scale of the integers that represent a query times `scale`, and its inverse. The scale is NaN if a number is not finite, which
+/// integers cannot express.
 #[inline(always)]
 fn scale_of_query<S: Simd>(simd: S, q: &[f32], scale: S::V) -> (f32, f32) {
     let (mut largest, mut zeros) = (simd.zero(), simd.zero());
@@ -190,7 +190,7 @@ fn scale_of_query<S: Simd>(simd: S, q: &[f32], scale: S::V) -> (f32, f32) {
     (scale + simd.sum(zeros), inverse)
 }
 
-/// Scales scores for powers of 2, where softmax has powers of e.
+/// The factor of scores for powers of 2, where softmax has powers of e.
 fn score_scale(head_dim: usize, scale: Option<f32>) -> f32 {
     match scale {
         Some(scale) => std::f32::consts::LOG2_E * scale,
@@ -202,9 +202,9 @@ fn part(index: usize, len: usize) -> Range<usize> {
     index * len..(index + 1) * len
 }
 
-/// Queries of a task: enough to make packing K and V cheap beside them, few enough to keep all threads busy.
+/// Queries per task: enough to make packing K and V cheap in comparison, few enough to keep all threads busy.
 const QUERIES_PER_TASK: usize = 192;
-/// With fewer tasks, single rows are split.
+/// The number of tasks per thread below which single rows are split.
 const TASKS_PER_THREAD: usize = 4;
 /// Numbers of K below which waking other threads does not pay.
 const NUMBERS_MIN_TO_SHARE: usize = 1 << 16;
@@ -231,15 +231,15 @@ struct Call<'a> {
     out: &'a SharedActivations<'a>,
 }
 
-/// Some rows of a span with the query heads of one KV head; or a single row with the query heads of several.
+/// Some rows of a span with the query heads of one KV head, or a single row with the query heads of several.
 struct Task {
     span: usize,
     /// The span's first row in `q` and `out`.
     first: usize,
-    /// Within the span.
+    /// The rows within the span.
     rows: Range<usize>,
     kv_heads: Range<usize>,
-    /// Only these splits, to be merged with those of other tasks.
+    /// The splits of a task that computes only some of them; its results are merged with those of other tasks.
     splits: Option<Range<usize>>,
 }
 
@@ -297,7 +297,7 @@ impl Call<'_> {
         }
     }
 
-    /// Whether a span of so many rows goes to [`decode`].
+    /// Whether a span of this many rows goes to [`decode`].
     fn is_single(&self, rows: usize) -> bool {
         rows == 1 && self.kv.layout().latent.is_none()
     }
@@ -338,7 +338,7 @@ impl Call<'_> {
         (task.first + task.rows.start + index / heads, task.kv_heads.start * self.group + index % heads)
     }
 
-    /// Positions that a task's query `index` attends to.
+    /// The positions that a task's query `index` attends to.
     #[inline(always)]
     fn visible_to(&self, task: &Task, index: usize) -> Range<usize> {
         let span = &self.spans[task.span];
@@ -436,7 +436,7 @@ mod tests {
         let blocks = positions.div_ceil(BLOCK_POSITIONS);
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
         let mut kv = KvMemory::new(layout, blocks);
-        // The content of an unwritten position must not matter.
+        // The contents of an unwritten position must not matter.
         (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(0xff));
         let width = kv_heads * head_dim;
         let span = Span { blocks: &table, start: 0, rows: positions };
@@ -506,7 +506,7 @@ mod tests {
         }
     }
 
-    /// Rounded to the integers that stand for a query.
+    /// The queries, rounded to the integers that represent them.
     fn in_16_bits(q: Vec<f32>) -> Vec<f32> {
         let largest = q.iter().fold(0.0f32, |largest, q| largest.max(q.abs()));
         q.into_iter().map(|q| (q * (32767.0 / largest)).round_ties_even() * (largest / 32767.0)).collect()
@@ -593,7 +593,7 @@ mod tests {
         }
     }
 
-    /// Sinks far above, among and far below the scores of as many heads.
+    /// Sinks far above, among and far below the scores, for `heads` heads.
     fn sinks(heads: usize) -> Vec<f32> {
         const KINDS: [f32; 6] = [0.0, 12.0, -3.0, 1e30, -1e30, 1.5];
         (0..heads).map(|head| KINDS[head % KINDS.len()]).collect()
@@ -626,7 +626,7 @@ mod tests {
                     whole.clone()
                 });
                 assert_eq!(*first, whole, "{} with {} threads", cpu.isa(), cpu.threads());
-                // Alone, a row's splits may go to different threads.
+                // If a row is alone, its splits may go to different threads.
                 let width = fixture.heads * head_dim;
                 for row in (0..positions).step_by(71).chain([positions - 1]) {
                     let alone = fixture.run_as(&cpu, row..row + 1, what);

@@ -1,5 +1,5 @@
-//! Causal convolutions of channels, each with its own few taps, and the products around them. Products and sums are rounded one by one, in
-//! one order for each number: the same bits on every instruction set, and whichever rows are computed together.
+//! Causal convolutions of channels, each with a few taps of its own, and the products around them. Products and sums are rounded one by
+//! one, in one order for each number, so the bits are the same on every instruction set and for any set of rows that are computed together.
 
 use crate::cpu::{
     Cpu,
@@ -67,7 +67,7 @@ mod tests {
         let taps: Vec<f32> = (0..3 * 37).map(|i| (i as f32 * 0.11).cos()).collect();
         let bias: Vec<f32> = (0..37).map(|i| i as f32 / 10.0).collect();
         let inputs: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-        // The chain in f32, which every instruction set has to follow to the bit.
+        // The chain in f32, which every instruction set must reproduce to the bit.
         let chain: Vec<f32> =
             (0..37).map(|c| (1..3).fold(rows[0][c] * taps[c], |sum, t| sum + rows[t][c] * taps[t * 37 + c]) + bias[c]).collect();
         for cpu in cpus() {

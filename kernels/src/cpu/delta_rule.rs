@@ -1,5 +1,5 @@
-//! The gated delta rule (Yang et al., 2024: "Gated Delta Networks", equation 10): linear attention whose state is a matrix that forgets, and
-//! in which a key's value replaces what the matrix has for it.
+//! The gated delta rule (Yang et al., 2024: "Gated Delta Networks", equation 10): linear attention whose state is a matrix that decays, and
+//! in which a key's value replaces the one that the matrix has for it.
 //!
 //! ```text
 //! S <- decay S                         for each value head, S is [key dim, value dim]
@@ -7,8 +7,8 @@
 //! o  = Sᵀ q
 //! ```
 //!
-//! **The order.** Rows go one by one, in order, through a state in f32; that the rule can also be computed in blocks of rows
-//! (a later kernel may) would be another order, and other bits. Of one row, each column of the state is computed by itself:
+//! **The order.** Rows go one by one, in order, through a state in f32. The rule can also be computed in blocks of rows (a later kernel may
+//! do so), but that would be a different order with different bits. For one row, each column of the state is computed separately:
 //!
 //! ```text
 //! m = decay (k[0] S[0] + k[1] S[1] + …)          one chain of fused multiply-adds, ascending
@@ -18,7 +18,7 @@
 //! ```
 //!
 //! So the bits of an output and of a state do not depend on how the rows before were cut, on the other heads, or on threads, which share
-//! heads.
+//! the heads.
 
 use crate::cpu::{
     Cpu,
@@ -41,17 +41,17 @@ pub struct DeltaHeads {
 }
 
 impl DeltaHeads {
-    /// The number of a mixed row's numbers: queries of all key heads, keys of all key heads, values of all value heads.
+    /// The count of numbers in a mixed row: queries of all key heads, keys of all key heads, values of all value heads.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.outputs()
     }
 
-    /// The number of an output row's numbers, of all value heads.
+    /// The count of numbers in an output row, of all value heads.
     pub fn outputs(&self) -> usize {
         self.value_heads * self.value_dim
     }
 
-    /// The number of a state's numbers, `[value heads, key dim, value dim]`.
+    /// The count of numbers in a state, `[value heads, key dim, value dim]`.
     pub fn state_numbers(&self) -> usize {
         self.value_heads * self.head_numbers()
     }
@@ -61,8 +61,8 @@ impl DeltaHeads {
     }
 }
 
-/// Makes mixed rows, each of which is a row of a causal convolution over all channels with `taps`, `[inputs, channels]`, through silu;
-/// then queries and keys are scaled to length 1, and queries by `1 / sqrt(key_dim)` too. `input(row, tap)` is the input that a tap
+/// Computes mixed rows, each of which is a row of a causal convolution over all channels with `taps`, `[inputs, channels]`, through silu;
+/// then queries and keys are scaled to length 1, and queries also by `1 / sqrt(key_dim)`. `input(row, tap)` is the input that a tap
 /// multiplies, the oldest of a row first.
 pub fn mix<'a>(cpu: &Cpu, heads: DeltaHeads, taps: &[f32], input: impl Fn(usize, usize) -> &'a [f32] + Sync + Send, rows: &mut [f32]) {
     let channels = heads.channels();
@@ -79,8 +79,8 @@ pub fn mix<'a>(cpu: &Cpu, heads: DeltaHeads, taps: &[f32], input: impl Fn(usize,
     });
 }
 
-/// Turns rows of `[value heads]` numbers for rates and as many for decays into these: `rate = sigmoid(x)`, and
-/// `decay = e^(factor softplus(x + bias))` with a factor and a bias for each head.
+/// Turns rows of `[value heads]` numbers for rates and as many for decays into these: `rate = sigmoid(x)`, and `decay = e^(factor
+/// softplus(x + bias))` with a factor and a bias for each head.
 pub fn rates_and_decays(cpu: &Cpu, factors: &[f32], biases: &[f32], rows: &mut [f32]) {
     assert_eq!(factors.len(), biases.len(), "a factor and a bias for each head");
     share_rows(cpu, rows, 2 * factors.len(), |_, rows| cpu.isa().dispatch(RatesAndDecays { factors, biases, rows }));
@@ -88,9 +88,9 @@ pub fn rates_and_decays(cpu: &Cpu, factors: &[f32], biases: &[f32], rows: &mut [
 
 /// Consecutive rows of a sequence.
 pub struct DeltaRows<'a> {
-    /// `[rows, channels]`, as [`mix`] makes them.
+    /// `[rows, channels]`, from [`mix`].
     pub mixed: &'a [f32],
-    /// `[rows, 2, value heads]`, as [`rates_and_decays`] makes them.
+    /// `[rows, 2, value heads]`, from [`rates_and_decays`].
     pub rates: &'a [f32],
     /// The output rows, read from the state, `[rows, value heads, value dim]`.
     pub outputs: &'a mut [f32],
@@ -98,7 +98,7 @@ pub struct DeltaRows<'a> {
 
 /// A sequence's state, and the rows that go through it in order.
 pub struct DeltaChunk<'a> {
-    /// `[value heads, key dim, value dim]`; becomes the state after the rows.
+    /// `[value heads, key dim, value dim]`; replaced by the state after the rows.
     pub state: &'a mut [f32],
     pub pieces: Vec<DeltaRows<'a>>,
 }
@@ -200,7 +200,7 @@ impl Kernel for RatesAndDecays<'_> {
     }
 }
 
-/// All rows of a chunk through one head's state.
+/// The computation of all rows of a chunk through one head's state.
 struct Advance<'a> {
     heads: DeltaHeads,
     head: usize,
@@ -208,7 +208,7 @@ struct Advance<'a> {
     pieces: &'a [SharedRows<'a>],
 }
 
-/// The number of vectors of columns that go through the rows together: so many chains hide the latency of an addition.
+/// The number of vectors of columns that go through the rows together: enough chains to hide the latency of an addition.
 const TOGETHER: usize = 4;
 
 impl Kernel for Advance<'_> {
@@ -274,7 +274,7 @@ impl Advance<'_> {
     }
 }
 
-/// The first `N` vectors of `x`; of a single one, as many lanes as there are.
+/// Loads the first `N` vectors of `x`; of a single one, as many lanes as `x` has.
 #[inline(always)]
 fn load<S: Simd, const N: usize>(simd: S, x: &[f32]) -> [S::V; N] {
     let mut vectors = [simd.zero(); N];

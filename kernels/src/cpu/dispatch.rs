@@ -1,4 +1,4 @@
-//! Which instruction sets this machine has, and running a kernel on one of them.
+//! Detecting this machine's instruction sets, and running a kernel on one of them.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::cpu::gemm::amx;
@@ -34,12 +34,12 @@ impl Isa {
         self == Isa::Portable || self == Isa::Neon && cfg!(target_arch = "aarch64")
     }
 
-    /// The best one that this machine has.
+    /// The best instruction set that this machine has.
     pub fn best() -> Isa {
         Isa::ALL.into_iter().find(|isa| isa.is_available()).expect("portable code is always available")
     }
 
-    /// [`Simd::TILE_ROWS`].
+    /// The instruction set's [`Simd::TILE_ROWS`].
     pub(crate) fn tile_rows(self) -> usize {
         struct TileRows;
         impl Kernel for TileRows {
@@ -73,8 +73,8 @@ impl Isa {
         }
     }
 
-    /// As [`dispatch`](Self::dispatch), for kernels that multiply pairs of 16 bits: uses the instructions for that
-    /// where there are any. Other kernels are not compiled for them.
+    /// As [`dispatch`](Self::dispatch), for kernels that multiply pairs of 16 bits: uses the instructions for that if there are any. Other
+    /// kernels are not compiled for them.
     pub(crate) fn dispatch_pairs<K: Kernel>(self, kernel: K) -> K::Output {
         debug_assert!(self.is_available());
         match self {

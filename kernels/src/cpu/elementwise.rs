@@ -70,7 +70,7 @@ pub fn gate(cpu: &Cpu, x: &mut [f32], gates: &[f32], function: Gate) {
     share_pieces(cpu, x, |range, x| cpu.isa().dispatch(Gated { x, gates: &gates[range], function }));
 }
 
-/// Calls `task(range, its numbers)` for pieces of `x`, in parallel if that pays.
+/// Calls `task` with pieces of `x` and their ranges, in parallel if that pays off.
 fn share_pieces(cpu: &Cpu, x: &mut [f32], task: impl Fn(Range<usize>, &mut [f32]) + Sync + Send) {
     let (len, per_task) = (x.len(), cpu.rows_per_task(LANES) * LANES);
     if len <= per_task {
@@ -85,7 +85,7 @@ fn share_pieces(cpu: &Cpu, x: &mut [f32], task: impl Fn(Range<usize>, &mut [f32]
     });
 }
 
-/// Calls `task(rows, their numbers)` for all rows of `x`, in parallel if that pays.
+/// Calls `task` with pieces of whole rows of `x` and their row numbers, in parallel if that pays off.
 pub(crate) fn share_rows(cpu: &Cpu, x: &mut [f32], width: usize, task: impl Fn(Range<usize>, &mut [f32]) + Sync + Send) {
     assert!(width > 0 && x.len().is_multiple_of(width), "whole rows of {width}");
     let rows = x.len() / width;

@@ -2,9 +2,9 @@
 
 use crate::cpu::simd::Simd;
 
-/// The result is 0 below this (the true value is below `2^-126`).
+/// The bound below which the result is 0 (the true value is below `2^-126`).
 const MIN: f32 = -87.336_54;
-/// Larger inputs give the result of this one (`1.7e38`).
+/// The largest input; larger ones give the result of this one (`1.7e38`).
 const MAX: f32 = 88.02;
 /// `1.5 * 2^23`: adding it rounds to an integer and leaves that integer in the low bits of the mantissa.
 const SHIFT: f32 = 12_582_912.0;
@@ -31,7 +31,7 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::V) -> S::V {
     simd.select_less(x, min, simd.zero(), simd.mul(e_r, simd.exp2_of_shifted(shifted)))
 }
 
-/// At and below this `2^x` is 0: its exponent is out of range for normal numbers.
+/// The bound at and below which `2^x` is 0: its exponent is out of range for normal numbers.
 const EXP2_MIN: f32 = -127.0;
 /// `(2^f - 1) / f` on `|f| <= 1/2`, highest power first: the polynomial with the least maximum error relative to `2^f`,
 /// `1e-7`.
@@ -41,8 +41,8 @@ const EXP2_COEFFICIENTS: [f32; 5] = [1.326_472_7e-3, 9.671_513e-3, 5.550_733_6e-
 /// `2^x` for `x <= 0`, within 3 ulp where the result is at least `2^-125`, and not above the true value by more
 /// elsewhere; `2^0` is 1. NaN gives NaN.
 ///
-/// For attention, which takes it of every score. It needs two thirds of the operations of [`exp`]: no reduction by ln
-/// 2, and the smallest results become 0 without a select.
+/// For attention, which needs it for every score. It takes two thirds of the operations of [`exp`]: no reduction by ln 2, and the smallest
+/// results become 0 without a select.
 #[inline(always)]
 pub(crate) fn exp2<S: Simd>(simd: S, x: S::V) -> S::V {
     let (min, shift) = (simd.splat(EXP2_MIN), simd.splat(SHIFT));
@@ -65,7 +65,7 @@ mod tests {
         simd::{Kernel, LANES},
     };
 
-    /// Of 2, or of e.
+    /// Powers of 2, or of e.
     struct Powers {
         of_two: bool,
         x: [f32; LANES],

@@ -3,10 +3,10 @@
 //! - [`float`]: f32, f16 and bf16 weights; [`int8`]: 8-bit integers with a scale per output; [`groupwise`]: 4- and 8-bit integers
 //!   with a scale per group of inputs. Each packs its own activations and weights
 //! - `micro_kernel`: a tile of rows times a panel of 32 columns; `panel`: what a panel holds, per number type
-//! - `packing`: which outputs go into which panel; `tiling`: which rows go into which tile
-//! - `dot`: sums of 8-bit products for 16 outputs at a time, per instruction set; `sources`: rows to quantize; `epilogue`: where
-//!   the product's numbers go
-//! - `amx`: the same on matrix tiles; `prefetch`: asking memory for weights ahead of their use; `scratch`: each
+//! - `packing`: the assignment of outputs to panels; `tiling`: that of rows to tiles
+//! - `dot`: sums of 8-bit products for 16 outputs at a time, per instruction set; `sources`: rows to quantize; `epilogue`: storing
+//!   the product's numbers
+//! - `amx`: products on matrix tiles; `prefetch`: requesting weights from memory ahead of their use; `scratch`: each
 //!   thread's sums
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -26,23 +26,23 @@ pub(crate) mod tiling;
 
 use crate::cpu::activation::Activation;
 
-/// One product of several that share their activations. `W`: packed weights, `A`: packed activations.
+/// One product of several that share their activations. `W`: packed weights; `A`: packed activations.
 pub struct Product<'a, W, A> {
     pub weights: &'a W,
     pub output: Output<'a, A>,
 }
 
-/// Where the result `y`, `[rows, outputs]`, goes.
+/// The destination of the result `y`, `[rows, outputs]`.
 pub enum Output<'a, A> {
     Set(&'a mut [f32]),
-    /// Adds `y` to what is there.
+    /// Adds `y` to the present numbers.
     Add(&'a mut [f32]),
     /// `up` gated by `activation(gate)` from gated weights, `activation(y)` from others, packed as activations for the next product.
     Activated(Activation, &'a mut A),
 }
 
 impl<'a, W, A> Product<'a, W, A> {
-    /// The same product of what `weights` and `activations` find inside these operands.
+    /// The same product on the operands that `weights` and `activations` extract from these.
     pub fn map<W2, A2>(
         self,
         weights: impl FnOnce(&'a W) -> &'a W2,
@@ -57,8 +57,8 @@ impl<'a, W, A> Product<'a, W, A> {
     }
 }
 
-/// Of consecutively numbered tasks, `tasks(product)` for each product: the product that task `index` belongs to, and
-/// its number there.
+/// The product that task `index` belongs to, and the task's index within it. Tasks are numbered consecutively, `tasks(product)` for each
+/// product.
 fn locate<P>(products: &[P], tasks: impl Fn(&P) -> usize, mut index: usize) -> (&P, usize) {
     for product in products {
         let count = tasks(product);

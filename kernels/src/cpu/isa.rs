@@ -8,9 +8,9 @@ pub enum Isa {
     /// [`Avx512Bf16`](Self::Avx512Bf16) and AMX, which multiplies tiles of bf16 at eight times the rate of f32. Linux
     /// only.
     Amx,
-    /// AVX-512 F, BW, VL, DQ, VNNI, and BF16, whose `vdpbf16ps` adds two products at once. Available only if it proved
-    /// to compute what the others compute. Nothing measures whether it is faster: some processors run it at half rate,
-    /// where [`Avx512`](Self::Avx512) is as fast or faster and can be chosen instead.
+    /// AVX-512 F, BW, VL, DQ, VNNI, and BF16, whose `vdpbf16ps` adds two products at once. Available only if a test shows that it computes
+    /// the same bits as the others. Its speed is not measured: some processors run it at half rate, on which [`Avx512`](Self::Avx512) is as
+    /// fast or faster and can be chosen instead.
     Avx512Bf16,
     /// AVX-512 F, BW, VL, DQ.
     Avx512,
@@ -23,7 +23,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Best first.
+    /// All instruction sets, best first.
     pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     /// The order in which products of bf16 are added.

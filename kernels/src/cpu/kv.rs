@@ -1,4 +1,4 @@
-//! The paged memory for K and V on a CPU, and writing into it. `element`: stored numbers as types.
+//! The paged memory for K and V on a CPU, and writing into it. `element`: types of stored numbers.
 
 pub(crate) mod element;
 
@@ -69,23 +69,23 @@ impl KvMemory {
         self.memory.as_slice()
     }
 
-    /// The same, for making them known to a device. Blocks are written one at a time.
+    /// The same bytes, for registering them with a device. Blocks are written one at a time.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.memory.as_mut_slice()
     }
 
-    /// The bytes of block `id`, for copying it out.
+    /// The bytes of block `id`, to copy it out.
     pub fn block(&self, id: u32) -> &[u8] {
         &self.memory.as_slice()[self.range(id)]
     }
 
-    /// The bytes of block `id`, for copying it in.
+    /// The bytes of block `id`, to copy it in.
     pub fn block_mut(&mut self, id: u32) -> &mut [u8] {
         let range = self.range(id);
         &mut self.memory.as_mut_slice()[range]
     }
 
-    /// The bytes of these blocks, which must all differ, in the order of `ids`: for writing them side by side.
+    /// The bytes of these blocks, which must all differ, in the order of `ids`, to write them in parallel.
     pub fn blocks_mut(&mut self, ids: &[u32]) -> Vec<&mut [u8]> {
         let size = self.layout.block_bytes();
         let mut order: Vec<usize> = (0..ids.len()).collect();
@@ -111,8 +111,8 @@ impl KvMemory {
 /// Stores K and V of all rows at the positions of their spans, in `layer`. No two spans may hold the same position of
 /// the same block.
 ///
-/// In bf16 and int8, V of an even position leaves a zero for the next one, whose number shares its word: so positions
-/// of a block must be written in ascending order. In bf16, denormals become zeros.
+/// In bf16 and int8, V of an even position leaves a zero for the next one, whose number shares its word: so the positions of a block must
+/// be written in ascending order. In bf16, denormals become zeros.
 ///
 /// In int8, a head's numbers are transformed, in blocks of `2^n` (`hadamard`), and become `round(t * (127 / max |t|))`,
 /// ties to even, with the scale `max |t| / 127 / 2^n`; all are 0 if no `|t|` reaches 1e-30.
@@ -269,7 +269,7 @@ mod tests {
         KvMemory::new(layout, 3).blocks_mut(&[2, 0, 2]);
     }
 
-    /// Writes 20 rows of two sequences and compares them with what `expected` makes of a head's numbers.
+    /// Writes 20 rows of two sequences and compares them with the numbers that `expected` gives for a head.
     fn assert_written(layout: KvLayout, expected: impl Fn(&[f32]) -> Vec<f64>) {
         let width = layout.kv_heads * layout.head_dim;
         let (k, v) = (numbers(20 * width, 1), numbers(20 * width, 2));
@@ -346,7 +346,7 @@ mod tests {
             let mut kv = KvMemory::new(layout, 1);
             kv.block_mut(0).fill(0xff);
             let spans = &[Span { blocks: &[0], start: 6, rows: 1 }];
-            // Ones, also after a transform in blocks of four.
+            // All numbers are ones, also after a transform in blocks of four.
             let ones: [f32; 20] = std::array::from_fn(|i| if dtype == KvStorage::Int8 && i % 4 > 0 { 0.0 } else { 1.0 });
             write(cpu, &mut kv, 0, [KvRows { spans, k: &ones, v: &ones }].into_iter());
             let numbers = layout.numbers(0, Part::V, 0);

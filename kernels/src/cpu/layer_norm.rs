@@ -1,6 +1,6 @@
-//! Norm with the mean taken out (Ba et al., 2016).
+//! Norm with the mean subtracted (Ba et al., 2016).
 //!
-//! Sums go lane by lane in ascending order, then in the fixed tree: first that of the numbers, then that of the squared distances from
+//! Sums go lane by lane in ascending order, then in the fixed tree: first the sum of the numbers, then that of the squared distances from
 //! their mean.
 
 use crate::cpu::{
@@ -15,7 +15,7 @@ use std::ops::Range;
 #[derive(Clone, Copy)]
 pub struct LayerNorm<'a> {
     pub weight: &'a [f32],
-    /// `None`: zeros.
+    /// The bias; zeros if `None`.
     pub bias: Option<&'a [f32]>,
     pub epsilon: f32,
 }
@@ -26,7 +26,7 @@ pub fn layer_norm(cpu: &Cpu, x: &mut [f32], norm: LayerNorm<'_>) {
     share_rows(cpu, x, norm.weight.len(), |_, x| cpu.isa().dispatch(InPlace { x, norm }));
 }
 
-/// The same, packed as activations.
+/// As [`layer_norm`], packed as activations.
 pub fn layer_norm_into(cpu: &Cpu, x: &[f32], norm: LayerNorm<'_>, y: &mut FloatActivations) {
     norm.check();
     let width = norm.weight.len();

@@ -19,7 +19,7 @@ pub(crate) struct Memory<T> {
 }
 
 const CACHE_LINE: usize = 64;
-/// On x86-64, and on aarch64 with 4 KiB pages.
+/// The size of a huge page on x86-64, and on aarch64 with 4 KiB pages.
 const HUGE_PAGE: usize = 2 << 20;
 
 impl<T: Copy + Default> Memory<T> {
@@ -27,7 +27,7 @@ impl<T: Copy + Default> Memory<T> {
         Self::first_of(Arc::new(Region::new(len * size_of::<T>())), 0, len)
     }
 
-    /// `len` zeros from byte `at` of a region. No other memory may have these bytes.
+    /// Takes `len` zeros from byte `at` of a region. No other memory may have these bytes.
     fn first_of(region: Arc<Region>, at: usize, len: usize) -> Self {
         assert!(
             align_of::<T>() <= CACHE_LINE && at.is_multiple_of(CACHE_LINE) && at + len * size_of::<T>() <= region.len,
@@ -69,7 +69,7 @@ unsafe impl<T: Sync> Sync for Memory<T> {}
 /// huge page of its own, and reading through 4 KiB pages takes up to 1.4 times as long. Untouched pages cost nothing.
 #[derive(Default)]
 pub(crate) struct Arena {
-    /// The region being handed out, and how much of it is used.
+    /// The region being handed out, and the number of its bytes in use.
     current: Mutex<Option<(Arc<Region>, usize)>>,
 }
 
@@ -113,8 +113,8 @@ impl Region {
         region
     }
 
-    /// With small pages, address translation bounds reading weights and KV. Advice only: without it everything works,
-    /// more slowly.
+    /// Advises the system to use huge pages: with small ones, address translation bounds reading weights and KV. Without them, everything
+    /// works, more slowly.
     #[cfg(target_os = "linux")]
     fn advise_huge_pages(&self) {
         use nix::sys::mman::{MmapAdvise, madvise};

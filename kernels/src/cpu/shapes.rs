@@ -1,8 +1,8 @@
-//! Any shape has the same bits on every instruction set, with any number of threads, in any cut. And some shapes have
-//! the same bits on every architecture.
+//! Any shape has the same bits on every instruction set, with any number of threads, in any cut. And some shapes have the same bits on
+//! every architecture.
 //!
-//! Every test run tries a few dozen random shapes of each kernel, `make fuzz` as many as one likes. A shape that fails
-//! is shrunk to the smallest that does, and kept in `kernels/proptest-regressions/` to be tried first from then on.
+//! Every test run tries a few dozen random shapes of each kernel, `make fuzz` any number of them. A failing shape is shrunk to the smallest
+//! that fails, and kept in `kernels/proptest-regressions/`, from which it is tried first from then on.
 
 use crate::{
     BLOCK_POSITIONS, Bf16Products, Cpu, Dtype, KvLayout, KvStorage, Matrix,
@@ -28,7 +28,7 @@ const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 const KV_DTYPES: [KvStorage; 4] =
     [KvStorage::Float(Dtype::F32), KvStorage::Float(Dtype::F16), KvStorage::Float(Dtype::Bf16), KvStorage::Int8];
 
-/// As many cases as `PROPTEST_CASES` says, else few.
+/// The number of cases in `PROPTEST_CASES`, or a few by default.
 pub(crate) fn config() -> ProptestConfig {
     let config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_some() { config } else { ProptestConfig { cases: 60, ..config } }
@@ -101,12 +101,12 @@ impl Sequence {
         self.heads * self.layout.head_dim
     }
 
-    /// `rows` count from `start`.
+    /// Computes the attention of `rows`, which count from `start`.
     fn attention(&self, cpu: &Cpu, rows: Range<usize>) -> Vec<f32> {
         let blocks = self.positions.div_ceil(BLOCK_POSITIONS);
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
         let mut kv = KvMemory::new(self.layout, blocks);
-        // The content of an unwritten position must not matter.
+        // The contents of an unwritten position must not matter.
         (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(0xff));
         let spans = &[Span { blocks: &table, start: 0, rows: self.positions }];
         kv::write(cpu, &mut kv, 0, [KvRows { spans, k: &self.k, v: &self.v }].into_iter());
@@ -188,8 +188,7 @@ proptest! {
     }
 }
 
-/// A change of these bits changes the content of KV blocks: `ARITHMETIC_VERSION` in `tidemill-model` must then change
-/// too.
+/// A change of these bits changes the contents of KV blocks: `ARITHMETIC_VERSION` in `tidemill-model` must then also change.
 #[test]
 fn some_shapes_have_these_bits_on_every_architecture() {
     let (rows, outputs, inputs) = (33, 70, 300);

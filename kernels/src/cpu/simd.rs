@@ -25,11 +25,11 @@ pub(crate) trait Simd: Copy + Send + Sync {
 
     /// Rows of a tile whose sums, with [`TILE_VECTORS`](Self::TILE_VECTORS) vectors of weights each, fit the registers.
     const TILE_ROWS: usize;
-    /// 1 or 2.
+    /// Vectors of weights per row: 1 or 2.
     const TILE_VECTORS: usize;
 
-    /// Runs `kernel` as a function of its own. For inner loops of many sizes: inlining them all into one function would
-    /// take the compiler minutes.
+    /// Runs `kernel` as a function of its own, for inner loops of many sizes: inlining them all into one function would take the compiler
+    /// minutes.
     fn call<K: Kernel>(self, kernel: K) -> K::Output;
 
     fn splat(self, x: f32) -> Self::V;
@@ -43,11 +43,11 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn load_bf16_even(self, x: &[u8; 64]) -> Self::V;
     fn load_bf16_odd(self, x: &[u8; 64]) -> Self::V;
 
-    /// Steps that add products of bf16 pairs: 2 where each pair's odd product is added before the even one, by fused
-    /// multiply-adds; 1 where one instruction does both. Then vectors of pairs are meaningless as f32.
+    /// Steps that add products of bf16 pairs: 2 if each pair's odd product is added before the even one, by fused multiply-adds; 1 if one
+    /// instruction does both. Then vectors of pairs are meaningless as f32.
     const BF16_STEPS: usize = 2;
 
-    /// The right operand of step `STEP`: from 16 pairs.
+    /// The right operand of step `STEP`, from 16 pairs.
     #[inline(always)]
     fn load_bf16_pairs<const STEP: usize>(self, pairs: &[u8; 64]) -> Self::V {
         if STEP == 0 { self.load_bf16_odd(pairs) } else { self.load_bf16_even(pairs) }
@@ -98,11 +98,11 @@ pub(crate) trait Simd: Copy + Send + Sync {
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
 
-    /// The same, into the first-level cache: for kernels bound by arithmetic.
+    /// Prefetches into the first-level cache, for kernels bound by arithmetic.
     #[inline(always)]
     fn prefetch_near(self, _address: *const u8) {}
 
-    /// The same, for writing: takes the line from other cores.
+    /// Prefetches for writing: takes the line from other cores.
     #[inline(always)]
     fn prefetch_to_write<T>(self, _address: *const T) {
         #[cfg(target_arch = "x86_64")]
@@ -128,7 +128,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// mantissa into the exponent.
     fn exp2_of_shifted(self, v: Self::V) -> Self::V;
 
-    /// Each lane `i` from lane `i ^ STRIDE`. `STRIDE` is 1, 2, 4 or 8.
+    /// Sets each lane `i` from lane `i ^ STRIDE`. `STRIDE` is 1, 2, 4 or 8.
     fn swap_lanes<const STRIDE: usize>(self, v: Self::V) -> Self::V;
 
     /// The largest lane. Unspecified if one is NaN.
@@ -149,7 +149,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
         a
     }
 
-    /// Stores as many lanes as `to` has, at most 16; with `add`, adds them to what is there.
+    /// Stores as many lanes as `to` has, at most 16; with `add`, adds them to the present numbers.
     #[inline(always)]
     fn store_part(self, v: Self::V, to: &mut [f32], add: bool) {
         match <&mut [f32; LANES]>::try_from(&mut *to) {
@@ -167,6 +167,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
 /// A computation that is compiled for every instruction set.
 pub(crate) trait Kernel {
     type Output;
-    /// Must be `#[inline(always)]`, as everything below it that uses `simd`.
+    /// Must be `#[inline(always)]`, like everything below it that uses `simd`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }

@@ -72,15 +72,15 @@ pub(crate) fn gated_number(cpu: &Cpu, activation: Activation, gate: f32, up: f32
     cpu.isa().dispatch(Gate(activation, gate, up))
 }
 
-/// An activation that treats gates and what they gate unlike each other.
+/// An activation that treats gates differently from the numbers that they gate.
 pub(crate) const CLAMPED: Activation = Activation::Clamped { alpha: 1.702, limit: 0.5 };
 
-/// `row` as 8-bit products take it: by the definition of [`hadamard`], on the portable instruction set.
+/// `row` as 8-bit products take it, by the definition of [`hadamard`] on the portable instruction set.
 pub(crate) fn transformed(row: &[f32]) -> Vec<f32> {
     hadamard::transformed(Portable, row, &mut vec![[0.0; LANES]; row.len().div_ceil(LANES)]).to_vec()
 }
 
-/// The numbers that a head's K or V in a block stands for, transformed if they are in 8 bits: `[position][dimension]`.
+/// The numbers that a head's K or V in a block represents, transformed if they are in 8 bits: `[position][dimension]`.
 pub(crate) fn stored(kv: &KvMemory, block: u32, layer: usize, part: Part, head: usize) -> Vec<Vec<f64>> {
     let (layout, bytes) = (kv.layout(), kv.block(block));
     let numbers = &bytes[layout.numbers(layer, part, head)];

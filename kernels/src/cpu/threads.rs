@@ -1,14 +1,13 @@
 //! A thread pool whose workers wait for the next loop without a system call, as long as it comes soon.
 //!
-//! A step of a model is hundreds of short parallel loops. Between them workers spin, then spin and yield, and park only
-//! after a longer pause: so a step makes no system call, an idle process costs nothing, and two processes that share
-//! cores hand them to each other.
+//! A step of a model is hundreds of short parallel loops. Between them workers spin, then spin and yield, and park only after a longer
+//! pause: so a step makes no system call, an idle process costs nothing, and two processes that share cores hand them to each other.
 //!
-//! One word, the *gate*, holds all that workers and caller must agree on: the number of the loop, whether it is open,
-//! and how many workers are inside. Tasks are dealt out beforehand: each thread has a range of neighbours and walks
-//! through it, so that a task can prefetch for the next one. A thread that is done steals from the ends of other
-//! ranges. The caller works too; when no tasks are left it closes the gate and waits for the workers inside. A worker
-//! that slept through a whole loop is not waited for: others have done its tasks.
+//! One word, the *gate*, holds everything that workers and caller must agree on: the number of the loop, whether it is open, and how many
+//! workers are inside. Tasks are distributed beforehand: each thread has a range of neighbours and walks through it, so that a task can
+//! prefetch for the next one. A thread that is done steals from the ends of other ranges. The caller also works; when no tasks are left, it
+//! closes the gate and waits for the workers inside. A worker that slept through a whole loop is not waited for: others have done its
+//! tasks.
 
 pub(crate) mod affinity;
 pub(crate) mod disjoint;
@@ -31,15 +30,15 @@ use std::{
 pub(crate) struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Set while a loop runs: a second loop, from within a task or from another thread, runs on its caller alone.
+    /// Set while a loop runs. A second loop, from within a task or from another thread, runs on its caller alone.
     busy: AtomicBool,
 }
 
 struct Shared {
     gate: Gate,
-    /// The caller writes it while the gate is closed with nobody inside; workers inside read it.
+    /// The caller writes it while the gate is closed with no worker inside; workers inside read it.
     job: UnsafeCell<Job>,
-    /// Each thread's tasks that are still to be taken; the caller's come first.
+    /// The tasks of each thread that are still to be taken, the caller's first.
     left: Vec<Tasks>,
     stop: AtomicBool,
     /// Workers that sleep or are about to.
@@ -64,13 +63,13 @@ struct Job {
     task: *const (),
 }
 
-/// How long a worker looks for work before it yields, and before it parks. The first is longer than a step's serial
-/// parts, the second longer than the usual pause between two steps.
+/// The time for which a worker looks for work before it yields, and before it parks. The first is longer than a step's serial parts, the
+/// second longer than the usual pause between two steps.
 const SPIN: Duration = Duration::from_micros(50);
 const SPIN_AND_YIELD: Duration = Duration::from_millis(1);
 
 impl ThreadPool {
-    /// `workers` threads besides the callers of [`for_each`](Self::for_each). Each first calls `start` with its number.
+    /// Starts `workers` threads besides the callers of [`for_each`](Self::for_each). Each first calls `start` with its number.
     pub(crate) fn new(workers: usize, start: impl Fn(usize) + Clone + Send + 'static) -> std::io::Result<ThreadPool> {
         let shared = Arc::new(Shared {
             gate: Gate::default(),
@@ -96,8 +95,8 @@ impl ThreadPool {
         self.workers.len()
     }
 
-    /// Runs `task(0..tasks)` on all threads and returns when all are done. The order is arbitrary, but a thread's next
-    /// task mostly is the following one. A panic in a task resumes in the caller, once no thread is inside any more.
+    /// Runs `task(0..tasks)` on all threads and returns when all are done. The order is arbitrary, but a thread's next task is usually the
+    /// following one. A panic in a task resumes in the caller, once no thread is inside any more.
     pub(crate) fn for_each<F: Fn(usize) + Sync>(&self, tasks: usize, task: &F) {
         if self.busy.swap(true, Ordering::Acquire) {
             return (0..tasks).for_each(task);
@@ -106,7 +105,7 @@ impl ThreadPool {
             // SAFETY: `task` is the pointer below, to a closure that outlives the loop: see `finish`.
             unsafe { (*task.cast::<F>())(index) }
         };
-        // SAFETY: the gate is closed and nobody is inside, so nobody else looks at the job.
+        // SAFETY: the gate is closed with no worker inside, so no other thread accesses the job.
         unsafe { *self.shared.job.get() = Job { call, task: std::ptr::from_ref(task).cast() } };
         let threads = self.shared.left.len();
         for (thread, left) in self.shared.left.iter().enumerate() {
@@ -132,7 +131,7 @@ impl ThreadPool {
         (0..threads).any(|thread| first_of(thread, threads, tasks) == index)
     }
 
-    /// Closes the gate and waits for the workers inside; afterwards nobody refers to the job any more.
+    /// Closes the gate and waits for the workers inside; afterwards no thread refers to the job any more.
     fn finish(&self) -> Option<Box<dyn Any + Send>> {
         self.shared.gate.close();
         let mut backoff = Backoff::default();
@@ -148,14 +147,14 @@ impl Drop for ThreadPool {
         self.shared.stop.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // A worker's tasks do not unwind through it, so the result tells nothing.
+            // A worker's tasks do not unwind through it, so the result has no information.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    /// A worker's loop.
+    /// The main loop of a worker.
     fn work(&self, index: usize) {
         let mut seen = 0;
         while let Some(entered) = self.wait(index, seen) {
@@ -165,7 +164,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a loop after number `seen`, and enters it. `None`: the pool ends.
+    /// Waits for a loop after number `seen`, and enters it. Returns `None` when the pool ends.
     fn wait(&self, index: usize, seen: u32) -> Option<u32> {
         let mut backoff = Backoff::default();
         loop {
@@ -189,14 +188,14 @@ impl Shared {
         }
     }
 
-    /// Runs tasks until none are left: those of thread `own`, then others'. Only for workers inside, and the caller of
-    /// the loop.
+    /// Runs tasks until none are left: those of thread `own`, then those of other threads. Only for workers inside, and the caller of the
+    /// loop.
     fn run_tasks(&self, own: usize) {
-        // SAFETY: the job does not change while anybody is inside.
+        // SAFETY: the job does not change while any worker is inside.
         let job = unsafe { *self.job.get() };
         let work = || {
             while let Some(index) = self.left[own].take_first().or_else(|| self.take_from_others()) {
-                // SAFETY: the caller of `for_each` keeps the closure alive until nobody is inside.
+                // SAFETY: the caller of `for_each` keeps the closure alive until no worker is inside.
                 unsafe { (job.call)(job.task, index) };
             }
         };
@@ -206,7 +205,7 @@ impl Shared {
         }
     }
 
-    /// Takes the last task of the thread that has most left.
+    /// Takes the last task of the thread with the most tasks left.
     fn take_from_others(&self) -> Option<usize> {
         loop {
             let most = self.left.iter().max_by_key(|left| left.len()).filter(|left| left.len() > 0)?;
@@ -217,12 +216,12 @@ impl Shared {
     }
 }
 
-/// The first task that is dealt to thread `thread`.
+/// The first task assigned to thread `thread`.
 fn first_of(thread: usize, threads: usize, tasks: usize) -> usize {
     tasks * thread / threads
 }
 
-/// A range of tasks: start (32 bits) and end. On cache lines of its own, as mostly one thread writes it.
+/// A range of tasks: start (32 bits) and end. It has cache lines of its own, as usually only one thread writes it.
 #[derive(Default)]
 #[repr(align(128))]
 struct Tasks(AtomicU64);
@@ -241,7 +240,7 @@ impl Tasks {
         Self::range(self.0.load(Ordering::Relaxed)).len()
     }
 
-    /// Only for the thread that owns the range. The start moves on at each call, even past the end.
+    /// Takes the first task, only for the thread that owns the range. The start advances at each call, even past the end.
     fn take_first(&self) -> Option<usize> {
         Self::range(self.0.fetch_add(1 << 32, Ordering::Relaxed)).next()
     }
@@ -252,7 +251,7 @@ impl Tasks {
     }
 }
 
-/// Number of the loop (32 bits), open (1 bit), workers inside (31 bits).
+/// The number of the loop (32 bits), whether it is open (1 bit), and the number of workers inside (31 bits).
 #[derive(Default)]
 struct Gate(AtomicU64);
 
@@ -264,7 +263,7 @@ fn number(gate: u64) -> u32 {
 }
 
 impl Gate {
-    /// The gate must be closed, with nobody inside.
+    /// Opens the gate, which must be closed with no worker inside.
     fn open(&self) {
         let next = number(self.0.load(Ordering::Relaxed)).wrapping_add(1);
         self.0.store(u64::from(next) << 32 | OPEN, Ordering::SeqCst);
@@ -305,7 +304,7 @@ struct Backoff {
 }
 
 impl Backoff {
-    /// Waits a little. `false`: the wait has been long enough.
+    /// Waits a little. Returns `false` when the wait has been long enough.
     fn wait(&mut self) -> bool {
         spin_loop();
         self.rounds += 1;
@@ -320,7 +319,7 @@ impl Backoff {
     }
 }
 
-/// Rounds between two looks at the clock; a look costs more than a round.
+/// Rounds between two looks at the clock; reading it costs more than a round.
 const ROUNDS_PER_LOOK: u32 = 32;
 
 #[cfg(test)]
@@ -377,7 +376,7 @@ mod tests {
         let (pool, done) = (pool(2), AtomicUsize::new(0));
         for round in 1..20 {
             pool.for_each(100, &|i| {
-                // The caller's first task goes on only when all others are done.
+                // The caller's first task ends only when all others are done.
                 while i == 0 && done.load(Ordering::SeqCst) < 100 * round - 1 {
                     thread::yield_now();
                 }

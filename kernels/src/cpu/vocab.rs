@@ -39,7 +39,7 @@ impl Kernel for Max<'_> {
         let (chunks, rest) = self.0.as_chunks::<LANES>();
         let mut largest = simd.splat(f32::NEG_INFINITY);
         for x in chunks {
-            // `max` returns the second operand where one is NaN.
+            // `max` returns the second operand if either is NaN.
             largest = simd.max(simd.load(x), largest);
         }
         rest.iter().copied().fold(simd.max_lane(largest), f32::max)

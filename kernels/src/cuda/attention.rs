@@ -12,19 +12,19 @@ use super::{
 };
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits};
 
-/// Queries and how they attend.
+/// Queries and the parameters of their attention.
 pub struct Queries<'a> {
     /// Row `r` begins at `r * stride`, `[heads, head_dim]`: in rows of queries alone, or of queries, keys and values.
     pub q: &'a CudaView<'a, Bf16>,
     pub stride: usize,
     pub heads: usize,
-    /// Scales scores: see [`scale`], for the head size before padding.
+    /// The factor of scores: see [`scale`], for the head size before padding.
     pub scale: f32,
     /// A row at position `p` attends to positions `0..=p`, or to the last `window` of them.
     pub window: Option<usize>,
     /// Scaled scores become `cap tanh(score / cap)`.
     pub cap: Option<f32>,
-    /// For each query head the logit that joins the softmax's sum, times log2(e).
+    /// The logit of each query head that joins the softmax's sum, times log2(e).
     pub sinks: Option<&'a CudaView<'a, f32>>,
 }
 
@@ -45,18 +45,18 @@ impl Queries<'_> {
         }
     }
 
-    /// The cap, for exponentials that are powers of two.
+    /// The cap, for exponentials that are powers of 2.
     fn cap_log2(&self) -> f32 {
         self.cap.map_or(0.0, |cap| std::f32::consts::LOG2_E * cap)
     }
 
-    /// In the kernels' encoding.
+    /// The window in the kernels' encoding.
     fn window(&self) -> usize {
         assert!(self.window != Some(0), "a window holds at least the row itself");
         self.window.map_or(ALL_POSITIONS, |window| window.min(ALL_POSITIONS))
     }
 
-    /// For exponentials that are powers of two; with a cap, for the argument of tanh.
+    /// The scale, for exponentials that are powers of 2; with a cap, for the argument of tanh.
     fn scale_log2(&self) -> f32 {
         self.scale * self.cap.map_or(std::f32::consts::LOG2_E, soft_cap_factor)
     }
@@ -86,11 +86,11 @@ pub fn scale(head_dim: usize) -> f32 {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tile {
-    /// Its row of the block tables.
+    /// The row of the block tables.
     pub sequence: u32,
     /// The first row in `q` and `out`.
     pub row: u32,
-    /// Position of the first row.
+    /// The position of the first row.
     pub position: u32,
     pub rows: u32,
 }
@@ -100,8 +100,8 @@ unsafe impl DeviceRepr for Tile {}
 // SAFETY: zeros are numbers.
 unsafe impl ValidAsZeroBits for Tile {}
 
-/// Cuts spans of rows, each given as a tile of any size, into tiles of the kernel's size. Those that attend to most
-/// come first, so that the device ends on small ones.
+/// Cuts spans of rows, each given as a tile of any size, into tiles of the kernel's size. Those that attend to the most positions come
+/// first, so that the device ends on small ones.
 pub fn prefill_tiles(head_dim: usize, spans: &[Tile]) -> Vec<Tile> {
     let size = tile_rows(head_dim) as u32;
     let mut tiles: Vec<Tile> = spans
@@ -121,22 +121,21 @@ pub fn prefill_tiles(head_dim: usize, spans: &[Tile]) -> Vec<Tile> {
 
 // --- Decode.
 
-/// Positions of a row's part (split-KV), as in `attention_decode.cu`: rows that see up to `LONG_FROM` positions have
-/// short parts.
+/// Positions in a short part of a row (split-KV), as in `attention_decode.cu`: rows that see up to `LONG_FROM` positions have short parts.
 const SHORT_PART: usize = 256;
 const LONG_PART: usize = 512;
 const LONG_FROM: usize = 16_384;
 
-/// Most parts of a row that sees up to `positions` positions, of which the first may be anywhere in its part.
+/// The most parts of a row that sees up to `positions` positions, the first of which may be anywhere in its part.
 fn parts(positions: usize) -> usize {
     let long = if positions > LONG_FROM { positions.div_ceil(LONG_PART) } else { 0 };
-    // A shorter row may have more.
+    // A shorter row may have more parts.
     positions.min(LONG_FROM).div_ceil(SHORT_PART).max(long) + 1
 }
 
-/// Blocks of threads that decode attention has for each that a device runs at once, where a batch may have so many
-/// parts. More share the parts out more evenly at the end; but a batch has fewer parts than it may have, and the
-/// blocks beyond are started in vain.
+/// The number of thread blocks that decode attention launches for each that the device can run at once, if a batch may have as many parts.
+/// More blocks balance the load better at the end; but a batch has fewer parts than it may have, and the surplus blocks are started in
+/// vain.
 const DECODE_WAVES: usize = 8;
 /// Blocks that a multiprocessor runs at once.
 const DECODE_RESIDENT: usize = 3;
@@ -151,7 +150,7 @@ pub struct DecodeScratch {
 }
 
 impl DecodeScratch {
-    /// For up to `rows_max` rows of up to `positions_max` positions.
+    /// Allocates scratch for up to `rows_max` rows of up to `positions_max` positions.
     pub fn new(device: &Device, rows_max: usize, heads: usize, head_dim: usize, positions_max: usize) -> Result<Self, CudaError> {
         let parts_max = parts(positions_max);
         let states = rows_max * heads * parts_max;
@@ -160,8 +159,8 @@ impl DecodeScratch {
 }
 
 impl Kernels {
-    /// `out = softmax(scale q Kᵀ) V`, with caps and sinks where queries have them, for rows whose K and V, and those of all earlier positions, are written. `tiles`
-    /// come from [`prefill_tiles`]. q and out have `rows` rows; out: `[rows, heads, head_dim]`.
+    /// `out = softmax(scale q Kᵀ) V`, with the queries' cap and sinks if they have any, for rows whose K and V, and those of all earlier
+    /// positions, are written. `tiles` come from [`prefill_tiles`]. q and out have `rows` rows; out: `[rows, heads, head_dim]`.
     pub fn attention_prefill(
         &self,
         stream: &CudaStream,
@@ -193,9 +192,8 @@ impl Kernels {
         unsafe { launch(stream, &self.attention_prefill, shape, &args) }
     }
 
-    /// The same for one row each of `positions.len()` sequences, row `r` with table `r`. A row at
-    /// [`NO_POSITION`](super::NO_POSITION) gets zeros. `positions_max`: an upper bound on the positions that a row
-    /// sees; a loose one costs a little time.
+    /// Attention for one row each of `positions.len()` sequences, row `r` with table `r`. A row at [`NO_POSITION`](super::NO_POSITION) gets
+    /// zeros. `positions_max`: an upper bound on the positions that a row sees; a loose one costs a little time.
     #[expect(clippy::too_many_arguments, reason = "each is another thing")]
     pub fn attention_decode(
         &self,
@@ -275,7 +273,7 @@ mod tests {
 
     #[test]
     fn there_is_room_for_the_parts_of_every_row() {
-        // The parts that `Row` in attention_decode.cu counts.
+        // Counts the parts as `Row` in attention_decode.cu does.
         let of_row = |position: usize, window: usize| {
             let end = position + 1;
             let first = end.saturating_sub(window);

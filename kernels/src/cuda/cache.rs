@@ -9,8 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A folder of machine code. Processes may share it: files appear whole, under a name that commits to everything that
-/// decides their content.
+/// A folder of machine code. Processes may share it: files appear whole, under a name that commits to everything that decides their
+/// contents.
 #[derive(Clone, Debug)]
 pub struct KernelCache {
     folder: PathBuf,
@@ -23,7 +23,7 @@ impl KernelCache {
         Ok(Self { folder: folder.to_owned() })
     }
 
-    /// For what else is made for a device, and may be made again.
+    /// The folder, for other data about a device that may be recomputed.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -57,7 +57,7 @@ fn name(source: &Source, arch: Arch, heads: Heads, version: (i32, i32)) -> Strin
 
 const HASH_BYTES: usize = 32;
 
-/// A file is the hash of the code, then the code.
+/// Verifies a file, which is the hash of the code followed by the code.
 fn verified(file: &[u8]) -> Option<&[u8]> {
     let (hash, cubin) = file.split_at_checked(HASH_BYTES)?;
     (blake3::hash(cubin).as_bytes() == hash).then_some(cubin)

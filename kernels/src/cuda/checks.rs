@@ -1,8 +1,7 @@
-//! The CUDA operations against references: f64 arithmetic on the host, or the same operation another way. Every
-//! operation gets fresh random inputs, and outputs full of NaN.
+//! The CUDA operations against references: f64 arithmetic on the host, or the same operation computed differently. Every operation gets
+//! fresh random inputs, and outputs full of NaN.
 //!
-//! This crate's tests run them. So do programs, with the feature `checks`: a machine with a GPU may have a driver and
-//! no Rust.
+//! This crate's tests run them, and so do programs with the feature `checks`: a machine with a GPU may have a driver and no Rust.
 
 pub mod attention;
 pub mod blocks;
@@ -25,16 +24,16 @@ pub fn operations(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaErro
     blocks::all(gpu, checks)
 }
 
-/// How many cases of an operation are checked.
+/// The extent of the checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
-    /// The first of each list: whether a kernel works at all, in a second.
+    /// The first of each list, which tells within a second whether a kernel works at all.
     First,
     All,
 }
 
 impl Extent {
-    /// The cases to check, of those there are.
+    /// The cases to check out of `cases`.
     pub fn of<T>(self, cases: &[T]) -> &[T] {
         match self {
             Extent::First => &cases[..1],
@@ -45,18 +44,18 @@ impl Extent {
 
 /// The outcome of all checks.
 pub struct Checks {
-    /// Replays the random inputs.
+    /// The seed, which reproduces the random inputs.
     pub seed: u64,
     pub results: Vec<Check>,
-    /// Checks that this device cannot run, and why.
+    /// Checks that this device cannot run, with the reasons.
     pub left_out: Vec<String>,
     /// Findings that are not checks.
     pub notes: Vec<String>,
-    /// Is told of each check as it ends, so that a crash later loses none.
+    /// Called with each check as it ends, so that a later crash loses none.
     told: Box<dyn FnMut(&Check)>,
 }
 
-/// One operation against its reference.
+/// The result of one operation against its reference.
 pub struct Check {
     pub op: &'static str,
     pub case: String,
@@ -64,19 +63,19 @@ pub struct Check {
     /// of elements that differ.
     pub error: f64,
     pub limit: f64,
-    /// Why there is no result to compare; `error` is NaN then.
+    /// The reason why there is no result to compare; `error` is then NaN.
     pub failure: Option<String>,
 }
 
 impl Check {
     pub fn passes(&self) -> bool {
-        // False for NaN.
+        // This is false for NaN.
         self.error <= self.limit
     }
 }
 
 impl fmt::Display for Check {
-    /// One line, which begins with `FAILED` or `ok`.
+    /// One line that begins with `FAILED` or `ok`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = if self.passes() { "ok" } else { "FAILED" };
         match &self.failure {
@@ -91,7 +90,7 @@ impl Checks {
         Self::told_to(seed, |_| {})
     }
 
-    /// `told` gets each check as it ends.
+    /// Creates checks that call `told` with each check as it ends.
     pub fn told_to(seed: u64, told: impl FnMut(&Check) + 'static) -> Self {
         Self { seed, results: Vec::new(), left_out: Vec::new(), notes: Vec::new(), told: Box::new(told) }
     }
@@ -102,7 +101,7 @@ impl Checks {
         self.results.push(check);
     }
 
-    /// Runs one case. An error fails that case alone and the next one follows, unless the device is unusable from then on.
+    /// Runs one case. An error fails only that case, and the next one follows, unless the device has become unusable.
     pub fn case(
         &mut self,
         gpu: &mut TestGpu,
@@ -141,7 +140,7 @@ impl Checks {
         self.add(op, case, error, limit, None);
     }
 
-    /// For people: a row per operation, then each failed check.
+    /// A table for people: one row per operation, then each failed check.
     pub fn table(&self) -> String {
         let mut text = String::from("| operation | checks | failed | largest error | its limit |\n|---|---:|---:|---:|---:|\n");
         let mut ops: Vec<&str> = Vec::new();
@@ -169,7 +168,7 @@ impl Checks {
         text
     }
 
-    /// An error if any check failed.
+    /// Returns an error if any check failed.
     pub fn verdict(&self) -> Result<(), ChecksFailed> {
         let failed = self.results.iter().filter(|check| !check.passes()).count();
         if failed == 0 { Ok(()) } else { Err(ChecksFailed { failed, all: self.results.len() }) }

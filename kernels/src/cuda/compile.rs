@@ -13,9 +13,9 @@ use std::{
 pub struct Source {
     pub file: &'static str,
     pub text: &'static str,
-    /// Compiled separately for each kind of [`Heads`].
+    /// Whether it is compiled separately for each kind of [`Heads`].
     pub by_heads: bool,
-    /// Names and values that are defined as it is compiled: of attention, whatever it has beside the softmax of scaled scores.
+    /// Names and values that are defined for the compilation; for attention, those of its [`Scoring`].
     pub defines: &'static [&'static str],
 }
 
@@ -86,10 +86,10 @@ pub static SOURCES: [&Source; 21] = [
     &SWIGLU,
 ];
 
-/// Included by all sources.
+/// The header that all sources include.
 pub(crate) const COMMON: &str = include_str!("../../cu/common.cuh");
 
-/// What attention has beside the softmax of scaled scores. Its kernels are compiled for it.
+/// The additions to attention's softmax of scaled scores, which its kernels are compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Scoring {
     Plain,
@@ -100,7 +100,7 @@ pub enum Scoring {
 }
 
 impl Scoring {
-    /// The source to compile, of one of attention's.
+    /// The variant of `plain`, a source of attention, for this scoring.
     pub(super) fn of(self, plain: &'static Source) -> &'static Source {
         let defines = match self {
             Self::Plain => ATTENTION_DECODE.defines,
@@ -115,9 +115,9 @@ impl Scoring {
 /// Heads of K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Heads {
-    /// A multiple of 16, up to 256.
+    /// The dimension of a head, a multiple of 16, up to 256.
     pub dim: usize,
-    /// bf16 or 8-bit integers.
+    /// The storage, bf16 or 8-bit integers.
     pub kv: KvStorage,
 }
 
@@ -126,7 +126,7 @@ impl Heads {
         Self { dim, kv: KvStorage::Float(Dtype::Bf16) }
     }
 
-    /// Panics where there are no kernels for them.
+    /// Panics if there are no kernels for these heads.
     pub(super) fn assert_supported(self) {
         assert!(self.dim.is_multiple_of(16) && (16..=256).contains(&self.dim), "heads of a multiple of 16 numbers, up to 256");
         assert!(matches!(self.kv, KvStorage::Float(Dtype::Bf16) | KvStorage::Int8), "K and V on the device are bf16 or int8");
@@ -174,13 +174,13 @@ fn assert_present() -> Result<(), CudaError> {
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(CudaError::NoLibrary { name: "libnvrtc" }) }
 }
 
-/// Compiler options. `heads` matter only to sources that are `by_heads`.
+/// Compiler options. `heads` matters only for sources that are `by_heads`.
 pub(crate) fn options(source: &Source, arch: Arch, heads: Heads) -> Vec<String> {
     let mut options = vec![
         format!("--gpu-architecture={arch}"),
         "--std=c++17".to_owned(),
         "--device-as-default-execution-space".to_owned(),
-        // Writes the assembler's report to the log.
+        // Adds the assembler's report to the log.
         "--ptxas-options=-v".to_owned(),
     ];
     options.extend(source.defines.iter().map(|define| format!("-D{define}")));

@@ -38,15 +38,15 @@ pub struct Properties {
     pub name: String,
     pub arch: Arch,
     pub multiprocessors: usize,
-    /// Second-level cache.
+    /// Bytes of the second-level cache.
     pub l2_bytes: usize,
-    /// Most shared memory of one block of threads.
+    /// The most shared memory of a thread block.
     pub shared_bytes_max: usize,
     pub memory_bytes: usize,
 }
 
 impl Device {
-    /// How many devices there are; none without a driver.
+    /// The number of devices; 0 without a driver.
     pub fn count() -> usize {
         // SAFETY: looks for the driver's library and loads it.
         if !unsafe { sys::is_culib_present() } || result::init().is_err() {
@@ -55,7 +55,7 @@ impl Device {
         CudaContext::device_count().map_or(0, |count| count.max(0) as usize)
     }
 
-    /// Keeps compiled kernels in the folder `cache`, which it creates if there is a device.
+    /// Opens a device. Compiled kernels are kept in the folder `cache`, which is created if there is a device.
     pub fn open(ordinal: usize, cache: &Path) -> Result<Self, CudaError> {
         // SAFETY: looks for the driver's library and loads it.
         if !unsafe { sys::is_culib_present() } {
@@ -67,8 +67,8 @@ impl Device {
         }
         let cache = KernelCache::open(cache)?;
         let context = CudaContext::new(ordinal)?;
-        // SAFETY: a buffer passes from stream to stream only where an event orders the two (`transfer`), and memory is
-        // freed on the stream that allocated it, or after the device has come to rest.
+        // SAFETY: a buffer passes from stream to stream only where an event orders the two (`transfer`), and memory is freed on the stream
+        // that allocated it, or after the device has become idle.
         unsafe { context.disable_event_tracking() };
         let properties = Properties::of(&context)?;
         if properties.arch.major < 8 {
@@ -97,7 +97,7 @@ impl Device {
         &self.stream
     }
 
-    /// Another stream, whose kernels go before the model's where both could run.
+    /// Another stream, whose kernels take precedence over the model's.
     pub fn new_urgent_stream(&self) -> Result<Arc<CudaStream>, CudaError> {
         Ok(self.context.new_stream_with_priority(URGENT)?)
     }
@@ -136,7 +136,7 @@ impl Device {
         Ok(self.context.mem_get_info()?)
     }
 
-    /// Bytes ever allocated here: this process's share where others use the device too.
+    /// Bytes ever allocated here: this process's share if other processes also use the device.
     pub fn allocated_bytes(&self) -> usize {
         self.allocated_bytes.load(Ordering::Relaxed)
     }
@@ -149,7 +149,7 @@ impl Device {
 
     /// Whether the device still works after an error. Many errors leave the context unusable until the process ends.
     pub fn is_usable(&self) -> bool {
-        // The first call may still return what went wrong before.
+        // The first call may still return an earlier error.
         let _ = self.synchronize();
         self.synchronize().is_ok()
     }
@@ -161,7 +161,7 @@ impl Device {
     }
 }
 
-/// The driver takes the nearest that the device has.
+/// The priority of urgent streams; the driver takes the nearest that the device has.
 const URGENT: i32 = -5;
 
 impl Properties {

@@ -1,5 +1,5 @@
-//! Operations with little work per number: embedding, norms, rotary embedding with the KV write, activations, FP8. Memory
-//! bounds them all, so they are fused where one pass can do.
+//! Operations with little work per number: embedding, norms, rotary embedding with the KV write, activations, FP8. Memory bounds them all,
+//! so they are fused if one pass suffices.
 
 use super::{
     CudaError,
@@ -19,19 +19,19 @@ pub struct Norm<'a> {
     /// `[width]`, a multiple of 8.
     pub weight: &'a CudaView<'a, f32>,
     pub epsilon: f32,
-    /// The rows to compute; `None`: all. Other rows get no delta.
+    /// The rows to compute; all if `None`. Other rows get no delta.
     pub rows: Option<&'a CudaView<'a, u32>>,
 }
 
-/// What [`Kernels::norm`] adds to the residual stream first, and how.
+/// The outputs that [`Kernels::norm`] adds to the residual stream first.
 pub struct Added<'a> {
     /// A layer's output, `[.., width]`.
     pub delta: CudaView<'a, Bf16>,
-    /// Another part's output, added to it.
+    /// The output of another part, added to `delta`.
     pub beside: Option<CudaView<'a, Bf16>>,
     /// The weight of a norm over their sum, `[width]`.
     pub norm: Option<CudaView<'a, f32>>,
-    /// What is added is multiplied by it.
+    /// The factor of the added numbers.
     pub factor: f32,
 }
 
@@ -41,27 +41,27 @@ pub struct NormWeights<'a> {
     pub weight: CudaView<'a, f32>,
     /// `[width]`
     pub bias: Option<CudaView<'a, f32>>,
-    /// The mean is taken out first.
+    /// Whether the mean is subtracted first.
     pub is_centered: bool,
 }
 
 /// The other operands of [`Kernels::norm`].
 pub struct AddAndNorm<'a> {
     pub added: Option<&'a Added<'a>>,
-    /// `None`: the rows are only rounded.
+    /// The norm; if `None`, the rows are only rounded.
     pub norm: Option<&'a NormWeights<'a>>,
     /// A multiple of 8.
     pub width: usize,
     /// The epsilon of both norms.
     pub epsilon: f32,
-    /// The rows to compute; `None`: all. Nothing is added to other rows.
+    /// The rows to compute; all if `None`. Nothing is added to other rows.
     pub rows: Option<&'a CudaView<'a, u32>>,
 }
 
-/// What happens to queries and keys before they are used.
+/// The operations on queries and keys before they are used.
 #[derive(Default)]
 pub struct Rope<'a> {
-    /// Cosines and sines of the rotation, `[positions, head_dim / 2]` each; `None`: nothing rotates.
+    /// Cosines and sines of the rotation, `[positions, head_dim / 2]` each; if `None`, nothing rotates.
     pub angles: Option<(&'a CudaView<'a, f32>, &'a CudaView<'a, f32>)>,
     pub norms: Option<HeadNorms<'a>>,
     /// Factors of queries, `[positions]`.
@@ -97,11 +97,11 @@ pub enum Activation {
     GeluTanh = 2,
 }
 
-/// Where each row of a batch belongs, both `[rows]`.
+/// The places of a batch's rows, `[rows]` each.
 pub struct RowPlaces<'a> {
-    /// Row of the block tables.
+    /// The index of each row's block table.
     pub sequences: &'a CudaView<'a, u32>,
-    /// [`NO_POSITION`](super::NO_POSITION) for padding rows.
+    /// The positions; [`NO_POSITION`](super::NO_POSITION) for padding rows.
     pub positions: &'a CudaView<'a, u32>,
 }
 
@@ -183,7 +183,7 @@ impl Kernels {
     }
 
     /// The factors that norm queries and keys of a row over all heads. out: `[rows, 2]`, qkv: `[rows, heads + 2 kv_heads, head_dim]`.
-    /// `used`: the numbers of a head that count; others are zeros.
+    /// `used`: the count of a head's numbers that are not padding; the others are zeros.
     #[expect(clippy::too_many_arguments, reason = "each is another thing")]
     pub fn qk_scales(
         &self,

@@ -1,4 +1,4 @@
-//! What can go wrong with a device, and what to do about it.
+//! Errors of a device, with their remedies.
 
 use super::libraries::Version;
 use cudarc::{
@@ -29,13 +29,13 @@ pub enum CudaError {
         "{bytes} bytes of host memory cannot be pinned: {source} (do `ulimit -l`, the container (IPC_LOCK) and the machine's free memory allow as much?)"
     )]
     Pin { bytes: usize, source: DriverError },
-    /// The device's state is unknown from here on: nothing computed since may be used.
+    /// The state of the device is unknown after this error: nothing computed since may be used.
     #[error("the CUDA device failed: {0}; drain this worker and start it again")]
     Device(DriverError),
-    /// As above.
+    /// The state of the device is unknown after this error.
     #[error("the CUDA device has not ended a copy within {seconds} s; drain this worker and start it again")]
     Stuck { seconds: u64 },
-    /// As above: the results cannot be right.
+    /// The state of the device is unknown after this error, as its results cannot be right.
     #[error("the CUDA device computed what cannot be, {what}; drain this worker and start it again")]
     Nonsense { what: String },
     #[error("{file} does not compile for {arch}: {source}\n{log}")]
@@ -60,7 +60,7 @@ impl From<DriverError> for CudaError {
 }
 
 impl CudaError {
-    /// For a failed allocation of `bytes`.
+    /// The error of a failed allocation of `bytes`.
     pub(crate) fn of_allocation(error: DriverError, bytes: usize) -> Self {
         match CudaError::from(error) {
             CudaError::OutOfMemory { .. } => CudaError::OutOfMemory { bytes },
@@ -68,7 +68,7 @@ impl CudaError {
         }
     }
 
-    /// Whether there is no GPU to run on, so that `--device auto` takes the CPU.
+    /// Whether there is no GPU to run on, so that `--device auto` chooses the CPU.
     pub fn is_absence(&self) -> bool {
         matches!(self, CudaError::NoDriver | CudaError::NoDevice { .. })
     }

@@ -1,7 +1,7 @@
-//! Layers of experts: routing, the rows in the order of their experts, grouped products, and their weighted sum. The host
-//! knows nothing of the routing: all launches depend on the number of rows alone, so that graphs hold them.
+//! Layers of experts: routing, the rows in the order of their experts, grouped products, and their weighted sum. The host knows nothing
+//! about the routing: all launches depend on the number of rows alone, so that graphs can hold them.
 //!
-//! A row's bits depend neither on the rows beside it nor on how many these are.
+//! A row's bits depend neither on the rows beside it nor on their number.
 
 use super::{
     CudaError,
@@ -11,22 +11,22 @@ use super::{
 };
 use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut};
 
-/// Most experts of a layer.
+/// The most experts of a layer.
 pub const EXPERTS_MAX: usize = 1024;
-/// Most experts of a row, and most groups of experts.
+/// The most experts per row, and the most groups of experts.
 pub const CHOSEN_MAX: usize = 32;
 
 /// The sizes of a layer of experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertSizes {
     pub experts: usize,
-    /// Experts of a row.
+    /// The number of experts per row.
     pub chosen: usize,
-    /// A multiple of 8.
+    /// The width of the rows, a multiple of 8.
     pub hidden: usize,
     /// The width of an expert, a multiple of 8.
     pub inner: usize,
-    /// Outputs of the router: one for each expert, and one more where a shared expert has a gate.
+    /// Outputs of the router: one per expert, and one more if a shared expert has a gate.
     pub router_outputs: usize,
 }
 
@@ -42,22 +42,22 @@ impl ExpertSizes {
     }
 }
 
-/// The numbers by which experts are chosen and weighed.
+/// The numbers by which experts are chosen and weighted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExpertScores {
     Softmax = 0,
     Sigmoid = 1,
-    /// Chosen by their logits, weighed by the softmax of the chosen ones.
+    /// Chosen by their logits, weighted by the softmax of the chosen ones.
     ChosenSoftmax = 2,
 }
 
-/// The rule by which rows choose.
+/// The rule by which rows choose experts.
 #[derive(Clone, Copy, Debug)]
 pub struct RoutingRule {
     pub scores: ExpertScores,
     /// The number of groups, and of those that a row's experts come from.
     pub groups: Option<(usize, usize)>,
-    /// Whether the weights of a row are scaled so that they sum to 1.
+    /// Whether the weights of a row are scaled to sum to 1.
     pub is_normalized: bool,
     pub factor: f32,
 }
@@ -81,7 +81,7 @@ pub struct ExpertWeights<'a> {
     pub router: &'a CudaView<'a, f32>,
     /// Added to scores for the choice alone, `[experts]`.
     pub correction: Option<&'a CudaView<'a, f32>>,
-    /// `[experts, 2 inner, hidden]`, outputs of the gate and what they gate by turns.
+    /// `[experts, 2 inner, hidden]`, outputs of the gate alternating with those that they gate.
     pub gate_up: &'a CudaView<'a, Bf16>,
     /// `[experts, 2 inner]`, likewise.
     pub gate_up_bias: Option<&'a CudaView<'a, Bf16>>,
@@ -91,7 +91,7 @@ pub struct ExpertWeights<'a> {
     pub down_bias: Option<&'a CudaView<'a, Bf16>>,
 }
 
-/// What experts do between their two products.
+/// The function between the two products of an expert.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ExpertActivation {
     /// `gate * sigmoid(gate) * up`
@@ -100,7 +100,7 @@ pub enum ExpertActivation {
     Clamped { alpha: f32, limit: f32 },
 }
 
-/// What is computed on the way through a layer of experts, in memory that all layers use.
+/// Intermediate results of a layer of experts, in memory that all layers share.
 pub struct ExpertScratch {
     rows_max: usize,
     sizes: ExpertSizes,
@@ -109,9 +109,9 @@ pub struct ExpertScratch {
     /// `[rows, chosen]`, ascending.
     experts: CudaSlice<u32>,
     weights: CudaSlice<f32>,
-    /// By entry of `experts`: its place in the order of experts.
+    /// The place of each entry of `experts` in the order of experts.
     slots: CudaSlice<u32>,
-    /// The first slot of each expert, and the end.
+    /// The first slot of each expert, and the end of the last.
     offsets: CudaSlice<u32>,
     rows_by_slot: CudaSlice<u32>,
     /// `[slots, inner]`
@@ -121,7 +121,7 @@ pub struct ExpertScratch {
 }
 
 impl ExpertScratch {
-    /// For up to `rows_max` rows.
+    /// Allocates scratch for up to `rows_max` rows.
     pub fn new(device: &Device, sizes: ExpertSizes, rows_max: usize) -> Result<Self, CudaError> {
         sizes.assert_supported();
         let entries = rows_max * sizes.chosen;
@@ -146,7 +146,7 @@ impl ExpertScratch {
     }
 }
 
-/// A form of the grouped products, as `experts_multiply.cu` has them.
+/// A form of the grouped products, as `experts_multiply.cu` defines it.
 struct Form {
     gate_up: CudaFunction,
     down: CudaFunction,
@@ -156,7 +156,7 @@ struct Form {
     shared_bytes: usize,
 }
 
-/// Names, rows and columns of a tile, threads and stages of the forms.
+/// The forms: the names of their kernels, and their rows and columns per tile, threads and stages.
 const FORMS: [(&str, &str, [usize; 4]); 3] = [
     ("experts_gate_up_of_few", "experts_down_of_few", [16, 64, 128, 6]),
     ("experts_gate_up_of_some", "experts_down_of_some", [64, 64, 128, 4]),
@@ -164,11 +164,11 @@ const FORMS: [(&str, &str, [usize; 4]); 3] = [
 ];
 /// Numbers of a row in one stage, as in `experts_multiply.cu`.
 const STEP: usize = 64;
-/// With as many rows for each expert on average, tiles are large.
+/// Rows per expert on average from which tiles are large.
 const MANY_EACH: usize = 64;
 
 impl Form {
-    /// Blocks of threads for `outputs` columns of what `rows` rows choose: as many tiles as there can be.
+    /// The grid for `outputs` columns of the entries of `rows` rows, with the largest possible number of tiles.
     fn shape(&self, sizes: &ExpertSizes, rows: usize, outputs: usize) -> Shape {
         let tiles = tiles_max(rows * sizes.chosen, sizes.experts, self.rows);
         let grid = (outputs.div_ceil(self.columns), tiles, 1);
@@ -176,7 +176,7 @@ impl Form {
     }
 }
 
-/// Most tiles that entries can have, each of up to `height` entries of one expert.
+/// The most tiles of `entries` entries, each of up to `height` entries of one expert.
 fn tiles_max(entries: usize, experts: usize, height: usize) -> usize {
     let with_entries = entries.min(experts);
     (entries + with_entries * (height - 1)) / height
@@ -195,7 +195,7 @@ pub struct ExpertKernels {
 impl ExpertKernels {
     /// Compiles the kernels that the cache does not hold.
     pub fn load(device: &Device) -> Result<Self, CudaError> {
-        // No source here is for certain heads.
+        // The sources here do not depend on the heads.
         let module = |source: &Source| device.module(source, Heads::bf16(16));
         let (rest, products) = (module(&compile::EXPERTS)?, module(&compile::EXPERTS_MULTIPLY)?);
         let form = |(gate_up, down, [rows, columns, threads, stages]): (&str, &str, [usize; 4])| {
@@ -214,7 +214,7 @@ impl ExpertKernels {
         })
     }
 
-    /// `out` becomes what the experts make of the rows: [`choose`](Self::choose), [`multiply`](Self::multiply),
+    /// Sets `out` to the experts' weighted outputs for the rows: [`choose`](Self::choose), [`multiply`](Self::multiply),
     /// [`combine`](Self::combine).
     #[expect(clippy::too_many_arguments, reason = "each is another thing")]
     pub fn apply(
@@ -234,7 +234,7 @@ impl ExpertKernels {
         self.combine(stream, out, rows, shared, scratch)
     }
 
-    /// Routes the rows, and orders them by their experts.
+    /// Routes the rows, and sorts them by expert.
     pub fn choose(
         &self,
         stream: &CudaStream,
@@ -352,8 +352,8 @@ impl ExpertKernels {
         unsafe { launch(stream, &form.down, form.shape(&scratch.sizes, rows, hidden), &args) }
     }
 
-    /// `out[row]` becomes the weighted sum of the products, and of `shared`, what the shared expert makes of all rows; both
-    /// `[rows, hidden]`. Rows without experts become zeros.
+    /// Sets `out[row]` to the weighted sum of the products and of `shared`, the shared expert's outputs for all rows; both `[rows,
+    /// hidden]`. Rows without experts become zeros.
     pub fn combine(
         &self,
         stream: &CudaStream,
@@ -384,15 +384,15 @@ impl ExpertKernels {
     }
 }
 
-/// Rows up to which the router's products have small blocks.
+/// The number of rows up to which the router's products have small blocks.
 const ROUTER_FEW: usize = 64;
-/// Rows of a block of the kernel that routes.
+/// Rows per block of the routing kernel.
 const ROUTE_WARPS: usize = 4;
-/// Entries up to which blocks that order them are small.
+/// The number of entries up to which sorting blocks are small.
 const SORT_FEW: usize = 1024;
 const COMBINE_THREADS: usize = 256;
 
-/// The form of products for so many rows.
+/// The form of products for this many rows.
 fn form_of(rows: usize, sizes: &ExpertSizes) -> usize {
     let [(.., [few, ..]), ..] = FORMS;
     if rows <= few {

@@ -6,7 +6,7 @@
 //! and so do the last bits of a row. Partial sums stay in f32 until the last one.
 //!
 //! - `choice`: the fastest of the algorithms that cuBLASLt proposes
-//! - `fp8`: what a device and its library make of FP8 with a scale for each row, found out by products at start
+//! - `fp8`: support for FP8 with a scale for each row in a device and its library, found by products at start
 
 mod choice;
 mod fp8;
@@ -54,7 +54,7 @@ pub enum Scales<'a> {
     Rows { x: &'a CudaView<'a, f32>, weight: &'a CudaView<'a, f32> },
 }
 
-/// Where the product goes, `[rows, columns]`; columns is a multiple of 8.
+/// The destination of the product, `[rows, columns]`; columns is a multiple of 8.
 pub enum Output<'a, 'b> {
     Bf16(&'a mut CudaViewMut<'b, Bf16>),
     F32(&'a mut CudaViewMut<'b, f32>),
@@ -78,7 +78,7 @@ enum Numbers {
     Fp8ByRow,
 }
 
-/// cuBLASLt, and its plans so far. For one stream: products share a workspace.
+/// cuBLASLt, and its plans so far. Use it with one stream, as products share a workspace.
 pub struct Gemm {
     handle: Handle,
     workspace: CudaSlice<u8>,
@@ -87,7 +87,7 @@ pub struct Gemm {
     fp8_rows: Fp8Rows,
 }
 
-/// The number of rows that products of so many are computed with: a few more, so that there are few numbers, for each of which the
+/// The number of rows that a product of `rows` rows is computed with: a few more, so that there are few such numbers, for each of which the
 /// library's algorithms are chosen and loaded before the first request.
 pub fn product_rows(rows: usize) -> usize {
     match rows {
@@ -99,10 +99,10 @@ pub fn product_rows(rows: usize) -> usize {
     }
 }
 
-/// Algorithms that the library is asked for.
+/// The number of algorithms that the library is asked for.
 const PROPOSED_MAX: usize = 8;
 
-/// The size that cuBLAS itself takes on Hopper.
+/// The size of the workspace, which is that of cuBLAS itself on Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 impl Gemm {
@@ -120,12 +120,12 @@ impl Gemm {
         Ok(gemm)
     }
 
-    /// Products of FP8 with [`Scales::Rows`] that there are.
+    /// The support for FP8 products with [`Scales::Rows`].
     pub fn fp8_rows(&self) -> &Fp8Rows {
         &self.fp8_rows
     }
 
-    /// Writes to disk which algorithms were chosen: for the next process. Call it when what will be multiplied has been.
+    /// Writes the chosen algorithms to disk for the next process. Call it after all kinds of products have been computed.
     pub fn keep_choices(&mut self) {
         self.choices.keep();
     }
@@ -223,7 +223,7 @@ impl Gemm {
 static ONE: f32 = 1.0;
 static ZERO: f32 = 0.0;
 
-/// Addresses of what a description points to: scales of the weight and of x, and the bias.
+/// The addresses that a description points to: scales of the weight and of x, and the bias.
 struct Beside {
     scales: Option<(u64, u64)>,
     bias: Option<u64>,
@@ -239,13 +239,14 @@ struct Plan {
 }
 
 impl Plan {
-    /// `beside`: addresses of the first call, without which the library may find no algorithm. An error says in which step.
+    /// Creates a plan. `beside`: the addresses of the first call, without which the library may find no algorithm. An error names the
+    /// failed step.
     fn new(problem: &Problem, beside: &Beside) -> Result<Self, (&'static str, CublasError)> {
         let (description, [weight, x, y]) = describe(problem, beside).map_err(|source| ("describing it", source))?;
         Ok(Self { description, weight, x, y, algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } })
     }
 
-    /// The library's algorithms for this, by what it expects of them; at least one.
+    /// The library's algorithms for this product, in the order of its expectations; at least one.
     fn propose(&self, handle: &Handle) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, (&'static str, CublasError)> {
         let preference = Preference::new().map_err(|source| ("stating preferences", source))?;
         let mut proposed = [const { MaybeUninit::uninit() }; PROPOSED_MAX];
@@ -269,7 +270,7 @@ impl Plan {
         };
         outcome.result().map_err(|source| (CHOOSING, source))?;
         let count = (count.max(0) as usize).min(PROPOSED_MAX);
-        // SAFETY: the library has written so many.
+        // SAFETY: the library has written this many.
         let results =
             proposed[..count].iter().map(|result: &MaybeUninit<sys::cublasLtMatmulHeuristicResult_t>| unsafe { result.assume_init() });
         let usable: Vec<_> = results.filter(|result| result.state.result().is_ok()).map(|result| result.algo).collect();
@@ -279,7 +280,7 @@ impl Plan {
         Ok(usable)
     }
 
-    /// Whether an algorithm that was chosen earlier can compute this, in the workspace that there is.
+    /// Whether an algorithm that was chosen earlier can compute this product in the present workspace.
     fn takes(&self, handle: &Handle, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
         let mut result = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit();
         // SAFETY: all of these are alive, and there is room for the result.
@@ -287,7 +288,7 @@ impl Plan {
             let (description, [weight, x, y]) = (self.description.0, [self.weight.0, self.x.0, self.y.0]);
             sys::cublasLtMatmulAlgoCheck(handle.0, description, weight, x, y, y, algorithm, result.as_mut_ptr())
         };
-        // SAFETY: where the check succeeds, the library has written the result.
+        // SAFETY: if the check succeeds, the library has written the result.
         outcome.result().is_ok() && unsafe { result.assume_init() }.workspaceSize <= WORKSPACE_BYTES
     }
 }
@@ -315,7 +316,7 @@ fn describe(problem: &Problem, beside: &Beside) -> Result<(Description, [Layout;
     Ok((description, layouts))
 }
 
-/// `CUBLAS_OP_T`, from another header.
+/// `CUBLAS_OP_T`, which is defined in another header.
 const TRANSPOSED: i32 = 1;
 
 struct Handle(sys::cublasLtHandle_t);
@@ -340,14 +341,14 @@ impl Description {
 }
 
 impl Layout {
-    /// Columns of `rows` numbers, one after the other.
+    /// A layout of columns of `rows` numbers, one after the other.
     fn new(numbers: sys::cudaDataType_t, rows: usize, columns: usize) -> Result<Self, CublasError> {
         Ok(Self(result::create_matrix_layout(numbers, rows as u64, columns as u64, rows as i64)?))
     }
 }
 
 impl Preference {
-    /// All of the workspace, and partial sums in f32: by default they may be rounded to the product's bf16 on the way.
+    /// Allows the whole workspace, and requires partial sums in f32: by default they may be rounded to the product's bf16 on the way.
     fn new() -> Result<Self, CublasError> {
         use sys::{cublasLtMatmulPreferenceAttributes_t as Attribute, cublasLtReductionScheme_t as Scheme};
         let preference = Self(result::create_matmul_pref()?);

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 /// Graphs of one step for batches of different shapes. Padding rows fill a batch up to the next shape.
 pub struct StepGraphs {
     stream: Arc<CudaStream>,
-    /// By shape: rows, and the power of two that bounds the positions.
+    /// The graphs by shape: rows, and the power of two that bounds the positions.
     graphs: BTreeMap<StepShape, CudaGraph>,
 }
 
@@ -27,11 +27,11 @@ impl StepShape {
     }
 }
 
-/// With fewer positions, attention has few parts anyway.
+/// The smallest bound on positions: with fewer, attention has few parts anyway.
 const POSITIONS_MIN: usize = 1024;
 
 impl StepGraphs {
-    /// Records and replays on `stream`.
+    /// Creates graphs that are recorded and replayed on `stream`.
     pub fn new(stream: Arc<CudaStream>) -> Self {
         Self { stream, graphs: BTreeMap::new() }
     }
@@ -40,8 +40,8 @@ impl StepGraphs {
         self.graphs.contains_key(&shape)
     }
 
-    /// Records the launches of `step` without running them. Before, all memory that it names must be allocated and
-    /// every kernel loaded: a capture allows neither. The memory must outlive the graphs.
+    /// Records the launches of `step` without running them. All memory that the step names must be allocated and every kernel loaded
+    /// beforehand, as a capture allows neither. The memory must outlive the graphs.
     pub fn record<E: From<CudaError>>(&mut self, shape: StepShape, step: impl FnOnce(&Arc<CudaStream>) -> Result<(), E>) -> Result<(), E> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.stream.begin_capture(mode).map_err(CudaError::from)?;

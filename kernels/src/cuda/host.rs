@@ -1,4 +1,4 @@
-//! Our own pinned host memory: copies from and to it go on while the host does something else.
+//! Our own pinned host memory: copies from and to it proceed while the host does something else.
 
 use super::{CudaError, device::Device, launch::address};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits, result, sys::CUresult};
@@ -9,12 +9,12 @@ pub struct HostBuffer<T> {
     context: Arc<CudaContext>,
     start: NonNull<T>,
     len: usize,
-    /// Marks the end of the last copy.
+    /// The event that marks the end of the last copy.
     busy: Option<CudaEvent>,
 }
 
 impl<T: DeviceRepr + ValidAsZeroBits> HostBuffer<T> {
-    /// `len` zeros.
+    /// Allocates `len` zeros.
     pub fn new(device: &Device, len: usize) -> Result<Self, CudaError> {
         let context = device.context().clone();
         context.bind_to_thread()?;
@@ -47,7 +47,7 @@ impl<T: DeviceRepr + ValidAsZeroBits> HostBuffer<T> {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
     }
 
-    /// Some of the numbers, where the owner knows that no copy of them is in flight.
+    /// Some of the numbers, if the owner knows that no copy of them is in flight.
     ///
     /// # Safety
     /// Nothing writes these numbers while the slice lives.

@@ -1,8 +1,8 @@
 //! The paged memory on the device, and copying its blocks to and from contiguous slots.
 //!
-//! Here a layer's blocks lie together, `[layer][block][K, V][kv head]`, so that attention reads one stretch of memory. A
-//! slot holds one block, `[layer][K, V][kv head]`, the format that all others know. A head has the parts that
-//! [`KvLayout`] gives it, scales and numbers, but its numbers are `[16 positions][head_dim]`, of K too.
+//! A layer's blocks are adjacent here, `[layer][block][K, V][kv head]`, so that attention reads one stretch of memory. A slot holds one
+//! block, `[layer][K, V][kv head]`, the format that is used everywhere else. A head has the parts that [`KvLayout`] gives it, scales and
+//! numbers, but its numbers are `[16 positions][head_dim]`, also for K.
 
 use super::{
     CudaError,
@@ -32,7 +32,7 @@ pub struct PagedLayer<'a> {
     pub table_stride: usize,
 }
 
-/// How many blocks fit into `free_bytes` of device memory with `reserve_bytes` left over.
+/// The number of blocks that fit into `free_bytes` of device memory with `reserve_bytes` left over.
 pub fn blocks_that_fit(layout: &KvLayout, free_bytes: usize, reserve_bytes: usize) -> usize {
     let blocks = free_bytes.saturating_sub(reserve_bytes) / layout.block_bytes();
     // Block ids are u32.
@@ -40,7 +40,7 @@ pub fn blocks_that_fit(layout: &KvLayout, free_bytes: usize, reserve_bytes: usiz
 }
 
 impl DeviceKv {
-    /// `layout` must be of bf16 or 8-bit integers.
+    /// Allocates `blocks` blocks. `layout` must be of bf16 or 8-bit integers.
     pub fn new(device: &Device, layout: KvLayout, blocks: usize) -> Result<Self, CudaError> {
         heads(&layout).assert_supported();
         let memory = device.alloc(blocks * layout.block_bytes())?;
@@ -72,7 +72,7 @@ fn heads(layout: &KvLayout) -> Heads {
     Heads { dim: layout.head_dim, kv: layout.dtype }
 }
 
-/// A block, and the device's address of its slot in device memory or in pinned host memory.
+/// A block, and the device address of its slot in device memory or in pinned host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSlot {
     pub block: u32,

@@ -5,7 +5,7 @@ use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut,
 
 /// An argument of a kernel.
 pub(crate) enum Arg<'a> {
-    /// Into device memory; 0 is null.
+    /// An address in device memory; 0 is null.
     Pointer(u64),
     U32(u32),
     U64(u64),
@@ -13,7 +13,7 @@ pub(crate) enum Arg<'a> {
     Blocks(&'a BlockBatch),
 }
 
-/// Blocks of one launch, as in `kv_copy.cu`.
+/// The blocks of one launch, as in `kv_copy.cu`.
 pub(crate) const BATCH_BLOCKS: usize = 64;
 
 /// Blocks and the addresses of their slots, passed by value.
@@ -31,7 +31,7 @@ impl BlockBatch {
 // SAFETY: plain numbers in C's order, as kv_copy.cu declares them; any bits are valid.
 unsafe impl DeviceRepr for BlockBatch {}
 
-/// The kernels' argument for `cap tanh(x / cap)` beside x and the cap.
+/// The kernels' argument for `cap tanh(x / cap)` in addition to x and the cap.
 pub(crate) fn soft_cap_factor(cap: f32) -> f32 {
     2.0 * std::f32::consts::LOG2_E / cap
 }
@@ -66,7 +66,7 @@ impl<T> From<&mut CudaSlice<T>> for Arg<'static> {
 }
 
 impl From<usize> for Arg<'static> {
-    /// As u32, the type of the kernels' counts and strides.
+    /// Converts to u32, the type of the kernels' counts and strides.
     fn from(x: usize) -> Self {
         Arg::U32(count(x))
     }
@@ -78,7 +78,7 @@ impl From<f32> for Arg<'static> {
     }
 }
 
-/// The address of device memory. Ordering streams is up to the caller (`Device`).
+/// The address of device memory. The caller is responsible for the order of streams (`Device`).
 pub(crate) fn address<T>(memory: &impl DevicePtr<T>) -> u64 {
     memory.device_ptr(memory.stream()).0
 }

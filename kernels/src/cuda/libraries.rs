@@ -1,5 +1,5 @@
-//! CUDA's libraries as this process found them. They are looked for by several names in several folders, so which ones
-//! were found decides what works, and how fast.
+//! CUDA's libraries as this process found them. They are searched for under several names in several folders, and the ones found determine
+//! which features work, and how fast.
 
 use super::{CudaError, compile};
 use cudarc::{cublaslt, driver, nvrtc};
@@ -7,7 +7,7 @@ use std::{fmt, fs, path::PathBuf};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Libraries {
-    /// The driver (`libcuda`): its version is the latest CUDA that it knows.
+    /// The driver (`libcuda`); its version is the latest CUDA that it supports.
     pub driver: Library,
     pub nvrtc: Library,
     pub cublaslt: Library,
@@ -15,9 +15,9 @@ pub struct Libraries {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Library {
-    /// Of CUDA, or of cuBLAS.
+    /// The version of CUDA, or of cuBLAS.
     pub version: Version,
-    /// The mapped file, if the system tells.
+    /// The mapped file, if the system reports it.
     pub path: Option<PathBuf>,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for Library {
     }
 }
 
-/// Loads the libraries if they are not, and asks them. An error names the first that is missing.
+/// Loads the libraries if necessary, and queries their versions. An error names the first missing library.
 pub fn libraries() -> Result<Libraries, CudaError> {
     let driver = driver_version()?;
     let (major, minor) = compile::version()?;
@@ -71,8 +71,7 @@ pub fn libraries() -> Result<Libraries, CudaError> {
     })
 }
 
-/// Machine code by an NVRTC of a later major version than the driver's is refused by the driver, in words that do not
-/// tell.
+/// The driver refuses machine code by an NVRTC of a later major version, with an unhelpful message, so this checks beforehand.
 pub(super) fn assert_that_the_driver_loads_nvrtcs_code() -> Result<(), CudaError> {
     let (driver, (major, minor)) = (driver_version()?, compile::version()?);
     let nvrtc = Version { major: major as u32, minor: minor as u32 };

@@ -1,23 +1,23 @@
-//! Pinning memory that others own, so that copies run at the rate of the bus while the host does something else.
+//! Pinning memory of other owners, so that copies run at the rate of the bus while the host does something else.
 
 use super::CudaError;
 use cudarc::driver::{CudaContext, sys};
 use std::{ffi::c_void, ptr::NonNull, sync::Arc};
 
-/// Memory of the host that others own, registered with the device for as long as this lives: the pool's arena, mapped into a worker.
+/// Host memory of another owner, registered with the device for as long as this lives: the pool's arena, mapped into a worker.
 #[derive(Debug)]
 pub struct Pinned {
     context: Arc<CudaContext>,
     start: NonNull<u8>,
     bytes: usize,
-    /// The device's address of it.
+    /// The device address of the memory.
     address: u64,
 }
 
 impl Pinned {
-    /// Registers `bytes` from `start` on. Locks them in memory, which counts against the process's limits and takes 0.1 s
-    /// per GiB, or up to 1 s where the system has yet to provide it. Other calls of the driver wait meanwhile, those of
-    /// other processes too: register little at a time.
+    /// Registers `bytes` from `start` on. Locks them in memory, which counts against the process's limits and takes 0.1 s per GiB, or up to
+    /// 1 s if the system has yet to provide the pages. Other calls of the driver wait meanwhile, also those of other processes: register
+    /// little at a time.
     ///
     /// # Safety
     /// The memory stays mapped, for reading and writing, until this is dropped.

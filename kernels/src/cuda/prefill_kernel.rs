@@ -1,11 +1,11 @@
-//! Which prefill attention kernel runs on a device, and how it is launched.
+//! The choice of a prefill attention kernel for a device, and its launch parameters.
 
 use super::{
     compile::{self, Arch, Scoring, Source},
     device::Bf16,
 };
 
-/// Rows of a tile in both prefill kernels.
+/// Rows per tile in both prefill kernels.
 pub(super) fn tile_rows(head_dim: usize) -> usize {
     if head_dim <= 128 { 128 } else { 64 }
 }
@@ -19,7 +19,7 @@ pub(super) struct PrefillKernel {
 }
 
 impl PrefillKernel {
-    /// The best for a device and head size. Threads and bytes are those of the sources.
+    /// The best kernel for a device and head size. Threads and bytes are those of the sources.
     pub(super) fn choose(arch: Arch, head_dim: usize, scoring: Scoring) -> Self {
         let row_bytes = head_dim * size_of::<Bf16>();
         if compile::ATTENTION_PREFILL_HOPPER.suits(arch, head_dim) {

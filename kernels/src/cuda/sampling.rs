@@ -7,12 +7,12 @@ use super::{
 };
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits};
 
-/// How to draw one row's token: the fields of the protocol's `Sampling`.
+/// The sampling of one row's token: the fields of the protocol's `Sampling`.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SampleRequest {
     pub seed: u64,
-    /// Number of the draw in its sequence.
+    /// The index of the draw in its sequence.
     pub index: u64,
     pub temperature: f32,
     pub top_p: f32,
@@ -20,20 +20,20 @@ pub struct SampleRequest {
     pub top_k: u32,
 }
 
-/// What becomes of the logit of a token that occurred.
+/// The penalties on the logit of a token that occurred.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LogitPenalty {
     pub row: u32,
     /// Skipped if outside the vocabulary.
     pub token: u32,
-    /// Divides a logit above 0, and multiplies others; 1 changes nothing.
+    /// The divisor of a logit above 0, and the factor of others; 1 changes nothing.
     pub repetition: f32,
-    /// Subtracted then.
+    /// The number that is subtracted afterwards.
     pub subtracted: f32,
 }
 
-/// One logit.
+/// One logit and a value for it.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LogitEntry {
@@ -61,12 +61,12 @@ const VOCAB_MAX: usize = 1 << 18;
 const THREADS: usize = 256;
 const SAMPLE_THREADS: usize = 1024;
 
-/// What [`Kernels::edit_logits`] does to each logit.
+/// The operation of [`Kernels::edit_logits`] on each logit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogitEdit {
     /// Adds the entry's value.
     Add,
-    /// Makes the token impossible, whatever the value.
+    /// Makes the token impossible, regardless of the value.
     Ban,
 }
 
@@ -79,7 +79,7 @@ impl Kernels {
         unsafe { launch(stream, &self.cap_logits, Shape::new((count.div_ceil(THREADS), 1, 1), THREADS), &args) }
     }
 
-    /// Edits single logits, `[rows, vocab]`. No (row, token) may occur twice; entries' rows are rows of the logits.
+    /// Edits single logits of `[rows, vocab]`. No (row, token) may occur twice; entries' rows are rows of the logits.
     pub fn edit_logits(
         &self,
         stream: &CudaStream,
@@ -97,8 +97,8 @@ impl Kernels {
         unsafe { launch(stream, kernel, Shape::new((entries.len().div_ceil(THREADS), 1, 1), THREADS), &args) }
     }
 
-    /// Makes the tokens impossible that masks leave out: one mask for each of `rows`, which are different rows of the
-    /// logits. logits: `[.., vocab]`, masks: `[rows, ceil(vocab / 32)]`, a bit per token that may come, the lowest first.
+    /// Makes the tokens impossible that masks leave out: one mask for each of `rows`, which are different rows of the logits. logits: `[..,
+    /// vocab]`, masks: `[rows, ceil(vocab / 32)]`, a bit per allowed token, the lowest first.
     pub fn mask_logits(
         &self,
         stream: &CudaStream,

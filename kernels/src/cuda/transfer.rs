@@ -9,8 +9,8 @@
 //!   publish:  paged memory ──kv_gather──► staging ──copy engine──► slot
 //! ```
 //!
-//! Copies and kernels have a stream each, so that one block crosses the bus while another is scattered or gathered. Both go
-//! before the model's kernels: they are short, and the bus would wait for a layer's thousands of blocks of threads.
+//! Copies and kernels each have a stream, so that one block crosses the bus while another is scattered or gathered. Both take precedence
+//! over the model's kernels: they are short, and the bus would wait for a layer's thousands of thread blocks.
 
 use super::{
     CudaError,
@@ -24,15 +24,15 @@ use std::{ops::Range, sync::Arc};
 
 /// One direction's streams and staging buffer. A worker has two: it fetches and publishes.
 pub struct Transfer {
-    /// Copies across the bus,
+    /// The stream of copies across the bus.
     bus: Arc<CudaStream>,
-    /// and kernels.
+    /// The stream of the kernels.
     beside: Arc<CudaStream>,
     staging: CudaSlice<u8>,
     block_bytes: usize,
-    /// Of each slot of the staging buffer: the end of its last use.
+    /// The end of the last use of each slot of the staging buffer.
     used: Vec<Option<Arc<CudaEvent>>>,
-    /// The slot that has not been used for longest.
+    /// The least recently used slot.
     next: usize,
 }
 
@@ -45,7 +45,7 @@ pub struct Published {
 }
 
 impl Transfer {
-    /// With a staging buffer of `slots` blocks.
+    /// Creates a transfer with a staging buffer of `slots` blocks.
     pub fn new(device: &Device, kv: &DeviceKv, slots: usize) -> Result<Self, CudaError> {
         let block_bytes = kv.layout().block_bytes();
         assert!(slots > 0 && block_bytes.is_multiple_of(16), "slots are aligned to 16 bytes");
@@ -54,17 +54,17 @@ impl Transfer {
         Ok(Self { bus, beside, staging, block_bytes, used: vec![None; slots], next: 0 })
     }
 
-    /// Lets later fetches write to `kv` only after an event of another stream.
+    /// Delays later fetches' writes to `kv` until an event of another stream.
     pub fn wait(&self, event: &CudaEvent) -> Result<(), CudaError> {
         Ok(self.beside.wait(event)?)
     }
 
-    /// Copies blocks from pinned slots into `kv`. The returned event marks the end: the model's stream can wait for it,
-    /// or the host ask.
+    /// Copies blocks from pinned slots into `kv`. The returned event marks the end: the model's stream can wait for it, or the host can
+    /// poll it.
     ///
     /// # Safety
-    /// Each slot is pinned memory of a block's size, and stays pinned until the event. Who writes it before makes the
-    /// block meaningless, and nothing worse. Nothing else on the device uses these blocks of `kv` until then.
+    /// Each slot is pinned memory of a block's size, and stays pinned until the event. Writing a slot before then makes the block
+    /// meaningless, and has no other effect. Nothing else on the device uses these blocks of `kv` until then.
     pub unsafe fn fetch(&mut self, kernels: &Kernels, kv: &mut DeviceKv, placed: &[BlockSlot]) -> Result<Arc<CudaEvent>, CudaError> {
         let layers = 0..kv.layout().layers;
         let mut done = None;
@@ -88,8 +88,8 @@ impl Transfer {
     /// when these layers were done.
     ///
     /// # Safety
-    /// Each slot is pinned memory of a block's size that nobody reads or writes until `done`. Nothing on the device
-    /// writes these blocks of `kv` until `gathered`.
+    /// Each slot is pinned memory of a block's size that nothing else reads or writes until `done`. Nothing on the device writes these
+    /// blocks of `kv` until `gathered`.
     pub unsafe fn publish(
         &mut self,
         kernels: &Kernels,
@@ -126,12 +126,12 @@ impl Transfer {
         }
     }
 
-    /// Blocks of a round: while half of the staging buffer is copied, the other half is scattered or gathered.
+    /// Blocks per round: while half of the staging buffer is copied, the other half is scattered or gathered.
     fn round(&self) -> usize {
         self.used.len().div_ceil(2)
     }
 
-    /// The slots that have not been used for longest.
+    /// Takes the least recently used slots.
     fn take(&mut self, count: usize) -> Vec<usize> {
         let all = self.used.len();
         let slots = (self.next..self.next + count).map(|slot| slot % all).collect();
@@ -139,11 +139,11 @@ impl Transfer {
         slots
     }
 
-    /// Lets the stream go on when the last use of these slots has ended.
+    /// Makes the stream wait until the last use of these slots has ended.
     fn wait_until_free(&self, stream: &CudaStream, slots: &[usize]) -> Result<(), CudaError> {
         let mut last: Option<&Arc<CudaEvent>> = None;
         for event in slots.iter().filter_map(|&slot| self.used[slot].as_ref()) {
-            // Slots of one round have the same.
+            // Slots of one round share an event.
             if !last.is_some_and(|last| Arc::ptr_eq(last, event)) {
                 stream.wait(event)?;
             }
@@ -159,13 +159,13 @@ impl Transfer {
         event
     }
 
-    /// These slots of the staging buffer for these blocks.
+    /// The pairs of these slots of the staging buffer and these blocks.
     fn staged(&self, round: &[BlockSlot], slots: &[usize]) -> Vec<BlockSlot> {
         let start = address(&self.staging);
         round.iter().zip(slots).map(|(p, slot)| BlockSlot { block: p.block, slot: start + (slot * self.block_bytes) as u64 }).collect()
     }
 
-    /// By the copy engine; pinned memory and device memory share one address space.
+    /// Copies with the copy engine; pinned memory and device memory share one address space.
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
         self.bus.context().bind_to_thread()?;
         // SAFETY: one side is staging, the other a slot, alive by our callers' contract.

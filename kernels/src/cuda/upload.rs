@@ -1,5 +1,5 @@
-//! Uploading matrices, row by row through two pinned buffers: while one crosses the bus, threads fill the other. One thread
-//! copies a tenth of what the bus does, and less where it waits for a disk.
+//! Uploading matrices, row by row through two pinned buffers: while one crosses the bus, threads fill the other. A single thread copies at
+//! a tenth of the rate of the bus, and at less if it waits for a disk.
 
 use super::{CudaError, device::Device, host::HostBuffer};
 use cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
@@ -10,10 +10,10 @@ pub struct Uploads<'a, T> {
     buffers: [HostBuffer<T>; 2],
 }
 
-/// Numbers of a buffer. Larger buffers are not faster.
+/// Numbers per buffer. Larger buffers are not faster.
 const BUFFER_NUMBERS: usize = 16 << 20;
 const THREADS_MAX: usize = 8;
-/// Fewer numbers are not worth a thread.
+/// The fewest numbers that are worth a thread.
 const NUMBERS_OF_A_THREAD: usize = 1 << 18;
 
 impl<'a, T: DeviceRepr + ValidAsZeroBits> Uploads<'a, T> {
@@ -21,8 +21,8 @@ impl<'a, T: DeviceRepr + ValidAsZeroBits> Uploads<'a, T> {
         Ok(Self { device, buffers: [HostBuffer::new(device, BUFFER_NUMBERS)?, HostBuffer::new(device, BUFFER_NUMBERS)?] })
     }
 
-    /// Uploads a matrix `[rows, columns]`; `write(i, row)` must write every number of row `i`, on any thread. The matrix is
-    /// complete when the model's stream has passed this.
+    /// Uploads a matrix `[rows, columns]`; `write(i, row)` must write every number of row `i`, on any thread. The matrix is complete when
+    /// the model's stream has reached this point.
     pub fn matrix(&mut self, rows: usize, columns: usize, write: impl Fn(usize, &mut [T]) + Sync) -> Result<CudaSlice<T>, CudaError>
     where
         T: Send,

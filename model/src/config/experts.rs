@@ -10,7 +10,7 @@ use std::fmt::Debug;
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct ExpertConfig {
     pub(crate) count: usize,
-    /// The number of experts of each row.
+    /// The number of experts per row.
     pub(crate) chosen: usize,
     pub(crate) intermediate: usize,
     pub(crate) is_normalized: bool,
@@ -20,15 +20,15 @@ pub(crate) struct ExpertConfig {
     pub(crate) scores: Scores,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) groups: Option<ExpertGroups>,
-    /// The factor of the chosen ones' scores; `None`: 1.
+    /// The factor of the chosen experts' scores; 1 if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) factor: Option<f32>,
-    /// The width of the expert that every row goes through; `None`: there is none.
+    /// The width of the expert that every row goes through, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) shared: Option<usize>,
 }
 
-/// Consecutive experts, as many in each group. A row's experts come from its best groups.
+/// Groups of consecutive experts, all of the same size. A row's experts come from its best groups.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(crate) struct ExpertGroups {
     pub(crate) count: usize,
@@ -73,7 +73,7 @@ impl Columns<'_> {
         }))
     }
 
-    /// Groups that make a difference.
+    /// The groups of experts; `None` if they make no difference.
     fn groups(&self, rule: GroupRule, experts: usize, chosen_experts: usize) -> Result<Option<ExpertGroups>, String> {
         if rule.without.is_some_and(|method| self.fields.get("topk_method").is_some_and(|value| value == method)) {
             return Ok(None);
@@ -102,7 +102,7 @@ impl Columns<'_> {
         }
     }
 
-    /// A setting that has one supported value, which is also what its absence means.
+    /// Checks a setting that has one supported value, which is also its default.
     fn must_be(&self, key: &str, supported: &str) -> Result<(), String> {
         match self.fields.get(key) {
             None | Some(Value::Null) => Ok(()),

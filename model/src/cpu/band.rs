@@ -19,10 +19,10 @@ pub(super) struct Buffers {
     pub(super) bands: Vec<Band<'static>>,
     /// The rows with logits.
     pub(super) tail: Band<'static>,
-    /// Per thread.
+    /// One scratch per thread.
     pub(super) scratch: Vec<Mutex<Scratch>>,
     pub(super) logits: Vec<f32>,
-    /// Rows with logits, after the final norm, in f32: only where a chunk wants its hidden state.
+    /// The rows with logits, after the final norm, in f32; filled only if a chunk wants its hidden state.
     pub(super) hidden: Vec<f32>,
     /// The chunks' states.
     pub(super) states: Vec<f32>,
@@ -58,7 +58,7 @@ pub(super) struct Angles {
 /// Intermediate results of a band within a layer.
 pub(super) struct Scratch {
     pub(super) normed: Activations,
-    /// The layer's input, normed, for products that are in f32 whatever the model's are.
+    /// The layer's input, normed, for products that are in f32 regardless of the model's arithmetic.
     pub(super) exact: Activations,
     pub(super) attention: AttentionBuffers,
     /// The attention's outputs that gates will multiply.
@@ -72,7 +72,7 @@ pub(super) struct Scratch {
 }
 
 impl Buffers {
-    /// For a model with this arithmetic, on `threads` threads.
+    /// Creates the scratch of a model with this arithmetic, for `threads` threads.
     pub(super) fn new(arithmetic: Arithmetic, threads: usize) -> Self {
         let scratch = || {
             let [normed, attended, activated] = std::array::from_fn(|_| Activations::new(arithmetic));
@@ -93,7 +93,7 @@ impl Buffers {
     }
 }
 
-/// First row of band `nth` out of `bands`: bands have about as many rows, in whole matrix tiles.
+/// The first row of band `nth` out of `bands`. Bands have about the same number of rows, in whole matrix tiles.
 pub(super) fn band_start(nth: usize, rows: usize, bands: usize) -> usize {
     const TILE_ROWS: usize = 16;
     if nth == bands { rows } else { (rows * nth / bands + TILE_ROWS / 2) / TILE_ROWS * TILE_ROWS }
@@ -111,7 +111,7 @@ pub(super) fn free<T>(scratch: &[Mutex<T>]) -> MutexGuard<'_, T> {
 }
 
 impl<'a> Band<'a> {
-    /// The keys and values that the rows store; for a latent, keys alone.
+    /// The keys and values that the rows store; only keys for a latent.
     pub(super) fn keys_and_values(&self) -> KvRows<'_> {
         KvRows { spans: &self.spans, k: &self.k, v: &self.v }
     }

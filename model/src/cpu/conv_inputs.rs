@@ -1,4 +1,4 @@
-//! The inputs of a causal convolution over a batch's chunks: the last ones before each chunk, which its state has, and then its rows'.
+//! The inputs of a causal convolution over a batch's chunks: those kept in each chunk's state, followed by those of its rows.
 
 use super::{
     band::Band,
@@ -6,14 +6,14 @@ use super::{
 };
 use std::ops::Range;
 
-/// Inputs in a chunk's order, counted from the oldest that its state has. Rows' inputs are in their bands' `k`.
+/// The inputs of each chunk, counted from the oldest one in its state. The inputs of rows are in their bands' `k`.
 pub(super) struct ConvInputs<'a> {
     pub(super) bands: &'a [Band<'a>],
     pub(super) pieces: &'a Pieces,
     pub(super) states: &'a States,
     /// The part of a chunk's state that holds its `past` inputs, oldest first.
     pub(super) of: Range<usize>,
-    /// Numbers of an input.
+    /// Numbers per input.
     pub(super) width: usize,
 }
 
@@ -30,7 +30,7 @@ impl ConvInputs<'_> {
         }
     }
 
-    /// The last inputs of each chunk, as its state will have them.
+    /// The last inputs of each chunk, for its next state.
     pub(super) fn last(&self) -> Vec<Vec<f32>> {
         let of_chunk = |chunk: usize| {
             let rows: usize = self.pieces.of_chunk(chunk).iter().map(|piece| piece.rows).sum();
@@ -39,7 +39,7 @@ impl ConvInputs<'_> {
         (0..self.pieces.chunks()).map(of_chunk).collect()
     }
 
-    /// How many inputs a state has.
+    /// The number of inputs in a state.
     fn past(&self) -> usize {
         self.of.len() / self.width
     }

@@ -1,8 +1,9 @@
-//! Linear attention by a gated delta rule (Qwen3-Next, Qwen3.5): of the normed input, queries, keys and values of all heads go through a
-//! causal convolution of each channel, and then, row by row, through a matrix for each value head (`tidemill_kernels`' `delta_rule` states
-//! the order); what they read there is normed by head and gated. The state is the last inputs of the convolution, and the matrices.
+//! Linear attention by a gated delta rule (Qwen3-Next, Qwen3.5). The queries, keys and values of all heads, made from the normed input, go
+//! through a causal convolution of each channel and then, row by row, through a matrix for each value head (`tidemill_kernels`'
+//! `delta_rule` states the order). The results are normed by head and gated. The state is the last inputs of the convolution, and the
+//! matrices.
 //!
-//! Rates and decays act on all that comes later, so the products that they are made of are in f32, whatever the model's are.
+//! Rates and decays affect all later rows, so the products that they are made from are in f32 regardless of the model's arithmetic.
 
 use super::{
     band::Band,
@@ -27,15 +28,15 @@ use tidemill_kernels::{
 
 pub(crate) struct DeltaRule {
     pub(super) heads: DeltaHeads,
-    /// The convolution's inputs.
+    /// The projection to the convolution's inputs.
     pub(super) mixed: Projection,
-    /// The gates of the outputs.
+    /// The projection to the gates of the outputs.
     pub(super) gates: Projection,
     /// The projection to the inputs of rates and decays, `[2, value heads]`; in f32.
     pub(super) rates: Projection,
-    /// `[taps, channels]`, the oldest input's first.
+    /// `[taps, channels]`, the oldest input's tap first.
     taps: Vec<f32>,
-    /// By value head: the logarithm of a decay is the factor times `softplus(x + bias)`.
+    /// The factor of each value head: the logarithm of a decay is the factor times `softplus(x + bias)`.
     factors: Vec<f32>,
     biases: Vec<f32>,
     norm: Norm,
@@ -64,8 +65,8 @@ impl DeltaRule {
         self.mixed.bytes() + self.gates.bytes() + self.rates.bytes()
     }
 
-    /// Makes what each row reads, in its band's `v`, from the convolution's inputs, in `k`, from what rates and decays are made of, in
-    /// `gates`, and the part `of` each chunk's state, which becomes that after the chunk.
+    /// Computes each row's output into its band's `v`, from the convolution's inputs in `k`, the inputs of rates and decays in `gates`, and
+    /// the part `of` each chunk's state, which is advanced to the end of the chunk.
     pub(super) fn advance(&self, cpu: &Cpu, bands: &mut [Band<'_>], pieces: &Pieces, states: &mut States, of: &Range<usize>) {
         let [inputs, matrices] = self.parts(of);
         let last = self.mix(cpu, bands, pieces, states, inputs.clone());
@@ -88,7 +89,7 @@ impl DeltaRule {
         delta_rule::advance(cpu, self.heads, &mut chunks);
     }
 
-    /// Fills each band's `mixed`, and returns the inputs that each chunk leaves to the next.
+    /// Fills each band's `mixed`, and returns the inputs that each chunk leaves for the next.
     fn mix(&self, cpu: &Cpu, bands: &mut [Band<'_>], pieces: &Pieces, states: &States, of: Range<usize>) -> Vec<Vec<f32>> {
         let channels = self.heads.channels();
         let mut mixed: Vec<(usize, Vec<f32>)> = bands.iter_mut().map(|band| std::mem::take(&mut band.mixed)).enumerate().collect();
@@ -107,7 +108,7 @@ impl DeltaRule {
         last
     }
 
-    /// Norms and gates what rows have read.
+    /// Norms and gates the rows' outputs.
     pub(super) fn finish(&self, cpu: &Cpu, outputs: &mut [f32], gates: &[f32]) {
         self.norm.apply(cpu, outputs);
         elementwise::gate(cpu, outputs, gates, Gate::Silu);

@@ -1,13 +1,13 @@
-//! A feed-forward layer of experts, of which each row goes through a few (Shazeer et al., 2017).
+//! A feed-forward layer of experts, a few of which are applied to each row (Shazeer et al., 2017).
 //!
-//! **The arithmetic.** The router's products are in f32 whatever the model's are, so that rounding chooses no expert; so is the product
-//! that weighs a shared expert. [`router`](super::router) says which experts a row has, and with which weights. What they make of the row
-//! is summed in ascending order of their numbers, each times its weight; then comes the shared expert's part, times its weight. None of
-//! this depends on other rows: these only decide which products are computed together.
+//! **The arithmetic.** The router's products are in f32 regardless of the model's arithmetic, so that rounding does not change the choice;
+//! so is the product that weights a shared expert. [`router`](super::router) chooses a row's experts and their weights. The experts'
+//! outputs are summed in ascending order of the experts' numbers, each times its weight; then the shared expert's output is added, times
+//! its weight. None of this depends on other rows: these only decide which products are computed together.
 //!
-//! The rows of a band are gathered by expert, so that it reads the weights of each chosen expert once. Where experts have about as much to
-//! do as each other, threads take one at a time; where one has most rows, or there are few, threads share each product. Bands go side by
-//! side, and each reads for itself.
+//! The rows of a band are gathered by expert, so that the band reads the weights of each chosen expert once. If the experts' loads are
+//! about equal, each thread takes one expert at a time; if one expert has most rows, or there are few loads, the threads share each
+//! product. Bands run in parallel, and each reads the weights itself.
 
 use super::{
     band::free,
@@ -41,15 +41,15 @@ pub(crate) struct Experts {
 }
 
 struct Expert {
-    /// Rows that went through it so far.
+    /// The number of rows that went through it so far.
     rows: AtomicU64,
     gate_up: Projection,
     down: Projection,
 }
 
-/// An expert that every row goes through.
+/// The expert that every row goes through.
 struct SharedExpert {
-    /// `[1, hidden]`, in f32: the logit of the expert's weight, which is 1 without this.
+    /// `[1, hidden]`, in f32: the projection to the logit of the expert's weight. Without it, the weight is 1.
     gate: Option<Projection>,
     expert: Expert,
 }
@@ -64,11 +64,11 @@ pub(super) struct ExpertScratch {
     /// The choices of all rows, `[rows, chosen]`.
     choices: Vec<Choice>,
     order: ByExpert,
-    /// What experts make of their rows, in that order, `[rows * chosen, hidden]`; then what the shared expert makes, `[rows, hidden]`.
+    /// The outputs of the experts, in that order, `[rows * chosen, hidden]`; then those of the shared expert, `[rows, hidden]`.
     outputs: Vec<f32>,
-    /// Per thread.
+    /// One set of buffers per thread.
     buffers: Vec<Mutex<ExpertBuffers>>,
-    /// The weight of the shared expert's part, by row.
+    /// The weight of the shared expert's output, by row.
     shared_weights: Vec<f32>,
 }
 
@@ -79,28 +79,28 @@ struct ExpertBuffers {
     activated: Activations,
 }
 
-/// The choices in ascending order of their experts, and of rows.
+/// The choices, sorted by expert and then by row.
 #[derive(Default)]
 struct ByExpert {
-    /// Their numbers among the choices.
+    /// The indices of the choices, sorted.
     choices: Vec<u32>,
-    /// Where each choice is among these.
+    /// The position of each choice in the sorted order.
     places: Vec<u32>,
-    /// Where each expert's end.
+    /// The end of each expert's choices in the sorted order.
     ends: Vec<usize>,
 }
 
 /// An expert with the rows that chose it.
 struct Load<'a> {
     expert: &'a Expert,
-    /// The numbers of the choices.
+    /// The indices of the choices.
     choices: &'a [u32],
     outputs: &'a mut [f32],
 }
 
-/// Reading an expert's weights takes as long as computing about so many rows.
+/// The number of rows that take as long to compute as an expert's weights take to read.
 const ROWS_OF_A_READ: usize = 8;
-/// Where each thread has at least so many times the largest load to do, loads are dealt to threads.
+/// If each thread's share of the work is at least this many times the largest load, whole loads are distributed among threads.
 const LOADS_OF_A_THREAD: usize = 2;
 /// Rows that a thread sums up at a time.
 const SUMMED_TOGETHER: usize = 8;
@@ -142,7 +142,7 @@ impl ByExpert {
     }
 }
 
-/// Whether threads that take one load after the other end at about the same time.
+/// Whether threads that take one load at a time finish at about the same time.
 fn are_even(loads: &[Load<'_>], threads: usize) -> bool {
     let time = |load: &Load<'_>| load.choices.len().max(ROWS_OF_A_READ);
     let largest = loads.iter().map(time).max().unwrap_or(0);
@@ -150,7 +150,7 @@ fn are_even(loads: &[Load<'_>], threads: usize) -> bool {
 }
 
 impl ExpertScratch {
-    /// For this arithmetic, on `threads` threads.
+    /// Creates the scratch for this arithmetic, for `threads` threads.
     pub(super) fn new(arithmetic: Arithmetic, threads: usize) -> Self {
         let buffers = || {
             let [input, activated] = std::array::from_fn(|_| Activations::new(arithmetic));
@@ -179,7 +179,7 @@ impl Expert {
         self.gate_up.bytes() + self.down.bytes()
     }
 
-    /// Sets `outputs` to what the expert makes of `input`.
+    /// Sets `outputs` to the expert's outputs for `input`.
     fn apply(&self, cpu: &Cpu, activation: Activation, input: &Activations, activated: &mut Activations, outputs: &mut [f32]) {
         project(cpu, input, [Product { weights: &self.gate_up, output: Output::Activated(activation, activated) }]);
         project(cpu, activated, [Product { weights: &self.down, output: Output::Set(outputs) }]);
@@ -206,20 +206,21 @@ impl Experts {
         self.logits.bytes() + self.experts.iter().map(Expert::bytes).sum::<usize>() + shared
     }
 
-    /// Bytes of the experts that one row does not choose: all have the same shape.
+    /// Bytes of the experts that a row does not choose: all experts have the same shape.
     pub(crate) fn unread_by_a_row(&self) -> usize {
         let unchosen = self.experts.len() - self.router.chosen();
         self.experts.first().map_or(0, |expert| unchosen * expert.bytes())
     }
 
-    /// Adds to `rows` those that went through each expert so far, but for the shared one, which has them all.
+    /// Adds the number of rows that went through each expert so far to `rows`. The shared expert, which every row goes through, is left
+    /// out.
     pub(crate) fn add_rows(&self, rows: &mut [u64]) {
         for (rows, expert) in rows.iter_mut().zip(&self.experts) {
             *rows += expert.rows.load(Ordering::Relaxed);
         }
     }
 
-    /// Sets `sums` to what the experts make of the rows of `scratch.normed`, `hidden` numbers each.
+    /// Sets `sums` to the weighted sums of the experts' outputs for the rows of `scratch.normed`, of `hidden` numbers each.
     pub(super) fn apply(&self, cpu: &Cpu, hidden: usize, activation: Activation, scratch: &mut ExpertScratch, sums: &mut Vec<f32>) {
         self.choose(cpu, hidden, scratch);
         let ExpertScratch { normed, choices, order, outputs, buffers, .. } = scratch;
@@ -249,7 +250,7 @@ impl Experts {
         }
     }
 
-    /// The choices of all rows.
+    /// Chooses the experts of all rows.
     fn choose(&self, cpu: &Cpu, hidden: usize, scratch: &mut ExpertScratch) {
         let ExpertScratch { normed, router_input, logits, router, choices, .. } = scratch;
         logits.resize(normed.len() / hidden * self.experts.len(), 0.0);
@@ -260,7 +261,7 @@ impl Experts {
     }
 }
 
-/// Adds to each row's sum what its experts made of it, in ascending order of their numbers: that of their places.
+/// Adds the outputs of each row's experts to its sum, in ascending order of the experts' numbers, which is that of their places.
 fn sum_up(cpu: &Cpu, hidden: usize, per_row: usize, (choices, places, outputs): (&[Choice], &[u32], &[f32]), sums: &mut [f32]) {
     let mut pieces: Vec<(usize, &mut [f32])> = sums.chunks_mut(SUMMED_TOGETHER * hidden).enumerate().collect();
     cpu.for_each_mut(&mut pieces, |(piece, sums)| {
@@ -278,7 +279,7 @@ fn sum_up(cpu: &Cpu, hidden: usize, per_row: usize, (choices, places, outputs): 
 }
 
 impl SharedExpert {
-    /// Adds what the expert makes of all rows; `scratch.router_input` still holds them.
+    /// Adds the expert's outputs for all rows, which are still in `scratch.router_input`.
     fn add(&self, cpu: &Cpu, hidden: usize, activation: Activation, scratch: &mut ExpertScratch, sums: &mut [f32]) {
         let ExpertScratch { normed, router_input, logits, outputs, buffers, shared_weights, .. } = scratch;
         let ExpertBuffers { input, activated, .. } = &mut *free(buffers);

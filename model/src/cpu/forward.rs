@@ -34,7 +34,7 @@ pub struct Chunk<'a> {
     /// Block table: covers `0..start + tokens.len()`. Shared blocks are only read: no two chunks of a batch may write
     /// the same block.
     pub blocks: &'a [u32],
-    /// Of a model whose layers keep states.
+    /// The blocks of the sequence's state, for a model whose layers keep states.
     pub state: StateBlocks<'a>,
     pub logits: LogitRows,
 }
@@ -45,7 +45,7 @@ pub enum LogitRows {
     None,
     Last,
     All,
-    /// The last row's, and its hidden state.
+    /// The last row, with its hidden state.
     LastHidden,
 }
 
@@ -53,7 +53,7 @@ pub enum LogitRows {
 pub struct Logits<'a> {
     data: &'a mut [f32],
     vocab: usize,
-    /// Of the same rows, after the final norm, if a chunk wants it.
+    /// The hidden states of these rows, after the final norm, if a chunk wants one.
     hidden: &'a [f32],
     width: usize,
 }
@@ -125,7 +125,7 @@ impl Model {
         self.keep(last, layers.len(), kv, bands, &pieces, states);
         resize(&mut buffers.logits, tail.spans.iter().map(|span| span.rows).sum::<usize>() * self.config.vocab);
         if !tail.spans.is_empty() {
-            // From here on only rows with logits matter.
+            // From here on, only rows with logits matter.
             for band in &*bands {
                 tail.follow(band, self.config.hidden, last.inputs.recurrent_outputs());
             }
@@ -213,7 +213,7 @@ impl Model {
         }
     }
 
-    /// Keeps what later rows need: keys and values in blocks, or a state, which also makes the rows' outputs.
+    /// Stores what later rows need: keys and values in blocks, or a state, whose layer also computes the rows' outputs.
     fn keep(&self, layer: &Layer, index: usize, kv: &mut KvMemory, bands: &mut [Band<'_>], pieces: &Pieces, states: &mut States) {
         let part = self.config.recurrent.as_ref().map_or(0..0, |recurrent| {
             let numbers = recurrent.layer_numbers();
@@ -229,8 +229,9 @@ impl Model {
         }
     }
 
-    /// Queries, keys and values, and the gates of the attention's outputs. Of a convolution: in their places the gate of its output, its
-    /// input, and nothing; of a delta rule the gates of its outputs, its convolution's input, and what rates and decays are made of.
+    /// Computes queries, keys and values, and the gates of the attention's outputs. In their places, a convolution has the gate of its
+    /// output, its input, and nothing; a delta rule has the gates of its outputs, its convolution's input, and the inputs of rates and
+    /// decays.
     fn project(&self, layer: &Layer, what: Rows, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
         let Band { x, q, k, v, gates, angles, .. } = &mut *band;
@@ -302,7 +303,7 @@ impl Model {
         }
     }
 
-    /// Attention and feed-forward, with the queries of [`project`](Self::project).
+    /// Computes attention and feed-forward, with the queries from [`project`](Self::project).
     fn rest_of_layer(&self, layer: &Layer, index: usize, kv: &KvMemory, band: &mut Band<'_>, scratch: &mut Scratch) {
         let (cpu, config) = (&self.cpu, &self.config);
         let Band { spans, x, q, v, gates, angles, .. } = band;
@@ -318,7 +319,7 @@ impl Model {
             ..
         } = scratch;
         if let (FeedForward::Dense(dense), true) = (&layer.mlp, config.family.is_parallel) {
-            // Before the attention is added to what both read.
+            // This must precede the attention's sum, as both parts read the same `x`.
             self.activate(dense, layer.attention_norm.as_ref(), x, normed, activated);
         }
         let (window, scale, cap) = (config.windows[index], config.score_factor, config.score_cap);
@@ -373,13 +374,13 @@ impl Model {
         }
     }
 
-    /// A dense feed-forward layer up to its activation.
+    /// Computes a dense feed-forward layer up to its activation.
     fn activate(&self, dense: &Dense, norm: Option<&Norm>, x: &[f32], normed: &mut Activations, activated: &mut Activations) {
         self.fill(normed, x, norm);
         project(&self.cpu, normed, [Product { weights: &dense.gate_up, output: Output::Activated(self.config.activation, activated) }]);
     }
 
-    /// Adds what a projection makes of `from` to the residual stream, normed and scaled where the family does.
+    /// Adds the projection of `from` to the residual stream, normed and scaled where the family does.
     fn add(&self, from: &Activations, weights: &Projection, norm: Option<&Norm>, x: &mut [f32], added: &mut Vec<f32>) {
         if norm.is_none() && self.config.residual_factor.is_none() {
             return project(&self.cpu, from, [Product { weights, output: Output::Add(x) }]);
@@ -404,7 +405,7 @@ impl Model {
         }
     }
 
-    /// Rotates queries or keys, if the layer does.
+    /// Rotates queries or keys, if the layer rotates them.
     fn rotate(&self, layer: &Layer, heads: &mut [f32], angles: &[Angles]) {
         if let Some(rope) = layer.rope {
             let Angles { cos, sin } = &angles[rope];
@@ -412,7 +413,7 @@ impl Model {
         }
     }
 
-    /// Scales queries by their positions, if the model does.
+    /// Scales queries by their positions, if the model does so.
     fn grow(&self, spans: &[Span<'_>], q: &mut [f32]) {
         let Some(growth) = &self.config.query_growth else { return };
         let positions = spans.iter().flat_map(|span| span.start..span.start + span.rows);
@@ -425,16 +426,16 @@ impl Model {
     }
 }
 
-/// The intermediate results of 64 rows of a small model fit a second-level cache of 2 MiB, beside the weights that
-/// stream by.
+/// Rows of a band. The intermediate results of 64 rows of a small model fit a second-level cache of 2 MiB, beside the weights that are
+/// streamed.
 const BAND_ROWS: usize = 64;
-/// For fewer rows, reading all weights again does not pay.
+/// The fewest rows worth a band of their own: with fewer, reading all weights again does not pay off.
 const BAND_ROWS_MIN: usize = BAND_ROWS / 2;
-/// Each band reads all weights of the layer again: 3.5 MB (135M shape, 8 bits) cost less than synchronizing after each
-/// product, 7 MB (the same in bf16) more.
+/// The largest weights of a layer that bands go through separately. Each band reads all of them again: 3.5 MB (135M shape, 8 bits) cost
+/// less than synchronizing after each product, 7 MB (the same in bf16) more.
 const WEIGHTS_BYTES_MAX: usize = 5 << 20;
 
-/// What to project from a layer's rows. In the last layer all rows need keys and values, but only some need more.
+/// The projections to compute. In the last layer, all rows need keys and values, but only some need queries.
 enum Rows {
     All,
     KeysAndValues,

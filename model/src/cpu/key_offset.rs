@@ -1,16 +1,16 @@
 //! The constant that is subtracted from every key before it is rounded to 8 bits.
 //!
-//! In Qwen2 most of a key is its projection's bias, up to a hundred times as large as the rest, in the pairs that rotate
-//! slowest: with 8 bits for all of it, few are left for what tells positions apart. A constant that is subtracted from all keys
-//! of a head takes the same from all scores of a query, which softmax ignores: nothing has to be added back. (KIVI: Liu et al.,
-//! 2024, gives each channel of K an offset that it finds among the tokens; this one comes from weights alone, so that a key still
-//! depends on nothing but its own context.)
+//! In Qwen2, most of a key is its projection's bias, up to a hundred times as large as the rest, in the pairs that rotate slowest: 8 bits
+//! for the whole key leave few for what distinguishes positions. A constant that is subtracted from all keys of a head lowers all scores of
+//! a query by the same amount, which softmax ignores, so nothing has to be added back. (KIVI: Liu et al., 2024, gives each channel of K an
+//! offset that is computed from the tokens; this one is computed from weights alone, so that a key still depends on nothing but its own
+//! context.)
 //!
-//! It is the mean of the rotated bias over many positions: nearly all of it in slow pairs, nothing in fast ones.
+//! The constant is the mean of the rotated bias over many positions: nearly the whole bias in slow pairs, nothing in fast ones.
 
 use crate::rope::Rope;
 
-/// Positions whose mean is taken.
+/// Positions that the mean is taken over.
 const POSITIONS: usize = 1 << 15;
 
 /// The mean rotations of a model's ropes.
@@ -25,7 +25,7 @@ impl KeyOffsets {
         Self { head_dim, ropes: ropes.iter().map(|rope| rope.mean(POSITIONS)).collect() }
     }
 
-    /// The offset of a layer's heads, from the bias of the projection of keys, both `[kv_heads, head_dim]`, and from which rope turns them.
+    /// The offset of a layer's heads, from the key projection's bias, both `[kv_heads, head_dim]`, and the index of the layer's rope.
     pub(crate) fn of(&self, bias: &[f32], rope: Option<usize>) -> Vec<f32> {
         let mut offset = bias.to_vec();
         let Some((cos, sin)) = rope.map(|rope| &self.ropes[rope]) else { return offset };
@@ -39,7 +39,7 @@ impl KeyOffsets {
     }
 }
 
-/// Takes `offset` off each row of `keys`. Few numbers beside those of any product: one thread does it.
+/// Subtracts `offset` from each row of `keys`, on one thread: the work is small beside any product.
 pub(crate) fn subtract(keys: &mut [f32], offset: &[f32]) {
     for keys in keys.chunks_exact_mut(offset.len()) {
         keys.iter_mut().zip(offset).for_each(|(key, offset)| *key -= offset);

@@ -1,18 +1,18 @@
 //! Attention over a compressed latent (multi-head latent attention: DeepSeek-V2, 2024, section 2.1).
 //!
-//! **The arithmetic** is absorbed, for prompts as for decode steps. A head's query takes its keys' projection over, and so multiplies the
-//! latent itself; its values' projection comes after the attention:
+//! **The arithmetic** is absorbed, for prompts as for decode steps. A head's query is multiplied by the key projection, and then multiplies
+//! the latent itself; the value projection is applied after the attention:
 //!
 //! ```text
 //! score  = (W_UK q)ᵀ latent + q_rotatedᵀ k_rotated
 //! output = W_UV Σ weight latent
 //! ```
 //!
-//! All heads share one key of `rank + rotated` numbers, whose first `rank` are the value. Expanded, that is with the keys and values of
-//! every head made from the latent, scores have other last bits: a row would depend on whether it was computed in a prompt or as a step.
-//! `docs/models.md` says what that costs.
+//! All heads share one key of `rank + rotated` numbers, whose first `rank` are the value. In the expanded form, which computes the keys and
+//! values of every head from the latent, scores have different last bits: a row would depend on whether it was computed in a prompt or as a
+//! step. `docs/models.md` gives the cost of this choice.
 //!
-//! Rows go through in pieces: a row's absorbed queries are many times what it has elsewhere.
+//! Rows are processed in pieces, as a row's absorbed queries are many times larger than its other intermediate results.
 
 use super::{
     band::Angles,
@@ -51,9 +51,9 @@ pub(crate) struct Latent {
 }
 
 struct Head {
-    /// From a query's plain part to what multiplies the latent: `[rank, plain]`.
+    /// The projection that absorbs a query's plain part, `[rank, plain]`: its result multiplies the latent.
     key: Projection,
-    /// From a weighted sum of latents to the head's output: `[value, rank]`.
+    /// The projection from a weighted sum of latents to the head's output, `[value, rank]`.
     value: Projection,
 }
 
@@ -123,7 +123,7 @@ impl Latent {
         compress + query.bytes() + latent.bytes() + rotated.bytes() + heads
     }
 
-    /// Sets `keys` to what the rows of `input` store: `[rows, rank and rotated]`.
+    /// Sets `keys` to the keys that the rows of `input` store: `[rows, rank and rotated]`.
     pub(super) fn keys(&self, cpu: &Cpu, input: &Activations, angles: &Angles, keys: &mut Vec<f32>, scratch: &mut LatentScratch) {
         let LatentConfig { rank, rotated: turning, .. } = self.sizes;
         let LatentScratch { latent, rotated, .. } = scratch;
@@ -224,10 +224,10 @@ impl HeadScratch {
     }
 }
 
-/// The absorbed queries and the sums of 64 rows take 34 MiB for DeepSeek-V3's 128 heads.
+/// Rows of a piece. The absorbed queries and the sums of 64 rows take 34 MiB for DeepSeek-V3's 128 heads.
 const PIECE_ROWS: usize = 64;
 
-/// Calls `task(row, its numbers)` for each of the `rows` rows of `numbers`, in parallel.
+/// Calls `task` with each of the `rows` rows of `numbers` and its index, in parallel.
 fn for_each_row(cpu: &Cpu, numbers: &mut [f32], rows: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
     let width = numbers.len() / rows;
     let mut rows: Vec<_> = numbers.chunks_exact_mut(width).enumerate().collect();

@@ -33,14 +33,14 @@ use tidemill_proto::block::{KvDtype, KvShape, LayoutFingerprint};
 
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// How K and V are stored.
+    /// The storage of K and V.
     pub kv_dtype: KvDtype,
-    /// `None`: projections multiply in the type of their weights, bf16 or f32 (also for f16), with sums in f32; those in 4 bits with
-    /// activations in groups of 8 bits.
+    /// The arithmetic of projections. If `None`, they multiply in the type of their weights, bf16 or f32 (f32 also for f16), with sums in
+    /// f32; 4-bit weights are multiplied with activations in groups of 8 bits.
     pub quantize: Option<Quantization>,
     /// Compute threads, at least 1.
     pub threads: usize,
-    /// `None`: the best that this machine has. All give the same bits, except AMX's in bf16.
+    /// The instruction set; if `None`, the best that this machine has. All give the same bits, except AMX in bf16.
     pub isa: Option<Isa>,
 }
 
@@ -48,9 +48,9 @@ pub struct LoadOptions {
 pub struct Model {
     pub(crate) config: ModelConfig,
     pub(crate) cpu: Cpu,
-    /// The rotations of layers that attend to everything, and of those with a window where theirs differ.
+    /// The rotations of layers that attend to everything, and of those with a window if these differ.
     pub(crate) ropes: Vec<Rope>,
-    /// Left in the file: a step looks up only a few rows.
+    /// The embedding, left in the file: a step looks up only a few rows.
     pub(crate) embedding: WeightMatrix,
     /// The factor of the embedding's rows.
     pub(crate) embedding_factor: Option<f32>,
@@ -65,7 +65,7 @@ pub struct Model {
 
 /// One decoder layer.
 pub(crate) struct Layer {
-    /// Which of the model's [`ropes`](Model::ropes) turns queries and keys.
+    /// The index of the layer's rotation in the model's [`ropes`](Model::ropes).
     pub(crate) rope: Option<usize>,
     pub(crate) attention_norm: Option<Norm>,
     pub(crate) inputs: Inputs,
@@ -74,11 +74,11 @@ pub(crate) struct Layer {
     pub(crate) output: Projection,
     /// Norms over each head's query and key, or over all heads together.
     pub(crate) qk_norm: Option<(Norm, Norm)>,
-    /// The constant that is taken from each key before it is stored ([`key_offset`](super::key_offset)).
+    /// The constant that is subtracted from each key before it is stored ([`key_offset`](super::key_offset)).
     pub(crate) key_offset: Option<Vec<f32>>,
-    /// For each query head the logit that joins the softmax's sum.
+    /// The logit of each query head that joins the softmax's sum.
     pub(crate) sinks: Option<Vec<f32>>,
-    /// The norm over what the attention adds to the residual stream.
+    /// The norm over the attention's output before it is added to the residual stream.
     pub(crate) after_attention: Option<Norm>,
     pub(crate) mlp_norm: Option<Norm>,
     pub(crate) mlp: FeedForward,
@@ -97,7 +97,7 @@ pub(crate) enum Inputs {
 }
 
 impl Inputs {
-    /// Numbers that a layer which keeps a state makes of each row; `None` for others.
+    /// Numbers that a layer with a state computes for each row; `None` for other layers.
     pub(super) fn recurrent_outputs(&self) -> Option<usize> {
         match self {
             Self::Heads(_) | Self::Latent(_) => None,
@@ -113,7 +113,7 @@ pub(crate) enum FeedForward {
 }
 
 pub(crate) struct Dense {
-    /// The gate with what it multiplies, or only the latter.
+    /// The gate with the projection that it multiplies; without a gate, that projection alone.
     pub(crate) gate_up: Projection,
     pub(crate) down: Projection,
 }
@@ -137,10 +137,10 @@ impl Model {
         let Tensors { embedding, layers, final_norm, head } = tensors;
         let ropes = [Some(&config.rope), config.windowed_rope.as_ref()].into_iter().flatten();
         let ropes: Vec<_> = ropes.map(|rope| Rope::new(rope, config.head_dim)).collect();
-        // A norm would scale the bias, differently for each key, and a cap or a sink would notice it.
+        // A norm would scale the bias differently for each key, and a cap or a sink is not invariant to the offset.
         let has_offsets = options.kv_dtype == KvDtype::Int8 && !config.qk_norm && config.score_cap.is_none() && !config.family.has_sinks;
         let key_offsets = has_offsets.then(|| KeyOffsets::new(&ropes, config.head_dim));
-        // Both read the files from start to end, so each finds in memory what the other has read.
+        // Both read the files from start to end, so each finds in memory what the other has just read.
         let (weights, packed) = thread::scope(|scope| {
             let packed = scope.spawn(|| {
                 let layers = layers.into_iter().enumerate();
@@ -155,7 +155,7 @@ impl Model {
         let kv_shape = config.kv_shape(options.kv_dtype);
         let layout =
             LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, cpu.isa())), &kv_shape);
-        // As transformers multiplies: in the type of the embedding.
+        // The factor is rounded to the embedding's type, as in transformers.
         let dtype = embedding.view().dtype();
         let embedding_factor = config.embedding_factor.map(|factor| decode(dtype, &encode(dtype, &[factor]))[0]);
         let buffers = Buffers::new(arithmetic, cpu.threads());
@@ -183,7 +183,7 @@ impl Model {
         self.kv_shape
     }
 
-    /// Blocks that a sequence's state takes; 0 where no layer keeps one.
+    /// Blocks of a sequence's state; 0 if no layer keeps one.
     pub fn state_blocks(&self) -> usize {
         (self.state_numbers() * size_of::<f32>()).div_ceil(self.kv_shape.block_bytes())
     }
@@ -192,7 +192,7 @@ impl Model {
         self.config.recurrent.as_ref().map_or(0, RecurrentConfig::state_numbers)
     }
 
-    /// Rows that went through each expert so far, by its number, in all layers together; empty if there are none.
+    /// The number of rows that went through each expert so far, by its number, summed over all layers; empty without experts.
     pub fn expert_rows(&self) -> Vec<u64> {
         let mut rows = vec![0; self.config.experts.as_ref().map_or(0, |experts| experts.count)];
         for layer in &self.layers {
@@ -203,7 +203,7 @@ impl Model {
         rows
     }
 
-    /// Commits to everything that decides the bytes of a KV block, besides its tokens.
+    /// A commitment to everything that decides the bytes of a KV block, besides its tokens.
     pub fn layout(&self) -> LayoutFingerprint {
         self.layout
     }
@@ -218,8 +218,8 @@ impl Model {
         self.cpu.isa()
     }
 
-    /// Bytes of weights that one row with logits reads: all matrices but the embedding, and of experts the chosen ones. A step of any
-    /// number of rows reads at least these.
+    /// Bytes of weights that one row with logits reads: all matrices but the embedding, and only the chosen experts. A step reads at least
+    /// these.
     pub fn row_bytes(&self) -> usize {
         self.layers.iter().map(|layer| layer.projection_bytes() - layer.mlp.unread_by_a_row()).sum::<usize>() + self.head.bytes()
     }
@@ -235,7 +235,7 @@ impl Model {
 }
 
 impl FeedForward {
-    /// Bytes of the experts that one row does not choose.
+    /// Bytes of the experts that a row does not choose.
     fn unread_by_a_row(&self) -> usize {
         match self {
             FeedForward::Dense(_) => 0,

@@ -21,22 +21,22 @@ use tidemill_kernels::{
     dtype::{decode, encode},
 };
 
-/// Overrides the arithmetic that the stored weights ask for.
+/// An override of the arithmetic that the stored weights imply.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Quantization {
-    /// Weights with a scale per output and activations with a scale per row, both in 8-bit integers, after a Hadamard
-    /// transform that spreads outliers. The embedding table stays as it is, even where the head shares it.
+    /// Weights with a scale per output and activations with a scale per row, both in 8-bit integers, after a Hadamard transform that
+    /// spreads outliers. The embedding table is left as it is, even if the head shares it.
     Int8,
-    /// Weights with a scale per group of 32 inputs in 4-bit integers, in 8 bits those of the head; activations in 8 bits, alike.
+    /// Weights with a scale per group of 32 inputs in 4-bit integers, those of the head in 8-bit integers; activations in groups of 8 bits.
     Int4,
-    /// None: weights in 4 bits are dequantized to 16.
+    /// No quantization: 4-bit weights are dequantized to 16 bits.
     Dequantize,
 }
 
 impl Quantization {
     pub const ALL: [Self; 3] = [Self::Int8, Self::Int4, Self::Dequantize];
 
-    /// Its name among settings.
+    /// The name of the setting.
     pub fn name(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
@@ -45,7 +45,7 @@ impl Quantization {
         }
     }
 
-    /// The one of this name; inside, `None` for `none`: as the weights are stored.
+    /// The quantization of this name; `Some(None)` for `none`, which keeps the arithmetic of the stored weights.
     pub fn of_name(name: &str) -> Option<Option<Self>> {
         match name {
             "none" => Some(None),
@@ -54,7 +54,7 @@ impl Quantization {
     }
 }
 
-/// How all projections of a model multiply.
+/// The arithmetic of a model's projections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arithmetic {
     /// In f32. Weights keep their type, but bf16 is widened.
@@ -62,7 +62,7 @@ pub(crate) enum Arithmetic {
     /// Weights and activations in bf16, sums in f32.
     Bf16,
     Int8,
-    /// Weights in 4 bits as they are, activations in groups of 8 bits. Weights that have more are rounded to these.
+    /// Weights in 4 bits as stored, activations in groups of 8 bits. Weights of more bits are rounded to these.
     Groupwise(Bits),
 }
 
@@ -70,8 +70,8 @@ impl Arithmetic {
     /// Weights in 4 bits.
     pub(crate) const INT4: Self = Self::Groupwise(Bits::Four);
 
-    /// That of 4 bits if products can take the checkpoint's; bf16 if all matrices are bf16 or dequantized to it: in a mixed
-    /// checkpoint, the others would lose precision.
+    /// The arithmetic of a checkpoint: 4 bits if products can take its weights; bf16 if all matrices are bf16 or dequantized to it, as the
+    /// other matrices of a mixed checkpoint would lose precision; else f32.
     pub(crate) fn of(tensors: &Tensors, quantize: Option<Quantization>) -> Self {
         match quantize {
             Some(Quantization::Int8) => Self::Int8,
@@ -82,7 +82,7 @@ impl Arithmetic {
         }
     }
 
-    /// The head's: rounding it costs more than any other matrix.
+    /// The head's arithmetic: rounding the head costs more accuracy than rounding any other matrix.
     pub(crate) fn of_head(self) -> Self {
         match self {
             Self::Groupwise(_) => Self::Groupwise(Bits::Eight),
@@ -138,19 +138,19 @@ impl Linear {
         })
     }
 
-    /// Packs projections without biases as one, in f32: their outputs come one after the other.
+    /// Packs projections without biases as one, in f32, with their outputs one after the other.
     pub(crate) fn pack_together(parts: &[Linear], cpu: &Cpu) -> Result<Projection, ModelError> {
         let all = parts.iter().map(|part| part.numbers(cpu, Arithmetic::F32)).collect::<Result<Vec<_>, _>>()?;
         Ok(Projection::Float(FloatWeights::new(cpu, Floats::together(all).view(), None)))
     }
 
-    /// Packs the transposed matrix, `[inputs, outputs]` in the file's words.
+    /// Packs the transposed matrix: `[inputs, outputs]` of the one in the file.
     pub(crate) fn pack_transposed(&self, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Projection, ModelError> {
         let weight = self.numbers(cpu, arithmetic)?.transposed();
         Ok(match arithmetic {
             Arithmetic::F32 | Arithmetic::Bf16 => Projection::Float(FloatWeights::new(cpu, weight.view(), None)),
             Arithmetic::Int8 => Projection::Int8(Int8Weights::new(cpu, weight.view(), None)),
-            // Groups lie along the other side now, so 4 bits would be rounded again: 8 cost nothing beside that.
+            // Groups lie along the other dimension now, so 4-bit numbers would be rounded again; 8 bits cost little beside that.
             Arithmetic::Groupwise(_) => {
                 Projection::Groupwise(Box::new(GroupwiseWeights::new(cpu, &Rounded { matrix: weight.view(), bits: Bits::Eight }, None)))
             }
@@ -181,7 +181,7 @@ impl Linear {
         })
     }
 
-    /// Gives `pack` the weight in groups: as it is if it has 4 bits, else rounded to these.
+    /// Calls `pack` with the weight in groups: as it is if it has 4 bits, else rounded to `bits`.
     fn in_groups<T>(&self, cpu: &Cpu, bits: Bits, pack: impl FnOnce(&dyn GroupwiseMatrix) -> T) -> T {
         match &self.weight {
             Weight::Int4(matrix) if matrix.can_stay() => {
@@ -195,7 +195,7 @@ impl Linear {
         pack(&Reordered { matrix: &Rounded { matrix: floats.view(), bits }, order: self.order })
     }
 
-    /// The weight as it is packed: for products in f32, bf16 is widened.
+    /// The numbers of the weight as they are packed; for products in f32, bf16 is widened.
     fn numbers(&self, cpu: &Cpu, arithmetic: Arithmetic) -> Result<Floats<'_>, ModelError> {
         if arithmetic == Arithmetic::Int8 {
             self.check_inputs()?;
@@ -221,7 +221,7 @@ impl Linear {
     }
 }
 
-/// A matrix with its outputs in another order.
+/// A matrix with its outputs reordered.
 struct Reordered<'a> {
     matrix: &'a dyn GroupwiseMatrix,
     order: RowOrder,
@@ -257,17 +257,17 @@ impl GroupwiseMatrix for Reordered<'_> {
     }
 }
 
-/// Packed activations. Reuses its memory.
+/// Packed activations, whose memory is reused.
 pub(crate) enum Activations {
     Float(FloatActivations),
     Int8 {
         rows: Int8Activations,
-        /// Numbers before they are quantized.
+        /// The numbers before they are quantized.
         exact: FloatActivations,
     },
     Groupwise {
         rows: GroupwiseActivations,
-        /// Numbers before they are rounded.
+        /// The numbers before they are rounded.
         exact: FloatActivations,
     },
 }
@@ -296,7 +296,7 @@ impl Activations {
         activations.to_rows()
     }
 
-    /// Packs what `write` writes.
+    /// Packs the rows that `write` writes.
     pub(crate) fn fill(&mut self, cpu: &Cpu, write: impl FnOnce(&mut FloatActivations)) {
         match self {
             Self::Float(tiles) => write(tiles),
@@ -335,7 +335,7 @@ impl Activations {
         }
     }
 
-    /// Packs the norm of every row of as many numbers as it has weights.
+    /// Packs the norm of every row of `x`, which has as many numbers as the norm has weights.
     pub(crate) fn norm_from(&mut self, cpu: &Cpu, x: &[f32], norm: &Norm) {
         match (self, norm.centered()) {
             (Self::Float(tiles), None) => elementwise::rms_norm_into(cpu, x, &norm.weight, norm.epsilon(), tiles),
@@ -354,7 +354,7 @@ impl Activations {
     }
 }
 
-/// `y = x wᵀ + bias` for each of the products. A model's weights and activations all have one arithmetic.
+/// `y = x wᵀ + bias` for each of the products. All weights and activations of a model have one arithmetic.
 pub(crate) fn project<const N: usize>(cpu: &Cpu, x: &Activations, products: [Product<'_, Projection, Activations>; N]) {
     match x {
         Activations::Float(x) => float::matmul(cpu, x, products.map(|product| product.map(Projection::float, Activations::float))),

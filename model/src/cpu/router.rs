@@ -1,11 +1,11 @@
-//! How the rows of a layer of experts choose theirs.
+//! The choice of experts for the rows of a layer.
 //!
 //! **The arithmetic.** A row's logits become scores: `softmax` over all of them, `sigmoid` of each, or the logits themselves. The experts
 //! with the largest scores are chosen, the lower number among equals. If a model has corrections, they are added to the scores for the
 //! choice alone. If it has groups, the experts come from the groups with the largest sums of their two best (corrected) scores, the better
-//! one first, or with the best score; and from the lower group among equals. A chosen expert's weight is its score, or its share of the chosen ones' sum, which is taken
-//! in the order of their choice; and then times the model's factor. If scores are the logits, the weights are a `softmax` over the chosen
-//! ones, in the order of their choice.
+//! one first, or with the best score; and from the lower group among equals. A chosen expert's weight is its score, or its share of the
+//! chosen experts' sum, which is taken in the order of their choice, times the model's factor. If scores are the logits, the weights are a
+//! `softmax` over the chosen ones, in the order of their choice.
 
 use crate::{
     config::{ExpertConfig, ExpertGroups},
@@ -14,13 +14,13 @@ use crate::{
 use tidemill_kernels::cpu::vocab::exp_shifted;
 
 pub(super) struct Router {
-    /// Experts of a row.
+    /// The number of experts per row.
     chosen: usize,
     scores: Scores,
     /// The correction of each expert's score, for the choice alone.
     correction: Option<Vec<f32>>,
     groups: Option<ExpertGroups>,
-    /// The weights of a row are scaled so that they sum to 1.
+    /// Whether the weights of a row are scaled to sum to 1.
     is_normalized: bool,
     factor: f32,
 }
@@ -34,11 +34,11 @@ pub(super) struct Choice {
 /// Buffers that a router reuses from row to row.
 #[derive(Default)]
 pub(super) struct RouterScratch {
-    /// By expert; a softmax's before they are divided by their sum.
+    /// The scores by expert; those of a softmax before they are divided by their sum.
     scores: Vec<f32>,
-    /// The scores to choose by; what cannot be chosen is `None`.
+    /// The scores that decide the choice; `None` for an expert that cannot be chosen.
     ranks: Vec<Option<f32>>,
-    /// The groups' sums, likewise.
+    /// The scores that decide the choice of groups, likewise.
     group_ranks: Vec<Option<f32>>,
 }
 
@@ -48,12 +48,12 @@ impl Router {
         Self { chosen, scores, correction, groups, is_normalized, factor: factor.unwrap_or(1.0) }
     }
 
-    /// Experts of a row.
+    /// The number of experts per row.
     pub(super) fn chosen(&self) -> usize {
         self.chosen
     }
 
-    /// Appends the choices of a row with these logits, one by expert.
+    /// Appends the choices of a row with these logits, one per expert.
     pub(super) fn choose(&self, logits: &[f32], scratch: &mut RouterScratch, choices: &mut Vec<Choice>) {
         let RouterScratch { scores, ranks, group_ranks } = scratch;
         scores.resize(logits.len(), 0.0);
@@ -83,7 +83,7 @@ impl Router {
         choices.iter_mut().for_each(|choice| choice.weight *= self.factor);
     }
 
-    /// Returns what the scores are to be divided by.
+    /// Computes the scores and returns their divisor.
     fn score(&self, logits: &[f32], scores: &mut [f32]) -> f32 {
         match self.scores {
             Scores::Softmax => {
@@ -102,14 +102,14 @@ impl Router {
     }
 }
 
-/// Weighs choices by the softmax over their logits, which they have as weights. `scratch` has room for as many.
+/// Replaces the weights of choices, which are their logits, by the softmax over them. `scratch` has room for as many.
 fn weigh_chosen(choices: &mut [Choice], scratch: &mut Vec<f32>) {
     let logits: &mut Vec<f32> = scratch;
     logits.clear();
     logits.extend(choices.iter().map(|choice| choice.weight));
     logits.extend_from_within(..);
     let (logits, powers) = logits.split_at_mut(choices.len());
-    // The first was chosen for being the largest.
+    // The first choice has the largest logit.
     let total = exp_shifted(logits, logits[0], 1.0, powers);
     choices.iter_mut().zip(powers).for_each(|(choice, power)| choice.weight = *power / total);
 }
@@ -120,7 +120,7 @@ pub(super) fn sigmoid(x: &[f32], y: &mut [f32]) {
     y.iter_mut().for_each(|power| *power = 1.0 / (1.0 + *power));
 }
 
-/// Leaves only the experts of the best groups to choose from.
+/// Excludes the experts outside the best groups from the choice.
 fn keep_best_groups(groups: ExpertGroups, ranks: &mut [Option<f32>], group_ranks: &mut Vec<Option<f32>>) {
     let size = ranks.len() / groups.count;
     group_ranks.clear();
@@ -155,7 +155,7 @@ fn sum_of_two_best(ranks: &[Option<f32>]) -> Option<f32> {
     Some(best + second)
 }
 
-/// The index of the largest rank, the first among equals, which is taken out.
+/// Takes out the largest rank, the first among equals, and returns its index.
 fn take_best(ranks: &mut [Option<f32>]) -> Option<usize> {
     let there = ranks.iter().enumerate().filter_map(|(index, rank)| Some((index, (*rank)?)));
     let (index, _) = there.reduce(|best, other| if other.1 > best.1 { other } else { best })?;
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn weights_may_be_the_softmax_over_the_chosen_logits_alone() {
         let router = Router { scores: Scores::ChosenSoftmax, factor: 2.0, ..router(3) };
-        // Among all, the softmax of the smaller ones would be 0, and the lower number would be chosen.
+        // In a softmax over all experts, the smaller ones would be 0, and the lower number would be chosen.
         for offset in [0.0, 1000.0] {
             let chosen = choices(&router, &[-200.0, 1.0, -110.0, 3.0, -120.0].map(|logit| logit + offset));
             let total = 1.0 + (-2f32).exp();
@@ -217,13 +217,14 @@ mod tests {
         let of_rank = |rank| Router { groups: Some(ExpertGroups { count: 3, chosen: 2, rank }), ..router(3) };
         let [sums, bests] = [GroupRank::TwoBest, GroupRank::Best].map(of_rank);
         assert!([&sums, &bests].iter().all(|router| experts(router, &[0.0; 6]) == [0, 1, 2]));
-        // The best expert alone does not make the best group where two count.
+        // The best single expert does not make its group the best one where two count.
         let logits = [5.0, -9.0, 4.9, 4.8, 4.9, 4.8];
         assert_eq!(experts(&sums, &logits), [2, 4, 3]);
         assert_eq!(experts(&bests, &logits), [0, 2, 3]);
     }
 
-    /// The numbers are those of transformers' `DeepseekV3TopkRouter` with these settings, which gives a row's experts in any order.
+    /// The numbers are those of transformers' `DeepseekV3TopkRouter` with these settings, which returns a row's experts in no particular
+    /// order.
     #[test]
     fn choices_and_weights_are_those_of_deepseek_v3() {
         let router = Router {

@@ -1,5 +1,5 @@
-//! Gated short convolutions (LFM2): of the normed input, three projections; one gates another before a causal convolution of each channel,
-//! the third gates its output. The state is the last inputs of the convolution.
+//! Gated short convolutions (LFM2), with three projections of the normed input: one gates another before a causal convolution of each
+//! channel, the third gates its output. The state is the last inputs of the convolution.
 
 use super::{
     band::Band,
@@ -12,9 +12,9 @@ use std::ops::Range;
 use tidemill_kernels::{Cpu, cpu::convolution::convolve_row};
 
 pub(crate) struct ShortConv {
-    /// The convolution's gate, its output's gate and its input.
+    /// The projections to the convolution's gate, its output's gate and its input.
     pub(super) projections: [Projection; 3],
-    /// `[taps, channels]`, the oldest input's first.
+    /// `[taps, channels]`, the oldest input's tap first.
     taps: Vec<f32>,
     bias: Option<Vec<f32>>,
     channels: usize,
@@ -35,8 +35,8 @@ impl ShortConv {
         self.projections.iter().map(Projection::bytes).sum()
     }
 
-    /// Makes the convolution's outputs, in each band's `v`, from its inputs, in `k`, and the part `of` each chunk's state, which becomes that
-    /// after the chunk: the last inputs, the oldest first.
+    /// Computes the convolution's outputs into each band's `v`, from its inputs in `k` and the part `of` each chunk's state, which is
+    /// advanced to the end of the chunk: the last inputs, the oldest first.
     pub(super) fn advance(&self, cpu: &Cpu, bands: &mut [Band<'_>], pieces: &Pieces, states: &mut States, of: &Range<usize>) {
         let width = self.channels;
         let mut outputs: Vec<(usize, Vec<f32>)> = bands.iter_mut().map(|band| std::mem::take(&mut band.v)).enumerate().collect();

@@ -1,18 +1,19 @@
-//! The states of a batch's chunks, which layers keep that have no keys and values: read from blocks before the batch and written after it.
-//! And where each chunk's rows are, since such layers go through them in order.
+//! The states of a batch's chunks, kept by layers without keys and values: read from blocks before the batch and written after it. The
+//! module also locates each chunk's rows, as such layers process them in order.
 
 use super::{band::Band, forward::Chunk};
 use std::ops::Range;
 use tidemill_kernels::{Cpu, cpu::kv::KvMemory};
 
-/// `[chunks, numbers of a state]`; a state is `[layers, their numbers]`.
+/// `[chunks, numbers of a state]`; a state is `[layers, numbers of a layer]`.
 pub(super) struct States {
     numbers: usize,
     data: Vec<f32>,
 }
 
 impl States {
-    /// Of sequences that begin with a chunk, zeros; of others what their blocks hold. `memory` is that of other states, which is used again.
+    /// Loads the states of `chunks`: zeros for a chunk that begins its sequence, the contents of its blocks for others. `memory`, left by
+    /// earlier states, is reused.
     ///
     /// # Panics
     /// If a chunk names no state, or too few blocks.
@@ -42,7 +43,7 @@ impl States {
         Self { numbers, data }
     }
 
-    /// Writes each chunk's state to its blocks; what the last one has beyond it becomes zeros. Returns the memory.
+    /// Writes each chunk's state to its blocks, padded with zeros in the last one. Returns the memory.
     ///
     /// # Panics
     /// If two chunks name the same block.
@@ -92,20 +93,20 @@ fn block_numbers(kv: &KvMemory) -> usize {
 pub(super) struct Piece {
     pub(super) chunk: usize,
     pub(super) band: usize,
-    /// The first of them in the band, and in the chunk.
+    /// The row's index in the band, and in the chunk.
     pub(super) first: usize,
     pub(super) start: usize,
     pub(super) rows: usize,
 }
 
 impl Piece {
-    /// The rows' places in the chunk.
+    /// The indices of the rows in the chunk.
     fn range(&self) -> Range<usize> {
         self.start..self.start + self.rows
     }
 }
 
-/// Where the rows of a batch's chunks are, in order.
+/// The places of all rows of a batch's chunks, in order.
 pub(super) struct Pieces(Vec<Piece>);
 
 impl Pieces {
@@ -139,7 +140,7 @@ impl Pieces {
         self.0.last().map_or(0, |piece| piece.chunk + 1)
     }
 
-    /// The band of a chunk's row, and its place there.
+    /// The band of a chunk's row, and the row's index there.
     pub(super) fn find(&self, chunk: usize, row: usize) -> (usize, usize) {
         let pieces = self.of_chunk(chunk);
         let piece = &pieces[pieces.partition_point(|piece| piece.range().end <= row)];

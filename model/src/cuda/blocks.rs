@@ -25,11 +25,11 @@ pub(super) struct BlockCopies {
     block_bytes: usize,
     fetches: Transfer,
     publishes: Transfer,
-    /// The first one is being filled.
+    /// Two buffers, the first of which is being filled.
     arriving: [Arriving; 2],
-    /// Copies from others' memory, in the order in which they end.
+    /// Copies from pinned memory of other owners, in the order in which they end.
     copying: VecDeque<(u32, Arc<CudaEvent>)>,
-    /// Blocks that are read, in the order in which they may be overwritten.
+    /// Blocks that are being read, in the order in which they may be overwritten.
     leaving: VecDeque<(Vec<u32>, Arc<CudaEvent>)>,
     outgoing: Outgoing,
 }
@@ -42,7 +42,7 @@ struct Arriving {
     arrival: Option<Arc<CudaEvent>>,
 }
 
-/// Size of a buffer, unless a block is larger: enough to keep the bus busy.
+/// Size of a buffer, unless a block is larger; enough to keep the bus busy.
 const BUFFER_BYTES: usize = 32 << 20;
 const BLOCKS_AT_ONCE_MAX: usize = 64;
 
@@ -68,12 +68,13 @@ impl BlockCopies {
         })
     }
 
-    /// Pins memory for this many blocks that are read at once.
+    /// Pins memory for reading this many blocks at once.
     pub(super) fn reserve_reads(&mut self, device: &Device, blocks: usize) -> Result<(), CudaError> {
         self.outgoing.reserve(device, blocks)
     }
 
-    /// Lets `fill` write the bytes of a device block that no step uses yet into pinned memory. Sends them if it says that they are good.
+    /// Calls `fill` to write the bytes of a device block that no step uses yet into pinned memory. The bytes are sent if `fill` returns
+    /// true.
     pub(super) fn write(
         &mut self,
         layers: &Layers,
@@ -116,13 +117,13 @@ impl BlockCopies {
         Ok(())
     }
 
-    /// Begins to copy a device block that no step uses yet.
+    /// Starts to copy into a device block that no step uses yet.
     ///
     /// # Safety
     /// As [`DeviceCopies::copy_block`](crate::executor::DeviceCopies::copy_block).
     pub(super) unsafe fn copy(&mut self, layers: &Layers, kv: &mut DeviceKv, block: u32, from: u64) -> Result<DeviceCopy, CudaError> {
         assert!((block as usize) < kv.blocks(), "block {block} is not one of {}", kv.blocks());
-        // What was written to the block for an owner that has given it up must not come after this.
+        // Bytes written for a previous owner of the block must not arrive after this copy.
         self.flush(layers, kv)?;
         self.forget_ended_copies();
         self.let_leave(&[block])?;
@@ -132,7 +133,7 @@ impl BlockCopies {
         Ok(DeviceCopy { done, begun: Instant::now() })
     }
 
-    /// Holds copies to these blocks back until what was in them is read.
+    /// Delays copies to these blocks until their previous contents are read.
     fn let_leave(&mut self, blocks: &[u32]) -> Result<(), CudaError> {
         self.forget_those_that_left();
         match self.leaving.iter().rfind(|(leaving, _)| blocks.iter().any(|block| leaving.contains(block))) {
@@ -141,8 +142,8 @@ impl BlockCopies {
         }
     }
 
-    /// Lets the model's stream overwrite these blocks only when what was in them is read. Most blocks that are read are full and stay as
-    /// they are, so a step rarely waits.
+    /// Makes the model's stream wait until the previous contents of these blocks are read, so that it may overwrite them. Most blocks that
+    /// are read are full and stay as they are, so a step rarely waits.
     pub(super) fn let_overwrite(&mut self, layers: &Layers, written: impl Iterator<Item = u32>) -> Result<(), CudaError> {
         self.forget_those_that_left();
         if self.leaving.is_empty() {
@@ -182,7 +183,7 @@ impl BlockCopies {
         Ok(())
     }
 
-    /// Starts to copy the blocks' content as of now on the model's stream. Later steps may overwrite them after
+    /// Starts to copy the blocks' contents as of now in the model's stream. Later steps may overwrite them after
     /// [`let_overwrite`](Self::let_overwrite).
     pub(super) fn read(&mut self, layers: &Layers, kv: &DeviceKv, device: &Device, blocks: &[u32]) -> Result<PendingBlocks, CudaError> {
         let slots = self.outgoing.take(device, blocks.len())?;
@@ -214,7 +215,7 @@ impl Arriving {
     }
 }
 
-/// Pins memory of others for a device.
+/// Pins other owners' memory for a device.
 #[derive(Clone, Debug)]
 pub struct Pinner(Arc<CudaContext>);
 
@@ -238,14 +239,14 @@ pub struct DeviceCopy {
     begun: Instant,
 }
 
-/// A copy takes microseconds, and waits for no more than a burst of others.
+/// The deadline of a copy, which takes microseconds and waits for no more than a burst of others.
 const COPY_MAX: Duration = Duration::from_secs(10);
-/// The host asks again. Its thread could wait in the driver, but not with a deadline.
+/// The interval at which the host polls a copy. Its thread could wait in the driver, but not with a deadline.
 const ASK_AGAIN: Duration = Duration::from_micros(20);
 
 impl DeviceCopy {
-    /// Blocks the thread until the device has read the last byte and written it, up to 10 s after the beginning. After an error it may
-    /// still be about to.
+    /// Blocks the thread until the device has read the last byte and written it, up to 10 s after the start. After an error, the copy may
+    /// still be in flight.
     pub fn wait(&self) -> Result<(), ExecutorError> {
         let deadline = self.begun + COPY_MAX;
         self.done.context().bind_to_thread().map_err(CudaError::from)?;
@@ -268,14 +269,14 @@ pub struct PendingBlocks {
 impl PendingBlocks {
     pub(crate) fn wait(mut self) -> Result<Vec<PinnedBlock>, CudaError> {
         self.done.synchronize()?;
-        // SAFETY: the copies have ended, and these slots are nobody else's until the blocks are dropped.
+        // SAFETY: the copies have ended, and these slots belong to this read until the blocks are dropped.
         Ok(unsafe { self.slots.take_blocks() })
     }
 }
 
 impl Drop for PendingBlocks {
     fn drop(&mut self) {
-        // A slot that the device may still write must not be used again; if that cannot be known, nothing works any more.
+        // A slot that the device may still write must not be reused; if that cannot be known, the device has failed.
         if self.done.synchronize().is_ok() {
             // SAFETY: the copies have ended.
             unsafe { self.slots.give_back() };

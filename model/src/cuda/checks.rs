@@ -1,4 +1,4 @@
-//! Checks on a GPU that need a model or its sampler: beside those of the kernels, with the same feature.
+//! Checks on a GPU that need a model or its sampler, behind the same feature as those of the kernels.
 
 mod models;
 mod sampling;

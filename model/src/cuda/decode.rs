@@ -1,5 +1,4 @@
-//! Decode: one token of each of many sequences. The step is recorded as a graph for every shape of batch, and then
-//! replayed.
+//! Decode: one token of each of many sequences. The step is recorded as a graph for every shape of batch, and then replayed.
 
 use super::{
     layers::{Attend, Batch, Layers},
@@ -27,7 +26,7 @@ pub(super) struct Decode {
 struct Inputs {
     host: HostBuffer<u32>,
     device: CudaSlice<u32>,
-    /// 0, 1, 2, …: row `i` has table `i`.
+    /// The numbers 0, 1, 2, …: row `i` has table `i`.
     numbers: CudaSlice<u32>,
 }
 
@@ -60,7 +59,7 @@ fn table_stride(shape: StepShape) -> usize {
 }
 
 impl Decode {
-    /// For up to `sequences_max` sequences of up to `context_tokens`.
+    /// Creates the buffers for up to `sequences_max` sequences of up to `context_tokens`.
     pub(super) fn new(device: &Device, layers: &Layers, sequences_max: usize, context_tokens: usize) -> Result<Self, CudaError> {
         let largest = StepShape::holding(sequences_max, context_tokens);
         let (rows_max, positions_max) = (largest.rows, largest.positions);
@@ -73,13 +72,13 @@ impl Decode {
         Ok(Self { inputs, scratch, graphs: StepGraphs::new(layers.stream.clone()), rows_max, positions_max })
     }
 
-    /// Rows of the largest batch.
+    /// The number of rows of the largest batch.
     pub(super) fn rows_max(&self) -> usize {
         self.rows_max
     }
 
-    /// Records the steps of all shapes. Runs an empty batch for each number of rows first: products choose their
-    /// algorithms then, which a recording does not allow.
+    /// Records the steps of all shapes. First runs an empty batch for each number of rows: products choose their algorithms then, which is
+    /// not possible during a recording.
     pub(super) fn record(&mut self, layers: &mut Layers, kv: &mut DeviceKv, sampling: &mut Sampling) -> Result<(), CudaError> {
         let mut shapes: Vec<StepShape> = (1..=self.rows_max).map(|rows| StepShape::holding(rows, 1)).collect();
         shapes.dedup();

@@ -1,6 +1,6 @@
-//! Layers of experts on the device. Matrices of all experts of a layer are one, in which the outputs of gates and those that they
-//! gate come by turns, so that one thread has both. The router's numbers stay f32, and so does the gate of a shared expert, which is
-//! the router's last output.
+//! Layers of experts on the device. The matrices of all experts of a layer are one, in which the outputs of gates alternate with those that
+//! they gate, so that one thread has both. The router's numbers stay f32, and so does the gate of a shared expert, which is the router's
+//! last output.
 
 use super::{
     shape::DeviceShape,
@@ -25,7 +25,7 @@ use tidemill_kernels::{
 };
 
 pub(super) struct DeviceExperts {
-    /// `[experts, hidden]`, and a row more for the gate of the shared expert.
+    /// `[experts, hidden]`, and one more row for the gate of the shared expert.
     router: CudaSlice<f32>,
     correction: Option<CudaSlice<f32>>,
     /// `[experts, inner, 2, hidden]`
@@ -35,7 +35,7 @@ pub(super) struct DeviceExperts {
     pub(super) shared: Option<DeviceDense>,
 }
 
-/// Whether the kernels can choose as such a layer does.
+/// Whether the kernels support the routing of this layer.
 pub(super) fn can_choose(config: &ExpertConfig) -> bool {
     config.count <= EXPERTS_MAX && config.chosen <= CHOSEN_MAX && config.groups.is_none_or(|groups| groups.count <= CHOSEN_MAX)
 }
@@ -45,12 +45,12 @@ pub(super) struct ExpertLayers {
     kernels: ExpertKernels,
     rule: RoutingRule,
     scratch: ExpertScratch,
-    /// What the shared expert makes of the rows, `[rows_max, hidden]`.
+    /// The outputs of the shared expert, `[rows_max, hidden]`.
     pub(super) shared_out: Option<CudaSlice<Bf16>>,
 }
 
 impl ExpertLayers {
-    /// Room for batches of up to `rows_max` rows.
+    /// Allocates room for batches of up to `rows_max` rows.
     pub(super) fn new(
         device: &Device,
         config: &ExpertConfig,
@@ -89,7 +89,7 @@ impl ExpertLayers {
         })
     }
 
-    /// `out` becomes what the experts of the layer make of the rows. What the shared expert makes of them is in `shared_out`.
+    /// Sets `out` to the weighted outputs of the layer's experts for the rows. Those of the shared expert are left in `shared_out`.
     pub(super) fn run(
         &mut self,
         stream: &CudaStream,
@@ -138,7 +138,7 @@ impl Loader<'_> {
         })
     }
 
-    /// Bytes of the matrices that [`experts`](Self::experts) tells of as progress.
+    /// Bytes of the matrices, which [`experts`](Self::experts) reports as progress.
     pub(super) fn expert_bytes(&self, tensors: &ExpertTensors) -> usize {
         let numbers = tensors.experts.len() * 3 * inner_of(&tensors.experts) * self.shape.hidden;
         2 * numbers + tensors.shared.as_ref().map_or(0, |shared| self.dense_bytes(&Projections::gated(&shared.projections)))

@@ -3,7 +3,7 @@
 use cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
 use tidemill_kernels::cuda::{CudaError, Device, host::HostBuffer};
 
-/// Inputs of a batch, in memory that grows with the largest one.
+/// Inputs of a batch, in memory that grows to fit the largest one.
 pub(super) struct Inputs<T> {
     host: HostBuffer<T>,
     pub(super) device: CudaSlice<T>,

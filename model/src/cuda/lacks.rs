@@ -4,7 +4,7 @@ use super::experts::can_choose;
 use crate::{config::ModelConfig, family::NormKind};
 use tidemill_kernels::cpu::activation::Activation;
 
-/// Named in the error that refuses the model; empty if the device has all that it needs.
+/// The missing features, which the error that refuses the model names; empty if the kernels support the model.
 pub(super) fn lacks(config: &ModelConfig) -> Vec<&'static str> {
     let family = config.family;
     let norms = family.norms;

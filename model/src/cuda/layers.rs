@@ -27,12 +27,12 @@ pub(super) struct Layers {
     gemm: Gemm,
     weights: DeviceWeights,
     config: ModelConfig,
-    /// The rotations that `config.rope_of` numbers.
+    /// The rotations, indexed by `config.rope_of`.
     angles: Vec<Angles>,
     /// Factors of queries by their positions, if they grow.
     growth: Option<CudaSlice<f32>>,
     buffers: Buffers,
-    /// If some layers are of experts.
+    /// The layers of experts, if there are any.
     experts: Option<ExpertLayers>,
 }
 
@@ -42,21 +42,21 @@ struct Angles {
     sin: CudaSlice<f32>,
 }
 
-/// Intermediate results, `[rows_max, width]`, with room for the rows that products add. What these hold is of earlier batches,
-/// and concerns no other row.
+/// Intermediate results, `[rows_max, width]`, with room for the rows that products add. These additional rows hold results of earlier
+/// batches, and affect no other row.
 struct Buffers {
     residual: CudaSlice<f32>,
     normed: CudaSlice<Bf16>,
     qkv: CudaSlice<Bf16>,
     attended: CudaSlice<Bf16>,
     delta: CudaSlice<Bf16>,
-    /// What the feed-forward layer makes beside the attention, if they are side by side.
+    /// The output of the feed-forward layer, if it runs in parallel with the attention.
     beside: Option<CudaSlice<Bf16>>,
-    /// The factors of norms over all heads, `[rows_max, 2]`, if there are such.
+    /// The factors of norms over all heads, `[rows_max, 2]`, if there are such norms.
     qk_scales: Option<CudaSlice<f32>>,
     gate_up: CudaSlice<Bf16>,
     activated: CudaSlice<Bf16>,
-    /// If there are weights in FP8.
+    /// The activations in FP8, if there are weights in FP8.
     fp8: Option<Fp8Rows>,
 }
 
@@ -77,7 +77,7 @@ impl Fp8Rows {
 pub(super) struct Batch<'a> {
     pub(super) tokens: CudaView<'a, u32>,
     pub(super) positions: CudaView<'a, u32>,
-    /// Row of the tables.
+    /// The index of each row's block table.
     pub(super) sequences: CudaView<'a, u32>,
     /// `[sequences, table_stride]`
     pub(super) tables: CudaView<'a, u32>,
@@ -98,7 +98,7 @@ pub(super) enum Attend<'a> {
 }
 
 impl Layers {
-    /// Room for batches of up to `rows_max` rows.
+    /// Allocates room for batches of up to `rows_max` rows.
     pub(super) fn new(
         device: &Device,
         config: &ModelConfig,
@@ -112,7 +112,7 @@ impl Layers {
         let growth = config.query_growth.map(|growth| (0..config.context_tokens).map(|position| growth.factor(position)).collect());
         let norms_all_heads = config.qk_norm && config.family.qk_norm == QkNorm::All;
         let rows_max = product_rows(rows_max);
-        // No memory can be of no size.
+        // Allocations of no bytes fail.
         let inner = weights.dense_width().max(1);
         let buffers = Buffers {
             residual: device.alloc(rows_max * shape.hidden)?,
@@ -146,7 +146,7 @@ impl Layers {
         self.weights.has_fp8()
     }
 
-    /// Launches the batch through all layers. `kv_only`: only K and V are wanted, so the last layer stops there.
+    /// Launches the batch through all layers. With `kv_only`, only K and V are wanted, so the last layer stops there.
     pub(super) fn run(&mut self, batch: &mut Batch<'_>, kv: &mut DeviceKv, kv_only: bool) -> Result<(), CudaError> {
         let rows = batch.tokens.len();
         let Self { stream, kernels, gemm, weights, buffers: b, shape, config, angles, growth, experts } = self;
@@ -267,7 +267,7 @@ impl Layers {
         Ok(())
     }
 
-    /// Chooses algorithms for logits of every number of rows up to as many as `logits` has.
+    /// Chooses algorithms for logits of every number of rows that `logits` has room for.
     pub(super) fn warm_logits(&mut self, logits: &mut CudaSlice<f32>) -> Result<(), CudaError> {
         let Self { stream, gemm, weights, buffers: b, shape, .. } = self;
         let (hidden, vocab) = (shape.hidden, shape.vocab);
@@ -280,13 +280,13 @@ impl Layers {
         Ok(())
     }
 
-    /// For the next process on such a device.
+    /// Saves the choices for the next process on such a device.
     pub(super) fn keep_choices(&mut self) {
         self.gemm.keep_choices();
     }
 
-    /// Logits of the `wanted` rows of the batch that was just [`run`](Self::run), `[wanted, vocab]`; more rows of them are
-    /// overwritten. Each row may be wanted once.
+    /// Computes the logits of the `wanted` rows of the batch that was just [`run`](Self::run), `[wanted, vocab]`; further rows of `logits`
+    /// are overwritten. Each row may be wanted once.
     pub(super) fn logits(&mut self, rows: usize, wanted: &CudaView<'_, u32>, logits: &mut CudaSlice<f32>) -> Result<(), CudaError> {
         let Self { stream, kernels, gemm, weights, buffers: b, shape, config, .. } = self;
         let (hidden, computed) = (shape.hidden, product_rows(wanted.len()));
@@ -305,7 +305,7 @@ impl Layers {
     }
 }
 
-/// The residual stream between a model's parts: adding what one made, and norming it for the next.
+/// The residual stream between a model's parts: adds the output of one part and norms the sum for the next.
 struct Norms<'a> {
     stream: &'a CudaStream,
     kernels: &'a Kernels,
@@ -313,13 +313,13 @@ struct Norms<'a> {
 }
 
 impl Norms<'_> {
-    /// What a part of a layer adds, with the weight of the norm over it.
+    /// The output of a part of a layer, with the weight of the norm over it.
     fn of_part<'a>(&self, delta: &'a CudaSlice<Bf16>, norm: Option<&'a CudaSlice<f32>>, numbers: usize) -> Added<'a> {
         let factor = self.config.residual_factor.unwrap_or(1.0);
         Added { delta: delta.slice(..numbers), beside: None, norm: norm.map(CudaSlice::as_view), factor }
     }
 
-    /// What is left to add at a layer's end.
+    /// The output that is left to add at a layer's end.
     fn of_layer<'a>(
         &self,
         delta: &'a CudaSlice<Bf16>,
@@ -331,7 +331,7 @@ impl Norms<'_> {
         Added { beside, ..self.of_part(delta, layer.after_mlp.as_ref(), numbers) }
     }
 
-    /// Adds to the residual stream, and norms the `wanted` rows, or all. Without a norm they are only rounded.
+    /// Adds to the residual stream, and norms the `wanted` rows, or all. Without a norm, they are only rounded.
     fn add(
         &self,
         normed: &mut CudaViewMut<'_, Bf16>,
@@ -361,7 +361,7 @@ impl Norms<'_> {
     }
 }
 
-/// The activation of feed-forward layers as the kernels know it.
+/// The kernels' name for the activation of feed-forward layers.
 fn function(activation: activation::Activation) -> Activation {
     match activation {
         activation::Activation::Silu => Activation::Silu,
@@ -371,15 +371,15 @@ fn function(activation: activation::Activation) -> Activation {
     }
 }
 
-/// What products of a batch need.
+/// The context that the products of a batch share.
 struct Products<'a> {
     gemm: &'a mut Gemm,
     kernels: &'a Kernels,
     stream: &'a CudaStream,
-    /// Of feed-forward layers.
+    /// The activation of feed-forward layers.
     activation: Activation,
     fp8: &'a mut Option<Fp8Rows>,
-    /// Of the batch.
+    /// The number of rows of the batch.
     rows: usize,
 }
 
@@ -401,7 +401,7 @@ impl Products<'_> {
         self.multiply(y, activated, &dense.down)
     }
 
-    /// `y = x weightᵀ + bias` of the first rows, and of a few more.
+    /// Computes `y = x weightᵀ + bias` for the rows of the batch, and for a few more.
     fn multiply(&mut self, y: &mut CudaSlice<Bf16>, x: &CudaSlice<Bf16>, linear: &DeviceLinear) -> Result<(), CudaError> {
         let rows = product_rows(self.rows);
         let x = x.slice(..rows * linear.inputs);
@@ -422,13 +422,13 @@ impl Products<'_> {
     }
 }
 
-/// The rotations of a model: `ModelConfig::rope_of` numbers them.
+/// The rotations of a model, in the order of `ModelConfig::rope_of`.
 fn ropes(config: &ModelConfig) -> impl Iterator<Item = Rope> {
     [Some(&config.rope), config.windowed_rope.as_ref()].into_iter().flatten().map(|rope| Rope::new(rope, config.head_dim))
 }
 
 impl Angles {
-    /// The angles of every position. What does not rotate, and padding, has angles of zero.
+    /// Computes the angles of every position. Numbers that do not rotate, and padding, have angles of zero.
     fn new(device: &Device, rope: &Rope, shape: DeviceShape, positions: usize) -> Result<Self, CudaError> {
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in 0..positions {

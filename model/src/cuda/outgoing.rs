@@ -1,4 +1,4 @@
-//! Pinned memory for blocks that the device copies out: a slot for each block, used again when its reader is done.
+//! Pinned memory for blocks that the device copies out: a slot for each block, reused once its reader is done.
 
 use std::{
     mem,
@@ -6,7 +6,7 @@ use std::{
 };
 use tidemill_kernels::cuda::{CudaError, Device, host::HostBuffer};
 
-/// Slots, in slabs: pinning takes time by the call.
+/// The slots, in slabs, as pinning costs time per call.
 pub(super) struct Outgoing {
     block_bytes: usize,
     free: Free,
@@ -16,7 +16,7 @@ type Free = Arc<Mutex<Vec<Slot>>>;
 
 struct Slot {
     slab: Arc<HostBuffer<u8>>,
-    /// Where it begins.
+    /// The slot's offset in the slab.
     at: usize,
 }
 
@@ -39,7 +39,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Slots for blocks that are read now.
+    /// Takes slots for blocks that are read now.
     pub(super) fn take(&mut self, device: &Device, count: usize) -> Result<Slots, CudaError> {
         self.reserve(device, count)?;
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,7 +56,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// The device's addresses.
+    /// The device addresses of the slots.
     pub(super) fn addresses(&self) -> impl Iterator<Item = u64> {
         self.slots.iter().map(|slot| slot.slab.address(slot.at))
     }
@@ -77,9 +77,9 @@ impl Slots {
     }
 }
 
-/// A block in a pinned slot, which the next read uses again when this is dropped.
+/// A block in a pinned slot, which is reused after this is dropped.
 pub struct PinnedBlock {
-    /// Set until then.
+    /// `None` once the slot has been given back.
     slot: Option<Slot>,
     bytes: usize,
     free: Free,

@@ -20,7 +20,7 @@ pub(super) struct Prefill {
     tiles: Inputs<Tile>,
 }
 
-/// A batch's inputs, and where they lie among the numbers.
+/// A batch's inputs, as ranges of the numbers.
 #[derive(Default)]
 struct BatchInputs {
     numbers: Vec<u32>,
@@ -63,7 +63,7 @@ impl BatchInputs {
 }
 
 impl Prefill {
-    /// For batches of up to `rows_max` tokens.
+    /// Creates the buffers for batches of up to `rows_max` tokens.
     pub(super) fn new(device: &Device, rows_max: usize) -> Result<Self, CudaError> {
         Ok(Self { rows_max, numbers: Inputs::new(device, 8 * rows_max)?, tiles: Inputs::new(device, rows_max)? })
     }

@@ -1,11 +1,9 @@
-//! From logits on the device to tokens. Rows with a bias, penalties, bans or a grammar's mask are edited on the device and
-//! drawn once more there. The host does what the device's sampler does not (log-probabilities), for the rows that need it,
-//! with the CPU's code.
+//! From logits on the device to tokens. Rows with a bias, penalties, bans or a grammar's mask are edited and redrawn on the device. The
+//! host does what the device's sampler cannot (log-probabilities), for the rows that need it, with the CPU's code.
 //!
-//! The device keeps nothing of a sequence: each step sends the penalties of every token that occurred. A step names no
-//! sequences, only rows: these change places, sequences are preempted and go on elsewhere, and a guess that is wrong takes
-//! its tokens back. A history on the device would have to follow all of that, to save 16 bytes per token that occurred,
-//! which the host collects while the layers run.
+//! The device keeps no state per sequence: each step sends the penalties of every token that occurred. A step names no sequences, only
+//! rows: these change places, sequences are preempted and continue elsewhere, and a wrong guess takes its tokens back. A history on the
+//! device would have to follow all of that, to save 16 bytes per token that occurred, which the host collects while the layers run.
 
 use super::{inputs::Inputs, layers::Layers, shape::DeviceShape};
 use crate::{penalties::penalized, sampler::SamplerScratch, step::take_logits};
@@ -45,10 +43,10 @@ pub(super) struct LogitRow {
     pub(super) index: usize,
 }
 
-/// For padding, and for rows whose token the host draws.
+/// The request of padding, and of rows whose token the host draws.
 const GREEDY: SampleRequest = SampleRequest { seed: 0, index: 0, temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0 };
 
-/// Room for edits of single logits; grows.
+/// The initial room for edits of single logits; it grows.
 const ENTRIES: usize = 1024;
 
 impl Sampling {
@@ -99,8 +97,8 @@ impl Sampling {
         layers.kernels.sample(&layers.stream, &mut self.tokens.slice_mut(..count), &logits, &requests, self.vocab)
     }
 
-    /// Edits the logits of rows that ask for it, and launches the drawing of all rows again. Waits for the masks of
-    /// grammars, which are computed meanwhile.
+    /// Edits the logits of rows that need it, and launches the drawing of all rows again. Waits for the masks of grammars, which are
+    /// computed meanwhile.
     pub(super) fn redraw(
         &mut self,
         layers: &Layers,
@@ -113,7 +111,7 @@ impl Sampling {
         let (mut masks, mut masked_rows) = (Vec::new(), Vec::new());
         for (row, LogitRow { segment, .. }) in (0u32..).zip(rows) {
             let Some(draw) = device_draw(&segments[*segment]) else { continue };
-            // Without its mask nothing is drawn: `collect` says why.
+            // Without its mask, no token is drawn: `collect` returns the reason.
             let Ok(mask) = draw.allowed.map(Allowed::wait).transpose() else { continue };
             biases.extend(draw.sampling.logit_bias.iter().map(|&(token, value)| LogitEntry { row, token, value }));
             if draw.sampling.penalizes() {
@@ -127,7 +125,7 @@ impl Sampling {
             if let Some(mask) = mask {
                 let end = masks.len() + words;
                 masks.extend(mask.words().iter().take(words));
-                // Tokens beyond a mask are not its business.
+                // A mask does not restrict the tokens beyond its end.
                 masks.resize(end, u32::MAX);
                 masked_rows.push(row);
             }
@@ -179,7 +177,7 @@ impl Sampling {
                         result.fault = Some(reason.to_owned());
                         continue;
                     }
-                    // The model thinks all of them impossible: the first then, as on the CPU.
+                    // All allowed tokens are impossible for the model, so the first one is taken, as on the CPU.
                     Ok(Some(mask)) if !mask.allows(token) => {
                         let is_banned = |token: &Token| draw.banned.contains(token);
                         token = mask.tokens().find(|token| !is_banned(token)).or(mask.tokens().next()).unwrap_or(0);
@@ -205,12 +203,12 @@ fn device_draw<'a>(segment: &Segment<'a>) -> Option<Draw<'a>> {
     }
 }
 
-/// Whether each token has one bias: entries of one launch are added in no order.
+/// Whether each token has at most one bias: the entries of one launch are added in no particular order.
 fn is_single(biases: &[(Token, f32)]) -> bool {
     biases.iter().enumerate().all(|(i, (token, _))| biases[..i].iter().all(|(other, _)| other != token))
 }
 
-/// A grammar that leaves nothing else is stronger than a ban.
+/// Whether all allowed tokens are banned, in which case the grammar takes precedence over the ban.
 fn bans_all(banned: &[Token], mask: Option<&Mask>) -> bool {
     mask.is_some_and(|mask| mask.tokens().all(|token| banned.contains(&token)))
 }

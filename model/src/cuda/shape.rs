@@ -1,5 +1,5 @@
-//! A model's sizes, padded for the device's kernels: heads with zeros to a multiple of 16 numbers (and feed-forward layers to a
-//! multiple of 16: `weights`). Neither changes the result.
+//! A model's sizes, padded for the device's kernels: heads with zeros to a multiple of 16 numbers (and feed-forward layers to a multiple of
+//! 16: `weights`). Neither changes the result.
 
 use super::lacks::lacks;
 use crate::{config::ModelConfig, error::ModelError, kv};
@@ -17,13 +17,13 @@ pub(super) struct DeviceShape {
     pub(super) layers: usize,
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
-    /// Padded.
+    /// The padded dimension of a head.
     pub(super) head_dim: usize,
-    /// Before padding.
+    /// The dimension of a head before padding.
     pub(super) head_dim_used: usize,
-    /// The first numbers of a head, which rotate.
+    /// The count of a head's numbers that rotate, which come first.
     pub(super) rotated: usize,
-    /// What attention has beside the softmax of scaled scores.
+    /// The additions to attention's softmax of scaled scores.
     pub(super) scoring: Scoring,
     /// bf16 or int8.
     pub(super) kv_dtype: KvDtype,
@@ -81,15 +81,15 @@ impl DeviceShape {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// Where a head's numbers lie: runs of them, and where each begins. The kernels rotate the first half's numbers with the second half's,
-    /// so each half has a half of those that rotate; then of those that do not, for which angles are zero; and then padding.
+    /// The runs of a head's numbers, and the place at which each begins. The kernels rotate the first half's numbers with the second
+    /// half's, so each half has half of those that rotate, then half of those that do not (with angles of zero), and then padding.
     pub(super) fn runs(&self) -> [(Range<usize>, usize); 4] {
         let (pairs, half) = (self.rotated / 2, self.head_dim / 2);
         let middle = self.rotated + (self.head_dim_used - self.rotated).div_ceil(2);
         [(0..pairs, 0), (pairs..self.rotated, half), (self.rotated..middle, pairs), (middle..self.head_dim_used, half + pairs)]
     }
 
-    /// Where number `i` of a head lies.
+    /// The place of number `i` of a head.
     pub(super) fn place(&self, i: usize) -> usize {
         let (run, at) = self.runs().into_iter().find(|(run, _)| run.contains(&i)).expect("a number of a head");
         at + i - run.start

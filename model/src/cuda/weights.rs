@@ -43,7 +43,7 @@ pub(super) enum DeviceWeight {
     Bf16(CudaSlice<Bf16>),
     Fp8 {
         numbers: CudaSlice<u8>,
-        /// One for each output.
+        /// One scale per output.
         scales: CudaSlice<f32>,
         products: Fp8Products,
     },
@@ -52,15 +52,15 @@ pub(super) enum DeviceWeight {
 /// Products of FP8 weights with activations that are quantized row by row.
 #[derive(Clone, Copy)]
 pub(super) struct Fp8Products {
-    /// Larger activations are clipped.
+    /// The bound to which activations are clipped.
     pub(super) largest_max: Option<f32>,
     /// Whether a bias can be added.
     pub(super) with_bias: bool,
 }
 
 impl Fp8Products {
-    /// `None`: FP8 weights are dequantized to bf16, because their scales are by block, their activations are not meant to
-    /// be in FP8, or the device has no such products.
+    /// The FP8 products of a model. `None` if its FP8 weights are dequantized to bf16: because their scales are by block, their activations
+    /// are not meant to be in FP8, or the device has no such products.
     pub(super) fn of(config: &ModelConfig, shape: DeviceShape, device_has: &Fp8Rows) -> Option<Self> {
         let scheme = config.quantization.as_ref()?.fp8()?;
         let largest_max = match scheme.inputs {
@@ -69,7 +69,7 @@ impl Fp8Products {
             Inputs::Static => None,
         };
         let by_block = matches!(scheme.scale_per, ScalePer::Block { .. });
-        // Other widths are padded to it.
+        // All other widths are padded to a multiple of 16.
         let fit = !by_block && device_has.multiply(false) && shape.hidden.is_multiple_of(16);
         fit.then_some(Self { largest_max, with_bias: device_has.multiply(true) })
     }
@@ -79,7 +79,7 @@ impl Fp8Products {
 pub(super) struct DeviceNorm {
     pub(super) weight: CudaSlice<f32>,
     pub(super) bias: Option<CudaSlice<f32>>,
-    /// The mean is taken out.
+    /// Whether the mean is subtracted.
     pub(super) is_centered: bool,
 }
 
@@ -89,13 +89,13 @@ pub(super) struct DeviceLayer {
     pub(super) qkv: DeviceLinear,
     pub(super) output: DeviceLinear,
     pub(super) qk_norm: Option<(CudaSlice<f32>, CudaSlice<f32>)>,
-    /// For each query head the logit that joins the softmax's sum, times log2(e).
+    /// The logit of each query head that joins the softmax's sum, times log2(e).
     pub(super) sinks: Option<CudaSlice<f32>>,
-    /// The weight of the norm over what the attention adds to the residual stream.
+    /// The weight of the norm over the attention's output before it is added to the residual stream.
     pub(super) after_attention: Option<CudaSlice<f32>>,
     pub(super) mlp_norm: Option<DeviceNorm>,
     pub(super) mlp: DeviceMlp,
-    /// The same of what the feed-forward layer adds.
+    /// The weight of the norm over the feed-forward layer's output, likewise.
     pub(super) after_mlp: Option<CudaSlice<f32>>,
 }
 
@@ -113,7 +113,7 @@ pub(super) struct DeviceDense {
 }
 
 impl DeviceLayer {
-    /// The feed-forward layer that all rows go through: a layer of experts may have one, too.
+    /// The feed-forward layer that all rows go through; a layer of experts may also have one.
     pub(super) fn dense(&self) -> Option<&DeviceDense> {
         match &self.mlp {
             DeviceMlp::Dense(dense) => Some(dense),
@@ -125,12 +125,12 @@ impl DeviceLayer {
 pub(super) struct DeviceWeights {
     /// `[vocab, hidden]`
     pub(super) embedding: CudaSlice<Bf16>,
-    /// In the embedding's type, as transformers multiplies.
+    /// The embedding's factor, rounded to its type as in transformers.
     pub(super) embedding_factor: f32,
     pub(super) layers: Vec<DeviceLayer>,
-    /// With the logits' factor in it.
+    /// The final norm, with the logits' factor in its weight.
     pub(super) final_norm: DeviceNorm,
-    /// `None`: the embedding.
+    /// The head; `None` if it shares the embedding's weights.
     head: Option<CudaSlice<Bf16>>,
 }
 
@@ -150,7 +150,7 @@ impl DeviceWeights {
         self.layers.iter().filter_map(DeviceLayer::dense).map(|dense| dense.down.inputs).max().unwrap_or(0)
     }
 
-    /// `progress` gets (bytes on the device, bytes in all).
+    /// Loads the weights. `progress` gets (bytes on the device, bytes in all).
     pub(super) fn load(
         device: &Device,
         tensors: &Tensors,
@@ -176,7 +176,7 @@ impl DeviceWeights {
 
 pub(super) struct Loader<'a> {
     uploads: Uploads<'a, Bf16>,
-    /// If weights may stay in FP8.
+    /// The products and uploads in FP8, if weights may stay in it.
     fp8: Option<(Fp8Products, Uploads<'a, u8>)>,
     pub(super) device: &'a Device,
     pub(super) shape: DeviceShape,
@@ -240,7 +240,7 @@ impl Loader<'_> {
         self.bytes_of(&[q, k, v], self.shape.qkv() * hidden) + self.bytes_of(&[output], self.shape.q() * hidden) + mlp
     }
 
-    /// Whether a matrix of these parts is in FP8 on the device: if all of them are, and the device can add their bias.
+    /// Whether a matrix of these parts is in FP8 on the device: it is if all of them are, and the device can add their bias.
     fn stays_fp8(&self, parts: &[&Linear]) -> bool {
         let Some((products, _)) = &self.fp8 else { return false };
         parts.iter().all(|part| matches!(part.weight, Weight::Fp8(_)) && (products.with_bias || part.bias.is_none()))
@@ -268,7 +268,7 @@ impl Loader<'_> {
         self.linear(parts, parts.len() * width, self.shape.hidden, Columns::InFront, source)
     }
 
-    /// Rows from `source`, in the order in which these parts are used; zeros where it gives none.
+    /// A matrix with rows from `source`, in the order in which these parts are used; zeros for rows that it does not give.
     fn linear<'w>(
         &mut self,
         parts: &[&'w Linear],
@@ -328,7 +328,7 @@ impl Loader<'_> {
                 placed.write(bytes.len(), to, |range, to| to.copy_from_slice(&bytes[range]));
             }
         })?;
-        // Rows of zeros have any scale.
+        // The scale of rows of zeros is arbitrary.
         let scales: Vec<f32> = (0..rows).map(|row| source(row).map_or(1.0, |(matrix, row)| matrix.row_scale(row))).collect();
         self.progress(rows * columns);
         Ok(DeviceWeight::Fp8 { numbers, scales: self.device.upload(&scales)?, products })
@@ -339,15 +339,15 @@ impl Loader<'_> {
         (self.progress)(self.done, self.total);
     }
 
-    /// `None` if no part has a bias.
+    /// The bias of these rows; `None` if no part has one.
     fn bias<'w>(&self, rows: usize, source: impl Fn(usize) -> Option<(&'w Linear, usize)>) -> Result<Option<CudaSlice<Bf16>>, CudaError> {
         let numbers: Option<Vec<f32>> =
             (0..rows).map(|row| source(row).map_or(Some(0.0), |(part, row)| Some(part.bias.as_ref()?[row]))).collect();
         numbers.map(|numbers| self.device.upload(&bf16s(Dtype::F32, &encode(Dtype::F32, &numbers)))).transpose()
     }
 
-    /// The kernel averages over a whole padded head, of which `head_dim_used` numbers are not zero: the weight makes up
-    /// for it, and `epsilon` is scaled likewise.
+    /// The kernel averages over a whole padded head, of which `head_dim_used` numbers are not zero: the weight compensates for it, and
+    /// `epsilon` is scaled likewise.
     fn head_norm(&self, weight: &[f32]) -> Result<CudaSlice<f32>, CudaError> {
         let DeviceShape { head_dim, head_dim_used, .. } = self.shape;
         let factor = (head_dim_used as f32 / head_dim as f32).sqrt();
@@ -401,20 +401,20 @@ impl<'a> Projections<'a> {
         Self { inputs: vec![gate, up], down }
     }
 
-    /// The width of what is activated, padded.
+    /// The width of the activated numbers, padded.
     fn width(&self) -> usize {
         padded(self.inputs[0])
     }
 }
 
-/// The width of a feed-forward layer, filled up to a multiple of 16.
+/// The width of a feed-forward layer, padded to a multiple of 16.
 pub(super) fn padded(up: &Linear) -> usize {
     up.weight.rows().next_multiple_of(16)
 }
 
 pub(super) const REFUSED: &str = "models that the kernels do not compute are refused";
 
-/// Where a row's numbers go; zeros elsewhere.
+/// The columns that a row's numbers go to; the others are zeros.
 #[derive(Clone, Copy)]
 pub(super) enum Columns {
     InFront,
@@ -432,7 +432,7 @@ impl Columns {
                 self.write(numbers.len(), to, |range, to| to.copy_from_slice(&numbers[range]));
             }
             Weight::Int4(matrix) => self.write_numbers(matrix.dtype(), &matrix.row_bytes_of(row), to),
-            // Only experts have these.
+            // Only experts have such weights.
             Weight::Transposed(_) | Weight::Mxfp4(_) => panic!("{REFUSED}"),
         }
     }
@@ -448,7 +448,7 @@ impl Columns {
         self.write(bytes.len() / size, to, |range, to| write_bf16s(dtype, &bytes[range.start * size..range.end * size], to));
     }
 
-    /// `write(range, to)` writes that range of a row's `columns` numbers.
+    /// Calls `write(range, to)` to write each range of a row's `columns` numbers.
     fn write<T: Copy + Default>(self, columns: usize, to: &mut [T], write: impl Fn(Range<usize>, &mut [T])) {
         match self {
             Self::InFront => {

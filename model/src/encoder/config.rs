@@ -32,9 +32,9 @@ pub(crate) struct EncoderConfig {
     pub(crate) position_rows: usize,
     /// The row of the first position.
     pub(crate) first_position: usize,
-    /// The rotations of layers that attend to everything, and of those with a window where theirs differ.
+    /// The rotations of layers that attend to everything, and of those with a window if these differ.
     pub(crate) ropes: Vec<RopeConfig>,
-    /// How far each layer attends, in either direction; `None`: to everything.
+    /// The number of tokens that each layer attends to in either direction; `None` for layers that attend to everything.
     pub(crate) windows: Vec<Option<usize>>,
     pub(crate) attention_bias: bool,
     pub(crate) mlp_bias: bool,
@@ -45,13 +45,13 @@ pub(crate) struct EncoderConfig {
     pub(crate) context_tokens: usize,
 }
 
-/// The number that stands for a text in each dimension.
+/// The reduction of a text's rows to one row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) enum Pooling {
-    /// That of the first row.
+    /// The first row.
     First,
     Mean,
-    /// That of the last row.
+    /// The last row.
     Last,
     Max,
 }
@@ -59,14 +59,14 @@ pub(crate) enum Pooling {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct HeadConfig {
     pub(crate) labels: usize,
-    /// The function between the two projections; `None`: tanh.
+    /// The function between the two projections; tanh if `None`.
     #[serde(skip)]
     pub(crate) activation: Option<Activation>,
     activation_name: Option<String>,
     pub(crate) dense_bias: bool,
 }
 
-/// As in the file.
+/// The fields of `config.json`.
 #[derive(Deserialize)]
 struct Raw {
     vocab_size: usize,
@@ -110,7 +110,7 @@ struct Raw {
     local_rope_theta: Option<f64>,
 }
 
-/// As sentence-transformers writes it, in `1_Pooling/config.json`.
+/// The pooling as sentence-transformers writes it, in `1_Pooling/config.json`.
 #[derive(Deserialize)]
 struct RawPooling {
     #[serde(default)]
@@ -135,15 +135,15 @@ struct Module {
     kind: String,
 }
 
-/// Bases of rotations where `config.json` says nothing.
+/// The bases of rotations that `config.json` does not give.
 const THETA: f64 = 1_000.0;
 const GLOBAL_THETA: f64 = 160_000.0;
 const LOCAL_THETA: f64 = 10_000.0;
-/// Labels of a classifier that names none, as in transformers.
+/// The number of labels of a classifier that names none, as in transformers.
 const LABELS: usize = 2;
 
 impl EncoderConfig {
-    /// Reads the settings of an encoder; `None`: the directory holds another kind of model.
+    /// Reads the settings of an encoder; `None` if the directory holds another kind of model.
     pub(crate) fn load(dir: &Path) -> Result<Option<Self>, ModelError> {
         let path = dir.join("config.json");
         let value: Value = read_json(&path)?;
@@ -230,7 +230,7 @@ impl EncoderConfig {
     }
 }
 
-/// A size beyond this is a mistake, and would overflow products of sizes.
+/// The largest size that is accepted: a larger one is a mistake, and would overflow products of sizes.
 const SIZE_MAX: usize = 1 << 24;
 const EPSILON: f32 = 1e-12;
 
@@ -287,7 +287,7 @@ fn windows(family: &EncoderFamily, raw: &Raw) -> Result<Vec<Option<usize>>, Stri
     if family.positions != Positions::RotaryByWindow {
         return Ok(vec![None; layers]);
     }
-    // Both ends count: of 128 positions, a row sees 64 to either side, and itself.
+    // The window includes both ends: of 128 positions, a row sees 64 to either side, and itself.
     let window = raw.local_attention.ok_or("local_attention is missing")? / 2 + 1;
     match &raw.layer_types {
         Some(kinds) if kinds.len() != layers => Err(format!("layer_types has {} entries for {layers} layers", kinds.len())),
@@ -324,7 +324,7 @@ fn head(family: &EncoderFamily, raw: &Raw) -> Result<HeadConfig, String> {
     })
 }
 
-/// As `modules.json` and `1_Pooling/config.json` say; without them the mean, as sentence-transformers assumes.
+/// The pooling in `modules.json` and `1_Pooling/config.json`; without them the mean, as sentence-transformers assumes.
 fn pooling(dir: &Path) -> Result<Pooling, ModelError> {
     let path = dir.join("modules.json");
     let mut place = "1_Pooling".to_owned();

@@ -1,18 +1,18 @@
-//! The differences between families of encoders: a row each.
+//! The differences between families of encoders, one row each.
 
 /// The names of a family's tensors, and how they are used.
 #[derive(PartialEq, Debug)]
 pub(crate) struct EncoderFamily {
-    /// The architectures are `…Model`, `…ForMaskedLM` and `…ForSequenceClassification`.
+    /// The prefix of the architectures `…Model`, `…ForMaskedLM` and `…ForSequenceClassification`.
     pub(crate) name: &'static str,
-    /// The encoder's place in a checkpoint that also has a head.
+    /// The prefix of the encoder's tensors in a checkpoint that also has a head.
     pub(crate) prefix: &'static str,
     pub(crate) words: &'static str,
     /// The table of token types: for the first text of a pair, and for the second.
     pub(crate) types: Option<&'static str>,
     pub(crate) positions: Positions,
     pub(crate) embedding_norm: &'static str,
-    /// Where the layers are, each under its number.
+    /// The prefix of the layers' tensors, before the layer's number.
     pub(crate) layers: &'static str,
     pub(crate) qkv: Qkv,
     pub(crate) output: &'static str,
@@ -25,18 +25,18 @@ pub(crate) struct EncoderFamily {
     pub(crate) head: Option<HeadNames>,
 }
 
-/// How rows know where they are.
+/// The encoding of positions.
 #[derive(PartialEq, Debug)]
 pub(crate) enum Positions {
     /// A learned table.
     Table {
         name: &'static str,
-        /// The first rows, up to that of the padding's id, stand for no position.
+        /// Whether the first rows, up to that of the padding's id, stand for no position.
         after_padding: bool,
     },
     /// The rotation of queries and keys.
     Rotary,
-    /// The same, with a base and a window of their own in the layers that do not attend to everything.
+    /// A rotation with a base and a window of their own in the layers that do not attend to everything.
     RotaryByWindow,
 }
 
@@ -58,28 +58,28 @@ pub(crate) enum EncoderMlp {
         up: &'static str,
         down: &'static str,
     },
-    /// The gate's outputs come first.
+    /// A fused projection with the gate's outputs first.
     FusedGate {
         gate_up: &'static str,
         down: &'static str,
     },
 }
 
-/// Where a layer's norms are.
+/// The place of a layer's norms.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum NormOrder {
-    /// Over the sum of what a part reads and what it adds.
+    /// Over the sum of a part's input and its output.
     After,
-    /// Over what a part reads; the first layer's attention reads the embedding's norm as it is.
+    /// Over a part's input; the first layer's attention reads the embedding's norm as it is.
     Before,
 }
 
-/// Which projections and norms have biases.
+/// The projections and norms that have biases.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Biases {
     Everywhere,
     InNorms,
-    /// As `attention_bias`, `mlp_bias` and `norm_bias` say.
+    /// According to `attention_bias`, `mlp_bias` and `norm_bias`.
     ByKeys,
 }
 
@@ -87,7 +87,7 @@ pub(crate) enum Biases {
 #[derive(PartialEq, Debug)]
 pub(crate) struct HeadNames {
     pub(crate) dense: &'static str,
-    /// The first projection lies under the encoder's prefix.
+    /// Whether the first projection lies under the encoder's prefix.
     pub(crate) dense_is_the_encoders: bool,
     pub(crate) function: HeadFunction,
     pub(crate) norm: Option<&'static str>,
@@ -97,7 +97,7 @@ pub(crate) struct HeadNames {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum HeadFunction {
     Tanh,
-    /// As `classifier_activation` says, without a bias in the first projection unless `classifier_bias` does.
+    /// The function in `classifier_activation`, without a bias in the first projection unless `classifier_bias` is set.
     ByKey,
 }
 

@@ -22,9 +22,9 @@ use tidemill_proto::block::{BLOCK_TOKENS, Token};
 #[derive(Clone, Copy)]
 pub struct Text<'a> {
     pub tokens: &'a [Token],
-    /// Blocks of working memory for all tokens, which no other text of the batch has.
+    /// Blocks of working memory for all tokens, not shared with other texts of the batch.
     pub blocks: &'a [u32],
-    /// Where the second text begins; the number of tokens if there is none.
+    /// The index at which the second text begins; the number of tokens if there is none.
     pub second: usize,
 }
 
@@ -52,7 +52,7 @@ impl Buffers {
 }
 
 impl Encoder {
-    /// The results of all texts, one row of [`width`](Encoder::width) numbers after the other.
+    /// The results of all texts, rows of [`width`](Encoder::width) numbers one after the other.
     ///
     /// # Panics
     /// On a broken contract: a token outside the vocabulary, an empty text, one beyond the encoder's context or its blocks.
@@ -104,7 +104,7 @@ impl Encoder {
             x.iter_mut().zip(&table[row * hidden..(row + 1) * hidden]).for_each(|(x, number)| *x += number);
         };
         for (x, (position, is_second)) in x.chunks_exact_mut(hidden).zip(positions()) {
-            // The type first, as transformers adds them.
+            // The type is added first, as in transformers.
             if !self.types.is_empty() {
                 add_row(x, &self.types, usize::from(is_second).min(self.config.types - 1));
             }
@@ -152,7 +152,7 @@ impl Encoder {
         self.add(activated, &layer.down, Some(&layer.mlp_norm), x);
     }
 
-    /// Packs what a part of a layer reads.
+    /// Packs the input of a part of a layer.
     fn fill(&self, normed: &mut Activations, x: &[f32], norm: Option<&Norm>) {
         match norm.filter(|_| self.config.family.norm_order == NormOrder::Before) {
             Some(norm) => normed.norm_from(&self.cpu, x, norm),
@@ -160,7 +160,7 @@ impl Encoder {
         }
     }
 
-    /// Adds what a part of a layer makes of it, and norms the sum where the family does.
+    /// Adds the projection of `from` to the residual stream, and norms the sum where the family does.
     fn add(&self, from: &Activations, weights: &Projection, norm: Option<&Norm>, x: &mut [f32]) {
         project(&self.cpu, from, [Product { weights, output: Output::Add(x) }]);
         if let Some(norm) = norm.filter(|_| self.config.family.norm_order == NormOrder::After) {
@@ -168,7 +168,7 @@ impl Encoder {
         }
     }
 
-    /// Appends the row that stands for a text.
+    /// Appends the pooled row of a text.
     fn pool(&self, x: &[f32], rows: Range<usize>, pooled: &mut Vec<f32>) {
         let hidden = self.config.hidden;
         let row = |row: usize| &x[row * hidden..(row + 1) * hidden];

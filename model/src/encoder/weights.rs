@@ -21,11 +21,11 @@ use tidemill_proto::block::{KvDtype, KvShape, LayoutFingerprint};
 
 #[derive(Clone, Debug)]
 pub struct EncoderOptions {
-    /// `None`: projections multiply in bf16 if all weights are, else in f32.
+    /// The arithmetic of projections; if `None`, bf16 if all weights are, else f32.
     pub quantize: Option<Quantization>,
     /// Compute threads, at least 1.
     pub threads: usize,
-    /// `None`: the best that this machine has.
+    /// The instruction set; if `None`, the best that this machine has.
     pub isa: Option<Isa>,
 }
 
@@ -49,15 +49,15 @@ pub struct Encoder {
 }
 
 pub(super) struct EncoderLayer {
-    /// Which of the encoder's [`ropes`](Encoder::ropes) turns queries and keys.
+    /// The index of the layer's rotation in the encoder's [`ropes`](Encoder::ropes).
     pub(super) rope: Option<usize>,
-    /// `None`: the first layer's where norms come before the parts.
+    /// `None` in the first layer if norms precede the parts.
     pub(super) attention_norm: Option<Norm>,
     /// Queries, keys and values.
     pub(super) qkv: [Projection; 3],
     pub(super) output: Projection,
     pub(super) mlp_norm: Norm,
-    /// The gate with what it multiplies, or only the latter.
+    /// The gate with the projection that it multiplies; without a gate, that projection alone.
     pub(super) up: Projection,
     pub(super) down: Projection,
 }
@@ -69,12 +69,12 @@ pub(super) struct Head {
     pub(super) classifier: Projection,
 }
 
-/// Changes whenever the same weights and tokens would give other numbers than before.
+/// The version in the fingerprint, which changes whenever the same weights and tokens would give different numbers.
 const ENCODER_VERSION: u32 = 1;
 
 impl Encoder {
-    /// Loads a Hugging Face directory; `None`: it holds another kind of model. `progress` gets (bytes read, bytes in all) while the weights
-    /// are hashed.
+    /// Loads a Hugging Face directory; `None` if it holds another kind of model. `progress` gets (bytes read, bytes in all) while the
+    /// weights are hashed.
     pub fn load(dir: &Path, options: &EncoderOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Option<Self>, ModelError> {
         let Some(config) = EncoderConfig::load(dir)? else { return Ok(None) };
         let cpu = Cpu::new(options.isa, options.threads)?;
@@ -109,12 +109,12 @@ impl Encoder {
         self.config.vocab
     }
 
-    /// Longest text.
+    /// The longest text, in tokens.
     pub fn context_tokens(&self) -> usize {
         self.config.context_tokens
     }
 
-    /// Numbers of a result: of an embedding, or a classifier's labels.
+    /// Numbers of a result: those of an embedding, or one per label of a classifier.
     pub fn width(&self) -> usize {
         self.config.head.as_ref().map_or(self.config.hidden, |head| head.labels)
     }
@@ -124,7 +124,7 @@ impl Encoder {
         shape(&self.config)
     }
 
-    /// Commits to everything that decides a result, besides the tokens.
+    /// A commitment to everything that decides a result, besides the tokens.
     pub fn layout(&self) -> LayoutFingerprint {
         self.layout
     }
@@ -212,7 +212,7 @@ impl LayerTensors {
 struct Take<'a> {
     checkpoint: &'a mut Checkpoint,
     config: &'a EncoderConfig,
-    /// The beginning of the names of the encoder's tensors in this checkpoint.
+    /// The prefix of the encoder's tensors in this checkpoint.
     prefix: &'static str,
 }
 
@@ -316,7 +316,7 @@ impl<'a> Take<'a> {
         Ok(Linear { name: format!("{name}.weight"), weight, bias, order: RowOrder::AsStored })
     }
 
-    /// Projections that are stored as one, with so many outputs each.
+    /// Projections that are stored as one, with the given number of outputs each.
     fn parts<const N: usize>(&mut self, name: &str, rows: [usize; N], cols: usize, bias: bool) -> Result<Vec<Linear>, ModelError> {
         let all = self.linear(name, rows.iter().sum(), cols, bias)?;
         let mut start = 0;

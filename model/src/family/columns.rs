@@ -1,6 +1,6 @@
 //! The columns in which model families differ.
 
-/// Where a flag comes from.
+/// The source of a flag.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Flag {
     Never,
@@ -9,20 +9,20 @@ pub(crate) enum Flag {
     Key(&'static str),
 }
 
-/// Where a factor comes from.
+/// The source of a factor.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Factor {
     One,
     /// A key of `config.json`.
     Key(&'static str),
-    /// 1 through it.
+    /// The inverse of a key's value.
     InverseKey(&'static str),
-    /// 1 through its square root.
+    /// The inverse of the square root of a key's value.
     InverseRootKey(&'static str),
     RootOfHidden,
 }
 
-/// Which layers attend to a sliding window, of `sliding_window` tokens if that is set.
+/// The layers that attend to a sliding window, of `sliding_window` tokens if that is set.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum WindowRule {
     Never,
@@ -33,15 +33,14 @@ pub(crate) enum WindowRule {
     AllBut(usize),
 }
 
-/// Which layers rotate queries and keys, and how.
+/// The layers that rotate queries and keys, and their rotation.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum RopeRule {
     Everywhere,
     /// All layers rotate, with positions on several axes (`mrope_section`): text has the same position on all of them, so this is the usual
     /// rotation.
     Axes,
-    /// Layers with a window have settings of their own: those under `sliding_attention`, or else unscaled ones with the base that this key
-    /// has.
+    /// Layers with a window have settings of their own: those under `sliding_attention`, or else unscaled ones with the base in this key.
     ByWindow {
         local_theta: &'static str,
     },
@@ -55,14 +54,14 @@ pub(crate) enum RopeRule {
 pub(crate) enum NormKind {
     /// Root mean square.
     Rms,
-    /// The same, times one more than the stored weight.
+    /// Root mean square, with factors that are the stored weights plus 1.
     RmsPlusOne,
-    /// LayerNorm: the mean is taken out first.
+    /// LayerNorm: the mean is subtracted first.
     Layer { has_bias: bool },
 }
 
-/// The names of a layer's norms, where it has them: before a part of the layer, on its input, and after it, on what it adds to the residual
-/// stream.
+/// The names of a layer's norms, where it has them: before a part of the layer, over its input, and after it, over its output before this
+/// is added to the residual stream.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct NormNames {
     pub(crate) before_attention: Option<&'static str>,
@@ -75,9 +74,9 @@ pub(crate) struct NormNames {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum QkNorm {
     None,
-    /// Over each head.
+    /// Over each head separately.
     Heads,
-    /// Over each head, if this key is true.
+    /// Over each head separately, if this key is true.
     HeadsIf(&'static str),
     /// Over all heads together.
     All,
@@ -86,7 +85,7 @@ pub(crate) enum QkNorm {
 /// The feed-forward layer's projections.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Mlp {
-    /// The names of a gate, what it multiplies, and the projection of the product.
+    /// The names of a gate, the projection that it multiplies, and the projection of the product.
     Gated([&'static str; 3]),
     /// `gate_up_proj`, the gate's outputs first, and `down_proj`.
     FusedGate,
@@ -108,29 +107,29 @@ pub(crate) enum Scores {
 /// An expert that every row goes through.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct SharedExpert {
-    /// Where its projections are in the block.
+    /// The prefix of its projections in the block.
     pub(crate) name: &'static str,
     pub(crate) width: SharedWidth,
-    /// The projection to one number, whose sigmoid is the expert's weight; `None`: the weight is 1.
+    /// The projection to one number, whose sigmoid is the expert's weight; the weight is 1 if `None`.
     pub(crate) gate: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum SharedWidth {
     Key(&'static str),
-    /// So many times the width of a routed expert.
+    /// The key of a multiple of a routed expert's width.
     TimesKey(&'static str),
 }
 
-/// Groups of experts, of which a row's come from the best few.
+/// Groups of experts; a row's experts come from the best few of them.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct GroupRule {
-    /// The keys of how many groups there are, and of how many a row's experts come from.
+    /// The keys of the number of groups, and of the number that a row's experts come from.
     pub(crate) keys: [&'static str; 2],
     pub(crate) rank: GroupRank,
     /// The value of `topk_method` for groups.
     pub(crate) method: &'static str,
-    /// The value of `topk_method` for experts that come from anywhere; `None`: there is no such model.
+    /// The value of `topk_method` for a choice without groups, if there is such a model.
     pub(crate) without: Option<&'static str>,
 }
 
@@ -143,10 +142,10 @@ pub(crate) enum GroupRank {
     Best,
 }
 
-/// How a layer's experts are stored.
+/// The storage of a layer's experts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum ExpertStorage {
-    /// The names of the gate, up and down projections that each expert has of its own.
+    /// The names of the gate, up and down projections, which each expert has separately.
     Apart([&'static str; 3]),
     /// Two tensors with the projections of all experts, each expert's outputs first: `gate_up_proj` `[experts, 2 width, hidden]`, the gate's
     /// outputs before the others, and `down_proj` `[experts, hidden, width]`. Where they are absent, each expert has its own, by the usual
@@ -159,25 +158,25 @@ pub(crate) enum ExpertStorage {
 /// Feed-forward layers of experts, of which a router chooses some for each row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct ExpertRule {
-    /// The keys of how many there are, of which a file has one.
+    /// The two keys of the number of experts, of which a file has one.
     pub(crate) count: [&'static str; 2],
-    /// The keys of how many experts a row has, and of the width of each.
+    /// The key of the number of experts per row.
     pub(crate) chosen: &'static str,
     pub(crate) intermediate: &'static str,
     pub(crate) scores: Scores,
-    /// The vector in the block that is added to scores to choose by them, and only for that.
+    /// The vector in the block that is added to scores for the choice alone.
     pub(crate) correction: Option<&'static str>,
     pub(crate) groups: Option<GroupRule>,
-    /// The chosen ones' scores are scaled to sum to 1.
+    /// Whether the chosen experts' scores are scaled to sum to 1.
     pub(crate) is_normalized: Flag,
-    /// The factor of the chosen ones' scores, or of their shares.
+    /// The factor of the chosen experts' scores, or of their shares.
     pub(crate) factor: Factor,
     pub(crate) shared: Option<SharedExpert>,
-    /// Where the router and the experts are in a layer.
+    /// The prefix of the router and the experts in a layer.
     pub(crate) block: &'static str,
     pub(crate) router: &'static str,
     pub(crate) storage: ExpertStorage,
-    /// The router and the experts have biases.
+    /// Whether the router and the experts have biases.
     pub(crate) has_biases: bool,
 }
 
@@ -191,7 +190,7 @@ pub(crate) enum Recurrence {
     DeltaRule(DeltaStorage),
 }
 
-/// How the input's projections of a gated delta rule are stored.
+/// The storage of the input's projections of a gated delta rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DeltaStorage {
     /// Two tensors, `in_proj_qkvz` and `in_proj_ba`, have their outputs grouped by key head: its query, key, and its value heads' values and
@@ -213,9 +212,9 @@ pub(crate) enum WidthRule {
 
 #[derive(PartialEq, Debug)]
 pub(crate) struct Family {
-    /// In `config.json`'s `architectures`.
+    /// The name in `architectures` of `config.json`.
     pub(crate) architecture: &'static str,
-    /// `model_type` of a text model's configuration within a multimodal one.
+    /// The `model_type` of a text model's configuration within a multimodal one.
     pub(crate) model_type: &'static str,
     /// The values of keys that `config.json` lacks, as in transformers' configuration classes.
     pub(crate) defaults: &'static str,
@@ -226,49 +225,49 @@ pub(crate) struct Family {
     pub(crate) norms: NormNames,
     /// The name of the norm after the last layer.
     pub(crate) final_norm: &'static str,
-    /// The attention and the feed-forward layer both read the layer's input.
+    /// Whether the attention and the feed-forward layer both read the layer's input.
     pub(crate) is_parallel: bool,
-    /// Query, key and value projections are one, `qkv_proj`.
+    /// Whether the query, key and value projections are one, `qkv_proj`.
     pub(crate) has_fused_qkv: bool,
-    /// The query, key and value projections have biases.
+    /// The flag of biases in the query, key and value projections.
     pub(crate) qkv_bias: Flag,
-    /// The query projection makes for each head the query's numbers, and then as many gates of the head's output.
+    /// Whether the query projection has, for each head, the query's numbers and then as many gates of the head's output.
     pub(crate) has_output_gate: bool,
     /// The name of the attention's output projection.
     pub(crate) output: &'static str,
-    /// The attention's output projection has a bias.
+    /// The flag of a bias in the attention's output projection.
     pub(crate) output_bias: Flag,
     pub(crate) qk_norm: QkNorm,
     /// The names of the norms over queries and keys.
     pub(crate) qk_norm_names: [&'static str; 2],
-    /// Keys and values are made from a latent.
+    /// Whether keys and values are made from a latent.
     pub(crate) has_latent: bool,
-    /// `None`: all layers attend.
+    /// The layers that keep a state; `None` if all layers attend.
     pub(crate) recurrence: Option<Recurrence>,
     pub(crate) window: WindowRule,
     pub(crate) rope: RopeRule,
-    /// Neighbouring numbers of a head rotate together, not those half a head apart.
+    /// Whether neighbouring numbers of a head rotate together, instead of those half a head apart.
     pub(crate) is_interleaved: bool,
-    /// The factor of scores; `One`: `1 / sqrt(head_dim)`.
+    /// The factor of scores; `1 / sqrt(head_dim)` for `One`.
     pub(crate) score_factor: Factor,
     /// The key of the scores' soft cap.
     pub(crate) score_cap: Option<&'static str>,
-    /// A logit for each query head joins the softmax's sum.
+    /// Whether a logit for each query head joins the softmax's sum.
     pub(crate) has_sinks: bool,
-    /// Queries grow with their position by `llama_4_scaling_beta`.
+    /// Whether queries grow with their position by `llama_4_scaling_beta`.
     pub(crate) has_query_growth: bool,
     pub(crate) mlp: Mlp,
     pub(crate) mlp_width: WidthRule,
-    /// `None`: all feed-forward layers are dense.
+    /// The experts; `None` if all feed-forward layers are dense.
     pub(crate) experts: Option<ExpertRule>,
-    /// The feed-forward projections have biases.
+    /// The flag of biases in the feed-forward projections.
     pub(crate) mlp_bias: Flag,
     /// The key of the feed-forward layer's activation.
     pub(crate) activation: &'static str,
-    /// The keys of the factor within a gate's sigmoid, and of the limit of a gate and of what it gates.
+    /// The keys of the factor within a gate's sigmoid, and of the limit of the gate and of the numbers that it gates.
     pub(crate) gate_clamp: Option<[&'static str; 2]>,
     pub(crate) embedding_factor: Factor,
-    /// The factor of what a layer's parts add to the residual stream.
+    /// The factor of the outputs that a layer's parts add to the residual stream.
     pub(crate) residual_factor: Factor,
     pub(crate) logit_factor: Factor,
     /// The key of the logits' soft cap.

@@ -5,13 +5,13 @@ use super::Numbers;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// How 4-bit weights lie in their tensors. Serialized for the fingerprint.
+/// The layout of 4-bit weights in their tensors. Serialized for the fingerprint.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Int4Scheme {
     pub(crate) packing: Packing,
-    /// Consecutive inputs that share a scale; `None`: all.
+    /// The number of consecutive inputs that share a scale; all if `None`.
     pub(crate) group: Option<usize>,
-    /// Modules that are said not to be quantized, as the file writes them.
+    /// Modules that the file lists as not quantized, as it writes them.
     #[serde(skip)]
     pub(super) unquantized: Vec<String>,
 }
@@ -23,7 +23,7 @@ pub(crate) enum Packing {
     Awq,
     /// `qweight [inputs / 8, outputs]`, `qzeros [groups, outputs / 8]`, `g_idx [inputs]`.
     Gptq {
-        /// Whether a zero is stored less 1.
+        /// Whether zeros are stored minus 1.
         is_less_one: bool,
     },
     /// `weight_packed [outputs, inputs / 8]`, `weight_zero_point [outputs / 8, groups]` or 8.
@@ -54,7 +54,7 @@ pub(super) struct Gptq {
     bits: u32,
     group_size: i64,
     checkpoint_format: Option<String>,
-    /// Other settings by module.
+    /// Settings that differ by module.
     dynamic: Option<Value>,
 }
 
@@ -73,7 +73,7 @@ impl Gptq {
     }
 }
 
-/// From the weights of compressed-tensors.
+/// The scheme of compressed-tensors' weights.
 pub(super) fn packed(weights: &Numbers, unquantized: Vec<String>) -> Result<Int4Scheme, String> {
     if weights.kind != "int" {
         return Err(format!("packed weights of type {:?} are not supported", weights.kind));

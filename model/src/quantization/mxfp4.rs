@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The list of modules beside MXFP4's only form. Serialized for the fingerprint.
+/// The list of unquantized modules; MXFP4 itself has only one form. Serialized for the fingerprint.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Mxfp4Scheme {
-    /// Modules that are said not to be quantized.
+    /// Modules that the file lists as not quantized.
     #[serde(skip)]
     pub(super) unquantized: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Checkpoints in bf16, whose products round numbers to bf16: how far that is from f32.
+//! Checkpoints in bf16, whose products round numbers to bf16: their distance from f32.
 
 use crate::{
     fixtures::{all_logits, argmax, dense, greedy_together, is_bf16, load, load_dir, load_f32, prompt_of, reference, restored},
@@ -11,10 +11,9 @@ fn families() -> impl Iterator<Item = &'static str> {
     dense().filter(|family| is_bf16(family))
 }
 
-/// Logits of the reference are within ±8. Every activation that a projection multiplies is rounded to 8 bits of
-/// fraction, an error of at most 2^-9 of it, and sums of some hundred of them, over a few layers, keep a few units of
-/// that. Measured: at most 0.06 to 0.16, and 0.009 to 0.016 on average, 0.021 where layers keep a matrix; the same first
-/// token in 974 to 987 of 1,000 rows.
+/// Logits of the reference are within ±8. Every activation that a projection multiplies is rounded to 8 bits of fraction, an error of at
+/// most 2^-9 of it, and sums of some hundred of them, over a few layers, keep a few units of that error. Measured: at most 0.06 to 0.16,
+/// and 0.009 to 0.016 on average, 0.021 where layers keep a matrix; the same first token in 974 to 987 of 1,000 rows.
 const LARGEST_MAX: f32 = 0.25;
 const MEAN_MAX: f64 = 0.025;
 /// The logits of random models lie close together, so a small change swaps the first two.
@@ -87,7 +86,7 @@ fn a_checkpoint_with_one_matrix_in_f32_is_computed_in_f32() {
     }
 }
 
-/// A matrix of this part of the family's layers, whatever its name.
+/// The name of a matrix in this part of the family's layers.
 fn matrix_of(family: &str, part: &str) -> String {
     let mut seen = Vec::new();
     restored(family, |name| {

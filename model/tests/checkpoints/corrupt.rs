@@ -1,4 +1,4 @@
-//! Damaged checkpoints: an error that names what is wrong, never a panic.
+//! Damaged checkpoints: loading ends in an error that names the fault, never in a panic.
 
 use crate::fixtures::fixture;
 use proptest::prelude::*;
@@ -28,7 +28,7 @@ fn load_with(dir: &Path, kv_dtype: KvDtype) -> Result<(), String> {
     Model::load(dir, &options, &mut |_, _| {}).map(|_| ()).map_err(|e| e.to_string())
 }
 
-/// The error must contain all of `words`.
+/// Asserts that loading fails with an error that contains all of `words`.
 #[track_caller]
 pub(crate) fn fails(dir: &Path, words: &[&str]) {
     let error = load(dir).expect_err("the checkpoint is broken");
@@ -62,7 +62,7 @@ fn the_copies_are_sound_until_they_are_broken() {
     for family in crate::fixtures::FAMILIES {
         let dir = copy(family);
         load(dir.path()).unwrap();
-        // Headers may be padded to any length: tensors need not be aligned.
+        // Headers may be padded to any length, so tensors need not be aligned.
         let single = dir.path().join("model.safetensors");
         if single.exists() {
             edit_header(&single, |header| header["__metadata__"] = json!({"odd": "length"}));

@@ -1,5 +1,5 @@
-//! Verified drafts: several tokens of a sequence in one step are the tokens, log-probabilities and blocks of as many steps, whatever was
-//! drafted.
+//! Verified drafts: several tokens of a sequence in one step give the same tokens, log-probabilities and blocks as one step for each,
+//! whatever was drafted.
 
 use crate::fixtures::{FAMILIES, kv_dtypes, load, prompt_of};
 use tidemill_model::{BlockBytes, CpuExecutor, Executor};
@@ -13,7 +13,7 @@ const BLOCKS: usize = 16;
 const PROMPT: usize = 100;
 const ANSWER: usize = 40;
 
-/// A grammar's place: which tokens may be drawn follows from how many were.
+/// The state of a grammar whose allowed tokens depend on the number of tokens so far.
 #[derive(Debug)]
 struct Alternating {
     masks: [Mask; 2],
@@ -23,7 +23,7 @@ struct Alternating {
 }
 
 impl Alternating {
-    /// Two of three tokens, of which an even number begins with the first and an odd one with the second.
+    /// A grammar of two of three tokens: the first two after an even number, the last two after an odd number.
     fn new(vocab: usize) -> Self {
         let mask = |left_out: usize| {
             let mut mask = Mask::none(vocab);
@@ -66,7 +66,7 @@ impl<'a> Run<'a> {
         run
     }
 
-    /// Computes these rows from position `start` on: the last token, or the prompt, and what is drafted after it.
+    /// Computes these rows from position `start` on: the last token, or the prompt, and the drafted tokens after it.
     fn step(&mut self, start: usize, rows: &[Token]) -> usize {
         let index = self.logprobs.len();
         if let Some(allowed) = &mut self.allowed {
@@ -88,7 +88,7 @@ impl<'a> Run<'a> {
         count
     }
 
-    /// Verifies `drafted` after the last token. Returns how many tokens were drawn.
+    /// Verifies `drafted` after the last token. Returns the number of tokens that were drawn.
     fn verify(&mut self, drafted: &[Token]) -> usize {
         let start = self.tokens.len() - 1;
         let rows: Vec<Token> = [self.tokens[start]].iter().chain(drafted).copied().collect();
@@ -132,7 +132,7 @@ fn drafts_change_no_token_no_probability_and_no_block() {
         let prompt = prompt_of(family, PROMPT);
         for kv_dtype in kv_dtypes(family).skip(2) {
             let mut executor = CpuExecutor::new(load(family, kv_dtype), BLOCKS);
-            // A state that has taken in a wrong guess cannot be taken back.
+            // A state that includes a wrong guess cannot be rolled back.
             assert_eq!(executor.verifies_drafts(), executor.state_blocks() == 0, "{family}");
             if !executor.verifies_drafts() {
                 continue;
@@ -148,7 +148,7 @@ fn drafts_change_no_token_no_probability_and_no_block() {
                 let mut drafting = Run::new(&mut executor, &prompt, &sampling, is_constrained);
                 let mut steps = 0;
                 while drafting.logprobs.len() < ANSWER {
-                    // One to seven tokens, of which the first few are right: none in every fourth step, all in every seventh.
+                    // One to seven tokens, the first few of which are right: none in every fourth step, all in every seventh.
                     let len = (1 + steps % 7).min(ANSWER - drafting.logprobs.len());
                     let right = if steps % 7 == 6 { len } else { steps % 4 };
                     let drafted: Vec<Token> = expected[drafting.tokens.len()..].iter().take(len).copied().collect();
@@ -168,7 +168,7 @@ fn drafts_change_no_token_no_probability_and_no_block() {
     }
 }
 
-/// The test above can fail: with masks one row late, answers are others.
+/// The test above can fail: with masks one row late, answers differ.
 #[test]
 fn a_mask_that_is_one_row_late_is_found() {
     let (family, sampling) = ("llama3", Sampling { temperature: 0.0, ..Sampling::default() });

@@ -1,5 +1,5 @@
-//! The exactness contract for whole models: a row's logits and a block's bytes are the same bits however the tokens
-//! were cut, batched and computed, on all machines of one layout fingerprint.
+//! The exactness contract for whole models: a row's logits and a block's bytes are the same bits regardless of how the tokens were cut,
+//! batched and computed, on all machines of one layout fingerprint.
 
 use crate::fixtures::{FAMILIES, Sequence, all_logits, fixture, is_bf16, kv_dtypes, load, load_on, prompt_of, reference};
 use std::{collections::HashMap, path::Path};
@@ -14,7 +14,7 @@ fn prompt(family: &str) -> Vec<u32> {
     prompt_of(family, 100)
 }
 
-/// Families, with K and V as numbers in bf16 and, where they can be, as scaled integers.
+/// Families, with K and V as numbers in bf16 and, if supported, as scaled integers.
 fn cases() -> impl Iterator<Item = (&'static str, KvDtype)> {
     FAMILIES.into_iter().flat_map(|family| kv_dtypes(family).skip(2).map(move |kv_dtype| (family, kv_dtype)))
 }
@@ -35,7 +35,7 @@ fn chunks_threads_and_instruction_sets_do_not_change_a_bit() {
                 }
             }
         }
-        // Only AMX adds in an order of its own, and only where weights, or K and V, are bf16.
+        // Only AMX adds in a different order, and only if weights, or K and V, are bf16.
         let in_bf16 = is_bf16(family) || kv_dtype == KvDtype::Bf16;
         let layouts = if in_bf16 && Isa::Amx.is_available() { 2 } else { 1 };
         assert_eq!(expected.len(), layouts, "{family}, {kv_dtype:?}");
@@ -79,7 +79,7 @@ fn blocks_are_the_same_bytes_whoever_computes_them_and_serve_another_sequence() 
         let tokens = prompt(family);
         let blocks: Vec<u32> = (0..7).collect();
         for kv_dtype in kv_dtypes(family) {
-            // One worker computes the prompt whole and without logits, another in small chunks on other hardware.
+            // One worker computes the prompt whole and without logits, another in small chunks on different hardware.
             let alike = |isa: &Isa| isa.is_available() && isa.bf16_products() == Isa::Portable.bf16_products();
             let mut prefill = load_on(family, kv_dtype, 2, Isa::ALL.into_iter().find(alike));
             // States come after the seven blocks: that at the end of the sixth, and that at the end.

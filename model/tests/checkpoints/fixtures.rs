@@ -1,4 +1,4 @@
-//! The fixtures (see `fixtures/make.py`), and running them chunk by chunk as an engine does.
+//! The fixtures (see `fixtures/make.py`), run chunk by chunk as an engine does.
 
 use safetensors::{Dtype as FileDtype, SafeTensors, tensor::TensorView};
 use serde::Deserialize;
@@ -51,12 +51,12 @@ pub(crate) const FAMILIES: [&str; 30] = [
 const EXPERTS: [&str; 10] =
     ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v2", "deepseek-v3", "qwen3-next", "qwen3-5-moe"];
 
-/// Families without experts: the least rounding may choose other experts, and then logits differ by any amount.
+/// Families without experts: with experts, the slightest rounding may change the choice, and then logits differ by any amount.
 pub(crate) fn dense() -> impl Iterator<Item = &'static str> {
     FAMILIES.into_iter().filter(|family| !EXPERTS.contains(family))
 }
 
-/// How a family's K and V can be stored: a latent not in 8 bits.
+/// The types in which a family's K and V can be stored; a latent cannot be in 8 bits.
 pub(crate) fn kv_dtypes(family: &str) -> impl Iterator<Item = KvDtype> + use<> {
     let has_int8 = !["deepseek-v2", "deepseek-v3"].contains(&family);
     KvDtype::ALL.into_iter().filter(move |kv_dtype| has_int8 || *kv_dtype != KvDtype::Int8)
@@ -118,7 +118,7 @@ pub(crate) fn load_dir(dir: &Path, kv_dtype: KvDtype, threads: usize, isa: Optio
     Model::load(dir, &LoadOptions { kv_dtype, quantize: None, threads, isa }, &mut |_, _| {}).unwrap()
 }
 
-/// A family's numbers, bf16 widened to f32, to compute in f32.
+/// Loads a family with bf16 numbers widened to f32, to compute in f32.
 pub(crate) fn load_f32(family: &str, kv_dtype: KvDtype) -> Model {
     match is_bf16(family) {
         true => load_dir(restored(family, |_| Dtype::F32).path(), kv_dtype, 2, None),
@@ -212,7 +212,7 @@ fn dequantized(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
 pub(crate) struct Sequence {
     pub(crate) tokens: Vec<Token>,
     pub(crate) blocks: Vec<u32>,
-    /// Of its state, if the model keeps one.
+    /// The blocks of its state, if the model keeps one.
     pub(crate) state: Vec<u32>,
     pub(crate) computed: usize,
 }

@@ -1,5 +1,5 @@
-//! Checkpoints with weights in FP8, in every form that is published. On a CPU they are the bf16 checkpoints that they
-//! dequantize to, bit for bit, and these are what transformers computes.
+//! Checkpoints with weights in FP8, in every form that is published. On a CPU they equal the bf16 checkpoints that they dequantize to, bit
+//! for bit, and these match transformers.
 
 use crate::{
     corrupt::{copy, edit_config, edit_header, fails},
@@ -38,7 +38,7 @@ fn fp8_is_the_bf16_that_it_dequantizes_to_bit_for_bit() {
     }
 }
 
-/// As for other checkpoints in bf16 (`bf16`).
+/// The bound is that of other checkpoints in bf16 (`bf16`).
 #[test]
 fn logits_differ_from_the_reference_by_no_more_than_bf16_does() {
     for form in FP8 {
@@ -73,7 +73,7 @@ fn the_layout_commits_to_every_scale_and_to_the_bound_of_activations() {
     ] {
         let dir = copy(form);
         let sound = layout(dir.path());
-        // The last byte of bf16 and of f32 holds the sign and most of the exponent: one bit of it makes another scale.
+        // The last byte of bf16 and of f32 holds the sign and most of the exponent, so flipping one bit of it changes the scale.
         edit_tensor(dir.path(), scale, |bytes| *bytes.last_mut().unwrap() ^= 1);
         let changed = layout(dir.path());
         assert_ne!(sound, changed, "{form}");
@@ -182,7 +182,7 @@ fn what_tensors_and_config_say_must_not_contradict() {
         });
         fails(dir.path(), words);
     }
-    // Scales of another form are none.
+    // Scales of a different form count as missing.
     let dir = copy("fp8-channel");
     edit_config(dir.path(), |c| c["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [128, 128]}));
     fails(dir.path(), &["model.layers.0.self_attn.q_proj.weight_scale_inv", "missing"]);
@@ -201,7 +201,7 @@ pub(crate) fn rename(header: &mut Value, name: &str) {
     header["another"] = tensor;
 }
 
-/// The file that holds a tensor, and its header's end.
+/// The file that holds a tensor: its path, contents and header, and the end of the header.
 fn file_of(dir: &Path, name: &str) -> (std::path::PathBuf, Vec<u8>, Value, usize) {
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let mut files = files.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).map(|path| {

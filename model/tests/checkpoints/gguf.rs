@@ -1,5 +1,5 @@
-//! Models of every family that llama.cpp's converter has written as GGUF files (`gguf/tests/fixtures/make_families.py`): unpacked, their logits
-//! are those that transformers has for the models they were made of.
+//! Models of every family that llama.cpp's converter has written as GGUF files (`gguf/tests/fixtures/make_families.py`): unpacked, their
+//! logits are those of transformers for the original models.
 
 use crate::{
     fixtures::{all_logits, load_dir},
@@ -14,7 +14,7 @@ use tidemill_proto::block::{KvDtype, Token};
 #[derive(Deserialize)]
 struct Expected {
     tokens: Vec<Token>,
-    /// Of the last token.
+    /// The logits of the last token.
     logits: Vec<f32>,
 }
 
@@ -34,7 +34,7 @@ fn every_family_has_the_logits_of_the_model_it_was_made_of() {
         let temporary = tempfile::tempdir().unwrap();
         let dir = temporary.path().join(name);
         directory::write(&Gguf::open(&path).unwrap(), &dir, &|_, _| ()).unwrap();
-        // Beside one matrix in f32 all are multiplied in f32.
+        // With one matrix in f32, all are multiplied in f32.
         widen(&dir, "model.embed_tokens.weight");
         let mut model = if name.ends_with("mxfp4") { dequantized(&dir) } else { load_dir(&dir, KvDtype::F32, 2, None) };
         let logits = all_logits(&mut model, &expected.tokens, 16);

@@ -1,5 +1,5 @@
-//! Checkpoints with weights in 4 bits, in the forms that are published: their numbers are those that transformers dequantizes, and
-//! products that take them as they are differ only by what rounding activations to 8 bits in groups of 32 changes.
+//! Checkpoints with weights in 4 bits, in the forms that are published: dequantized, their numbers are those of transformers, and products
+//! that take them as they are differ only by rounding activations to 8 bits in groups of 32.
 
 use crate::{
     corrupt::{copy, edit_config, edit_header, fails},
@@ -26,7 +26,7 @@ fn dequantized_logits_and_greedy_tokens_are_those_of_the_reference() {
     for form in INT4 {
         let dir = copy(form);
         if form == "int4-packed" {
-            // Beside one matrix in f32 all are multiplied in f32.
+            // With one matrix in f32, all are multiplied in f32.
             widen(dir.path(), "model.embed_tokens.weight");
         }
         let mut model = load(dir.path(), Some(Quantization::Dequantize), 2, None);
@@ -70,7 +70,7 @@ fn any_checkpoint_can_be_rounded_to_4_bits() {
         let rounded = all_logits(&mut int4, &tokens, 64);
         let (mean, size) = exact.iter().zip(&rounded).fold((0.0, 0.0), |(a, b), (x, y)| (a + (x - y).abs(), b + x.abs()));
         println!("{family}: {}", mean / size);
-        // Random weights; a step is a fifteenth of a group's range.
+        // Weights are random; a step is a fifteenth of a group's range.
         assert!(mean / size > 1e-3 && mean / size < 0.5, "{family}: {}", mean / size);
         assert!(
             rounded == all_logits(&mut load(&fixture(family), Some(Quantization::Int4), 1, Some(Isa::Portable)), &tokens, 5),

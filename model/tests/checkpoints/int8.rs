@@ -13,7 +13,7 @@ fn load_int8(family: &str, kv_dtype: KvDtype, threads: usize, isa: Option<Isa>) 
     Model::load(&fixture(family), &options, &mut |_, _| {}).unwrap()
 }
 
-/// In 8 bits, if the family's can be.
+/// 8 bits, if the family's K and V can be stored so.
 fn smallest_kv(family: &str) -> KvDtype {
     kv_dtypes(family).last().expect("each family has some")
 }
@@ -76,11 +76,11 @@ fn blocks_are_the_same_bytes_on_any_machine_and_their_layout_says_that_they_are_
     }
 }
 
-/// How far logits are from those of the reference.
+/// The distance of logits from those of the reference.
 struct Quality {
     mean: f64,
     largest: f32,
-    /// Share of rows with the same likeliest token.
+    /// The share of rows with the same likeliest token.
     agreement: f64,
 }
 

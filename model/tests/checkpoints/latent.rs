@@ -1,4 +1,4 @@
-//! Latent attention: what a block holds, and what is wrong with settings and tensors.
+//! Latent attention: the contents of a block, and errors in settings and tensors.
 
 use crate::{
     corrupt::{copy, edit_config, edit_header, fails},
@@ -71,7 +71,7 @@ fn wrong_tensors_are_named() {
     }
 }
 
-/// As DeepSeek-V3 is published: its last layer predicts a second token.
+/// DeepSeek-V3 is published so: its last layer predicts a second token.
 #[test]
 fn layers_that_predict_further_tokens_are_left_alone() {
     let dir = copy(FAMILY);

@@ -1,5 +1,5 @@
-//! Experts in MXFP4, as GPT-OSS is published: dequantized they are the bf16 checkpoint of the same numbers, bit for bit, and what
-//! transformers computes from these. As they are, products differ by what rounding activations to 8 bits in groups of 32 changes.
+//! Experts in MXFP4, as GPT-OSS is published: dequantized they equal the bf16 checkpoint of the same numbers, bit for bit, and match
+//! transformers. Taken as they are, products differ by rounding activations to 8 bits in groups of 32.
 
 use crate::{
     corrupt::{copy, edit_config, edit_header, fails},
@@ -26,7 +26,7 @@ fn experts(layer: usize, part: &str) -> String {
 #[test]
 fn dequantized_logits_and_greedy_tokens_are_those_of_the_reference() {
     let dir = copy(FORM);
-    // Beside one matrix in f32 all are multiplied in f32.
+    // With one matrix in f32, all are multiplied in f32.
     widen(dir.path(), "model.embed_tokens.weight");
     assert_dequantized(FORM, &mut load(dir.path(), Some(Quantization::Dequantize), 2, None));
 }
@@ -57,8 +57,8 @@ fn as_they_are_the_bits_depend_on_no_cut_thread_or_instruction_set() {
     }
 }
 
-/// Each row has all experts here: where it has some, the least rounding may choose others, and then logits differ by any amount. Measured: 0.054
-/// of their size on average, as with `--quantize int8`.
+/// Each row has all experts here: if it had some of them, the slightest rounding might change the choice, and then logits differ by any
+/// amount. Measured: 0.054 of their size on average, as with `--quantize int8`.
 #[test]
 fn as_they_are_logits_differ_by_little() {
     let (dir, tokens) = (copy(FORM), prompt_of(FORM, 100));

@@ -1,4 +1,4 @@
-//! Layers that keep a state: what a state takes, that a missing one is never zeros, and what is wrong with settings and tensors.
+//! Layers that keep a state: its size, the check that a missing one is never taken as zeros, and errors in settings and tensors.
 
 use crate::{
     corrupt::{copy, edit_config, fails},

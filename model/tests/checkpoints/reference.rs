@@ -1,5 +1,5 @@
-//! Against Hugging Face transformers, which computed in f32: logits and greedy tokens of every family, with f32
-//! products. `bf16` tests what bf16 products change.
+//! Comparison with Hugging Face transformers, which computed in f32: logits and greedy tokens of every family, with f32 products. `bf16`
+//! tests the effect of bf16 products.
 
 use crate::fixtures::{FAMILIES, all_logits, dense, greedy_together, load_f32, reference};
 use tidemill_model::Model;
@@ -52,8 +52,7 @@ fn logits_are_those_of_the_reference() {
 
 #[test]
 fn logits_with_rounded_keys_and_values_differ_by_no_more_than_the_rounding() {
-    // Logits are within ±8 and sums of some hundred rounded products: a few units in bf16's (2^-9) and f16's (2^-12)
-    // last place.
+    // Logits are within ±8, and are sums of some hundred rounded products: a few units in the last place of bf16 (2^-9) and f16 (2^-12).
     for (dtype, tolerance) in [(KvDtype::Bf16, 0.25), (KvDtype::F16, 0.03)] {
         for family in dense() {
             let difference = largest_difference(family, &mut load_f32(family, dtype), 32);

@@ -1,4 +1,4 @@
-//! Trained checkpoints, which are too large to commit, against transformers: to be run by hand.
+//! Trained checkpoints, which are too large to commit, against transformers. Run by hand.
 
 use crate::fixtures::{all_logits, load_dir};
 use serde::Deserialize;
@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use tidemill_model::token_logprob;
 use tidemill_proto::block::{KvDtype, Token};
 
-/// As `fixtures/logprobs.py` writes it.
+/// A page as `fixtures/logprobs.py` writes it.
 #[derive(Deserialize)]
 struct Page {
     ids: Vec<Token>,
-    /// Of every token but the first.
+    /// The log-probabilities of every token but the first.
     logprobs: Vec<f64>,
 }
 
-/// `TIDEMILL_TRAINED=DIR cargo test --release -p tidemill-model --test checkpoints trained -- --ignored --nocapture`
+/// Run with `TIDEMILL_TRAINED=DIR cargo test --release -p tidemill-model --test checkpoints trained -- --ignored --nocapture`.
 #[test]
 #[ignore = "needs a trained checkpoint in $TIDEMILL_TRAINED, with the logprobs.json of fixtures/logprobs.py"]
 fn log_probabilities_of_a_page_are_those_of_transformers() {

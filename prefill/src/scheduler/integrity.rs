@@ -1,9 +1,9 @@
-//! What the scheduler believes between calls.
+//! The invariants of the scheduler between calls.
 
 use super::{PUT_BLOCKS, Scheduler};
 
 impl Scheduler {
-    /// Checks it all. For tests.
+    /// Checks all invariants. For tests.
     pub fn check_integrity(&self) {
         self.residency.check_integrity(self.jobs.values().map(|job| &job.kv));
         for job in self.jobs.values() {

@@ -1,4 +1,4 @@
-//! The scheduler as its engine sees it.
+//! The scheduler as seen by its engine.
 
 use super::Scheduler;
 use std::time::Duration;
@@ -30,7 +30,7 @@ impl Role for Scheduler {
         self.forget_where(|job| job.link == link);
     }
 
-    /// An error ends the job.
+    /// Notes the blocks that home holds. An error ends the job.
     fn matched(&mut self, id: JobId, held: Result<usize, String>) {
         match (self.jobs.get_mut(&id), held) {
             (Some(job), Ok(held)) => job.matched(held),
@@ -67,7 +67,7 @@ impl Role for Scheduler {
         self.put_full_blocks();
     }
 
-    /// Computes nothing while there is no room to put it.
+    /// Plans a step; an empty one while there is no room to put its blocks.
     fn plan(&mut self, now: Duration) -> Vec<ScheduledChunk> {
         self.fail_late(now);
         let ranks = self.ranks(now);

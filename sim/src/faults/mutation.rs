@@ -1,4 +1,4 @@
-//! Bugs to plant. Each alters or drops what passes between a simulated shell and its core, so that production code has no switches for it.
+//! Bugs to plant. Each alters or drops data between a simulated shell and its core, so that production code has no switches for it.
 
 use std::{fmt, str::FromStr};
 
@@ -28,29 +28,29 @@ mutations! {
     PublishEarly = "publish-early",
     /// A put is acknowledged before its blocks are published.
     AckBeforePublish = "ack-before-publish",
-    /// A sequence that a worker sends back is not queued again.
+    /// A sequence that a worker returns is not queued again.
     ForgetRequeue = "forget-requeue",
-    /// A restarted coordinator gives out the epochs of its earlier life.
+    /// A restarted coordinator assigns the epochs of its earlier life again.
     ReuseEpoch = "reuse-epoch",
-    /// A reader never gives its leases back.
+    /// A reader never returns its leases.
     DropLease = "drop-lease",
-    /// A coordinator takes what a worker says under an old epoch.
+    /// A coordinator accepts a worker's messages under an old epoch.
     ObeyStaleEpoch = "obey-stale-epoch",
     /// A worker is not told that a sequence is cancelled, and keeps its blocks.
     ForgetCancel = "forget-cancel",
-    /// A sequence goes on one token too early at its next worker.
+    /// A sequence continues one token too early at its next worker.
     ResumeEarly = "resume-early",
-    /// A worker is not told that nobody computes its blocks any more.
+    /// A worker is not told that no worker computes its missing blocks any more.
     ForgetStopWaiting = "forget-stop-waiting",
     /// A request's deadline is lost.
     LoseDeadline = "lose-deadline",
-    /// A pool node keeps what a client held whose connection has ended.
+    /// A pool node keeps the resources of a client whose connection has ended.
     ForgetClientGone = "forget-client-gone",
     /// A worker keeps the work of a coordinator whose link is down.
     ForgetLinkDown = "forget-link-down",
     /// A put that breaks off is never answered.
     ForgetPutDone = "forget-put-done",
-    /// Blocks of a node that is gone are neither here nor missing.
+    /// Blocks of a node that is gone are neither present nor missing.
     ForgetUnreachable = "forget-unreachable",
 }
 

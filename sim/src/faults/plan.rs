@@ -1,4 +1,4 @@
-//! What a seed stands for: a cluster small enough for everything in it to be short, its clients, and what goes wrong when.
+//! The scenario of a seed: a cluster small enough for everything in it to be short, its clients, and the faults with their times.
 
 use super::{QUIET, RECOVERED};
 use crate::{
@@ -17,19 +17,19 @@ pub(crate) struct Plan {
     pub(crate) coordinators: usize,
     pub(crate) disk_slots: u32,
     pub(crate) limits: Limits,
-    /// Sequences that wait at a decode worker.
+    /// The most sequences that wait at a decode worker.
     pub(crate) waiting_max: usize,
     pub(crate) asks: Vec<Ask>,
     pub(crate) manners: Vec<Manners>,
-    /// Requests that come after all is repaired.
+    /// Requests that come after all faults are repaired.
     pub(crate) probes: BTreeSet<usize>,
-    /// By time.
+    /// The faults and repairs, by time.
     pub(crate) troubles: Vec<Trouble>,
-    /// How far clocks are off from the beginning, in parts in a million.
+    /// The initial rate errors of clocks, in parts per million.
     pub(crate) clocks: Vec<(Process, i32)>,
 }
 
-/// Something that goes wrong or is repaired.
+/// A fault or a repair.
 #[derive(Clone, Debug)]
 pub(crate) struct Trouble {
     pub(crate) at: Duration,
@@ -38,7 +38,7 @@ pub(crate) struct Trouble {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
-    /// `silently`: its host is gone with it.
+    /// A crash; `silently` if the host fails with the process.
     Crash {
         process: Process,
         silently: bool,
@@ -57,7 +57,7 @@ pub(crate) enum Change {
     },
     Cut(Cut),
     Heal(Cut),
-    /// One of the process' connections, or all to coordinators.
+    /// The end of one of the process's connections, or of all to coordinators.
     Break {
         process: Process,
         control: bool,
@@ -77,13 +77,13 @@ pub(crate) enum Change {
         pool: PoolIndex,
         health: Health,
     },
-    /// A worker says again what it said on an earlier link.
+    /// A worker repeats messages of an earlier link.
     Confuse {
         process: Process,
     },
 }
 
-/// Nothing comes through from one to the other.
+/// A broken path: no message from one process reaches the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     pub(crate) from: Process,
@@ -91,9 +91,9 @@ pub(crate) struct Cut {
 }
 
 const MODEL: &str = "smollm-135m";
-/// Requests come from the beginning of the world's time for them, which is two seconds after its own.
+/// The start of the requests' time, two seconds after the world's own.
 const WARM: Duration = Duration::from_secs(2);
-/// Most parts in a million that a clock is off. Real ones are off by less than a thousandth of this.
+/// The largest rate error of a clock, in parts per million. Real ones are a thousand times smaller.
 const PPM_MAX: u32 = 10_000;
 
 impl Plan {
@@ -137,7 +137,7 @@ impl Plan {
         }
     }
 
-    /// In a line.
+    /// A description in one line.
     pub(crate) fn describe(&self) -> String {
         let (cluster, policy) = (&self.settings.cluster, &self.settings.policy);
         format!(
@@ -195,9 +195,9 @@ fn clients(
     coordinators: usize,
     moments: &[Duration],
 ) -> (Vec<Ask>, Vec<Manners>, BTreeSet<usize>) {
-    // A decode worker holds the longest, with room to spare.
+    // A decode worker can hold the longest sequence, with room to spare.
     let tokens_max = cluster.device_blocks.map_or(0, |blocks| (blocks - 4) * 16);
-    // So that what is under way when all is repaired does not take longer than the rest: an answer of 400 tokens, or of 60.
+    // Requests in progress when all faults are repaired must not take longer than the remaining time: an answer has 400 tokens, or 60.
     let step_ms = cluster.measured_decode.map_or(0.0, |measured| measured.step_ms);
     let longest = if step_ms < 3.0 {
         400
@@ -209,7 +209,7 @@ fn clients(
     let (mut asks, mut manners) = (Vec::new(), Vec::new());
     let requests = random.between(10, 40);
     for _ in 0..requests {
-        // Most come shortly before something goes wrong.
+        // Most requests come shortly before a fault.
         let before = Duration::from_secs_f64(random.exponential(2.0));
         let anytime = (QUIET - WARM).mul_f64(random.unit());
         let at = if random.unit() < 0.7 { pick(random, moments).saturating_sub(before) } else { anytime };
@@ -238,7 +238,7 @@ fn clients(
     (asks, manners, (first_probe..first_probe + 4 * coordinators).collect())
 }
 
-/// Prompts begin alike, so that blocks are shared. `endless`: as long as it can be.
+/// A request. Prompts share their beginnings, so that blocks are shared. `endless`: the answer is as long as possible.
 fn ask(random: &mut Random, at: Duration, (tokens_max, longest): (u32, u32), endless: bool) -> Ask {
     let input_tokens = if random.unit() < 0.2 { random.between(1, 20) } else { random.between(17, tokens_max / 2) };
     let (room, most) = (tokens_max - input_tokens, pick(random, &[60, longest]));
@@ -250,7 +250,7 @@ fn ask(random: &mut Random, at: Duration, (tokens_max, longest): (u32, u32), end
 
 fn troubles(random: &mut Random, processes: &[Process], pools: usize, moments: &[Duration]) -> Vec<Trouble> {
     let mut troubles = Vec::new();
-    // Now and then little goes wrong, so that what does is seen alone.
+    // Sometimes there are few faults, so that the effect of each shows by itself.
     let count = if random.unit() < 0.3 { random.between(0, 2) } else { random.between(3, 16) };
     for _ in 0..count {
         let after = Duration::from_secs_f64(random.exponential(5.0));
@@ -261,7 +261,7 @@ fn troubles(random: &mut Random, processes: &[Process], pools: usize, moments: &
         troubles.push(Trouble { at: QUIET, change: Change::Resume { process } });
         troubles.push(Trouble { at: QUIET, change: Change::Restart { process } });
     }
-    // What was draining then has ended a little later.
+    // Processes that were draining then have ended a little later.
     for &process in processes {
         troubles.push(Trouble { at: QUIET + Duration::from_secs(1), change: Change::Restart { process } });
     }

@@ -1,4 +1,4 @@
-//! Answers that are kept, and opinions of them.
+//! Attacks on answers that are kept, and on votes.
 
 use super::super::attacker::Attacker;
 use reqwest::Method;
@@ -20,7 +20,8 @@ pub async fn replays(attacker: Attacker) {
         .await;
 }
 
-/// Another's key and body begin an answer of one's own.
+/// Asks for another tenant's kept answer by its id, and by repeating the request with its idempotency key, which must give the
+/// attacker an answer of its own.
 pub async fn others_replay(attacker: Attacker) {
     let by_id = format!("{CHAT}/{}?stream=true", attacker.others.chat);
     let (key, body) = (attacker.kept.key.clone(), attacker.kept.request.to_string());
@@ -30,7 +31,7 @@ pub async fn others_replay(attacker: Attacker) {
                 0 => attacker.get(&by_id).await,
                 _ => attacker.ask(Method::POST, CHAT, body.clone().into(), &[("idempotency-key", &key)]).await,
             };
-            // The second time, it is the attacker's own answer that is repeated.
+            // The second time, the attacker's own answer is repeated.
             if let Some(answer) = answer
                 && answer.status == 200
                 && (n % 2 == 0 || answer.body == attacker.kept.answer)

@@ -1,4 +1,4 @@
-//! Sockets, heads and bodies that are not finished, and what is no HTTP.
+//! Sockets, heads and bodies that are not finished, and input that is not HTTP.
 
 use super::super::attacker::Attacker;
 use futures_util::future::join_all;
@@ -9,16 +9,16 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// As many as the front door takes from all clients together.
+/// The most connections that the front door accepts from all clients together.
 const CONNECTIONS: usize = 4096;
 const MIB: usize = 1 << 20;
-/// Between two bytes of a slow client.
+/// The time between two bytes of a slow client.
 const BYTE_EVERY: Duration = Duration::from_millis(500);
-/// An answer that is due comes within this time.
+/// The time within which an answer must come.
 const SOON: Duration = Duration::from_secs(2);
 const STALLED: usize = 150;
 
-/// Opens so many connections at a time from an address, says `bytes` on each, and holds it until it is closed.
+/// Opens this many connections concurrently from an address, sends `bytes` on each, and holds it until it is closed.
 async fn hold(attacker: &Attacker, address: u8, connections: usize, bytes: &[u8]) {
     let one = || async {
         while !attacker.is_over() {
@@ -37,7 +37,7 @@ async fn hold(attacker: &Attacker, address: u8, connections: usize, bytes: &[u8]
     join_all((0..connections).map(|_| one())).await;
 }
 
-/// Waits until the server closes a connection, or the attack is over, and counts what was told before.
+/// Waits until the server closes a connection, or the attack is over, and counts the answers before that.
 async fn until_closed(attacker: &Attacker, stream: &mut TcpStream) {
     let mut answer = [0; 512];
     tokio::select! {
@@ -110,7 +110,7 @@ pub async fn churn(attacker: Attacker) {
                     attacker.count("asked and left");
                 }
                 Ok(_) => attacker.count("left"),
-                // Ports that were used a moment ago are not free yet.
+                // Recently used ports are not free yet.
                 Err(_) => sleep(Duration::from_millis(50)).await,
             }
         })
@@ -147,7 +147,7 @@ pub async fn pipelined_unread(attacker: Attacker) {
         .await;
 }
 
-/// A connection's preface, settings, and then streams that begin and are reset.
+/// Sends a connection's preface and settings, and then streams that begin and are reset.
 pub async fn rapid_reset(attacker: Attacker) {
     let mut frames = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
     for stream in (1..20_000_u32).step_by(2) {

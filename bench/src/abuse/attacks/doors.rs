@@ -1,4 +1,4 @@
-//! Attacks on things of other tenants and of operators, and guesses of keys.
+//! Attacks on data of other tenants and of operators, and guesses of keys.
 
 use super::{
     super::attacker::Attacker,
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub async fn others(attacker: Attacker) {
     let ids = attacker.others.clone();
-    // Lists show no more than one's own.
+    // Lists must only show the attacker's own objects.
     for path in LISTS {
         if let Some(answer) = attacker.get(path).await {
             let listed = String::from_utf8_lossy(&answer.body).into_owned();

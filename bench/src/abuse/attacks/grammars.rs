@@ -8,10 +8,10 @@ const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
-/// Requests at a time.
+/// Concurrent requests.
 const AT_ONCE: usize = 4;
 
-/// Compared with itself in (1 + √k)^16 ways.
+/// A schema that would be compared with itself in (1 + √k)^16 ways.
 fn compared(k: usize) -> Value {
     let x = vec![json!({"$ref": "#/$defs/x"}); k];
     json!({"oneOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/x"}], "$defs": {"x": {"allOf": x}}})
@@ -26,7 +26,7 @@ fn intersection(patterns: usize) -> Value {
     json!({"allOf": all})
 }
 
-/// Parts to look through for the one at fault, each beside the same large definition.
+/// A schema with many parts to search for the one at fault, each beside the same large definition.
 fn with_fault(properties: usize) -> Value {
     let mut all: Map<_, _> = (0..properties).map(|n| (format!("p{n}"), json!({}))).collect();
     let big: Map<_, _> = (0..2 * properties).map(|n| (format!("q{n}"), json!({}))).collect();
@@ -99,7 +99,7 @@ pub async fn faulty(attacker: Attacker) {
     ask(&attacker, &[CHAT, TEXT], &[1000, 2000, 3000].map(with_fault)).await;
 }
 
-/// Nothing that was judged before.
+/// Schemas that are new each time, so that no verdict is cached.
 pub async fn never_seen(attacker: Attacker) {
     attacker
         .each(AT_ONCE, async |n| {

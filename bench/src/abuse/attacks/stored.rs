@@ -1,4 +1,4 @@
-//! Attacks that fill the stores: conversations, responses, facts, files and batches, as much as there is room for and more.
+//! Attacks that fill the stores: conversations, responses, facts, files and batches, beyond their limits.
 
 use super::super::attacker::{Attacker, FORM_TYPE};
 use bytes::Bytes;
@@ -16,7 +16,7 @@ fn item(text: &str) -> Value {
 }
 
 pub async fn large_conversations(attacker: Attacker) {
-    // Texts that a context may hold, many of them.
+    // These are many texts of a size that a context may hold.
     let items: Vec<_> = (0..20).map(|n| json!({"type": "message", "role": "user", "content": format!("{n}").repeat(8000)})).collect();
     let part = json!({"type": "input_text", "text": "a"});
     let parts = json!([{"type": "message", "role": "user", "content": vec![part; 4 * MIB / 32]}]);
@@ -24,7 +24,7 @@ pub async fn large_conversations(attacker: Attacker) {
     attacker.post_each(4, bodies.into_iter().map(|body| (CONVERSATIONS, body.to_string().into())).collect()).await;
 }
 
-/// Requests that take much once they are parsed, and wait for the store then.
+/// Requests that are expensive after parsing, and then wait for the store.
 pub async fn waited_for(attacker: Attacker) {
     let made = attacker.post_json(CONVERSATIONS, &json!({})).await;
     let Some(id) = made.and_then(|answer| answer.id()) else { return };
@@ -44,7 +44,7 @@ pub async fn many_conversations(attacker: Attacker) {
     attacker.post_each(16, vec![(CONVERSATIONS, body.into())]).await;
 }
 
-/// A conversation that is as large as it may be.
+/// Creates a conversation of the largest size allowed.
 async fn large(attacker: &Attacker) -> Option<String> {
     let id = attacker.post_json(CONVERSATIONS, &json!({})).await?.id()?;
     let part = json!({"type": "input_text", "text": "a"});
@@ -144,7 +144,7 @@ pub async fn slow_uploads(attacker: Attacker) {
             while !attacker.is_over() && stream.write_all(b" ").await.is_ok() {
                 sleep(Duration::from_millis(200)).await;
             }
-            // The refusal, if it was refused.
+            // Reads the refusal, if there is one.
             attacker.hear(&mut stream, Duration::from_millis(100)).await;
         }
     };
@@ -186,10 +186,10 @@ pub async fn odd_files(attacker: Attacker) {
     attacker.each(2, async |n| batch(&attacker, &all[n as usize % all.len()]).await).await;
 }
 
-/// Paths that list.
+/// The paths that list objects.
 pub const LISTS: [&str; 4] = ["/v1/conversations", "/v1/files", "/v1/batches", "/v1/memories"];
 
-/// Deletes nothing of its own, and tries what is another's.
+/// Tries all methods on other tenants' objects; it deletes nothing of its own.
 pub async fn try_all(attacker: &Attacker, methods: &[Method], paths: &[String]) {
     attacker
         .each(4, async |n| {

@@ -1,4 +1,4 @@
-//! Answers: many, long, not read, and left.
+//! Attacks by answers that are many, long, not read, or abandoned.
 
 use super::super::attacker::Attacker;
 use reqwest::Method;
@@ -10,7 +10,7 @@ const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
 pub async fn queue(attacker: Attacker) {
-    // 31,744 of the 100,000 tokens that the tier has in a minute.
+    // This is 31,744 of the 100,000 tokens per minute of the tier.
     let body = json!({"prompt": vec![vec![5]; 1024], "max_tokens": 30}).to_string();
     attacker.post_each(8, vec![(TEXT, body.into())]).await;
 }

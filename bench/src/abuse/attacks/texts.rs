@@ -125,7 +125,7 @@ pub async fn biases_and_stops(attacker: Attacker) {
     attacker.post_each(AT_ONCE, bodies.into()).await;
 }
 
-/// The ids of the marks that the model's own turns are made of must come from the template alone.
+/// Sends the marks that delimit the model's own turns, whose ids must come from the template alone.
 pub async fn control_tokens(attacker: Attacker) {
     const MARKS: [&str; 5] = ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "</s>"];
     let tokens = async |body: Value| -> Option<Vec<u64>> {
@@ -134,7 +134,7 @@ pub async fn control_tokens(attacker: Attacker) {
     };
     attacker
         .each(1, async |n| {
-            // A prompt is its client's, marks included: so this is the mark's id.
+            // A plain prompt may contain marks, so this gives the mark's id.
             let mark = MARKS[n as usize % MARKS.len()];
             let alone = tokens(json!({"prompt": mark, "add_special_tokens": false})).await;
             let honest = tokens(json!({"messages": said("hi there")})).await;

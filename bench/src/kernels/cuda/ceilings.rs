@@ -1,4 +1,4 @@
-//! The best a device can do: a large product of bf16 numbers, and large copies in its memory and across the bus.
+//! The best performance of a device: a large product of bf16 numbers, and large copies in its memory and across the bus.
 
 use super::gpu::Gpu;
 use crate::kernels::{limits::Ceilings, report::Row};
@@ -43,7 +43,7 @@ fn copy(gpu: &mut Gpu) -> Result<f64, CudaError> {
     Ok(2.0 * (2 * numbers) as f64 / seconds)
 }
 
-/// Side of the matrices that are multiplied.
+/// The side of the multiplied matrices.
 const SIDE: usize = 8192;
 
 fn multiply(gpu: &mut Gpu) -> Result<f64, CudaError> {

@@ -1,4 +1,4 @@
-//! Kernels compiled ahead, on a machine without a GPU: a minute that the GPU need not wait for.
+//! Kernels compiled in advance, on a machine without a GPU, which saves a minute on the GPU.
 
 use std::{path::Path, time::Instant};
 use tidemill_kernels::{

@@ -11,12 +11,12 @@ use tidemill_kernels::cuda::{
 };
 
 const SIZES: ExpertSizes = ExpertSizes { experts: 128, chosen: 8, hidden: 2048, inner: 768, router_outputs: 128 };
-/// Those that `--quick` takes.
+/// The sizes for `--quick`.
 const QUICK_SIZES: ExpertSizes = ExpertSizes { experts: 16, chosen: 2, hidden: 512, inner: 128, router_outputs: 16 };
 const RULE: RoutingRule = RoutingRule { scores: ExpertScores::Softmax, groups: None, is_normalized: true, factor: 1.0 };
-/// Rows of decode steps, and of a prefill.
+/// The rows of decode steps, and of a prefill.
 const ROWS: [usize; 4] = [1, 16, 64, 8192];
-/// Routings that take turns, where one alone would leave the experts that it chose in the cache.
+/// The number of routings that take turns, as a single one would leave its chosen experts in the cache.
 const ROUTINGS: usize = 8;
 
 pub(super) fn measure(bench: &mut Bench<Gpu>) -> anyhow::Result<()> {
@@ -48,7 +48,7 @@ pub(super) fn measure(bench: &mut Bench<Gpu>) -> anyhow::Result<()> {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
-    /// The products of rows that are routed already.
+    /// The products of rows that are already routed.
     Products,
     /// The router, the products and the sum.
     All,
@@ -64,9 +64,9 @@ struct Layer {
     normed: CudaSlice<Bf16>,
     positions: CudaSlice<u32>,
     out: CudaSlice<Bf16>,
-    /// Residual streams, and what becomes of them.
+    /// Residual streams, with the buffers of their results.
     routed: Vec<(CudaSlice<f32>, ExpertScratch)>,
-    /// The products of a routing: their weights are read once, for each expert that some row chose.
+    /// The products of a routing: the weights of each expert that some row chose are read once.
     work: Work,
 }
 

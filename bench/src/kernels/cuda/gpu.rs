@@ -1,4 +1,4 @@
-//! The device that is measured: random operands at the sizes of models, and times.
+//! The measured device: random operands at the sizes of models, and times.
 
 use crate::kernels::ops::numbers;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, sys::CUevent_flags};
@@ -16,20 +16,20 @@ use tidemill_kernels::cuda::{
 /// A [`TestGpu`] with a clock.
 pub struct Gpu {
     gpu: TestGpu,
-    /// How often a measurement runs.
+    /// The number of runs of a measurement.
     runs: usize,
-    /// Runs that one graph holds.
+    /// The number of runs in one graph.
     at_once: usize,
 }
 
 impl Gpu {
-    /// The first device, with compiled kernels kept in `cache`. `quick`: each measurement runs once.
+    /// Opens the first device, with compiled kernels kept in `cache`. `quick`: each measurement runs once.
     pub fn open(cache: &Path, seed: u64, quick: bool) -> Result<Self, CudaError> {
         let (runs, at_once) = if quick { (1, 1) } else { (RUNS, AT_ONCE) };
         Ok(Self { gpu: TestGpu::open(cache, seed)?, runs, at_once })
     }
 
-    /// Numbers in [-scale, scale) to measure with, too many to make on the host in time: a stretch of them, repeated.
+    /// Numbers in [-scale, scale) to measure with: a stretch of random ones, repeated, as it would take too long to draw all on the host.
     pub fn random(&self, count: usize, scale: f32) -> Result<CudaSlice<Bf16>, CudaError> {
         let stretch: Vec<Bf16> = numbers(count.min(STRETCH)).into_iter().map(|x| bf16::from_f32(scale * x).to_bits()).collect();
         let stretch = self.upload(&stretch)?;
@@ -42,10 +42,10 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// The median time of `work(run)` on the model's stream. Runs are recorded as one graph and replayed, so that a launch's way through
-    /// the driver is no part of it: small kernels take less than that.
+    /// The median time of `work(run)` on the model's stream. Runs are recorded as one graph and replayed, so that a launch's time in the
+    /// driver does not count: small kernels take less than that.
     pub fn seconds(&mut self, mut work: impl FnMut(&mut Self, usize) -> Result<(), CudaError>) -> Result<f64, CudaError> {
-        // Before: modules are loaded, and algorithms chosen.
+        // Before that, modules are loaded, and algorithms chosen.
         for i in 0..WARM_UPS {
             work(self, i)?;
         }
@@ -57,7 +57,7 @@ impl Gpu {
         Ok(self.eager_seconds(|_, _| graphs.launch(shape))? / at_once as f64)
     }
 
-    /// The same where `work` is long, or what cannot be recorded: each run is launched by itself.
+    /// The median time if `work` is long, or cannot be recorded: each run is launched by itself.
     pub fn eager_seconds(&mut self, mut work: impl FnMut(&mut Self, usize) -> Result<(), CudaError>) -> Result<f64, CudaError> {
         for i in 0..WARM_UPS {
             work(self, i)?;
@@ -79,7 +79,7 @@ impl Gpu {
     }
 }
 
-/// Numbers made on the host.
+/// The count of numbers drawn on the host.
 const STRETCH: usize = 16 << 20;
 const WARM_UPS: usize = 3;
 const RUNS: usize = 11;

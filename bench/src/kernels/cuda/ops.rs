@@ -1,4 +1,4 @@
-//! Each operation at a model's shapes. Inputs rotate where they would fit the device's cache.
+//! Each operation at a model's shapes. Inputs rotate if they would fit the device's cache.
 
 use super::{Sizes, ceilings::Bus, gpu::Gpu};
 use crate::kernels::{
@@ -22,13 +22,13 @@ use tidemill_kernels::{
     },
 };
 
-/// Several times the cache.
+/// The bytes of rotating inputs, several times the cache.
 const BYTES_TO_ROTATE: usize = 512 << 20;
-/// Rows of a prefill batch.
+/// The rows of a prefill batch.
 const ROWS: usize = 8192;
-/// Sequences of a decode step that sample.
+/// The sequences of a decode step that sample.
 const SAMPLED: usize = 256;
-/// Blocks that cross the bus.
+/// The blocks that cross the bus.
 const BLOCKS: usize = 512;
 
 pub(super) fn measure(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes, bus: &Bus) -> anyhow::Result<()> {
@@ -94,7 +94,7 @@ impl Sequences {
     }
 }
 
-/// Decode steps of several sequences; prefill chunks, cold and behind a cached prefix.
+/// Decode steps of several sequences; prefill chunks, cold and after a cached prefix.
 fn attentions(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes) -> anyhow::Result<()> {
     let work = |attended: f64, sequences: usize, context: usize| Work {
         bf16_flops: 4.0 * sizes.q() as f64 * attended,
@@ -143,10 +143,10 @@ fn attention_decode(gpu: &mut Gpu, sizes: &Sizes, layers: usize, batch: usize, c
     })
 }
 
-/// Rows of one context, and the context of one more.
+/// The number of rows with one context, that context, and the context of one more row.
 const LONG_ROW: (usize, usize, usize) = (63, 4096, 131_072);
 
-/// A long row's blocks are shared by the short ones; they are many times what a cache holds.
+/// Measures rows beside a long one, whose blocks they share; the blocks are many times larger than a cache.
 fn attention_decode_beside_long_row(gpu: &mut Gpu, sizes: &Sizes) -> Result<f64, CudaError> {
     let (batch, context, longest) = LONG_ROW;
     let Sequences { mut kv, table_stride, .. } = Sequences::new(gpu, sizes, 1, 1, longest)?;
@@ -192,8 +192,8 @@ fn attention_prefill(gpu: &mut Gpu, sizes: &Sizes, cached: usize, rows: usize) -
     })
 }
 
-/// `y = x wᵀ` for each matrix, with as many rows as decode steps and prefill chunks have. Unlike on a CPU, activations
-/// count: at thousands of rows no cache holds them.
+/// `y = x wᵀ` for each matrix, with the numbers of rows of decode steps and prefill chunks. Unlike on a CPU, activations count: with
+/// thousands of rows, no cache holds them.
 fn products(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes) -> anyhow::Result<()> {
     let Sizes { vocab, hidden, intermediate, .. } = *sizes;
     let matrices = [
@@ -229,11 +229,11 @@ fn multiply(gpu: &mut Gpu, m: usize, n: usize, k: usize) -> Result<f64, CudaErro
     })
 }
 
-/// Operations with little work per number: moving their operands is the limit.
+/// Operations with little work per number, which are limited by moving their operands.
 fn rows(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes) -> anyhow::Result<()> {
     let Sizes { vocab, hidden, intermediate, heads, head_dim, .. } = *sizes;
     let moved = |bytes: usize| Work { bytes: bytes as f64, ..Work::default() };
-    // Residual read and written, delta read, result written.
+    // The residual is read and written, the delta read, and the result written.
     let norm = moved(ROWS * hidden * (4 + 4 + 2 + 2));
     bench.row("norm", format!("{label} {ROWS} × {hidden}"), norm, |gpu| rms_norm(gpu, sizes))?;
     let rope = moved(ROWS * (2 * sizes.qkv() * 2 + head_dim * 4));
@@ -286,7 +286,7 @@ fn swiglu(gpu: &mut Gpu, sizes: &Sizes) -> Result<f64, CudaError> {
     gpu.seconds(|gpu, _| kernels.swiglu(&gpu.stream, &mut out.as_view_mut(), &gate_up.as_view(), sizes.intermediate))
 }
 
-/// Each sequence draws with another random number.
+/// Measures sampling; each sequence draws with a different random number.
 fn sample(gpu: &mut Gpu, sizes: &Sizes, request: SampleRequest) -> Result<f64, CudaError> {
     let row: Vec<f32> = numbers(sizes.vocab).into_iter().map(|x| 12.0 * x).collect();
     let logits = gpu.upload(&row.repeat(SAMPLED))?;
@@ -296,7 +296,7 @@ fn sample(gpu: &mut Gpu, sizes: &Sizes, request: SampleRequest) -> Result<f64, C
     gpu.seconds(|gpu, _| kernels.sample(&gpu.stream, &mut tokens.as_view_mut(), &logits.as_view(), &requests.as_view(), sizes.vocab))
 }
 
-/// Blocks from and to the host's memory; the bus is the limit.
+/// Blocks from and to the host's memory, limited by the bus.
 fn transfers(bench: &mut Bench<Gpu>, label: &str, sizes: &Sizes, bus: &Bus) -> anyhow::Result<()> {
     let block_bytes = sizes.kv_layout(sizes.layers).block_bytes();
     let work = Work { bytes: (BLOCKS * block_bytes) as f64, ..Work::default() };
@@ -328,7 +328,7 @@ fn transfer(gpu: &mut Gpu, sizes: &Sizes, fetch: bool) -> Result<f64, CudaError>
                 transfer.publish(&kernels, &kv, &placed, 0..layers, &ready)?.done
             }
         };
-        // Time is taken on the model's stream.
+        // The time is taken on the model's stream.
         Ok(gpu.stream.wait(&done)?)
     })?;
     Ok(seconds)

@@ -70,7 +70,7 @@ struct Weights {
     layers: Vec<Layer>,
     embedding: CudaSlice<Bf16>,
     head: CudaSlice<Bf16>,
-    /// Shared by all norms, which are small.
+    /// The weight of all norms, which are small.
     norm: CudaSlice<f32>,
 }
 
@@ -113,7 +113,7 @@ struct Batch {
     row_sequences: CudaSlice<u32>,
     positions: CudaSlice<u32>,
     angles: CudaSlice<f32>,
-    /// `None` if only K and V are wanted.
+    /// The sampling; `None` if only K and V are wanted.
     sampling: Option<Sampling>,
     residual: CudaSlice<f32>,
     normed: CudaSlice<Bf16>,
@@ -124,7 +124,7 @@ struct Batch {
     activated: CudaSlice<Bf16>,
 }
 
-/// Each row's logits, and a token of them.
+/// The logits of each row, and a token drawn from them.
 struct Sampling {
     rows: CudaSlice<u32>,
     requests: CudaSlice<SampleRequest>,
@@ -145,7 +145,7 @@ impl Sampling {
 }
 
 impl Batch {
-    /// One row per position; `of_sequence` gives its sequence.
+    /// Creates a batch with one row per position; `of_sequence` gives its sequence.
     fn new(
         gpu: &mut Gpu,
         sizes: Sizes,
@@ -212,7 +212,7 @@ impl Batch {
         self.kernels.rms_norm(stream, &mut self.normed.as_view_mut(), &mut self.residual.as_view_mut(), &norm)
     }
 
-    /// `kv_only`: a prefill without logits needs only K and V of the last layer.
+    /// Runs the attention. `kv_only`: a prefill without logits needs only K and V of the last layer.
     fn attention(&mut self, stream: &CudaStream, sizes: &Sizes, layer: usize, kv_only: bool) -> Result<(), CudaError> {
         let tables = self.sequences.tables.as_view();
         let mut paged = self.sequences.kv.layer(layer, &tables, self.sequences.table_stride);
@@ -247,7 +247,7 @@ fn multiply(
     gemm.multiply(stream, Output::Bf16(&mut y.as_view_mut()), operands, None, inner)
 }
 
-/// One token for each of `rows` sequences, after `context` others.
+/// The time of one token for each of `rows` sequences, after `context` others.
 fn decode_seconds(gpu: &mut Gpu, weights: &Weights, rows: usize, context: usize) -> Result<f64, CudaError> {
     let sizes = weights.sizes;
     let shape = StepShape::holding(rows, context + 1);
@@ -257,7 +257,7 @@ fn decode_seconds(gpu: &mut Gpu, weights: &Weights, rows: usize, context: usize)
     let ids: Vec<u32> = (0..rows as u32).collect();
     let mut batch = Batch::new(gpu, sizes, sequences, attend, &vec![context as u32; rows], &ids)?;
     let stream = gpu.stream.clone();
-    // Runs once unrecorded: algorithms are chosen, and their memory is allocated, before recording.
+    // The step runs once unrecorded, so that algorithms are chosen and their memory is allocated before recording.
     batch.run(&stream, &mut gpu.gemm, weights)?;
     gpu.device.synchronize()?;
     let mut graphs = StepGraphs::new(stream);
@@ -265,7 +265,7 @@ fn decode_seconds(gpu: &mut Gpu, weights: &Weights, rows: usize, context: usize)
     gpu.eager_seconds(|_, _| graphs.launch(shape))
 }
 
-/// A whole prompt at once, without logits.
+/// The time of a whole prompt at once, without logits.
 fn prefill_seconds(gpu: &mut Gpu, weights: &Weights, rows: usize) -> Result<f64, CudaError> {
     let sizes = weights.sizes;
     let sequences = Sequences::new(gpu, &sizes, sizes.layers, 1, rows)?;

@@ -1,6 +1,6 @@
-//! What the disk does by itself: each of several threads writes, or reads, the next block of a file that exists, past the page
-//! cache. In which order blocks are read matters, even of two MiB each: a disk that is a file of another machine may read ahead
-//! there, or have some of it in memory.
+//! The speed of the disk alone: each of several threads writes, or reads, the next block of an existing file, bypassing the page cache. The
+//! order of reads matters, even for blocks of two MiB: a disk that is a file of another machine may read ahead there, or have parts of it
+//! in memory.
 
 use crate::kv::{clocks::Clocks, report::Rate};
 use anyhow::Context;
@@ -18,7 +18,7 @@ use std::{
 };
 use tidemill_kvpool::node::nvme::slab;
 
-/// Reads or writes at once: as many as the pool node has.
+/// The number of concurrent reads or writes, that of the pool node.
 pub const THREADS: usize = 8;
 
 /// Blocks of a file. Clones share it.
@@ -26,7 +26,7 @@ pub const THREADS: usize = 8;
 pub struct RawFile {
     file: Arc<File>,
     block_bytes: usize,
-    /// The blocks of a pass, one after the other.
+    /// The order of the blocks in a pass.
     order: Arc<[u64]>,
 }
 
@@ -37,7 +37,7 @@ pub enum Access {
 }
 
 impl RawFile {
-    /// A new file, all of it written once, so that the file system has nothing left to do but to pass writes on.
+    /// Creates a file and writes it completely once, so that the file system only has to pass later writes on.
     pub fn create(path: &Path, block_bytes: usize, blocks: u64) -> anyhow::Result<Self> {
         let order = (0..blocks).collect();
         let raw = Self::open_with(OpenOptions::new().write(true).create(true).truncate(true), path, block_bytes, order)?;
@@ -45,7 +45,7 @@ impl RawFile {
         Ok(raw)
     }
 
-    /// For reading, in a pass, a random half of a file's `blocks` in random order, always the same.
+    /// Opens a file for reading, in a pass, a random half of its `blocks` in random order, always the same.
     pub fn open_half(path: &Path, block_bytes: usize, blocks: u64) -> anyhow::Result<Self> {
         let mut order: Vec<u64> = (0..blocks).collect();
         order.shuffle(&mut SmallRng::seed_from_u64(blocks));
@@ -59,7 +59,7 @@ impl RawFile {
         Ok(Self { file: Arc::new(file), block_bytes, order })
     }
 
-    /// All blocks of the order once.
+    /// Accesses all blocks of the order once.
     pub fn pass(&self, access: Access) -> anyhow::Result<Rate> {
         let next = AtomicUsize::new(0);
         let clocks = Clocks::new(&[])?;

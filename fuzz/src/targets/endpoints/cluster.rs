@@ -12,17 +12,17 @@ use tidemill_net::{identity, worker::WorkerFlags};
 
 pub(in crate::targets) struct Cluster {
     pub(in crate::targets) url: String,
-    /// Of operators.
+    /// The operators' URL.
     pub(in crate::targets) admin: String,
-    /// Where workers link up,
+    /// The address to which workers connect.
     pub(in crate::targets) quic: SocketAddr,
-    /// with this certificate.
+    /// The directory of their certificate.
     pub(in crate::targets) pki: PathBuf,
     _data: TempDir,
 }
 
 pub(in crate::targets) const MODEL: &str = "deploy/demo-model";
-/// With as much as can be on.
+/// Settings with as many features on as possible.
 const SETTINGS: &str = r#"
 response_cache_bytes_max = "4MiB"
 store_bytes_max = "32MiB"
@@ -54,7 +54,7 @@ impl Cluster {
             served_model_name: vec!["tiny".into()],
             ..toml::from_str(SETTINGS)?
         };
-        // This program is its own helper.
+        // This program is its own grammar helper.
         let settings = Settings { grammar_helper: std::env::current_exe()?, ..flags.check()? };
         let coordinator = Coordinator::bind(settings).await?;
         let url = format!("http://{}", coordinator.http);

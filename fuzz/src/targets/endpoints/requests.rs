@@ -1,4 +1,4 @@
-//! Good requests, to begin with. A name in braces is the last id that began with it.
+//! Valid requests to start from. A name in braces stands for the last id with this prefix.
 
 use anyhow::Context;
 use serde_json::Value;
@@ -6,12 +6,12 @@ use serde_json::Value;
 pub(super) struct Template {
     pub(super) method: String,
     pub(super) path: String,
-    /// Sent as a form.
+    /// Whether the body is sent as a form.
     pub(super) form: bool,
     pub(super) body: Value,
 }
 
-/// A request is a line: method, path, and a body if it has one.
+/// Reads requests, one per line: method, path, and a body if there is one.
 pub(super) fn read(text: &str) -> anyhow::Result<Vec<Template>> {
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines

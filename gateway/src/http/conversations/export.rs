@@ -1,7 +1,7 @@
 //! Conversations as JSON lines: one conversation each, with all its items.
 
 use super::{
-    super::{access::Client, written},
+    super::{access::Client, parameters::Path, written},
     load, of_store, shown,
 };
 use crate::{
@@ -12,7 +12,6 @@ use crate::{
 };
 use axum::{
     body::{Body, Bytes},
-    extract::Path,
     http::header,
     response::{IntoResponse, Response},
 };

@@ -27,19 +27,19 @@ use std::{cell::RefCell, marker::PhantomData, ops::Range};
 /// A thread's buffers, kept from task to task.
 #[derive(Default)]
 struct Scratch {
-    /// All queries' words, in tiles; in AMX's order, their numbers.
+    /// The words of all queries, in tiles; in AMX's order, their numbers.
     q: Vec<u32>,
-    /// Per query.
+    /// The scale of each query.
     q_scales: Vec<f32>,
     states: Vec<f32>,
-    /// Of one KV head.
+    /// The scales of one KV head's K and V.
     scales: Scales,
-    /// Of one tile.
+    /// The scores of one tile.
     scores: Vec<Scores>,
     weights: Vec<Weights>,
-    /// Of one tile and split: `[query][vector of V]`.
+    /// The weighted sums of one tile and split: `[query][vector of V]`.
     values: Vec<[f32; LANES]>,
-    /// Address of the first cache line that the last task prefetched.
+    /// The address of the first cache line that the last task prefetched.
     prefetched: usize,
 }
 
@@ -47,8 +47,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Computes the task's splits and finishes its queries, or leaves their states in `partial`, to be merged. `next`: the
-/// task after it.
+/// Computes the task's splits and finishes its queries, or leaves their states in `partial`, to be merged. `next` is the following task.
 pub(super) fn run(cpu: &Cpu, call: &Call<'_>, task: &Task, next: Option<&Task>, partial: Option<&mut [f32]>) {
     with_kv_element!(call.kv.layout().dtype, E => run_with::<E>(cpu, call, task, next, partial));
 }
@@ -116,15 +115,15 @@ impl Kernel for Merge<'_> {
     }
 }
 
-/// `IN_BLOCKS`: adds products in AMX's order (see [`Bf16Products::Blocks`]).
+/// The kernel of a task. `IN_BLOCKS`: whether it adds products in AMX's order (see [`Bf16Products::Blocks`]).
 struct DecodeKernel<'a, E, const IN_BLOCKS: bool> {
     call: &'a Call<'a>,
     task: &'a Task,
     next: Option<&'a Task>,
-    /// Those of one KV head.
+    /// The tiling of one KV head's queries.
     queries: Tiling,
     scratch: &'a mut Scratch,
-    /// Where to leave states that are to be merged.
+    /// The destination of states that are to be merged.
     partial: Option<&'a mut [f32]>,
     element: PhantomData<E>,
 }
@@ -327,9 +326,8 @@ impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, 
         Self { sums: zero, even: zero, odd: zero }
     }
 
-    /// Adds line `line`: vectors of words times one word of each query, given twice; in AMX's order, times the even and
-    /// the odd number of each query. These lie in memory as full 32 bits: a load broadcasts them without another
-    /// instruction.
+    /// Adds line `line`: vectors of words times one word of each query, given twice; in AMX's order, times the even and the odd number of
+    /// each query. These are stored as full 32-bit words, so that a load broadcasts them without a further instruction.
     #[inline(always)]
     fn add<E: KvElement>(&mut self, simd: S, words: &[&E::Words; N], [even, odd]: [&[u32; T]; 2], line: usize) {
         if IN_BLOCKS {
@@ -367,7 +365,7 @@ impl<S: Simd, const T: usize, const N: usize, const IN_BLOCKS: bool> Sums<S, T, 
     }
 }
 
-/// Words per query that multiply a line: one; in AMX's order, the even number of a pair and the odd one.
+/// The number of words per query that multiply a line: one; in AMX's order two, the even number of a pair and the odd one.
 const fn factors<const IN_BLOCKS: bool>() -> usize {
     if IN_BLOCKS { 2 } else { 1 }
 }
@@ -440,8 +438,8 @@ impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> Kernel for SumSplit<'_
 }
 
 impl<E: KvElement, const T: usize, const IN_BLOCKS: bool> SumSplit<'_, '_, E, T, IN_BLOCKS> {
-    /// `N` vectors from `first` on: whole ones, or the rest of the last one. Nothing in the loop depends on where a sum
-    /// is: else the compiler keeps sums in memory.
+    /// Computes `N` vectors from `first` on: whole ones, or the rest of the last one. Nothing in the loop depends on a sum's index, which
+    /// would make the compiler keep sums in memory.
     #[inline(always)]
     fn vectors<S: Simd, const N: usize, const WHOLE: bool>(&mut self, simd: S, first: usize) {
         let head_dim = self.head_dim;

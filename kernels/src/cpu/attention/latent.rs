@@ -1,4 +1,4 @@
-//! How the query heads that share a latent are dealt to threads.
+//! The distribution among threads of query heads that share a latent.
 
 use super::TASKS_PER_THREAD;
 
@@ -9,7 +9,7 @@ pub(super) fn head_groups(heads: usize, rows: usize, threads: usize) -> usize {
     (1..=wanted.min(heads)).rev().find(suits).unwrap_or(1)
 }
 
-/// Each group packs the latent again: about what multiplying it with four queries costs.
+/// The fewest heads per group: each group packs the latent again, which costs about as much as multiplying it with four queries.
 const GROUP_MIN: usize = 8;
 
 #[cfg(test)]
@@ -39,14 +39,14 @@ mod tests {
         let blocks = positions.div_ceil(16);
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
         let mut kv = KvMemory::new(layout, blocks);
-        // The content of an unwritten position must not matter.
+        // The contents of an unwritten position must not matter.
         (0..blocks as u32).for_each(|id| kv.block_mut(id).fill(0xff));
         let k: Vec<f32> = numbers(positions * layout.head_dim, 1).into_iter().map(|x| 2.0 * x).collect();
         let q = numbers(positions * heads * layout.head_dim, 2);
         let mut all = Vec::new();
         let mut start = 0;
         for &end in cuts {
-            // Only now: later positions are not written yet, as in a model.
+            // The rows are written here, so that later positions are not written yet, as in a model.
             let rows = start..end;
             let spans = [Span { blocks: &table, start, rows: rows.len() }];
             let k = &k[start * layout.head_dim..end * layout.head_dim];

@@ -7,19 +7,19 @@ use crate::{
 };
 use std::ops::Range;
 
-/// The unit of prefetching: K and V of some neighbouring heads in one split, or in the last two splits, of what a row
-/// attends to.
+/// The unit of prefetching: K and V of some neighbouring heads in one split of the positions that a row attends to, or in the last two
+/// splits.
 #[derive(Clone)]
 pub(super) struct Stretch {
     span: usize,
-    /// Positions that the row attends to.
+    /// The positions that the row attends to.
     visible: Range<usize>,
     pub(super) splits: Range<usize>,
     pub(super) kv_heads: Range<usize>,
 }
 
-/// Of K and V. Two stretches fit the second-level cache. Heads are neighbours in memory, where reading on is faster
-/// than starting elsewhere.
+/// Bytes of K and V in a stretch. Two stretches fit the second-level cache. Heads are adjacent in memory, where continuing is faster than
+/// starting elsewhere.
 const STRETCH_BYTES: usize = 192 << 10;
 
 impl Stretch {
@@ -42,7 +42,7 @@ impl Stretch {
     fn from(call: &Call<'_>, task: &Task, split: usize, kv_head: usize) -> Self {
         let visible = call.visible_to(task, 0);
         let last = call.splits_of(task).end - 1;
-        // Each is prefetched while the one before is computed on, so they should be about equal.
+        // Each is prefetched while the previous one is computed, so they should be about equal.
         let with_last = split + 1 == last && visible.end - last * SPLIT < SPLIT / 2;
         let one = Self { span: task.span, visible, splits: split..split + 1 + usize::from(with_last), kv_heads: kv_head..kv_head + 1 };
         let bytes = 2 * one.blocks().len() * call.kv.layout().numbers(call.layer, Part::K, kv_head).len();
@@ -58,21 +58,21 @@ impl Stretch {
     }
 }
 
-/// Prefetches the cache lines of a [`Stretch`] in memory order, spread evenly over the work on another one: a core that
-/// prefetches many lines at once stalls its other loads, and while it prefetches none, memory idles. Loops work on a
-/// clone, whose numbers stay in registers.
+/// Prefetches the cache lines of a [`Stretch`] in memory order, spread evenly over the work on the previous one: a core that prefetches
+/// many lines at once stalls its other loads, and memory idles while it prefetches none. Loops work on a clone, whose numbers stay in
+/// registers.
 #[derive(Clone)]
 pub(super) struct Prefetch<'a> {
     /// All blocks, and the size of each.
     bytes: &'a [u8],
     block_bytes: usize,
-    /// Where in a block the heads' K and V begin, and how many lines each has there.
+    /// The offsets in a block at which the heads' K and V begin, and the number of lines of each.
     starts: [usize; 2],
     lines_of_each: usize,
-    /// Blocks whose V is left, and whether V comes next.
+    /// The blocks whose V is left, and whether V comes next.
     blocks: &'a [u32],
     in_v: bool,
-    /// The next line, and how many are left from there on.
+    /// The next line, and the number of lines left from there on.
     next: *const u8,
     lines: usize,
     /// Lines that are due, and those that become due with each product of vectors, both in parts of [`ONE`].
@@ -81,7 +81,7 @@ pub(super) struct Prefetch<'a> {
 }
 
 const ONE: u32 = 1 << 16;
-/// Four lines per product: a stretch may be much longer than the one it is prefetched beside.
+/// At most four lines per product, as a stretch may be much longer than the one that is computed meanwhile.
 const MOST_PER_PRODUCT: usize = 4 * ONE as usize;
 
 impl<'a> Prefetch<'a> {
@@ -145,7 +145,7 @@ impl<'a> Prefetch<'a> {
         }
     }
 
-    /// Prefetches all that is left.
+    /// Prefetches all lines that are left.
     #[inline(always)]
     pub(super) fn issue_all<S: Simd>(mut self, simd: S) {
         while self.per_product > 0 {
@@ -153,7 +153,7 @@ impl<'a> Prefetch<'a> {
         }
     }
 
-    /// Goes on from K to V, from V to K of the next block, or to the end.
+    /// Continues from K to V, from V to K of the next block, or to the end.
     #[inline(always)]
     fn go_on(&mut self) {
         self.in_v = !self.in_v;

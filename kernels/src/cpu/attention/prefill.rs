@@ -30,27 +30,27 @@ use std::{cell::RefCell, marker::PhantomData, ops::Range};
 /// A thread's buffers, kept from task to task.
 #[derive(Default)]
 struct Scratch {
-    /// Of one split: `[panel of positions][head_dim / inputs]`.
+    /// K of one split: `[panel of positions][head_dim / inputs]`.
     k: Vec<KvLine>,
-    /// Of one split: `[panel of dimensions][position / inputs]`.
+    /// V of one split: `[panel of dimensions][position / inputs]`.
     v: Vec<KvLine>,
-    /// Of one split.
+    /// The scales of one split.
     scales: Scales,
-    /// All queries' words, in tiles.
+    /// The words of all queries, in tiles.
     q: Vec<u32>,
     q_scales: Vec<f32>,
-    /// All queries' states.
+    /// The states of all queries.
     states: Vec<f32>,
-    /// Of one tile: `[panel][query]`.
+    /// The scores of one tile: `[panel][query]`.
     scores: Vec<[f32; PANEL]>,
     weights: Vec<Weights>,
-    /// Of one tile; `None` for a query that sees nothing of the split.
+    /// The merges of one tile; `None` for a query that sees no position of the split.
     merges: Vec<Option<Merge>>,
-    /// Of one tile and panel of V.
+    /// The weighted sums of one tile and panel of V.
     sums: Vec<[f32; PANEL]>,
 }
 
-/// Bytes of a word: one number in f32, or a pair.
+/// Bytes of a word, which is one number in f32, or a pair.
 const WORD: usize = size_of::<u32>();
 
 thread_local! {
@@ -87,12 +87,12 @@ fn run_with<P: KvPanelFormat>(cpu: &Cpu, call: &Call<'_>, task: &Task) {
     });
 }
 
-/// `P`: the format that K and V are packed into.
+/// The kernel of a task. `P` is the format that K and V are packed into.
 struct PrefillKernel<'a, P> {
     call: &'a Call<'a>,
     task: &'a Task,
     queries: Tiling,
-    /// Runs on AMX, in its order.
+    /// Whether it runs on AMX, in its order.
     in_blocks: bool,
     scratch: &'a mut Scratch,
     lines: PhantomData<P>,
@@ -138,7 +138,7 @@ impl<P: KvPanelFormat> Kernel for PrefillKernel<'_, P> {
 }
 
 impl<P: KvPanelFormat> PrefillKernel<'_, P> {
-    /// Positions that any of the queries attends to.
+    /// The positions that any of the queries attends to.
     #[inline(always)]
     fn visible_to_any(&self, queries: &Range<usize>) -> Range<usize> {
         // Positions grow from query to query, so the first sees furthest back and the last furthest on.
@@ -219,8 +219,8 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
         }
     }
 
-    /// Zeros around the split's blocks of K and V, up to whole blocks of products: dimensions after the last, and
-    /// positions whose weight is 0 but which must be numbers.
+    /// Sets zeros around the split's blocks of K and V, up to whole blocks of products: dimensions after the last, and positions whose
+    /// weight is 0 but which must be numbers.
     #[inline(always)]
     fn fill_up(&mut self, blocks: &Range<usize>) {
         let (words, lines, half) = (self.call.kv.layout().head_dim / P::INPUTS, SPLIT / P::INPUTS, BLOCK_POSITIONS / P::INPUTS);
@@ -234,7 +234,7 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
         }
     }
 
-    /// A tile of queries over one split.
+    /// Computes a tile of queries over one split.
     #[inline(always)]
     fn tile<S: Simd, const T: usize>(&mut self, simd: S, split: usize, queries: &Range<usize>) {
         let (words, value_dim) = (self.queries.cols, self.call.kv.layout().value_dim());
@@ -261,7 +261,7 @@ impl<P: KvPanelFormat> PrefillKernel<'_, P> {
         }
     }
 
-    /// The same on AMX.
+    /// Computes the same on AMX.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn tile_in_blocks<S: Simd>(&mut self, simd: S, split: usize, queries: &Range<usize>) {

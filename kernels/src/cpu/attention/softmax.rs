@@ -17,12 +17,11 @@ use std::ops::Range;
 /// A query's scores for a split's positions.
 pub(super) type Scores = [f32; SPLIT];
 
-/// A query's weights for a split's positions, as words that multiply V: of one position each, or of two, which leaves
-/// the second half undefined.
+/// A query's weights for a split's positions, as words that multiply V: words of one position each, or of two, which leaves the second half
+/// undefined.
 pub(super) type Weights = [u32; WEIGHTS_WORDS];
 
-/// A cache line longer than the split: else the rows of a tile would compete for the same few sets of the first-level
-/// cache.
+/// One cache line more than the split, as the rows of a tile would otherwise compete for the same few sets of the first-level cache.
 pub(super) const WEIGHTS_WORDS: usize = SPLIT + CACHE_LINE / size_of::<u32>();
 
 /// A tile of queries' weights, to multiply V's lines from `first` on.
@@ -45,7 +44,7 @@ impl<const T: usize> Broadcast<T> for Weighted<'_, T> {
     }
 }
 
-/// Scales of a split's K and V, where they have some: `[block][position]`.
+/// The scales of a split's K and V, if they have any: `[block][position]`.
 #[derive(Default)]
 pub(super) struct Scales {
     k: [[f32; LANES]; SPLIT_BLOCKS],
@@ -53,7 +52,7 @@ pub(super) struct Scales {
 }
 
 impl Scales {
-    /// Sets those of block `block` of the split.
+    /// Sets the scales of block `block` of the split.
     #[inline(always)]
     pub(super) fn set<S: Simd>(&mut self, simd: S, block: usize, part: Part, scales: &[u8; 4 * LANES]) {
         let all = if part == Part::K { &mut self.k } else { &mut self.v };
@@ -68,7 +67,7 @@ pub(super) struct Normalizer {
     pub(super) max: f32,
     /// Sum of the powers of 2 relative to `max`.
     pub(super) sum: f32,
-    /// Scales sums of V that were weighted with integers.
+    /// The factor of sums of V that were weighted with integers.
     pub(super) unit: f32,
 }
 
@@ -106,8 +105,8 @@ impl ScoreRow for PanelRow<'_> {
 /// Products that take as long as weighing a vector of scores.
 pub(super) const EXP_PRODUCTS: u32 = 20;
 
-/// Turns the scores of panels `panels` into weights: powers of 2 at the split's `visible` positions, 0 elsewhere.
-/// `None` if no position is visible (then all weights are 0). `q_scale`, `scales`: used where `L` has scales. `cap`: of scores, as in
+/// Turns the scores of panels `panels` into weights: powers of 2 at the split's `visible` positions, 0 elsewhere. `None` if no position is
+/// visible (then all weights are 0). `q_scale` and `scales` are used if `L` has scales. `cap` is that of scores, as in
 /// [`Attention`](super::Attention).
 #[inline(always)]
 pub(super) fn weigh<S: Simd, L: KvPanelFormat>(
@@ -160,7 +159,7 @@ pub(super) fn weigh<S: Simd, L: KvPanelFormat>(
             if const { L::HAS_SCALES } {
                 power = simd.mul(power, simd.load(&scales.v[vector]));
                 if is_cut(vector, visible) {
-                    // Hidden positions may have any scales.
+                    // The scales of hidden positions are arbitrary.
                     power = only_visible(simd, vector, visible, power, simd.zero());
                 }
                 largest = simd.max(power, largest);
@@ -199,12 +198,12 @@ fn only_visible<S: Simd>(simd: S, vector: usize, visible: &Range<usize>, numbers
     simd.select_less(position, simd.splat(visible.start as f32), hidden, below_end)
 }
 
-/// Factors for a query's sums and for those of the next split, before they are added.
+/// The factors of a query's sums and of those of the next split, before they are added.
 #[derive(Clone, Copy)]
 pub(super) struct Merge {
     keep: f32,
     take: f32,
-    /// As in [`Normalizer`].
+    /// The unit of the next split's [`Normalizer`].
     unit: f32,
 }
 
@@ -246,7 +245,7 @@ impl<'a> State<'a> {
     #[inline(always)]
     pub(super) fn merge<S: Simd>(&mut self, simd: S, split: Normalizer) -> Merge {
         let (max, sum) = (self.numbers[0], self.numbers[1]);
-        // Relative to the larger maximum: the other side's factor is 2^0.
+        // Both sides are relative to the larger maximum, so one side's factor is 2^0.
         let is_larger = split.max > max;
         let factor = simd.to_array(exp2(simd, simd.splat(if is_larger { max - split.max } else { split.max - max })))[0];
         let (larger, keep, take) = if is_larger { (split.max, factor, 1.0) } else { (max, 1.0, factor) };
@@ -277,7 +276,7 @@ impl<'a> State<'a> {
         for (ours, sums) in ours[first..first + sums.len()].iter_mut().zip(sums) {
             let mut value = L::numbers(simd, simd.load(sums));
             if const { L::HAS_SCALES } {
-                // Rounded by itself: a split's sums are the same whether merged now or later.
+                // The product is rounded separately, so that a split's sums are the same whether merged now or later.
                 value = simd.mul(value, unit);
             }
             simd.store(simd.fma(value, take, simd.mul(simd.load(ours), keep)), ours);

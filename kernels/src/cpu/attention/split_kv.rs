@@ -12,7 +12,7 @@ pub(super) struct SplitKv<'a> {
     /// The sequence's blocks, and the split's first among them.
     table: &'a [u32],
     first: usize,
-    /// Where in a block the numbers of K and V begin, and their bytes.
+    /// The offsets in a block at which the numbers of K and V begin, and their length in bytes.
     k: usize,
     v: usize,
     len: usize,

@@ -1,12 +1,11 @@
 //! Products of bf16 and of 8-bit integers on matrix tiles: Intel's Advanced Matrix Extensions.
 //!
-//! **The arithmetic** of integers is exact. That of bf16 is `TDPBF16PS`'s (Intel 64 and IA-32 Architectures Software
-//! Developer's Manual, volume 2): inputs are cut at multiples of 32. In each block of 32, the products of the even
-//! inputs are a chain of fused multiply-adds from 0, and so are those of the odd inputs; the two are added, and then
-//! the result is added to the sum. `vdpbf16ps` adds in another order, and neither can emulate the other at a useful
-//! rate: so this is an arithmetic of its own, with a layout fingerprint of its own.
+//! **The arithmetic** of integers is exact. That of bf16 is `TDPBF16PS`'s (Intel 64 and IA-32 Architectures Software Developer's Manual,
+//! volume 2): inputs are cut at multiples of 32. In each block of 32, the products of the even inputs are a chain of fused multiply-adds
+//! from 0, and so are those of the odd inputs; the two are added, and then the result is added to the sum. `vdpbf16ps` adds in a different
+//! order, and neither can emulate the other at a useful rate: so this is an arithmetic of its own, with a layout fingerprint of its own.
 //!
-//! Each process tests it before use. The system grants tile state to processes that ask (`arch_prctl`).
+//! Each process tests it before use. The system grants tile state to processes that request it (`arch_prctl`).
 
 #[cfg(test)]
 mod emulated;
@@ -29,14 +28,14 @@ pub(crate) const TILE: usize = 16;
 /// 32 outputs of a word of inputs, half from each of two tiles.
 type Line = <Bf16 as PanelFormat>::Line;
 
-/// Whether this process may use tiles, and they compute as stated above. Asks and tests once, which takes microseconds.
+/// Whether this process may use tiles, and they compute as stated above. Requests and tests once, which takes microseconds.
 pub(crate) fn is_available() -> bool {
     static ANSWER: LazyLock<bool> = LazyLock::new(|| (are_there() || have_stand_ins()) && is_exact());
     *ANSWER
 }
 
-/// Whether tiles multiply integers too, where they are [available](is_available). Asks once: in a virtual machine
-/// `cpuid` takes microseconds.
+/// Whether tiles also multiply integers, if they are [available](is_available). The answer is cached, as `cpuid` takes microseconds in a
+/// virtual machine.
 pub(crate) fn has_int8() -> bool {
     static ANSWER: LazyLock<bool> = LazyLock::new(|| has(AMX_INT8) || !are_there() && have_stand_ins());
     *ANSWER
@@ -49,7 +48,7 @@ fn are_there() -> bool {
 
 #[cfg(test)]
 use emulated::stand_in as have_stand_ins;
-/// Tests emulate tiles where there are none.
+/// Whether emulated tiles are used: tests emulate them on machines without tiles.
 #[cfg(not(test))]
 const fn have_stand_ins() -> bool {
     false
@@ -63,7 +62,7 @@ const AMX_BF16: u32 = 22;
 const AMX_TILE: u32 = 24;
 const AMX_INT8: u32 = 25;
 
-/// Asks the system for this process's permission. A system that does not know tiles grants none.
+/// Requests this process's permission from the system. A system that does not know tiles grants none.
 fn is_granted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_ulong = 18;
@@ -79,9 +78,9 @@ pub(crate) struct Amx {
 
 /// A number format that tiles multiply. A word holds numbers of neighbouring inputs.
 pub(crate) trait TileFormat {
-    /// Of activations, 32 bits.
+    /// A word of activations, 32 bits.
     type Word;
-    /// 32 bits.
+    /// A sum, 32 bits.
     type Sum;
 
     /// `sums[i][j] += x.row(i) * weights.column(j)` for 16 rows, or `=`. `LINES`: that of `weights.ahead`.
@@ -114,7 +113,7 @@ struct Config {
     rows: [u8; 16],
 }
 
-/// For 1 to 16 rows.
+/// The configurations for 1 to 16 rows.
 static CONFIGS: [Config; TILE] = {
     let (mut configs, mut rows) = ([const { Config::of(TILE) }; TILE], 1);
     while rows < TILE {
@@ -139,20 +138,19 @@ impl Config {
 
 /// Tiles in use: two of sums, one of activations, one of weights.
 ///
-/// Where another thread shares the core, each further tile slows down loading them: with four of sums and two of either
-/// operand, a product of two tiles in the first-level cache took 33 ns, with these four 14, and 7 without loading any;
-/// alone on a core, 7 to 11 either way.
+/// If another thread shares the core, each further tile slows down loading them: with four tiles of sums and two of either operand, a
+/// product of two tiles in the first-level cache took 33 ns, with these four 14, and 7 without loading any; alone on a core, 7 to 11 in
+/// either case.
 const TILES: usize = 4;
 const WEIGHTS: usize = 3;
 
-/// Most rounds of weights, 24 KiB, that several tiles of rows multiply by turns while they are in the first-level
-/// cache. Two tiles also return to their activations before these are evicted: with half as many rounds, all of it
-/// fits.
+/// The most rounds of weights, 24 KiB, that several tiles of rows multiply in turn while they are in the first-level cache. Two tiles also
+/// return to their activations before these are evicted: with half as many rounds, everything fits.
 const ROUNDS_SHARED: usize = 12;
 const ROUNDS_SHARED_BY_TWO: usize = 6;
 
 impl Amx {
-    /// For `rows` rows. Up to 16, no more are read: padding rows would evict weights from the caches.
+    /// Configures tiles for `rows` rows. Up to 16, no more are read: padding rows would evict weights from the caches.
     ///
     /// # Safety
     /// [`is_available`] is true. A thread has one of these at a time.
@@ -215,7 +213,7 @@ impl Drop for Amx {
     }
 }
 
-/// Some lines of a panel, and what to prefetch while they are multiplied.
+/// Some lines of a panel, and the prefetching to do while they are multiplied.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'a> {
     lines: &'a [Line],
@@ -227,20 +225,20 @@ impl<'a> Piece<'a> {
         self.lines.len()
     }
 
-    /// For lines that several tiles of rows multiply: prefetches the weights a little further on.
+    /// A piece of lines that several tiles of rows multiply; the weights a little further on are prefetched.
     pub(crate) fn of_many_rows(lines: &'a [Line]) -> Self {
         let next = lines.as_ptr().cast::<u8>().wrapping_add(prefetch::STREAM_AHEAD_BYTES);
         Self { lines, ahead: RoundPrefetch { next, apart: ROUND_BYTES / STREAMS, step: ROUND_BYTES, lines: LINES_OF_ALL } }
     }
 
-    /// For lines in the caches, like those that follow.
+    /// A piece of lines in the caches, followed by more such lines.
     pub(crate) fn in_caches(lines: &'a [Line]) -> Self {
         Self { lines, ahead: RoundPrefetch::NONE }
     }
 }
 
-/// What each round prefetches: some cache lines at `next` and at seven more places, `apart` bytes from each other; the
-/// next round `step` bytes further.
+/// The prefetching of each round: some cache lines at `next` and at seven more places, `apart` bytes from each other; those of the next
+/// round are `step` bytes further.
 #[derive(Clone, Copy)]
 struct RoundPrefetch {
     next: *const u8,
@@ -253,7 +251,7 @@ struct RoundPrefetch {
 impl RoundPrefetch {
     const NONE: Self = Self { next: std::ptr::null(), apart: 0, step: 0, lines: 0 };
 
-    /// What is left after `rounds` rounds.
+    /// The prefetching left after `rounds` rounds.
     #[inline(always)]
     fn after(self, rounds: usize) -> Self {
         Self { next: self.next.wrapping_add(rounds * self.step), ..self }
@@ -280,7 +278,7 @@ const STREAMS: usize = 8;
 const LINES_OF_ALL: usize = ROUND_BYTES / STREAMS / CACHE_LINE;
 const LINES_OF_HALF: usize = LINES_OF_ALL / 2;
 
-/// Panels for a few rows, read once, from memory.
+/// Panels for a few rows, read once from memory.
 ///
 /// The tiles hold the sums of one panel, and with a single stream of weights a core stalls at each page until the
 /// hardware prefetcher follows (see [`OneRow`]). So each piece is prefetched in eight streams while the one before is
@@ -296,14 +294,13 @@ pub(crate) struct Stream<'a> {
     done: usize,
 }
 
-/// A task's first piece may arrive with nothing to multiply meanwhile, so it is a small part of the task; but below
-/// half of this minimum, streams are too short for the prefetcher. Two of the largest fit the second-level cache beside
-/// activations.
+/// The size of a piece. A task's first piece may arrive with nothing to multiply meanwhile, so it is a small part of the task; but below
+/// half of this minimum, streams are too short for the prefetcher. Two of the largest fit the second-level cache beside activations.
 const PIECE_BYTES: RangeInclusive<usize> = 48 << 10..=128 << 10;
 const PIECES: usize = 8;
 
 impl<'a> Stream<'a> {
-    /// The first `panels` whole panels of `panel_lines` lines each, one after the other.
+    /// The stream of the first `panels` whole panels of `panel_lines` lines each, one after the other.
     #[inline(always)]
     pub(crate) fn of<S: Simd>(simd: S, lines: &'a [Line], panel_lines: usize, panels: usize) -> Self {
         assert!(panel_lines.is_multiple_of(TILE) && lines.len() >= panels * panel_lines, "whole tiles and panels");
@@ -333,7 +330,7 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// Yields a panel's number, the first line within it, and a piece.
+/// Yields a panel's index, the first line within it, and a piece.
 impl<'a> Iterator for Stream<'a> {
     type Item = (usize, usize, Piece<'a>);
 
@@ -429,8 +426,8 @@ tile_format!(Int8Fours, [i8; 4], i32, "tdpbsud");
 /// Multiplies one row by `P` panels, in vectors: tiles with a single row wait for memory more often than they compute.
 /// `sums[p][j] += x * weights[p].column(j)`.
 ///
-/// The panels' lines take turns. A core that reads one stream stalls at each page until the hardware prefetcher
-/// follows; with several streams, one always goes on.
+/// The panels' lines take turns. A core that reads one stream stalls at each page until the hardware prefetcher follows; of several
+/// streams, one always continues.
 pub(crate) struct OneRow<'a, const P: usize> {
     pub(crate) x: &'a [u32],
     pub(crate) weights: [&'a [Line]; P],
@@ -479,7 +476,7 @@ impl<const P: usize> Kernel for OneRow<'_, P> {
     }
 }
 
-/// The stated arithmetic, number by number: `sum` plus products of pairs, `(even, odd)` each.
+/// The arithmetic stated above, number by number: `sum` plus products of pairs, `(even, odd)` each.
 pub(crate) fn sum_in_blocks(sum: f32, pairs: impl Iterator<Item = ([f32; 2], [f32; 2])>) -> f32 {
     let (mut sum, mut chains, mut count) = (sum, [0.0f32; 2], 0);
     for (a, b) in pairs {
@@ -493,7 +490,7 @@ pub(crate) fn sum_in_blocks(sum: f32, pairs: impl Iterator<Item = ([f32; 2], [f3
     if count % TILE == 0 { sum } else { sum + (chains[0] + chains[1]) }
 }
 
-/// Tests it on numbers of either sign and of sizes that differ by up to 2^15, so that every rounding decides some bits.
+/// Tests the arithmetic on numbers of either sign and of sizes that differ by up to 2^15, so that every rounding decides some bits.
 fn is_exact() -> bool {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut number = || {
@@ -512,7 +509,7 @@ fn is_exact() -> bool {
     let start = |i: usize, j: usize| f32::from_bits(x[i] ^ weights[0][j]).clamp(-1.0, 1.0);
     let mut sums: Vec<[f32; PANEL]> = (0..3 * TILE).map(|i| std::array::from_fn(|j| start(i, j))).collect();
     let lines: Vec<Line> = weights.iter().map(|line| std::array::from_fn(|byte| line[byte / 4].to_le_bytes()[byte % 4])).collect();
-    // SAFETY: the instructions are there and granted, as was asked before.
+    // SAFETY: the instructions are present and granted, as was tested before.
     unsafe { Amx::new(3 * TILE) }.multiply::<Bf16Pairs>(&x, LINES, Piece::of_many_rows(&lines), &mut sums, Start::Sums);
     let halves = |word: u32| [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)];
     let expected = |i: usize, j: usize| sum_in_blocks(start(i, j), (0..LINES).map(|l| (halves(x[i * LINES + l]), halves(weights[l][j]))));
@@ -540,7 +537,7 @@ mod tests {
                 assert_eq!(panel * panel_lines + line, next, "in their order");
                 assert!(line + piece.len() <= panel_lines, "of one panel");
                 next += piece.len();
-                // As one tile of rows prefetches, and as two do.
+                // The prefetching is that of one tile of rows, and of two.
                 let tiles = 1 + panels % 2;
                 for ahead in (0..tiles).map(|nth| piece.ahead.share_of(nth, tiles)) {
                     for (round, nth) in (0..piece.len() / TILE).flat_map(|round| (0..STREAMS).map(move |nth| (round, nth))) {

@@ -10,7 +10,7 @@ use crate::cpu::{
     simd::{LANES, Simd, portable},
 };
 
-/// Four inputs of 16 outputs, unsigned as `vpdpbusd` wants them.
+/// Four inputs of 16 outputs, unsigned as `vpdpbusd` requires.
 pub(super) type Line = [[u8; 4]; LANES];
 
 /// An instruction set's dot products. A value of an implementing type is the proof that this machine has the
@@ -22,7 +22,7 @@ pub(super) trait Dot: Copy {
     type Simd: Simd;
     /// Rows of a tile whose sums fit the registers, with [`LINES`](Self::LINES) lines of weights each.
     const TILE_ROWS: usize;
-    /// 1 or 2.
+    /// Lines of weights per step: 1 or 2.
     const LINES: usize;
     /// Rows of a tile whose sums fit the registers twice.
     const GROUPWISE_ROWS: usize;
@@ -43,7 +43,7 @@ pub(super) trait Dot: Copy {
 
 /// A computation that is compiled for every unit.
 pub(super) trait DotKernel {
-    /// Must be `#[inline(always)]`, as everything below it that uses `dot`.
+    /// Must be `#[inline(always)]`, like everything below it that uses `dot`.
     fn run<D: Dot>(self, dot: D);
 }
 
@@ -60,7 +60,7 @@ pub(super) enum DotUnit {
 }
 
 impl DotUnit {
-    /// Best first.
+    /// All units, best first.
     pub(super) const ALL: [DotUnit; 5] = [DotUnit::Amx, DotUnit::Avx512Vnni, DotUnit::AvxVnni, DotUnit::Avx2, DotUnit::Portable];
 
     /// The best unit that this machine has and `isa` includes.
@@ -93,7 +93,7 @@ impl DotUnit {
         self == DotUnit::Portable
     }
 
-    /// [`Dot::TILE_ROWS`], or 1 where rows lie one after the other.
+    /// The unit's [`Dot::TILE_ROWS`], or 1 if rows are stored one after the other.
     pub(super) fn tile_rows(self) -> usize {
         match self {
             DotUnit::Amx => 1,

@@ -1,4 +1,4 @@
-//! The end of a product whose numbers are quantized again: they are set, added, or activated and gated.
+//! The end of a product whose result is quantized again: it is set, added, or activated and gated.
 
 use crate::cpu::{
     activation::Activation,
@@ -56,7 +56,7 @@ impl<'a> Epilogue<'a> {
         outputs
     }
 
-    /// Prefetches a panel's outputs of `rows`, to have them when the sums are ready.
+    /// Prefetches a panel's outputs of `rows`, so that they have arrived when the sums are ready.
     #[inline(always)]
     pub(super) fn prefetch<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>) {
         for line in 0..if self.columns.is_gated { 1 } else { PANEL_LINES } {
@@ -67,7 +67,7 @@ impl<'a> Epilogue<'a> {
         }
     }
 
-    /// Takes a row's numbers of one panel, whose outputs are `outputs`.
+    /// Stores a row's numbers of one panel, whose outputs are `outputs`.
     #[inline(always)]
     pub(super) fn put<S: Simd>(&self, simd: S, row: usize, outputs: &PanelOutputs, mut y: [S::V; PANEL_LINES]) {
         if let Store::Activated(activation) = self.store {

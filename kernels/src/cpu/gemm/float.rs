@@ -1,8 +1,8 @@
 //! Products with f32, f16 and bf16 weights.
 //!
-//! Each number of the result starts from its bias and adds one product after the other, inputs ascending. For bf16
-//! weights, activations are rounded to bf16 too, and inputs come in pairs, the odd one first (see `panel`), or in
-//! blocks of 32 (`amx`). So it changes no bit how rows, inputs and outputs are cut into pieces for caches and threads.
+//! Each number of the result starts from its bias and adds one product after the other, inputs ascending. For bf16 weights, activations are
+//! also rounded to bf16, and inputs come in pairs, the odd one first (see `panel`), or in blocks of 32 (`amx`). So the way that rows,
+//! inputs and outputs are cut for caches and threads changes no bit.
 //!
 //! Sums below 2^-126, the smallest normal number, are the one exception: `vdpbf16ps` flushes them to zero, fused
 //! multiply-adds do not. A result that is itself about as small, or a chain that starts with products that are, may
@@ -60,7 +60,7 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &FloatActivations, products: [Produc
     let plan = Plan::new(x, panels, cpu.threads());
     let groups = |product: &SharedProduct<'_>| product.weights.panels().div_ceil(plan.group_panels);
     cpu.for_each(products.iter().map(groups).sum::<usize>() * plan.blocks, |index| {
-        // All blocks of rows take their turn with one group of panels while that is in the shared cache.
+        // All blocks of rows take turns with one group of panels while it is in the shared cache.
         let (product, group) = locate(&products, groups, index / plan.blocks);
         let block = index % plan.blocks;
         let share = |group| group * product.weights.panels() / groups(product);
@@ -76,13 +76,13 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &FloatActivations, products: [Produc
     });
 }
 
-/// How the work is cut.
+/// The division of the work into tasks.
 struct Plan {
     /// Blocks of rows.
     blocks: usize,
-    /// At most so many panels per task; groups are of nearly equal size.
+    /// The largest number of panels per task; groups are of nearly equal size.
     group_panels: usize,
-    /// Inputs of a piece; the last piece may have a few less.
+    /// The inputs of a piece; the last piece may have a few less.
     step: usize,
 }
 
@@ -101,13 +101,13 @@ impl Plan {
     }
 }
 
-/// Multiply-adds below which waking other threads does not pay: some microseconds.
+/// Multiply-adds below which waking other threads does not pay off: some microseconds.
 const WORK_MIN_TO_SHARE: usize = 1 << 17;
-/// Enough tasks for others to take over the share of a thread that is held up.
+/// Tasks per thread, enough for others to take over the share of a thread that is delayed.
 const TASKS_PER_THREAD: usize = 4;
-/// A group's piece of weights, at most 16 × 768 × 64 bytes (bf16), a task's activations, 96 × 768 × 2, and its sums, 96
-/// × 16 × 128, about fill a second-level cache of 1 MiB. Pieces of 384 to 1,024 inputs are equally fast, as long as
-/// they are even: a piece of 64 after one of 512 is not.
+/// The rows of a task. A group's piece of weights, at most 16 × 768 × 64 bytes (bf16), a task's activations, 96 × 768 × 2, and its sums, 96
+/// × 16 × 128, about fill a second-level cache of 1 MiB. Pieces of 384 to 1,024 inputs are equally fast, as long as they are even: a piece
+/// of 64 after one of 512 is not.
 const ROWS_PER_TASK: usize = 96;
 const GROUP_PANELS: usize = 16;
 const STEP_INPUTS: usize = 768;
@@ -124,7 +124,7 @@ enum SharedOutput<'a> {
     Activated(Activation, SharedActivations<'a>),
 }
 
-/// Some panels times a block of rows.
+/// The product of some panels and a block of rows.
 struct Task<'a, E> {
     x: &'a FloatActivations,
     product: &'a SharedProduct<'a>,
@@ -162,7 +162,7 @@ impl<E: WeightFormat> Kernel for Task<'_, E> {
 }
 
 impl<E: WeightFormat> Task<'_, E> {
-    /// On AMX, for which rows lie one after the other.
+    /// Multiplies on AMX, for which rows are stored one after the other.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&mut self, simd: S) {
@@ -235,7 +235,7 @@ impl<E: WeightFormat> Task<'_, E> {
                 let (next_panel, next_line) = match (panel + 1 < self.panels.end, piece.end < lines) {
                     (true, _) => (panel + 1, start),
                     (false, true) => (first, piece.end),
-                    // With few rows, the thread's next task mostly begins there.
+                    // With few rows, the thread's next task usually begins there.
                     (false, false) => (panel + 1, 0),
                 };
                 let next = all.wrapping_add((next_panel - first) * panel_lines + next_line);
@@ -245,8 +245,7 @@ impl<E: WeightFormat> Task<'_, E> {
                     let sums = (panel - first) * self.sums_rows + rows.start - self.rows.start;
                     let sums = &mut self.sums[sums..sums + rows.len()];
                     let ahead = match self.tiles.len() {
-                        // One row computes so little that its loads run ahead by themselves, and hardware prefetching
-                        // with them.
+                        // One row computes so little that its loads run ahead by themselves, and hardware prefetching with them.
                         1 if rows.len() == 1 => WeightPrefetch::NONE,
                         1 => WeightPrefetch::within(weights),
                         tiles => WeightPrefetch::share_of(next, weights.len(), nth, tiles),
@@ -269,7 +268,7 @@ impl<E: WeightFormat> Task<'_, E> {
         }
     }
 
-    /// Stores the sums of one row: its outputs of all panels lie together.
+    /// Stores the sums of one row: its outputs of all panels are adjacent.
     #[inline(always)]
     fn finish<S: Simd>(&self, simd: S, row: usize) {
         let weights = self.product.weights;
@@ -309,7 +308,7 @@ impl<E: WeightFormat> Task<'_, E> {
     }
 }
 
-/// How many rows ahead outputs are prefetched.
+/// The number of rows by which the prefetching of outputs is ahead.
 const ROWS_AHEAD: usize = 8;
 
 #[cfg(test)]
@@ -437,7 +436,7 @@ mod tests {
         }
     }
 
-    /// Against the stated arithmetic, number by number.
+    /// Compares with the stated arithmetic, number by number.
     #[test]
     fn products_of_bf16_are_chains_in_twos_the_odd_one_first_or_blocks_of_32() {
         let (m, n) = (3, 35);
@@ -471,7 +470,7 @@ mod tests {
 
     #[test]
     fn denormal_bf16_are_zeros_on_every_instruction_set() {
-        // If they were not, 2^-130 times 2^100 would count.
+        // If they were not flushed, 2^-130 times 2^100 would count.
         let (tiny, large) = (2f32.powi(-130), 2f32.powi(100));
         let (x, w) = ([tiny, large, 0.5, tiny, 1.0], [large, tiny, 2.0, large, 0.25]);
         let bytes = encode(Dtype::Bf16, &w);

@@ -15,7 +15,7 @@
 //! A group's sum is an exact integer and its parts are added in one order: no tiling or instruction set changes a bit, and a
 //! row depends on itself alone.
 //!
-//! - [`GroupwiseWeights`], [`GroupwiseActivations`]: packed; [`GroupwiseMatrix`]: where weights come from
+//! - [`GroupwiseWeights`], [`GroupwiseActivations`]: packed operands; [`GroupwiseMatrix`]: the source of weights
 //! - [`matmul`]: the product
 
 mod activations;
@@ -45,7 +45,7 @@ use std::{array::from_fn, marker::PhantomData, ops::Range};
 
 /// Inputs that share a scale of the activations. Weights' groups are made of these.
 pub const GROUP: usize = 32;
-/// Groups of four inputs in it.
+/// Groups of four inputs in a [`GROUP`].
 const GROUP_QUADS: usize = GROUP / 4;
 
 /// `y = x wᵀ + bias` for each of the products.
@@ -75,13 +75,14 @@ fn matmul_on<const N: usize>(
     }
 }
 
-/// Panels enough to pay for waking a thread, few enough for others to take over the share of one that is held up.
+/// The panels per task: enough to make waking a thread worthwhile, few enough for others to take over the share of a thread that is
+/// delayed.
 fn panels_per_task(x: &GroupwiseActivations, panels: usize, threads: usize) -> usize {
     let products = x.rows() * x.cols() * PANEL_LINES * LANES;
     panels.div_ceil(TASKS_PER_THREAD * threads).max(PRODUCTS_PER_TASK / products.max(1)).max(1)
 }
 
-/// Products of some microseconds.
+/// Products per task: some microseconds.
 const PRODUCTS_PER_TASK: usize = 1 << 18;
 const TASKS_PER_THREAD: usize = 16;
 
@@ -99,7 +100,7 @@ impl<'a> SharedProduct<'a> {
     }
 }
 
-/// All rows times some panels. A panel stays in the second-level cache while the tiles of rows pass by.
+/// The product of all rows and some panels. A panel stays in the second-level cache while the tiles of rows pass by.
 struct Task<'a> {
     x: &'a GroupwiseActivations,
     product: &'a SharedProduct<'a>,
@@ -184,7 +185,7 @@ impl Task<'_> {
         }
     }
 
-    /// `numbers[i][first..first + N]` = products of row `start + i` with `N` lines of the panel.
+    /// Sets `numbers[i][first..first + N]` to the products of row `start + i` with `N` lines of the panel.
     #[inline(always)]
     fn lines<D: Dot, E: Element, const T: usize, const N: usize, const STEPS: usize, const IS_E2M1: bool>(
         &self,
@@ -237,7 +238,7 @@ impl Task<'_> {
                     let quantized = rows[i].groups[group];
                     let mut sum = dot.to_f32(sums[i][j]);
                     if let Zeros::Each(_) = zeros {
-                        // Exact: all three are integers below 2^24.
+                        // This is exact: all three are integers below 2^24.
                         sum = simd.fma(zero, simd.splat(-(quantized.sum as f32)), sum);
                     }
                     y[i][j] = simd.fma(simd.mul(scale, simd.splat(quantized.scale)), sum, y[i][j]);
@@ -256,7 +257,7 @@ impl Task<'_> {
 #[derive(Clone, Copy)]
 enum Zeros<'a> {
     Same(i32),
-    /// In bf16, which holds integers up to 256.
+    /// Zeros of each output, in bf16, which holds integers up to 256.
     Each(&'a [[u8; 2]; PANEL_LINES * LANES]),
 }
 
@@ -286,7 +287,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    /// Any integers, scales and zeros, by a seed.
+    /// Arbitrary integers, scales and zeros, drawn from a seed.
     #[derive(Clone, Copy)]
     struct Drawn {
         outputs: usize,
@@ -338,7 +339,7 @@ mod tests {
         }
     }
 
-    /// [`matmul`] on any available unit, whatever the instruction set of `cpu`.
+    /// [`matmul`] on any available unit, regardless of the instruction set of `cpu`.
     fn product(unit: DotUnit, cpu: &Cpu, x: &[f32], w: &GroupwiseWeights) -> Vec<f32> {
         let mut rows = GroupwiseActivations::default();
         rows.copy_from(cpu, x, w.inputs());
@@ -351,7 +352,7 @@ mod tests {
         DotUnit::ALL.into_iter().filter(|unit| unit.is_available())
     }
 
-    /// The definition.
+    /// The product by definition.
     fn reference(x: &[f32], w: &dyn GroupwiseMatrix, bias: &[f32]) -> Vec<f32> {
         let mut row = GroupwiseRow::of(w);
         let rows = x.chunks(w.inputs());
@@ -379,7 +380,7 @@ mod tests {
         y
     }
 
-    /// On every unit, with one and several threads, the product has exactly the bits of the definition.
+    /// Asserts that the product has exactly the bits of the definition on every unit, with one and several threads.
     fn check(rows: usize, matrix: Drawn) {
         let x: Vec<f32> = numbers(rows * matrix.inputs, matrix.seed + 5).iter().map(|x| 5.0 * x).collect();
         let bias = numbers(matrix.outputs, matrix.seed + 6);
@@ -522,7 +523,8 @@ mod tests {
                 for (i, x) in x.iter().enumerate() {
                     let (scale, zero) = (row.scales[i / GROUP], f32::from(row.zeros[i / GROUP]));
                     let error = (scale * (f32::from(row.integers[i]) - zero) - x).abs();
-                    // Half a step; a whole one where 8 steps are on one side and 7 on the other; scales are rounded to bf16.
+                    // The bound is half a step, or a whole one where 8 steps are on one side and 7 on the other; scales are rounded to
+                    // bf16.
                     let most = scale.abs() * if bits == Bits::Four { 1.05 } else { 1.0 };
                     assert!(error <= most && scale.abs() <= 2.05 / steps, "{x}: {error} at {scale}");
                 }

@@ -35,7 +35,7 @@ use crate::cpu::{
 };
 use std::{array::from_fn, ops::Range};
 
-/// The longest sum of products that fits 32 bits.
+/// The largest number of inputs whose sum of products fits 32 bits.
 pub const INPUTS_MAX: usize = i32::MAX as usize / (127 * 127);
 
 /// `y = x wᵀ + bias` for each of the products.
@@ -56,20 +56,21 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &Int8Activations, mut products: [Pro
     }
 }
 
-/// Panels enough to pay for waking a thread, few enough for others to take over the share of one that is held up.
+/// The panels per task: enough to make waking a thread worthwhile, few enough for others to take over the share of a thread that is
+/// delayed.
 fn panels_per_task(x: &Int8Activations, panels: usize, threads: usize) -> usize {
     let products = x.rows() * x.cols() * PANEL_LINES * LANES;
     let worth = PRODUCTS_PER_TASK / products.max(1);
-    // Tiles compute faster than memory delivers: with more panels per task, more of them share what is read of `x`.
+    // Tiles compute faster than memory delivers: with more panels per task, more panels share each read of `x`.
     let tasks = if x.unit() == DotUnit::Amx { TASKS_PER_THREAD / 4 } else { TASKS_PER_THREAD };
     let panels = panels.div_ceil(tasks * threads).max(worth).max(1);
     if x.rows() == 1 { panels.next_multiple_of(ROW_PANELS) } else { panels }
 }
 
-/// Products of some microseconds.
+/// Products per task: some microseconds.
 const PRODUCTS_PER_TASK: usize = 1 << 18;
 const TASKS_PER_THREAD: usize = 16;
-/// Panels that one row multiplies at a time.
+/// Panels that a single row multiplies at a time.
 const ROW_PANELS: usize = 4;
 
 /// A product that several tasks write.
@@ -107,7 +108,7 @@ impl<V: Copy> Panel<V> {
     }
 }
 
-/// All rows times some panels. A panel stays in the second-level cache while the tiles of rows pass by.
+/// The product of all rows and some panels. A panel stays in the second-level cache while the tiles of rows pass by.
 struct Task<'a> {
     x: &'a Int8Activations,
     product: &'a SharedProduct<'a>,
@@ -122,7 +123,7 @@ impl DotKernel for Task<'_> {
         }
         let mut panel = self.panels.start;
         while panel < self.panels.end {
-            // One row waits for memory, which delivers several panels faster than one (see `amx::OneRow`).
+            // With one row, the core waits for memory, which delivers several panels faster than one (see `amx::OneRow`).
             if D::LINES == PANEL_LINES && self.x.rows() == 1 && panel + ROW_PANELS <= self.panels.end {
                 self.row::<D>(dot, panel);
                 panel += ROW_PANELS;
@@ -138,7 +139,7 @@ impl DotKernel for Task<'_> {
 }
 
 impl Task<'_> {
-    /// On AMX.
+    /// Multiplies on AMX.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     fn multiply_blocks<S: Simd>(&self, simd: S) {
@@ -146,8 +147,8 @@ impl Task<'_> {
             amx::{Amx, Int8Fours, Piece, Stream, TILE},
             micro_kernel::Start,
         };
-        /// Panels at a time: their weights stay in a second-level cache of 2 MiB while rows pass by. A block of rows
-        /// stores neighbouring panels' numbers right after each other, before their cache lines and pages are evicted.
+        /// Bytes of the panels multiplied at a time: their weights stay in a second-level cache of 2 MiB while rows pass by. A block of
+        /// rows stores neighbouring panels' numbers right after each other, before their cache lines and pages are evicted.
         const GROUP_BYTES: usize = 1 << 20;
         const ROWS_AT_A_TIME: usize = 64;
         let (rows, quads) = (self.x.rows(), self.x.tiling().cols);
@@ -192,7 +193,7 @@ impl Task<'_> {
     #[inline(always)]
     fn finish_sums<S: Simd>(&self, simd: S, panel: usize, rows: Range<usize>, sums: &[[i32; PANEL_LINES * LANES]]) {
         let panel = Panel::of(simd, self.product, panel);
-        // Loops, not closures: only inlined code is compiled for the instruction set.
+        // Loops are used instead of closures, as only inlined code is compiled for the instruction set.
         for (sums, row) in sums.iter().zip(rows) {
             let (start, mut numbers) = (self.start(row), [simd.zero(); PANEL_LINES]);
             for (line, sums) in sums.as_chunks::<LANES>().0.iter().enumerate() {
@@ -206,7 +207,7 @@ impl Task<'_> {
         }
     }
 
-    /// What a row's sums start from: it makes up for weights that are stored plus 128.
+    /// The initial value of a row's sums, which compensates for the 128 added to stored weights.
     #[inline(always)]
     fn start(&self, row: usize) -> i32 {
         -128 * self.x.quantized(row).sum
@@ -271,7 +272,7 @@ impl Task<'_> {
         }
     }
 
-    /// `numbers[i][first..first + N]` = sums of `N` lines of the panel.
+    /// Sets `numbers[i][first..first + N]` to the sums of `N` lines of the panel.
     #[inline(always)]
     fn lines<D: Dot, const T: usize, const N: usize>(
         &self,
@@ -326,7 +327,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    /// [`matmul`] on any available unit, whatever the instruction set of `cpu`.
+    /// [`matmul`] on any available unit, regardless of the instruction set of `cpu`.
     fn product(unit: DotUnit, cpu: &Cpu, x: &[f32], w: &Int8Weights) -> Vec<f32> {
         let mut rows = Int8Activations::default();
         rows.copy_for(unit, cpu, x, w.inputs());
@@ -339,7 +340,7 @@ mod tests {
         DotUnit::ALL.into_iter().filter(|unit| unit.is_available())
     }
 
-    /// The definition, with 64-bit sums.
+    /// The product by definition, with 64-bit sums.
     fn reference(x: &[f32], w: &[f32], bias: &[f32], (m, n, k): (usize, usize, usize)) -> Vec<f32> {
         let quantized = |row: &[f32]| {
             let row = transformed(row);
@@ -359,7 +360,7 @@ mod tests {
         (0..m * n).map(|i| number((i / n, i % n))).collect()
     }
 
-    /// On every unit, with one and several threads, the product has exactly the bits of the definition.
+    /// Asserts that the product has exactly the bits of the definition on every unit, with one and several threads.
     fn check(shape @ (m, n, k): (usize, usize, usize), dtype: Dtype, seed: u64) {
         let x: Vec<f32> = numbers(m * k, seed).iter().map(|x| 5.0 * x).collect();
         let bytes = encode(dtype, &numbers(n * k, seed + 1));
@@ -486,7 +487,7 @@ mod tests {
         let bytes = encode(Dtype::F32, &w);
         let y = product(DotUnit::of(cpu.isa()), &cpu, &x, &Int8Weights::new(&cpu, Matrix::new(&bytes, Dtype::F32, n, k), None));
         let error = y.iter().enumerate().map(|(j, y)| (f64::from(*y) - product_of(&x, j)).powi(2)).sum::<f64>();
-        // Untransformed, a step of `x` is 60 / 127, nearly as large as the other numbers: 0.24.
+        // Without the transform, a step of `x` is 60 / 127, nearly as large as the other numbers: 0.24.
         assert!((error / others).sqrt() < 0.1, "{}", (error / others).sqrt());
     }
 
@@ -494,7 +495,7 @@ mod tests {
     fn the_largest_sums_do_not_overflow() {
         let k = INPUTS_MAX;
         for sign in [1.0, -1.0] {
-            // All ones after the transform.
+            // The rows are all ones after the transform.
             let ones: Vec<f32> = (0..k).map(|i| if i % block_of(k) == 0 { 1.0 } else { 0.0 }).collect();
             let x: Vec<f32> = ones.iter().map(|one| sign * one).collect();
             let bytes = encode(Dtype::F32, &ones);

@@ -17,9 +17,9 @@ use crate::cpu::{
 
 /// The left operand: numbers that are broadcast to multiply 32 columns, one line of the panel after the other.
 pub(crate) trait Broadcast<const T: usize>: Copy {
-    /// Lines of the panel.
+    /// The number of lines of the panel.
     fn len(self) -> usize;
-    /// Multiplies line `l` of the panel for row `i` of the tile: the bits of an f32, or of two 16-bit numbers.
+    /// The left operand of line `l` of the panel for row `i` of the tile: the bits of an f32, or of two 16-bit numbers.
     fn at(self, l: usize, i: usize) -> u32;
 }
 
@@ -39,7 +39,7 @@ impl<const T: usize> Broadcast<T> for PackedRows<'_, T> {
     }
 }
 
-/// What sums start from.
+/// The initial values of sums.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
     Zero,
@@ -84,7 +84,7 @@ impl<X: Broadcast<T>, P: PanelFormat, const T: usize> Kernel for MicroKernel<'_,
 }
 
 impl<X: Broadcast<T>, P: PanelFormat, const T: usize> MicroKernel<'_, X, P, T> {
-    /// `N` of the panel's vectors, from `first` on.
+    /// Computes `N` of the panel's vectors, from `first` on.
     #[inline(always)]
     fn vectors<S: Simd, const N: usize>(&mut self, simd: S, first: usize) {
         let Self { x, w, ref mut sums, start, mut ahead } = *self;
@@ -111,7 +111,7 @@ impl<X: Broadcast<T>, P: PanelFormat, const T: usize> MicroKernel<'_, X, P, T> {
     }
 }
 
-/// Step `STEP` of line `l`.
+/// Computes step `STEP` of line `l`.
 #[inline(always)]
 fn step<S: Simd, P: PanelFormat, const T: usize, const N: usize, const STEP: usize>(
     simd: S,

@@ -1,4 +1,4 @@
-//! Which outputs go into which panel of packed weights.
+//! The assignment of outputs to panels of packed weights.
 
 use crate::{
     cpu::{gemm::panel::PANEL, simd::LANES},
@@ -6,7 +6,7 @@ use crate::{
 };
 use std::ops::Range;
 
-/// A linear layer as a file has it: `[outputs, inputs]`, and biases `[outputs]` or none.
+/// A linear layer as stored in a file: `[outputs, inputs]`, and biases `[outputs]` or none.
 pub(crate) type Linear<'a> = (Matrix<'a>, Option<&'a [f32]>);
 
 /// A layer's outputs and inputs, and its biases `[outputs]` or none.
@@ -22,7 +22,7 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Of one layer, or of a gate and the layer that it multiplies.
+    /// The columns of one layer, or of a gate and the layer that it multiplies.
     pub(crate) fn of(layers: &[Linear<'_>]) -> Self {
         let shapes: Vec<_> = layers.iter().map(|(weight, bias)| ((weight.rows(), weight.cols()), *bias)).collect();
         Self::of_shapes(&shapes)
@@ -58,14 +58,14 @@ impl Columns {
         panel * self.width()..((panel + 1) * self.width()).min(self.outputs)
     }
 
-    /// The outputs of one vector of a panel's columns. Both vectors of a gated panel have the same.
+    /// The outputs of one vector of a panel's columns. Both vectors of a gated panel have the same outputs.
     #[inline(always)]
     pub(crate) fn outputs_of_vector(&self, panel: usize, vector: usize) -> Range<usize> {
         let first = if self.is_gated { panel } else { panel * PANEL / LANES + vector } * LANES;
         first.min(self.outputs)..(first + LANES).min(self.outputs)
     }
 
-    /// The biases of each panel's columns; zeros where there are none.
+    /// The biases of each panel's columns; zeros for layers without biases.
     pub(crate) fn biases(&self, layers: &[Linear<'_>]) -> Vec<[f32; PANEL]> {
         self.biases_of(&layers.iter().map(|(_, bias)| *bias).collect::<Vec<_>>())
     }

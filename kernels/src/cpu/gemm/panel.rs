@@ -1,8 +1,8 @@
-//! What a line of a panel holds, and how it is multiplied.
+//! The layout of a panel's lines, and their multiplication.
 //!
-//! f32 and f16: a line has one input, and is widened to f32 and multiplied. bf16: a line has two inputs, and so has a
-//! word of activations, which are bf16 too: the odd input's product is added first, then the even one's, each by a
-//! fused multiply-add in f32. An instruction that adds both in this order may do it at once (see [`Simd::BF16_STEPS`]).
+//! f32 and f16: a line has one input, and is widened to f32 and multiplied. bf16: a line has two inputs, and so has a word of activations,
+//! which are also bf16: the odd input's product is added first, then the even one's, each by a fused multiply-add in f32. An instruction
+//! that adds both in this order may do so at once (see [`Simd::BF16_STEPS`]).
 
 use crate::cpu::{
     bf16::flush,
@@ -14,14 +14,14 @@ use crate::cpu::{
 pub(crate) const PANEL: usize = PANEL_LINES * LANES;
 pub(crate) const PANEL_LINES: usize = 2;
 
-/// How a panel of 32 outputs, two vectors, is stored and multiplied.
+/// The storage and multiplication of a panel of 32 outputs, two vectors.
 pub(crate) trait PanelFormat {
     type Line: Send + Sync;
     /// Inputs of a line.
     const INPUTS: usize = 1;
     /// Whether a step multiplies pairs of 16 bits, for which some processors have instructions.
     const MULTIPLIES_PAIRS: bool = false;
-    /// Whether these are pairs of bf16, multiplied in [`Simd::BF16_STEPS`] steps.
+    /// Whether the operands are pairs of bf16, multiplied in [`Simd::BF16_STEPS`] steps.
     const IS_BF16: bool = false;
 
     /// The right operand of step `STEP`: outputs 0 to 15, or 16 to 31.
@@ -40,7 +40,7 @@ pub(crate) trait PanelFormat {
     }
 }
 
-/// Steps that multiply a line.
+/// The number of steps that multiply a line.
 pub(crate) const fn steps<S: Simd, L: PanelFormat>() -> usize {
     if L::IS_BF16 { S::BF16_STEPS } else { 1 }
 }
@@ -51,7 +51,7 @@ pub(crate) trait WeightFormat: Element + PanelFormat {
 
     fn lines(bytes: &[u8]) -> &[Self::Line];
 
-    /// Lines of a panel with this many inputs.
+    /// The number of lines of a panel with this many inputs.
     fn panel_lines(inputs: usize) -> usize {
         inputs.div_ceil(Self::INPUTS)
     }

@@ -13,8 +13,8 @@ pub(crate) struct WeightPrefetch {
 }
 
 impl WeightPrefetch {
-    /// Prefetches for one more line, which has one or two cache lines. Three or more tiles compute longer than memory
-    /// takes: then the first-level cache can take the weights.
+    /// Prefetches for one more line, which has one or two cache lines. Three or more tiles take longer to compute than memory takes, so the
+    /// first-level cache can receive the weights.
     #[inline(always)]
     pub(crate) fn issue<S: Simd>(&mut self, simd: S) {
         if self.step >= CACHE_LINE {
@@ -28,17 +28,16 @@ impl WeightPrefetch {
         self.next = self.next.wrapping_add(self.step);
     }
 
-    /// For a panel that streams through once: the weights a little further on.
+    /// Prefetching for a panel that streams through once: the weights a little further on.
     #[inline(always)]
     pub(crate) fn within<P>(panel: &[P]) -> Self {
         Self { next: panel.as_ptr().cast::<u8>().wrapping_add(STREAM_AHEAD_BYTES), step: size_of::<P>() }
     }
 
-    /// For a panel in the cache, like everything read with it.
+    /// No prefetching, for a panel in the cache, like everything read with it.
     pub(crate) const NONE: Self = Self { next: std::ptr::null(), step: 0 };
 
-    /// For a panel of `len` lines that stays in the cache for several tiles: tile `nth` prefetches its share of the
-    /// next panel.
+    /// Prefetching for a panel of `len` lines that stays in the cache for several tiles: tile `nth` prefetches its share of the next panel.
     #[inline(always)]
     pub(crate) fn share_of<P>(next: *const P, len: usize, nth: usize, tiles: usize) -> Self {
         let start = len * size_of::<P>() * nth / tiles;
@@ -46,5 +45,5 @@ impl WeightPrefetch {
     }
 }
 
-/// Measured: 2 KiB are too little for memory with 100 ns latency, and 16 KiB are no better.
+/// The distance of prefetching. Measured: 2 KiB are too little for memory with 100 ns latency, and 16 KiB are no better.
 pub(crate) const STREAM_AHEAD_BYTES: usize = 8192;

@@ -29,7 +29,7 @@ impl Tiling {
         self.tile(((row + 1) * self.tiles - 1) / self.rows)
     }
 
-    /// Where the tile of `rows` lies in memory.
+    /// The range of the tile of `rows` in memory.
     #[inline(always)]
     pub(crate) fn numbers(&self, rows: &Range<usize>) -> Range<usize> {
         rows.start * self.cols..rows.end * self.cols

@@ -1,4 +1,4 @@
-//! How K and V are stored and multiplied, as types.
+//! Types for the storage and multiplication of K and V.
 
 use crate::cpu::{
     element::{Bf16, F16, F32},
@@ -11,9 +11,9 @@ use crate::cpu::{
 
 /// A [`KvStorage`](super::KvStorage) as a type.
 pub(crate) trait KvElement {
-    /// Of a number.
+    /// Bytes of a number.
     const BYTES: usize;
-    /// How it is multiplied: number by number, or pair by pair.
+    /// The format in which it is multiplied: number by number, or pair by pair.
     type PanelFormat: KvPanelFormat;
     /// 16 words in memory: numbers, or pairs that one instruction multiplies.
     type Words;
@@ -31,7 +31,7 @@ pub(crate) trait KvElement {
         Self::widen(simd, words)
     }
 
-    /// Stores `numbers`, which may not take all bytes.
+    /// Stores `numbers`, which may not fill all bytes.
     fn put<S: Simd>(simd: S, numbers: S::V, to: &mut NumberBytes);
 }
 
@@ -41,12 +41,12 @@ pub(crate) type NumberBytes = [u8; 4 * LANES];
 /// 32 numbers as f32, or 32 pairs of bf16 or of integers.
 pub(crate) type KvLine = [u8; 4 * PANEL];
 
-/// How panels of K and V are multiplied with queries and with weights.
+/// The multiplication of panels of K and V with queries and with weights.
 pub(crate) trait KvPanelFormat: PanelFormat<Line = KvLine> {
-    /// Whether products are of integers: then operands have scales, K and V in their blocks.
+    /// Whether products are of integers, whose operands have scales; those of K and V are in their blocks.
     const HAS_SCALES: bool = false;
 
-    /// 16 numbers, times the inverse of their scale if they have one, as words of one number or two.
+    /// Stores 16 numbers, times the inverse of their scale if they have one, as words of one number or two.
     fn put_words<S: Simd>(simd: S, numbers: S::V, to: &mut [u32]);
 
     /// The sums of products as f32, not scaled yet.
@@ -97,7 +97,7 @@ pub(crate) struct Int16Pairs;
 
 /// Largest head size whose products with K in 8 bits fit 32 bits.
 pub const INT8_HEAD_DIM_MAX: usize = (i32::MAX / (i8::MAX as i32 * i16::MAX as i32)) as usize;
-/// Room for such a head.
+/// Vectors of a head of the largest size.
 pub(crate) const INT8_HEAD_VECTORS: usize = INT8_HEAD_DIM_MAX.div_ceil(LANES);
 
 impl PanelFormat for Int16Pairs {
@@ -130,7 +130,7 @@ impl KvPanelFormat for Int16Pairs {
     }
 }
 
-/// Numbers in a word of `E`.
+/// The count of numbers in a word of `E`.
 pub(crate) const fn inputs<E: KvElement>() -> usize {
     <E::PanelFormat as PanelFormat>::INPUTS
 }

@@ -60,13 +60,13 @@ fn add_i16_products_x8(_: Avx2, a: __m256, b: __m256, sum: __m256) -> __m256 {
     }
 }
 
-/// The even ones of 16 bf16 to f32.
+/// The even numbers of 16 bf16, as f32.
 #[inline(always)]
 fn bf16_even_x8(_: Avx2, x: &[u8; 32]) -> __m256 {
     intrinsics!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(x.as_ptr().cast()))))
 }
 
-/// The odd ones of 16 bf16 to f32.
+/// The odd numbers of 16 bf16, as f32.
 #[inline(always)]
 fn bf16_odd_x8(_: Avx2, x: &[u8; 32]) -> __m256 {
     intrinsics! {
@@ -85,7 +85,7 @@ fn to_bf16x8(_: Avx2, v: __m256) -> __m256i {
     }
 }
 
-/// The same, with NaN kept and denormals flushed to zero.
+/// As [`to_bf16x8`], with NaN kept and denormals flushed to zero.
 #[inline(always)]
 fn normal_bf16x8(simd: Avx2, v: __m256) -> __m256i {
     let nearest = to_bf16x8(simd, v);

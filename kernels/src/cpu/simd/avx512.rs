@@ -17,7 +17,7 @@ impl Avx512 {
     }
 }
 
-/// Whether this machine has AVX-512 F, BW, VL and DQ, and what [`avx2`] needs.
+/// Whether this machine has AVX-512 F, BW, VL and DQ, and the instructions that [`avx2`] needs.
 pub(crate) fn is_available() -> bool {
     avx2::is_available()
         && is_x86_feature_detected!("avx512f")

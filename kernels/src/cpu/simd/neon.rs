@@ -1,7 +1,7 @@
 //! The 16 lanes as four 128-bit registers of aarch64: lanes 0 to 3, 4 to 7, 8 to 11 and 12 to 15.
 //!
-//! NEON with fused multiply-add is part of every aarch64 target, so nothing has to be detected or tested.
-//! Half-precision floats go through [`Portable`]: weights and KV are rarely stored so.
+//! NEON with fused multiply-add is part of every aarch64 target, so nothing has to be detected or tested. Half-precision floats go through
+//! [`Portable`], as weights and KV are rarely stored in them.
 
 use super::{Kernel, LANES, Simd, portable::Portable};
 use std::{arch::aarch64::*, array::from_fn};
@@ -194,7 +194,7 @@ impl Simd for Neon {
     #[inline(always)]
     fn max(self, a: V, b: V) -> V {
         intrinsics! {
-            // NEON's own maximum gives NaN where either is NaN.
+            // NEON's own maximum gives NaN if either is NaN.
             from_fn(|i| vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i]))
         }
     }

@@ -24,7 +24,7 @@ fn to_half_words(v: V, to: &mut [u8; 32], from_f32: impl Fn(f32) -> u16) {
     }
 }
 
-/// The first is in the low half.
+/// Packs two integers, the first in the low half.
 #[inline(always)]
 fn i16_pair([low, high]: [i16; 2]) -> f32 {
     f32::from_bits(u32::from(low as u16) | u32::from(high as u16) << 16)

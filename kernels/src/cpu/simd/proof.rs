@@ -1,4 +1,4 @@
-//! Whether this processor multiplies bf16 pairs like two fused multiply-adds, and rounds to bf16 like `bf16::round`.
+//! The test that this processor multiplies bf16 pairs like two fused multiply-adds, and rounds to bf16 like `bf16::round`.
 //!
 //! Intel documents that `vdpbf16ps` adds the odd product first, then the even one, each rounded to nearest even, with
 //! denormals read as zeros (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS). Other
@@ -7,12 +7,12 @@
 use super::{Kernel, LANES, Simd, avx512};
 use std::sync::LazyLock;
 
-/// Tests once, which takes microseconds. `false` also where the instruction is missing.
+/// Tests once, which takes microseconds. Also returns `false` if the instruction is missing.
 pub(crate) fn bf16_products_are_exact() -> bool {
     static ANSWER: LazyLock<bool> = LazyLock::new(|| {
         let has = avx512::is_available() && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni");
         let chains = chains();
-        // SAFETY: all that the two enable was just detected.
+        // SAFETY: everything that the two enable was just detected.
         has && unsafe { avx512::run_pairs(Products(&chains)) == avx512::run(Products(&chains)) }
     });
     *ANSWER
@@ -21,7 +21,7 @@ pub(crate) fn bf16_products_are_exact() -> bool {
 /// A sum in every lane, and pairs whose products are added to it.
 struct Chain {
     start: [f32; LANES],
-    /// Any bits: numbers of every size, denormals, infinities and NaN.
+    /// Arbitrary bits: numbers of every size, denormals, infinities and NaN.
     any: [f32; LANES],
     links: [Link; LINKS],
 }

@@ -1,4 +1,4 @@
-//! Which cores a process may run on, and pinning a thread to one. Only Linux tells; elsewhere nothing is pinned.
+//! The cores that a process may run on, and pinning a thread to one. Supported on Linux only; elsewhere nothing is pinned.
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -16,7 +16,7 @@ mod linux {
         (0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap_or(false)).collect()
     }
 
-    /// Pins the calling thread to `core`. A wish: if the system refuses, the thread runs on any core.
+    /// Pins the calling thread to `core`, if possible: if the system refuses, the thread runs on any core.
     pub(crate) fn stay_on(core: usize) {
         let mut set = CpuSet::new();
         if set.set(core).is_ok() {

@@ -37,7 +37,7 @@ impl<'a, T> Disjoint<'a, T> {
     }
 
     /// # Safety
-    /// `index` must be within the slice, and nobody else may use that element at the same time.
+    /// `index` must be within the slice, and no other thread may use that element at the same time.
     #[inline(always)]
     pub(crate) unsafe fn write(&self, index: usize, value: T) {
         debug_assert!(index < self.len);

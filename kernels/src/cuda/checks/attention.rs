@@ -1,4 +1,5 @@
-//! Attention over paged K and V: every head ratio, odd lengths, windows, soft caps and sinks; and that a row's bits depend on the row alone.
+//! Attention over paged K and V: every head ratio, odd lengths, windows, soft caps and sinks; and the check that a row's bits depend on the
+//! row alone.
 
 use super::{Checks, Extent, TestGpu, rows::BF16, widened};
 use crate::{
@@ -44,17 +45,17 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(),
         let form = Form { window, scoring };
         checks.case(gpu, "attention", case(of, kv_heads, group, form), |gpu, checks| both(gpu, checks, of, kv_heads, group, form))?;
     }
-    // More parts than blocks of threads, a few of a long row among many of short ones.
+    // There are more parts than thread blocks, a few of a long row among many of short ones.
     let mut lens: Vec<usize> = (0..70).map(|_| gpu.rng.random_range(20..280)).collect();
     lens[40] = 5000;
     decode(gpu, checks, bf16(64), 2, 2, Form::from(None), &lens)?;
     decode(gpu, checks, int8(128), 1, 12, Form::from(Some(300)), &lens)
 }
 
-/// Heads, KV heads, query heads of each, window, and what is beside the softmax.
+/// Heads, KV heads, query heads of each, window, and the form of scoring.
 type Scored = (Heads, usize, usize, Option<usize>, Scoring);
 
-/// Gemma 2's heads, and GPT-OSS's; and others.
+/// The heads of Gemma 2 and of GPT-OSS, and others.
 fn scored(extent: Extent) -> Vec<Scored> {
     use Scoring::{Capped, Sinks};
     let (bf16, int8) = (Heads::bf16, |dim| Heads { dim, kv: KvStorage::Int8 });
@@ -67,7 +68,7 @@ fn scored(extent: Extent) -> Vec<Scored> {
     cases
 }
 
-/// All that decides the output of a row's attention beside its shape.
+/// Everything but its shape that decides the output of a row's attention.
 #[derive(Clone, Copy)]
 pub struct Form {
     pub window: Option<usize>,
@@ -81,7 +82,7 @@ impl From<Option<usize>> for Form {
 }
 
 impl Form {
-    /// Most scores here are beyond it.
+    /// The cap; most scores here are beyond it.
     fn cap(self) -> Option<f32> {
         (self.scoring == Scoring::Capped).then_some(1.5)
     }
@@ -91,17 +92,17 @@ impl Form {
         (self.scoring == Scoring::Sinks).then(|| (0..heads).map(|head| if head == 1 { 200.0 } else { head as f32 % 9.0 - 2.0 }).collect())
     }
 
-    /// The sinks as the kernels take them.
+    /// The sinks in the kernels' form.
     fn sinks_on(self, gpu: &TestGpu, heads: usize) -> Result<Option<CudaSlice<f32>>, CudaError> {
         let in_powers = |sinks: Vec<f32>| sinks.iter().map(|sink| sink * std::f32::consts::LOG2_E).collect::<Vec<_>>();
         self.sinks(heads).map(|sinks| gpu.upload(&in_powers(sinks))).transpose()
     }
 }
 
-/// Makes softmax sharp: scores of a few units.
+/// The factor of queries that makes softmax sharp, with scores of a few units.
 const SHARP: f32 = 3.0;
 
-/// Queries before there are any.
+/// The parameters of queries before there are any.
 struct Attending<'a> {
     stride: usize,
     heads: usize,
@@ -123,7 +124,7 @@ pub fn both(gpu: &mut TestGpu, checks: &mut Checks, of: Heads, kv_heads: usize, 
     prefill(gpu, checks, of, kv_heads, group, form)
 }
 
-/// A position's K or V of a head as it is stored: a scale, if there is one, and the numbers' bytes. And what they stand for.
+/// A position's K or V of a head as stored: a scale, if there is one, and the numbers' bytes; and the numbers that these represent.
 fn stored(numbers: &[Bf16], kv: KvStorage) -> (Option<f32>, Vec<u8>, Vec<f64>) {
     let exact = widened(numbers);
     if kv != KvStorage::Int8 {
@@ -135,7 +136,7 @@ fn stored(numbers: &[Bf16], kv: KvStorage) -> (Option<f32>, Vec<u8>, Vec<f64>) {
     (Some(scale), integers.iter().map(|x| x.cast_unsigned()).collect(), stand_for)
 }
 
-/// Sequences in paged memory that is NaN everywhere else (in 8 bits: with scales that are).
+/// Sequences in paged memory that is NaN everywhere else (in 8 bits: with scales that are NaN).
 struct Paged {
     head_dim: usize,
     kv_heads: usize,
@@ -307,7 +308,7 @@ fn decode(
 
 fn prefill(gpu: &mut TestGpu, checks: &mut Checks, of: Heads, kv_heads: usize, group: usize, form: Form) -> Result<(), CudaError> {
     let (d, heads) = (of.dim, kv_heads * group);
-    // Cold, behind a cached prefix, a single row, less than a block.
+    // The spans are cold, after a cached prefix, a single row, and less than a block.
     let spans = [(0, 300), (37, 200), (500, 1), (3, 9)];
     let lens: Vec<usize> = spans.iter().map(|(start, rows)| start + rows).collect();
     let mut paged = Paged::new(gpu, of, kv_heads, &lens)?;
@@ -356,7 +357,7 @@ fn prefill(gpu: &mut TestGpu, checks: &mut Checks, of: Heads, kv_heads: usize, g
     Ok(())
 }
 
-/// The weights of V are rounded to bf16 too.
+/// The error with weights of V that are also rounded to bf16.
 const WEIGHTED: f64 = 2.0 * BF16;
 
 const _: () = assert!(size_of::<Bf16>() == size_of::<bf16>());

@@ -15,7 +15,7 @@ use crate::{
 use rand::seq::SliceRandom;
 use std::ptr::NonNull;
 
-/// Pinned memory of the host, as the pool's arena is in a worker.
+/// Pinned memory of the host, like the pool's arena in a worker.
 pub struct HostMemory {
     /// Declared first: unregistered before the memory is freed.
     pinned: Pinned,
@@ -32,7 +32,7 @@ impl HostMemory {
         Ok(Self { pinned, memory })
     }
 
-    /// While the device does not use it.
+    /// The bytes, for use while the device does not access them.
     pub fn as_slice_mut(&mut self) -> &mut [u8] {
         self.memory.as_mut_slice()
     }
@@ -47,7 +47,7 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     checks.case(gpu, "graph", "swiglu".into(), replayed)
 }
 
-/// Random blocks to the device and back, by fetch and publish, in more than one round; then layer by layer.
+/// Copies random blocks to the device and back, by fetch and publish, in more than one round; then layer by layer.
 fn across_the_bus(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     const BLOCKS: usize = 150;
     let layout = KvLayout { layers: 5, kv_heads: 3, head_dim: 80, dtype: KvStorage::Float(Dtype::Bf16), latent: None };
@@ -88,7 +88,7 @@ fn across_the_bus(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaErro
     Ok(())
 }
 
-/// A recorded step does each time what its launches did.
+/// Checks that a recorded step does each time the same as its launches did.
 fn replayed(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaError> {
     const WIDTH: usize = 512;
     let shape = StepShape::holding(3, 1);

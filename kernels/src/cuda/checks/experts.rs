@@ -1,5 +1,5 @@
-//! Layers of experts. The choices are judged by the logits that the device has, and the products by its choices: another
-//! rounding may choose otherwise, and is not what a product has wrong.
+//! Layers of experts. The choices are judged by the device's logits, and the products by the device's choices: different rounding may
+//! change a choice, which is no error of a product.
 
 use super::{Checks, Extent, TestGpu, doubles, widened};
 use crate::cuda::{
@@ -8,13 +8,13 @@ use crate::cuda::{
 };
 use std::cmp::Ordering;
 
-/// What is activated, what an expert makes of it and the sum are rounded to bf16, each by 2^-9 at most.
+/// The bound for results in which the activations, an expert's output and the sum are rounded to bf16, each by 2^-9 at most.
 const ROUNDED: f64 = 6e-3;
-/// Sums of f32 products, and exponentials within 2 ulp.
+/// The bound for sums of f32 products, and exponentials within 2 ulp.
 const F32: f64 = 1e-5;
-/// Scores that the device and f64 round to other sides of one another.
+/// The share of choices that may differ, because the device and f64 round close scores to a different order.
 const CHOSEN_OTHERWISE: f64 = 2e-3;
-/// So many rows are multiplied in another form than many, and have the same bits.
+/// A number of rows that is multiplied in a different form from many rows, with the same bits.
 const FEW: usize = 4;
 /// The expert of a padding row.
 const NO_EXPERT: u32 = u32::MAX;
@@ -35,9 +35,9 @@ struct Case {
 enum Routing {
     Random,
     Corrected,
-    /// Corrections leave no choice: all rows have the last experts.
+    /// Corrections fix the choice: all rows have the last experts.
     AllToLast,
-    /// Experts have the same logits by threes.
+    /// Groups of three experts have the same logits.
     Ties,
 }
 
@@ -161,7 +161,7 @@ impl Numbers {
         rows.flat_map(|row| self.router.chunks(hidden).map(|weight| dot(&row, weight)).collect::<Vec<_>>()).collect()
     }
 
-    /// What the layer makes of the rows that have these experts with these weights.
+    /// The layer's outputs for rows that have these experts with these weights.
     fn sums(&self, case: &Case, logits: &[f32], experts: &[u32], weights: &[f32]) -> Vec<f64> {
         let ExpertSizes { chosen, hidden, router_outputs, .. } = case.sizes;
         let (normed, shared) = (widened(&self.normed), self.shared.as_ref().map(|shared| widened(shared)));
@@ -224,7 +224,7 @@ fn choose(case: &Case, logits: &[f32], correction: Option<&[f32]>) -> Vec<(u32, 
         ExpertScores::ChosenSoftmax => logits,
     };
     let ranks: Vec<f64> = (0..scored.len()).map(|i| scored[i] + correction.map_or(0.0, |correction| f64::from(correction[i]))).collect();
-    // Sorts are stable, so that the lower one comes first among equals.
+    // Sorts are stable, so the lower expert comes first among equals.
     let descending = |a: &f64, b: &f64| b.partial_cmp(a).unwrap_or(Ordering::Equal);
     let mut candidates: Vec<usize> = (0..ranks.len()).collect();
     if let Some((count, kept)) = groups {
@@ -292,7 +292,7 @@ fn layer(gpu: &mut TestGpu, checks: &mut Checks, kernels: &ExpertKernels, case: 
         kernels.apply(&gpu.stream, to, &input, &case.rule, &weights, case.activation, shared.as_ref(), &mut scratch)?;
         gpu.download(&out)
     };
-    // The last time with all rows, whose choices are looked at below.
+    // The last run has all rows, whose choices are checked below.
     let few = first_rows(gpu, case.rows.min(FEW))?;
     let out = first_rows(gpu, case.rows)?;
 
@@ -316,7 +316,7 @@ fn layer(gpu: &mut TestGpu, checks: &mut Checks, kernels: &ExpertKernels, case: 
     }
     let sums = numbers.sums(case, &logits, &chosen_experts, &chosen_weights);
     checks.near("experts: sums", name.clone(), &widened(&out), &sums, ROUNDED);
-    // The last row may be padding in one of the two alone.
+    // The last row may be padding in only one of the two.
     let alone = (case.rows.min(FEW) - 1).max(1) * hidden;
     checks.same("experts: the same bits with fewer rows", name, &few[..alone], &out[..alone], 0.0);
     Ok(())

@@ -14,25 +14,25 @@ pub struct TestGpu {
     pub device: Device,
     pub stream: Arc<CudaStream>,
     pub gemm: Gemm,
-    /// Draws the checks' inputs.
+    /// The generator of the checks' inputs.
     pub rng: SmallRng,
-    /// Replays them.
+    /// The seed, which reproduces them.
     pub seed: u64,
     loaded: HashMap<(Heads, Scoring), Rc<Kernels>>,
 }
 
-/// Fills outputs before a kernel writes them: bits that are no number.
+/// The byte that fills outputs before a kernel writes them: as numbers, these bits are NaN.
 const POISON: u8 = 0xff;
 
 impl TestGpu {
-    /// The first device, with compiled kernels kept in `cache`.
+    /// Opens the first device, with compiled kernels kept in `cache`.
     pub fn open(cache: &Path, seed: u64) -> Result<Self, CudaError> {
         let device = Device::open(0, cache)?;
         let (stream, gemm) = (device.stream().clone(), Gemm::new(&device)?);
         Ok(Self { device, stream, gemm, rng: SmallRng::seed_from_u64(seed), seed, loaded: HashMap::new() })
     }
 
-    /// For a test: this machine's GPU, with fresh random inputs. `None`, which it prints, where there is no GPU or no CUDA
+    /// Opens this machine's GPU for a test, with fresh random inputs. Prints a message and returns `None` if there is no GPU or no CUDA
     /// library; other errors panic.
     pub fn for_test(cache: &Path) -> Option<Self> {
         match Self::open(cache, rand::random()) {
@@ -45,7 +45,7 @@ impl TestGpu {
         }
     }
 
-    /// With K and V in bf16.
+    /// The kernels for K and V in bf16.
     pub fn kernels(&mut self, head_dim: usize) -> Result<Rc<Kernels>, CudaError> {
         self.kernels_of(Heads::bf16(head_dim))
     }
@@ -68,7 +68,7 @@ impl TestGpu {
         (0..count).map(|_| scale * self.rng.random_range(-1.0..1.0)).collect()
     }
 
-    /// The same, rounded to bf16.
+    /// Random numbers in [-scale, scale), rounded to bf16.
     pub fn bf16s(&mut self, count: usize, scale: f32) -> Vec<Bf16> {
         self.f32s(count, scale).into_iter().map(|x| bf16::from_f32(x).to_bits()).collect()
     }
@@ -77,7 +77,7 @@ impl TestGpu {
         self.device.upload(numbers)
     }
 
-    /// Memory that holds no number.
+    /// Memory that holds no valid number.
     pub fn poisoned<T: DeviceRepr + ValidAsZeroBits>(&self, count: usize) -> Result<CudaSlice<T>, CudaError> {
         let memory = self.device.alloc::<T>(count)?;
         if count > 0 {
@@ -90,7 +90,7 @@ impl TestGpu {
         Ok(memory)
     }
 
-    /// The content once the device has come to rest.
+    /// The contents once the device is idle.
     pub fn download<T: DeviceRepr + Default + Clone>(&self, memory: &CudaSlice<T>) -> Result<Vec<T>, CudaError> {
         let numbers = self.stream.clone_dtoh(memory)?;
         self.device.synchronize()?;
@@ -102,7 +102,7 @@ impl TestGpu {
     }
 }
 
-/// The numbers that these bits stand for.
+/// The numbers that these bits represent.
 pub fn widened(bits: &[Bf16]) -> Vec<f64> {
     bits.iter().map(|&x| f64::from(bf16::from_bits(x).to_f32())).collect()
 }

@@ -14,10 +14,11 @@ use cudarc::driver::CudaSlice;
 use rand::Rng;
 use rayon::prelude::*;
 
-/// Tensor cores accumulate in f32, but truncate instead of rounding.
+/// The error of tensor cores, which accumulate in f32, but truncate instead of rounding.
 const F32: f64 = 1e-4;
 
-/// Hopper accumulates products of FP8 with 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2).
+/// The error of Hopper's products of FP8, which are accumulated with 14 bits (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section
+/// 3.3.2).
 const FP8: f64 = 2e-2;
 
 pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(), CudaError> {
@@ -48,7 +49,7 @@ fn case(rows: usize, inner: usize, columns: usize) -> String {
     format!("{rows} × {inner} × {columns}")
 }
 
-/// What a scale is for.
+/// The numbers that share a scale.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Per {
     Tensor,

@@ -62,17 +62,17 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(),
     Ok(())
 }
 
-/// Outputs that [`norm`] adds first.
+/// The outputs that [`norm`] adds first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adds {
     Nothing,
     One,
     Two,
-    /// After a norm of its own, and scaled.
+    /// One output, after a norm of its own, and scaled.
     Normed,
 }
 
-/// The norm of the rows then.
+/// The norm of the rows after the addition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Normed {
     Not,
@@ -98,13 +98,13 @@ const ACTIVATIONS: [(Activation, bool); 6] = [
     (Activation::GeluTanh, false),
 ];
 
-/// What happens to queries and keys.
+/// The operations on queries and keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Turn {
     pub norms: Norms,
-    /// Nothing rotates.
+    /// Whether nothing rotates.
     pub is_still: bool,
-    /// Queries grow with their position.
+    /// Whether queries grow with their position.
     pub grows: bool,
 }
 
@@ -128,7 +128,7 @@ fn embedding(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) 
     let tokens: Vec<u32> = (0..rows).map(|_| gpu.rng.random_range(0..VOCAB as u32)).collect();
     let (on_device, ids) = (gpu.upload(&table)?, gpu.upload(&tokens)?);
     let table = widened(&table);
-    // The second is exact in f32, times a number in bf16.
+    // The second factor is exact in f32, times a number in bf16.
     for factor in [1.0, 8.5] {
         let mut out = gpu.poisoned::<f32>(rows * width)?;
         gpu.kernels(128)?.embedding(&gpu.stream, &mut out.as_view_mut(), &on_device.as_view(), &ids.as_view(), width, factor)?;
@@ -142,7 +142,7 @@ fn embedding(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) 
 /// All forms of adding to the residual stream and norming it.
 pub fn norm(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize, adds: Adds, normed: Normed) -> Result<(), CudaError> {
     let epsilon = 1e-5f32;
-    // Off the middle, so that a mean matters.
+    // Numbers are off center, so that a mean matters.
     let residual: Vec<f32> = gpu.f32s(rows * width, 2.0).into_iter().map(|x| x + 0.7).collect();
     let [delta, beside] = [2.0, 1.0].map(|scale| gpu.bf16s(rows * width, scale));
     let [after, weight, bias] = [(); 3].map(|()| gpu.f32s(width, 1.0));
@@ -291,7 +291,7 @@ fn cap_logits(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize)
     Ok(())
 }
 
-/// The number that an e4m3 byte stands for.
+/// The number that an e4m3 byte represents.
 pub fn e4m3(byte: u8) -> f64 {
     let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
     let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f64::from(byte & 7));
@@ -302,7 +302,7 @@ pub fn e4m3(byte: u8) -> f64 {
     }
 }
 
-/// Half the distance between neighbours, which is 2^-10 where they are closest.
+/// Whether `byte` is nearest to `x`: within half the distance between neighbours, which is 2^-10 where they are closest.
 fn is_nearest(x: f64, byte: u8) -> bool {
     let got = e4m3(byte);
     let exponent = x.abs().max(2f64.powi(-6)).log2().floor();
@@ -369,7 +369,7 @@ pub fn rope_kv_write(
     let kernels = gpu.kernels_of(of)?;
     let layout = KvLayout { layers: LAYERS, kv_heads, head_dim: d, dtype: of.kv, latent: None };
     let mut kv = DeviceKv::new(&gpu.device, layout, tables.len())?;
-    // Every block's slot, poisoned: unwritten bytes must stay so.
+    // Every block has a slot, poisoned: unwritten bytes must stay so.
     let slots = gpu.poisoned::<u8>(tables.len() * layout.block_bytes())?;
     let placed: Vec<BlockSlot> =
         (0..tables.len()).map(|i| BlockSlot { block: i as u32, slot: gpu.address(&slots) + (i * layout.block_bytes()) as u64 }).collect();
@@ -454,7 +454,7 @@ pub fn rope_kv_write(
                     let bits = take(layout.scales(LAYER, part, head), size_of::<f32>());
                     let scale = f64::from(f32::from_le_bytes(bits.try_into().expect("four bytes")));
                     let integers = bytes.iter().map(|byte| f64::from(byte.cast_signed()));
-                    // Half the distance between neighbours, and what f32 rounds before that.
+                    // The bound is half the distance between neighbours, and the rounding in f32 before that.
                     nearest.extend(integers.clone().zip(&x).map(|(integer, x)| (integer - x / scale).abs() < 0.501));
                     numbers.extend(integers.map(|integer| integer * scale));
                     scales.push(scale);
@@ -470,7 +470,7 @@ pub fn rope_kv_write(
     let in_8_bits = if of.kv == KvStorage::Int8 { ", K and V in 8 bits" } else { "" };
     let case = format!("{heads} heads of {d}, {kv_heads} of keys{in_8_bits}, {turn:?}");
     checks.near("rope", case.clone(), &widened(&gpu.download(&on_device)?), &expected_rows, BF16);
-    // Bytes are where they belong, and nowhere else.
+    // Bytes are at their places, and nowhere else.
     checks.same("kv_write elsewhere", case.clone(), &untouched, &vec![0xff; written.len()], EXACT);
     if of.kv == KvStorage::Int8 {
         checks.near("kv_write scales", case.clone(), &scales, &expected_scales, 10.0 * F32);

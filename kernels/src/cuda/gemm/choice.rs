@@ -1,5 +1,5 @@
-//! Which of the algorithms that cuBLASLt proposes for a product is the fastest here: each is run a few times, and the
-//! choice is kept on disk. The library's own order is a prediction, and at few rows its first is often not the best.
+//! The choice of the fastest algorithm on this device out of those that cuBLASLt proposes for a product: each is run a few times, and the
+//! choice is kept on disk. The library's own order is a prediction, and with few rows its first is often not the best.
 
 use super::Problem;
 use crate::cuda::{
@@ -15,26 +15,26 @@ use std::{collections::BTreeMap, fmt::Write, fs, path::PathBuf};
 
 type Algorithm = sys::cublasLtMatmulAlgo_t;
 
-/// Choices so far, those of earlier processes included.
+/// The choices so far, including those of earlier processes.
 pub(super) struct Choices {
     file: PathBuf,
     by_problem: BTreeMap<String, Algorithm>,
-    /// What is not on disk yet.
+    /// Whether there are choices that are not on disk yet.
     changed: bool,
-    /// Overwritten between runs: weights come from memory then, as they do in a step.
+    /// Memory that is overwritten between runs, so that weights come from memory as they do in a step.
     flush: Option<CudaSlice<u8>>,
     l2_bytes: usize,
 }
 
-/// Timed runs of each algorithm,
+/// The number of timed runs of each algorithm.
 const RUNS: usize = 3;
-/// and of those that take so long that noise matters little.
+/// The time from which an algorithm is run only once, as noise matters little.
 const LONG_MS: f32 = 0.3;
-/// Another than the library's first must be faster by this: less is noise.
+/// The time relative to the best algorithm so far below which a later one is preferred; a smaller gain is noise.
 const GAIN: f32 = 0.97;
 
 impl Choices {
-    /// Reads what earlier processes chose. A file that is missing or damaged says nothing.
+    /// Reads the choices of earlier processes. A file that is missing or damaged counts as empty.
     pub(super) fn open(device: &Device, version: usize) -> Self {
         let file = device.cache().folder().join(name(device.properties(), version));
         let by_problem = fs::read_to_string(&file).unwrap_or_default().lines().filter_map(parse).collect();
@@ -45,8 +45,8 @@ impl Choices {
         self.by_problem.get(&key(problem)).copied()
     }
 
-    /// The fastest of `proposed`, which is not empty. `run` launches a product; those that it cannot launch are passed over, and its
-    /// last error is returned if there is no other. Not while the stream is recorded.
+    /// The fastest of `proposed`, which is not empty. `run` launches a product; algorithms that it cannot launch are skipped, and its last
+    /// error is returned if none is left. Not for use while the stream is recorded.
     pub(super) fn measure<E: From<CudaError>>(
         &mut self,
         stream: &CudaStream,
@@ -95,7 +95,7 @@ impl Choices {
     fn flush(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         if self.flush.is_none() {
             let set_up = stream.context().default_stream();
-            // SAFETY: nothing reads it.
+            // SAFETY: the memory is never read.
             self.flush = Some(unsafe { set_up.alloc(2 * self.l2_bytes) }?);
             set_up.synchronize()?;
         }
@@ -105,7 +105,7 @@ impl Choices {
         Ok(())
     }
 
-    /// Writes what was chosen since, and frees what measuring needed. A disk that takes nothing costs the next process its time.
+    /// Writes the new choices, and frees the memory used for measuring. If writing fails, the next process measures again.
     pub(super) fn keep(&mut self) {
         self.flush = None;
         if !std::mem::take(&mut self.changed) {
@@ -117,7 +117,7 @@ impl Choices {
     }
 }
 
-/// Algorithms are numbers that mean something to one version of the library, and are fast on one kind of device.
+/// The name of the file: an algorithm's numbers are valid for one version of the library, and its speed for one kind of device.
 fn name(device: &Properties, version: usize) -> String {
     let mut hasher = blake3::Hasher::new_derive_key("tidemill product choices v1");
     hasher.update(format!("{} {} {} {version}", device.name, device.arch, device.multiprocessors).as_bytes());
@@ -128,7 +128,7 @@ fn key(&Problem { rows, inner, columns, operands, product, bias }: &Problem) -> 
     format!("{rows} {inner} {columns} {operands:?} {product:?} {bias}")
 }
 
-/// The problem, a colon, and the algorithm's words.
+/// A line of the file: the problem, a colon, and the algorithm's words.
 fn line(key: &str, algorithm: &Algorithm) -> String {
     let mut line = format!("{key}:");
     for word in algorithm.data {

@@ -1,6 +1,5 @@
-//! Products of FP8 factors with a scale for each row. Hopper multiplies them, with cuBLASLt from 12.9 on, whose manual
-//! leaves open whether a bias may be added. So products at start show what there is: small ones, with results that are
-//! known exactly.
+//! Products of FP8 factors with a scale for each row. Hopper supports them with cuBLASLt from 12.9 on, whose manual leaves open whether a
+//! bias may be added. So support is found out at start, by small products whose results are known exactly.
 
 use super::{Gemm, Operands, Output, Scales};
 use crate::cuda::{
@@ -12,7 +11,7 @@ use cudarc::{cublaslt::sys, driver::CudaSlice};
 use half::bf16;
 use std::fmt;
 
-/// Products with [`Scales::Rows`] that a device and its cuBLASLt have.
+/// The products with [`Scales::Rows`] that a device and its cuBLASLt support.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fp8Rows {
     None { why: String },
@@ -21,7 +20,7 @@ pub enum Fp8Rows {
 }
 
 impl Fp8Rows {
-    /// Tries small products. Fails only with the device.
+    /// Tries small products. Returns an error only if the device fails.
     pub(super) fn find_out(gemm: &mut Gemm, device: &Device) -> Result<Self, CudaError> {
         let arch = device.properties().arch;
         if arch != Arch::SM_90A {
@@ -42,7 +41,7 @@ impl Fp8Rows {
         })
     }
 
-    /// Whether there are products, with a bias if there is one.
+    /// Whether there are such products, with a bias if `with_bias`.
     pub fn multiply(&self, with_bias: bool) -> bool {
         match self {
             Self::None { .. } => false,
@@ -62,16 +61,16 @@ impl fmt::Display for Fp8Rows {
     }
 }
 
-/// cuBLASLt 12.9.0 was the first with a scale for each row.
+/// The first version of cuBLASLt with a scale for each row, 12.9.0.
 const VERSION_MIN: usize = 120_900;
-/// One row as in decode, and numbers that are powers of two and not.
+/// The rows of the products tried: one row as in decode, and numbers that are powers of two and not.
 const ROWS: [usize; 3] = [1, 16, 133];
 const INNER: usize = 512;
 const COLUMNS: usize = 512;
 const ONE: u8 = 0x38;
 const BIAS: f32 = 4.0;
 
-/// Factors that are all 1, with scales that are powers of two: sums are exact in bf16, with the bias too.
+/// Factors that are all 1, with scales that are powers of two, so that sums are exact in bf16, also with the bias.
 struct Probe {
     x: CudaSlice<u8>,
     weight: CudaSlice<u8>,
@@ -102,7 +101,7 @@ impl Probe {
         })
     }
 
-    /// The inner error says why there are no such products.
+    /// Runs a product. The inner error gives the reason why there are no such products.
     fn run(&mut self, gemm: &mut Gemm, device: &Device, with_bias: bool) -> Result<Result<(), String>, CudaError> {
         for rows in ROWS {
             if let Err(why) = self.multiply(gemm, device, rows, with_bias)? {

@@ -1,8 +1,8 @@
-//! Whole models on the GPU: tiny checkpoints with references (`model/tests/fixtures`). The logits that the CPU computes
-//! for the same sequence judge every token.
+//! Whole models on the GPU: tiny checkpoints with references (`model/tests/fixtures`). Every token is judged by the logits that the CPU
+//! computes for the same sequence.
 //!
-//! GPU and CPU round differently, and the logits of random models lie close together, so the GPU's greedy tokens need
-//! not be the reference's. But each must be the CPU's likeliest, or nearly so; and most must be.
+//! GPU and CPU round differently, and the logits of random models lie close together, so the GPU's greedy tokens need not be the
+//! reference's. But each must be the CPU's likeliest or nearly so, and most must be the likeliest.
 
 use crate::{
     cpu::{
@@ -27,14 +27,14 @@ use tidemill_proto::{
     step::{Allowed, Draw, History, Mask, Segment, StateBlocks, Wanted},
 };
 
-/// How far the GPU may be from the CPU.
+/// The allowed difference between GPU and CPU.
 #[derive(Clone, Copy)]
 struct Tolerance {
-    /// Distance of a drawn token's logit from the likeliest one's, and of log-probabilities.
+    /// The largest distance of a drawn token's logit from the likeliest one's, and of log-probabilities.
     gap_max: f64,
-    /// Of log-probabilities, on average.
+    /// The largest mean distance of log-probabilities.
     mean_max: f64,
-    /// Share of tokens that may differ from the CPU's likeliest.
+    /// The share of tokens that may differ from the CPU's likeliest.
     others_max: f64,
 }
 
@@ -45,20 +45,20 @@ const BF16: Tolerance = Tolerance { gap_max: 0.4, mean_max: 0.05, others_max: 0.
 /// up to 2^-4 of each, where the CPU rounds them to 7. Logits are within ±4 here. In PyTorch, such activations alone change
 /// log-probabilities by 0.02 to 0.06 on average, and by up to 0.26.
 const FP8: Tolerance = Tolerance { gap_max: 0.5, mean_max: 0.1, others_max: 0.25 };
-/// With K and V in 8 bits a number that both round differently may become another integer. Rounding to integers alone changes
-/// logits by up to 0.27 on the CPU, and by 0.024 on average (`model/tests/checkpoints/int8.rs`).
+/// With K and V in 8 bits, a number that both round differently may become a different integer. Rounding to integers alone changes logits
+/// by up to 0.27 on the CPU, and by 0.024 on average (`model/tests/checkpoints/int8.rs`).
 const BF16_WITH_INT8_KV: Tolerance = Tolerance { gap_max: 0.5, mean_max: 0.07, others_max: 0.15 };
 const FP8_WITH_INT8_KV: Tolerance = Tolerance { gap_max: 0.8, mean_max: 0.13, others_max: 0.25 };
-/// Where there are experts, the least rounding may choose others for a row, whose logits then differ by any amount. Few rows do:
-/// log-probabilities differ by up to 0.045 on average, and by up to 0.085 with K and V in 8 bits.
+/// With experts, the slightest rounding may change a row's choice, and its logits then differ by any amount. Few rows do: log-probabilities
+/// differ by up to 0.045 on average, and by up to 0.085 with K and V in 8 bits.
 const EXPERTS: Tolerance = Tolerance { gap_max: 4.0, mean_max: 0.15, others_max: 0.25 };
 const GENERATED: usize = 48;
-/// Small enough for prompts to take several steps, and to mix with other sequences' tokens.
+/// Tokens per step, few enough for prompts to take several steps and to mix with other sequences' tokens.
 const CHUNK_TOKENS: usize = 96;
 
 #[derive(Deserialize)]
 struct Reference {
-    /// None for checkpoints whose reference is another thing, such as a perplexity.
+    /// Empty for checkpoints with a reference of a different kind, such as a perplexity.
     #[serde(default)]
     prompts: Vec<Prompt>,
 }
@@ -69,7 +69,7 @@ struct Prompt {
     greedy: Vec<Token>,
 }
 
-/// Why checkpoints could not be checked.
+/// The reason why checkpoints could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     #[error("{folder} holds no checkpoint with a reference.json")]
@@ -80,7 +80,7 @@ pub enum CheckError {
     Executor(#[from] ExecutorError),
 }
 
-/// Checks every checkpoint of `folder`. One that cannot be checked is a failed check.
+/// Checks every checkpoint of `folder`. One that cannot be checked counts as a failed check.
 pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> Result<(), CheckError> {
     let entries = fs::read_dir(folder).map_err(|source| ModelError::Io { path: folder.to_owned(), source })?;
     let mut dirs: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -104,7 +104,7 @@ pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
     Ok(())
 }
 
-/// Against the CPU with K and V of the same type. Returns the layout, unless there is nothing to check.
+/// Compares with the CPU, with K and V of the same type. Returns the layout, unless there is nothing to check.
 fn checkpoint(dir: &Path, kv_dtype: KvDtype, cache: &Path, checks: &mut Checks) -> Result<Option<LayoutFingerprint>, CheckError> {
     let name = dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let family = if kv_dtype == KvDtype::Bf16 { name } else { format!("{name} with {} K and V", kv_dtype.name()) };
@@ -148,7 +148,7 @@ fn checkpoint(dir: &Path, kv_dtype: KvDtype, cache: &Path, checks: &mut Checks) 
     let as_transformers = prompts.iter().zip(&together.all).filter(|(p, s)| p.greedy.starts_with(s.generated())).count();
     checks.notes.push(format!("{family}: {as_transformers} of {} prompts go on as with transformers, in f32", prompts.len()));
 
-    // Hand-over: the full blocks of every prompt go to another executor's memory, to other places.
+    // Hand-over: the full blocks of every prompt go to different places in the memory of another executor.
     let mut receiver = load()?;
     let mut handed = Sequences::new(&ids);
     handed.all.iter_mut().for_each(|sequence| sequence.blocks.reverse());
@@ -180,8 +180,8 @@ fn checkpoint(dir: &Path, kv_dtype: KvDtype, cache: &Path, checks: &mut Checks) 
     Ok(Some(executor.layout()))
 }
 
-/// Sequences under penalties, which the device draws and then the CPU's sampler, from the device's logits: it gets them
-/// where log-probabilities are wanted. Rows change places from step to step.
+/// Sequences under penalties, drawn by the device and then by the CPU's sampler from the device's logits, which it gets if
+/// log-probabilities are wanted. Rows change places from step to step.
 fn penalized(executor: &mut CudaExecutor, family: &str, ids: &[Token], checks: &mut Checks) -> Result<(), ExecutorError> {
     const STEPS: usize = 12;
     let neutral = Sampling { temperature: 0.0, seed: 7, ..Default::default() };
@@ -227,7 +227,7 @@ fn penalized(executor: &mut CudaExecutor, family: &str, ids: &[Token], checks: &
     Ok(())
 }
 
-/// Greedy tokens under a grammar's mask, bias and bans, as prefill and as decode draw them.
+/// Greedy tokens under a grammar's mask, a bias and bans, drawn by prefill and by decode.
 fn edited(
     executor: &mut CudaExecutor,
     judge: &mut Judge,
@@ -245,7 +245,7 @@ fn edited(
     let mut only = Mask::none(logits.len());
     only.allow(5);
     let (biased, banned) = ([(9, 100.0), (11, -100.0)], [likeliest]);
-    /// What it is; its mask, bias and bans.
+    /// The name of a case; its mask, bias and bans.
     type Case<'a> = (&'a str, Option<&'a Mask>, &'a [(Token, f32)], &'a [Token]);
     let cases: [Case<'_>; 5] = [
         ("a mask", Some(&few), &[], &[]),
@@ -332,8 +332,8 @@ impl Sequences {
         Self { all: all.collect() }
     }
 
-    /// Greedily, as an engine does it: each step draws a token of every sequence that has its prompt, and computes
-    /// chunks of the others.
+    /// Generates greedily, as an engine does: each step draws a token of every sequence whose prompt is computed, and computes chunks of
+    /// the others.
     fn generate(&mut self, executor: &mut CudaExecutor, count: usize) -> Result<(), ExecutorError> {
         let (sampling, history) = (Sampling { temperature: 0.0, ..Default::default() }, History::default());
         loop {
@@ -372,9 +372,9 @@ struct Judge {
 }
 
 struct Verdict {
-    /// Largest distance of a drawn token's logit from the likeliest one's.
+    /// The largest distance of a drawn token's logit from the likeliest one's.
     gap_max: f64,
-    /// Share of the drawn tokens that were not the likeliest.
+    /// The share of the drawn tokens that were not the likeliest.
     others: f64,
 }
 

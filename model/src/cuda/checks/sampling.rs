@@ -16,7 +16,7 @@ use tidemill_proto::{
     step::{History, Mask},
 };
 
-/// Share of draws that may differ: at the border between two tokens, the last bits of exponentials decide.
+/// The share of draws that may differ: at the border between two tokens, the last bits of exponentials decide.
 const BORDERLINE: f64 = 0.05;
 
 pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(), CudaError> {
@@ -35,7 +35,7 @@ fn request(sampling: &Sampling, index: u64) -> SampleRequest {
     SampleRequest { seed, index, temperature, top_p, min_p, top_k }
 }
 
-/// One row for each way of sampling and each of several draws.
+/// Compares one row for each way of sampling and each of several draws.
 fn draws(gpu: &mut TestGpu, checks: &mut Checks, vocab: usize) -> Result<(), CudaError> {
     let neutral = Sampling::default();
     let ways = [
@@ -46,13 +46,13 @@ fn draws(gpu: &mut TestGpu, checks: &mut Checks, vocab: usize) -> Result<(), Cud
         ("top_p", Sampling { top_p: 0.9, ..neutral.clone() }),
         ("min_p", Sampling { min_p: 0.05, ..neutral.clone() }),
         ("all", Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, min_p: 0.01, ..neutral.clone() }),
-        // Few are likely.
+        // Few tokens are likely.
         ("cold top_p", Sampling { temperature: 0.04, top_p: 0.9, ..neutral.clone() }),
         ("cold top_k", Sampling { temperature: 0.04, top_k: 300, ..neutral }),
     ];
     const DRAWS: usize = 64;
     for (way, sampling) in ways {
-        // Steps of a quarter make ties in every row. One logit is NaN.
+        // Quantizing to quarters makes ties in every row. One logit is NaN.
         let mut logits: Vec<f32> = gpu.f32s(DRAWS * vocab, 9.0).iter().map(|x| (x * 4.0).round() / 4.0).collect();
         logits[vocab / 2] = f32::NAN;
         let samplings: Vec<Sampling> = (0..DRAWS).map(|_| Sampling { seed: gpu.rng.random(), ..sampling.clone() }).collect();
@@ -72,7 +72,7 @@ fn draws(gpu: &mut TestGpu, checks: &mut Checks, vocab: usize) -> Result<(), Cud
     Ok(())
 }
 
-/// Rows with penalties; every second one with a bias and bans, every third with a mask. Edits must have the CPU's bits.
+/// Compares rows with penalties; every second one with a bias and bans, every third with a mask. Edited logits must have the CPU's bits.
 fn edited_draws(gpu: &mut TestGpu, checks: &mut Checks, vocab: usize) -> Result<(), CudaError> {
     const ROWS: usize = 48;
     let neutral = Sampling::default();
@@ -104,7 +104,7 @@ fn edited_draws(gpu: &mut TestGpu, checks: &mut Checks, vocab: usize) -> Result<
     Ok(())
 }
 
-/// What is asked of a row of logits.
+/// The sampling of a row of logits.
 struct Row {
     sampling: Sampling,
     history: History,
@@ -114,10 +114,10 @@ struct Row {
 
 impl Row {
     fn random(gpu: &mut TestGpu, sampling: &Sampling, temperature: f32, vocab: usize, i: usize) -> Self {
-        // Some tokens are none of the row's.
+        // Some tokens are outside the vocabulary.
         let mut tokens = |count: usize| (0..count).map(|_| gpu.rng.random_range(0..vocab as Token + 5)).collect::<Vec<_>>();
         let mut history = History::new(&tokens(150));
-        // Few enough tokens for some to come again.
+        // Ids are few enough for some tokens to repeat.
         tokens(90).iter().for_each(|token| history.push(token % 40));
         let biased = i.is_multiple_of(2);
         let (logit_bias, banned) = if biased { (vec![(3, 2.5), (4, -1.0), (vocab as Token, 1.0)], tokens(3)) } else { (vec![], vec![]) };

@@ -17,7 +17,7 @@ type Row = [u8; ROW];
 
 /// A thread's tiles.
 struct Tiles {
-    /// `None`: not configured.
+    /// The shapes of the tiles; `None` if they are not configured.
     shapes: Option<[Shape; TILES]>,
     tiles: [[Row; ROWS]; TILES],
 }
@@ -32,7 +32,7 @@ thread_local! {
     static THREAD: UnsafeCell<Tiles> = const { UnsafeCell::new(Tiles { shapes: None, tiles: [[[0; ROW]; ROWS]; TILES] }) };
 }
 
-/// Installs the handler. `false` without AVX2, where it would be too slow to be useful.
+/// Installs the handler. Returns `false` without AVX2, where it would be too slow to be useful.
 pub(super) fn stand_in() -> bool {
     static IN_PLACE: LazyLock<bool> = LazyLock::new(|| {
         if !is_x86_feature_detected!("avx2") || !is_x86_feature_detected!("fma") {
@@ -50,7 +50,7 @@ pub(super) fn stand_in() -> bool {
     *IN_PLACE
 }
 
-/// Emulates the instruction at which the thread was stopped. If it is none of AMX, the next attempt ends the process.
+/// Emulates the instruction at which the thread was stopped. If it is not an AMX instruction, the next attempt ends the process.
 extern "C" fn handle(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the system passes the registers, and nothing else refers to them. The instruction can be read: the
     // processor has just done so. The signal comes from the instruction itself, so it interrupts none of the functions
@@ -97,7 +97,7 @@ struct Memory {
 }
 
 impl Instruction {
-    /// And its length. `None`: an instruction that is not emulated.
+    /// The instruction at `code` and its length; `None` if it is not emulated.
     ///
     /// # Safety
     /// `code` points to an instruction.

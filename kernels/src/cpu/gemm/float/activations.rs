@@ -5,8 +5,8 @@
 //! numbers are rounded to bf16 and two columns share a word, `[tile][two columns][row of the tile]`, padded with zeros.
 //! Tiles are of nearly equal size: 13 rows are 7 and 6, not 12 and 1.
 //!
-//! Where products go in blocks ([`Bf16Products::Blocks`]), rows for bf16 weights lie one after the other, `[row][two
-//! columns]`, padded with zeros to whole blocks: AMX loads its tiles row by row.
+//! If products are added in blocks ([`Bf16Products::Blocks`]), rows for bf16 weights are stored one after the other, `[row][two columns]`,
+//! padded with zeros to whole blocks, as AMX loads its tiles row by row.
 
 use crate::cpu::gemm::tiling::Tiling;
 use crate::{
@@ -21,28 +21,28 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Packed rows. Reuses its memory. By default for f32 and f16 weights.
+/// Packed rows, whose memory is reused. The default is for f32 and f16 weights.
 #[derive(Default)]
 pub struct FloatActivations {
-    /// In words.
+    /// The tiling, in words.
     pub(crate) tiling: Tiling,
     cols: usize,
-    /// A word holds two numbers rounded to bf16, not one in f32.
+    /// Whether a word holds two numbers rounded to bf16, instead of one in f32.
     paired: bool,
-    /// Rows lie one after the other.
+    /// Whether rows are stored one after the other.
     by_row: bool,
-    /// Each row is a tile of its own.
+    /// Whether each row is a tile of its own.
     apart: bool,
     words: Memory<u32>,
 }
 
 impl FloatActivations {
-    /// For numbers in f32 that are not multiplied, but read row by row.
+    /// Activations for numbers in f32 that are not multiplied, but read row by row.
     pub fn rows_apart() -> Self {
         Self { apart: true, ..Self::default() }
     }
 
-    /// Rounds numbers to bf16 for bf16 weights; for others, keeps f32.
+    /// Activations for weights of this type: rounded to bf16 for bf16 weights, in f32 for others.
     pub fn for_weights(dtype: Dtype) -> Self {
         Self { paired: dtype == Dtype::Bf16, ..Self::default() }
     }
@@ -59,7 +59,7 @@ impl FloatActivations {
         self.cols
     }
 
-    /// Makes room for `[rows, cols]`, whose content is undefined until written.
+    /// Makes room for `[rows, cols]`, whose contents are undefined until written.
     pub fn resize(&mut self, cpu: &Cpu, rows: usize, cols: usize) {
         self.by_row = self.paired && cpu.isa().bf16_products() == Bf16Products::Blocks;
         let (words, tile_rows) = match (self.paired, self.by_row) {
@@ -74,13 +74,13 @@ impl FloatActivations {
         }
     }
 
-    /// Whether rows lie one after the other.
+    /// Whether rows are stored one after the other.
     pub(crate) fn are_by_row(&self) -> bool {
         self.by_row
     }
 
-    /// Words from word `word` of row `row` on, where rows lie one after the other. Padding follows the last row, so
-    /// that every row begins a whole block of [`BLOCK_ROWS`].
+    /// Words from word `word` of row `row` on, if rows are stored one after the other. Padding follows the last row, so that every row
+    /// begins a whole block of [`BLOCK_ROWS`].
     pub(crate) fn words_from(&self, row: usize, word: usize) -> &[u32] {
         assert!(self.by_row);
         &self.words.as_slice()[row * self.tiling.cols + word..]
@@ -93,7 +93,7 @@ impl FloatActivations {
         &tile[words.start * rows.len()..words.end * rows.len()]
     }
 
-    /// For tasks that write different numbers.
+    /// A view for tasks that write different numbers.
     pub(crate) fn shared(&mut self) -> SharedActivations<'_> {
         let Self { tiling, cols, paired, by_row, .. } = *self;
         SharedActivations { tiling, cols, paired, by_row, words: Disjoint::new(self.words.as_mut_slice()) }
@@ -113,7 +113,7 @@ impl FloatActivations {
         });
     }
 
-    /// Appends columns `cols` of every row to `to`, where rows are [apart](Self::rows_apart).
+    /// Appends columns `cols` of every row to `to`, if rows are [apart](Self::rows_apart).
     pub fn append_columns(&self, cols: Range<usize>, to: &mut Vec<f32>) {
         assert!(self.apart && !self.paired, "each row is a tile of its own, in f32");
         for row in 0..self.rows() {
@@ -141,14 +141,14 @@ impl FloatActivations {
     }
 }
 
-/// Rows of a block that AMX loads at once,
+/// Rows of a block that AMX loads at once.
 pub(crate) const BLOCK_ROWS: usize = 16;
-/// and words of each of them.
+/// Words of each row of a block.
 const BLOCK_WORDS: usize = 16;
 
 /// [`FloatActivations`] that several tasks write.
 pub(crate) struct SharedActivations<'a> {
-    /// In words.
+    /// The tiling, in words.
     pub(crate) tiling: Tiling,
     cols: usize,
     paired: bool,
@@ -157,8 +157,8 @@ pub(crate) struct SharedActivations<'a> {
 }
 
 impl SharedActivations<'_> {
-    /// Writes `values` into row `row` of tile `tile` from column `col` on. The range begins at an even column and ends
-    /// before an even one or at the last.
+    /// Writes `values` into row `row` of tile `tile` from column `col` on. The range begins at an even column and ends before an even one
+    /// or at the last.
     ///
     /// # Safety
     /// No two tasks may write the same columns of a row.
@@ -222,7 +222,7 @@ mod tests {
     fn for_bf16_weights_two_columns_share_a_word_and_the_last_has_a_zero_beside_it() {
         let cpu = Cpu::new(Some(crate::Isa::Portable), 1).unwrap();
         let mut tiles = FloatActivations::for_weights(Dtype::Bf16);
-        // Reused memory is not zero.
+        // Reused memory is not zeroed.
         tiles.copy_from(&cpu, &[7.0; 9 * 40], 40);
         for cols in [1, 2, 5, 16, 33, 40] {
             let x: Vec<f32> = (0..9 * cols).map(|i| i as f32 * 0.37).collect();

@@ -31,12 +31,12 @@ pub struct FloatWeights {
 }
 
 impl FloatWeights {
-    /// `weight` is `[outputs, inputs]`, `bias` is `[outputs]`; without it, zeros.
+    /// Packs `weight`, `[outputs, inputs]`, and `bias`, `[outputs]`, or zeros without it.
     pub fn new(cpu: &Cpu, weight: Matrix<'_>, bias: Option<&[f32]>) -> Self {
         Self::pack(cpu, &[(weight, bias)])
     }
 
-    /// For [`Output::Activated`](crate::cpu::gemm::Output::Activated): `gate` and `up` have one shape and one type.
+    /// Packs gated weights for [`Output::Activated`](crate::cpu::gemm::Output::Activated): `gate` and `up` have one shape and one type.
     pub fn gated(cpu: &Cpu, gate: (Matrix<'_>, Option<&[f32]>), up: (Matrix<'_>, Option<&[f32]>)) -> Self {
         assert_eq!(gate.0.dtype(), up.0.dtype(), "gate and up have one type");
         Self::pack(cpu, &[gate, up])
@@ -68,7 +68,7 @@ impl FloatWeights {
         self.columns.outputs
     }
 
-    /// What one pass over the weights reads.
+    /// The bytes that one pass over the weights reads.
     pub fn as_bytes(&self) -> &[u8] {
         self.memory.as_slice()
     }

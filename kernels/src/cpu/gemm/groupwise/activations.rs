@@ -18,14 +18,14 @@ use crate::{
     dtype::Dtype,
 };
 
-/// Rounded rows `[rows, cols]`, one after the other, padded with zeros to whole groups. Reuses its memory.
+/// Rounded rows `[rows, cols]`, one after the other, padded with zeros to whole groups. The memory is reused.
 #[derive(Default)]
 pub struct GroupwiseActivations {
     rows: usize,
     cols: usize,
     quads: Memory<GroupQuads>,
     groups: Vec<Group>,
-    /// Numbers before they are rounded.
+    /// The numbers before they are rounded.
     pub(super) exact: Vec<f32>,
 }
 
@@ -41,7 +41,7 @@ pub(super) type GroupQuads = [[i8; 4]; GROUP_QUADS];
 /// A group's scale and sum.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub(super) struct Group {
-    /// A number is its integer times this. 0 if all numbers are negligible (below 1e-30).
+    /// The factor of the integers; 0 if all numbers are negligible (below 1e-30).
     pub(super) scale: f32,
     /// Sum of the integers.
     pub(super) sum: i32,

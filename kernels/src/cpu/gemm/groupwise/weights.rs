@@ -42,17 +42,16 @@ pub trait GroupwiseMatrix: Sync {
     fn outputs(&self) -> usize;
     fn inputs(&self) -> usize;
     fn bits(&self) -> Bits;
-    /// Consecutive inputs that share a scale and a zero: a multiple of [`GROUP`], or no fewer than all. The last group may be
-    /// cut off.
+    /// Consecutive inputs that share a scale and a zero: a multiple of [`GROUP`], or at least all inputs. The last group may be cut off.
     fn group(&self) -> usize;
     /// F16 or Bf16, either of which holds all scales.
     fn scale_dtype(&self) -> Dtype;
-    /// Whether the integers are the 4 bits of numbers in e2m1, whose zero is [`E2M1_ZERO`](super::E2M1_ZERO) and whose scales are halved and
-    /// in bf16: a number is `2 * scale * e2m1`.
+    /// Whether the integers are the 4 bits of numbers in e2m1, whose zero is [`E2M1_ZERO`](super::E2M1_ZERO), with halved scales in bf16: a
+    /// number is `2 * scale * e2m1`.
     fn is_e2m1(&self) -> bool {
         false
     }
-    /// Reads one output's weights into `row`, which has the lengths for it.
+    /// Reads one output's weights into `row`, which already has the right lengths.
     fn read(&self, output: usize, row: &mut GroupwiseRow);
 }
 
@@ -81,7 +80,7 @@ pub struct GroupwiseWeights {
     bits: Bits,
     is_e2m1: bool,
     scale_dtype: Dtype,
-    /// Groups of the activations in one of the weights.
+    /// Groups of the activations per group of the weights.
     group: usize,
     /// Groups of the weights.
     groups: usize,
@@ -102,7 +101,7 @@ impl GroupwiseWeights {
         Self::pack(cpu, &[(weight, bias)])
     }
 
-    /// For [`Output::Activated`](crate::cpu::gemm::Output::Activated): `gate` and `up` are of one form.
+    /// Packs gated weights for [`Output::Activated`](crate::cpu::gemm::Output::Activated): `gate` and `up` are of one form.
     pub fn gated(cpu: &Cpu, gate: Linear<'_>, up: Linear<'_>) -> Self {
         Self::pack(cpu, &[gate, up])
     }
@@ -236,7 +235,7 @@ impl GroupwiseWeights {
     }
 }
 
-/// Puts an output's weights at its places in a panel, all of which are zeros.
+/// Stores an output's weights at their places in a panel that is still zeros.
 fn place(bits: Bits, column: usize, integers: &[u8], panel: &mut [u8]) {
     let mut places = panel.as_chunks_mut::<4>().0.iter_mut().skip(column).step_by(PANEL);
     match bits {
@@ -296,7 +295,7 @@ impl GroupwiseMatrix for Rounded<'_> {
         row.zeros.fill(zero);
         for ((numbers, integers), scale) in numbers.chunks(GROUP).zip(row.integers.chunks_mut(GROUP)).zip(&mut row.scales) {
             let extreme = numbers.iter().copied().fold(0.0f32, |a, b| if b.abs() > a.abs() { b } else { a });
-            // In 4 bits the number that is farthest from 0 becomes -8, whatever its sign: there is one more step on that side.
+            // In 4 bits, the number farthest from 0 becomes -8, regardless of its sign, as there is one more step on that side.
             let ideal = if self.bits == Bits::Four { extreme / least } else { extreme.abs() / most };
             *scale = decode(Dtype::Bf16, &bytes_of(Dtype::Bf16, ideal))[0];
             let inverse = if scale.abs() < 1e-30 { 0.0 } else { 1.0 / *scale };

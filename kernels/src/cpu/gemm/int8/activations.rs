@@ -22,19 +22,19 @@ use crate::{
 };
 use std::{cell::RefCell, ops::Range};
 
-/// Quantized rows `[rows, cols]`. Reuses its memory.
+/// Quantized rows `[rows, cols]`, whose memory is reused.
 ///
-/// Rows form tiles, as in [`FloatActivations`]. A tile keeps the same four columns of its rows together, `[tile][four
-/// columns][row of the tile][column]`. For AMX rows lie one after the other, padded with zeros to whole blocks of 64.
+/// Rows form tiles, as in [`FloatActivations`]. A tile keeps the same four columns of its rows together, `[tile][four columns][row of the
+/// tile][column]`. For AMX, rows are stored one after the other, padded with zeros to whole blocks of 64.
 #[derive(Default)]
 pub struct Int8Activations {
     unit: DotUnit,
     cols: usize,
-    /// In groups of four columns.
+    /// The tiling, in groups of four columns.
     tiling: Tiling,
     quads: Memory<[i8; 4]>,
     quantized: Vec<Quantized>,
-    /// Numbers before they are quantized.
+    /// The numbers before they are quantized.
     pub(super) exact: Vec<f32>,
 }
 
@@ -60,7 +60,7 @@ impl Int8Activations {
         self.copy_for(DotUnit::of(cpu.isa()), cpu, x, cols);
     }
 
-    /// Packs for any available unit, whatever the instruction set of `cpu`.
+    /// Packs for any available unit, regardless of the instruction set of `cpu`.
     pub(super) fn copy_for(&mut self, unit: DotUnit, cpu: &Cpu, x: &[f32], cols: usize) {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "whole rows of {cols}");
         self.fill(unit, cpu, x.len() / cols, cols, Rows { x, cols });
@@ -130,7 +130,7 @@ impl Int8Activations {
         &self.quads.as_slice()[self.tiling.numbers(rows)]
     }
 
-    /// From row `row` on, where rows lie one after the other. Padding follows the last row.
+    /// The quads from row `row` on, if rows are stored one after the other. Padding follows the last row.
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     pub(super) fn quads_from(&self, row: usize) -> &[[i8; 4]] {

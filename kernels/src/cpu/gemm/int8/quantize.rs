@@ -32,7 +32,7 @@ impl Source for &[f32] {
 /// A quantized row's scale and sum.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub(super) struct Quantized {
-    /// A number is its integer times this. 0 if all numbers are negligible (below 1e-30).
+    /// The factor of the integers; 0 if all numbers are negligible (below 1e-30).
     pub(super) scale: f32,
     /// Sum of the integers.
     pub(super) sum: i32,
@@ -80,7 +80,7 @@ pub(super) fn quantize_on<S: Simd>(
     let mut sums = simd.zero();
     for i in 0..row.len().div_ceil(LANES) {
         let rounded = simd.fma(row.vector(simd, i), simd.splat(inverse), simd.splat(ROUND));
-        // Exact: far below 2^24 in every lane.
+        // This is exact: the sum is far below 2^24 in every lane.
         sums = simd.add(sums, simd.sub(rounded, simd.splat(ROUND)));
         let integers = simd.to_array(rounded).map(|x| x.to_bits() as i8);
         let quads: &[[i8; 4]; QUADS] = integers.as_chunks().0.as_array().expect("four of four");
@@ -94,7 +94,7 @@ pub(super) fn quantize_on<S: Simd>(
     Quantized { scale, sum: simd.to_array(sums).into_iter().map(|sum| sum as i32).sum() }
 }
 
-/// In a vector.
+/// Groups of four integers in a vector.
 const QUADS: usize = LANES / 4;
 
 /// The scale of a row's integers, and its inverse.
@@ -115,7 +115,7 @@ pub(crate) fn scale_and_inverse<const MAX: i16>(largest: f32) -> (f32, f32) {
     if largest < NEGLIGIBLE { (0.0, 0.0) } else { (largest / integer, integer / largest) }
 }
 
-/// Above it, the largest integer divided by the largest number is finite.
+/// The bound above which the largest integer divided by the largest number is finite.
 const NEGLIGIBLE: f32 = 1e-30;
 /// 1.5 × 2^23: adding it rounds a small number to an integer (ties to even), in the low bits of the sum.
 pub(crate) const ROUND: f32 = 12_582_912.0;

@@ -1,8 +1,8 @@
 //! 8-bit weights, quantized and packed once from the matrices of a file.
 //!
-//! Outputs go in panels of 32. A panel keeps the weights of four inputs together, `[panel][four inputs][32
-//! outputs][input]`: a panel is one stream through memory, and a cache line of weights serves 16 outputs. Each weight is
-//! stored plus 128, without a sign. Zeros fill up inputs to whole blocks of 64, as AMX takes them.
+//! Outputs go in panels of 32. A panel keeps the weights of four inputs together, `[panel][four inputs][32 outputs][input]`: a panel is one
+//! stream through memory, and a cache line of weights serves 16 outputs. Each weight is stored plus 128, without a sign. Inputs are padded
+//! with zeros to whole blocks of 64, as AMX takes them.
 
 use super::{INPUTS_MAX, quantize::quantize};
 use crate::{
@@ -27,7 +27,7 @@ use std::ops::Range;
 const LINE_BYTES: usize = size_of::<Line>();
 /// Groups of four inputs that AMX takes at once.
 pub(super) const BLOCK_QUADS: usize = 16;
-/// Flipping this bit of a signed integer adds 128.
+/// The bit of a signed integer that, when flipped, adds 128.
 const SIGN: i8 = i8::MIN;
 
 /// One layer's quantized and packed weights, and its biases.
@@ -42,12 +42,12 @@ pub struct Int8Weights {
 }
 
 impl Int8Weights {
-    /// `weight` is `[outputs, inputs]`, of at most [`INPUTS_MAX`] inputs; `bias` is `[outputs]`; without it, zeros.
+    /// Packs `weight`, `[outputs, inputs]`, of at most [`INPUTS_MAX`] inputs, and `bias`, `[outputs]`, or zeros without it.
     pub fn new(cpu: &Cpu, weight: Matrix<'_>, bias: Option<&[f32]>) -> Self {
         Self::pack(cpu, &[(weight, bias)])
     }
 
-    /// For [`Output::Activated`](crate::cpu::gemm::Output::Activated): `gate` and `up` have one shape.
+    /// Packs gated weights for [`Output::Activated`](crate::cpu::gemm::Output::Activated): `gate` and `up` have one shape.
     pub fn gated(cpu: &Cpu, gate: (Matrix<'_>, Option<&[f32]>), up: (Matrix<'_>, Option<&[f32]>)) -> Self {
         Self::pack(cpu, &[gate, up])
     }
@@ -92,7 +92,7 @@ impl Int8Weights {
         self.columns.outputs
     }
 
-    /// What one pass over the weights reads, scales and biases aside.
+    /// The bytes that one pass over the weights reads, scales and biases aside.
     pub fn as_bytes(&self) -> &[u8] {
         self.memory.as_slice()
     }
