@@ -1,4 +1,4 @@
-//! What a decision costs as the cluster grows: the time of `submit`, hashing and bookkeeping included, while requests come and go.
+//! The cost of a decision as the cluster grows: the time of `submit`, hashing and bookkeeping included, while requests come and go.
 //!
 //! `cargo run --release -p tidemill-cluster --example decision_cost [POLICY]…`
 
@@ -24,11 +24,11 @@ use tidemill_proto::{
 };
 
 const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
-/// Of a prompt; the first half is shared with an eighth of the others.
+/// The length of a prompt; its first half is shared with an eighth of the others.
 const TOKENS: u32 = 2048;
 const PREFIXES: u32 = 8;
 const DECISIONS: usize = 4000;
-/// Of each worker, on average.
+/// The mean number of running sequences per decode worker.
 const RUNNING: usize = 4;
 
 fn main() {
@@ -59,7 +59,7 @@ fn prompt(n: u32) -> Vec<u32> {
     (0..TOKENS).map(|i| if i < TOKENS / 2 { shared * TOKENS + i } else { n * 7919 + i }).collect()
 }
 
-/// Half the workers prefill and half decode, eight to a host, which has a pool node.
+/// Half the workers prefill and half decode, with eight workers and a pool node per host.
 fn measure(name: PolicyName, workers: usize) -> Vec<Duration> {
     let settings = ClusterSettings {
         id_base: 0,
@@ -123,7 +123,7 @@ fn measure(name: PolicyName, workers: usize) -> Vec<Duration> {
     times.split_off(RUNNING * workers)
 }
 
-/// Workers at once say that they have prefilled, and draw a first token.
+/// Workers finish each prefill job at once, and draw a first token.
 fn take(cluster: &mut Cluster, now: Duration, running: &mut Vec<(Epoch, SequenceId)>) {
     while let Some(action) = cluster.poll_action() {
         match action {

@@ -1,4 +1,4 @@
-//! What the prefix index costs: memory per block, and the time to look a long prompt up, at millions of blocks.
+//! The cost of the prefix index: memory per block, and the time to look a long prompt up, at millions of blocks.
 //!
 //! `cargo run --release -p tidemill-cluster --example prefix_index [BLOCKS]`
 
@@ -38,7 +38,7 @@ fn main() {
     time_lookups(&index, chains, "told in order");
     drop(index);
 
-    // Blocks of all chains come mixed, one by one: no chain lies in order.
+    // Blocks of all chains arrive mixed, so that no chain lies in order.
     let mut shuffled = PrefixIndex::default();
     (0..POOLS).for_each(|node| shuffled.add_node(Epoch(node)));
     let mut next = vec![0; POOLS as usize];
@@ -87,7 +87,7 @@ fn measure(what: &str, chains: usize, fill: impl Fn(&mut PrefixIndex, usize, &[B
 fn time_lookups(index: &PrefixIndex, chains: usize, how: &str) {
     let mut times: Vec<f64> = (0..LOOKUPS)
         .map(|lookup| {
-            // Each time another prompt, so that no cache has it.
+            // A different prompt each time, so that no cache has it.
             let chain = lookup * 7919 % chains;
             let keys: Vec<BlockKey> = (0..PROMPT).map(|number| key(chain, number)).collect();
             let started = Instant::now();
@@ -113,7 +113,7 @@ fn tell_cached(index: &mut PrefixIndex, engine: u64, keys: &[BlockKey], next: &m
     next[engine as usize] += events.len() as u64;
 }
 
-/// As random as a real one's hash (splitmix64).
+/// A key as random as a real hash (splitmix64).
 fn key(chain: usize, number: usize) -> BlockKey {
     let mix = |seed: u64| {
         let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);

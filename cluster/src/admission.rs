@@ -1,7 +1,7 @@
-//! May a request come in? A pure decision, apart from where its sequences will run.
+//! Admission: whether a request is accepted. A pure decision, apart from where its sequences will run.
 //!
-//! A full queue is shared: a higher priority displaces the lowest, and of the same priority those tenants give way that have more waiting
-//! than the newcomer would have. So a tenant's flood displaces itself, and one that is alone has the whole queue.
+//! A full queue is shared: a higher priority displaces the lowest, and within one priority, requests of tenants that have more waiting than
+//! the newcomer's tenant would have give way. So a tenant's flood displaces itself, and a tenant that is alone may use the whole queue.
 
 use crate::{Rejection, pace::Pace};
 use std::collections::HashMap;
@@ -10,27 +10,27 @@ use tidemill_proto::ids::RequestId;
 /// The operator's choices.
 #[derive(Clone, Debug)]
 pub struct AdmissionPolicy {
-    /// Sequences that may wait for a place.
+    /// The maximum number of sequences that wait for a place.
     pub queue_max: usize,
 }
 
 /// The cluster as it is now.
 #[derive(Debug)]
 pub struct Occupancy<'a> {
-    /// Longest sequence that some decode worker can hold; `None` without one.
+    /// The longest sequence that any decode worker can hold; `None` without a decode worker.
     pub context_tokens: Option<u32>,
     /// Sequences that wait for a place.
     pub waiting: usize,
     pub pace: &'a Pace,
 }
 
-/// Refuses more choices at a time than even an empty queue could take: no retry would help.
+/// Refuses more choices at once than even an empty queue could take: a retry would not help.
 pub fn check_choices(policy: &AdmissionPolicy, choices: usize) -> Result<(), Rejection> {
     let limit = policy.queue_max;
     if choices <= limit { Ok(()) } else { Err(Rejection::TooManyChoices { choices, limit }) }
 }
 
-/// Whether a request of `choices` sequences, each of at most `tokens` tokens, may come in. All of them may have to wait.
+/// Decides whether to accept a request of `choices` sequences, each of at most `tokens` tokens. All of them may have to wait.
 pub fn admit(policy: &AdmissionPolicy, now: &Occupancy<'_>, tokens: u64, choices: usize) -> Result<(), Rejection> {
     let context = now.context_tokens.ok_or(Rejection::NoWorker)?;
     if tokens > context.into() {
@@ -40,7 +40,7 @@ pub fn admit(policy: &AdmissionPolicy, now: &Occupancy<'_>, tokens: u64, choices
     if ahead >= policy.queue_max { Err(Rejection::Full { retry_after_ms: retry_after_ms(now, ahead) }) } else { Ok(()) }
 }
 
-/// A request of which no sequence had a place yet.
+/// A waiting request of which no sequence has had a place yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
     pub id: RequestId,
@@ -49,7 +49,7 @@ pub struct Waiting {
     pub sequences: usize,
 }
 
-/// A request that a full queue has no room for.
+/// A request for which a full queue has no room.
 #[derive(Clone, Copy, Debug)]
 pub struct Newcomer {
     pub tenant: u64,
@@ -57,9 +57,9 @@ pub struct Newcomer {
     pub choices: usize,
 }
 
-/// Picks the requests that give way to a newcomer, or `None` if not enough of them would.
+/// Picks the requests that give way to a newcomer, or returns `None` if not enough of them would.
 ///
-/// `of_tenants` counts the waiting sequences of each tenant, those included that had a place before. `waiting` begins with the oldest.
+/// `of_tenants` counts the waiting sequences of each tenant, including those that had a place before. `waiting` starts with the oldest.
 pub fn displaced(
     policy: &AdmissionPolicy,
     mut of_tenants: HashMap<u64, usize>,
@@ -74,7 +74,7 @@ pub fn displaced(
         let gives_way = |request: &Waiting| {
             request.priority < new.priority || (request.priority == new.priority && of_tenants.get(&request.tenant) > Some(&own))
         };
-        // The newest sequence of the lowest priority, of the tenant that has most.
+        // The newest sequence of the lowest priority, of the tenant that has the most.
         let least = waiting
             .iter()
             .enumerate()
@@ -91,7 +91,7 @@ pub fn displaced(
     Some(displaced)
 }
 
-/// When a rejected client may try again: half the queue will have gone by then.
+/// Time after which a rejected client may try again: half the queue should have left by then.
 pub(crate) fn retry_after_ms(now: &Occupancy<'_>, ahead: usize) -> u64 {
     (now.pace.wait_ms(ahead / 2).unwrap_or(0.0) as u64).clamp(1_000, 30_000)
 }
@@ -100,8 +100,8 @@ pub(crate) fn retry_after_ms(now: &Occupancy<'_>, ahead: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// Rows of requests that wait, `tenant/priority/sequences` from the oldest, then the newcomer, and which give way. The queue has room
-    /// for six.
+    /// Rows of waiting requests (`tenant/priority/sequences`, from the oldest), then the newcomer, then the requests that give way. The
+    /// queue has room for six.
     #[test]
     fn a_full_queue_is_shared_by_priority_and_by_tenant() {
         let table = "

@@ -15,12 +15,12 @@ use tidemill_proto::{
     message::{Blocks, EngineInfo, Peer, Role, RoleInfo, TierBlocks},
 };
 
-/// A prompt that workers are compared by.
+/// The length of prompt by which workers are compared.
 const TYPICAL_TOKENS: u64 = 1024;
-/// Before its first client a pool node knows no block size, and holds nothing that could be pushed out.
+/// A pool node knows no block size before its first client, and holds no blocks that could be pushed out.
 const EVERYTHING_FITS: u64 = u64::MAX;
 
-/// What candidates are made of.
+/// The state from which candidates are built.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Books<'a> {
     pub(crate) membership: &'a Membership,
@@ -28,16 +28,15 @@ pub(crate) struct Books<'a> {
     pub(crate) cost: &'a CostModel,
 }
 
-/// For one decision.
+/// The candidates for one decision.
 pub(crate) struct Candidates<'a> {
     pub(crate) prefill: Vec<PrefillCandidate<'a>>,
     pub(crate) decode: Vec<DecodeCandidate<'a>>,
-    /// In the order of their epochs.
+    /// Pool nodes, in order of epochs.
     pub(crate) pools: Vec<PoolCandidate<'a>>,
 }
 
-/// A prefill worker that may be given something new, with room in its queue. `blocks`: who has the leading blocks of the sequence in
-/// question.
+/// A prefill worker that takes new work, with room in its queue. `blocks` tells which nodes hold the leading blocks of the sequence.
 pub(crate) fn prefill<'a>(books: &Books<'a>, worker: Epoch, blocks: &Leading, now: Duration) -> Option<PrefillCandidate<'a>> {
     let member = books.membership.get(worker).filter(|member| !member.draining)?;
     let RoleInfo::Prefill(info) = &member.role else { return None };
@@ -52,7 +51,7 @@ pub(crate) fn prefill<'a>(books: &Books<'a>, worker: Epoch, blocks: &Leading, no
     })
 }
 
-/// A decode worker that may be given something new.
+/// A decode worker that takes new work.
 pub(crate) fn decode<'a>(books: &Books<'a>, worker: Epoch, blocks: &Leading) -> Option<DecodeCandidate<'a>> {
     let member = books.membership.get(worker).filter(|member| !member.draining)?;
     let info = member.decode_info()?;
@@ -75,7 +74,7 @@ pub(crate) fn decode<'a>(books: &Books<'a>, worker: Epoch, blocks: &Leading) -> 
     })
 }
 
-/// A pool node, draining or not: its blocks can be read.
+/// A pool node, draining or not: its blocks can be read in either case.
 pub(crate) fn pool<'a>(books: &Books<'a>, node: Epoch) -> Option<PoolCandidate<'a>> {
     let member = books.membership.get(node).filter(|member| member.role() == Role::Kvpool)?;
     let Blocks { total, free, cached, .. } = books.load.get(node)?.report.blocks.dram;
@@ -83,7 +82,7 @@ pub(crate) fn pool<'a>(books: &Books<'a>, node: Epoch) -> Option<PoolCandidate<'
     Some(PoolCandidate { node, host: &member.host, draining: member.draining, free_blocks, room_blocks })
 }
 
-/// Every candidate.
+/// All candidates.
 pub(crate) fn all<'a>(books: &Books<'a>, blocks: &Leading, now: Duration) -> Candidates<'a> {
     let members = || books.membership.iter().map(|(epoch, _)| epoch);
     Candidates {
@@ -93,8 +92,8 @@ pub(crate) fn all<'a>(books: &Books<'a>, blocks: &Leading, now: Duration) -> Can
     }
 }
 
-/// Those worth comparing for a sequence: workers that are free first, those near the pool nodes `holders`, which have its leading
-/// blocks, and those with most of these on their own devices.
+/// The candidates worth comparing for a sequence: the least busy workers, those near the pool nodes `holders` (which have its leading
+/// blocks), and those with most of these blocks on their own devices.
 pub(crate) fn few<'a>(
     books: &Books<'a>,
     shortlist: &Shortlist,
@@ -122,7 +121,7 @@ pub(crate) fn few<'a>(
         add_decode(&mut found, worker);
         add_prefill(&mut found, worker);
     }
-    // Of many neighbours, others each time: the blocks of a popular prompt are everywhere.
+    // Starts at a different neighbour for each request: the blocks of a popular prompt are everywhere.
     let first = if neighbours.is_empty() { 0 } else { (seed % neighbours.len() as u64) as usize };
     let (decode_max, prefill_max) = (found.decode.len() + BEST_MAX, found.prefill.len() + BEST_MAX);
     for &worker in neighbours[first..].iter().chain(&neighbours[..first]) {
@@ -142,8 +141,8 @@ pub(crate) fn few<'a>(
     found
 }
 
-/// Engines with the most leading blocks on their own devices. Of those that have equally many, each request looks at others: one
-/// popular prompt must not send everybody to the same few.
+/// Engines with the most leading blocks on their own devices. Ties are broken differently for each request, so that one popular prompt does
+/// not send all requests to the same few engines.
 fn most_cached(blocks: &Leading, seed: u64) -> Vec<Epoch> {
     let mut cached: Vec<(Reverse<u32>, u64, Epoch)> =
         blocks.cached().map(|(engine, own)| (Reverse(own), (engine.0 ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15), engine)).collect();
@@ -154,7 +153,7 @@ fn most_cached(blocks: &Leading, seed: u64) -> Vec<Epoch> {
     cached.into_iter().map(|(.., engine)| engine).collect()
 }
 
-/// Where a member belongs on the shortlist.
+/// The position of a member on the shortlist.
 pub(crate) fn standing(books: &Books<'_>, worker: Epoch, policy: &Policy, classes: &Classes, now: Duration) -> Standing {
     let (Some(member), Some(load)) = (books.membership.get(worker), books.load.get(worker)) else { return Standing::Out };
     let micros = |ms: f64| (ms * 1e3) as u64;
@@ -166,7 +165,7 @@ pub(crate) fn standing(books: &Books<'_>, worker: Epoch, policy: &Policy, classe
             let cost = books.cost.steps(worker, Role::Decode);
             let tails_ms = if tail_tokens == 0 { 0.0 } else { cost.prefill_ms(tail_tokens, 0) };
             let wait_ms = tails_ms + cost.step_ms(u64::from(sequences) + 1, tokens + TYPICAL_TOKENS);
-            // It has room for the first class as long as that does not fill it itself.
+            // It has room for the first class as long as that class alone does not fill it.
             let yielding = classes.yielding_to_first().map(|id| load.decode.classes[usize::from(id.0)].sequences).sum::<u32>();
             let most = policy.decode_sequences_max.map_or(info.work_max, |most| most.min(info.work_max));
             let is_full = sequences - yielding >= most;
@@ -184,7 +183,7 @@ pub(crate) fn standing(books: &Books<'_>, worker: Epoch, policy: &Policy, classe
     }
 }
 
-/// Pool nodes that may take over the blocks of `leaving`: near ones first, then by room.
+/// Pool nodes that may take over the blocks of `leaving`: near ones first, then by free blocks.
 pub(crate) fn peers(membership: &Membership, load: &Load, leaving: Epoch) -> Vec<Peer> {
     let peer = |(epoch, _): (Epoch, &Member)| {
         let TierBlocks { dram, nvme, .. } = load.get(epoch)?.report.blocks;

@@ -1,22 +1,22 @@
-//! Service classes: what a request is promised, how much it weighs, and what happens when the promise cannot be kept.
+//! Service classes: the limits promised to a request, its weight, and what happens when the promise cannot be kept.
 
 use serde::Serialize;
 
-/// Classes of one cluster, at most.
+/// The maximum number of classes in one cluster.
 pub const CLASSES_MAX: usize = 16;
 const NAME_BYTES_MAX: usize = 64;
-/// Milliseconds: eleven days.
+/// The largest limit in milliseconds: eleven days.
 const LIMIT_MAX: f64 = 1e9;
 
-/// What happens to a request whose limits cannot be met as things are predicted.
+/// The treatment of a request whose predicted times exceed its limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnMiss {
-    /// It is refused at once, and told when to come back.
+    /// Refused at once, with a time after which to retry.
     Reject,
-    /// It waits until it can be served without making others miss theirs.
+    /// Waits until it can be served without making other requests miss their limits.
     Queue,
-    /// It is served as soon as there is room.
+    /// Served as soon as there is room.
     #[default]
     Late,
 }
@@ -24,24 +24,24 @@ pub enum OnMiss {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Class {
     pub name: String,
-    /// The value of a request's `service_tier` that chooses it.
+    /// The value of a request's `service_tier` that selects the class.
     pub service_tier: String,
-    /// Time to the first token; `None`: no limit.
+    /// The limit for the time to the first token, if any.
     pub ttft_ms: Option<f64>,
-    /// Mean time per further token; `None`: no limit.
+    /// The limit for the mean time per further token, if any.
     pub tpot_ms: Option<f64>,
-    /// The higher one goes first.
+    /// The priority; higher goes first.
     pub priority: u8,
-    /// Worth of one request that keeps its limits.
+    /// The worth of one request that keeps its limits.
     pub weight: f32,
     pub on_miss: OnMiss,
 }
 
-/// A class by its place among the cluster's. A place that there is none for means the default.
+/// A class, by its index among the cluster's classes. An index out of range means the default class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct ClassId(pub u8);
 
-/// Never empty. The first is the default.
+/// The classes of a cluster: at least one. The first is the default.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Classes(Vec<Class>);
 
@@ -103,12 +103,12 @@ impl Classes {
         Ok(Self(classes))
     }
 
-    /// The three that there are without configuration. None of them refuses: whoever starts a cluster without a word about limits
-    /// wants answers, late ones if need be.
+    /// The three classes of a cluster without configuration. None of them refuses requests: an operator who sets no limits wants answers,
+    /// even late ones.
     ///
-    /// - `standard`, for requests that say nothing: the limits are the operator's, else those that people bear in a chat
-    /// - `interactive`: half of them, worth twice as much, and goes first
-    /// - `batch`: no limits; waits for room that nobody else needs
+    /// - `standard`, the default: the operator's limits, else what users of a chat tolerate
+    /// - `interactive`: half of these limits, double the weight, and goes first
+    /// - `batch`: no limits; waits for room that no other class needs
     pub fn defaults(ttft_ms: f64, tpot_ms: f64) -> Self {
         let standard = Class {
             name: "standard".into(),
@@ -148,19 +148,19 @@ impl Classes {
         self.0.iter().enumerate().map(|(place, class)| (ClassId(place as u8), class))
     }
 
-    /// Those that give up their places to the first.
+    /// The classes that give up their places to the first class.
     pub fn yielding_to_first(&self) -> impl Iterator<Item = ClassId> {
         let first = self.0.iter().map(|class| class.priority).max().unwrap_or_default();
         self.iter().filter(move |(_, class)| class.priority < first).map(|(id, _)| id)
     }
 
-    /// The one for what nobody waits for: it goes last, and is worth least.
+    /// The class for requests that no client waits for: it goes last and has the least weight.
     pub fn background(&self) -> &Class {
         let last = self.0.iter().min_by(|a, b| a.priority.cmp(&b.priority).then(a.weight.total_cmp(&b.weight)));
         last.expect("a cluster has classes")
     }
 
-    /// The class that a client chooses; `auto`, and no word, choose the default.
+    /// The class that a client selects. A missing tier and `auto` select the default.
     pub fn by_tier(&self, tier: Option<&str>) -> Option<ClassId> {
         let tier = tier.filter(|&tier| tier != "auto").unwrap_or("default");
         self.iter().find(|(_, class)| class.service_tier == tier).map(|(id, _)| id)

@@ -34,7 +34,7 @@ use tidemill_proto::{
     message::{ModelIdentity, ToWorker},
 };
 
-/// A worker that comes back does so within this: it notices a broken link after five seconds, and registers again.
+/// The time within which a disconnected worker returns: it notices a broken link after five seconds, and registers again.
 const RETURN_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
@@ -44,29 +44,29 @@ pub struct ClusterSettings {
     pub admission: AdmissionPolicy,
     pub policy: Policy,
     pub classes: Classes,
-    /// Longest wait for a place.
+    /// The longest wait for a place.
     pub queue_wait_max: Duration,
-    /// A worker that says nothing for this long is dead.
+    /// A worker that is silent for this long is considered dead.
     pub heartbeat_dead: Duration,
-    /// Whether engines' answers are checked; `None`: not.
+    /// Settings of the probes that check engines' answers; `None` turns probes off.
     pub probes: Option<ProbeSettings>,
 }
 
-/// Answers to the same request are the same if they come from the same origin, as far as anybody knows.
+/// The origin of an answer. Answers to the same request from the same origin are the same, unless a worker computes wrongly undetected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Origin {
     pub layout: LayoutFingerprint,
     pub era: Era,
 }
 
-/// For the shell to carry out.
+/// An action for the shell to carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     Send {
         worker: Epoch,
         message: ToWorker,
     },
-    /// End the link; the worker is forgotten already and may register again.
+    /// End the link. The worker has been removed already and may register again.
     Close {
         worker: Epoch,
         reason: String,
@@ -79,7 +79,7 @@ pub enum Action {
     Warn(Warning),
 }
 
-/// Something that an operator should know and that the cluster has dealt with.
+/// A problem that the cluster has handled and that an operator should know of.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
     #[error("worker {worker} sent token {index} of sequence {sequence} where {expected} was due: the sequence goes elsewhere")]
@@ -92,13 +92,13 @@ pub enum Warning {
     )]
     Unhealthy { worker: Epoch, name: String },
     #[error(
-        "{workers} decode workers answer probes, and no majority of them alike: one is at fault, and nobody can say which. Restart them"
+        "{workers} decode workers answer probes, and no majority of them alike: one is at fault, and it is unknown which. Restart them"
     )]
     NoMajority { workers: usize },
 }
 
-/// Each part owns its data and is the only one that changes it. `lifecycle` has the stages of a request, `workers` the events
-/// of workers.
+/// The core of one model's cluster. Each part owns its data and is the only one that changes it. `lifecycle` has the stages of a request,
+/// `workers` the events of workers.
 ///
 /// Time is a `Duration` since a start that the caller chooses.
 #[derive(Debug)]
@@ -112,29 +112,29 @@ pub struct Cluster {
     pub(crate) requests: Requests,
     pub(crate) fairness: Fairness,
     pub(crate) shortlist: Shortlist,
-    /// Longest sequence that some decode worker can hold.
+    /// The longest sequence that any decode worker can hold.
     pub(crate) context_tokens: Option<u32>,
-    /// When the last decode worker went, and what it held.
+    /// The time of the loss of the last decode worker, and the longest sequence that it held.
     last_decode: Option<(Duration, u32)>,
     actions: VecDeque<Action>,
     pub(crate) next_id: u64,
     pub(crate) rescues: u64,
-    /// Something has happened that may let a waiting sequence go.
+    /// Whether an event may have made room for a waiting sequence since the last attempt to place.
     pub(crate) unsettled: bool,
-    /// Requests refused because of predictions, since one of such a class was taken.
+    /// Consecutive requests refused because of predictions, since one of a rejecting class was served.
     pub(crate) refused_in_a_row: u32,
-    /// Given to sequences so far.
+    /// The number of places given to sequences so far.
     pub(crate) places: u64,
     pub(crate) pace: Pace,
     pub(crate) decisions: Decisions,
-    /// When waiting clients last heard of their places.
+    /// The time of the last position events to waiting clients.
     pub(crate) waiting_told: Duration,
     pub(crate) probes: Option<Probes>,
     pub(crate) distrusted: Distrusted,
 }
 
 impl Cluster {
-    /// `model`: the gateway's.
+    /// `model` is the gateway's model.
     pub fn new(settings: ClusterSettings, model: ModelIdentity) -> Self {
         Self {
             membership: Membership::new(settings.id_base + 1, model),
@@ -162,34 +162,34 @@ impl Cluster {
         }
     }
 
-    /// Other coordinators place at the same workers.
+    /// Accounts for other coordinators that place sequences at the same workers.
     pub fn share_workers(&mut self) {
         self.load.share();
     }
 
-    /// The next thing to do. Call until `None` after every other call.
+    /// Returns the next action. Call it until `None` after every other call.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// What all engines compute alike; `None` without an engine.
+    /// The layout that all engines share; `None` without an engine.
     pub fn layout(&self) -> Option<LayoutFingerprint> {
         self.membership.layout().map(|(layout, _)| layout)
     }
 
-    /// What answers depend on, besides the request; `None` without an engine.
+    /// The origin of answers computed now; `None` without an engine.
     pub fn origin(&self) -> Option<Origin> {
         Some(Origin { layout: self.layout()?, era: self.distrusted.era() })
     }
 
-    /// Longest sequence the cluster can hold now; `None` without a decode worker. A cluster that has just lost its last one goes on
-    /// taking requests, which wait: a restarted worker, or one that was only out of reach, is back in a moment.
+    /// The longest sequence that the cluster can hold now; `None` without a decode worker. A cluster that has just lost its last decode
+    /// worker still accepts requests, which wait: a worker that restarts or was only unreachable returns within seconds.
     pub fn context_tokens(&self, now: Duration) -> Option<u32> {
         let awaited = self.last_decode.filter(|(gone, _)| now.saturating_sub(*gone) < RETURN_MAX.min(self.settings.queue_wait_max));
         self.context_tokens.or(awaited.map(|(_, context)| context))
     }
 
-    /// Lets time pass: dead workers, deadlines, and sequences that wait for room.
+    /// Advances time: handles dead workers, deadlines and sequences that wait for room.
     pub fn tick(&mut self, now: Duration) {
         for worker in self.load.silent(now, self.settings.heartbeat_dead) {
             let reason = format!("silent for {:?}", self.settings.heartbeat_dead);
@@ -213,7 +213,7 @@ impl Cluster {
         Books { membership: &self.membership, load: &self.load, cost: &self.cost }
     }
 
-    /// Somebody has come, leaves, or is gone.
+    /// Called after a member has joined, started to drain, or left.
     pub(crate) fn members_changed(&mut self, now: Duration) {
         self.unsettled = true;
         let before = std::mem::replace(&mut self.context_tokens, self.membership.context_tokens());
@@ -222,7 +222,7 @@ impl Cluster {
         }
     }
 
-    /// Brings the shortlist's orders up to date.
+    /// Updates the shortlist's orders.
     pub(crate) fn reorder(&mut self, now: Duration) {
         for worker in self.load.take_touched() {
             let standing = candidates::standing(&self.books(), worker, &self.settings.policy, &self.settings.classes, now);
@@ -252,7 +252,7 @@ impl Cluster {
         self.actions.push_back(Action::Warn(warning));
     }
 
-    /// Panics if the books do not balance, each part's own and the parts with one another. Tests call it after every step.
+    /// Panics if the state is inconsistent, within each part or between parts. Tests call it after every step.
     pub fn check_integrity(&self) {
         self.membership.check_integrity();
         self.load.check_integrity();

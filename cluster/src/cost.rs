@@ -1,7 +1,7 @@
-//! How long things take: `step`, an engine's steps, learnt per worker; transfer rates; and [`error`], how wrong predictions are.
+//! The cost model: `step`, the time of an engine's steps, learnt per worker; transfer rates; and [`error`], how wrong predictions are.
 //!
-//! A worker's model begins as its role's, which learns from all of them, and goes on with its own steps. So an H100 beside an
-//! L40S is known for what it is within a second of work.
+//! A worker's model starts as that of its role, which learns from all workers of the role, and continues with its own steps. So within a
+//! second of work, the model tells an H100 from an L40S beside it.
 
 pub mod error;
 mod step;
@@ -18,28 +18,29 @@ use tidemill_proto::{
 
 /// Share of a new rate that enters the moving average of transfer rates.
 const RATE_WEIGHT: f64 = 0.2;
-/// Length of an answer before the first one ended, and the share of a new one that enters the moving average.
+/// The assumed length of an answer before the first one has ended, and the share of a new one that enters the moving average.
 const OUTPUT_TOKENS: f64 = 128.0;
 const OUTPUT_WEIGHT: f64 = 0.01;
 
-/// How long everything takes that the scheduler plans.
+/// A model of the times that the scheduler needs.
 #[derive(Clone, Debug)]
 pub struct CostModel {
-    /// Of a role's workers taken together: what is believed of a new one.
+    /// The step costs of a role's workers taken together: the starting point for a new worker.
     prefill: StepCost,
     decode: StepCost,
     workers: HashMap<Epoch, WorkerCost>,
-    /// Of whole requests: time to the first token, by class, since who goes first is predicted better than who is passed,
+    /// Errors of predicted times to first token, by class, since they are smaller for requests that go first than for those that are
+    /// overtaken.
     ttft: [Errors; CLASSES_MAX],
-    /// and mean time of each further one.
+    /// Errors of predicted mean times per further token.
     pub tpot: Errors,
-    /// Mean length of an answer.
+    /// The mean length of an answer.
     output_tokens: f64,
-    /// Moving a block from or to a pool node on the same host,
+    /// The rate of moving a block from or to a pool node on the same host.
     pub near_bytes_per_ms: f64,
-    /// and over the network.
+    /// The rate of moving a block over the network.
     pub far_bytes_per_ms: f64,
-    /// Cost of a hand-over besides its bytes: two control messages and a pool round trip at each end.
+    /// The cost of a hand-over besides its bytes: two control messages, and a pool round trip at each end.
     pub handover_ms: f64,
 }
 
@@ -59,7 +60,7 @@ impl Default for CostModel {
     }
 }
 
-/// One worker's own.
+/// The costs and errors of one worker.
 #[derive(Clone, Debug)]
 struct WorkerCost {
     steps: StepCost,
@@ -67,7 +68,7 @@ struct WorkerCost {
 }
 
 impl CostModel {
-    /// A worker's steps; those of its role before its own first one.
+    /// The step costs of a worker, or those of its role before its own first step.
     pub fn steps(&self, worker: Epoch, role: Role) -> &StepCost {
         self.workers.get(&worker).map_or_else(|| self.of_role(role), |cost| &cost.steps)
     }
@@ -79,12 +80,12 @@ impl CostModel {
         }
     }
 
-    /// How wrong the predictions of a worker's steps were.
+    /// The errors of the predictions of a worker's steps.
     pub fn step_errors(&self, worker: Epoch) -> Option<&Errors> {
         self.workers.get(&worker).map(|cost| &cost.errors)
     }
 
-    /// Learns from a worker's measured steps, for it and for those that will join its role.
+    /// Learns from a worker's measured steps, for that worker and for those that will join its role.
     pub fn observe_steps(&mut self, worker: Epoch, role: Role, steps: &[StepSample]) {
         let together = match role {
             Role::Prefill => &mut self.prefill,
@@ -100,7 +101,7 @@ impl CostModel {
         }
     }
 
-    /// How wrong predictions of the first token's time were.
+    /// The errors of predicted times to first token.
     pub fn ttft(&self, class: ClassId) -> &Errors {
         self.ttft.get(usize::from(class.0)).unwrap_or(&self.ttft[0])
     }
@@ -111,17 +112,17 @@ impl CostModel {
         }
     }
 
-    /// An answer has ended by itself.
+    /// Learns from the length of an answer that ended by itself.
     pub fn observe_output(&mut self, tokens: u32) {
         self.output_tokens += OUTPUT_WEIGHT * (f64::from(tokens) - self.output_tokens);
     }
 
-    /// Mean length of an answer; at least 1.
+    /// The mean length of an answer; at least 1.
     pub fn output_tokens(&self) -> f64 {
         self.output_tokens.max(1.0)
     }
 
-    /// Those that have reported steps.
+    /// Workers that have reported steps.
     pub fn workers(&self) -> impl Iterator<Item = Epoch> {
         self.workers.keys().copied()
     }
@@ -130,7 +131,7 @@ impl CostModel {
         self.workers.remove(&worker);
     }
 
-    /// Milliseconds to fetch these blocks. One reader fetches both kinds at the same time.
+    /// Milliseconds to fetch these blocks. One reader fetches near and far blocks concurrently.
     pub fn transfer_ms(&self, near_blocks: u64, far_blocks: u64, block_bytes: u64) -> f64 {
         let bytes = |blocks: u64| blocks as f64 * block_bytes as f64;
         bytes(near_blocks) / self.near_bytes_per_ms + bytes(far_blocks) / self.far_bytes_per_ms
@@ -144,7 +145,7 @@ impl CostModel {
         }
     }
 
-    /// Panics if a prediction would be no duration. Tests call it after every step.
+    /// Panics if a prediction would not be a duration. Tests call it after every step.
     pub fn check_integrity(&self) {
         self.prefill.check_integrity();
         self.decode.check_integrity();

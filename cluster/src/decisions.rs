@@ -1,4 +1,4 @@
-//! The last placements: what was compared and predicted, and what came of it. For people, in `/cluster`.
+//! The last placements: the choices that were compared, their predictions and their outcome. Shown to operators in `/cluster`.
 
 use crate::{
     ClusterSettings,
@@ -39,40 +39,40 @@ struct Record {
 #[derive(Debug, Serialize)]
 pub struct DecisionView {
     pub age_ms: f64,
-    /// The model that was asked for.
+    /// The requested model.
     pub model: String,
     pub request: String,
     pub choice: u32,
     pub class: String,
     pub policy: &'static str,
     pub prompt_tokens: u32,
-    /// Of these, pool nodes held so many.
+    /// The number of these tokens that pool nodes held.
     pub read_tokens: u32,
-    /// In the coordinator's queue.
+    /// Time in the coordinator's queue.
     pub waited_ms: f64,
     pub chosen: ConsideredView,
-    /// The best of those not chosen.
+    /// The best of the other choices.
     pub others: Vec<ConsideredView>,
-    /// From the request's arrival, queueing included. `None`: no token yet.
+    /// Time from the request's arrival, queueing included; `None` before the first token.
     pub ttft_ms: Option<f64>,
-    /// `None`: it has not ended, or had one token.
+    /// `None` until the sequence has ended, and for one of a single token.
     pub tpot_ms: Option<f64>,
     pub tokens: u32,
-    /// `stop`, `length`, `failed`, or `left`: its client, or a stop string, ended it. `None`: it has not ended.
+    /// `stop`, `length`, `failed`, or `left` if its client or a stop string ended it; `None` until it has ended.
     pub outcome: Option<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
 pub struct ConsideredView {
-    /// Names of workers, or epochs of those that are gone.
+    /// The worker's name, or its epoch if it is gone.
     pub decode: String,
     pub prefill: Option<String>,
-    /// From the decision on.
+    /// Time from the decision on.
     pub predicted_ttft_ms: f64,
     pub predicted_tpot_ms: f64,
-    /// That the limits are kept.
+    /// The probability that the limits are kept.
     pub chance: f64,
-    /// What others would lose, in requests of weight 1.
+    /// The loss of other requests, in requests of weight 1.
     pub harm: f64,
 }
 
@@ -131,12 +131,12 @@ impl Decisions {
         }
     }
 
-    /// A sequence that moved has several; its news belongs to the newest.
+    /// The newest record of a sequence, which has several if it was moved.
     fn last_of(&mut self, sequence: SequenceId) -> Option<&mut Record> {
         self.0.iter_mut().rev().find(|record| record.sequence == sequence)
     }
 
-    /// The newest first.
+    /// The decisions, the newest first.
     pub(crate) fn view(&self, now: Duration, membership: &Membership) -> Vec<DecisionView> {
         let name = |epoch: Epoch| membership.get(epoch).map_or_else(|| epoch.to_string(), |member| member.name.clone());
         let considered = |considered: &Considered| ConsideredView {

@@ -1,16 +1,16 @@
 //! Workers that computed wrongly, found by [`probes`](crate::probes), by another coordinator, or by an operator. They get no more work, and
-//! nothing that was computed before they were found is read by what is placed from then on: see [`Era`].
+//! sequences that are placed from then on read no block that was computed before: see [`Era`].
 
 use crate::{Cluster, Warning};
 use std::{collections::BTreeSet, time::Duration};
 use tidemill_proto::{block::Era, ids::Epoch, message::Role};
 
-/// Workers that are remembered: they may register again after a lost link.
+/// The number of workers remembered: they may register again after a lost link.
 const KNOWN_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Distrusted {
-    /// The last few.
+    /// The most recent ones.
     workers: BTreeSet<Epoch>,
     era: Era,
 }
@@ -39,8 +39,9 @@ impl Distrusted {
 }
 
 impl Cluster {
-    /// The worker gets nothing new, and what it has goes elsewhere: also if it is no member now, and comes back. What goes elsewhere, and
-    /// all that has no place yet, begins a new era. Sequences that other workers have go on with what these have read.
+    /// Takes the worker out of service: it gets no new work, and its sequences move to other workers, even if it is not a member now and
+    /// returns later. Sequences that move or have no place yet begin a new era. Sequences on other workers continue with the blocks that
+    /// they have read.
     pub fn distrust(&mut self, now: Duration, worker: Epoch) {
         self.distrusted.add(worker);
         let Some(member) = self.membership.distrust(worker) else { return };
@@ -56,7 +57,7 @@ impl Cluster {
         self.place_queued(now);
     }
 
-    /// All that computed wrongly, in ascending order.
+    /// All workers that computed wrongly, in ascending order.
     pub fn distrusted(&self) -> impl Iterator<Item = Epoch> {
         self.distrusted.workers()
     }

@@ -1,20 +1,20 @@
-//! Whose turn it is: a virtual counter of served tokens per tenant (Sheng et al., "Fairness in Serving Large Language Models",
+//! Fair order of tenants: a virtual counter of served tokens per tenant (Sheng et al., "Fairness in Serving Large Language Models",
 //! OSDI'24). The tenant that was served least goes first, so one tenant's flood waits behind itself.
 //!
-//! A tenant that comes back after a pause starts no lower than the least of those that stayed: a pause earns no credit.
+//! A tenant that returns after a pause starts no lower than the least counter of those that stayed: a pause earns no credit.
 
 use std::collections::HashMap;
 
-/// Served tokens of one kind count this much: a drawn token takes a step of its own.
+/// Weights of served tokens by kind: a generated token takes a step of its own.
 const PROMPT_WEIGHT: f64 = 1.0;
 const DRAWN_WEIGHT: f64 = 2.0;
-/// Tenants remembered while they have nothing to do. Who is forgotten begins again at the floor.
+/// The number of idle tenants that are remembered. A forgotten tenant starts again at the floor.
 const IDLE_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
 pub(crate) struct Fairness {
     tenants: HashMap<u64, Tenant>,
-    /// No counter of a tenant with requests is lower, and it never falls.
+    /// A lower bound of the counters of all tenants with requests. It never falls.
     floor: f64,
     idle: usize,
 }
@@ -26,7 +26,7 @@ struct Tenant {
 }
 
 impl Fairness {
-    /// A tenant has one more request.
+    /// Counts a new request of a tenant.
     pub(crate) fn begin(&mut self, tenant: u64) {
         let floor = self.floor;
         let state = self.tenants.entry(tenant).or_insert_with(|| {
@@ -40,7 +40,7 @@ impl Fairness {
         state.requests += 1;
     }
 
-    /// One of a tenant's requests has ended.
+    /// Counts the end of one of a tenant's requests.
     pub(crate) fn end(&mut self, tenant: u64) {
         let Some(state) = self.tenants.get_mut(&tenant) else { return };
         state.requests = state.requests.saturating_sub(1);
@@ -68,7 +68,7 @@ impl Fairness {
         }
     }
 
-    /// Tokens served to a tenant, weighted, and counted from where it came in: the least goes first.
+    /// The weighted number of tokens served to a tenant, counted from the floor at which it started. The least goes first.
     pub(crate) fn served(&self, tenant: u64) -> f64 {
         self.tenants.get(&tenant).map_or(self.floor, |tenant| tenant.served)
     }
@@ -76,12 +76,12 @@ impl Fairness {
     fn raise_floor(&mut self) {
         let active = self.tenants.values().filter(|tenant| tenant.requests > 0).map(|tenant| tenant.served);
         let least = active.min_by(f64::total_cmp);
-        // With nobody left, all begin alike.
+        // If no tenant is left, all start alike.
         let last = || self.tenants.values().map(|tenant| tenant.served).fold(self.floor, f64::max);
         self.floor = self.floor.max(least.unwrap_or_else(last));
     }
 
-    /// Panics if the books do not balance: `requests` lists the tenant of each request that has not ended.
+    /// Panics if the state is inconsistent. `requests` lists the tenant of each request that has not ended.
     pub(crate) fn check_integrity(&self, requests: impl Iterator<Item = u64>) {
         let mut counted: HashMap<u64, u32> = HashMap::new();
         requests.for_each(|tenant| *counted.entry(tenant).or_default() += 1);
@@ -111,7 +111,7 @@ mod tests {
         assert!(fairness.served(quiet) < fairness.served(flood));
         fairness.end(quiet);
         fairness.check_integrity([flood; 50].into_iter());
-        // The flood goes on alone; whoever comes now, new or again, is level with it.
+        // The flood continues alone; a tenant that arrives now, new or returning, is level with it.
         (0..10).for_each(|_| fairness.charge_prompt(flood, 1000));
         fairness.end(flood);
         fairness.begin(late);

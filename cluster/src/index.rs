@@ -1,11 +1,11 @@
-//! Who holds a block: a copy of what pool nodes and engines tell of themselves, in numbered events.
+//! The prefix index: which nodes hold which blocks, as pool nodes and engines report in numbered events.
 //!
-//! Soft state. It may undercount and lag; nothing here decides correctness, since a decode worker computes any block that it
-//! does not find. Pool nodes' blocks can be read by anyone; an engine's own only spare that engine work. A key commits to
-//! its model's layout, so blocks of several models never meet.
+//! Soft state. It may undercount and lag, but correctness never depends on it, since a decode worker computes any block that it does not
+//! find. Blocks of pool nodes can be read by any worker; an engine's own only spare that engine work. A key commits to its model's layout,
+//! so blocks of several models never collide.
 //!
 //! - `blocks`: the memory; `holders`: a block's holders, packed
-//! - [`leading`]: what a lookup finds; [`frequency`]: which blocks are read often
+//! - [`leading`]: the result of a lookup; [`frequency`]: which blocks are read often
 
 mod blocks;
 pub mod frequency;
@@ -23,7 +23,7 @@ use tidemill_proto::{
     message::{CacheEvent, PoolEvent},
 };
 
-/// Blocks remembered per node. More are left out: an undercount.
+/// The maximum number of blocks remembered per node. Further ones are left out: an undercount.
 const BLOCKS_MAX: usize = 1 << 24;
 /// Entries that [`PrefixIndex::sweep`] looks at in one call: about 100 µs.
 const SWEEP: usize = 1 << 15;
@@ -31,7 +31,7 @@ const SWEEP: usize = 1 << 15;
 #[derive(Debug, Default)]
 pub struct PrefixIndex {
     nodes: BTreeMap<Epoch, Node>,
-    /// The node behind each slot; `None`: its copies are void, or it is free.
+    /// The node of each slot; `None` if the slot is free or its copies are void.
     slots: Vec<Option<Epoch>>,
     free_slots: Vec<u16>,
     blocks: Blocks,
@@ -43,22 +43,22 @@ pub struct PrefixIndex {
 struct Node {
     slot: u16,
     blocks: usize,
-    /// Number of the next event; unknown until the first arrives.
+    /// The number of the next event; unknown until the first one arrives.
     next: Option<u64>,
 }
 
-/// Void copies are dropped little by little: a node that leaves must not hold up lookups.
+/// Drops void copies little by little: the loss of a node must not hold up lookups.
 #[derive(Debug, Default)]
 struct Sweeper {
     /// The next entry to look at.
     at: usize,
-    /// Slots that were void when this round began: free when it ends.
+    /// Slots that were void when this round started; they are free when it ends.
     sweeping: Vec<u16>,
-    /// Slots that became void since.
+    /// Slots that became void during this round.
     void: Vec<u16>,
 }
 
-/// Events are missing. The node has to describe itself from empty again, so its link must be closed.
+/// A gap in a node's events. The node must describe itself from empty again, so its link has to be closed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("events {expected}..{from} of the worker's blocks are missing: it must register again")]
 pub struct Gap {
@@ -73,7 +73,7 @@ enum Change {
 }
 
 impl PrefixIndex {
-    /// A pool node or an engine.
+    /// Adds a pool node or an engine.
     pub fn add_node(&mut self, node: Epoch) {
         let slot = self.take_slot(node);
         self.nodes.insert(node, Node { slot, blocks: 0, next: None });
@@ -85,7 +85,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Applies a pool node's events, of which the first has number `from`. Events of an unknown node are ignored.
+    /// Applies a pool node's events, the first of which has number `from`. Events of an unknown node are ignored.
     pub fn apply(&mut self, node: Epoch, from: u64, events: &[PoolEvent]) -> Result<(), Gap> {
         let changes = events.iter().map(|event| match *event {
             PoolEvent::Stored { key, tier } | PoolEvent::Moved { key, tier } => Change::Store(key, Place::Pool(tier)),
@@ -95,7 +95,7 @@ impl PrefixIndex {
         self.change(node, from, changes)
     }
 
-    /// The same for an engine's own blocks.
+    /// Applies events of an engine's own blocks, the first of which has number `from`.
     pub fn apply_cache(&mut self, engine: Epoch, from: u64, events: &[CacheEvent]) -> Result<(), Gap> {
         let changes = events.iter().map(|event| match *event {
             CacheEvent::Stored(key) => Change::Store(key, Place::Device),
@@ -123,7 +123,7 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Who holds the leading blocks of `keys`, up to the first block that nobody holds.
+    /// Finds the holders of the leading blocks of `keys`, up to the first block that has none.
     pub fn leading(&self, keys: &[BlockKey]) -> Leading {
         let mut leading = Leading::default();
         let (mut number, mut last) = (0_u32, None::<Holders>);
@@ -172,8 +172,8 @@ impl PrefixIndex {
         leading
     }
 
-    /// The leading blocks of a model whose layers keep states, as far as they can be used: up to the last one after which a node that holds
-    /// it has the whole state, of `parts` blocks; an engine's own likewise. With no parts, all of them.
+    /// Finds the usable leading blocks for a model with layers that keep states. They end at the last block after which a node that holds
+    /// it also has the whole state, of `parts` blocks; likewise for an engine's own blocks. If `parts` is 0, all leading blocks are usable.
     pub fn usable(&self, keys: &[BlockKey], parts: usize) -> Leading {
         let leading = self.leading(keys);
         if parts == 0 {
@@ -206,7 +206,7 @@ impl PrefixIndex {
         usable
     }
 
-    /// The nodes and engines that hold all blocks of the state after a block. `None`: there are none.
+    /// The nodes and engines that hold all blocks of the state after a block; `None` if there are none.
     fn holders_of_state(&self, key: BlockKey, parts: usize) -> Option<Vec<(Epoch, bool)>> {
         let mut parts = key.state_parts(parts);
         let mut holders: Vec<(Epoch, bool)> = self.holders_of(&parts.next()?).collect();
@@ -218,19 +218,19 @@ impl PrefixIndex {
         (!holders.is_empty()).then_some(holders)
     }
 
-    /// The holders of a block, and whether it is an engine's own.
+    /// The holders of a block, each with whether the copy is an engine's own.
     fn holders_of(&self, key: &BlockKey) -> impl Iterator<Item = (Epoch, bool)> {
         let found = self.blocks.find(key).map(|number| self.blocks.entry(number).holders);
         let copies = found.into_iter().flat_map(|holders| holders.iter(&self.spills));
         copies.filter_map(|copy| Some((self.slots[usize::from(copy.slot())]?, copy.place() == Place::Device)))
     }
 
-    /// Blocks known of a node.
+    /// The number of blocks known at a node.
     pub fn len(&self, node: Epoch) -> usize {
         self.nodes.get(&node).map_or(0, |node| node.blocks)
     }
 
-    /// Blocks that anybody holds.
+    /// The number of blocks that have a holder.
     pub fn blocks(&self) -> usize {
         self.blocks.len()
     }
@@ -244,7 +244,7 @@ impl PrefixIndex {
         self.nodes.keys().copied()
     }
 
-    /// Drops some of the copies whose nodes are gone. Call it now and then.
+    /// Drops some of the copies whose nodes are gone. To be called periodically.
     pub fn sweep(&mut self) {
         let sweeper = &mut self.sweeper;
         if sweeper.sweeping.is_empty() {
@@ -309,7 +309,7 @@ impl PrefixIndex {
 
     fn take_slot(&mut self, node: Epoch) -> u16 {
         while self.free_slots.is_empty() && self.slots.len() == SLOTS_MAX {
-            // Members are far fewer: many came and went since the last sweep.
+            // Members are far fewer than slots: many have come and gone since the last sweep.
             self.sweep();
         }
         let slot = self.free_slots.pop().unwrap_or_else(|| {
@@ -326,7 +326,7 @@ impl PrefixIndex {
         pile.push(slot);
     }
 
-    /// Panics if the books do not balance. Tests call it after every step.
+    /// Panics if the state is inconsistent. Tests call it after every step.
     pub fn check_integrity(&self) {
         self.blocks.check_integrity();
         let mut counted: BTreeMap<Epoch, usize> = self.nodes.keys().map(|node| (*node, 0)).collect();
@@ -471,7 +471,7 @@ mod tests {
         assert_eq!((index.leading(&[key(0)]).blocks(), index.leading(&[key(1)]).blocks(), index.len(NODE)), (0, 1, 1));
     }
 
-    /// Keys that share parts and tags, as the keys of millions of blocks do.
+    /// Keys that share table parts and tags, as some of millions of blocks do.
     fn crowded(n: u8) -> BlockKey {
         let mut key = [0; 16];
         (key[0], key[4], key[15]) = (n % 2, n % 3, n);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happened, a lookup finds what a plain map would.
+        /// After any sequence of events, a lookup finds what a plain map would.
         #[test]
         fn it_is_a_map_from_blocks_to_holders(ops in prop::collection::vec(op(), 0..300), keys in prop::collection::vec(0u8..40, 1..30)) {
             let mut index = PrefixIndex::default();

@@ -1,14 +1,15 @@
-//! The cluster's deciding part, sans I/O: no clock, socket, thread, text or HTTP. Events and time go in, actions come out.
+//! The cluster's decision core, sans I/O: no clock, socket, thread, text or HTTP. Events and time go in, actions come out.
 //!
 //! - [`Cluster`]: the machine as a whole; `workers`: workers' events
 //! - `lifecycle`: a request's stages, one per file; `requests`: requests, their sequences and the queue
-//! - [`class`]: what requests are promised
-//! - [`admission`]: may a request come in; [`schedule`]: where a sequence runs. Both pure, over what `candidates` joins
+//! - [`class`]: the limits that requests are promised
+//! - [`admission`]: whether a request is accepted; [`schedule`]: where a sequence runs. Both are pure, over the data that `candidates`
+//!   joins
 //! - [`membership`]: the members, on which all coordinators can agree
 //! - [`load`]: each worker's work from this coordinator, and its last report (never replicated)
 //! - [`index`]: which pool nodes hold a block, and which blocks are read often
-//! - [`cost`]: how long things take, learnt from workers' steps
-//! - [`probes`]: whether engines still compute what they must; `distrust`: what happens if not
+//! - [`cost`]: a model of times, learnt from workers' steps
+//! - [`probes`]: checks that engines compute correctly; `distrust`: the consequences if not
 //! - [`models`]: several models, each with a cluster of its own
 //! - `request`, `view`: the client's and the operator's side
 

@@ -1,4 +1,4 @@
-//! A request from its submission to its end, one stage per file. New, returned and rescued sequences take the same way:
+//! A request from its submission to its end, one stage per file. New, returned and rescued sequences take the same path:
 //!
 //! ```text
 //!   submit ──► queue ──place──► decode worker ──progress──► finish

@@ -1,7 +1,8 @@
-//! Each worker's sequences and jobs from this coordinator, its last report, and what that says of other coordinators' sequences.
+//! Each worker's sequences and jobs from this coordinator, its last report, and the number of other coordinators' sequences derived from
+//! it.
 //!
-//! Soft state: never replicated, and gone with the worker. Sequences and prefill jobs enter and leave the books here and
-//! nowhere else, so the scheduler's sums cannot drift from reality.
+//! Soft state: never replicated, and gone with the worker. Sequences and prefill jobs are added and removed here and nowhere else, so the
+//! scheduler's sums cannot drift from reality.
 
 mod prefill_queue;
 
@@ -14,45 +15,45 @@ use tidemill_proto::{
     message::Report,
 };
 
-/// Tokens that a decode worker's sequences gain before its place in an order is looked at again.
+/// The number of tokens that a decode worker's sequences gain before its position in the orders is updated.
 const TOKENS_PER_TOUCH: u64 = 64;
 
 #[derive(Debug, Default)]
 pub struct Load {
     workers: BTreeMap<Epoch, WorkerLoad>,
     shares: BTreeMap<SequenceId, Share>,
-    /// Workers whose place in an order may have changed.
+    /// Workers whose position in an order may have changed.
     touched: Vec<Epoch>,
-    /// Other coordinators place at these workers, too.
+    /// Whether other coordinators also place sequences at these workers.
     shared: bool,
 }
 
 #[derive(Debug)]
 pub struct WorkerLoad {
-    /// When it last said anything.
+    /// The time of its last message.
     pub heard: Duration,
     pub report: Report,
     pub decode: DecodeLoad,
-    /// Sequences that other coordinators have at this decode worker, as of its last report.
+    /// The number of sequences that other coordinators have at this decode worker, as of its last report.
     pub others: u32,
     pub prefill: PrefillQueue,
     touched: bool,
 }
 
-/// Sequences at a decode worker.
+/// The sequences at a decode worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeLoad {
     pub sequences: u32,
-    /// Their lengths, added up.
+    /// The sum of their lengths.
     pub tokens: u64,
-    /// Tokens that the worker computes itself before those sequences' first tokens.
+    /// Tokens that the worker computes itself before these sequences' first tokens.
     pub tail_tokens: u64,
-    /// Those that have drawn a token.
+    /// The number of sequences that have drawn a token.
     pub decoding: u32,
     pub classes: [ClassLoad; CLASSES_MAX],
 }
 
-/// Sequences of one class.
+/// The sequences of one class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassLoad {
     pub sequences: u32,
@@ -64,7 +65,7 @@ pub struct ClassLoad {
 #[derive(Clone, Copy, Debug)]
 pub struct NewShare {
     pub tokens: u64,
-    /// Of these, the worker computes so many itself.
+    /// The number of these tokens that the worker computes itself.
     pub tail_tokens: u64,
     pub class: ClassId,
 }
@@ -121,7 +122,7 @@ impl Load {
         self.touch(worker);
     }
 
-    /// Forgets a worker and everything it had. Returns the requests of its prefill jobs, in the order given.
+    /// Removes a worker with all its work. Returns the requests of its prefill jobs, in the order of its queue.
     pub fn remove_worker(&mut self, worker: Epoch) -> Vec<RequestId> {
         self.shares.retain(|_, share| share.worker != worker);
         self.workers.remove(&worker).map_or(Vec::new(), |load| load.prefill.requests().collect())
@@ -131,7 +132,7 @@ impl Load {
         self.workers.keys().copied()
     }
 
-    /// Its place in an order may have changed.
+    /// Marks a worker whose position in an order may have changed.
     pub fn touch(&mut self, worker: Epoch) {
         if let Some(load) = self.workers.get_mut(&worker)
             && !std::mem::replace(&mut load.touched, true)
@@ -140,7 +141,7 @@ impl Load {
         }
     }
 
-    /// Those that were touched since the last call and are still there.
+    /// The workers that were touched since the last call and still exist.
     pub fn take_touched(&mut self) -> Vec<Epoch> {
         let mut touched = std::mem::take(&mut self.touched);
         touched.retain(|worker| self.workers.get_mut(worker).is_some_and(|load| std::mem::replace(&mut load.touched, false)));
@@ -157,12 +158,12 @@ impl Load {
         }
     }
 
-    /// From now on, what workers report beyond this coordinator's own sequences is taken for others'.
+    /// From now on, sequences that workers report beyond this coordinator's own count as those of other coordinators.
     pub fn share(&mut self) {
         self.shared = true;
     }
 
-    /// Keeps a worker's report; returns the one before.
+    /// Keeps a worker's report, and returns the previous one.
     pub fn reported(&mut self, worker: Epoch, report: Report) -> Option<Report> {
         self.touch(worker);
         let load = self.workers.get_mut(&worker)?;
@@ -172,7 +173,7 @@ impl Load {
         Some(std::mem::replace(&mut load.report, report))
     }
 
-    /// Workers that have said nothing for `silence`.
+    /// Workers that have been silent for `silence`.
     pub fn silent(&self, now: Duration, silence: Duration) -> Vec<Epoch> {
         let silent = |load: &WorkerLoad| now.saturating_sub(load.heard) >= silence;
         self.workers.iter().filter(|(_, load)| silent(load)).map(|(worker, _)| *worker).collect()
@@ -188,7 +189,7 @@ impl Load {
         }
     }
 
-    /// A sequence grew by a token; its tail is computed.
+    /// Counts a token of a sequence, whose tail is computed by now.
     pub fn grow_sequence(&mut self, sequence: SequenceId) {
         if let Some(share) = self.shares.get_mut(&sequence)
             && let Some(load) = self.workers.get_mut(&share.worker)
@@ -198,7 +199,7 @@ impl Load {
             share.tail_tokens = 0;
             let first = !std::mem::replace(&mut share.decoding, true);
             load.decode.add(share);
-            // A token more or less changes no order.
+            // A single token changes no order.
             let worker = share.worker;
             if first || load.decode.tokens.is_multiple_of(TOKENS_PER_TOUCH) {
                 self.touch(worker);
@@ -206,7 +207,7 @@ impl Load {
         }
     }
 
-    /// A sequence is at its worker no longer. Nothing happens if the worker is gone.
+    /// Removes a sequence from its worker. Does nothing if the worker is gone.
     pub fn end_sequence(&mut self, sequence: SequenceId) {
         if let Some(share) = self.shares.remove(&sequence)
             && let Some(load) = self.workers.get_mut(&share.worker)
@@ -216,7 +217,7 @@ impl Load {
         }
     }
 
-    /// A request's prefill job goes to a worker.
+    /// Adds a request's prefill job to a worker.
     pub fn start_job(&mut self, now: Duration, worker: Epoch, job: QueuedJob) {
         if let Some(load) = self.workers.get_mut(&worker) {
             load.prefill.push(now, job);
@@ -224,7 +225,7 @@ impl Load {
         }
     }
 
-    /// A request's prefill job is at a worker no longer. Nothing happens if the worker is gone.
+    /// Removes a request's prefill job from a worker. Does nothing if the worker is gone.
     pub fn end_job(&mut self, now: Duration, worker: Epoch, request: RequestId) {
         if let Some(load) = self.workers.get_mut(&worker) {
             load.prefill.remove(now, request);
@@ -232,7 +233,7 @@ impl Load {
         }
     }
 
-    /// Panics if the books do not balance. Tests call it after every step.
+    /// Panics if the sums are wrong. Tests call it after every step.
     pub fn check_integrity(&self) {
         let mut sums: BTreeMap<Epoch, DecodeLoad> = self.workers.keys().map(|worker| (*worker, DecodeLoad::default())).collect();
         for (sequence, share) in &self.shares {
@@ -249,7 +250,8 @@ impl Load {
 }
 
 impl WorkerLoad {
-    /// Sequences at this decode worker, and their lengths added up: others' are as long as this coordinator's, or typical.
+    /// The number of sequences at this decode worker and the sum of their lengths. Those of other coordinators count as long as this
+    /// coordinator's own, or as typical.
     pub fn whole(&self, typical_tokens: u64) -> (u32, u64) {
         let DecodeLoad { sequences, tokens, .. } = self.decode;
         let each = if sequences == 0 { typical_tokens } else { tokens / u64::from(sequences) };

@@ -1,4 +1,4 @@
-//! Members by epoch, and the reasons to refuse one. No load, no clock: all coordinators can agree on this.
+//! Members by epoch, and the reasons to refuse one. No load, no clock: all coordinators can agree on it.
 //!
 //! ```text
 //!   registered ──Leaving, or distrusted──► draining ──┐
@@ -12,14 +12,14 @@ use tidemill_proto::{
     message::{EngineInfo, Host, ModelIdentity, ModelKind, PoolNode, Register, Role, RoleInfo},
 };
 
-/// Members at a time: bounds what misbehaving peers can make this process remember.
+/// The maximum number of members: bounds the memory that misbehaving peers can take.
 const MEMBERS_MAX: usize = 4096;
-/// Bytes kept of a member's name, and of its host's.
+/// The number of bytes kept of a member's name, and of its host's.
 const NAME_BYTES_MAX: usize = 256;
 
 #[derive(Debug)]
 pub struct Membership {
-    /// The gateway's.
+    /// The gateway's model.
     model: ModelIdentity,
     members: BTreeMap<Epoch, Member>,
     next_epoch: u64,
@@ -31,13 +31,13 @@ pub struct Member {
     pub host: Host,
     pub pid: u32,
     pub role: RoleInfo,
-    /// Gets nothing new.
+    /// Whether it takes no new work.
     pub draining: bool,
-    /// It computed wrongly, as probes or an operator say.
+    /// Whether it computed wrongly, according to probes or an operator.
     pub unhealthy: bool,
 }
 
-/// Why a registration is refused. The operator of that worker reads it.
+/// The reason for refusing a registration. The operator of that worker reads it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error(
@@ -61,7 +61,7 @@ pub enum Refusal {
 }
 
 impl Membership {
-    /// `first_epoch` differs between coordinator processes, so that epochs do too.
+    /// `first_epoch` differs between coordinator processes, so that epochs differ as well.
     pub fn new(first_epoch: u64, model: ModelIdentity) -> Self {
         Self { model, members: BTreeMap::new(), next_epoch: first_epoch }
     }
@@ -71,7 +71,7 @@ impl Membership {
         Epoch(self.next_epoch)
     }
 
-    /// Whether a worker would be taken in.
+    /// Checks whether a worker would be accepted.
     pub fn check(&self, register: &Register) -> Result<(), Refusal> {
         if self.members.len() >= MEMBERS_MAX {
             return Err(Refusal::Full);
@@ -79,7 +79,7 @@ impl Membership {
         engine_info(&register.role).map_or(Ok(()), |engine| self.check_engine(engine))
     }
 
-    /// Takes a worker in under its epoch, which no member has.
+    /// Accepts a worker under its epoch, which no member has.
     pub fn register(&mut self, epoch: Epoch, register: Register) -> Result<(), Refusal> {
         self.check(&register)?;
         assert!(!self.members.contains_key(&epoch), "an epoch is one member's");
@@ -115,26 +115,26 @@ impl Membership {
         self.members.remove(&epoch)
     }
 
-    /// From now on the member gets nothing new.
+    /// Marks a member as draining: it takes no new work.
     pub fn drain(&mut self, epoch: Epoch) {
         if let Some(member) = self.members.get_mut(&epoch) {
             member.draining = true;
         }
     }
 
-    /// The same, because it is not to be trusted. `None`: that was known, or it is no member.
+    /// Marks a member as unhealthy and draining. Returns `None` if it was already marked, or is no member.
     pub fn distrust(&mut self, epoch: Epoch) -> Option<&Member> {
         let member = self.members.get_mut(&epoch).filter(|member| !member.unhealthy)?;
         (member.unhealthy, member.draining) = (true, true);
         Some(member)
     }
 
-    /// Whether the model reads a text as a whole, so that nothing of a prefix can be used again.
+    /// Whether the model reads a text as a whole, so that no prefix can be reused.
     pub fn reads_whole(&self) -> bool {
         self.model.kind != ModelKind::Decoder
     }
 
-    /// Number of tokens that the model knows.
+    /// The size of the model's vocabulary.
     pub fn vocabulary(&self) -> u32 {
         self.model.vocab_size
     }
@@ -147,27 +147,27 @@ impl Membership {
         self.members.iter().map(|(epoch, member)| (*epoch, member))
     }
 
-    /// Members that may be given something new.
+    /// Members that take new work.
     pub fn taking_work(&self) -> impl Iterator<Item = (Epoch, &Member)> {
         self.iter().filter(|(_, member)| !member.draining)
     }
 
-    /// The engines' common layout, and the bytes of its blocks. The first engine that registered decides.
+    /// The engines' common layout, and the bytes of its blocks. The first registered engine decides.
     pub fn layout(&self) -> Option<(LayoutFingerprint, u64)> {
         self.first_engine().map(|(_, info)| (info.layout, info.block_bytes))
     }
 
-    /// Blocks that a state of the engines' model takes; 0: its layers keep none.
+    /// Blocks that a state of the engines' model takes; 0 if its layers keep none.
     pub fn state_blocks(&self) -> usize {
         self.first_engine().map_or(0, |(_, info)| info.state_blocks as usize)
     }
 
-    /// Longest sequence that some decode worker can hold.
+    /// The longest sequence that any decode worker can hold.
     pub fn context_tokens(&self) -> Option<u32> {
         self.taking_work().filter_map(|(_, member)| member.decode_info()).map(sequence_tokens_max).max()
     }
 
-    /// A pool node as `reader` is to reach it.
+    /// A pool node as `reader` reaches it.
     pub fn pool_node(&self, node: Epoch, reader: Epoch) -> Option<PoolNode> {
         let (node, reader) = (self.get(node)?, self.get(reader)?);
         Some(PoolNode { addr: node.pool_addr()?, near: node.host == reader.host })
@@ -209,7 +209,7 @@ impl Member {
     }
 }
 
-/// Longest sequence that the model and the device's blocks allow.
+/// The longest sequence that the model and the device's blocks allow.
 pub fn sequence_tokens_max(info: &EngineInfo) -> u32 {
     info.context_tokens.min(info.device_blocks.saturating_mul(BLOCK_TOKENS as u32))
 }

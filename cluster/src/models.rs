@@ -1,8 +1,8 @@
-//! Several models behind one door: a [`Cluster`] for each, so that nothing of one model ever waits for another.
+//! Several models behind one gateway: a [`Cluster`] for each, so that no model's work ever waits for that of a different model.
 //!
-//! Members, index, costs, queue and limits are a model's own. A worker belongs to one model: an engine to the one that it
-//! computes, a pool node to the one whose blocks it keeps, since its slots have the size of that model's blocks. Request ids tell their
-//! model by their upper half.
+//! Each model has its own members, index, costs, queue and limits. A worker belongs to one model: an engine to the one that it computes, a
+//! pool node to the one whose blocks it keeps, since its slots have the size of that model's blocks. The upper half of a request id tells
+//! its model.
 
 use crate::{
     Action, Cluster, ClusterSettings, ClusterView, DecisionView, Refusal,
@@ -14,13 +14,13 @@ use tidemill_proto::{
     message::{ModelIdentity, Register, RoleInfo, WorkerEvent},
 };
 
-/// A place in the list of served models.
+/// The index of a model in the list of served models.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ModelId(usize);
 
 #[derive(Debug)]
 pub struct Models {
-    /// At least one.
+    /// The served models: at least one.
     models: Vec<Model>,
     id_base: u64,
     /// The model of each member.
@@ -34,11 +34,11 @@ struct Model {
     cluster: Cluster,
 }
 
-/// Ids of one model have this many bits of their own.
+/// The number of bits reserved for the ids of one model.
 const ID_BITS: u32 = 32;
 
 impl Models {
-    /// `models`: at least one, each with another name.
+    /// `models` is not empty, and their names differ.
     pub fn new(settings: &ClusterSettings, models: Vec<(String, ModelIdentity)>) -> Self {
         assert!(!models.is_empty(), "a coordinator serves a model");
         let model = |(place, (name, identity)): (u64, (String, ModelIdentity))| {
@@ -60,25 +60,25 @@ impl Models {
         &mut self.models[model.0].cluster
     }
 
-    /// The model of a worker. `None`: it is no member.
+    /// The cluster that a worker belongs to; `None` if it is no member.
     pub fn of_worker(&mut self, worker: Epoch) -> Option<&mut Cluster> {
         let model = self.workers.get(&worker).copied()?;
         Some(self.cluster_mut(model))
     }
 
-    /// The model of a request. `None`: nobody here gave out that id.
+    /// The cluster that a request belongs to; `None` if the id was not given out here.
     pub fn of_request(&mut self, request: RequestId) -> Option<&mut Cluster> {
         let place = usize::try_from(request.0.wrapping_sub(self.id_base) >> ID_BITS).ok()?;
         self.models.get_mut(place).map(|model| &mut model.cluster)
     }
 
-    /// Whether a worker would be taken in.
+    /// Checks whether a worker would be accepted.
     pub fn check(&self, register: &Register) -> Result<(), Refusal> {
         self.cluster(self.choose(register)?).check(register)
     }
 
-    /// Takes a worker in under its epoch, or refuses it with the reason. One that is a member already is down first: its process has
-    /// begun anew with this coordinator.
+    /// Accepts a worker under its epoch, or refuses it with the reason. If it is already a member, it is first removed: its process has
+    /// started over with this coordinator.
     pub fn register(&mut self, now: Duration, epoch: Epoch, register: Register) -> Result<(), Refusal> {
         let model = self.choose(&register)?;
         self.worker_down(now, epoch);
@@ -87,7 +87,7 @@ impl Models {
         Ok(())
     }
 
-    /// The model that a worker says it belongs to, or else the only one that it can belong to.
+    /// The model that a worker names, or else the only one to which it can belong.
     fn choose(&self, register: &Register) -> Result<ModelId, Refusal> {
         if let Some(name) = &register.model {
             let place = self.models.iter().position(|model| model.name == *name);
@@ -129,7 +129,7 @@ impl Models {
         self.workers.remove(&worker);
     }
 
-    /// A model's worker computed wrongly. What is said of a model that is not served is void.
+    /// Distrusts a model's worker. A model that is not served is ignored.
     pub fn distrust(&mut self, now: Duration, model: &str, worker: Epoch) {
         if let Some(model) = self.models.iter_mut().find(|known| known.name == model) {
             model.cluster.distrust(now, worker);
@@ -145,12 +145,12 @@ impl Models {
         self.models.iter_mut().for_each(|model| model.cluster.tick(now));
     }
 
-    /// The next thing to do. Call until `None` after every other call.
+    /// Returns the next action. Call it until `None` after every other call.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.models.iter_mut().find_map(|model| model.cluster.poll_action())
     }
 
-    /// All of it, and each model's part.
+    /// A view of all models together, and of each model.
     pub fn view(&self, now: Duration) -> ClusterView {
         let mut whole = ClusterView::default();
         for Model { name, cluster, .. } in &self.models {
@@ -178,7 +178,7 @@ impl Models {
         whole
     }
 
-    /// Panics if the books do not balance. Tests call it after every step.
+    /// Panics if the state is inconsistent. Tests call it after every step.
     pub fn check_integrity(&self) {
         for (place, model) in (0..).zip(&self.models) {
             model.cluster.check_integrity();
@@ -204,7 +204,7 @@ mod tests {
         ModelIdentity { model_type: "qwen2".into(), vocab_size: 900, ..model() }
     }
 
-    /// Serves a llama and two qwens, of which `config.json` says the same.
+    /// Serves a llama and two qwens with equal identities.
     fn models() -> Models {
         let of = |name: &str, identity| (name.to_owned(), identity);
         Models::new(&settings(), vec![of("llama", model()), of("qwen", qwen()), of("qwen-tuned", qwen())])
@@ -247,7 +247,7 @@ mod tests {
             }
             models.check_integrity();
         }
-        // Where there is one model, nobody has to name it.
+        // With one model, workers need not name it.
         let mut one = Models::new(&settings(), vec![("llama".into(), model())]);
         assert!(take(&mut one, named(None, pool())).is_ok());
     }

@@ -1,8 +1,8 @@
-//! How fast places become free: the mean time between two sequences that end.
+//! The pace at which places become free: the mean time between two sequences that end.
 
 use std::time::Duration;
 
-/// Share of a new interval that enters the moving average.
+/// The share of a new interval that enters the moving average.
 const WEIGHT: f64 = 0.1;
 
 #[derive(Clone, Debug, Default)]
@@ -12,7 +12,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A sequence has ended.
+    /// Notes the end of a sequence.
     pub(crate) fn observe(&mut self, now: Duration) {
         if let Some(last) = self.last.replace(now) {
             let interval_ms = now.saturating_sub(last).as_secs_f64() * 1e3;
@@ -20,7 +20,7 @@ impl Pace {
         }
     }
 
-    /// Until so many places will have become free; `None` before two sequences have ended.
+    /// The expected time until this many places have become free; `None` before two sequences have ended.
     pub fn wait_ms(&self, places: usize) -> Option<f64> {
         self.interval_ms.map(|interval| interval * places as f64)
     }

@@ -1,20 +1,21 @@
-//! Silent-quality probes: prompts whose greedy answers are known go through every engine on a schedule. An engine that answers otherwise
-//! is unhealthy, says nothing of it, and gets no more work.
+//! Silent-quality probes: prompts whose greedy answers are known go through every engine on a schedule. An engine whose answers differ is
+//! unhealthy without reporting it, and gets no more work.
 //!
-//! A row of logits depends on its sequence alone, and engines of one layout compute alike (ARCHITECTURE §1), so "is it healthy" is a
-//! yes-or-no question: the same tokens, and the same bits of their log-probabilities. These tell of weights that change no token, yet.
-//! `tolerance` is for devices that do not compute bit by bit alike.
+//! A row of logits depends only on its sequence, and engines of one layout compute alike (ARCHITECTURE §1), so "is it healthy" is a
+//! yes-or-no question: the same tokens, and the same bits of their log-probabilities. The latter reveal wrong weights that do not change a
+//! token yet. `tolerance` is for devices that do not compute bit for bit alike.
 //!
 //! ```text
 //!   every period:  decode workers compute the prompts alone ──vote──► the reference ──► those that differ are unhealthy
 //!                  then each prefill worker, with a decode worker that was right  ────► it differs: it is the prefill worker
 //! ```
 //!
-//! The reference is what most decode workers answer; an answer that was a round's reference before counts as many votes as it had then.
-//! So a worker alone is compared with what it said first, soon after its weights' digest was checked; and no file can be out of date.
+//! The reference is the answer of the majority of decode workers; an answer that was a round's reference before counts as many votes as it
+//! had then. So a lone worker is compared with its own first answer, given soon after its weights' digest was checked; and no file can be
+//! out of date.
 //!
-//! Prompts are spread over the vocabulary, so that a probe reads all matrices and some rows of the embedding. Each probe has a salt of
-//! its own: nothing of it is found in a cache, or found by anybody else.
+//! Prompts are spread over the vocabulary, so that a probe reads all matrices and some rows of the embedding. Each probe has a salt of its
+//! own, so that it neither finds cached blocks nor leaves any for others.
 
 use crate::{
     Cluster, NewRequest, Outcome, RequestEvent, Warning,
@@ -35,32 +36,32 @@ use tidemill_proto::{
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProbeSettings {
-    /// From the beginning of a round to that of the next.
+    /// The time from the start of one round to the start of the next.
     pub every: Duration,
-    /// By how much a log-probability may differ; 0: not at all.
+    /// The tolerated difference of a log-probability; 0 requires identical bits.
     pub tolerance: f32,
 }
 
-/// Prompts, tokens of each, and tokens that are drawn after each.
+/// The number of prompts, tokens of each, and tokens that are drawn after each.
 const PROMPTS: usize = 4;
 const PROMPT_TOKENS: usize = 64;
 const ANSWER_TOKENS: u32 = 8;
-/// Likeliest tokens whose log-probabilities are compared.
+/// The number of likeliest tokens whose log-probabilities are compared.
 const TOP: u32 = 4;
-/// Probes at a time: a large cluster is not flooded.
+/// The number of concurrent probes, so that a large cluster is not flooded.
 const AT_ONCE: usize = 8;
-/// A probe that takes longer says nothing: the cluster may be full, and probes go last.
+/// The time after which a probe counts as unanswered: the cluster may be full, and probes go last.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(crate) struct Probes {
     settings: ProbeSettings,
     next: Duration,
-    /// Probes so far: makes salts differ.
+    /// The number of probes so far, which makes salts differ.
     asked: u64,
     round: Option<Round>,
     reference: Option<Reference>,
-    /// What the reference is of.
+    /// The layout that the reference belongs to.
     layout: Option<LayoutFingerprint>,
     outcomes: BTreeMap<Epoch, (Duration, ProbeOutcome)>,
     counts: Counts,
@@ -75,13 +76,13 @@ struct Counts {
     unanswered: u64,
 }
 
-/// What a worker's answers to one round's prompts came to.
+/// The outcome of one round for a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProbeOutcome {
     Same,
     Differs,
-    /// It was too busy, it went away, or there was nothing to compare with.
+    /// The worker was too busy or went away, or there was no reference.
     Unanswered,
 }
 
@@ -104,23 +105,23 @@ struct Running {
     target: Target,
     prompt: usize,
     answer: Answer,
-    /// It has ended; `Some(true)`: with an answer that says something of its worker.
+    /// Set when the probe has ended: whether its answer says anything about the worker.
     ended: Option<bool>,
 }
 
-/// The tokens drawn, each with the likeliest ones.
+/// The drawn tokens, each with the likeliest ones.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Answer(Vec<(Token, TokenLogprob)>);
 
 #[derive(Debug)]
 struct Reference {
     answers: [Option<Answer>; PROMPTS],
-    /// Workers that gave it in one round, at most.
+    /// The largest number of workers that gave this answer in one round.
     votes: usize,
 }
 
 impl Answer {
-    /// Whether two engines that compute alike, but for `tolerance`, could have given both.
+    /// Whether two engines that compute alike within `tolerance` could have given both answers.
     fn agrees(&self, other: &Self, tolerance: f32) -> bool {
         if tolerance == 0.0 {
             return self.is_same(other);
@@ -135,7 +136,7 @@ impl Answer {
                     return false;
                 }
             } else {
-                // As good as a tie, which the other one saw too; what follows cannot be compared.
+                // Close to a tie, which the other engine saw as well; the tokens after it cannot be compared.
                 let seen = ours.top.iter().find(|(likely, _)| likely == drawn);
                 return seen.is_some_and(|&(_, logprob)| near(logprob, ours.logprob) && near(logprob, theirs.logprob));
             }
@@ -143,7 +144,7 @@ impl Answer {
         true
     }
 
-    /// Bit by bit: a NaN is like itself.
+    /// Compares bit by bit: a NaN equals itself.
     fn is_same(&self, other: &Self) -> bool {
         let bits = |answer: &Self| {
             let of_token = |(token, logprob): &(Token, TokenLogprob)| {
@@ -160,7 +161,7 @@ fn agree(a: &[Option<Answer>; PROMPTS], b: &[Option<Answer>; PROMPTS], tolerance
     a.iter().zip(b).all(|pair| matches!(pair, (Some(a), Some(b)) if a.agrees(b, tolerance)))
 }
 
-/// Prompt number `prompt` for a vocabulary: together the prompts are spread over it evenly.
+/// The prompt with number `prompt`. Together the prompts are spread evenly over the vocabulary.
 pub(crate) fn prompt(prompt: usize, vocabulary: u32) -> Vec<Token> {
     let place = |i: usize| (prompt * PROMPT_TOKENS + i) as u64;
     let token = |place: u64| (place * u64::from(vocabulary) / (PROMPTS * PROMPT_TOKENS) as u64) as Token;
@@ -192,14 +193,14 @@ impl Probes {
             }
             RequestEvent::Finished { outcome, usage, .. } => {
                 let answered = !matches!(outcome, Outcome::Failed(_));
-                // A decode worker that had to compute everything itself says nothing of the prefill worker.
+                // A decode worker that had to compute the whole prompt itself says nothing about the prefill worker.
                 running.ended = Some(answered && (round.role == Role::Decode || usage.provenance.tokens.prefill > 0));
             }
             RequestEvent::Waiting { .. } | RequestEvent::PromptLogprobs(_) | RequestEvent::Embedding(_) | RequestEvent::Sources(_) => {}
         }
     }
 
-    /// Takes the reference from a round of decode workers. Returns whether there is one, or nothing to choose between.
+    /// Updates the reference from a round of decode workers. Returns `false` if there were answers but no majority.
     fn vote(&mut self, answers: &BTreeMap<Epoch, [Option<Answer>; PROMPTS]>) -> bool {
         let tolerance = self.settings.tolerance;
         let whole: Vec<_> = answers.values().filter(|answers| answers.iter().all(Option::is_some)).collect();
@@ -207,7 +208,7 @@ impl Probes {
         let Some((best, most)) = whole.iter().map(|answer| (*answer, votes(answer))).max_by_key(|(_, votes)| *votes) else { return true };
         let known = self.reference.as_ref().map_or(0, |reference| reference.votes);
         if most > known && 2 * most > whole.len() {
-            // What was said before, by fewer, was wrong.
+            // The earlier answer, given by fewer workers, was wrong.
             self.reference = Some(Reference { answers: best.clone(), votes: most });
         }
         self.reference.is_some()
@@ -217,7 +218,7 @@ impl Probes {
         let Some(reference) = &self.reference else { return ProbeOutcome::Unanswered };
         let tolerance = self.settings.tolerance;
         let pairs = || answers.iter().zip(&reference.answers);
-        // One wrong answer is enough; right ones must be all.
+        // One wrong answer is enough to differ; for `Same`, all must agree.
         if pairs().any(|pair| matches!(pair, (Some(a), Some(b)) if !a.agrees(b, tolerance))) {
             ProbeOutcome::Differs
         } else if agree(answers, &reference.answers, tolerance) {
@@ -254,14 +255,14 @@ impl Probes {
 }
 
 impl Cluster {
-    /// Goes on with the round that runs, or begins one that is due.
+    /// Continues the running round, or starts one that is due.
     pub(crate) fn probe(&mut self, now: Duration) {
         let Some(mut probes) = self.probes.take() else { return };
         if probes.round.is_none()
             && now >= probes.next
             && let Some(layout) = self.layout()
         {
-            // Engines of another layout compute something else.
+            // Engines of a different layout give different answers.
             if probes.layout.replace(layout) != Some(layout) {
                 probes.reference = None;
             }
@@ -303,7 +304,7 @@ impl Cluster {
         wrong.into_iter().for_each(|worker| self.distrust(now, worker));
     }
 
-    /// Everybody with this role. `right`: decode workers that may be trusted with prefill workers' blocks.
+    /// A round over all workers of this role. `right`: decode workers that are trusted to judge prefill workers' blocks.
     fn round(&self, role: Role, right: &[Epoch]) -> Round {
         let workers: Vec<Epoch> =
             self.membership.taking_work().filter(|(_, member)| member.role() == role).map(|(epoch, _)| epoch).collect();
@@ -324,7 +325,7 @@ impl Cluster {
         }
     }
 
-    /// Takes what has ended, and gives up what can end no more.
+    /// Collects the probes that have ended, and cancels those that can no longer end.
     fn collect(&mut self, now: Duration, round: &mut Round) {
         let is_there = |worker: Epoch| self.membership.taking_work().any(|(epoch, _)| epoch == worker);
         let lost: Vec<RequestId> = round
@@ -368,7 +369,7 @@ impl Cluster {
                     embeds: None,
                     timeout: TIMEOUT,
                 };
-                // A full cluster takes none; it is asked again in the next round.
+                // A full cluster refuses the probe; the worker is asked again in the next round.
                 let id = self.submit_at(now, new, Some(target.pin)).ok();
                 round.answers.entry(target.worker).or_default();
                 if let Some(id) = id {
@@ -380,7 +381,7 @@ impl Cluster {
     }
 }
 
-/// Of one probe and no other, of any coordinator. All of them are one tenant's.
+/// A salt that belongs to one probe of one coordinator. All probes are one tenant's.
 fn salt(id_base: u64, number: u64) -> Vec<u8> {
     let mut salt = b"tidemill probes".to_vec();
     salt.resize(TENANT_SALT_BYTES, 0);

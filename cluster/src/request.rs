@@ -14,25 +14,25 @@ use tidemill_proto::{
 #[derive(Clone, Debug)]
 pub struct NewRequest {
     pub prompt: Tokens,
-    /// Tenant's cache salt.
+    /// The tenant's cache salt.
     pub salt: Vec<u8>,
     pub class: ClassId,
-    /// Of the first choice; choice `j` draws with `seed + j`.
+    /// The sampling of the first choice; choice `j` draws with `seed + j`.
     pub sampling: Sampling,
     pub stop: StopRule,
-    /// Of every choice.
+    /// The constraint on every choice.
     pub constraint: Option<Constraint>,
     pub choices: u32,
-    /// Report the prompt's log-probabilities (with the first choice), with this many likeliest tokens each.
+    /// Report the prompt's log-probabilities (with the first choice), with this many of the likeliest tokens at each position.
     pub prompt_logprobs: Option<u32>,
     /// Report the prompt's embedding, and generate nothing.
     pub embeds: Option<Embeds>,
-    /// No request lives longer.
+    /// The maximum lifetime of the request.
     pub timeout: Duration,
 }
 
 impl NewRequest {
-    /// Asks for the embedding of a prompt, and for no token.
+    /// A request for the embedding of a prompt, which generates no tokens.
     pub fn embedding(prompt: Tokens, embeds: Embeds, salt: Vec<u8>, class: ClassId, timeout: Duration) -> Self {
         Self {
             prompt,
@@ -48,35 +48,35 @@ impl NewRequest {
         }
     }
 
-    /// The longest that a sequence of it can become.
+    /// The maximum length of a sequence of this request.
     pub fn tokens_max(&self) -> u64 {
         let generated = if self.embeds.is_some() { 0 } else { self.stop.max_tokens };
         self.prompt.len() as u64 + u64::from(generated)
     }
 }
 
-/// A client's news of its request.
+/// An event of a request, for its client.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestEvent {
-    /// A choice waits for a place: at its submission if it must, and every second since. `position` counts from 1; `estimate_ms`
-    /// is the time that is left, as places have become free so far.
+    /// A choice waits for a place. Sent at submission if it has to wait, and every second after that. `position` counts from 1;
+    /// `estimate_ms` is the remaining time, at the recent pace.
     Waiting {
         choice: u32,
         position: u32,
         estimate_ms: Option<u64>,
     },
-    /// One entry per prompt token, the first `None`. Before the first token.
+    /// One entry per prompt token, the first of which is `None`. Sent before the first token.
     PromptLogprobs(Vec<Option<TokenLogprob>>),
     /// The prompt's embedding.
     Embedding(Vec<f32>),
-    /// Where the first choice's prompt comes from, as its decode worker says once it has it. Before the first token.
+    /// The sources of the first choice's prompt, as reported by its decode worker. Sent before the first token.
     Sources(TokensBySource),
     Token {
         choice: u32,
         token: Token,
         logprob: Option<TokenLogprob>,
     },
-    /// A choice's last word.
+    /// The last event of a choice.
     Finished {
         choice: u32,
         outcome: Outcome,
@@ -86,14 +86,14 @@ pub enum RequestEvent {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// Drew this stop token. It was reported as a token, too.
+    /// Drew this stop token, which was reported as a token as well.
     Stop(Token),
-    /// `max_tokens`, or the model's context.
+    /// Reached `max_tokens`, or the model's context.
     Length,
     Failed(Failure),
 }
 
-/// Why a request got no (complete) answer.
+/// The reason why a request got no complete answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     #[error("the request took longer than its limit of {0} s")]
@@ -115,7 +115,7 @@ pub enum Failure {
     Worker(String),
 }
 
-/// Why a request is not taken at all.
+/// The reason why a request was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
     #[error("no decode worker is part of the cluster right now; try again later")]
@@ -132,19 +132,19 @@ pub enum Rejection {
     TooManyChoices { choices: usize, limit: usize },
 }
 
-/// Sources of a choice's prompt, and its time by phase.
+/// The sources of a choice's prompt, and its time by phase.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChoiceUsage {
-    /// As its decode worker accounts for it; as planned where the gateway ended the choice.
+    /// As accounted by its decode worker; as planned if the gateway ended the choice.
     pub provenance: Provenance,
-    /// Waiting for a place.
+    /// Time spent waiting for a place.
     pub queue_ms: f64,
-    /// The scheduler's prediction at its first place, queueing included. `None`: it never had a place.
+    /// The scheduler's prediction at its first place, queueing included; `None` if it never had a place.
     pub predicted_ttft_ms: Option<f64>,
-    /// The prefill worker's queue and computation for this request.
+    /// Time in the prefill worker's queue and computation for this request.
     pub prefill_ms: f64,
     pub decode_worker: String,
     pub prefill_worker: Option<String>,
-    /// Times the choice went on at another worker.
+    /// The number of times the choice was resumed on a different worker.
     pub rescues: u32,
 }

@@ -20,15 +20,15 @@ use std::{
 };
 use tidemill_proto::ids::{Epoch, RequestId, SequenceId};
 
-/// A choice, by its request and its place among that request's choices.
+/// A choice, by its request and its index among that request's choices.
 pub(crate) type ChoiceId = (RequestId, usize);
 
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     requests: BTreeMap<RequestId, Request>,
-    /// Request and choice of every sequence that has not ended.
+    /// The request and choice of every sequence that has not ended.
     sequences: BTreeMap<SequenceId, ChoiceId>,
-    /// Sequences without a place, rescued ones first.
+    /// Sequences without a place; those that had one before come first.
     queue: VecDeque<SequenceId>,
 }
 
@@ -63,18 +63,18 @@ impl Requests {
         &mut self.requests.get_mut(&id).expect("a sequence that has not ended has a request").sequences[choice]
     }
 
-    /// Request and choice of a sequence that has not ended.
+    /// The request and choice of a sequence that has not ended.
     pub(crate) fn locate(&self, sequence: SequenceId) -> Option<ChoiceId> {
         self.sequences.get(&sequence).copied()
     }
 
-    /// The sequence, if it runs at this worker.
+    /// The choice of a sequence, if it runs at this worker.
     pub(crate) fn running_at(&self, worker: Epoch, sequence: SequenceId) -> Option<ChoiceId> {
         let at = self.locate(sequence)?;
         self.choice(at).1.running().filter(|running| running.worker == worker).map(|_| at)
     }
 
-    /// Every running sequence, from the oldest.
+    /// All running sequences, from the oldest.
     pub(crate) fn running(&self) -> impl Iterator<Item = (ChoiceId, Running)> {
         self.sequences.values().filter_map(|&at| Some((at, self.choice(at).1.running()?)))
     }
@@ -91,12 +91,12 @@ impl Requests {
         self.sequences.len() - self.queue.len()
     }
 
-    /// In the order of their arrival, those that went back first.
+    /// The queue in order of arrival, after the sequences that went back to it.
     pub(crate) fn queue(&self) -> impl Iterator<Item = SequenceId> {
         self.queue.iter().copied()
     }
 
-    /// From the queue to a decode worker.
+    /// Moves a sequence from the queue to a decode worker.
     pub(crate) fn start(&mut self, at: ChoiceId, running: Running) {
         let sequence = self.choice_mut(at);
         debug_assert!(matches!(sequence.place, Place::Queued { .. }), "only a queued sequence starts");
@@ -105,7 +105,7 @@ impl Requests {
         self.queue.retain(|queued| *queued != id);
     }
 
-    /// Sequences that came before this one and still wait, with no higher priority to excuse it, were overtaken.
+    /// Counts an overtaking for each waiting sequence that came before this one and has no lower priority.
     pub(crate) fn note_overtaken(&mut self, by: SequenceId, classes: &Classes) {
         let Some((request, _)) = self.locate(by).map(|at| self.choice(at)) else { return };
         let priority = classes.get(request.new.class).priority;
@@ -117,7 +117,7 @@ impl Requests {
         }
     }
 
-    /// From a decode worker to the front of the queue.
+    /// Moves a sequence from its decode worker to the front of the queue.
     pub(crate) fn put_back(&mut self, at: ChoiceId, since: Duration, not_before: Duration) {
         let sequence = self.choice_mut(at);
         debug_assert!(sequence.running().is_some(), "only a running sequence goes back");
@@ -126,7 +126,7 @@ impl Requests {
         self.queue.push_front(id);
     }
 
-    /// The sequence is done, wherever it was.
+    /// Ends a sequence, whether it was queued or running.
     pub(crate) fn end(&mut self, at: ChoiceId) {
         let sequence = self.choice_mut(at);
         sequence.place = Place::Done;
@@ -135,13 +135,13 @@ impl Requests {
         self.sequences.remove(&id);
     }
 
-    /// Forgets a request whose choices have all ended, and returns it.
+    /// Removes and returns a request whose choices have all ended.
     pub(crate) fn remove_if_done(&mut self, id: RequestId) -> Option<Request> {
         let done = self.requests.get(&id).is_some_and(Request::is_done);
         done.then(|| self.requests.remove(&id)).flatten()
     }
 
-    /// Panics if the books do not balance. Tests call it after every step.
+    /// Panics if the state is inconsistent. Tests call it after every step.
     pub(crate) fn check_integrity(&self) {
         let (mut queued, mut live) = (0, 0);
         for (id, request) in &self.requests {

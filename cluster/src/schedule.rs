@@ -1,13 +1,13 @@
-//! Where a sequence goes: one pure decision over a snapshot. No clock, no state, so a simulator runs this very code.
+//! The placement of a sequence: one pure decision over a snapshot. No clock, no state, so a simulator runs this very code.
 //!
-//! A decision answers two questions together: who decodes, and who computes the prompt's missing blocks (a prefill worker, or
-//! the decode worker itself: the *tail*). `policy` names the ways to answer; each is a small file. They share `plan`, which
-//! spells one answer out: what is read where, awaited, computed, and how long it takes.
+//! A decision answers two questions together: which worker decodes, and which one computes the prompt's missing blocks (a prefill worker,
+//! or the decode worker itself: the *tail*). `policy` names the ways to answer; each is a small file. They share `plan`, which works one
+//! answer out: the blocks that are read, awaited and computed, and the time it takes.
 //!
 //! - `goodput`: the joint choice with the greatest expected goodput
 //! - `least_ttft`: the least busy decode worker, then the prefill worker that is free first
-//! - `random`, `load_balancing`, `local_cache`, `global_cache`: those that the Mooncake paper compares (FAST'25, Figure 5)
-//! - `colocated`, `disaggregated`: no prefill worker ever; always one
+//! - `random`, `load_balancing`, `local_cache`, `global_cache`: the policies that the Mooncake paper compares (FAST'25, Figure 5)
+//! - `colocated`, `disaggregated`: never a prefill worker; always one
 
 mod plan;
 mod policy;
@@ -45,15 +45,15 @@ use tidemill_proto::{ids::Epoch, message::Host};
 pub struct Snapshot<'a> {
     pub prefill: Vec<PrefillCandidate<'a>>,
     pub decode: Vec<DecodeCandidate<'a>>,
-    /// In the order of their epochs.
+    /// Pool nodes, in order of epochs.
     pub pools: Vec<PoolCandidate<'a>>,
-    /// Who holds the sequence's leading blocks.
+    /// The holders of the sequence's leading blocks.
     pub blocks: &'a Leading,
     pub block_bytes: u64,
     pub cost: &'a CostModel,
     pub classes: &'a Classes,
     pub now: Duration,
-    /// Longest sequence that some decode worker can hold, candidate or not; `None` without one.
+    /// The longest sequence that any decode worker can hold, candidate or not; `None` without one.
     pub context_tokens: Option<u32>,
 }
 
@@ -61,7 +61,7 @@ pub struct Snapshot<'a> {
 pub struct PrefillCandidate<'a> {
     pub worker: Epoch,
     pub host: &'a Host,
-    /// Until it could begin another job.
+    /// Time until it could start a new job.
     pub queue_ms: f64,
     pub queue: &'a PrefillQueue,
     /// Leading blocks of the sequence that it holds in its own memory.
@@ -74,16 +74,16 @@ pub struct DecodeCandidate<'a> {
     pub worker: Epoch,
     pub host: &'a Host,
     pub sequences: u32,
-    /// Lengths of those sequences, added up.
+    /// The sum of those sequences' lengths.
     pub tokens: u64,
-    /// Those of the sequences that have drawn a token.
+    /// The number of these sequences that have drawn a token.
     pub decoding: u32,
-    /// The sequences by class, with the prompt tokens that it computes itself before their first tokens.
+    /// The sequences by class, with the prompt tokens that the worker computes itself before their first tokens.
     pub classes: &'a [ClassLoad; CLASSES_MAX],
     pub device_blocks: u32,
-    /// Longest sequence that the model and those blocks allow.
+    /// The longest sequence that the model and those blocks allow.
     pub context_tokens: u32,
-    /// Sequences that it asks for at a time.
+    /// The maximum number of sequences to give it at a time.
     pub work_max: u32,
     /// Leading blocks of the sequence that it holds in its own memory.
     pub cached_blocks: u32,
@@ -94,42 +94,42 @@ pub struct DecodeCandidate<'a> {
 pub struct PoolCandidate<'a> {
     pub node: Epoch,
     pub host: &'a Host,
-    /// It is about to end: its blocks can be read, but it takes no new ones.
+    /// Whether it is about to end: its blocks can be read, but it takes no new ones.
     pub draining: bool,
-    /// Blocks it could store without evicting any,
+    /// Blocks that it could store without evicting any.
     pub free_blocks: u64,
-    /// and without evicting any that is in use.
+    /// Blocks that it could store without evicting any that is in use.
     pub room_blocks: u64,
 }
 
 /// The needs of the sequence to place.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
-    /// Prompt and tokens generated before.
+    /// The prompt, and tokens generated before.
     pub tokens: u32,
-    /// The longest it can become. A worker that cannot hold that would end it early, where another would not.
+    /// The longest that it can become. A worker that cannot hold so many tokens would end it early, where a larger one would not.
     pub tokens_max: u64,
-    /// The decode worker must compute all of it, since it needs every position's logits, or reads texts as a whole.
+    /// Whether the decode worker must compute all of it, since every position's logits are needed, or the model reads texts as a whole.
     pub local_only: bool,
-    /// Another sequence of the same request already has a prefill job: (pool node, leading blocks in common).
+    /// The prefill job of a sibling (a sequence of the same request), if there is one: its pool node, and the leading blocks in common.
     pub joins: Option<(Epoch, u32)>,
     pub class: ClassId,
-    /// Serve it even if its class rejects.
+    /// Whether to serve it even if its class rejects.
     pub probe: bool,
-    /// Until its first token is due; `None`: it has no limit, or has had its first token.
+    /// Time until its first token is due; `None` without a limit, or after the first token.
     pub due_ms: Option<f64>,
-    /// Differs between requests: a policy's only source of chance.
+    /// A number that differs between requests: a policy's only source of randomness.
     pub seed: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
     Place(Placement),
-    /// No room now: wait for some.
+    /// There is no room now: wait for it.
     Queue,
-    /// There is room, and to take it would cost others more than this sequence gains: wait for a quieter time.
+    /// There is room, but taking it would cost other requests more than this one gains: wait for a quieter time.
     Hold,
-    /// Its class is not to be served late, and it would be. In about this time it would not.
+    /// It would be late, and its class rejects late requests. After about `retry_after_ms` it would be in time.
     Reject {
         retry_after_ms: u64,
     },
@@ -142,35 +142,36 @@ pub enum Decision {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
     pub decode: Epoch,
-    /// Leading blocks that pool nodes hold.
+    /// The leading blocks to read from pool nodes.
     pub read: Vec<SourceRun>,
-    /// Takes the sequence's new blocks.
+    /// The node that stores the sequence's new blocks.
     pub home: Option<Epoch>,
-    /// Computes the blocks between those read and `expected_blocks`. `None`: there are none, or a job for them runs already.
+    /// The worker that computes the blocks between those read and `expected_blocks`; `None` if there are none, or a job for them already
+    /// runs.
     pub prefill: Option<Epoch>,
-    /// Leading blocks to read, or to await at `home`. The rest is the tail.
+    /// The number of leading blocks to read, or to await at `home`. The rest is the tail.
     pub expected_blocks: u32,
-    /// Prefill worker's own time for this job.
+    /// The prefill worker's computation time for this job.
     pub prefill_ms: f64,
     pub ttft_ms: f64,
-    /// Time of a decode step with this sequence in the batch.
+    /// The time of a decode step with this sequence in the batch.
     pub tpot_ms: f64,
-    /// The chance that the sequence keeps its limits, as far as its policy knows.
+    /// The probability that the sequence keeps its limits, as far as its policy predicts it.
     pub chance: f64,
-    /// The best of what was compared, the chosen one first. Only the `goodput` policy says.
+    /// The best of the compared choices, the chosen one first. Only the `goodput` policy fills it.
     pub considered: Vec<Considered>,
 }
 
-/// One way to serve a sequence, as it was judged.
+/// One way to serve a sequence, with its predictions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Considered {
     pub decode: Epoch,
     pub prefill: Option<Epoch>,
     pub ttft_ms: f64,
     pub tpot_ms: f64,
-    /// The chance that the sequence keeps its limits.
+    /// The probability that the sequence keeps its limits.
     pub chance: f64,
-    /// What others would lose, in requests of weight 1.
+    /// The loss of other requests, in requests of weight 1.
     pub harm: f64,
 }
 
@@ -182,7 +183,7 @@ pub fn schedule(policy: &Policy, snapshot: &Snapshot, demand: &Demand) -> Decisi
     policy.name.decide(&planner)
 }
 
-/// The prefill worker that could begin first.
+/// The prefill worker that could start first.
 pub fn choose_prefill<'a>(candidates: &[PrefillCandidate<'a>]) -> Option<PrefillCandidate<'a>> {
     candidates.iter().copied().min_by(|a, b| a.queue_ms.total_cmp(&b.queue_ms).then(a.worker.cmp(&b.worker)))
 }

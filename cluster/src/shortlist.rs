@@ -1,30 +1,30 @@
-//! The few workers worth comparing, found without looking at all of them: ordered sets, brought up to date as loads change.
+//! The few workers worth comparing, found without looking at all of them: ordered sets, updated as loads change.
 //!
-//! - **Decode**: those that would take the least time before a new sequence's first step, full ones left out
-//! - **Prefill**: of the idle ones the fastest, of the others those that would be done first with one more prompt
-//! - Whoever is on the host of a pool node with blocks of the prompt
+//! - **Decode**: the workers with the least time before a new sequence's first step, full ones left out
+//! - **Prefill**: the fastest of the idle workers; of the others, those that would be done first with one more prompt
+//! - Workers on the host of a pool node with blocks of the prompt
 //!
 //! Orders are by each worker's own cost model, so that of two idle machines the faster one comes first.
 
 use std::collections::{BTreeSet, HashMap};
 use tidemill_proto::{ids::Epoch, message::Host};
 
-/// Workers of each order on a shortlist, and of those near the prompt's blocks.
+/// The number of workers from each order on a shortlist, and of those near the prompt's blocks.
 pub(crate) const BEST_MAX: usize = 8;
-/// Pool nodes that a new block may go to, if none is near.
+/// The number of pool nodes that a new block may go to, if none is near.
 const STRANGERS_MAX: usize = 4;
 
-/// Where a worker stands.
+/// The position of a worker in the orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// By the time before a first step, in µs.
+    /// Ordered by the time before a first step, in µs.
     Decode(u64),
-    /// By the time for one more prompt, in µs.
+    /// Ordered by the time for one more prompt, in µs.
     IdlePrefill(u64),
-    /// By the moment at which one more prompt would be done, in µs.
+    /// Ordered by the time at which one more prompt would be done, in µs.
     BusyPrefill(u64),
     Pool,
-    /// It takes nothing now.
+    /// Takes no work now.
     Out,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Shortlist {
     decode: BTreeSet<(u64, Epoch)>,
     idle_prefill: BTreeSet<(u64, Epoch)>,
     busy_prefill: BTreeSet<(u64, Epoch)>,
-    /// In the order of their epochs.
+    /// Pool nodes, in order of epochs.
     pools: Vec<Epoch>,
     standings: HashMap<Epoch, Standing>,
     hosts: HashMap<Host, BTreeSet<Epoch>>,
@@ -56,7 +56,7 @@ impl Shortlist {
         }
     }
 
-    /// A member's standing is now this.
+    /// Updates a member's standing.
     pub(crate) fn stand(&mut self, worker: Epoch, standing: Standing) {
         let Some(known) = self.standings.get_mut(&worker) else { return };
         let before = std::mem::replace(known, standing);
@@ -93,12 +93,12 @@ impl Shortlist {
         self.decode.iter().map(|(_, worker)| *worker)
     }
 
-    /// Idle prefill workers and busy ones, each the best first.
+    /// Idle prefill workers and busy ones, each with the best first.
     pub(crate) fn prefill(&self) -> [impl Iterator<Item = Epoch>; 2] {
         [&self.idle_prefill, &self.busy_prefill].map(|order| order.iter().map(|(_, worker)| *worker))
     }
 
-    /// Some pool nodes that take blocks; others for another seed.
+    /// Some pool nodes that accept blocks; the choice depends on the seed.
     pub(crate) fn strangers(&self, seed: u64) -> impl Iterator<Item = Epoch> {
         let pools = self.pools.len();
         let first = if pools == 0 { 0 } else { (seed % pools as u64) as usize };

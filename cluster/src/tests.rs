@@ -1,4 +1,4 @@
-//! The core under events in any order: every request ends exactly once, nothing leaks, the books balance after each step.
+//! The core under events in any order: every request ends exactly once, nothing leaks, and the state is consistent after each step.
 
 use crate::{
     Action, Cluster, ClusterSettings, Failure, NewRequest, Outcome, RequestEvent,
@@ -40,7 +40,7 @@ pub(crate) fn settings() -> ClusterSettings {
     }
 }
 
-/// The three that there are by default, and one with limits that are soon out of reach, and not served late.
+/// The three default classes, and one with limits that are soon out of reach and that rejects late requests.
 fn classes() -> Classes {
     let three = Classes::default();
     let all = three.iter().map(|(_, class)| class.clone());
@@ -100,7 +100,7 @@ fn finished(sequence: SequenceId, reason: Finish) -> WorkerEvent {
     WorkerEvent::Finished { sequence, reason, provenance: Provenance::default() }
 }
 
-/// With memory for 128 tokens, an eighth of [`engine`]'s.
+/// An engine with memory for 128 tokens, an eighth of [`engine`]'s.
 fn small_engine() -> EngineInfo {
     EngineInfo { device_blocks: 8, ..engine(1) }
 }
@@ -133,7 +133,7 @@ fn a_sequence_goes_where_its_beginning_is_until_that_worker_is_busy() {
     let tokens: Vec<Token> = (0..400).collect();
     let stored: Vec<CacheEvent> = Chain::new(&engine(1).layout, b"", &tokens).keys().iter().map(|key| CacheEvent::Stored(*key)).collect();
     cluster.worker_event(now, cached, WorkerEvent::CacheEvents { from: 0, events: stored });
-    // Not for an engine to say: its blocks are nobody else's to read.
+    // An engine may not send events of a pool node: its blocks can be read by no other worker.
     let event = PoolEvent::Stored { key: BlockKey([3; 16]), tier: Tier::Dram };
     cluster.worker_event(now, idle, WorkerEvent::PoolEvents { from: 0, events: vec![event] });
     let known: Vec<usize> = cluster.view(now).members.iter().map(|member| member.indexed_blocks).collect();
@@ -192,7 +192,7 @@ fn new_sequences_wait_behind_those_that_wait_already() {
     assert!(after < decode_jobs(&drain(&mut cluster)).remove(0).1.sequence);
 }
 
-/// Submits a request of a class and a tenant; returns its only sequence's id and what its client has heard of its place.
+/// Submits a request of a class and a tenant; returns its only sequence's id and the positions that its client was told.
 fn submit_as(cluster: &mut Cluster, now: Duration, tier: &str, salt: &[u8], tokens: usize) -> (RequestId, Vec<u32>) {
     let class = classes().by_tier(Some(tier)).unwrap();
     let id = cluster.submit(now, NewRequest { class, salt: salt.to_vec(), ..request(tokens, 1) }).unwrap();
@@ -204,7 +204,7 @@ fn submit_as(cluster: &mut Cluster, now: Duration, tier: &str, salt: &[u8], toke
     (id, positions)
 }
 
-/// Ends the sequences that run, one by one, and returns the requests in the order in which they got their places.
+/// Ends the running sequences one by one, and returns the requests in the order in which they got their places.
 fn order_of_places(cluster: &mut Cluster, now: Duration, decode: Epoch, mut running: Vec<SequenceId>) -> Vec<RequestId> {
     let mut placed = Vec::new();
     while let Some(sequence) = running.pop() {
@@ -314,7 +314,7 @@ fn one_that_does_not_fit_lets_others_pass_and_not_for_ever() {
     let running = decode_jobs(&drain(&mut cluster)).remove(0).1;
     assert_eq!(running.request, first);
     let (large, _) = submit_as(&mut cluster, now, "default", b"", 124);
-    // Short ones fit beside the one that runs; the large one does not, and waits for its turn.
+    // Short ones fit beside the running one; the large one does not, and waits for its turn.
     let mut passed = 0;
     for _ in 0..200 {
         cluster.submit(now, request(5, 1)).unwrap();
@@ -548,7 +548,7 @@ fn a_sequence_runs_only_where_its_longest_answer_fits() {
     let long = cluster.submit(now, request(small_tokens - 3, 1)).unwrap();
     assert_eq!(decode_jobs(&drain(&mut cluster))[0].0, large, "the prompt alone would fit the other one");
 
-    // Without the large worker it can end nowhere, and is not in the others' way.
+    // Without the large worker it can end nowhere, and does not block others.
     cluster.submit(now, request(small_tokens - 4, 3)).unwrap();
     drain(&mut cluster);
     cluster.worker_down(now, large);
@@ -589,7 +589,7 @@ fn a_rescued_sequence_accounts_for_its_prompt_only() {
     }
 }
 
-/// One thing that may happen. Numbers pick from what there is, modulo its count.
+/// One event. Numbers pick one of the existing items, modulo their count.
 #[derive(Clone, Debug)]
 enum Step {
     Join(u8),
@@ -623,7 +623,7 @@ enum Step {
         key: u8,
         gap: bool,
     },
-    /// Every worker says that it lives.
+    /// Every worker sends a heartbeat.
     Heartbeat,
     Pass(u16),
 }
@@ -646,25 +646,25 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..120)
 }
 
-/// What a client has heard of a choice.
+/// The events of a choice that its client has received.
 #[derive(Clone, Default)]
 struct Heard {
     tokens: Vec<Token>,
     ended: bool,
 }
 
-/// The world around the cluster: what its messages have led workers and clients to believe.
+/// The world around the cluster: the state of workers and clients as its messages have left it.
 struct World {
     cluster: Cluster,
     now: Duration,
     workers: Vec<(Epoch, u8)>,
-    /// Of each decode worker that ever was.
+    /// The device blocks of each decode worker that ever existed.
     device_blocks: HashMap<Epoch, u32>,
-    /// What decode workers run, late cancellations included.
+    /// The sequences that decode workers run, late cancellations included.
     running: Vec<(Epoch, DecodeJob)>,
     jobs: Vec<(Epoch, RequestId)>,
     events: HashMap<Epoch, u64>,
-    /// Per request and choice; a cancelled choice is `None`.
+    /// The events of each choice, by request; a cancelled choice is `None`.
     clients: BTreeMap<RequestId, Vec<Option<Heard>>>,
 }
 
@@ -884,7 +884,7 @@ proptest! {
         for step in &steps {
             world.step(step);
         }
-        // Workers that live and get no further: every request is ended by its timeout.
+        // Workers that live but make no progress: every request is ended by its timeout.
         for _ in 0..100 {
             world.step(&Step::Heartbeat);
             world.step(&Step::Pass(1000));
@@ -898,8 +898,9 @@ proptest! {
     }
 }
 
-/// Coordinators that place at the same four workers: how many sequences the busiest has beyond the idlest, at worst, with eight that
-/// come one after the other, at the coordinators in turn, and stay. Workers report after every `report_every` of them.
+/// Coordinators that place sequences at the same four workers: the largest difference in sequences between the busiest and the idlest one,
+/// for eight sequences that arrive one after the other, at the coordinators in turn, and stay. Workers report after every `report_every` of
+/// them.
 fn unevenness(coordinators: u64, tells_others: bool, report_every: usize) -> u32 {
     let settings = |n: u64| {
         let policy = Policy { decode_sequences_max: None, ..settings().policy };

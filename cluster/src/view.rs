@@ -1,4 +1,4 @@
-//! The cluster as people and dashboards see it: `/cluster`, `/ready` and the workers' part of `/metrics`.
+//! The cluster as operators and dashboards see it: `/cluster`, `/ready` and the workers' part of `/metrics`.
 
 use crate::{Cluster, cost::StepCoefficients, decisions::DecisionView, membership::Member, probes::ProbeOutcome};
 use serde::Serialize;
@@ -11,11 +11,11 @@ use tidemill_proto::{
 #[derive(Debug, Default, Serialize)]
 pub struct ClusterView {
     pub members: Vec<MemberView>,
-    /// Each model's part.
+    /// The part of each model.
     pub models: Vec<ModelView>,
-    /// Hexadecimal fingerprint that all engines share, where there is one model.
+    /// The hexadecimal fingerprint that all engines share, if there is one model.
     pub layout: Option<String>,
-    /// Longest sequence the cluster can hold.
+    /// The longest sequence that the cluster can hold.
     pub context_tokens: Option<u32>,
     pub requests: usize,
     pub sequences_waiting: usize,
@@ -24,29 +24,29 @@ pub struct ClusterView {
     /// The last placements, the newest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub decisions: Vec<DecisionView>,
-    /// Of the only model.
+    /// The probes, if there is one model.
     #[serde(skip)]
     pub probes: Option<ProbesView>,
 }
 
-/// What probes of a model's engines came to.
+/// The results of the probes of a model's engines.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProbesView {
     pub every_s: f64,
-    /// Rounds that ended.
+    /// The number of rounds that have ended.
     pub rounds: u64,
-    /// Workers' answers to a round.
+    /// The number of workers whose answers were right, wrong or missing.
     pub same: u64,
     pub differs: u64,
     pub unanswered: u64,
-    /// Decode workers that gave the answer which counts as right.
+    /// The number of decode workers that gave the reference answer.
     pub votes: usize,
-    /// Since the last round ended.
+    /// The time since the last round ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub age_s: Option<f64>,
 }
 
-/// An engine's last round.
+/// The result of an engine's last round.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ProbeView {
     pub outcome: ProbeOutcome,
@@ -57,7 +57,7 @@ pub struct ProbeView {
 #[derive(Debug, Serialize)]
 pub struct ModelView {
     pub name: String,
-    /// Hexadecimal fingerprint that its engines share.
+    /// The hexadecimal fingerprint that its engines share.
     pub layout: Option<String>,
     pub context_tokens: Option<u32>,
     pub requests: usize,
@@ -71,38 +71,38 @@ pub struct ModelView {
 #[derive(Debug, Serialize)]
 pub struct MemberView {
     pub name: String,
-    /// The model that it belongs to.
+    /// The name of its model.
     pub model: String,
-    /// Members of one host share its memory.
+    /// The host; its members share memory.
     pub host: String,
     pub role: Role,
     pub pid: u32,
-    /// Hexadecimal.
+    /// The epoch in hexadecimal.
     pub epoch: String,
     pub draining: bool,
-    /// It computed wrongly, as probes or an operator say.
+    /// Whether it computed wrongly, according to probes or an operator.
     pub unhealthy: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probe: Option<ProbeView>,
     pub seconds_since_heartbeat: f64,
-    /// Sequences or prefill jobs that this coordinator has given it and that have not ended.
+    /// The number of its sequences or prefill jobs from this coordinator that have not ended.
     pub assigned: usize,
     /// Its last report, without steps.
     pub report: Report,
-    /// Engines: how far predictions of its steps were off, as a share of the time that they took.
+    /// For engines: the recent error of predicted step times, as a share of the actual time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prediction_error: Option<PredictionError>,
-    /// and what is believed of them now.
+    /// For engines: the current cost model of a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_cost: Option<StepCoefficients>,
-    /// Blocks that the prefix index knows there: a pool node's, or those on an engine's own device.
+    /// The number of blocks there that the prefix index knows: a pool node's, or those on an engine's own device.
     pub indexed_blocks: usize,
-    /// Pool nodes: where their clients connect.
+    /// For pool nodes: the address to which clients connect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub addr: Option<std::net::SocketAddr>,
 }
 
-/// Half, and nine tenths, of the last predictions were off by no more than this.
+/// Quantiles of the recent prediction errors: 50 and 90 percent were off by no more than this.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct PredictionError {
     pub p50: f64,
@@ -110,7 +110,7 @@ pub struct PredictionError {
 }
 
 impl Cluster {
-    /// As the only model, without its name.
+    /// A view of the cluster as the only model, without its name.
     pub fn view(&self, now: Duration) -> ClusterView {
         ClusterView {
             members: self.membership.iter().filter_map(|(epoch, member)| self.member_view(now, epoch, member)).collect(),

@@ -1,4 +1,4 @@
-//! Workers join, report and leave.
+//! Workers that join, report and leave.
 
 use crate::{Cluster, Refusal, candidates};
 use std::time::Duration;
@@ -8,13 +8,13 @@ use tidemill_proto::{
 };
 
 impl Cluster {
-    /// Takes a worker in under the next free epoch, or refuses it with the reason.
+    /// Accepts a worker under the next free epoch, or refuses it with the reason.
     pub fn register(&mut self, now: Duration, register: Register) -> Result<Epoch, Refusal> {
         let epoch = self.membership.free_epoch();
         self.admit(now, epoch, register).map(|()| epoch)
     }
 
-    /// Takes a worker in under the epoch that the coordinators agreed on, which no member has here.
+    /// Accepts a worker under the epoch that the coordinators agreed on, which no member has here.
     pub fn admit(&mut self, now: Duration, epoch: Epoch, register: Register) -> Result<(), Refusal> {
         self.membership.register(epoch, register)?;
         let host = &self.membership.get(epoch).expect("it has just come").host;
@@ -29,12 +29,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether a worker would be taken in.
+    /// Checks whether a worker would be accepted.
     pub fn check(&self, register: &Register) -> Result<(), Refusal> {
         self.membership.check(register)
     }
 
-    /// Applies a member's event. Events of a worker that is gone, or about work that it no longer has, are void.
+    /// Applies a member's event. Events of a worker that is gone, or about work that it no longer has, are ignored.
     pub fn worker_event(&mut self, now: Duration, worker: Epoch, event: WorkerEvent) {
         let Some(role) = self.membership.get(worker).map(|member| member.role()) else { return };
         self.load.heard(now, worker);
@@ -48,7 +48,7 @@ impl Cluster {
             WorkerEvent::Prefilled { request, outcome } => self.prefilled(now, worker, request, &outcome),
             WorkerEvent::PoolEvents { from, events } if role == Role::Kvpool => self.pool_events(now, worker, from, &events),
             WorkerEvent::CacheEvents { from, events } if role != Role::Kvpool => self.cache_events(now, worker, from, &events),
-            // It says what is not for its role to say.
+            // Events that do not belong to its role are ignored.
             WorkerEvent::PoolEvents { .. } | WorkerEvent::CacheEvents { .. } => {}
             WorkerEvent::Leaving => {
                 self.membership.drain(worker);
@@ -63,7 +63,7 @@ impl Cluster {
         self.place_queued(now);
     }
 
-    /// The worker's link is down: everything it had goes elsewhere.
+    /// Handles the loss of a worker's link: all its work goes elsewhere.
     pub fn worker_down(&mut self, now: Duration, worker: Epoch) {
         let Some(member) = self.membership.remove(worker) else { return };
         self.shortlist.leave(worker, &member.host);

@@ -1,15 +1,15 @@
-//! What the coordinators agree on, taken to where it counts here, and changed by operators.
+//! The state that the coordinators agree on, applied to this process, and changed by operators.
 //!
-//! | kind of record | key | value | what it does |
+//! | kind of record | key | value | effect |
 //! |---|---|---|---|
-//! | `alias` | a name | the name of a model | clients may ask for the model by that name; goes before `--aliases` |
+//! | `alias` | a name | the name of a model | clients may request the model by that name; takes precedence over `--aliases` |
 //! | `rollout` | the model that users move from | a [`Rollout`] | users move, step by step: see `tidemill rollout` |
-//! | `rollout-seen` | `ID@COORDINATOR` | what that coordinator has seen of it | the others judge by it, too |
-//! | `unhealthy` | a worker's epoch, hexadecimal | the name of its model | it computed wrongly: it gets no work, and no block computed before is read |
+//! | `rollout-seen` | `ID@COORDINATOR` | that coordinator's observations of it | the others include them in their judgement |
+//! | `unhealthy` | a worker's epoch, hexadecimal | the name of its model | it computed wrongly: it gets no work, and no earlier block is read |
 //! | `denied` | a certificate's serial, hexadecimal | the reason | the certificate is revoked, at all processes |
-//! | `tenant`, `key` | its id | tenancy's record, as JSON | see [`keys`]; shown and changed by `/admin/` alone |
+//! | `tenant`, `key` | its id | tenancy's record, as JSON | see [`keys`]; shown and changed only by `/admin/` |
 //!
-//! Records of other kinds are kept, and mean nothing yet.
+//! Records of other kinds are kept, and have no effect yet.
 
 pub mod keys;
 
@@ -37,23 +37,23 @@ use tidemill_registry::{
 pub const ALIAS: &str = "alias";
 pub const DENIED: &str = "denied";
 pub const UNHEALTHY: &str = "unhealthy";
-/// Not for operators' eyes: a key's record has its digest.
+/// Kinds of records that operators may not see: a key's record contains its digest.
 const HIDDEN: [&str; 2] = [keys::TENANT, keys::KEY];
-/// An operator waits this long for a majority.
+/// The time that an operator's change waits for a majority.
 const CHANGED_MAX: Duration = Duration::from_secs(5);
-/// A worker that has no link to the registry's leader for this long is forgotten: should it come back, it is a new one.
+/// The time without a link to the registry's leader after which a worker is removed: if it returns, it is a new one.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(120);
 const FORGET_EVERY: Duration = Duration::from_secs(5);
-/// How soon the others hear of a worker that was found here.
+/// The delay after which other coordinators are told of a worker that was found here.
 const ACCUSE_EVERY: Duration = Duration::from_secs(1);
-/// Between attempts to tell the others which certificates an earlier log had revoked.
+/// The pause between attempts to add the certificates that an earlier log had revoked.
 const REVOKE_EVERY: Duration = Duration::from_secs(1);
 
 /// The registry as operators see it.
 #[derive(Debug)]
 pub struct Agreed {
     registry: Registry,
-    /// This coordinator's.
+    /// The name of this coordinator.
     name: String,
     models: Vec<String>,
 }
@@ -179,7 +179,7 @@ fn hidden() -> ChangeError {
     ChangeError::Invalid("tenants and keys are changed with `tidemill tenants` and `tidemill keys`".into())
 }
 
-/// Where what is agreed on counts.
+/// The parts of this process to which the agreed state applies.
 #[derive(Debug)]
 pub struct Followers {
     pub gateway: Arc<Gateway>,
@@ -188,12 +188,12 @@ pub struct Followers {
     pub revoked: Revoked,
 }
 
-/// Takes what is agreed to where it counts, whenever it changes, until the registry ends. `aliases`: those that no record changes.
+/// Applies the agreed state whenever it changes, until the registry ends. `aliases` are the configured ones, which no record changes.
 pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String, String>) {
     let Followers { gateway, driver, endpoint, mut revoked } = to;
     let mut changes = registry.watch();
     let mut denied = BTreeSet::new();
-    // The log that is being told what an earlier one knew.
+    // The log to which the revocations of an earlier one are being added.
     let mut told = None;
     loop {
         let state = changes.borrow_and_update().state.clone();
@@ -223,7 +223,7 @@ pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String,
     }
 }
 
-/// Tells a new log what an earlier one knew.
+/// Adds the revocations of an earlier log to a new one.
 async fn revoke_again(registry: Registry, serials: BTreeSet<String>) {
     let value = Value::from("revoked before the registry's log was made anew").to_string().into_bytes();
     for serial in serials {
@@ -235,20 +235,22 @@ async fn revoke_again(registry: Registry, serials: BTreeSet<String>) {
     }
 }
 
-/// Takes rollouts to the front door. Before it opens, too: whoever was at a new model when this process ended is there when it is back.
+/// Applies rollouts to the gateway. Also called before it accepts requests, so that users who were on a new model when this process ended
+/// are still there when it is back.
 pub fn set_rollouts(gateway: &Gateway, state: &State) {
     let rollouts = state.records_of(rollout::KIND).map(|(key, record)| (key, &*record.value, record.revision));
     let told = state.records_of(rollout::SEEN_KIND).map(|(key, record)| (key, &*record.value));
     gateway.rollouts().set(running::read(rollouts), &running::read_told(told), &gateway.registry().view().coordinator);
 }
 
-/// Takes to the driver who computed wrongly. Before the door opens, too: what was computed before still does not count.
+/// Applies to the driver the workers that computed wrongly. Also called before the gateway accepts requests: blocks computed before are
+/// still void.
 pub fn distrust(driver: &Driver, state: &State) {
     let workers = unhealthy(state);
     driver.distrust(workers.iter().map(|(model, worker)| (&**model, *worker)));
 }
 
-/// Of each worker that computed wrongly, its model and its epoch.
+/// The model and epoch of each worker that computed wrongly.
 fn unhealthy(state: &State) -> Vec<(String, Epoch)> {
     let worker = |(key, record): (&str, &Record)| Some((serde_json::from_slice(&record.value).ok()?, epoch(key)?));
     state.records_of(UNHEALTHY).filter_map(worker).collect()
@@ -258,7 +260,7 @@ fn epoch(key: &str) -> Option<Epoch> {
     u64::from_str_radix(key, 16).ok().map(Epoch)
 }
 
-/// Tells the others which workers were found here, each once: what an operator deletes stays deleted.
+/// Reports the workers that were found here to the other coordinators, each once: a record that an operator deletes stays deleted.
 pub async fn accuse(registry: Registry, driver: Arc<Driver>) {
     let mut told: BTreeSet<(String, Epoch)> = BTreeSet::new();
     loop {
@@ -281,7 +283,7 @@ pub async fn accuse(registry: Registry, driver: Arc<Driver>) {
     }
 }
 
-/// Where this coordinator leads the registry, workers that have been away for long are forgotten.
+/// While this coordinator leads the registry, removes workers that have been away for long.
 pub async fn forget(registry: Registry, driver: Arc<Driver>) {
     let mut away: HashMap<Epoch, Instant> = HashMap::new();
     loop {
@@ -296,7 +298,7 @@ pub async fn forget(registry: Registry, driver: Arc<Driver>) {
         away.retain(|epoch, _| absent.contains(epoch));
         for epoch in absent {
             if now - *away.entry(epoch).or_insert(now) >= FORGOTTEN_AFTER {
-                // If it does not come about, the next round tries again.
+                // If this fails, the next round tries again.
                 let _ = registry.change(Command::Forget { epoch }, CHANGED_MAX).await;
             }
         }

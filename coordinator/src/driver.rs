@@ -1,7 +1,7 @@
-//! The models' clusters behind a lock, and their actions carried out: messages to workers' links, events to waiting clients.
+//! The models' clusters behind a lock, with their actions carried out: messages to workers' links, events to waiting clients.
 //!
-//! Every call locks, asks the core, and carries out its actions before it unlocks; nothing inside waits. Queues to links and
-//! clients are bounded: a link that does not keep up is dropped like a dead worker, a client like one that left.
+//! Every call locks, asks the core, and carries out its actions before it unlocks; nothing inside waits. Queues to links and clients are
+//! bounded: a link that does not keep up is dropped like a dead worker, a client like one that left.
 
 use parking_lot::Mutex;
 use std::{
@@ -20,34 +20,34 @@ use tidemill_proto::{
 };
 use tokio::sync::mpsc;
 
-/// Messages on their way to one worker.
+/// The maximum number of messages on their way to one worker.
 pub const LINK_QUEUE_MAX: usize = 4096;
-/// Events that a client has not read: minutes of one choice,
+/// The maximum number of unread events of a client: minutes of one choice.
 const CLIENT_QUEUE_MAX: usize = 4096;
-/// and this many of each choice where there are many, since their tokens come together.
+/// The maximum number of unread events per choice of a client with many choices, whose tokens arrive together.
 const CHOICE_QUEUE_MAX: usize = 1024;
-/// How often time passes for the core: the resolution of its deadlines.
+/// The length of the core's ticks: the resolution of its deadlines.
 const TICK: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub struct Driver {
     state: Mutex<State>,
-    /// The cluster's time begins here.
+    /// The start of the cluster's time.
     started: Instant,
 }
 
 #[derive(Debug)]
 struct State {
     models: Models,
-    /// The last link of each worker: dropping a sender ends it.
+    /// The last link of each worker. Dropping a sender ends the link.
     links: HashMap<Epoch, (WorkerLink, mpsc::Sender<ToWorker>)>,
     links_made: u64,
-    /// For every worker that registers.
+    /// The current list of revoked certificates, for every worker that registers.
     denied: Option<ToWorker>,
     clients: HashMap<RequestId, mpsc::Sender<(RequestId, RequestEvent)>>,
 }
 
-/// One link of one worker. What comes over an earlier one is void: that may still arrive when its worker has come back already.
+/// One link of one worker. Messages over an earlier link are void: they may still arrive after the worker has returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WorkerLink {
     epoch: Epoch,
@@ -55,38 +55,38 @@ pub struct WorkerLink {
 }
 
 impl Driver {
-    /// `models`: the gateway's, by name.
+    /// `models` are the gateway's, by name.
     pub fn new(settings: &ClusterSettings, models: Vec<(String, ModelIdentity)>) -> Arc<Self> {
         let state =
             State { models: Models::new(settings, models), links: HashMap::new(), links_made: 0, denied: None, clients: HashMap::new() };
         Arc::new(Self { state: Mutex::new(state), started: Instant::now() })
     }
 
-    /// Other coordinators place at the same workers.
+    /// Accounts for other coordinators that place sequences at the same workers.
     pub fn share_workers(&self) {
         let models = &mut self.state.lock().models;
         models.ids().for_each(|model| models.cluster_mut(model).share_workers());
     }
 
-    /// The gateway's way to each of the models, in the order given.
+    /// The gateway's access to each of the models, in the given order.
     pub fn backends(self: &Arc<Self>) -> Vec<Arc<dyn Backend>> {
         let backend = |model| Arc::new(ModelBackend { driver: Arc::clone(self), model }) as Arc<dyn Backend>;
         self.state.lock().models.ids().map(backend).collect()
     }
 
-    /// Whether a worker would be taken in.
+    /// Checks whether a worker would be accepted.
     pub fn check(&self, register: &Register) -> Result<(), Refusal> {
         self.state.lock().models.check(register)
     }
 
-    /// Takes a worker in. Its messages go to `link`, in order, after the answer to its registration.
+    /// Accepts a worker. Its messages go to `link`, in order, after the answer to its registration.
     pub fn register(&self, epoch: Epoch, register: Register, link: mpsc::Sender<ToWorker>) -> Result<WorkerLink, Refusal> {
         self.with(|state, now| {
             state.links.remove(&epoch);
             state.models.register(now, epoch, register)?;
             state.links_made += 1;
             if let Some(denied) = &state.denied {
-                // It is empty.
+                // The queue is empty.
                 let _ = link.try_send(denied.clone());
             }
             let made = WorkerLink { epoch, number: state.links_made };
@@ -117,7 +117,7 @@ impl Driver {
         self.state.lock().links.contains_key(&epoch)
     }
 
-    /// Tells every worker, those that come later too, which certificates are revoked.
+    /// Sends the list of revoked certificates to every worker, including those that register later.
     pub fn deny(&self, log: u64, version: u64, serials: Vec<String>) {
         let message = ToWorker::Denied { log, version, serials };
         let mut state = self.state.lock();
@@ -127,17 +127,17 @@ impl Driver {
         state.denied = Some(message);
     }
 
-    /// These workers computed wrongly: of each, the model's name and its epoch.
+    /// Distrusts workers that computed wrongly, given by the model's name and the epoch.
     pub fn distrust<'a>(&self, workers: impl IntoIterator<Item = (&'a str, Epoch)>) {
         self.with(|state, now| workers.into_iter().for_each(|(model, worker)| state.models.distrust(now, model, worker)));
     }
 
-    /// All workers that computed wrongly, as far as this coordinator knows, with their models' names.
+    /// All workers that are known here to have computed wrongly, with their models' names.
     pub fn distrusted(&self) -> Vec<(String, Epoch)> {
         self.state.lock().models.distrusted().map(|(model, worker)| (model.to_owned(), worker)).collect()
     }
 
-    /// Lets time pass in the core, forever.
+    /// Advances the core's time. Never returns.
     pub async fn tick(&self) {
         let mut interval = tokio::time::interval(TICK);
         loop {
@@ -146,7 +146,7 @@ impl Driver {
         }
     }
 
-    /// Everything, of all models.
+    /// A view of all models.
     pub fn view(&self) -> ClusterView {
         self.state.lock().models.view(self.started.elapsed())
     }
@@ -160,7 +160,7 @@ impl Driver {
     }
 }
 
-/// One model, as the gateway reaches it.
+/// The gateway's access to one model.
 #[derive(Debug)]
 struct ModelBackend {
     driver: Arc<Driver>,
@@ -223,7 +223,7 @@ impl State {
         for request in requests {
             self.clients.remove(request);
         }
-        // They came together, for one model.
+        // They were submitted together, for one model.
         let Some(first) = requests.first() else { return };
         if let Some(cluster) = self.models.of_request(*first) {
             cluster.cancel_all(now, requests);
@@ -264,7 +264,7 @@ impl State {
                 }
             }
         }
-        // Only now: the core forgets a request before its last events are delivered.
+        // Only now: the core removes a request before its last events are delivered.
         for request in ended {
             self.clients.remove(&request);
         }

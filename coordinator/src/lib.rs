@@ -1,10 +1,10 @@
 //! The coordinator: drives the cluster's core, and puts the gateway in front of it.
 //!
-//! - [`driver`]: the cluster behind a lock, its actions carried out
+//! - [`driver`]: the cluster behind a lock, with its actions carried out
 //! - [`links`]: accepts the QUIC links of workers and of other coordinators
 //! - [`loops`]: the event loops of clients and of links
-//! - [`agreed`]: what the coordinators agree on, taken to where it counts, and changed by operators
-//! - [`revoked`]: certificates that stay revoked, whatever becomes of that
+//! - [`agreed`]: the state that the coordinators agree on, applied to this process, and changed by operators
+//! - [`revoked`]: certificates that stay revoked even if that state is lost
 //! - [`settings`]: flags and config file; [`run`]: all of it together
 
 pub mod agreed;

@@ -1,8 +1,8 @@
-//! The accepting end of links. A worker's (`tidemill_net::uplink` is the other end): register, then pump both directions. Another
-//! coordinator's (`tidemill_registry::peers`): messages of the registry.
+//! The accepting end of links. A worker's (`tidemill_net::uplink` is the other end): register, then pump both directions. A coordinator's
+//! (`tidemill_registry::peers`): messages of the registry.
 //!
-//! A worker is given its epoch by the registry. One that some coordinator has told it of is taken in at once; a new one waits for a
-//! majority of the coordinators.
+//! A worker gets its epoch from the registry. A worker that is already in the registry is accepted at once; a new one waits for a majority
+//! of the coordinators.
 
 use crate::driver::{Driver, LINK_QUEUE_MAX, WorkerLink};
 use std::{sync::Arc, time::Duration};
@@ -23,10 +23,10 @@ use tidemill_registry::{
 };
 use tokio::{sync::mpsc, task::JoinSet, time};
 
-/// A new worker waits this long for a majority: less than it waits for an answer.
+/// The time that a new worker's registration may wait for a majority: less than the worker waits for an answer.
 const REGISTERED_MAX: Duration = Duration::from_secs(3);
 
-/// What links need.
+/// The state that links share.
 #[derive(Clone, Debug)]
 pub struct Links {
     pub driver: Arc<Driver>,
@@ -66,7 +66,7 @@ async fn serve(connection: Connection, all: Links) {
     connection.close(&reason);
 }
 
-/// Who has connected.
+/// The peer that has connected.
 enum Introduction {
     Worker { instance: Instance, register: Box<Register>, sender: Sender<ToWorker>, receiver: Receiver<ToCoordinator> },
     Coordinator { name: String, receiver: Receiver<PeerMessage> },
@@ -98,7 +98,7 @@ async fn introduce(connection: &Connection) -> Result<Introduction, LinkError> {
     introduced.await.unwrap_or_else(|_| Err(broken("it did not register in time")))
 }
 
-/// A worker that was taken in.
+/// A worker that was accepted.
 struct Admitted {
     epoch: Epoch,
     link: WorkerLink,
@@ -106,7 +106,7 @@ struct Admitted {
     outgoing: mpsc::Receiver<ToWorker>,
 }
 
-/// One that was not, and what it is told.
+/// A worker that was refused, and the answer to it.
 struct Refused {
     name: String,
     answer: ToWorker,
@@ -117,7 +117,7 @@ async fn admit(instance: Instance, register: Register, Links { driver, registry,
     let (mut name, role) = (register.name.clone(), register.role.role());
     name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
     let for_good = |reason: String| Refused { name: name.clone(), answer: ToWorker::Refused { reason: reason.clone() }, reason };
-    // What this coordinator would refuse is none of the others' business.
+    // A worker that would be refused here need not go through the registry.
     driver.check(&register).map_err(|refusal| for_good(refusal.to_string()))?;
     let member = NewMember { instance, name: name.clone(), role };
     let epoch = registry.register(member, REGISTERED_MAX).await.map_err(|error| match error {

@@ -1,5 +1,5 @@
-//! The event loops: the front door has the process's, and links to workers and other coordinators have one of their own, which nothing that
-//! clients send can hold up. How late each of them is, is measured.
+//! The event loops: the gateway has the process's, and links to workers and other coordinators have one of their own, which no client
+//! request can hold up. The delay of each loop is measured.
 
 use std::{io, time::Duration};
 use tidemill_gateway::metrics;
@@ -8,7 +8,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-/// The threads of the link loop. Messages are small, and what they mean is decided in microseconds.
+/// The number of threads of the link loop. Messages are small, and handling one takes microseconds.
 const LINK_THREADS: usize = 2;
 /// The time between two measurements.
 const MEASURED_EVERY: Duration = Duration::from_millis(50);
@@ -32,13 +32,13 @@ impl LinkLoop {
 impl Drop for LinkLoop {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
-            // Where this is dropped, nothing may be waited for.
+            // The drop may happen on a runtime, where blocking is not allowed.
             runtime.shutdown_background();
         }
     }
 }
 
-/// Measures how late tasks of the current loop run, for ever.
+/// Measures the delay of tasks in the current loop. Never returns.
 pub async fn measure(of: &'static str) {
     loop {
         let due = Instant::now() + MEASURED_EVERY;

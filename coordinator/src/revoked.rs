@@ -1,5 +1,5 @@
-//! Revoked certificates, beside the registry's log: one that was revoked stays so when the log is made anew, as it is after a majority was
-//! lost for good. What is kept here is put into the new log, where the other coordinators and operators find it again.
+//! Revoked certificates, kept apart from the registry's log: they stay revoked when the log is created anew, as it is after the permanent
+//! loss of a majority. They are put into the new log, where the other coordinators and operators find them.
 
 use serde::{Deserialize, Serialize};
 use std::{
@@ -12,7 +12,7 @@ use std::{
 
 #[derive(Debug, Default)]
 pub struct Revoked {
-    /// `None`: nothing outlives this process.
+    /// `None` if nothing outlives this process.
     file: Option<PathBuf>,
     kept: Kept,
 }
@@ -24,11 +24,11 @@ struct Kept {
     serials: BTreeSet<String>,
 }
 
-/// The sum of a log's records.
+/// The revoked certificates known from a log and this file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Known {
     pub serials: BTreeSet<String>,
-    /// Of these, what the log does not know yet.
+    /// Certificates that the log lacks.
     pub missing: BTreeSet<String>,
 }
 
@@ -40,7 +40,7 @@ pub struct ReadError {
 }
 
 impl Revoked {
-    /// From `file`, if it is there.
+    /// Reads `file`, if it exists.
     pub fn read(file: Option<PathBuf>) -> Result<Self, ReadError> {
         let kept = match &file {
             Some(path) => read(path).map_err(|source| ReadError { path: path.clone(), source })?,
@@ -49,8 +49,8 @@ impl Revoked {
         Ok(Self { file, kept })
     }
 
-    /// All that are revoked, as a log has these records. Of the log that was last seen, its records are all: what an operator deletes there
-    /// is revoked no more. Another log begins with what the last one had.
+    /// Returns all revoked certificates, given the records of a log. For the log that was last seen, these records are complete: a record
+    /// that an operator deletes is revoked no longer. A new log starts with the certificates of the previous one.
     pub fn all(&mut self, log: u64, records: BTreeSet<String>) -> Known {
         let missing: BTreeSet<_> = match log == self.kept.log {
             true => BTreeSet::new(),
@@ -84,7 +84,7 @@ fn read(path: &Path) -> io::Result<Kept> {
     }
 }
 
-/// Replaces the file at once: a reader finds the old one or the new one.
+/// Replaces the file atomically: a reader finds the old one or the new one.
 fn write(path: &Path, kept: &Kept) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -109,7 +109,7 @@ mod tests {
         let mut revoked = open();
         assert_eq!(revoked.all(7, set("a b c")), known("a b c", ""));
         assert_eq!(revoked.all(7, set("a b")), known("a b", ""), "what an operator takes back");
-        // The log is made anew, and this process begins again in between: the new one learns one after the other.
+        // The log is created anew, and this process restarts in between: the new log receives the certificates one after the other.
         let mut revoked = open();
         assert_eq!(revoked.all(8, set("")), known("a b", "a b"));
         let mut revoked = open();

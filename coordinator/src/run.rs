@@ -103,14 +103,14 @@ pub enum RunError {
     Bind { flag: &'static str, addr: SocketAddr, source: io::Error },
     #[error("cannot start threads for links: {0}")]
     Threads(io::Error),
-    #[error("the task that {0} has ended, and without it requests go wrong: please report this as a bug, with the log")]
+    #[error("the background task that {0} has ended, and requests go wrong without it: please report this as a bug, with the log")]
     Broken(&'static str),
 }
 
-/// Connections of operators at a time, on a port of their own.
+/// Limits of operators' connections, on a port of their own.
 const ADMIN_CONNECTIONS: Limits = Limits { connections: 64, per_address: Some(64) };
 
-/// Bound to its addresses, not serving yet.
+/// A coordinator that is bound to its addresses and does not serve yet.
 #[derive(Debug)]
 pub struct Coordinator {
     gateway: Arc<Gateway>,
@@ -119,7 +119,7 @@ pub struct Coordinator {
     registry: Registry,
     revoked: Revoked,
     peers: Arc<[String]>,
-    /// The operator's, from flags or file.
+    /// The aliases from flags or file.
     aliases: BTreeMap<String, String>,
     listener: TcpListener,
     admin_listener: Option<TcpListener>,
@@ -129,9 +129,9 @@ pub struct Coordinator {
     drain_announce: Duration,
     drain: Duration,
     pub http: SocketAddr,
-    /// Where operators read metrics and the cluster's state, if not at `http`.
+    /// The address of metrics and the cluster's state, if not `http`.
     pub admin: Option<SocketAddr>,
-    /// Where workers connect.
+    /// The address to which workers connect.
     pub quic: SocketAddr,
 }
 
@@ -206,7 +206,7 @@ impl Coordinator {
             tiers: settings.tiers,
             share: settings.share,
             prices: settings.prices,
-            // Nobody but this machine may come in without a key, unless the operator says so; the first key may still have to be made.
+            // Without a key, only this machine may send requests unless the operator allows others: the first key may not exist yet.
             closed: !settings.open && !settings.http.ip().is_loopback(),
             shedding: settings.shedding,
             meter: settings.data.as_ref().map(|dir| MeterSettings {
@@ -237,7 +237,7 @@ impl Coordinator {
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
             batches: batches.map(Arc::new),
-            // It reads the vocabularies while this process does the rest, so that no request waits for it.
+            // The helper reads the vocabularies while this process starts, so that no request waits for it.
             grammars: Grammars::start(settings.grammar_helper, vocabularies).map_err(RunError::Grammars)?,
             tenants,
             safety,
@@ -282,9 +282,8 @@ impl Coordinator {
         })
     }
 
-    /// Serves until `shutdown`; then takes nothing new, lets running requests finish within the drain time, and closes.
-    /// An error: a part of this process broke, and the rest must not go on without it (deadlines and dead workers would
-    /// go unnoticed).
+    /// Serves until `shutdown`; then accepts no new requests, lets running ones finish within the drain time, and closes. An error means
+    /// that a part of this process broke and the rest must not go on without it (deadlines and dead workers would go unnoticed).
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let links = Links { driver: Arc::clone(&self.driver), registry: self.registry.clone(), peers: self.peers };
         let link_loop = self.link_loop.handle();
@@ -329,7 +328,7 @@ impl Coordinator {
             gateway.drain();
         };
         let front_door = routes::front_door(Arc::clone(&self.gateway), self.admin_listener.is_none());
-        // Until the last request has ended, operators can watch.
+        // Operators can watch until the last request has ended.
         let operators = async {
             match self.admin_listener {
                 Some(listener) => {
@@ -347,21 +346,21 @@ impl Coordinator {
                 Ok(())
             }
             _ = operators => Err(RunError::Broken("serves operators")),
-            _ = &mut ticking => Err(RunError::Broken("lets time pass")),
+            _ = &mut ticking => Err(RunError::Broken("advances time")),
             _ = &mut accepting => Err(RunError::Broken("accepts workers")),
             _ = &mut agreeing => Err(RunError::Broken("follows the registry")),
-            _ = &mut accusing => Err(RunError::Broken("tells of unhealthy workers")),
-            _ = &mut forgetting => Err(RunError::Broken("forgets workers that are gone")),
+            _ = &mut accusing => Err(RunError::Broken("reports unhealthy workers")),
+            _ = &mut forgetting => Err(RunError::Broken("removes workers that are gone")),
             _ = &mut expiring => Err(RunError::Broken("deletes old responses")),
-            _ = &mut tending => Err(RunError::Broken("looks after tenants")),
+            _ = &mut tending => Err(RunError::Broken("maintains tenants")),
             _ = &mut batching => Err(RunError::Broken("runs batches")),
             _ = &mut summarizing => Err(RunError::Broken("summarizes conversations")),
             _ = &mut connecting => Err(RunError::Broken("keeps connections to MCP servers")),
-            _ = &mut retiring => Err(RunError::Broken("lets old audit records go")),
-            _ = &mut rolling => Err(RunError::Broken("looks after rollouts")),
+            _ = &mut retiring => Err(RunError::Broken("deletes old audit records")),
+            _ = &mut rolling => Err(RunError::Broken("advances rollouts")),
         };
         if let Some(tools) = self.gateway.server_tools().filter(|_| !connecting.is_finished()) {
-            // Servers are told that their sessions have ended.
+            // Servers are notified of the end of their sessions.
             tools.end();
             let _ = connecting.await;
         } else {
@@ -374,7 +373,7 @@ impl Coordinator {
         accusing.abort();
         forgetting.abort();
         rolling.abort();
-        // They hold what the next process wants to open.
+        // These tasks hold files that the next process opens.
         for task in
             [&mut expiring, &mut tending, &mut batching, &mut summarizing, &mut retiring].into_iter().filter(|task| !task.is_finished())
         {
@@ -395,7 +394,7 @@ async fn listen(flag: &'static str, addr: SocketAddr) -> Result<(TcpListener, So
     Ok((listener, bound))
 }
 
-/// Binds, says on stdout where it listens, and serves until `shutdown`.
+/// Binds, prints the addresses on stdout, and serves until `shutdown`.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
     let coordinator = Coordinator::bind(settings).await?;
     let admin = coordinator.admin.map_or(String::new(), |addr| format!(" admin http://{addr}"));

@@ -1,4 +1,4 @@
-//! The coordinator's knobs, each stated once: flags and TOML keys are one struct, which `check` turns into [`Settings`].
+//! The coordinator's settings, each stated once: flags and TOML keys are one struct, which `check` turns into [`Settings`].
 
 pub mod audit;
 mod bounds;
@@ -338,13 +338,13 @@ pub struct Settings {
     pub pki: PathBuf,
     /// The other coordinators.
     pub peers: BTreeMap<String, SocketAddr>,
-    /// At least one, each with another name.
+    /// The served models: at least one, with distinct names.
     pub models: Vec<ModelSettings>,
-    /// Aliases, each with the model that it stands for.
+    /// Aliases, each with its model.
     pub aliases: BTreeMap<String, String>,
     /// Whether `http` may be an address that other machines reach while there is no key.
     pub open: bool,
-    /// `None`: plain HTTP.
+    /// The TLS files; `None` for plain HTTP.
     pub tls: Option<TlsFiles>,
     pub tenants: KeptIn,
     pub share: Share,
@@ -353,47 +353,47 @@ pub struct Settings {
     pub jwt: Option<jwt::Settings>,
     pub shedding: Option<Watermarks>,
     pub usage: journal::Settings,
-    /// `None`: usage events stay here.
+    /// The endpoint for usage events, if any.
     pub usage_sink: Option<sink::Settings>,
-    /// The directory of responses, conversations and the registry; `None`: they are in memory.
+    /// The directory of responses, conversations and the registry; without it they are kept in memory.
     pub data: Option<PathBuf>,
     /// The database of responses and conversations, instead of the directory.
     pub database: Option<Address>,
     pub store: store::Limits,
-    /// Whether texts of clients may become special tokens.
+    /// Whether clients' texts may become special tokens.
     pub clients_marks: bool,
     pub max_tokens_must_fit: bool,
-    /// The most calls of an answer that must call tools.
+    /// The maximum number of calls in an answer that must call tools.
     pub forced_calls_max: u32,
     /// Bounds of clients' files and batches.
     pub batches: batches::Limits,
-    /// The program that judges grammars: this one.
+    /// The program that compiles grammars: this one.
     pub grammar_helper: PathBuf,
-    /// `None`: prompts and answers are not checked.
+    /// The safety checks; `None` if prompts and answers are not checked.
     pub safety: Option<Safety>,
-    /// The last safety check; `None`: texts that the classifier is not sure of pass.
+    /// The moderation model; without it, texts of which the classifier is unsure pass.
     pub judge: Option<moderator::Settings>,
     pub pii: Option<Pii>,
-    /// The strategy for stored conversations that are too long, unless a chat names one.
+    /// The strategy for stored conversations that are too long, unless a chat specifies one.
     pub context: Strategy,
     pub summaries: summarizer::Settings,
-    /// Bounds of what is remembered of users. `None`: nothing is.
+    /// Limits on the facts remembered of users; `None` if none are remembered.
     pub memories: Option<memories::Limits>,
-    /// `None`: blocks are not recorded.
+    /// The audit log of blocks, if there is one.
     pub audit: Option<AuditSettings>,
-    /// `None`: no traces are recorded.
+    /// The recording of traces, if it is on.
     pub traces: Option<TracesSettings>,
-    /// `None`: no feedback is taken.
+    /// The recording of feedback, if it is on.
     pub feedback: Option<FeedbackSettings>,
-    /// `None`: no tools run here.
+    /// The tools that run on the server, if any.
     pub server_tools: Option<tidemill_gateway::features::server_tools::Settings>,
-    /// Rules for which model answers. `None`: the one that the request names.
+    /// Rules that choose the model; without them, the model that the request names.
     pub router: Option<Router>,
-    /// Bounds of answers that are kept for repeated requests.
+    /// Limits on answers that are kept for repeated requests.
     pub replay: replay::Limits,
-    /// Bounds of answers that are kept for equal requests. `None`: none are.
+    /// Limits on answers that are kept for equal requests; `None` if none are kept.
     pub response_cache: Option<response_cache::Limits>,
-    /// Bounds of answers that are kept for similar questions. `None`: none are.
+    /// Limits on answers that are kept for similar questions; `None` if none are kept.
     pub semantic_cache: Option<SemanticSettings>,
     pub cluster: ClusterSettings,
     pub request_timeout: Duration,
@@ -402,14 +402,14 @@ pub struct Settings {
     pub connections: Connections,
     pub hosts: Vec<String>,
     pub cors: Origins,
-    /// The time at the end in which requests are still taken, although `/ready` says no.
+    /// The time before shutdown in which requests are still accepted although `/ready` fails.
     pub drain_announce: Duration,
     pub drain: Duration,
     pub log: Logging,
     pub exit_with_parent: bool,
 }
 
-/// The front door's certificate chain and key, as PEM.
+/// The files of the gateway's certificate chain and key, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     pub cert: PathBuf,

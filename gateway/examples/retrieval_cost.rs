@@ -1,4 +1,4 @@
-//! What it costs to look up old messages in a conversation that is as long as one may be: `cargo run --release -p tidemill-gateway --example
+//! The cost of retrieving old messages in a conversation of maximum length: `cargo run --release -p tidemill-gateway --example
 //! retrieval_cost`.
 
 use std::time::Instant;

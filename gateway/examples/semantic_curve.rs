@@ -3,7 +3,8 @@
 //!
 //! - `--svg FILE` draws the curves, `--wrong` lists what the default threshold gets wrong in the half for choosing
 //! - `--search` tries weights in the half for choosing
-//! - `--sentences` prints all sentences, one a line, and `--embeddings FILE` reads a model's opinion of them: a JSON list of lists of numbers
+//! - `--sentences` prints all sentences, one per line, and `--embeddings FILE` reads a model's embeddings of them: a JSON list of lists of
+//!   numbers
 
 use std::{collections::BTreeMap, env, fmt::Write, fs};
 use tidemill_gateway::cache::semantic::{
@@ -12,13 +13,13 @@ use tidemill_gateway::cache::semantic::{
 };
 
 const SET: &str = include_str!("paraphrases.txt");
-/// The least precision that a threshold may have.
+/// The least precision of a threshold.
 const PRECISION: f64 = 0.99;
 
 #[derive(Default)]
 struct Group {
     same: Vec<&'static str>,
-    /// With their kinds.
+    /// Sentences of different meaning, with their kinds.
     others: Vec<(&'static str, &'static str)>,
 }
 
@@ -26,7 +27,7 @@ struct Group {
 struct Pair {
     group: usize,
     texts: [&'static str; 2],
-    /// What is changed; `None`: they mean the same.
+    /// The kind of change; `None` if they mean the same.
     kind: Option<&'static str>,
     similarity: Option<f32>,
 }
@@ -46,7 +47,7 @@ fn groups() -> Vec<Group> {
     groups
 }
 
-/// All pairs of some groups, as `read` reads their sentences.
+/// All pairs in some groups, with their sentences read by `read`.
 fn pairs<'a>(groups: impl Iterator<Item = (usize, &'a Group)>, read: &dyn Fn(&str) -> Option<Question>) -> Vec<Pair> {
     let similarity = |a: &str, b: &str| read(a)?.similarity(&read(b)?);
     let mut pairs = Vec::new();
@@ -60,7 +61,7 @@ fn pairs<'a>(groups: impl Iterator<Item = (usize, &'a Group)>, read: &dyn Fn(&st
     pairs
 }
 
-/// Hits at a threshold: right and wrong ones.
+/// The numbers of right and wrong hits at a threshold.
 fn hits<'a>(pairs: impl IntoIterator<Item = &'a Pair>, threshold: f32) -> (usize, usize) {
     let hits = pairs.into_iter().filter(|pair| pair.similarity.is_some_and(|similarity| similarity >= threshold));
     hits.fold((0, 0), |(right, wrong), pair| if pair.kind.is_none() { (right + 1, wrong) } else { (right, wrong + 1) })
@@ -74,8 +75,8 @@ fn thresholds() -> impl DoubleEndedIterator<Item = f32> {
     (40..=100).map(|hundredths| hundredths as f32 / 100.0)
 }
 
-/// The lowest from which on precision is high enough, and stays so, in both quarters of a half: one that only both together need has been
-/// fitted to what is in them.
+/// The lowest threshold from which precision is high enough, and stays so, in both quarters of a half: one that is only reached by both
+/// together would be fitted to their contents.
 fn chosen(pairs: &[Pair]) -> f32 {
     let quarter = |which: usize| pairs.iter().filter(move |pair| pair.group % 4 / 2 == which);
     let is_enough = |threshold| [0, 1].iter().all(|&which| precision(hits(quarter(which), threshold)) >= PRECISION);
@@ -152,7 +153,7 @@ fn recall(pairs: &[Pair], threshold: f32) -> f64 {
     hits(pairs, threshold).0 as f64 / pairs.iter().filter(|pair| pair.kind.is_none()).count() as f64
 }
 
-/// No two groups ask for the same.
+/// Compares sentences across groups, no two of which ask the same.
 fn across(groups: &[Group], read: &dyn Fn(&str) -> Option<Question>, threshold: f32) {
     let read: Vec<Vec<_>> = groups.iter().map(|group| group.same.iter().filter_map(|text| read(text)).collect()).collect();
     let (mut all, mut wrong) = (0, 0);
@@ -185,7 +186,7 @@ fn search(pairs: &dyn Fn(Weights) -> Vec<Pair>) {
     println!("now: {WEIGHTS:?}");
 }
 
-/// Precision over recall, a line per half, and the default threshold as a dot.
+/// Precision over recall, with a line per half, and the default threshold as a dot.
 fn svg(halves: &[(&str, Vec<Pair>)]) -> String {
     let (left, top, width, height) = (56.0, 24.0, 520.0, 300.0);
     let lowest = 0.8;

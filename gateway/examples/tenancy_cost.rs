@@ -1,5 +1,5 @@
-//! What tenants cost: CPU time per request of authentication, quota and metering, the log's thread and the kernel's work included. Each
-//! request is identified by its key, looked at early, reserved, settled, and awaited until its event is written, as at the front door.
+//! The cost of tenants: CPU time per request of authentication, quota and metering, including the log's thread and the kernel's work. Each
+//! request is identified by its key, checked early, reserved, settled, and awaited until its event is written, as in the gateway.
 //!
 //! `cargo run --release -p tidemill-gateway --example tenancy_cost [requests]`
 
@@ -18,9 +18,9 @@ use tidemill_tenancy::{
     usage::price::{Price, Prices},
 };
 
-/// Keys, of as many tenants.
+/// The number of keys, each of a tenant of its own.
 const KEYS: u64 = 1000;
-/// Requests in flight at a time.
+/// The number of concurrent requests.
 const IN_FLIGHT: usize = 64;
 
 #[tokio::main]
@@ -29,7 +29,7 @@ async fn main() {
     let dir = std::env::temp_dir().join(format!("tenancy-cost-{}", std::process::id()));
     let mut tiers = Tiers::default();
     let mut paid = (**tiers.get("paid").expect("there is this tier")).clone();
-    // Limits that are counted and never reached.
+    // Limits that are counted but never reached.
     paid.limits = Limits {
         requests_per_minute: Some(1 << 40),
         tokens_per_minute: Some(1 << 50),
@@ -113,11 +113,11 @@ fn add_key(tenants: &Tenants, n: u64) -> String {
     secret.reveal().to_owned()
 }
 
-/// Of all threads of this process, in user and in the kernel.
+/// The CPU time of all threads of this process, in user space and in the kernel.
 fn cpu_time() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").expect("Linux");
     let fields: Vec<&str> = stat.rsplit_once(')').expect("the name is in brackets").1.split_whitespace().collect();
     let ticks: u64 = [fields[11], fields[12]].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum();
-    // A tick is a hundredth of a second on every Linux that we know.
+    // A tick is a hundredth of a second on all common Linux systems.
     Duration::from_millis(ticks * 10)
 }

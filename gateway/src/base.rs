@@ -1,9 +1,9 @@
-//! Things that every other room may use: JSON as clients write it, owners, shares, ids and timestamps.
+//! Foundations that all other rooms may use: JSON as clients write it, owners, shares, ids and timestamps.
 //!
-//! - [`json`]: JSON as clients write it, where that is more than a library reads
-//! - [`owner`]: the owner of stored things; [`room`]: fair shares of a room that tenants fill together; [`shares`]: parts of what is in
+//! - [`json`]: JSON as clients write it, beyond what `serde_json` reads
+//! - [`owner`]: the owner of stored data; [`room`]: fair shares of a room that tenants fill together; [`shares`]: shares of resources in
 //!   flight
-//! - [`memories`]: facts about users, as chats are given them, and how many are kept
+//! - [`memories`]: facts about users, as chats are given them, and limits on them
 //! - [`registry`]: the coordinators' agreed records, as operators see and change them
 //! - [`origins`]: the origins whose web pages may use the API
 

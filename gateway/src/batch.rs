@@ -1,10 +1,10 @@
-//! Batches of requests, the deciding part: a file of requests in, a file of answers out, within a day.
+//! The decision core of batches of requests: a file of requests in, a file of answers out, within a day.
 //!
 //! - [`input`]: lines of a file as requests, and their problems
-//! - [`life`]: a batch's way from its file to its answers
-//! - [`pace`]: which request runs next, and when one that was put off runs again
+//! - [`life`]: the stages of a batch
+//! - [`pace`]: which request runs next, and when a postponed one runs again
 //! - [`record`]: lines of the files of answers and errors
-//! - [`mod@file`]: files that clients have stored, and how many they may
+//! - [`mod@file`]: clients' stored files, and limits on them
 
 pub mod file;
 pub mod input;

@@ -1,7 +1,7 @@
-//! Clients' files and batches: kept in the data directory, and run from there, each request as if its client had sent it now. All of it
+//! Clients' files and batches: kept in the data directory, and run from there, each request as if its client had just sent it. All of it
 //! survives this process: a batch resumes where its files of answers end.
 //!
-//! - [`disk`]: what is where, and how it gets there; `journal`: a batch's answers so far; `begun`: what of it runs
+//! - [`disk`]: the layout on disk, and how files get there; `journal`: a batch's answers so far; `begun`: its running requests
 //! - `runner`: a batch from its file to its end
 
 mod begun;
@@ -31,26 +31,26 @@ use std::{
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// Batches of one tenant that have not ended.
+/// The maximum number of one tenant's batches that have not ended.
 const OPEN_MAX: usize = 64;
-/// Batches of one tenant that are kept; over this, those that ended first go.
+/// The maximum number of one tenant's batches that are kept; beyond this, those that ended first go.
 const KEPT_MAX: usize = 2000;
-/// Files that arrive at a time.
+/// The maximum number of concurrent uploads.
 const UPLOADS_MAX: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one file of requests.
+    /// The maximum size of one file of requests.
     pub file_bytes: u64,
-    /// Requests in it.
+    /// The maximum number of requests in it.
     pub lines: usize,
-    /// The room of one tenant, for all of its users.
+    /// The room of one tenant, for all its users.
     pub room: Room,
-    /// Files, and batches that have ended, go after this.
+    /// The age at which files, and batches that have ended, are deleted.
     pub age: Duration,
-    /// Requests of all batches that run at a time.
+    /// The maximum number of concurrent requests of all batches.
     pub at_once: usize,
-    /// Bytes of one request.
+    /// The maximum size of one request.
     pub line_bytes: usize,
 }
 
@@ -59,19 +59,19 @@ pub struct Batches {
     disk: Disk,
     limits: Limits,
     index: Mutex<Index>,
-    /// One change of a batch is written at a time, so that the last one is what stays.
+    /// Serializes writes of batches, so that the last change is the one that stays.
     saving: tokio::sync::Mutex<()>,
-    /// A batch has come.
+    /// Notified when a batch is created.
     come: Notify,
     permits: Arc<Semaphore>,
     uploads: Arc<Semaphore>,
-    /// Names this process.
+    /// The name of this process.
     process: String,
-    /// Held by a request that may have ended a process: no other of these runs beside it, so that the guilty one is known.
+    /// Held by a request that may have ended a process: no other such request runs beside it, so that the guilty one can be told.
     alone: tokio::sync::Mutex<()>,
 }
 
-/// All of it, in memory: contents of files are not.
+/// All files and batches in memory, without the files' contents.
 #[derive(Debug, Default)]
 struct Index {
     files: BTreeMap<String, StoredFile>,
@@ -81,9 +81,9 @@ struct Index {
 #[derive(Debug)]
 struct Entry {
     batch: Batch,
-    /// A client has cancelled it.
+    /// Notified when a client cancels it.
     cancelled: Arc<Notify>,
-    /// Whether a runner has it in hand.
+    /// Whether a runner has taken it.
     taken: bool,
 }
 
@@ -110,7 +110,7 @@ pub struct OpenError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
-    /// The file or batch was never stored, was deleted or expired, or is another owner's.
+    /// The file or batch was never stored, was deleted or expired, or belongs to a different owner.
     #[error("`{0}` does not exist here (any more)")]
     NotFound(String),
     #[error(transparent)]
@@ -131,10 +131,10 @@ pub enum BatchError {
     Disk(#[from] io::Error),
 }
 
-/// A page of a list, the latest first.
+/// A page of a list, the latest items first.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
-    /// It begins behind this id.
+    /// The page starts after this id.
     pub after: Option<String>,
     pub limit: usize,
     pub ascending: bool,
@@ -147,7 +147,7 @@ pub struct Listed<T> {
 }
 
 impl Batches {
-    /// Reads what is there. What a crash left half done is finished, or removed.
+    /// Loads the stored files and batches. Steps that a crash left incomplete are finished or undone.
     pub fn open(root: &Path, limits: Limits) -> Result<Self, OpenError> {
         let failed = |source| OpenError { path: root.to_owned(), source };
         let disk = Disk::open(root.to_owned()).map_err(failed)?;
@@ -177,7 +177,7 @@ impl Batches {
         })
     }
 
-    /// Notes in all unfinished batches that this process ends in good order.
+    /// Notes in all unfinished batches that this process ends in an orderly way.
     pub fn stop(&self) {
         let open: Vec<_> =
             self.index.lock().batches.values().filter(|entry| !entry.batch.is_over()).map(|entry| entry.batch.id.clone()).collect();
@@ -192,14 +192,14 @@ impl Batches {
         &self.limits
     }
 
-    /// Begins to take a file of this owner's, if there may be one more.
+    /// Starts an upload of this owner, if there may be one more.
     pub async fn upload(&self, owner: &str) -> Result<Arriving, BatchError> {
         let permit = Arc::clone(&self.uploads).try_acquire_owned().map_err(|_| BatchError::Busy)?;
         self.check_room(owner, 0)?;
         Ok(Arriving { upload: self.disk.upload(&new_id("file-")).await?, bytes: 0, bytes_max: self.limits.file_bytes, _permit: permit })
     }
 
-    /// Keeps a file that has arrived. `age_s`: as its owner wants, at most as long as the server keeps files.
+    /// Stores an uploaded file. `age_s` is its owner's limit on its age, up to the server's limit.
     pub async fn keep(&self, arrived: Arriving, owner: &str, filename: String, age_s: Option<u64>) -> Result<StoredFile, BatchError> {
         let Arriving { upload, bytes, .. } = arrived;
         let file = self.file(upload.id().to_owned(), owner, filename, INPUT, bytes, age_s);
@@ -229,12 +229,12 @@ impl Batches {
         file.cloned().ok_or_else(|| BatchError::NotFound(id.to_owned()))
     }
 
-    /// Returns the path of a file's content.
+    /// Returns the path of a file's contents.
     pub fn content(&self, file: &StoredFile) -> PathBuf {
         self.disk.content(&file.id)
     }
 
-    /// `purpose`: those with another are left out.
+    /// Lists an owner's files. With `purpose`, files of other purposes are left out.
     pub fn files(&self, owner: &str, purpose: Option<&str>, page: &Page) -> Result<Listed<StoredFile>, BatchError> {
         let now = unix_seconds();
         let index = self.index.lock();
@@ -270,7 +270,7 @@ impl Batches {
             }
             let forgotten = (of_tenant().count() >= KEPT_MAX)
                 .then(|| of_tenant().filter_map(|batch| Some((batch.ended_at()?, batch.id.clone()))).min());
-            // If the file is deleted from now on, the client learns of this batch.
+            // If the file is deleted from now on, the client is told of this batch.
             if !index.files.contains_key(&batch.input_file) {
                 return Err(BatchError::NotFound(batch.input_file));
             }
@@ -317,7 +317,7 @@ impl Batches {
         Ok(batch)
     }
 
-    /// Changes a batch, here and on disk.
+    /// Changes a batch, in memory and on disk.
     async fn change(&self, id: &str, change: impl FnOnce(&mut Batch)) -> Result<Batch, BatchError> {
         {
             let mut index = self.index.lock();
@@ -336,14 +336,14 @@ impl Batches {
         Ok(batch)
     }
 
-    /// A request has its answer; the disk has that in the answers themselves.
+    /// Counts an answer in memory; on disk, the answers themselves are counted.
     fn count(&self, id: &str, good: bool) {
         if let Some(entry) = self.index.lock().batches.get_mut(id) {
             entry.batch.answered(good);
         }
     }
 
-    /// Makes a batch's answers a file of its owner's. Done twice, it is done once.
+    /// Turns a batch's answers into a file of its owner. Repeating it has no further effect.
     async fn publish(&self, batch: &Batch, journal: &Path, id: &str, filename: String) -> io::Result<()> {
         let bytes = self.disk.adopt(journal, id).await?;
         let file = self.file(id.to_owned(), &batch.sender.owner(), filename, OUTPUT, bytes, batch.output_age_s);
@@ -381,7 +381,7 @@ impl Batches {
         self.disk.remove_batch(id).await
     }
 
-    /// Takes the batches that no runner has in hand yet.
+    /// Takes the batches that no runner has taken yet.
     fn take(&self) -> Vec<String> {
         let mut index = self.index.lock();
         let waiting = index.batches.values_mut().filter(|entry| !entry.taken && !entry.batch.is_over());
@@ -403,7 +403,7 @@ impl Index {
 }
 
 impl Page {
-    /// `all`: each with its time and its id.
+    /// Sorts and cuts `all` to this page. Each item comes with its time and its id.
     fn of<T>(&self, mut all: Vec<(u64, String, T)>) -> Result<Listed<T>, BatchError> {
         all.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
         if !self.ascending {
@@ -418,7 +418,7 @@ impl Page {
     }
 }
 
-/// A file that is being stored. Dropped, it never was.
+/// A file that is being uploaded. If it is dropped, it is not stored.
 #[derive(Debug)]
 pub struct Arriving {
     upload: Upload,
@@ -441,7 +441,7 @@ impl Arriving {
     }
 }
 
-/// The sender of a batch may not ask any more.
+/// The problem of a batch whose sender lost access.
 fn gone(reason: String) -> Problem {
     Problem::new("invalid_api_key", format!("The rest of this batch was not run: {reason}."))
 }
@@ -537,7 +537,7 @@ mod tests {
         std::fs::write(&journal, "answer\n").unwrap();
         let batch = batches.change(&id, |batch| batch.finalize(2, Ending::Completed, Some("file-out".into()), None)).await.unwrap();
         for _ in 0..2 {
-            // The second time, the journal has gone where it belongs, and all but its record is there.
+            // On the second run, the journal has already become the file, and only the file's record is missing.
             batches.publish(&batch, &journal, "file-out", "out.jsonl".into()).await.unwrap();
             std::fs::remove_file(dir.path().join("files/file-out.json")).unwrap();
             let again = Batches::open(dir.path(), limits()).unwrap();

@@ -1,7 +1,7 @@
-//! Answers that are kept: for requests that are repeated, for equal ones, and for similar questions.
+//! Cached answers: for repeated requests, for equal ones, and for similar questions.
 //!
-//! - [`replay`]: answers that are recorded, for requests that are repeated
-//! - [`response_cache`]: answers that are kept for equal requests; [`semantic`]: for similar questions
+//! - [`replay`]: recorded answers, for repeated requests
+//! - [`response_cache`]: answers for equal requests; [`semantic`]: answers for similar questions
 
 pub mod replay;
 pub mod response_cache;

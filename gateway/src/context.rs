@@ -1,23 +1,23 @@
-//! Truncation of a long history: the part that a model is given, which is the newest turns. Which of the oldest are left out follows from the history alone, so
-//! that nothing has to be remembered from one request to the next.
+//! Truncation of a long history: the model is given the newest turns. Which of the oldest are left out follows from the history alone, so
+//! that no state has to be kept between requests.
 //!
-//! A prompt's KV is found again as far as the prompt is the same from its beginning. So leaving out one more turn each time ([`Slide`])
-//! loses all but the system prompt's KV with every turn. [`Steps`] leaves out half of what fits at once, and nothing again until it is full:
+//! A prompt's KV is found again as far as the prompt starts with the same text. So leaving out one more turn each time ([`Slide`]) loses
+//! all but the system prompt's KV with every turn. [`Steps`] leaves out half of what fits at once, and then no more until it is full:
 //!
 //! ```text
-//!   turn   slide     steps          (four fit)
+//!   turn   slide     steps    (four fit)
 //!     4    1234      1234
-//!     5     2345        45    ◄ another beginning
+//!     5     2345        45    ◄ a new beginning
 //!     6      3456       456
 //!     7       4567      4567
 //!     8        5678        78 ◄
 //! ```
 //!
 //! The turns that a step will leave out are known when three quarters are full ([`Steps::ahead`](steps::Steps::ahead)), so that a summary
-//! of them can be there when the step comes.
+//! of them can be ready when the step comes.
 //!
-//! - [`steps`]: where steps are taken; [`summary`]: summaries of the turns that are left out, and when they are given
-//! - [`bm25`]: which old messages a new one is about; [`blocks`]: text that is put into prompts
+//! - [`steps`]: where steps are taken; [`summary`]: summaries of the turns that are left out, and when they are used
+//! - [`bm25`]: the old messages that are relevant to a new one; [`blocks`]: text that is put into prompts
 //! - [`summing`]: the queue of summaries to make
 //!
 //! [`Slide`]: Strategy::Slide
@@ -36,18 +36,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Strategy {
-    /// All is given; what does not fit is an error.
+    /// All turns are given; a history that does not fit is an error.
     #[default]
     None,
     /// The newest turns are given, as many as fit.
     Slide,
-    /// Once they do not fit any more: half of what would.
+    /// Once the turns do not fit any more, half of what would fit is given.
     Steps,
     /// Like [`Steps`](Self::Steps), with a summary in place of the turns that are left out.
     Summary,
 }
 
-/// Returns how many of the oldest turns are left out. `turns`: the tokens of each, the oldest first. The last one always stays.
+/// Returns the number of oldest turns that are left out. `turns` are the tokens of each, the oldest first. The last one always stays.
 pub fn left_out(strategy: Strategy, limits: Limits, turns: &[u64]) -> usize {
     match strategy {
         Strategy::None => 0,

@@ -1,6 +1,6 @@
-//! A conversation in any protocol: its messages, the tools that may be called, the wished reasoning. Endpoints translate their bodies into
-//! a [`Dialog`]; the model's chat template turns it into a prompt. `written`: the parts that clients and tools write; `mended`: orders of
-//! turns that a template refuses, put into one that it takes.
+//! A conversation in any protocol: its messages, the tools that may be called, the requested reasoning. Endpoints translate their bodies
+//! into a [`Dialog`]; the model's chat template turns it into a prompt. `written`: the parts that clients and tools write; `mended`: orders
+//! of turns that a template refuses, rearranged into one that it accepts.
 
 mod mended;
 pub mod prompt;
@@ -19,9 +19,9 @@ pub struct Dialog {
     /// Whether an answer may have more than one call.
     pub parallel: bool,
     pub reasoning: ReasoningWish,
-    /// Variables for the template; they win over those that the fields above imply.
+    /// Variables for the template; they override those that follow from the fields above.
     pub template_kwargs: BTreeMap<String, Value>,
-    /// The prompt ends in the middle of the last message, which the model continues.
+    /// Whether the prompt ends in the middle of the last message, which the model continues.
     pub continues: bool,
 }
 
@@ -31,13 +31,13 @@ pub struct Message {
     /// `system`, `developer`, `user`, `assistant`, or `tool`.
     pub role: String,
     pub content: Option<String>,
-    /// An assistant's thought before its answer.
+    /// An assistant's reasoning before its answer.
     pub reasoning: Option<String>,
     pub tool_calls: Vec<ToolCall>,
     /// The call that a `tool` message answers.
     pub tool_call_id: Option<String>,
     pub name: Option<String>,
-    /// Fields that only the template knows.
+    /// Further fields, for the template only.
     pub others: BTreeMap<String, Value>,
 }
 
@@ -46,23 +46,23 @@ pub struct Message {
 pub struct ToolCall {
     pub id: String,
     pub name: String,
-    /// The arguments: an object, or another value if the model or the client wrote one (a string for text that is no JSON).
+    /// The arguments: an object, or a different value if the model or the client wrote one (a string for text that is not JSON).
     pub arguments: serde_json::Value,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// The model is not shown its tools.
+    /// The model does not see its tools.
     None,
     #[default]
     Auto,
-    /// At least one call, and nothing else.
+    /// At least one call, and no text.
     Required,
     /// A call of this tool.
     Named(String),
 }
 
-/// The wished amount of reasoning, as far as the template can express it.
+/// The requested amount of reasoning, as far as the template can express it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReasoningWish {
     /// The effort: `none`, `minimal`, `low`, …

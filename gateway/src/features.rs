@@ -1,8 +1,8 @@
-//! Features that operators may switch on beside answers: feedback, tools that run here, grammars, summaries.
+//! Features that operators may switch on: feedback, tools that run on the server, grammars, summaries.
 //!
 //! - [`feedback`]: users' opinions of answers
-//! - [`server_tools`]: tools that run here, for models that call them
-//! - [`grammars`]: the grammars of answers, judged where it can do no harm
+//! - [`server_tools`]: tools that run on the server, for models that call them
+//! - [`grammars`]: the grammars of answers, compiled in a process that can do no harm
 //! - [`summarizer`]: running summaries of long conversations, made in the background
 
 pub mod feedback;

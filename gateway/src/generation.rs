@@ -7,11 +7,11 @@
 //!                                                                                     a model, if one is asked
 //! ```
 //!
-//! Stop strings count in what the model says, not in its thought or in a call's arguments: they would cut either where no
-//! client could use it.
+//! Stop strings apply to the model's text, not to its reasoning or to a call's arguments: they would cut these where a client could make no
+//! use of them.
 //!
-//! No clock, no HTTP: every endpoint, streamed or not, only serializes the same pieces. [`guarded`], [`personal`] and
-//! [`disclaimed`] are inspections.
+//! No clock, no HTTP: every endpoint, streamed or not, only serializes the same pieces. [`guarded`], [`personal`] and [`disclaimed`] are
+//! inspections.
 
 pub mod disclaimed;
 pub mod guarded;
@@ -42,21 +42,21 @@ pub struct TextRules {
     pub stops: Vec<String>,
     /// Whether the stop string, or the stop token's text, stays in the answer.
     pub include_stop: bool,
-    /// The tokens after which stop strings begin to count.
+    /// The number of tokens after which stop strings apply.
     pub min_tokens: u32,
     pub stop_tokens: Vec<Token>,
-    /// Those of `stop_tokens` that are the model's end of sequence, and not of the client's choice.
+    /// Those of `stop_tokens` that are the model's end of sequence, rather than chosen by the client.
     pub eos_tokens: Vec<Token>,
     pub skip_special: bool,
     /// The parts of a model's output besides text.
     pub output: OutputRules,
 }
 
-/// A call as far as it has come.
+/// A call as it has arrived so far.
 #[derive(Debug)]
 struct Called {
     name: String,
-    /// The arguments so far, where calls are forced.
+    /// The arguments so far, if calls are forced.
     arguments: String,
 }
 
@@ -64,7 +64,7 @@ struct Called {
 #[derive(Debug)]
 pub struct Pipeline {
     detokenizer: Detokenizer,
-    /// Splits the model's output; `None`: everything is text.
+    /// Splits the model's output; `None` if everything is text.
     splitter: Option<Splitter>,
     stops: StopMatcher,
     rules: TextRules,
@@ -72,14 +72,14 @@ pub struct Pipeline {
     guard: Option<guarded::Inspector>,
     inspect: Vec<Box<dyn Inspect>>,
     tokens: u32,
-    /// Characters of generated text, whether sent or held back.
+    /// The number of characters of generated text, sent or held back.
     characters: usize,
-    /// The number of calls that have begun.
+    /// The number of calls that have started.
     calls: u32,
     /// The last call.
     called: Option<Called>,
-    /// The arguments so far of a call that is the last one's like up to here: where calls are forced, one that is so to its end ends
-    /// the answer.
+    /// The arguments so far of a call that equals the last one up to here: if calls are forced, one that equals it to the end ends the
+    /// answer.
     again: Option<String>,
     /// The common part of this choice's call ids.
     call_ids: u64,
@@ -87,8 +87,8 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Makes a pipeline for the tokens after `prompt`. `seed`: the choice's own. Calls of the same choice of the same prompt have the same
-    /// ids.
+    /// Creates a pipeline for the tokens after `prompt`, with the choice's own `seed`. Calls in the same choice of the same prompt have the
+    /// same ids.
     pub fn new(model: &TextModel, prompt: &[Token], rules: &TextRules, seed: u64) -> Self {
         let mut hasher = DefaultHasher::new();
         if rules.output.may_call() {
@@ -117,13 +117,13 @@ impl Pipeline {
         self
     }
 
-    /// Adds an inspection, which sees the text that those before it have left.
+    /// Adds an inspection, which sees the text left by those before it.
     pub fn inspected_by(mut self, inspect: Box<dyn Inspect>) -> Self {
         self.inspect.push(inspect);
         self
     }
 
-    /// Takes the next token. The piece has a `finish` if the choice must end here, whatever its worker does.
+    /// Takes the next token. The piece has a `finish` if the choice must end here, regardless of its worker.
     pub fn push(&mut self, token: Token, logprob: Option<TokenLogprob>) -> Piece {
         debug_assert!(!self.ended, "nothing follows the end");
         self.tokens += 1;
@@ -144,7 +144,7 @@ impl Pipeline {
         self.inspected(piece)
     }
 
-    /// Ends the text: no more tokens come. The rest may still hold a stop string's last character.
+    /// Ends the text: no more tokens come. The rest may still contain a stop string's last character.
     pub fn finish(&mut self, ended: Ended) -> Piece {
         let rest = self.detokenizer.finish();
         let events = match &mut self.splitter {
@@ -172,7 +172,7 @@ impl Pipeline {
     /// Returns the text that is complete with this token.
     fn text(&mut self, token: Token) -> String {
         match self.rules.output.mark(token) {
-            // Left out of text like any special token, but the splitter must see it.
+            // It is left out of the text like any special token, but the splitter must see it.
             Some(mark) if self.rules.skip_special => {
                 let rest = self.detokenizer.finish();
                 rest + &self.detokenizer.push(token) + mark
@@ -189,7 +189,7 @@ impl Pipeline {
     fn take(&mut self, events: Vec<Event>, piece: &mut Piece) {
         for event in events {
             if !matches!(event, Event::Text(_)) {
-                // No stop string spans a thought or a call.
+                // No stop string spans reasoning or a call.
                 piece.text += &self.stops.finish();
             }
             match event {
@@ -219,7 +219,7 @@ impl Pipeline {
                     (Some(again), Some(called)) => {
                         *again += &arguments;
                         if *again == called.arguments {
-                            // It would go on so.
+                            // The model would continue to repeat itself.
                             self.again = None;
                             piece.finish = Some(self.stopped(None));
                             return;
@@ -234,7 +234,7 @@ impl Pipeline {
         }
     }
 
-    /// Begins the call that was held back, since it differs from the one before.
+    /// Starts the call that was held back, since it differs from the one before.
     fn release(&mut self, piece: &mut Piece) {
         let (Some(arguments), Some(called)) = (self.again.take(), &self.called) else { return };
         self.begin_call(called.name.clone(), piece);
@@ -277,7 +277,7 @@ impl Pipeline {
         self.ended
     }
 
-    /// The uncertain finding that must be moderated before the answer continues. Tokens may come in the meantime: their text waits.
+    /// The uncertain finding that must be moderated before the answer continues. Tokens may arrive in the meantime: their text waits.
     pub fn doubt(&self) -> Option<&Doubt> {
         self.guard.as_ref()?.doubt()
     }
@@ -404,7 +404,7 @@ mod tests {
         (model, TextRules { skip_special: true, output, ..TextRules::default() })
     }
 
-    /// Marks and these pieces as their own tokens, everything else byte by byte.
+    /// Encodes marks and these pieces as tokens of their own, everything else byte by byte.
     fn spelled(model: &TextModel, text: &str, pieces: &[&str]) -> Vec<Token> {
         let mut tokens = Vec::new();
         let mut rest = text;
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(pipeline.finish(Ended::Length).finish, Some(Finish::LENGTH), "the client must know that the answer was cut");
     }
 
-    /// Where calls are forced, to the end or cut.
+    /// The answer to `text` with forced calls, ended or cut.
     fn forced(text: &str, most: u32, ended: Ended) -> Piece {
         let (model, mut rules) = caller(true);
         rules.output.calls.iter_mut().for_each(|calls| calls.forced_most = Some(most));
@@ -533,7 +533,7 @@ mod tests {
             ], 0..12),
         ) {
             let (model, rules) = caller(true);
-            // A leading space is lost with some tokens, and with others not.
+            // A leading space is lost with some tokens, and not with others.
             let text = "!".to_owned() + &parts.concat();
             let read = |pieces: &[&str]| {
                 let piece = run(&mut Pipeline::new(&model, &[], &rules, 1), &spelled(&model, &text, pieces), Ended::Length);

@@ -2,20 +2,21 @@
 //!
 //! - [`access`]: authentication; [`doors`]: requests that a web page may have caused; `leftover`: bodies that were not read to their end;
 //!   [`cors`]: pages that are allowed; [`admin`]: tenants and keys, for operators
-//! - [`routes`]: both ports' routes; `paths`: which route a path means; [`operator`]: for operators and probes; [`models`]: `/v1/models`
+//! - [`routes`]: both ports' routes; `paths`: the route for a path; [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
-//! - [`endpoint`]: what a generating endpoint adds; [`serve`]: what they have in common; `pages`: pages of stored items; [`chat`], [`completions`]: their wire shapes; [`openai`]: bodies
+//! - [`endpoint`]: the part of a generating endpoint that differs; [`serve`]: the common part; `pages`: pages of stored items; [`chat`],
+//!   [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`responses`], [`conversations`]: stored answers and dialogs, which later requests continue by their ids
-//! - [`stored`]: what a chat needs of these; [`memories`]: what is remembered of users
+//! - [`stored`]: the stored data that a chat needs; [`memories`]: facts about users
 //! - [`context`]: long dialogs fitted into the window
 //! - [`files`], [`batches`]: requests in files, answered within a day
-//! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`classify`], [`moderations`] and [`tokenize`]: endpoints that
-//!   generate nothing
+//! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`classify`], [`moderations`] and [`tokenize`]: endpoints that generate no
+//!   text
 //! - `errors`: errors as responses
-//! - [`protocol`]: an answer on its way to its client, at once or as a stream, whichever protocol it is written in
-//! - [`records`]: the coordinators' agreed records, for operators; [`rollouts`]: users that move to another model, for operators
-//! - [`replay`]: requests that are repeated, and streams that resume
-//! - [`written`]: answers that are written beside the event loop
+//! - [`protocol`]: an answer on its way to its client, whole or as a stream, in any protocol
+//! - [`records`]: the coordinators' agreed records, for operators; [`rollouts`]: users that move to a new model, for operators
+//! - [`replay`]: repeated requests, and streams that resume
+//! - [`written`]: answers that are serialized on a compute thread
 //! - [`server`]: clients' connections
 
 pub mod access;

@@ -1,30 +1,30 @@
 //! The gateway: OpenAI's API on one side, token ids on the other. Text stops here.
 //!
-//! The rooms, from the lowest up. Which may use which stands in `docs/ARCHITECTURE.md` §7, and a test holds them to it.
+//! The rooms, from the lowest up. `docs/ARCHITECTURE.md` §7 states which may use which, and a test enforces it.
 //!
 //! Core (builds with `--no-default-features`, without tokio; the shell of a room is in the same place):
 //!
 //! - [`text`]: tokenizer, chat template, incremental detokenizer, stop strings
-//! - [`base`]: what every other room may use
-//! - [`dialog`]: a conversation by whatever protocol, and its way to a prompt
-//! - [`context`]: what of a long dialog a model is given, and what in place of the rest
+//! - [`base`]: foundations that every other room may use
+//! - [`dialog`]: a conversation in any protocol, and its way to a prompt
+//! - [`context`]: the part of a long dialog that a model is given, and the replacement of the rest
 //! - [`generation`]: a choice's tokens to the parts of its answer, one pure pipeline
-//! - [`cache`]: answers that are kept, for requests that are repeated, equal or similar
-//! - [`routing`]: which model answers, by the operator's rules
+//! - [`cache`]: cached answers, for repeated, equal or similar requests
+//! - [`routing`]: the choice of a model, by the operator's rules
 //! - [`rollout`]: users that move from one model to another, step by step, and back
 //! - [`batch`]: files of requests, and the order and pace in which they are answered
 //!
 //! Shell (feature `shell`, on by default):
 //!
-//! - [`metrics`]: the numbers behind `/metrics`, and what an answer took
-//! - [`traces`]: what a request spent its time on, for a collector
-//! - [`store`]: responses and conversations that clients may ask for again
-//! - [`requests`]: what clients send, checked
-//! - [`tenants`]: who asks, how much, and what it came to
-//! - [`safety`]: what may be asked and answered here, what identifies people, and what was blocked
-//! - [`features`]: feedback, tools that run here, grammars, summaries
+//! - [`metrics`]: the numbers behind `/metrics`, and usage of answers
+//! - [`traces`]: traces of requests, for a collector
+//! - [`store`]: stored responses and conversations
+//! - [`requests`]: clients' requests, checked
+//! - [`tenants`]: authentication, quotas and usage
+//! - [`safety`]: safety checks, personal data, and the audit log of blocks
+//! - [`features`]: feedback, tools that run on the server, grammars, summaries
 //! - [`batches`]: clients' files and batches, on disk and running
-//! - [`serving`]: a request's way into the cluster, and its answer's way back
+//! - [`serving`]: the path of a request into the cluster, and of its answer back
 //! - [`http`]: endpoints and their server
 
 pub mod base;

@@ -30,10 +30,10 @@ const SECONDS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0];
 const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 
-/// The process's recorder: one, however many coordinators a test runs in it.
+/// The process's recorder: a single one, even if a test runs several coordinators in it.
 static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
 
-/// Starts to record.
+/// Starts recording.
 pub fn install() {
     RECORDER.get_or_init(|| {
         let recorder = PrometheusBuilder::new()
@@ -218,12 +218,12 @@ fn describe() {
 #[derive(Clone, Copy, Debug)]
 pub enum RequestOutcome {
     Ok,
-    /// The client's fault: a 4xx answer.
+    /// The client's fault: a 4xx response.
     Invalid,
-    /// Not taken: 429 or 503.
+    /// Not accepted: 429 or 503.
     Rejected,
     Failed,
-    /// The client left.
+    /// The client disconnected.
     Cancelled,
 }
 
@@ -239,7 +239,7 @@ impl RequestOutcome {
     }
 }
 
-/// Counts traces by what became of them: sent, or lost.
+/// Counts traces by their outcome: sent, or lost.
 pub fn count_traces(outcome: &'static str, traces: u64) {
     counter!("tidemill_traces_total", "outcome" => outcome).increment(traces);
 }
@@ -253,7 +253,7 @@ pub fn count_share_refusal(resource: &'static str, refused: Refused) {
     counter!("tidemill_share_refusals_total", "resource" => resource, "share" => refused.name()).increment(1);
 }
 
-/// Counts a connection that was closed for what its client did not do.
+/// Counts a connection that was closed because its client was slow or idle, or gave way to a new one.
 pub fn count_closed(reason: &'static str) {
     counter!("tidemill_connections_closed_total", "reason" => reason).increment(1);
 }
@@ -267,7 +267,7 @@ pub fn show_body_bytes(bytes: u64) {
     gauge!("tidemill_body_bytes").set(bytes as f64);
 }
 
-/// Records how late a task of this event loop has run.
+/// Records the delay of a task of this event loop.
 pub fn observe_loop_delay(of: &'static str, delay: Duration) {
     histogram!("tidemill_event_loop_delay_seconds", "loop" => of).record(delay);
 }
@@ -289,7 +289,7 @@ pub fn show_usage_log(lost: u64, failing: bool) {
     gauge!("tidemill_usage_log_failing").set(u8::from(failing));
 }
 
-/// Fetches that ended, and those of them that failed.
+/// Sets the numbers of fetches that ended, and of those that failed.
 pub fn show_jwks((ended, failed): (u64, u64)) {
     counter!("tidemill_jwks_fetches_total", "outcome" => "ok").absolute(ended.saturating_sub(failed));
     counter!("tidemill_jwks_fetches_total", "outcome" => "failed").absolute(failed);
@@ -302,12 +302,12 @@ pub fn show_usage_sink(counts: &sink::Counts) {
     gauge!("tidemill_usage_sink_behind_bytes").set(counts.behind_bytes as f64);
 }
 
-/// A client's schema, expression or grammar was judged.
+/// Counts a verdict on a client's schema, expression or grammar.
 pub fn count_grammar(outcome: &'static str) {
     counter!("tidemill_grammar_verdicts_total", "outcome" => outcome).increment(1);
 }
 
-/// An attempt of a batch's request has ended.
+/// Counts an attempt of a batch's request.
 pub fn count_batch_request(outcome: &'static str) {
     counter!("tidemill_batch_requests_total", "outcome" => outcome).increment(1);
 }
@@ -325,7 +325,7 @@ pub fn show_summaries_waiting(waiting: usize) {
     gauge!("tidemill_summaries_waiting").set(waiting as f64);
 }
 
-/// Which model answers a request, and what chose it.
+/// Counts a routed request, by model and by the rule that chose it.
 pub fn count_routed(model: &str, by: &'static str) {
     counter!("tidemill_routed_total", "model" => model.to_owned(), "by" => by).increment(1);
 }
@@ -339,7 +339,7 @@ pub fn count_replay(outcome: &'static str) {
     counter!("tidemill_replays_total", "outcome" => outcome).increment(1);
 }
 
-/// Notes stored things that have made room for new things of their own tenant's, or of one that had less than its share.
+/// Logs and counts stored records that made room for others of their own tenant, or of one with less than its share.
 pub fn note_evicted(kind: &'static str, tenant: &str, evicted: u64) {
     tracing::info!(kind, tenant, evicted, "evicted a tenant's oldest stored things");
     counter!("tidemill_evicted_total", "kind" => kind).increment(evicted);
@@ -377,7 +377,7 @@ pub fn show_semantic_cache(bytes: u64, answers: usize) {
     gauge!("tidemill_semantic_cache_answers").set(answers as f64);
 }
 
-/// Counts the tokens of a request that ended, however it did.
+/// Counts the tokens of a request that ended in any way.
 pub fn count_tokens(prompt: u64, generated: u64) {
     counter!("tidemill_prompt_tokens_total").increment(prompt);
     counter!("tidemill_generation_tokens_total").increment(generated);
@@ -399,7 +399,7 @@ pub fn observe_e2e(time: Duration) {
     histogram!("tidemill_e2e_seconds").record(time);
 }
 
-/// The classes' limits, and how many choices kept them.
+/// The classes' limits, and the numbers of choices that kept them.
 #[derive(Debug)]
 pub struct Objectives {
     classes: Classes,
@@ -423,12 +423,12 @@ impl Objectives {
         &self.classes
     }
 
-    /// Counts choices of a class that were not taken.
+    /// Counts choices of a class that were rejected.
     pub fn reject(&self, class: ClassId, choices: u64) {
         count_class(&self.classes.get(class).name, "rejected", choices);
     }
 
-    /// A choice ended in good order. `tpot`: where there was more than one token. Returns whether it kept its class's limits.
+    /// Records a choice that ended normally. `tpot` is present if there were several tokens. Returns whether it kept its class's limits.
     pub fn observe(&self, class: ClassId, ttft: Duration, tpot: Option<Duration>) -> bool {
         if let Some(tpot) = tpot {
             histogram!("tidemill_tpot_seconds").record(tpot);
@@ -471,7 +471,7 @@ pub fn observe_steps(worker: &WorkerLabels, steps: &[StepSample]) {
     }
 }
 
-/// Everything, in Prometheus' text format.
+/// Writes all metrics in Prometheus' text format.
 pub fn render(cluster: &ClusterView, registry: &RegistryView) -> String {
     let mut text = RECORDER.get().map(PrometheusHandle::render).unwrap_or_default();
     exposition::write(&mut text, cluster);

@@ -1,10 +1,10 @@
-//! Rollouts: users move from one model to another, step by step, as long as the new one is as good; and back at once when it is not.
+//! Rollouts: users move from one model to another, step by step, as long as the new one is as good; and back at once if it is not.
 //!
 //! Core:
 //!
-//! - [`record`]: a rollout, as the coordinators agree on it; what operators and time do to it
-//! - [`seen`]: what was seen of both models, of which coordinators tell each other; [`votes`]: and how much one tenant's votes count
-//! - [`judge`]: go on, wait, or go back
+//! - [`record`]: a rollout, as the coordinators agree on it, and its changes by operators and time
+//! - [`seen`]: the figures of both models, which coordinators exchange; [`votes`]: the weight of one tenant's votes
+//! - [`judge`]: advance, wait, or go back
 //!
 //! Shell: [`running`]: rollouts at this gateway; [`routed`]: a request whose model was chosen; [`shadow`]: requests that the new model
 //! answers unseen.

@@ -1,11 +1,11 @@
-//! Which model answers a request, where the operator has rules for it. A core: what is known of a request goes in, a model and the reason
-//! come out.
+//! The choice of a model for a request, by the operator's rules. A core: the known facts of a request go in, a model and the reason come
+//! out.
 //!
-//! In this order, the first that fits decides: the pin of the tenant, the rules from top to bottom, `auto`. Nothing fits: the request gets
-//! the model that it asked for.
+//! The first match decides, in this order: the tenant's pin, the rules from top to bottom, `auto`. Without a match, the request gets the
+//! model that it named.
 //!
-//! - [`text`]: what a request says, whatever its protocol; `language`: in which language
-//! - [`complexity`]: how hard it looks, for `auto`
+//! - [`text`]: the content of a request, in any protocol; `language`: its language
+//! - [`complexity`]: the estimated difficulty, for `auto`
 //! - [`sticky`]: a user's place among all users, which never moves
 
 pub mod complexity;
@@ -23,26 +23,26 @@ use text::BodyText;
 
 #[derive(Clone, Debug)]
 pub struct Router {
-    /// Tenants whose requests all go to one model, whatever they ask for.
+    /// Tenants whose requests all go to one model, regardless of the name in them.
     pub pins: BTreeMap<String, Model>,
     pub rules: Vec<Rule>,
     pub auto: Option<Auto>,
-    /// The header (in lower case) that names a request's region,
+    /// The header (in lower case) that names a request's region.
     pub region_header: Option<String>,
-    /// or a key of its `metadata`.
+    /// The key of a request's `metadata` that names its region, as an alternative.
     pub region_metadata: Option<String>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// For people, and what splits are hashed with.
+    /// A name for people, with which splits are hashed.
     pub name: String,
     pub when: When,
     pub to: Target,
     pub overflow: Option<Overflow>,
 }
 
-/// A rule's conditions: all must hold. An empty set holds for everything.
+/// A rule's conditions: all must hold. An empty set allows everything.
 #[derive(Clone, Debug)]
 pub struct When {
     pub asked: BTreeSet<String>,
@@ -51,7 +51,7 @@ pub struct When {
     pub regions: BTreeSet<String>,
     /// Languages, by their codes in ISO 639-3.
     pub languages: BTreeSet<String>,
-    /// Bytes of text in the prompt.
+    /// The length of the prompt's text in bytes.
     pub bytes: RangeInclusive<u64>,
     /// Whether tools are offered.
     pub tools: Option<bool>,
@@ -64,18 +64,18 @@ pub enum Target {
     Auto,
 }
 
-/// Another model, for when the first would take too long.
+/// A second model, for when the first would take too long.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Overflow {
     pub model: Model,
-    /// The longest predicted time to first token; `None`: what the request's class promises.
+    /// The longest predicted time to first token; `None` for the limit of the request's class.
     pub ttft_ms: Option<f64>,
 }
 
-/// One of two models, by how hard a request looks.
+/// A choice between two models, by the estimated difficulty of a request.
 #[derive(Clone, Debug)]
 pub struct Auto {
-    /// The name that clients ask for.
+    /// The name that clients request.
     pub name: String,
     pub small: Model,
     pub large: Model,
@@ -85,9 +85,9 @@ pub struct Auto {
 /// The sender of a request, and the model that it names.
 #[derive(Clone, Copy, Debug)]
 pub struct Requester<'a> {
-    /// The name in the request,
+    /// The name in the request.
     pub asked: Option<&'a str>,
-    /// and the model that it is, or is an alias of.
+    /// The model of this name, or of which it is an alias.
     pub resolved: Option<&'a str>,
     pub tenant: Option<&'a str>,
     pub tier: Option<&'a str>,
@@ -128,7 +128,7 @@ impl Default for When {
 }
 
 impl Router {
-    /// `None`: it is the model that the request asked for.
+    /// Chooses a model; `None` for the one that the request named.
     pub fn route(&self, asker: &Requester<'_>, said: &BodyText<'_>) -> Option<Choice<'_>> {
         if let Some((tenant, model)) = asker.tenant.and_then(|tenant| self.pins.get_key_value(tenant)) {
             return Some(Choice { model, by: By::Pin, why: format!("pin of {tenant}"), overflow: None });
@@ -152,7 +152,7 @@ impl Router {
         Some(Choice { model, by: By::Auto, why, overflow: None })
     }
 
-    /// Names that clients can ask for though no model has them, each with the models that may answer.
+    /// Names that clients can request although no model has them, each with the models that may answer.
     pub fn names(&self, is_model: impl Fn(&str) -> bool) -> BTreeMap<&str, BTreeSet<&Model>> {
         let mut names: BTreeMap<&str, BTreeSet<&Model>> = BTreeMap::new();
         for rule in &self.rules {
@@ -173,7 +173,7 @@ impl Router {
         names
     }
 
-    /// Whether the same request, asked twice, always gets the same model.
+    /// Whether the same request always gets the same model.
     pub fn is_repeatable(&self) -> bool {
         self.rules.iter().all(|rule| rule.overflow.is_none() && !matches!(rule.to, Target::Split(_)))
     }
@@ -193,7 +193,7 @@ impl Auto {
 }
 
 impl When {
-    /// Whether the conditions hold. Those that need no text are checked first: the text has to be read.
+    /// Whether the conditions hold. Those that need no text are checked first, since the text has to be extracted.
     fn holds(&self, asker: &Requester<'_>, said: &BodyText<'_>) -> bool {
         let has = |set: &BTreeSet<String>, value: Option<&str>| set.is_empty() || value.is_some_and(|value| set.contains(value));
         let asked = self.asked.is_empty() || [asker.asked, asker.resolved].into_iter().flatten().any(|name| self.asked.contains(name));

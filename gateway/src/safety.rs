@@ -23,7 +23,7 @@ use tidemill_safety::{
     judge::Doubt,
 };
 
-/// The most bytes of a text that reviewers are shown.
+/// The maximum length of a text that reviewers see.
 const EXCERPT_BYTES_MAX: usize = 2048;
 
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub struct Safety {
     pub guard: Arc<Guard>,
     pub input: Thresholds,
     pub output: Thresholds,
-    /// The moderator of uncertain findings; `None`: they pass.
+    /// The moderator of uncertain findings; without one, they pass.
     pub moderator: Option<Arc<Moderator>>,
     pub disclaimers: Arc<[Disclaimer]>,
 }
@@ -65,7 +65,7 @@ impl Safety {
             let (left, right) = text.split_at(middle);
             text = match [left, right].into_iter().find(|half| self.guard.check(half, thresholds).is_some()) {
                 Some(half) => half,
-                // It lies across.
+                // The finding lies across the middle.
                 None => {
                     let start = text.floor_char_boundary(middle - EXCERPT_BYTES_MAX / 2);
                     &text[start..text.floor_char_boundary(middle + EXCERPT_BYTES_MAX / 2)]
@@ -75,33 +75,33 @@ impl Safety {
         text
     }
 
-    /// Whether a text may be put into a prompt that its client did not write it into: not one that the moderator would have to see. Nothing
-    /// is refused, and so nothing counted.
+    /// Whether a text may be put into a prompt that its client did not write it into: not if the moderator would have to see it. Nothing is
+    /// refused here, so nothing is counted.
     pub fn accepts(&self, text: &str, stricter: &[(Category, Threshold)]) -> bool {
         let thresholds = tightened(self.input, stricter);
         let (finding, is_doubtful) = self.guard.examine(text, &thresholds);
         finding.is_none() && !(is_doubtful && self.moderator.is_some() && !self.guard.doubts(text, &thresholds).is_empty())
     }
 
-    /// Makes the moderation of an answer. `asks`: uncertain findings in it are moderated.
+    /// Creates the moderation of an answer. `asks` tells whether uncertain findings in it are moderated.
     pub fn guarded(&self, stricter: &[(Category, Threshold)], asks: bool) -> Guarded {
         Guarded { guard: Arc::clone(&self.guard), thresholds: tightened(self.output, stricter), asks }
     }
 
-    /// The moderator of answers; `None`: answers are not moderated.
+    /// The moderator of answers, if answers are moderated.
     pub fn moderator_of_answers(&self) -> Option<&Arc<Moderator>> {
         self.moderator.as_ref().filter(|moderator| moderator.reads_answers())
     }
 }
 
-/// The disclaimers of an answer, if there are any. An answer in a form that was asked for has none: it would break the form.
+/// The disclaimers of an answer, if there are any. An answer in a requested format has none: it would break the format.
 pub fn disclaimed(safety: Option<&Safety>, has_form: bool) -> Option<Disclaimed> {
     let disclaimers = safety.map(|safety| &safety.disclaimers).filter(|disclaimers| !disclaimers.is_empty() && !has_form)?;
     let count = |name: &str| counter!("tidemill_safety_disclaimers_total", "name" => name.to_owned()).increment(1);
     Some(Disclaimed { disclaimers: Arc::clone(disclaimers), count })
 }
 
-/// The audit log, with the tenant and model that blocks are recorded under.
+/// The audit log, with the tenant and model under which blocks are recorded.
 #[derive(Debug)]
 pub struct Blocks {
     pub audit: Arc<Audit>,

@@ -1,8 +1,8 @@
-//! A request's way into the cluster, and its answer's way back.
+//! The path of a request into the cluster, and of its answer back.
 //!
 //! - [`gateway`]: the handle that all handlers share, and the path of a request up to its start
 //! - [`backend`]: the cluster as the gateway sees it; [`embedded`]: embeddings, collected from its events
-//! - [`answer`]: a running request's events as deltas of its choices; [`rounds`]: answers with calls of tools that run here
+//! - [`answer`]: a running request's events as deltas of its choices; [`rounds`]: answers with calls of tools that run on the server
 //! - [`replays`]: recordings of answers; [`running`]: responses that are being streamed
 
 pub mod answer;

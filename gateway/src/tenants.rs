@@ -1,7 +1,7 @@
 //! Tenants at the gateway: authentication, quotas and usage. The cores of `tidemill-tenancy` behind locks that are held briefly.
 //!
 //! - `authentication`: the ways to authenticate
-//! - [`metered`]: a request that has its quota, until it is settled; `ttft`: what shedding measures
+//! - [`metered`]: a request that holds its quota, until it is settled; `ttft`: the measurements for shedding
 
 mod authentication;
 pub mod metered;
@@ -41,7 +41,7 @@ use tidemill_tenancy::{
 };
 use ttft::RecentTtfts;
 
-/// The time for which the usage log remembers quotas: no window is longer.
+/// The period of the usage log from which quotas are restored: no window is longer.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug)]
@@ -52,13 +52,13 @@ pub struct TenantSettings {
     /// This coordinator's part of every limit.
     pub share: Share,
     pub prices: Prices,
-    /// Whether a key is needed even before there is one.
+    /// Whether a key is needed even before one exists.
     pub closed: bool,
-    /// `None`: load is not shed.
+    /// The limits for load shedding, if it is on.
     pub shedding: Option<Watermarks>,
-    /// The usage log; `None`: usage is not kept.
+    /// The usage log; `None` if usage is not recorded.
     pub meter: Option<MeterSettings>,
-    /// A request that is not settled by then is lost.
+    /// The time after which an unsettled request counts as lost.
     pub request_timeout: Duration,
 }
 
@@ -66,7 +66,7 @@ pub struct TenantSettings {
 pub struct MeterSettings {
     pub dir: std::path::PathBuf,
     pub log: journal::Settings,
-    /// The receiver of events; `None`: the log alone.
+    /// The collector of events; `None` if they are only logged.
     pub sink: Option<sink::Settings>,
 }
 
@@ -81,7 +81,7 @@ pub struct Tenants {
     prices: Prices,
     closed: bool,
     quota: Mutex<Quota>,
-    /// Time counts from the Unix epoch, and never jumps.
+    /// The clock's start, since the Unix epoch. The clock never jumps.
     began: (Duration, Instant),
     meter: Option<Journal<Event>>,
     sink: Option<Sink>,
@@ -106,21 +106,21 @@ pub enum TenantsError {
 pub struct Caller {
     /// The request's id, in its answer's `x-request-id` and in the usage log.
     pub id: String,
-    /// The tenant and its tier. `None`: no key is needed.
+    /// The tenant and its tier; `None` if no key is needed.
     pub principal: Option<(Principal, Arc<Tier>)>,
     /// Whether the request is in the background: it is answered when there is room that no other request needs.
     pub in_background: bool,
     /// The address that the request's connection comes from.
     pub address: Option<IpAddr>,
-    /// The region that the request names, if rules ask for one.
+    /// The region that the request names, if rules depend on one.
     pub region: Option<String>,
-    /// The route, if there was a model to choose.
+    /// The route, if the model was chosen by one.
     routed: OnceLock<Arc<Routed>>,
     /// The observer of a shadow's answer.
     shadow: Option<Mutex<Option<Tap>>>,
-    /// The state of the quota, once the request has it or was refused it.
+    /// The state of the quota, once the request holds it or was refused.
     standing: OnceLock<Standing>,
-    /// The request's trace, where traces are recorded. All rounds of an answer are in one.
+    /// The request's trace, if traces are recorded. All rounds of an answer share it.
     pub trace: Option<Arc<Trace>>,
     /// CPU time spent on the grammars of all rounds of the answer.
     pub(crate) grammars_spent: Arc<Spent>,
@@ -154,13 +154,13 @@ impl Caller {
         Self { region, ..self }
     }
 
-    /// The caller of a shadow: it takes no quota and is on no bill.
+    /// The caller of a shadow: it uses no quota and is not billed.
     pub fn of_shadow(of: &Self, tap: Tap) -> Self {
         let own = Self::new(of.principal.clone()).at_address(of.address);
         Self { in_background: true, shadow: Some(Mutex::new(Some(tap))), ..own }
     }
 
-    /// The caller of a further round of the same answer, which is billed by itself.
+    /// The caller of a further round of the same answer, which is billed separately.
     pub fn in_round(&self, round: u32) -> Self {
         let own = Self::new(self.principal.clone()).at_address(self.address);
         let grammars_spent = Arc::clone(&self.grammars_spent);
@@ -188,12 +188,12 @@ impl Caller {
         self.standing.get()
     }
 
-    /// The tenant. `None`: no key is needed.
+    /// The tenant; `None` if no key is needed.
     pub fn tenant(&self) -> Option<&str> {
         self.principal.as_ref().map(|(principal, _)| &*principal.tenant)
     }
 
-    /// The party whose share its requests count to: the tenant, or the address while no key is needed.
+    /// The party whose share its requests count towards: the tenant, or the address while no key is needed.
     pub fn party(&self) -> Party {
         match &self.principal {
             Some((principal, _)) => Party::Tenant(Arc::clone(&principal.tenant)),
@@ -201,12 +201,12 @@ impl Caller {
         }
     }
 
-    /// The user. `None`: the key or token is for a whole tenant.
+    /// The user; `None` if the key or token is for a whole tenant.
     pub fn user(&self) -> Option<&str> {
         self.principal.as_ref().and_then(|(principal, _)| principal.user.as_deref())
     }
 
-    /// The owner of everything that the request stores.
+    /// The owner of all data that the request stores.
     pub fn owner(&self) -> Owner {
         Owner::of(self.tenant(), self.user())
     }
@@ -275,12 +275,12 @@ impl Tenants {
         })
     }
 
-    /// Whether no key is needed: none was ever made, no identity provider is configured, and the settings do not demand one.
+    /// Whether no key is needed: none was ever made, no identity provider is configured, and the settings do not require one.
     pub fn is_open(&self) -> bool {
         !self.closed && self.are_known() && !self.has_keys()
     }
 
-    /// Whether all tenants and keys are known. A coordinator among several must hear of the others' first.
+    /// Whether all tenants and keys are known. One of several coordinators must first learn those of the others.
     pub fn are_known(&self) -> bool {
         self.known.load(Ordering::Acquire)
     }
@@ -295,7 +295,7 @@ impl Tenants {
         self.authentication.is_in_use()
     }
 
-    /// Returns the credential's owner. `None`: no key is needed.
+    /// Returns the credential's owner; `None` if no key is needed.
     pub async fn identify(&self, credential: Option<&str>) -> Result<Option<(Principal, Arc<Tier>)>, ApiError> {
         self.check_known()?;
         if self.is_open() {
@@ -313,8 +313,8 @@ impl Tenants {
         }
     }
 
-    /// Returns the sender of a batch as the caller of one of its requests: as things are now, since keys are revoked, and tenants get other
-    /// tiers. The error says why it may not ask any more.
+    /// Returns the sender of a batch as the caller of one of its requests, in its current state, since keys are revoked and tenants change
+    /// tiers. The error is the reason why it has lost access.
     pub fn caller_of_batch(&self, sender: &Sender) -> Result<Caller, String> {
         let principal = match &sender.tenant {
             None if self.is_open() => None,
@@ -325,7 +325,7 @@ impl Tenants {
         Ok(Caller { in_background: true, ..Caller::new(principal) })
     }
 
-    /// Refuses a request that could not pass whatever it asks for, before it costs anything.
+    /// Refuses a request that could not pass with any content, before it costs anything.
     pub fn peek(&self, caller: &Caller) -> Result<(), ApiError> {
         let Some((principal, tier)) = caller.principal.as_ref().filter(|_| !caller.is_shadow()) else { return Ok(()) };
         let step = self.shed.load(Ordering::Relaxed);
@@ -342,7 +342,7 @@ impl Tenants {
         })
     }
 
-    /// Takes the quota of a request that needs no answer of a model. It counts as one request, and as running until the result is dropped.
+    /// Takes the quota of a request that needs no model. It counts as one request, and as running until the result is dropped.
     pub fn count(self: &Arc<Self>, caller: &Caller) -> Result<Counted, ApiError> {
         let reservation = match &caller.principal {
             Some((principal, tier)) if !caller.is_shadow() => {
@@ -359,8 +359,8 @@ impl Tenants {
         Ok(Counted { tenants: Arc::clone(self), reservation })
     }
 
-    /// Bounds the answer of a client that leaves the length open: by what the tier says, and by what its limits could ever take. `room`:
-    /// the tokens that fit after the prompt.
+    /// Limits the answer of a client that leaves the length open: by the tier, and by what its limits could ever allow. `room` is the
+    /// number of tokens that fit after the prompt.
     pub fn answer_tokens(&self, caller: &Caller, model: &str, room: u32, prompt_tokens: u64, choices: u64) -> u32 {
         let Some((principal, tier)) = &caller.principal else { return room };
         let limits = self.scopes(principal, tier, Some(model)).into_iter();
@@ -394,7 +394,7 @@ impl Tenants {
         &self.tiers
     }
 
-    /// Makes a change that outlives this process. May take a while: not for the event loop.
+    /// Makes a change that outlives this process. May block: not for the event loop.
     pub fn change(&self, change: Change) -> Result<(), KeepError> {
         self.keeper.apply(&change)?;
         self.authentication.directory.write().apply(change);
@@ -417,7 +417,7 @@ impl Tenants {
         self.authentication.directory.read().keys().cloned().collect()
     }
 
-    /// Loads other processes' changes of tenants and keys. Not for the event loop.
+    /// Loads other processes' changes of tenants and keys. Blocks: not for the event loop.
     pub fn refresh_records(&self) {
         let changed = self.keeper.changed().and_then(|changed| if changed { self.keeper.load().map(Some) } else { Ok(None) });
         match changed {
@@ -431,13 +431,13 @@ impl Tenants {
         }
     }
 
-    /// Loads others' changes. Not for the event loop.
+    /// Loads other processes' changes. Blocks: not for the event loop.
     pub fn refresh(&self) {
         self.refresh_records();
         self.authentication.refresh();
     }
 
-    /// Reclaims the quota of lost requests, and reports lost usage records. To be called now and then.
+    /// Reclaims the quota of lost requests, and reports lost usage records. To be called periodically.
     pub fn sweep(&self) {
         self.quota.lock().sweep(self.now());
         let (lost, failing) = self.meter.as_ref().map_or((0, false), |meter| (meter.lost(), meter.is_failing()));
@@ -448,7 +448,7 @@ impl Tenants {
         }
     }
 
-    /// Updates load shedding. `kv_used`: the share of decode workers' blocks in use. To be called several times a second.
+    /// Updates load shedding. `kv_used` is the share of decode workers' blocks in use. To be called several times a second.
     pub fn observe_load(&self, kv_used: Option<f64>) {
         let Some(shedding) = &self.shedding else { return };
         let load = Load { kv_used, ttft_p95: self.ttfts.p95(Instant::now()) };
@@ -474,7 +474,7 @@ impl Tenants {
     }
 }
 
-/// The quota of a request that counts, and takes no tokens.
+/// The quota of a request that counts, but uses no tokens.
 #[derive(Debug)]
 pub struct Counted {
     tenants: Arc<Tenants>,

@@ -1,14 +1,14 @@
-//! Everything that knows text. The cluster sees token ids only.
+//! Everything that handles text. The cluster only sees token ids.
 //!
 //! - [`config`]: a model directory's settings
 //! - [`tokenizer`]: text to ids; one id to its bytes
 //! - [`detokenizer`]: ids to text, one at a time, never broken UTF-8
 //! - [`stop`]: stop strings in a stream of text
 //! - [`template`]: chat messages to text, as Hugging Face renders them
-//! - [`marks`]: what keeps contents from being taken for the template's own marks
-//! - [`tool`]: a function that a model may call; [`error`]: why a model directory cannot be used
-//! - [`output`]: a model's output split into [`events`]: [`reasoning`] before the answer, calls of [`tools`] in it, or both in
-//!   channels ([`harmony`])
+//! - [`marks`]: the protection of the template's own marks against contents that imitate them
+//! - [`tool`]: a function that a model may call; [`error`]: errors of a model directory
+//! - [`output`]: a model's output split into [`events`]: [`reasoning`] before the answer, calls of [`tools`] in it, or both in channels
+//!   ([`harmony`])
 
 pub mod config;
 pub mod detokenizer;
@@ -34,19 +34,19 @@ use template::ChatTemplate;
 use tidemill_proto::message::{ModelIdentity, ModelKind};
 use tokenizer::Tokenizer;
 
-/// Calls of one answer that must be calls, unless an operator says otherwise.
+/// The default limit on calls in an answer that must consist of calls.
 pub const FORCED_CALLS_MAX: u32 = 8;
 
-/// A model as far as text goes.
+/// The parts of a model that concern text.
 #[derive(Debug)]
 pub struct TextModel {
     pub config: ModelConfig,
     pub tokenizer: Arc<Tokenizer>,
-    /// A base model has none.
+    /// The chat template; a base model has none.
     pub template: Option<ChatTemplate>,
-    /// `None`: what clients write may become special tokens.
+    /// The marks to protect; `None` if clients' text may become special tokens.
     pub marks: Option<Marks>,
-    /// Most calls of one answer that must be calls: a weak model makes one after another.
+    /// The limit on calls in an answer that must consist of calls: a weak model makes one after another.
     pub forced_calls_max: u32,
 }
 
@@ -72,7 +72,7 @@ impl TextModel {
         Self { forced_calls_max, ..self }
     }
 
-    /// For clients that are trusted: marks that they write are marks.
+    /// For trusted clients: marks in their text are marks.
     pub fn with_clients_marks(self) -> Self {
         Self { marks: None, ..self }
     }

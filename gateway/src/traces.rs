@@ -1,10 +1,11 @@
 //! Traces: a request as spans, one for the request itself, one for each answer of a model, and one for each phase of an answer's choices.
 //!
-//! A trace is complete once its last holder drops it, and only then is it decided whether it goes to the collector: what failed or missed
-//! its limits does, what its caller traces if callers are trusted, and a share of the rest. Nothing is recorded while no collector is set.
+//! A trace is complete once its last holder drops it, and only then is it decided whether it goes to the collector: traces of requests that
+//! failed or missed their limits do, those that their callers trace if callers are trusted, and a share of the rest. Nothing is recorded
+//! while no collector is set.
 //!
-//! - [`names`]: attributes; [`parent`]: the caller's trace; [`span`]: what is recorded
-//! - [`collector`]: the thread that sends traces away, as OTLP over HTTP
+//! - [`names`]: attributes; [`parent`]: the caller's trace; [`span`]: spans and their attributes
+//! - [`collector`]: the thread that sends traces, as OTLP over HTTP
 
 pub mod collector;
 pub mod names;
@@ -20,7 +21,7 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-/// The most spans of one trace. A request may have thousands of choices; those beyond are left out and counted.
+/// The maximum number of spans in one trace. A request may have thousands of choices; further spans are left out and counted.
 const SPANS_MAX: usize = 512;
 
 #[derive(Debug)]
@@ -29,12 +30,12 @@ pub struct Traces {
     sampling: Sampling,
 }
 
-/// Which traces are kept besides those of requests that failed or missed their limits.
+/// The traces that are kept besides those of requests that failed or missed their limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// From 0 to 1: the part of traces that nothing else keeps.
+    /// The share of other traces that is kept, from 0 to 1.
     pub share: f64,
-    /// Whether a trace is kept because its caller traces it. A caller that is not trusted could so crowd out others' traces.
+    /// Whether a trace is kept because its caller traces it. Untrusted callers could crowd out other traces this way.
     pub callers: bool,
 }
 
@@ -55,7 +56,7 @@ struct State {
     name: String,
     attributes: Attributes,
     failed: Option<String>,
-    /// Whether the trace is kept whatever the share says.
+    /// Whether the trace is kept regardless of the share.
     is_notable: bool,
     spans: Vec<Span>,
     left_out: u32,
@@ -66,7 +67,7 @@ impl Traces {
         Self { collector, sampling }
     }
 
-    /// Begins the trace of a request, as a part of its caller's if `traceparent` names one.
+    /// Starts the trace of a request, as a part of its caller's trace if `traceparent` names one.
     pub fn begin(self: &Arc<Self>, name: String, traceparent: Option<&str>) -> Arc<Trace> {
         let parent = traceparent.and_then(Parent::parse);
         Arc::new(Trace {
@@ -87,7 +88,7 @@ impl Traces {
         })
     }
 
-    /// Whether the share includes a trace. By its id: all processes that see a part of it decide alike.
+    /// Whether the share includes a trace, decided by its id: all processes that see a part of it decide alike.
     fn includes(&self, id: u128) -> bool {
         // The lower bits are random in every version of the standard.
         ((id as u64 >> 11) as f64) < self.sampling.share * (1u64 << 53) as f64
@@ -95,7 +96,7 @@ impl Traces {
 }
 
 impl Trace {
-    /// Names an attribute of the whole request.
+    /// Sets an attribute of the whole request.
     pub fn set(&self, name: &'static str, value: impl Into<span::Value>) {
         self.state.lock().attributes.set(name, value);
     }
@@ -107,16 +108,16 @@ impl Trace {
         state.is_notable = true;
     }
 
-    /// Keeps the trace, whatever the share says.
+    /// Keeps the trace regardless of the share.
     pub fn keep(&self) {
         self.state.lock().is_notable = true;
     }
 
-    /// Adds a span that has ended, under the request's own unless it says otherwise.
+    /// Adds a span that has ended, below the request's own unless it specifies a parent.
     pub fn add(&self, mut span: Span) {
         span.parent.get_or_insert(self.root);
         let mut state = self.state.lock();
-        // One place is the root's.
+        // One place is reserved for the root.
         if state.spans.len() + 1 < SPANS_MAX {
             state.spans.push(span);
         } else {

@@ -1,5 +1,4 @@
-//! Templates as published models have them, over what clients send, against what transformers makes of it, byte for byte
-//! (`templates/make.py`).
+//! Templates of published models with clients' inputs, compared byte for byte with the output of transformers (`templates/make.py`).
 
 use serde::Deserialize;
 use serde_json::Value as Json;

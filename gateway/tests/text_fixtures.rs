@@ -1,5 +1,5 @@
-//! Tokenizer, chat template and detokenizer against what Hugging Face's transformers made of the same inputs, for every
-//! model family (`model/tests/fixtures/make.py`).
+//! Tokenizer, chat template and detokenizer compared with the results of Hugging Face's transformers for the same inputs, for every model
+//! family (`model/tests/fixtures/make.py`).
 
 use serde::Deserialize;
 use std::{fs, path::PathBuf, sync::Arc, time::SystemTime};
@@ -72,7 +72,7 @@ fn token_by_token_the_same_text_as_at_once() {
     for family in FAMILIES {
         let (model, reference) = load(family);
         let texts = reference.texts.iter().map(|text| (&[][..], &text.ids_no_special[..]));
-        // What a random model says is mostly noise: pieces of characters in every order.
+        // The output of a random model is mostly noise: pieces of characters in every order.
         let noise = reference.prompts.iter().map(|prompt| (&prompt.ids[..], &prompt.greedy[..]));
         for (prompt, ids) in texts.chain(noise) {
             let mut detokenizer = Detokenizer::new(Arc::clone(&model.tokenizer), prompt, true);

@@ -1,5 +1,5 @@
-//! What clients and tools write never becomes a special token and begins no turn, whatever the template; and prompts in which nothing
-//! looks like a mark keep their tokens. Over every fixture's tokenizer and template, and templates as published.
+//! Clients' and tools' text never becomes a special token and never starts a turn, with any template; and prompts in which no text
+//! resembles a mark keep their tokens. Tested with every fixture's tokenizer and template, and templates as published.
 
 use minijinja::Value;
 use proptest::prelude::*;
@@ -18,11 +18,11 @@ use tidemill_gateway::{
 const FIXTURES: [&str; 10] =
     ["fp8-blocks", "fp8-channel", "fp8-fbgemm", "fp8-tensor", "llama", "llama3", "mistral", "prose", "qwen2", "qwen3"];
 
-/// As published, but shorter: the forms that contents take on their way into a prompt. Each with marks that its tokenizer has as tokens,
-/// and whether these are special.
+/// Published templates, shortened: the forms that contents take on their way into a prompt. Each with marks that its tokenizer has as
+/// tokens, and whether these are special.
 const PUBLISHED: [(&str, &[(&str, bool)]); 6] = [
     (
-        // Qwen 3: thoughts are taken out of what was said, tools are JSON, and what they return has tags.
+        // Qwen 3: reasoning is removed from answers, tools are JSON, and their outputs have tags.
         "{%- if tools %}{{- '<|im_start|>system\n<tools>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{- '</tools><|im_end|>\n' }}{% endif %}\
          {%- for message in messages %}{%- set content = message.content if message.content is string else '' %}\
          {%- if message.role == 'tool' %}{{- '<|im_start|>user\n<tool_response>\n' + content + '\n</tool_response><|im_end|>\n' }}\
@@ -48,7 +48,7 @@ const PUBLISHED: [(&str, &[(&str, bool)]); 6] = [
         ],
     ),
     (
-        // DeepSeek R1: bars of full width, and only the answer is kept of what was said.
+        // DeepSeek R1: bars of full width, and reasoning is removed from answers.
         "{{ bos_token }}{% for message in messages %}{% set content = message.content or '' %}{% if message.role == 'assistant' %}\
          {% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}{{ '<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>' }}\
          {% elif message.role == 'tool' %}{{ '<｜tool▁outputs▁begin｜>' + content + '<｜tool▁outputs▁end｜>' }}\
@@ -65,7 +65,7 @@ const PUBLISHED: [(&str, &[(&str, bool)]); 6] = [
         ],
     ),
     (
-        // Phi: marks are made of roles, and templates trim what they print.
+        // Phi: marks are built from roles, and templates trim what they print.
         "{% for message in messages %}{{ '<|' + message.role + '|>\n' + (message.content or '') | trim + '<|end|>\n' }}{% endfor %}\
          {% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
         &[
@@ -78,7 +78,7 @@ const PUBLISHED: [(&str, &[(&str, bool)]); 6] = [
         ],
     ),
     (
-        // Mistral: arguments are JSON, and so is what tools return.
+        // Mistral: arguments are JSON, and so are tools' outputs.
         "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for message in messages %}\
          {% if message.role == 'user' %}[INST] {{ message.content }}[/INST]\
          {% elif message.role == 'tool' %}[TOOL_RESULTS]{\"content\": {{ message.content }}}[/TOOL_RESULTS]\
@@ -96,13 +96,13 @@ const PUBLISHED: [(&str, &[(&str, bool)]); 6] = [
         ],
     ),
     (
-        // Gemma: HTML has tokens of its own there, and is ordinary text.
+        // Gemma: HTML tags have tokens of their own, and are ordinary text.
         "{{ bos_token }}{% for message in messages %}{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' + (message.content or '') | trim + '<end_of_turn>\n' }}{% endfor %}\
          {% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
         &[("<start_of_turn>", true), ("<end_of_turn>", true), ("<bos>", true), ("<h1>", false), ("<b>", false), ("  ", false)],
     ),
     (
-        // All that a message, a tool and a variable may hold, as it comes.
+        // All parts of a message, a tool and a variable, unchanged.
         "{% for message in messages %}<|turn|>{{ message | tojson }}<|stop|>{% endfor %}{{ tools | tojson }}<|turn|>{{ extra | tojson }}{{ date_string }}<|stop|>",
         &[("<|turn|>", true), ("<|stop|>", true), ("<|never|>", true)],
     ),
@@ -141,7 +141,7 @@ fn models() -> Vec<TextModel> {
     fixtures.chain(published).chain([normalizing]).collect()
 }
 
-/// Its marks are found in text that was made plainer first.
+/// A model whose marks are found in normalized text.
 fn published_normalizing() -> TextModel {
     let (template, marks) = PUBLISHED[2];
     published(template, marks, json!({"type": "NFKC"}))
@@ -155,7 +155,7 @@ fn given(value: serde_json::Value) -> Value {
     serde_json::from_value(value).unwrap()
 }
 
-/// `text` wherever a client or a tool can write. Names keep to what names are.
+/// A dialog with `text` in every place where a client or a tool can write. Names stay valid names.
 fn saying(text: &str) -> Dialog {
     let call = ToolCall { id: text.into(), name: "look".into(), arguments: json!({text: [text]}) };
     let others = [("title".to_owned(), Value::from(text)), (text.to_owned(), given(json!({text: [text]})))];
@@ -186,7 +186,7 @@ fn ids(model: &TextModel, dialog: &Dialog) -> Option<Vec<u32>> {
     Some(model.tokenizer.encode_sewn(&prompt(model, dialog)?).unwrap())
 }
 
-/// The marks of a prompt, in order, but for those that stand for ordinary text.
+/// The marks of a prompt, in order, except those that are ordinary text.
 fn marks_in(model: &TextModel, ids: &[u32]) -> Vec<u32> {
     let source = model.template.as_ref().unwrap().source();
     let counts = |content: &str, special: bool| special || source.contains(content) || content.starts_with("<|");
@@ -274,7 +274,7 @@ fn thoughts_in_what_was_said_are_found_by_their_template() {
     }
 }
 
-/// Texts of a kind that people and programs write, in which there is no mark.
+/// Texts that people and programs write, without a mark.
 const ORDINARY: [&str; 12] = [
     "Hello",
     " What is  the tide?\n",
@@ -317,7 +317,7 @@ fn ordinary_prompts_are_rendered_as_without_guards() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Pieces of marks and of text in any order: the prompt's marks are the template's, and nothing that was written is lost.
+    /// Pieces of marks and of text in any order: the prompt's marks are the template's, and no text is lost.
     #[test]
     fn nothing_that_is_written_is_a_mark(pieces in prop::collection::vec((0usize..40, 0usize..12, 0usize..12), 1..12)) {
         for model in &*MODELS {

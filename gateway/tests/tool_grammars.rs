@@ -1,5 +1,5 @@
-//! Grammars that force calls, over a real tokenizer: whatever a model draws under one is read as calls that keep to their
-//! schemas. In every format, whether its marks are tokens or spelled out.
+//! Grammars that force calls, over a real tokenizer: any output under one is read as calls that follow their schemas. In every format, with
+//! marks as tokens or spelled out.
 
 use serde_json::{Value, json};
 use std::{fs, path::PathBuf, time::SystemTime};
@@ -23,7 +23,7 @@ use tidemill_proto::{
 };
 
 const EOS: Token = 1;
-/// Entries of a row of logits: the fixture's vocabulary and the marks.
+/// The width of a row of logits: the fixture's vocabulary and the marks.
 const WIDTH: usize = 560;
 
 /// Formats by the signs of their templates.
@@ -60,7 +60,7 @@ fn tokenizer_json(marks: bool) -> Vec<u8> {
     tokenizer.to_string().into_bytes()
 }
 
-/// The fixture's tokenizer, perhaps with the marks as tokens, and this template.
+/// The fixture's tokenizer, with the marks as tokens if `marks`, and this template.
 fn model(template: &str, marks: bool) -> TextModel {
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "generation_config.json", "tokenizer_config.json"] {
@@ -88,7 +88,7 @@ fn tools() -> Vec<Tool> {
 fn keeps_to_its_schema(name: &str, arguments: &Value) -> bool {
     let fields = arguments.as_object().unwrap();
     let allowed = |(key, value): (&String, &Value)| match key.as_str() {
-        // `-0` is an integer in JSON, and a float to those who read it.
+        // `-0` is an integer in JSON, and a float to readers.
         "n" => value.as_f64().is_some_and(|n| n.fract() == 0.0 && (-9.0..=99.0).contains(&n)),
         "e" => *value == json!("x") || *value == json!("y \"z\""),
         "l" => value.as_array().is_some_and(|list| list.len() <= 2 && list.iter().all(Value::is_boolean)),
@@ -139,7 +139,7 @@ impl World {
         (self.numbers >> 33) as usize % below
     }
 
-    /// Says this, then draws at random to the end; `None` if it does not come.
+    /// Writes `first`, then samples at random to the end; `None` if the end does not come.
     fn walk(&mut self, first: &str, most: usize) -> Option<Vec<Token>> {
         let compiled = self.compiler.compile(&self.constraint.grammar).unwrap();
         let mut tokens = self.model.tokenizer.encode(first, false).unwrap();
@@ -242,7 +242,7 @@ fn strict_tools_keep_to_their_schemas_in_an_answer_that_is_free() {
             let tokens = world.model.tokenizer.encode(&free, false).unwrap();
             let mut matcher = Matcher::new(&compiled, &world.constraint, &tokens).unwrap();
             assert!(matcher.mask().unwrap().tokens().any(|token| token == EOS), "{name}: text alone is an answer");
-            // Where a call begins, nothing but a call may follow.
+            // At the start of a call, only a call may follow.
             let begin = match *name {
                 "hermes" => "Look: <tool_call>\n{",
                 "qwen_coder" => "Look: <tool_call>\n<function=",

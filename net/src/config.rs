@@ -1,7 +1,7 @@
-//! Each setting is stated once: one struct of `Option`s is both the schema of a role's TOML file and its command-line flags.
+//! Configuration: each setting is stated once. One struct of `Option`s is both the schema of a role's TOML file and its command-line flags.
 //!
-//! A role derives `clap::Args`, `Serialize` and `Deserialize` (with `deny_unknown_fields`) on that struct and uses it in its [`Cli`].
-//! Flags override the file. The role then checks the result once and turns it into its settings.
+//! A role derives `clap::Args`, `Serialize` and `Deserialize` (with `deny_unknown_fields`) on that struct and uses it in its [`Cli`]. Flags
+//! override the file. The role then checks the result once and turns it into its settings.
 
 use clap::{CommandFactory, FromArgMatches};
 use serde::{Serialize, de::DeserializeOwned};
@@ -36,7 +36,7 @@ pub struct Cli<F: clap::Args> {
 }
 
 impl<F: clap::Args + Serialize + DeserializeOwned> Cli<F> {
-    /// Parses this process's command line. `name` and `about` go into the help text. `--help` and wrong flags end the process.
+    /// Parses this process's command line. `name` and `about` go into the help text. `--help` and invalid flags end the process.
     pub fn of_process(name: &'static str, about: &'static str) -> Self {
         let matches = Self::command().name(name).about(about).get_matches();
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
@@ -54,7 +54,7 @@ pub fn resolve<T: Serialize + DeserializeOwned>(flags: &T, file: Option<&Path>) 
         Some(path) => {
             let text = fs::read_to_string(path).map_err(|source| ConfigError::File { path: path.to_owned(), source })?;
             let invalid = |e: toml::de::Error| ConfigError::Toml { path: path.to_owned(), reason: e.to_string() };
-            // The file is checked alone first, while the error still knows its line.
+            // The file is first checked alone, while the error still knows its line.
             toml::from_str::<T>(&text).map_err(invalid)?;
             text.parse::<toml::Table>().map_err(invalid)?
         }
@@ -63,7 +63,7 @@ pub fn resolve<T: Serialize + DeserializeOwned>(flags: &T, file: Option<&Path>) 
     table.try_into().map_err(|e| ConfigError::Flags(e.to_string()))
 }
 
-/// Sections merge key by key.
+/// Puts `over` on top of `base`. Sections are merged key by key.
 fn overlay(base: &mut toml::Table, over: toml::Table) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
@@ -84,7 +84,7 @@ fn place(section: &Option<&'static str>) -> String {
     section.map_or("the config file".into(), |section| format!("section [{section}] of the config file"))
 }
 
-/// An error that names the key and its value, and says what would be right.
+/// An error that names the key and its value, and states what is allowed.
 pub fn invalid(key: &'static str, value: impl ToString, reason: impl Into<String>) -> ConfigError {
     ConfigError::Invalid { key, value: value.to_string(), reason: reason.into() }
 }

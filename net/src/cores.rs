@@ -14,8 +14,8 @@ impl Cores {
         self.0.len()
     }
 
-    /// Splits the cores into `parts` of neighbours. Where they do not divide evenly, the first parts get one more. `None` if there are
-    /// fewer cores than parts, or no parts.
+    /// Splits the cores into `parts` runs of neighbouring ones. If they do not divide evenly, the first parts get one more. Returns `None`
+    /// if there are fewer cores than parts, or no parts.
     pub fn split(&self, parts: usize) -> Option<Vec<Cores>> {
         let each = self.len().checked_div(parts).filter(|&each| each > 0)?;
         let mut cores = self.0.iter().copied();
@@ -34,7 +34,7 @@ impl Cores {
         Ok(Cores((0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap_or(false)).collect()))
     }
 
-    /// Pins the calling thread, and every thread that it starts later, to these cores. Call it before other threads exist.
+    /// Pins the calling thread, and every thread that it starts later, to these cores. To be called before other threads exist.
     #[cfg(target_os = "linux")]
     pub fn stay(&self) -> Result<(), ConfigError> {
         use nix::{

@@ -1,11 +1,11 @@
 //! The identity of a process: one CA per cluster, one certificate per process, mTLS on every link.
 //!
-//! A process's PKI directory holds `ca.pem`, `node.pem` and `node.key` (PEM). A certificate says whose it is by a URI,
-//! `tidemill://ROLE/NAME`, and each end of a link checks the other's role: a worker's key does not make a coordinator. The CA's key
-//! `ca.key` is read by no process: keep it offline, and give each host the directories of its processes only.
+//! A process's PKI directory holds `ca.pem`, `node.pem` and `node.key` (PEM). A certificate names its holder by a URI,
+//! `tidemill://ROLE/NAME`, and each end of a link checks the other's role: a worker's key does not make a coordinator. No process reads the
+//! CA's key `ca.key`: keep it offline, and give each host only the directories of its own processes.
 //!
 //! - [`name`]: role and name
-//! - [`issue`]: makes a CA and certificates, for `tidemill certs` and `tidemill up`
+//! - [`issue`]: creates a CA and certificates, for `tidemill certs` and `tidemill up`
 //! - `current`: the certificate that new links present, read again when its files change
 
 mod current;
@@ -55,7 +55,7 @@ pub struct Identity {
     ca: CertificateDer<'static>,
     key: Arc<CertifiedKey>,
     name: CertName,
-    /// Of the files, before they were read.
+    /// The versions of the files before they were read.
     versions: current::Versions,
 }
 
@@ -67,17 +67,17 @@ impl Identity {
         Ok(Self { dir: dir.to_owned(), ca, key, name, versions })
     }
 
-    /// Whose certificate it is.
+    /// The role and name in the certificate.
     pub fn name(&self) -> &CertName {
         &self.name
     }
 
-    /// What new links present. It may change; role and name stay.
+    /// The certificate that new links present. It may be renewed; its role and name stay the same.
     pub(crate) fn current(&self) -> Arc<Current> {
         Arc::new(Current::new(self.dir.clone(), self.name.clone(), Arc::clone(&self.key), self.versions))
     }
 
-    /// TLS for accepting: the peer must present a certificate of this CA.
+    /// TLS settings for accepting: the peer must present a certificate of this CA.
     pub(crate) fn server(&self, current: Arc<Current>) -> Result<rustls::ServerConfig, IdentityError> {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider()).build().map_err(mismatch)?;
         let mut config = rustls::ServerConfig::builder_with_provider(provider())
@@ -85,19 +85,19 @@ impl Identity {
             .map_err(mismatch)?
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(current);
-        // Nor may another's client go on with a session.
+        // Clients may not resume a session either.
         config.send_tls13_tickets = 0;
         Ok(config)
     }
 
-    /// TLS for connecting: presents this certificate and accepts only this CA.
+    /// TLS settings for connecting: presents this certificate and accepts only this CA.
     pub(crate) fn client(&self, current: Arc<Current>) -> Result<rustls::ClientConfig, IdentityError> {
         let mut config = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(mismatch)?
             .with_root_certificates(self.roots()?)
             .with_client_cert_resolver(current);
-        // A session that goes on presents no certificate again: neither a renewed one would be seen, nor a revoked one.
+        // A resumed session presents no certificate: a renewed or revoked one would go unnoticed.
         config.resumption = rustls::client::Resumption::disabled();
         Ok(config)
     }
@@ -109,14 +109,14 @@ impl Identity {
     }
 }
 
-/// The end of the first certificate in a PEM file, since 1970.
+/// Returns the end of validity of the first certificate in a PEM file, as time since 1970.
 pub fn end(path: &Path) -> Result<Duration, IdentityError> {
     let unreadable = |reason: String| IdentityError::Pem { path: path.to_owned(), reason };
     let certificate = Certificate::from_der(&certificate(path)?).map_err(|error| unreadable(error.to_string()))?;
     Ok(certificate.tbs_certificate.validity.not_after.to_unix_duration())
 }
 
-/// The certificate and key of a PKI directory, which belong together, and whose they are.
+/// Loads the certificate and key of a PKI directory, which must belong together, and the name in the certificate.
 fn load_key(dir: &Path) -> Result<(Arc<CertifiedKey>, CertName), IdentityError> {
     let (path, cert) = (dir.join("node.key"), dir.join("node.pem"));
     let key = PrivateKeyDer::from_pem_slice(&read(&path)?).map_err(|e| IdentityError::Pem { path, reason: e.to_string() })?;

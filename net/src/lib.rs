@@ -1,4 +1,4 @@
-//! The shell of every process: how it is configured, who it is, and how it reaches the others.
+//! The shell of every process: configuration, identity, and connections to other processes.
 //!
 //! - [`config`]: a TOML file and command-line flags, resolved once
 //! - [`identity`]: the cluster CA, and the certificate of one process: its role and name
@@ -6,8 +6,8 @@
 //! - [`uplink`]: a worker's registered, heartbeating link to each coordinator
 //! - [`worker`]: flags that every worker process has
 //! - [`process`]: logging and signals
-//! - [`cores`]: lists of cores, and keeping a process on some
-//! - `model_dir` (feature `hub`): `--model` (a directory or a hub id) to a directory
+//! - [`cores`]: lists of cores, and pinning a process to them
+//! - `model_dir` (feature `hub`): resolves `--model` (a directory or a hub id) to a directory
 
 pub mod config;
 pub mod cores;

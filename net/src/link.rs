@@ -19,13 +19,13 @@ use tidemill_proto::frame::{self, FrameError, HEADER_BYTES, Preamble};
 use tokio::{sync::watch, task::JoinSet};
 use tuning::DATAGRAM_BYTES_MAX;
 
-/// A peer that is silent for this long is gone. Equal to the time after which a worker without heartbeats is dead.
+/// The time after which a silent peer counts as gone. Equal to the time after which a worker without heartbeats is dead.
 pub const IDLE_MAX: Duration = Duration::from_secs(5);
-/// Handshakes at a time; further peers wait.
+/// The maximum number of concurrent handshakes; further peers wait.
 const HANDSHAKES_MAX: usize = 64;
-/// Ports to try for one that is free for UDP and TCP.
+/// The number of ports to try for one that is free for both UDP and TCP.
 const PORTS_TRIED: u32 = 8;
-/// Deadline for connecting and for opening a stream.
+/// The deadline for connecting and for opening a stream.
 pub const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -48,15 +48,15 @@ pub enum LinkError {
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     quic: quinn::Endpoint,
-    /// Serials of certificates that are revoked.
+    /// The serials of revoked certificates.
     denied: watch::Sender<Denied>,
-    /// What new links present.
+    /// The certificate that new links present.
     _current: Arc<identity::Current>,
-    /// Of an accepting endpoint, unless its TCP port was taken.
+    /// Set for an accepting endpoint, unless its TCP port was taken.
     liveness: Option<Arc<Liveness>>,
 }
 
-/// Certificates that are revoked, as of some version of the list.
+/// The revoked certificates, as of some version of the list.
 #[derive(Debug, Default)]
 struct Denied {
     log: u64,
@@ -72,7 +72,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// The next peer that completes its handshake; `None` once the endpoint is closed. Failed handshakes are skipped.
+    /// Returns the next peer that completes its handshake, or `None` once the endpoint is closed. Failed handshakes are skipped.
     pub async fn accept(&mut self) -> Option<Connection> {
         loop {
             tokio::select! {
@@ -108,7 +108,7 @@ async fn handshake(incoming: quinn::Incoming, endpoint: Endpoint) -> Option<Conn
     None
 }
 
-/// One peer. Clones share the connection.
+/// A connection to one peer. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Connection {
     quic: quinn::Connection,
@@ -165,7 +165,7 @@ impl Endpoint {
         unreachable!("the last attempt returns")
     }
 
-    /// Binds `addr` for connecting only. Incoming connections get no answer.
+    /// Binds `addr` for connecting only. Incoming connections are not answered.
     pub fn bind_client(addr: SocketAddr, identity: &Identity) -> Result<Self, LinkError> {
         Self::bind_client_limited(addr, identity, DATAGRAM_BYTES_MAX)
     }
@@ -196,9 +196,9 @@ impl Endpoint {
         Ok(Self { quic: endpoint, denied: watch::Sender::default(), _current: current, liveness: None })
     }
 
-    /// Certificates with these serials (hexadecimal) are revoked: their links end, and there are no new ones. An earlier `version` of the
-    /// same `log` than the last says nothing new. A log that was made anew begins to count again, and what the last one had revoked stays
-    /// revoked.
+    /// Revokes the certificates with these serials (hexadecimal): their links end, and new ones are refused. A `version` of the same `log`
+    /// that is older than the last one is ignored. A log that was created anew counts its versions from the start, and certificates revoked
+    /// by the previous one stay revoked.
     pub fn deny(&self, log: u64, version: u64, serials: Vec<String>) {
         self.denied.send_if_modified(|denied| {
             let is_same = denied.log == log;
@@ -211,7 +211,8 @@ impl Endpoint {
         });
     }
 
-    /// A connection whose handshake is done, unless its peer is nobody or revoked: then the reason, which the peer is told.
+    /// Accepts a connection whose handshake is done, or returns the reason (which the peer is told) if its certificate is invalid or
+    /// revoked.
     fn admit(&self, quic: quinn::Connection) -> Result<Connection, String> {
         let admitted = || {
             let certificates = quic.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
@@ -263,7 +264,7 @@ impl Endpoint {
         }
     }
 
-    /// Closes all connections and waits, up to a bound, until peers know.
+    /// Closes all connections and waits, up to a bound, until the peers have been told.
     pub async fn close(&self) {
         self.quic.close(ORDERLY.into(), b"closed");
         let _ = tokio::time::timeout(Duration::from_secs(1), self.quic.wait_idle()).await;
@@ -271,18 +272,18 @@ impl Endpoint {
 }
 
 impl Connection {
-    /// Whose certificate the peer has.
+    /// The role and name in the peer's certificate.
     pub fn name(&self) -> &CertName {
         &self.name
     }
 
-    /// Checks that the peer may act as one of `roles`, else ends the connection and tells it so.
+    /// Checks that the peer may act in one of `roles`; otherwise ends the connection with that reason.
     pub fn expect(&self, roles: &[PeerRole]) -> Result<(), LinkError> {
         let wanted = || roles.iter().map(PeerRole::to_string).collect::<Vec<_>>().join(" or ");
         if roles.iter().any(|role| self.name.role.is(*role)) { Ok(()) } else { Err(self.mistaken(wanted())) }
     }
 
-    /// Checks that the peer may act as `role` under `name`, else ends the connection and tells it so.
+    /// Checks that the peer may act as `role` under `name`; otherwise ends the connection with that reason.
     pub fn expect_name(&self, role: PeerRole, name: &str) -> Result<(), LinkError> {
         if self.name.is(role, Some(name)) { Ok(()) } else { Err(self.mistaken(format!("{role}/{name}"))) }
     }
@@ -297,12 +298,12 @@ impl Connection {
         self.quic.remote_address()
     }
 
-    /// UDP payload of the datagrams sent now. Path MTU discovery raises it while larger ones arrive, and lowers it when they stop.
+    /// The UDP payload of the datagrams sent now. Path MTU discovery raises it while larger ones arrive, and lowers it when they stop.
     pub fn datagram_bytes(&self) -> u16 {
         self.quic.stats().path.current_mtu
     }
 
-    /// Opens a bidirectional stream. The preamble goes out at once, so that the peer sees the stream.
+    /// Opens a bidirectional stream. The preamble is sent at once, so that the peer sees the stream.
     pub async fn open<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
         let opened = tokio::time::timeout(CONNECT_MAX, self.quic.open_bi()).await;
         let (mut send, recv) = opened.map_err(|_| self.broken("no stream within the deadline"))?.map_err(|e| self.broken(e))?;
@@ -310,7 +311,7 @@ impl Connection {
         Ok((self.sender(send), self.receiver(recv)))
     }
 
-    /// The next bidirectional stream that the peer opens.
+    /// Accepts the next bidirectional stream that the peer opens.
     pub async fn accept<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
         let (send, mut recv) = self.quic.accept_bi().await.map_err(|e| self.broken(e))?;
         let checked = tokio::time::timeout(CONNECT_MAX, self.check_preamble(&mut recv, kind)).await;
@@ -318,7 +319,7 @@ impl Connection {
         Ok((self.sender(send), self.receiver(recv)))
     }
 
-    /// The next bidirectional stream that the peer opens, of one of these kinds.
+    /// Accepts the next bidirectional stream that the peer opens, of one of these kinds.
     pub async fn accept_one_of(&self, kinds: &[Preamble]) -> Result<Incoming, LinkError> {
         let (send, mut recv) = self.quic.accept_bi().await.map_err(|e| self.broken(e))?;
         let mut bytes = [0; 8];
@@ -335,13 +336,13 @@ impl Connection {
         Ok(send)
     }
 
-    /// The next one-way stream that the peer opens. [`Self::check_preamble`] reads its kind separately, because its first bytes may
+    /// Accepts the next one-way stream that the peer opens. [`Self::check_preamble`] reads its kind separately, because its first bytes may
     /// not arrive before streams accepted after it are read and flow control admits more.
     pub async fn accept_uni(&self) -> Result<quinn::RecvStream, LinkError> {
         self.quic.accept_uni().await.map_err(|e| self.broken(e))
     }
 
-    /// Checks that a stream is of the expected kind. `Frame`: it is not. `Broken`: it ended before its preamble.
+    /// Checks that a stream is of the expected kind. The error is `Frame` if it is not, and `Broken` if it ended before its preamble.
     pub async fn check_preamble(&self, recv: &mut quinn::RecvStream, kind: Preamble) -> Result<(), LinkError> {
         let mut bytes = [0; 8];
         recv.read_exact(&mut bytes).await.map_err(|e| self.broken(e))?;
@@ -376,7 +377,7 @@ impl Incoming {
         self.kind
     }
 
-    /// Its halves, once its kind has said what they carry.
+    /// Returns the two halves, once the kind of the stream has determined their messages.
     pub fn streams<Out: Serialize, In: DeserializeOwned>(self) -> (Sender<Out>, Receiver<In>) {
         let Self { send, recv, peer, .. } = self;
         (Sender { stream: send, peer, kind: PhantomData }, Receiver { stream: recv, peer, payload: Vec::new(), kind: PhantomData })
@@ -389,7 +390,7 @@ impl<M: Serialize> Sender<M> {
         self.stream.write_all(&bytes).await.map_err(|e| LinkError::Broken { peer: self.peer, reason: e.to_string() })
     }
 
-    /// Finishes the stream and waits, up to the idle timeout, until the peer has everything.
+    /// Finishes the stream and waits, up to the idle timeout, until the peer has received everything.
     pub async fn finish(mut self) {
         if self.stream.finish().is_ok() {
             let _ = self.stream.stopped().await;
@@ -398,7 +399,8 @@ impl<M: Serialize> Sender<M> {
 }
 
 impl<M: DeserializeOwned> Receiver<M> {
-    /// The next message; `None` when the peer finished the stream or closed its endpoint. Not cancel safe: own the receiver in one task.
+    /// Receives the next message, or `None` when the peer finished the stream or closed its endpoint. Not cancel safe: own the receiver in
+    /// one task.
     pub async fn recv(&mut self) -> Result<Option<M>, LinkError> {
         let broken = |reason: String| LinkError::Broken { peer: self.peer, reason };
         let mut header = [0; HEADER_BYTES];
@@ -430,10 +432,10 @@ fn revoked(name: &CertName) -> String {
     format!("the certificate {} of {name} is revoked", name.serial)
 }
 
-/// Close code towards a peer whose certificate is not good for this.
+/// The close code towards a peer whose certificate is not accepted.
 const REFUSED: u32 = 3;
 
-/// Close code of an orderly end.
+/// The close code of an orderly end.
 const ORDERLY: u32 = 0;
 
 fn is_orderly(lost: &quinn::ConnectionError) -> bool {

@@ -22,15 +22,15 @@ use tokio::{
     time::timeout,
 };
 
-/// Where hub ids are looked up, and where models are kept.
+/// The hub where ids are looked up, and the cache where models are kept.
 #[derive(Clone, Debug)]
 pub struct Hub {
     pub cache: PathBuf,
-    /// Such as `https://huggingface.co`.
+    /// The hub's address, for example `https://huggingface.co`.
     pub endpoint: Option<String>,
-    /// For private and gated models; sent to the endpoint alone.
+    /// The access token for private and gated models; sent only to the endpoint.
     pub token: Option<String>,
-    /// Longest wait for the next byte.
+    /// The longest wait for the next byte.
     pub stall: Duration,
 }
 
@@ -38,7 +38,7 @@ pub struct Hub {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Download {
     pub file: String,
-    /// This is file number `index` (from 1) of `count`.
+    /// The number of this file (from 1), and the number of files.
     pub index: usize,
     pub count: usize,
     pub bytes: u64,
@@ -69,7 +69,7 @@ pub enum ModelDirError {
 }
 
 impl Hub {
-    /// The hub that `HF_ENDPOINT` and `HF_TOKEN` name, as in other tools for the hub.
+    /// The hub that `HF_ENDPOINT` and `HF_TOKEN` specify, as in other tools for the hub.
     pub fn from_env(cache: PathBuf) -> Hub {
         let set = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
         Hub { cache, endpoint: set("HF_ENDPOINT"), token: set("HF_TOKEN"), stall: STALL }
@@ -80,9 +80,10 @@ impl Hub {
     }
 }
 
-/// Returns the directory that `model` names, fetched from `hub` if needed. `progress` sees every file, and its bytes now and then.
+/// Returns the directory that `model` names, fetched from `hub` if needed. `progress` is called for every file, and repeatedly as its bytes
+/// arrive.
 ///
-/// While the hub is out of reach, a completely fetched model is served from the cache.
+/// While the hub is unreachable, a completely fetched model is served from the cache.
 pub async fn resolve(model: &str, hub: &Hub, mut progress: impl FnMut(&Download)) -> Result<PathBuf, ModelDirError> {
     if Path::new(model).is_dir() {
         return fs::canonicalize(model).map_err(|source| ModelDirError::Directory { path: model.into(), source });
@@ -90,7 +91,7 @@ pub async fn resolve(model: &str, hub: &Hub, mut progress: impl FnMut(&Download)
     let fetch = Fetch::new(model, hub)?;
     let (arrived, mut arriving) = watch::channel(Download::default());
     let (done, mut result) = oneshot::channel();
-    // Its own thread, not the runtime's: the hub client blocks without a deadline, and a stalled one must not keep the process alive.
+    // A thread of its own, not the runtime's: the hub client blocks without a deadline, and a stalled one must not keep the process alive.
     let spawned = thread::Builder::new().name("hub".into()).spawn({
         let fetch = fetch.clone();
         move || _ = done.send(fetch.run(&arrived))
@@ -113,7 +114,7 @@ pub async fn resolve(model: &str, hub: &Hub, mut progress: impl FnMut(&Download)
     }
 }
 
-/// Whether a repository's file belongs in a model directory. The others (other formats, pictures) can be many gigabytes.
+/// Whether a file of a repository belongs in a model directory. The others (other formats, pictures) can be many gigabytes.
 fn is_wanted(file: &str, sharded: bool) -> bool {
     match file {
         "config.json" | "generation_config.json" | "chat_template.jinja" | "special_tokens_map.json" => true,
@@ -142,7 +143,7 @@ impl Fetch {
             !name.is_empty() && !name.starts_with('.') && name.chars().all(allowed)
         };
         let is_id = repo.split_once('/').is_some_and(|(org, name)| is_name(org) && is_name(name));
-        // A revision is a path in the cache and in the URL.
+        // A revision becomes a path in the cache and in the URL.
         if !is_id || !revision.split('/').all(is_name) {
             return Err(ModelDirError::NotAModel(model.to_owned()));
         }
@@ -203,7 +204,7 @@ impl Fetch {
         Err(ModelDirError::Incomplete { model: self.model.clone(), endpoint: self.hub.endpoint().to_owned(), missing })
     }
 
-    /// Where the server gives no length, the hub client accepts a body that ends early. This check finds it.
+    /// Checks the length of a file. If the server sends no length, the hub client accepts a body that ends early.
     fn check_length(&self, path: &Path, expected: &Download) -> Result<(), ModelDirError> {
         let bytes = fs::metadata(path).map_err(|e| self.error(e.to_string()))?.len();
         if bytes == expected.bytes_total {

@@ -1,5 +1,5 @@
-//! What every process has in common: logging to stderr, the end on Ctrl-C, SIGTERM or a closed pipe from the parent, plain error
-//! output, and an allocator setting for processes that move blocks.
+//! Common parts of every process: logging to stderr, the end on Ctrl-C, SIGTERM or a closed pipe from the parent, plain error output, and
+//! an allocator setting for processes that move blocks.
 
 use crate::{config::ConfigError, cores::Cores, supervised::orphaned};
 use serde::{Deserialize, Serialize};
@@ -12,8 +12,8 @@ use std::{
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// The error that ends a `main`. Prints the error and its causes, never a backtrace: RUST_BACKTRACE is often set for other programs,
-/// and an operator's mistake needs a sentence.
+/// The error that ends a `main`. Prints the error and its causes, never a backtrace: RUST_BACKTRACE is often set for other programs, and an
+/// operator's mistake needs one sentence.
 pub struct Failed(Box<dyn Error + Send + Sync>);
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failed {
@@ -52,10 +52,10 @@ pub struct Logging {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people: time, level, where from, text, fields.
+    /// For people: time, level, origin, text, fields.
     #[default]
     Text,
-    /// For programs: an object a line, with the same parts.
+    /// For programs: one object per line, with the same parts.
     Json,
 }
 
@@ -76,7 +76,7 @@ impl Logging {
         Self { filter: filter.unwrap_or_else(|| "info".into()), format: format.unwrap_or_default() }
     }
 
-    /// Logs to stderr from now on; stdout is for other programs to read.
+    /// Starts logging to stderr; stdout is left for other programs to read.
     ///
     /// Lines that stderr refuses are lost. If it is a file on a full disk, reporting that there would panic.
     pub fn start(&self) {
@@ -89,15 +89,16 @@ impl Logging {
     }
 }
 
-/// From now on, the files and directories that this process makes are its user's alone, whatever makes them. Prompts and answers are in many.
+/// Makes all files and directories that this process creates from now on private to its user, regardless of the code that creates them.
+/// Many contain prompts and answers.
 pub fn keep_files_private() {
     // SAFETY: umask takes a number and returns one, and may be called at any time from any thread.
     unsafe { libc::umask(0o077) };
 }
 
-/// Makes the allocator keep up to a GiB of freed memory for the next blocks. Every transfer allocates blocks of some MiB; by default
-/// each is mapped anew and costs a page fault every 4 KiB. With it, 2 MiB blocks arrive a third faster over QUIC on loopback. Only
-/// glibc's allocator has this setting.
+/// Makes the allocator keep up to a GiB of freed memory for the next blocks. Every transfer allocates blocks of some MiB; by default each
+/// is mapped anew and costs a page fault every 4 KiB. With this setting, 2 MiB blocks arrive a third faster over QUIC on loopback. Only
+/// glibc's allocator has it.
 pub fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     for (parameter, bytes) in [(libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN), (libc::M_TRIM_THRESHOLD, KEPT_BYTES)] {
@@ -110,7 +111,7 @@ pub fn keep_freed_memory() {
 
 #[cfg(target_env = "gnu")]
 const KEPT_BYTES: libc::c_int = 1 << 30;
-/// Larger allocations are mapped from the system and returned to it. The largest threshold that glibc allows.
+/// The size from which allocations are mapped from the system and returned to it. The largest threshold that glibc allows.
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES_MIN: libc::c_int = 32 << 20;
 
@@ -154,7 +155,7 @@ pub async fn terminated() {
     }
 }
 
-/// SIGHUPs, as they come.
+/// A stream of the SIGHUPs that this process receives.
 pub fn hangups() -> Signal {
     signal(SignalKind::hangup()).expect("SIGHUP can be handled")
 }

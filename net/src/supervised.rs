@@ -1,7 +1,7 @@
-//! A process that another one supervises (`--exit-with-parent`), as `tidemill up` does: it says once a second on stdout that its event loop
-//! turns, and it ends with its supervisor, even if its loop does not turn any more.
+//! A supervised process (`--exit-with-parent`), as under `tidemill up`: once a second it reports on stdout that its event loop is running,
+//! and it ends with its supervisor, even if its loop has stalled.
 //!
-//! All of this has a thread of its own: what waits in the loop waits for ever when the loop stands still.
+//! All of this has a thread of its own: a task that waits in a stalled loop waits forever.
 
 use std::{
     io::{self, Read, Write},
@@ -15,14 +15,14 @@ use std::{
 };
 use tokio::{sync::oneshot, time};
 
-/// The line on stdout that says that the event loop turns.
+/// The line on stdout that reports a running event loop.
 pub const BEAT: &str = "beat";
 /// The time between two such lines.
 pub const BEAT_EVERY: Duration = Duration::from_secs(1);
-/// A loop that has stood still for this many beats will not end an orphaned process: the watching thread does.
+/// The number of missed beats after which a loop counts as stalled; the watching thread then ends an orphaned process.
 const STILL_MAX: u32 = 10;
 
-/// Says that the loop turns, and resolves when the supervisor has ended.
+/// Starts the reports, and resolves when the supervisor has ended.
 pub async fn orphaned() {
     end_with_parent();
     let turns = Arc::new(AtomicU64::new(0));
@@ -31,7 +31,7 @@ pub async fn orphaned() {
     thread::spawn({
         let gone = Arc::clone(&gone);
         move || {
-            // `tidemill up` holds a pipe to each child's stdin, which closes when it ends, however that happens.
+            // `tidemill up` holds a pipe to each child's stdin, which closes when `tidemill up` ends, in whatever way.
             let mut buffer = [0; 64];
             while io::stdin().read(&mut buffer).is_ok_and(|n| n > 0) {}
             gone.store(true, Ordering::Relaxed);
@@ -42,7 +42,7 @@ pub async fn orphaned() {
         let turns = Arc::clone(&turns);
         move || watch(&turns, &gone)
     });
-    // A task, since it is tasks that are to run.
+    // A task, since it is the progress of tasks that counts.
     let turning = tokio::spawn(async move {
         loop {
             turns.fetch_add(1, Ordering::Relaxed);
@@ -53,7 +53,7 @@ pub async fn orphaned() {
     drop(turning);
 }
 
-/// Tells the supervisor of each turn, for ever. Once the supervisor has ended, ends the process if the loop stands still.
+/// Reports each beat to the supervisor; never returns. Once the supervisor has ended, ends the process if the loop has stalled.
 fn watch(turns: &AtomicU64, gone: &AtomicBool) {
     let (mut seen, mut still) = (0, 0);
     loop {
@@ -62,18 +62,18 @@ fn watch(turns: &AtomicU64, gone: &AtomicBool) {
         still = if now == seen { still + 1 } else { 0 };
         if still == 0 {
             seen = now;
-            // Nobody need read it.
+            // The line need not be read.
             let _ = writeln!(io::stdout(), "{BEAT}");
         }
         if still >= STILL_MAX && gone.load(Ordering::Relaxed) {
             let _ = writeln!(io::stderr(), "the supervisor of this process has ended, and its event loop does not turn: it ends at once");
-            // Nothing is waited for: what would be does not move.
+            // There is no point in waiting for a stalled loop.
             process::abort();
         }
     }
 }
 
-/// Makes the kernel end this process with its parent, in case another process holds the pipe open.
+/// Makes the kernel end this process with its parent, in case some other process holds the pipe open.
 fn end_with_parent() {
     #[cfg(target_os = "linux")]
     // SAFETY: this option takes a signal's number, and touches no memory.

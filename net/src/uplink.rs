@@ -20,25 +20,25 @@ use tidemill_proto::{
 };
 use tokio::{sync::mpsc, time};
 
-/// How often a worker reports.
+/// The interval of a worker's reports.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
-/// A coordinator takes a worker for dead after this long without a heartbeat.
+/// The time without a heartbeat after which a coordinator considers a worker dead.
 pub const HEARTBEAT_DEAD: Duration = Duration::from_secs(5);
-/// Pause between two attempts to reach a coordinator.
+/// The pause between two attempts to reach a coordinator.
 const RETRY: Duration = Duration::from_millis(500);
-/// Pause between two attempts to register after a refusal: only an operator's change helps then.
+/// The pause between two attempts to register after a refusal: only an operator's change helps then.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
-/// Queued events to one coordinator. A decode step is one event, so this covers minutes of stall.
+/// The maximum number of events queued to one coordinator. A decode step is one event, so this covers minutes of stall.
 const OUTGOING_MAX: usize = 4096;
-/// Unread messages from all coordinators.
+/// The maximum number of unread messages from all coordinators together.
 const INCOMING_MAX: usize = 4096;
 
-/// What happens on a link.
+/// An event on a link.
 #[derive(Debug)]
 pub enum LinkEvent {
     Up,
     Message(Box<ToWorker>),
-    /// Everything that this coordinator asked for is void.
+    /// The link is down: all work that this coordinator asked for is void.
     Down,
 }
 
@@ -52,7 +52,7 @@ pub struct Uplink {
 /// An event in the queue to one coordinator.
 #[derive(Debug)]
 struct Outgoing {
-    /// The session that this event answers; it is void on any other. `None`: valid on every link.
+    /// The session that this event answers; it is void on any other. `None` if it is valid on every link.
     session: Option<u64>,
     event: WorkerEvent,
 }
@@ -81,7 +81,8 @@ impl Uplink {
         (Self { coordinators: queues, tasks }, events)
     }
 
-    /// Queues an event; it is lost if the link breaks first. `false`: the coordinator's queue is full, and a `Down` follows.
+    /// Queues an event; it is lost if the link breaks first. Returns `false` if the coordinator's queue is full, in which case a `Down`
+    /// follows.
     pub fn send(&self, link: LinkId, event: WorkerEvent) -> bool {
         self.coordinators[link.coordinator].try_send(Outgoing { session: Some(link.session), event }).is_ok()
     }
@@ -109,7 +110,7 @@ struct Link {
     id: LinkId,
     addr: SocketAddr,
     endpoint: Endpoint,
-    /// The same at all coordinators, and as long as this process lives.
+    /// The same at all coordinators, for as long as this process lives.
     instance: Instance,
     register: Register,
     report: Reporter,
@@ -151,7 +152,7 @@ impl Link {
                     RETRY
                 }
             };
-            // Events queued meanwhile are for a dead link; a closed queue ends the wait.
+            // Events queued meanwhile belong to a dead link; a closed queue ends the wait.
             let drained = time::timeout(wait, async { while outgoing.recv().await.is_some() {} });
             let _ = drained.await;
         }
@@ -172,7 +173,7 @@ impl Link {
         }
     }
 
-    /// Pumps both directions until one breaks, or ends in good order and says which.
+    /// Pumps both directions until one breaks, or until an orderly end, and returns which one it was.
     async fn serve(
         &self,
         (connection, sender, receiver): Streams,

@@ -101,11 +101,11 @@ impl WorkerFlags {
     }
 }
 
-/// Longest host name.
+/// The maximum length of a host name.
 pub const HOST_BYTES_MAX: usize = 128;
 
-/// The id of this boot, which all processes on this machine, and no others, read here. Without one, a process shares memory with
-/// no other.
+/// The id of this boot, which is common to all processes on this machine and unknown to others. Without it, a process shares memory with no
+/// other process.
 fn this_host(name: &str) -> Host {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned());
     Host(boot.filter(|id| (1..=HOST_BYTES_MAX).contains(&id.len())).unwrap_or_else(|| format!("{name}-{}", std::process::id())))

@@ -1,4 +1,4 @@
-//! Links between real endpoints: only members of the cluster get in, and a worker registers again after its coordinator is gone.
+//! Links between real endpoints: only members of the cluster are accepted, and a worker registers again after its coordinator is gone.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_net::{
@@ -67,13 +67,13 @@ async fn a_peer_that_dies_in_its_handshake_holds_up_nobody() {
     connecting.abort();
 }
 
-/// Runs a client's part on a runtime of its own, and then drops that as a kill would: nothing says farewell.
+/// Runs a client's part on a runtime of its own, and then drops that as a kill would: without a farewell.
 fn dies_after<T: Send + 'static>(part: impl Future<Output = T> + Send + 'static) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let kept = runtime.block_on(part);
         runtime.shutdown_background();
-        // What would say farewell is never dropped.
+        // Values whose drop would send a farewell are never dropped.
         std::mem::forget(kept);
     })
 }
@@ -92,7 +92,7 @@ async fn a_peer_that_is_killed_is_noticed_long_before_its_silence() {
     });
     let mut listener = server.listen();
     let connection = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
-    // Somebody who knows nothing ends nothing.
+    // A stranger without the secret cannot end a connection.
     let mut stranger = tokio::net::TcpStream::connect(addr).await.unwrap();
     tokio::io::AsyncWriteExt::write_all(&mut stranger, &[7; 32]).await.unwrap();
     drop(stranger);

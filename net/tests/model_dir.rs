@@ -26,14 +26,14 @@ use tidemill_net::model_dir::{Download, Hub, ModelDirError, resolve};
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const WEIGHTS: &str = "model.safetensors";
 
-/// What the server does with the body of the weights.
+/// The server's treatment of the body of the weights.
 #[derive(Clone, Copy, Default)]
 enum Fault {
     #[default]
     None,
     /// Breaks the connection halfway through the first full read.
     Cut,
-    /// Sends half, and no length.
+    /// Sends half, without a length.
     Short,
     /// Never sends a byte.
     Silent,
@@ -54,7 +54,7 @@ impl Server {
         Server { files: files.iter().map(|name| (*name, content(name))).collect(), ..Server::default() }
     }
 
-    /// Serves until the runtime ends; returns how to reach it.
+    /// Serves until the runtime ends; returns the hub that reaches it.
     async fn start(self: Arc<Self>, cache: &Path) -> Hub {
         let app = Router::new()
             .route("/api/models/org/tiny/revision/{revision}", get(listing))
@@ -84,7 +84,7 @@ async fn listing(State(server): State<Arc<Server>>, UrlPath(revision): UrlPath<S
     format!(r#"{{"id":"org/tiny","sha":"{COMMIT}","siblings":[{}]}}"#, siblings.join(",")).into_response()
 }
 
-/// Small files at once, weights by a redirect that already knows commit and tag, as the hub does for large files.
+/// Sends small files at once, and weights by a redirect that already has commit and tag, as the hub does for large files.
 async fn resolved(State(server): State<Arc<Server>>, UrlPath((revision, file)): UrlPath<(String, String)>, headers: HeaderMap) -> Response {
     assert_eq!(revision, COMMIT, "files are asked for by commit");
     if server.denies(&headers) {
@@ -116,7 +116,7 @@ async fn content(State(server): State<Arc<Server>>, UrlPath(file): UrlPath<Strin
         server.downloads.fetch_add(1, Relaxed);
     }
     let faulty = file == WEIGHTS && !is_probe;
-    // Late enough for the half to be on its way.
+    // Late enough for the first half to be on its way.
     let broken = stream::once(async {
         tokio::time::sleep(Duration::from_millis(50)).await;
         Err(Error::from(ErrorKind::ConnectionReset))

@@ -1,4 +1,4 @@
-//! Certificates with roles and names: who may act as what, renewal without an end, and revocation.
+//! Certificates with roles and names: which roles and names a holder may use, renewal without interruption, and revocation.
 
 use std::{net::SocketAddr, os::unix::fs::MetadataExt, time::Duration};
 use tidemill_net::{
@@ -55,7 +55,7 @@ async fn each_end_knows_what_the_other_may_act_as() {
 async fn a_certificate_without_a_role_is_nobodys() {
     let authority = Authority::new();
     let dir = issue::issue(authority.0.path(), "decode/d1", 1).unwrap().0;
-    // Of the same CA, as an older version made them.
+    // A certificate of the same CA, as an older version issued them.
     let pem = std::fs::read_to_string(authority.0.path().join("ca.key")).unwrap();
     let ca_key = rcgen::KeyPair::from_pem(&pem).unwrap();
     let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
@@ -88,7 +88,7 @@ async fn a_renewed_certificate_is_taken_up_by_a_running_process_and_links_go_on(
     }
     assert!(timeout(Duration::from_millis(50), connected.closed()).await.is_err(), "the first link goes on");
 
-    // Another's certificate in its place is not taken up.
+    // A certificate with a different name is not picked up.
     let other = issue::issue(authority.0.path(), "kvpool/k2", 1).unwrap().0;
     for file in ["node.key", "node.pem"] {
         std::fs::copy(other.join(file), authority.0.path().join("kvpool/k1").join(file)).unwrap();
@@ -108,14 +108,14 @@ async fn a_revoked_certificate_loses_its_links_and_gets_no_new_ones() {
     let (kept, of_server) = link(&server, &other).await;
     let serial = accepted.name().serial.clone();
     server.deny(1, 5, vec![serial.clone()]);
-    // An older list says nothing new.
+    // An older list is ignored.
     server.deny(1, 4, Vec::new());
     let reason = timeout(PATIENCE, connected.closed()).await.unwrap();
     assert!(reason.contains("revoked") && reason.contains(&serial), "{reason}");
     assert!(timeout(Duration::from_millis(50), kept.closed()).await.is_err(), "the other's link goes on");
     let mut listener = server.listen();
     let accepting = tokio::spawn(async move { listener.accept().await });
-    // The handshake is done before the server can look.
+    // The handshake is done before the server can check.
     if let Ok(connection) = client.connect(server.local_addr()).await {
         timeout(PATIENCE, connection.closed()).await.unwrap();
     }
@@ -123,7 +123,7 @@ async fn a_revoked_certificate_loses_its_links_and_gets_no_new_ones() {
     accepting.abort();
     server.deny(1, 6, Vec::new());
     link(&server, &client).await;
-    // Who connects looks, too.
+    // A connecting end checks as well.
     client.deny(1, 1, vec![of_server.name().serial.clone()]);
     assert!(client.connect(server.local_addr()).await.is_err());
 }
@@ -152,7 +152,7 @@ async fn a_log_that_was_made_anew_revokes_at_once_and_takes_nothing_back() {
     let (second, second_connected) = link(&server, &other).await;
     server.deny(7, 1000, vec![first.name().serial.clone()]);
     timeout(PATIENCE, first_connected.closed()).await.unwrap();
-    // Its places begin from the start.
+    // Its versions count from the start.
     server.deny(8, 3, vec![second.name().serial.clone()]);
     let reason = timeout(PATIENCE, second_connected.closed()).await.unwrap();
     assert!(reason.contains("revoked"), "{reason}");

@@ -1,4 +1,4 @@
-//! A supervised process says that its event loop turns, and ends with its supervisor although the loop stands still.
+//! A supervised process reports that its event loop is running, and ends with its supervisor even if the loop has stalled.
 
 use std::{
     io::{BufRead, BufReader},
@@ -8,7 +8,7 @@ use std::{
 };
 use tidemill_net::supervised::{BEAT, orphaned};
 
-/// The last line of the process before its loop stands still.
+/// The last line of the process before its loop stalls.
 const STILL: &str = "still";
 
 #[test]

@@ -10,7 +10,7 @@ pub const BLOCK_TOKENS: usize = 16;
 /// A token's id in the model's vocabulary.
 pub type Token = u32;
 
-/// How K and V numbers are stored.
+/// The number format of K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvDtype {
@@ -42,7 +42,7 @@ pub struct KvShape {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub dtype: KvDtype,
-    /// Latent attention: V is the first so many numbers of K, and there is K alone. `None`: both are there.
+    /// Latent attention: V is the first `latent` numbers of K, and only K is stored. `None` for ordinary attention, which stores both.
     pub latent: Option<usize>,
 }
 
@@ -72,8 +72,8 @@ impl KvShape {
 
 const CACHE_LINE: usize = 64;
 
-/// 128 bits of BLAKE3 over everything but its tokens that determines a block's bytes. Every chain starts from it, so a change of
-/// model, dtype or block size never reads old bytes. All tensor-parallel shards of a model share it, and so one chain of keys.
+/// 128 bits of BLAKE3 over everything that determines a block's bytes except its tokens. Every chain starts from it, so a change of model,
+/// dtype or block size never reads old bytes. All tensor-parallel shards of a model share it, and so they share one chain of keys.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayoutFingerprint(pub [u8; 16]);
 
@@ -106,7 +106,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The only part of a model that is not cut.
+    /// The only shard of a model that is not split.
     pub const WHOLE: Shard = Shard { index: 0, count: 1 };
 
     pub fn is_valid(self) -> bool {
@@ -119,7 +119,7 @@ impl Shard {
 pub struct BlockKey(pub [u8; 16]);
 
 impl BlockKey {
-    /// The parent of a sequence's first block. `salt` separates tenants: nobody without it can probe their prompts.
+    /// The parent of a sequence's first block. `salt` separates tenants: prompts cannot be probed without it.
     pub fn root(layout: &LayoutFingerprint, salt: &[u8]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("tidemill block chain v1");
         hasher.update(&layout.0);
@@ -137,7 +137,7 @@ impl BlockKey {
         Self(first_16(&blake3::hash(&input)))
     }
 
-    /// The name of a block that holds a part of the state after this block, of a model whose layers keep one.
+    /// The name of a block that holds one part of the recurrent state after this block, for a model with layers that keep such a state.
     pub fn state_part(&self, part: u32) -> Self {
         let mut input = [0u8; 16 + 5 + 4];
         input[..16].copy_from_slice(&self.0);
@@ -146,12 +146,12 @@ impl BlockKey {
         Self(first_16(&blake3::hash(&input)))
     }
 
-    /// The names of all parts of that state, in order.
+    /// The names of all parts of the state after this block, in order.
     pub fn state_parts(self, parts: usize) -> impl Iterator<Item = Self> {
         (0..parts as u32).map(move |part| self.state_part(part))
     }
 
-    /// The name under which a pool node keeps a shard's part of this block. A model that is not cut keeps the block's own.
+    /// The name under which a pool node keeps a shard's part of this block. For a model that is not split, this is the block's own key.
     pub fn of_shard(&self, shard: Shard) -> Self {
         if shard == Shard::WHOLE {
             return *self;
@@ -164,15 +164,16 @@ impl BlockKey {
     }
 }
 
-/// A salt begins with the tenant's part, of so many bytes; what follows is the tenant's own way to separate its requests.
+/// Length of the tenant's part, with which a salt begins. The rest is the tenant's own way to separate its requests.
 pub const TENANT_SALT_BYTES: usize = 32;
 
-/// The part of a salt that says whose it is. Where there are no tenants, salts are short, and each is a tenant by itself.
+/// The part of a salt that identifies the tenant. Without tenants, salts are shorter, and each counts as a tenant of its own.
 pub fn tenant_part(salt: &[u8]) -> &[u8] {
     &salt[..salt.len().min(TENANT_SALT_BYTES)]
 }
 
-/// The owner of blocks, as far as a pool node knows: a digest of the salt's [`tenant_part`]. Everyone who shares it is one tenant.
+/// The owner of blocks, as far as a pool node knows: a digest of the salt's [`tenant_part`]. All requests with the same part belong to one
+/// tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Tenant(pub u64);
 
@@ -183,16 +184,17 @@ impl Tenant {
     }
 }
 
-/// Which of the computed blocks count. A worker that computed wrongly ends an era: a block's key does not say who computed it, and who
-/// read a wrong block computed others from it, so nobody can say which ones are right.
+/// A generation of trusted blocks. A worker that is found to compute wrongly ends an era: a block's key does not tell which worker computed
+/// it, and other workers may have computed further blocks from a wrong one, so every earlier block is suspect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Era(Option<[u8; 32]>);
 
 impl Era {
-    /// Nobody was found yet.
+    /// The era before any worker was found to compute wrongly.
     pub const FIRST: Self = Self(None);
 
-    /// After these workers were found, in ascending order. Whoever knows of the same ones is in the same era.
+    /// The era after these workers were found to compute wrongly. They are in ascending order, so that all coordinators that know of the
+    /// same workers agree on the era.
     pub fn after(workers: impl IntoIterator<Item = Epoch>) -> Self {
         let mut workers = workers.into_iter().peekable();
         if workers.peek().is_none() {
@@ -205,7 +207,7 @@ impl Era {
         Self(Some(*hasher.finalize().as_bytes()))
     }
 
-    /// What a salt becomes, so that no block of an earlier era is found. It stays the tenant's.
+    /// Changes a salt so that no block of an earlier era is found. The tenant's part stays as it is.
     pub fn salt(&self, salt: &[u8]) -> Vec<u8> {
         let Self(Some(era)) = self else { return salt.to_vec() };
         let mut hasher = blake3::Hasher::new_keyed(era);

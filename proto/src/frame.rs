@@ -1,15 +1,15 @@
 //! Encodes messages to bytes and back. Only this module knows the codec.
 //!
-//! A frame is a little-endian `u32` length and that many bytes of bincode. Both ends refuse a frame above [`FRAME_BYTES_MAX`] before they
-//! allocate, and decoding allocates no more than that limit, so a hostile peer costs at most one frame of memory. A stream opens with a
-//! [`Preamble`], which carries the protocol version.
+//! A frame is a little-endian `u32` length, followed by that many bytes of bincode. Both ends refuse a frame above [`FRAME_BYTES_MAX`]
+//! before they allocate, and decoding allocates no more than that limit, so a hostile peer costs at most one frame of memory. A stream
+//! opens with a [`Preamble`], which carries the protocol version.
 
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Largest payload of one frame. A 128k-token prompt needs about 640 KB.
 pub const FRAME_BYTES_MAX: usize = 8 << 20;
 
-/// Bytes of the length in front of each payload.
+/// Bytes of the length that precedes each payload.
 pub const HEADER_BYTES: usize = 4;
 
 /// Changes whenever a message changes shape. Ends with different versions refuse each other.
@@ -41,7 +41,7 @@ pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, FrameError> {
     Ok(bytes)
 }
 
-/// The payload length from a header, checked.
+/// Returns the payload length from a header, if it is within [`FRAME_BYTES_MAX`].
 pub fn payload_bytes(header: [u8; HEADER_BYTES]) -> Result<usize, FrameError> {
     let bytes = u32::from_le_bytes(header) as usize;
     if bytes > FRAME_BYTES_MAX { Err(FrameError::TooLarge { bytes }) } else { Ok(bytes) }
@@ -59,17 +59,17 @@ pub fn decode<M: DeserializeOwned>(payload: &[u8]) -> Result<M, FrameError> {
     }
 }
 
-/// The kind of a stream. A peer that opens the wrong kind is refused at once.
+/// The kind of a stream. A peer that opens a stream of the wrong kind is refused at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub enum Preamble {
-    /// [`message`](crate::message): worker and coordinator.
+    /// Messages between a worker and a coordinator: [`message`](crate::message).
     Control = 1,
-    /// [`pool`](crate::pool): pool node and its client.
+    /// Messages between a pool node and its client: [`pool`](crate::pool).
     Pool = 2,
-    /// [`pool`](crate::pool): block bytes for or from a pool node.
+    /// Block bytes to or from a pool node: [`pool`](crate::pool).
     PoolData = 3,
-    /// The registry's messages, one coordinator to another.
+    /// The registry's messages, between coordinators.
     Registry = 4,
 }
 
@@ -85,7 +85,7 @@ impl Preamble {
         Self::one_of(&[self], bytes).map(drop)
     }
 
-    /// Which of `kinds` a peer has opened.
+    /// Returns the one of `kinds` that a peer has opened.
     pub fn one_of(kinds: &[Self], bytes: [u8; 8]) -> Result<Self, FrameError> {
         if bytes[..4] != *b"TIDE" {
             return Err(FrameError::BadPreamble(bytes));

@@ -1,5 +1,5 @@
-//! What the text of a sequence must follow. The front door has compiled the grammar before it admits a request; the decode worker
-//! compiles it again and lets only tokens be drawn that keep to it.
+//! The grammar that the text of a sequence must follow. The gateway compiles it before it admits a request; the decode worker compiles it
+//! again and samples only tokens that the grammar allows.
 
 use crate::block::Token;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// A grammar in one of llguidance's three notations. Clones share the text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Grammar {
-    /// JSON text that this schema describes.
+    /// JSON text that conforms to this schema.
     JsonSchema(#[serde(with = "shared")] Arc<str>),
     /// Text that this regular expression matches as a whole.
     Regex(#[serde(with = "shared")] Arc<str>),
@@ -28,14 +28,14 @@ impl Grammar {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Constraint {
     pub grammar: Grammar,
-    /// The model's end-of-sequence ids: they may be drawn where the grammar may end, and only these are left where it must. All of them
-    /// are stop tokens of the sequence, even if the client wants them ignored.
+    /// The model's end-of-sequence ids: allowed where the text may end, and the only tokens allowed where it must. All of them are stop
+    /// tokens of the sequence, even if the client wants end-of-sequence ignored.
     pub end_tokens: Vec<Token>,
-    /// The client wants them ignored: they are drawn only where the grammar leaves nothing else.
+    /// Whether the client wants end-of-sequence ignored: these tokens are then sampled only where the grammar allows no other token.
     pub ends_late: bool,
 }
 
-/// On the wire it is a string and nothing else.
+/// Serializes the grammar as a plain string.
 mod shared {
     use serde::{Deserialize, Deserializer, Serializer};
     use std::sync::Arc;

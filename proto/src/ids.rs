@@ -36,11 +36,12 @@ pub struct LinkId {
 }
 
 id! {
-    /// One run of one worker process, which draws it at its start. All coordinators know a worker by it, whichever heard of it first.
+    /// One run of one worker process, which draws it at its start. All coordinators know a worker by it, whichever of them it reached
+    /// first.
     Instance
 }
 id! {
-    /// What the coordinators agreed to call one run of one worker. A message with an old epoch is refused: a restarted worker is a new
-    /// worker.
+    /// The number that the coordinators agreed on for one run of one worker. A message with an old epoch is refused: a restarted worker is
+    /// a new worker.
     Epoch
 }

@@ -1,7 +1,7 @@
-//! What coordinator and workers tell each other over one ordered stream per worker.
+//! Messages between a coordinator and a worker, over one ordered stream per worker.
 //!
-//! A worker opens the stream, sends [`Register`], and is given an epoch. From then on both ends send what they have;
-//! nothing is answered in lockstep. Every event carries the epoch that the worker was given, and an old one is refused.
+//! A worker opens the stream, sends [`Register`], and is given an epoch. From then on both ends send at any time; nothing is answered in
+//! lockstep. Every event carries the epoch that the worker was given, and an event with an old one is refused.
 
 use crate::{
     block::{BlockKey, LayoutFingerprint, Token},
@@ -29,12 +29,12 @@ pub enum Role {
 /// A worker introduces itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Register {
-    /// For people: `decode-0`. Uniqueness comes from the epoch.
+    /// A name for operators, such as `decode-0`. It need not be unique: the epoch identifies the worker.
     pub name: String,
     pub host: Host,
-    /// Process id, for people and for tests that stop one.
+    /// The process id, for operators and for tests that stop a process.
     pub pid: u32,
-    /// The name of the model that it belongs to. `None`: the operator did not say.
+    /// The name of the model that the worker belongs to, if the operator has set one.
     pub model: Option<String>,
     pub role: RoleInfo,
 }
@@ -48,7 +48,7 @@ pub enum RoleInfo {
     Prefill(EngineInfo),
     Decode(EngineInfo),
     Kvpool {
-        /// Where clients of the pool connect.
+        /// The address to which clients of the pool connect.
         addr: SocketAddr,
     },
 }
@@ -63,20 +63,20 @@ impl RoleInfo {
     }
 }
 
-/// What a worker that holds a model can do.
+/// The capabilities of a worker that holds a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineInfo {
     pub model: ModelIdentity,
     pub layout: LayoutFingerprint,
     /// Bytes of one KV block.
     pub block_bytes: u64,
-    /// KV blocks of its device memory: no sequence can be longer.
+    /// KV blocks of its device memory: the limit of a sequence's length.
     pub device_blocks: u32,
-    /// Blocks that the state after a block takes, where layers keep one; 0: none does.
+    /// Blocks that the state after a block takes, for a model with layers that keep a state; 0 for other models.
     pub state_blocks: u32,
     /// Longest sequence that the model allows, in tokens.
     pub context_tokens: u32,
-    /// Most sequences, or prompts to prefill, to give it at a time: those that it computes and some that wait there.
+    /// Most sequences (or prompts to prefill) to send to it at a time: those that it computes, and some that wait there.
     pub work_max: u32,
 }
 
@@ -91,25 +91,25 @@ pub struct ModelIdentity {
     pub num_hidden_layers: u32,
     #[serde(default)]
     pub kind: ModelKind,
-    /// Digest of `tokenizer.json`. `None`: the directory has none; a worker needs none.
+    /// Digest of `tokenizer.json`, if the directory has one. A worker needs none.
     #[serde(default)]
     pub tokenizer_digest: Option<[u8; 16]>,
 }
 
-/// What a model does with a text.
+/// The use of a model: its output for a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ModelKind {
-    /// Continues it, token by token.
+    /// Continues the text, token by token.
     #[default]
     Decoder,
-    /// Makes an embedding of it.
+    /// Computes an embedding of the text.
     Encoder,
-    /// Gives a number for each of its labels to it, or to a pair of texts.
+    /// Computes a score for each of its labels, for one text or a pair of texts.
     Classifier,
 }
 
 impl ModelKind {
-    /// The kind of a Hugging Face architecture: encoders end in `Model` or `ForMaskedLM`, decoders in another word.
+    /// Derives the kind from a Hugging Face architecture: encoders end in `Model` or `ForMaskedLM`, decoders in other words.
     pub fn of_architecture(name: &str) -> Self {
         if name.ends_with("LMHeadModel") {
             Self::Decoder
@@ -126,11 +126,11 @@ impl ModelKind {
 /// A job that reports its prompt's embedding and generates nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Embeds {
-    /// The place of the first token of the second of two texts; the prompt's length for one text.
+    /// The position of the second text's first token, if there are two texts; else the prompt's length.
     pub second_text: u32,
 }
 
-/// The keys of `config.json` that make up a [`ModelIdentity`]: those of the text model, where it is one among several.
+/// The keys of `config.json` that make up a [`ModelIdentity`]. For a multimodal model, those of its text model.
 #[derive(Default, Deserialize)]
 pub struct IdentityKeys {
     #[serde(default)]
@@ -147,11 +147,11 @@ pub struct IdentityKeys {
     text_config: Option<Box<IdentityKeys>>,
 }
 
-/// What the published configurations of a text model inside another leave out.
+/// Values that published configurations leave out where this text model is part of a larger one: `model_type`, `vocab_size`, context.
 const GEMMA3_TEXT: (&str, u32, u32) = ("gemma3_text", 262_208, 131_072);
 
 impl IdentityKeys {
-    /// The identity, and the context in tokens. The error completes "config.json: …".
+    /// Returns the identity, and the context in tokens. The error completes "config.json: …".
     pub fn identity(self) -> Result<(ModelIdentity, u32), String> {
         let kind = self.architectures.first().map_or(ModelKind::Decoder, |name| ModelKind::of_architecture(name));
         let mut keys = self.text_config.map_or(Self { text_config: None, ..self }, |text| *text);
@@ -178,7 +178,7 @@ impl ModelIdentity {
         *blake3::hash(tokenizer).as_bytes().first_chunk().expect("a hash has 32 bytes")
     }
 
-    /// The first thing in which another directory differs, for people.
+    /// Describes the first difference from another directory's identity.
     pub fn difference(&self, other: &Self) -> Option<String> {
         let text = |name: &str, a: &str, b: &str| (a != b).then(|| format!("{name} is {b}, not {a}"));
         let number = |name, a: u32, b: u32| text(name, &a.to_string(), &b.to_string());
@@ -192,14 +192,14 @@ impl ModelIdentity {
     }
 }
 
-/// Worker to coordinator.
+/// A message from worker to coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToCoordinator {
     Register {
         instance: Instance,
         register: Register,
     },
-    /// Everything after registration. An event with an epoch that is not the link's own is refused.
+    /// Any message after registration. An event with an epoch that is not the link's own is refused.
     Event {
         epoch: Epoch,
         event: WorkerEvent,
@@ -209,15 +209,15 @@ pub enum ToCoordinator {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum WorkerEvent {
     Heartbeat(Box<Report>),
-    /// What one decode step produced, for all sequences of this coordinator.
+    /// The tokens of one decode step, for all sequences of this coordinator.
     Tokens(Vec<SequenceToken>),
-    /// A sequence ended, well or not. The last event of a sequence, after its last token.
+    /// A sequence ended, successfully or not. This is the sequence's last event, after its last token.
     Finished {
         sequence: SequenceId,
         reason: Finish,
         provenance: Provenance,
     },
-    /// Log-probabilities of the prompt's tokens (first is `None`), before the first token.
+    /// Log-probabilities of the prompt's tokens, sent before the first generated token. The first entry is `None`.
     PromptLogprobs {
         sequence: SequenceId,
         logprobs: Vec<Option<TokenLogprob>>,
@@ -227,31 +227,31 @@ pub enum WorkerEvent {
         sequence: SequenceId,
         values: Vec<f32>,
     },
-    /// Where the prompt's K and V come from, once per sequence and worker, before the first token.
+    /// The sources of the prompt's K and V, once per sequence and worker, before the first token.
     Sources {
         sequence: SequenceId,
         tokens: TokensBySource,
     },
-    /// A prefill job ended, in good order or not.
+    /// A prefill job ended, successfully or not.
     Prefilled {
         request: RequestId,
         outcome: PrefillOutcome,
     },
-    /// Pool node: what came and went. `from` numbers the first event; the stream has no gap.
+    /// Changes of a pool node's blocks. `from` numbers the first event; the stream has no gap.
     PoolEvents {
         from: u64,
         events: Vec<PoolEvent>,
     },
-    /// Engine: what came and went in its device's prefix cache. Numbered like a pool node's events.
+    /// Changes of the prefix cache on an engine's device. Numbered like a pool node's events.
     CacheEvents {
         from: u64,
         events: Vec<CacheEvent>,
     },
-    /// This worker drains: give it nothing new.
+    /// The worker drains and takes no new work.
     Leaving,
 }
 
-/// Coordinator to worker.
+/// A message from coordinator to worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToWorker {
     Registered {
@@ -261,7 +261,7 @@ pub enum ToWorker {
     Refused {
         reason: String,
     },
-    /// Not registered, for want of something that comes back by itself; the text says what. Try again soon.
+    /// Registration refused for want of a resource that returns by itself, which the text names. The worker tries again soon.
     NotYet {
         reason: String,
     },
@@ -275,31 +275,31 @@ pub enum ToWorker {
     CancelPrefill {
         request: RequestId,
     },
-    /// No worker computes this sequence's missing blocks any more: compute them locally.
+    /// No worker will compute this sequence's missing blocks: compute them locally.
     StopWaiting {
         sequence: SequenceId,
     },
-    /// Certificates that are revoked, by their serials (hexadecimal): all of them, as of this place in the registry's log. An earlier
-    /// place in the same log says nothing new; another log adds to what is known.
+    /// The serials (hexadecimal) of all revoked certificates as of this index of the registry's log. An earlier index of the same log adds
+    /// nothing; the entries of another log are added to those already known.
     Denied {
         log: u64,
         version: u64,
         serials: Vec<String>,
     },
-    /// To a pool node that said [`WorkerEvent::Leaving`]: who may take over what it holds, the best first.
+    /// The answer to [`WorkerEvent::Leaving`] of a pool node: nodes that can take over its blocks, the best first.
     Peers(Vec<Peer>),
 }
 
-/// A pool node as one worker is to reach it.
+/// A pool node, and how one worker reaches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PoolNode {
     pub addr: SocketAddr,
-    /// It is on the worker's own host: blocks go through shared memory. Else they go over the network, even if this process
-    /// could map the node's memory.
+    /// Whether the node is on the worker's own host, so that blocks go through shared memory. Otherwise they go over the network, even if
+    /// this process could map the node's memory.
     pub near: bool,
 }
 
-/// Where the next `blocks` blocks of a sequence are to be read. Runs follow one another from the sequence's first block.
+/// The pool node from which the next `blocks` blocks of a sequence are read. Runs follow one another from the sequence's first block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
     pub node: PoolNode,
@@ -307,64 +307,65 @@ pub struct Run {
 }
 
 impl Run {
-    /// For each block that `runs` cover, where to read it. At most `blocks_max` of them: a peer may claim any number.
+    /// Lists the node to read from for each block that `runs` cover, at most `blocks_max` of them: a peer may claim any number.
     pub fn nodes(runs: &[Run], blocks_max: usize) -> Vec<PoolNode> {
         runs.iter().flat_map(|run| std::iter::repeat_n(run.node, run.blocks as usize)).take(blocks_max).collect()
     }
 }
 
-/// A pool node that another one may move blocks to.
+/// A pool node to which a draining one may move blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
     pub node: PoolNode,
-    /// What it can take in without evicting anything.
+    /// Blocks that it can take in without evicting any.
     pub free_blocks: u64,
 }
 
-/// Compute and publish those of the first `blocks` full blocks of `tokens` that do not exist.
+/// A job to compute and publish those of the first `blocks` full blocks of `tokens` that do not exist.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrefillJob {
     pub request: RequestId,
-    /// At least `blocks * 16` tokens.
+    /// The prompt's tokens: at least `blocks * 16`.
     pub tokens: Tokens,
     pub blocks: u32,
-    /// Tenant's cache salt.
+    /// The tenant's cache salt.
     pub salt: Vec<u8>,
-    /// Leading blocks that exist.
+    /// The leading blocks that exist, by the node to read them from.
     pub read: Vec<Run>,
-    /// Takes what is computed.
+    /// The node that stores the computed blocks.
     pub home: PoolNode,
-    /// Give up after this long.
+    /// Time after which the job is abandoned.
     pub deadline_ms: u64,
     pub urgency: Urgency,
 }
 
-/// Generate one sequence.
+/// A job to generate one sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DecodeJob {
     pub request: RequestId,
     pub sequence: SequenceId,
-    /// Prompt, and for a rescued sequence the tokens already generated.
+    /// The prompt, and for a rescued sequence also the tokens generated before.
     pub tokens: Tokens,
-    /// How many of `tokens` are the prompt; the rest were generated before.
+    /// The number of `tokens` that belong to the prompt; the rest were generated before.
     pub prompt_tokens: u32,
     pub salt: Vec<u8>,
-    /// Leading blocks that exist: fetch them.
+    /// The leading blocks that exist and are to be fetched.
     pub read: Vec<Run>,
-    /// Where blocks come that are being computed, and where to publish those computed here. `None`: no pool node takes any.
+    /// The node to which other workers write the blocks that this sequence waits for, and where this worker publishes its own. `None` if no
+    /// pool node accepts blocks.
     pub home: Option<PoolNode>,
-    /// Leading blocks that exist or are on their way to `home`: fetch them, and wait up to `wait_ms` for each that `home` does not have
-    /// yet. Blocks after these are computed locally (the tail).
+    /// The number of leading blocks that exist or are on their way to `home`. The worker fetches them, and waits up to `wait_ms` for each
+    /// that `home` does not have yet. It computes the blocks after these itself (the tail).
     pub expected_blocks: u32,
     pub wait_ms: u64,
-    /// Number of leading blocks that are read often: those fetched from elsewhere are also published at `home`.
+    /// The number of leading blocks that are read often: those fetched from another node are also published at `home`.
     pub hot_blocks: u32,
     pub sampling: Sampling,
     pub stop: StopRule,
-    /// What the generated text must follow.
+    /// The grammar that the generated text must follow.
     pub constraint: Option<Constraint>,
     pub urgency: Urgency,
-    /// `Some(n)`: also report log-probabilities of the prompt's tokens, with the `n` likeliest of each.
+    /// `Some(n)`: also report the log-probabilities of the prompt's tokens, with the `n` likeliest at each position.
     pub prompt_logprobs: Option<u32>,
     /// Report the prompt's embedding, and generate nothing.
     pub embeds: Option<Embeds>,
@@ -374,7 +375,7 @@ pub struct DecodeJob {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SequenceToken {
     pub sequence: SequenceId,
-    /// 0 for the first generated token of the sequence; counts on across rescues.
+    /// 0 for the first generated token of the sequence. A rescue continues the numbering.
     pub index: u32,
     pub token: Token,
     pub logprob: Option<TokenLogprob>,
@@ -382,7 +383,7 @@ pub struct SequenceToken {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Finish {
-    /// Drew this stop token (reported as a token, too).
+    /// Drew this stop token, which is reported as a token as well.
     Stop { token: Token },
     /// Reached `max_tokens`, or the model's context.
     Length,
@@ -392,37 +393,37 @@ pub enum Finish {
     Returned,
 }
 
-/// Where a sequence's prompt came from and where its time went.
+/// The sources of a sequence's prompt, and the time spent in each phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Provenance {
     pub tokens: TokensBySource,
-    /// Waiting for room in the batch and in device memory.
+    /// Time spent waiting for room in the batch and in device memory.
     pub queue_ms: f64,
-    /// From asking the pool to the last block that had existed before.
+    /// Time from asking the pool to the last block that had existed before.
     pub fetch_ms: f64,
-    /// From asking the pool to the last block that a prefill worker computed for this request.
+    /// Time from asking the pool to the last block that a prefill worker computed for this request.
     pub transfer_ms: f64,
-    /// From the last block to the first token: the tail, and whatever was computed locally.
+    /// Time from the last block to the first token: the tail, and any blocks computed locally.
     pub tail_ms: f64,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     pub decode_ms: f64,
     pub preemptions: u32,
-    /// Tokens that the decode worker guessed and computed ahead,
+    /// Tokens that the decode worker drafted (guessed and computed ahead).
     pub drafted: u64,
-    /// and those of them that turned out right.
+    /// Drafted tokens that were confirmed.
     pub accepted: u64,
 }
 
-/// Prompt tokens by where their KV came from when the sequence was first admitted. They add up to the prompt.
+/// Prompt tokens by the source of their KV when the sequence was first admitted. They add up to the prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokensBySource {
-    /// This worker's device blocks.
+    /// Read from this worker's device blocks.
     pub hbm: u64,
-    /// A pool node's DRAM over shared memory, there before this request.
+    /// Read from a pool node's DRAM over shared memory, present before this request.
     pub dram: u64,
-    /// A pool node's NVMe, there before this request.
+    /// Read from a pool node's NVMe, present before this request.
     pub nvme: u64,
-    /// A pool node over the network, there before this request.
+    /// Read from a pool node over the network, present before this request.
     pub remote: u64,
     /// Computed for this request by a prefill worker and handed over through the pool.
     pub prefill: u64,
@@ -431,7 +432,7 @@ pub struct TokensBySource {
 }
 
 impl TokensBySource {
-    /// Tokens that nobody had to compute for this request.
+    /// Tokens that did not have to be computed for this request.
     pub fn cached(&self) -> u64 {
         self.hbm + self.dram + self.nvme + self.remote
     }
@@ -454,7 +455,7 @@ impl TokensBySource {
 pub enum PrefillOutcome {
     /// All blocks are published.
     Done {
-        /// Tokens that existed and tokens that were computed.
+        /// Tokens that existed before, and tokens that were computed.
         cached_tokens: u32,
         computed_tokens: u32,
         queue_ms: f64,
@@ -465,25 +466,25 @@ pub enum PrefillOutcome {
     },
 }
 
-/// What changed at a pool node.
+/// A change at a pool node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PoolEvent {
     /// The node holds a block that it did not hold before.
     Stored { key: BlockKey, tier: Tier },
-    /// The node holds it elsewhere than before.
+    /// The node holds the block in a different tier than before.
     Moved { key: BlockKey, tier: Tier },
-    /// The node holds it no longer, in any tier.
+    /// The node no longer holds the block in any tier.
     Evicted(BlockKey),
-    /// All earlier events are void. The node's next events describe it from empty.
+    /// All earlier events are void. The node's next events describe its contents from empty.
     Cleared,
 }
 
-/// What changed in the prefix cache of an engine's device. Only that engine can read these blocks.
+/// A change in the prefix cache of an engine's device. Only that engine can read these blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CacheEvent {
     Stored(BlockKey),
     Evicted(BlockKey),
-    /// All earlier events are void. The next ones describe the cache from empty.
+    /// All earlier events are void. The next ones describe the cache's contents from empty.
     Cleared,
 }
 
@@ -505,7 +506,7 @@ pub struct Report {
 impl Report {
     pub const STEPS_MAX: usize = 64;
 
-    /// Keeps a step for the next heartbeat, unless it has enough of them.
+    /// Keeps a step for the next heartbeat, unless the report is full.
     pub fn push_step(&mut self, step: StepSample) {
         if self.steps.len() < Self::STEPS_MAX {
             self.steps.push(step);
@@ -513,7 +514,7 @@ impl Report {
     }
 }
 
-/// Blocks of each tier that a worker has; zero for the others. A block in two tiers counts in both.
+/// Blocks of a worker in each tier; zero for tiers that it lacks. A block in two tiers counts in both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierBlocks {
     /// Device blocks of a prefill or decode worker.
@@ -537,7 +538,7 @@ pub struct Blocks {
     pub bytes_per_block: u64,
 }
 
-/// Monotone since the process started.
+/// Counters that only grow from the start of the process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counters {
     pub tokens: TokensBySource,
@@ -546,13 +547,14 @@ pub struct Counters {
     /// Prefix tokens a prefill worker did not need to compute.
     pub prefill_cached_tokens: u64,
     pub tokens_generated: u64,
-    /// Tokens that were guessed and computed ahead, by their place in the draft,
+    /// Drafted tokens (guessed and computed ahead), by their position in the draft.
     pub tokens_drafted: Vec<u64>,
-    /// and those of them that turned out right. They are among those generated.
+    /// Drafted tokens that were confirmed, by position. They are among `tokens_generated`.
     pub tokens_accepted: Vec<u64>,
     pub preemptions: u64,
     pub steps: u64,
-    /// Rows that went through each expert, by its number, in all layers together. Empty where there are no experts or nobody counts them.
+    /// Rows that went through each expert, by its number, summed over the layers. Empty if the model has no experts or the backend does not
+    /// count them.
     pub expert_rows: Vec<u64>,
     pub transfer: Transfer,
     pub misses: Misses,
@@ -566,14 +568,14 @@ pub struct Counters {
 pub struct Transfer(pub [[Moved; Direction::ALL.len()]; Transport::ALL.len()]);
 
 impl Transfer {
-    /// Every transport's, in the order of [`Transport::ALL`].
+    /// Every combination of transport and direction, in the order of [`Transport::ALL`].
     pub fn lanes(&self) -> impl Iterator<Item = (Transport, Direction, &Moved)> {
         let of = |transport, lanes| Direction::ALL.into_iter().zip(lanes).map(move |(direction, moved)| (transport, direction, moved));
         Transport::ALL.into_iter().zip(&self.0).flat_map(move |(transport, lanes)| of(transport, lanes))
     }
 }
 
-/// By place on the wire, by name (`shm_put`) for people.
+/// Positional on the wire; by name (`shm_put`) in human-readable formats.
 impl Serialize for Transfer {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if !serializer.is_human_readable() {
@@ -598,25 +600,25 @@ impl IndexMut<(Transport, Direction)> for Transfer {
     }
 }
 
-/// What went one way over one transport.
+/// Blocks moved in one direction over one transport.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moved {
     pub bytes: u64,
-    /// Puts count batches, gets count blocks, and the disk counts reads and writes: one per wait.
+    /// Number of waits: puts count batches, gets count blocks, and the disk counts reads and writes.
     pub transfers: u64,
-    /// Added up over transfers, which may run at the same time.
+    /// Sum over transfers, which may overlap in time.
     pub seconds: f64,
-    /// Transfers that took longer than the bound before and at most this one of [`Moved::BOUNDS_S`].
+    /// Histogram of durations: element `i` counts transfers that took at most [`Moved::BOUNDS_S`]`[i]` and longer than the bound before it.
     pub times: [u64; Moved::BOUNDS_S.len()],
 }
 
 impl Moved {
-    /// Seconds: from copying a small block to a transfer that nobody waits for any more.
+    /// Bounds in seconds, from copying a small block to a transfer that no request can still wait for.
     pub const BOUNDS_S: [f64; 16] =
         [0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
 }
 
-/// What a pool node did with its disk.
+/// A pool node's use of its disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Disk {
     pub stored: Moved,
@@ -629,35 +631,35 @@ pub struct Disk {
     pub given_up: u64,
 }
 
-/// Bytes of blocks that were got and valid, by what copied them to where the engine computes.
+/// Bytes of valid blocks that were fetched, by the processor that copied them to the engine's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fetched {
-    /// A device, straight from the pool node's memory.
+    /// Copied by a device, straight from the pool node's memory.
     pub by_device: u64,
-    /// The host. Where a GPU computes, it passes them on.
+    /// Copied by the host, which passes them on if a GPU computes.
     pub by_host: u64,
 }
 
-/// RDMA connections of a process. A reader or writer whose rails are all lost goes on over QUIC.
+/// RDMA connections of a process. A reader or writer that has lost all its rails continues over QUIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rails {
     pub opened: u64,
-    /// Opened ones that broke, or that their node closed.
+    /// Opened rails that broke, or that their node closed.
     pub lost: u64,
-    /// A pool node's: how often it closed a client's rails because the client was late to fill a slot.
+    /// For a pool node: how often it closed a client's rails because the client was late to fill a slot.
     pub fenced: u64,
 }
 
-/// Blocks that were asked for and unusable, by reason.
+/// Blocks that were requested but unusable, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Misses {
-    /// Not there, and not there before the wait's deadline.
+    /// Not present by the deadline of the wait.
     pub absent: u64,
-    /// Slot was reused while it was read.
+    /// The slot was reused while it was read.
     pub stale: u64,
-    /// Bytes differ from what was published.
+    /// The bytes differ from those that were published.
     pub corrupt: u64,
-    /// Node could not be reached, or the transfer broke off.
+    /// The node could not be reached, or the transfer broke off.
     pub unreachable: u64,
 }
 
@@ -668,7 +670,7 @@ pub struct StepSample {
     pub prefill_tokens: u32,
     /// Sum over those tokens of their position: the attention work.
     pub prefill_context: u64,
-    /// Sequences that decoded one token.
+    /// Sequences that decoded a token.
     pub decode_rows: u32,
     /// Sum of their context lengths.
     pub decode_context: u64,

@@ -1,7 +1,7 @@
 //! Messages between a KV pool node and its clients.
 //!
-//! A client opens one control stream, sends [`ToPool::Hello`] and is welcomed or refused. Then it numbers its calls; answers come in
-//! any order and carry the call's number. Bytes go one of two ways ([`Via`]), never over the control stream:
+//! A client opens one control stream, sends [`ToPool::Hello`] and is welcomed or refused. Then it numbers its calls; answers come in any
+//! order and carry the call's number. Block bytes take one of two ways ([`Via`]), never the control stream:
 //!
 //! ```text
 //! Via::Slots    the client reads and writes the node's arena itself (shared memory, RDMA)
@@ -29,7 +29,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Most keys or blocks in one message: a context of a million tokens.
+/// Most keys or blocks in one message: enough for a context of a million tokens.
 pub const KEYS_MAX: usize = 1 << 16;
 
 /// Largest block.
@@ -42,18 +42,18 @@ pub const RAILS_MAX: usize = 16;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct CallId(pub u64);
 
-/// Keeps the blocks of one answer in place until it is released or expires.
+/// A lease, which keeps the blocks of one answer in place until it is released or expires.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct LeaseId(pub u64);
 
-/// A slot at one time: its generation changes whenever its content may change.
+/// A slot at one point in time: its generation changes whenever its contents may change.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct SlotRef {
     pub slot: u32,
     pub generation: u64,
 }
 
-/// What carries block bytes between a client and a node.
+/// The transport that carries block bytes between a client and a node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Transport {
     Shm,
@@ -62,7 +62,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// The cheapest first.
+    /// All transports, the cheapest first.
     pub const ALL: [Transport; 3] = [Transport::Shm, Transport::Rdma, Transport::Quic];
 
     pub const fn name(self) -> &'static str {
@@ -73,13 +73,13 @@ impl Transport {
         }
     }
 
-    /// Whether it works only between processes of one host.
+    /// Whether the transport works only between processes of one host.
     pub const fn same_host(self) -> bool {
         matches!(self, Transport::Shm)
     }
 }
 
-/// Which way blocks move, as a client sees it.
+/// The direction in which blocks move, as a client sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
     Put,
@@ -97,91 +97,91 @@ impl Direction {
     }
 }
 
-/// How a reader gets its bytes.
+/// The way in which a client gets block bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Via {
     Slots,
     Streams,
 }
 
-/// Where a pool node holds a block; the faster tier if both do.
+/// The tier in which a pool node holds a block; the faster one if both do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Tier {
     Dram,
     Nvme,
 }
 
-/// Where the blocks of a put belong: the request they are computed for, and their place in their chain.
+/// The origin of a put's blocks: the request they are computed for, and their place in their chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Lineage {
     /// The request they are computed for.
     pub origin: RequestId,
     pub tenant: Tenant,
-    /// The block before the first one; `None` at the start of the chain.
+    /// The block before the first one of the put; `None` at the start of the chain.
     pub parent: Option<BlockKey>,
-    /// Blocks of the chain before the first one.
+    /// The number of blocks of the chain before the first one of the put.
     pub position: u32,
 }
 
 impl Lineage {
-    /// The lineage of each of `keys`, which follow each other from here on.
+    /// The lineage of each of `keys`, which follow one another starting at this place.
     pub fn of_each(self, keys: &[BlockKey]) -> impl Iterator<Item = Self> {
         let parents = [self.parent].into_iter().chain(keys.iter().copied().map(Some));
         (self.position..).zip(parents).take(keys.len()).map(move |(position, parent)| Self { parent, position, ..self })
     }
 }
 
-/// What a client's blocks are. A connection is for one shard: its keys name that shard's part of each block.
+/// The format of a client's blocks. A connection is for one shard: its keys name that shard's part of each block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BlockFormat {
     pub layout: LayoutFingerprint,
     pub shard: Shard,
-    /// Of the shard's part of a block.
+    /// The size of the shard's part of a block.
     pub block_bytes: u64,
 }
 
 impl BlockFormat {
-    /// Blocks of a model that is not cut into shards.
+    /// The format for a model that is not split into shards.
     pub fn whole(layout: LayoutFingerprint, block_bytes: u64) -> Self {
         Self { layout, shard: Shard::WHOLE, block_bytes }
     }
 }
 
-/// Client to node.
+/// A message from client to node.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ToPool {
-    /// First message. All clients of a node agree on `block_bytes`.
+    /// The first message. All clients of a node agree on `block_bytes`.
     Hello(BlockFormat),
-    /// Reserve a slot for each key that is neither held nor in flight. The keys follow each other in one chain.
+    /// Reserve a slot for each key that is neither held nor in flight. The keys follow one another in one chain.
     PutStart {
         call: CallId,
         lineage: Lineage,
         room: Room,
         keys: Vec<BlockKey>,
     },
-    /// These slots are written (`Via::Slots`).
+    /// These slots have been written (`Via::Slots`).
     PutEnd {
         call: CallId,
         blocks: Vec<Written>,
     },
-    /// These slots will not be written, and nobody is writing them.
+    /// These slots will not be written, and no write to them is under way.
     PutRevoke {
         blocks: Vec<SlotRef>,
     },
-    /// How many leading `keys` are held? Blocks in DRAM stay for a short while, so that a get can follow.
+    /// Count the leading `keys` that are held. Blocks in DRAM stay for a short while, so that a get can follow.
     Match {
         call: CallId,
         keys: Vec<BlockKey>,
     },
-    /// Hand over these blocks, waiting up to `wait_ms` for those that are missing, reserved or not. Blocks on NVMe may take a little
-    /// longer.
+    /// Hand over these blocks, waiting up to `wait_ms` for those that are missing, whether reserved or not. Blocks on NVMe may take a
+    /// little longer.
     Get {
         call: CallId,
         keys: Vec<BlockKey>,
         wait_ms: u64,
         via: Via,
     },
-    /// Stop waiting; no answer follows.
+    /// Stop waiting. No answer follows.
     CancelGet {
         call: CallId,
     },
@@ -193,17 +193,17 @@ pub enum ToPool {
         call: CallId,
         ends: Vec<RailEnd>,
     },
-    /// The rail with this queue pair of the node has failed, and nothing is on its way over it.
+    /// The rail to this queue pair of the node has failed, and no transfer is under way over it.
     CloseRail {
         pair: u32,
     },
-    /// This slot's bytes did not match their checksum: check them, and forget the block if they are wrong.
+    /// The slot's bytes did not match their checksum: check them, and drop the block if they are wrong.
     Suspect {
         block: SlotRef,
     },
 }
 
-/// Node to client.
+/// A message from node to client.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum FromPool {
     Welcome {
@@ -219,7 +219,7 @@ pub enum FromPool {
         deadline_ms: u64,
         answers: Vec<Reservation>,
     },
-    /// What became of blocks whose bytes were delivered. Over all answers, the counts add up to them.
+    /// The outcome for blocks whose bytes were delivered. Over all answers, the counts add up to the number of those blocks.
     PutEnded {
         call: CallId,
         published: u32,
@@ -229,7 +229,7 @@ pub enum FromPool {
         call: CallId,
         blocks: u32,
     },
-    /// Some of the blocks of a get, leased together (`Via::Slots`).
+    /// Some of the blocks of a get, under one lease (`Via::Slots`).
     Found {
         call: CallId,
         lease: LeaseId,
@@ -240,44 +240,45 @@ pub enum FromPool {
         call: CallId,
         rails: Vec<Option<RailOpened>>,
     },
-    /// All rails of this client are gone: a slot that it was late to fill had to be protected from it.
+    /// All rails of this client were closed: it was late to fill a slot, which had to be protected from it.
     RailsClosed,
-    /// These blocks of a get are not there, and did not come before its deadline.
+    /// These blocks of a get are absent, and did not arrive before its deadline.
     Missed {
         call: CallId,
         indexes: Vec<u32>,
     },
 }
 
-/// One end of an RDMA connection, as its device's port and queue pair are reached.
+/// One end of an RDMA connection: the address of its device's port and queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RailEnd {
     pub gid: [u8; 16],
-    /// 0 on Ethernet.
+    /// The local identifier (LID) of the port; 0 on Ethernet.
     pub lid: u16,
-    /// As verbs number them: 1 is 256 bytes, 5 is 4096.
+    /// The MTU in the encoding of verbs: 1 is 256 bytes, 5 is 4096.
     pub mtu: u8,
     /// Number of the queue pair.
     pub pair: u32,
     /// Number of the first packet from this end.
     pub psn: u32,
-    /// READs that this end answers at once, and that it has under way.
+    /// RDMA READs that this end answers concurrently, and those that it may have outstanding.
     pub reads_in: u8,
     pub reads_out: u8,
 }
 
-/// The node's end of a rail, and how its arena (laid out as in shared memory) is reached over it.
+/// The node's end of a rail, with the keys that give access to its arena (laid out as in shared memory).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RailOpened {
     pub end: RailEnd,
     pub arena_at: u64,
-    /// For reading anything of the arena.
+    /// The remote key for reading anywhere in the arena.
     pub read_key: u32,
-    /// For writing slots.
+    /// The remote key for writing slots.
     pub write_key: u32,
 }
 
-/// How a process on the same host maps the node's arena: through `/proc/<pid>/fd/<fd>`, with `nonce` in its first page as proof.
+/// The way in which a process on the same host maps the node's arena: through `/proc/<pid>/fd/<fd>`, with `nonce` in the first page as
+/// proof.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ArenaInfo {
     pub pid: u32,
@@ -287,16 +288,16 @@ pub struct ArenaInfo {
     pub block_bytes: u64,
 }
 
-/// Which blocks may leave memory for those of a put.
+/// The blocks that may be evicted from memory to make room for a put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Room {
-    /// The first that the policy gives up, whether they are also on disk or not.
+    /// Any block, in the order of the eviction policy, whether it is also on disk or not.
     Made,
-    /// Only copies of blocks on disk. For blocks that nobody waits for and that are worth no more than those in memory.
+    /// Only blocks that are also on disk. For puts that no request waits for and that are worth no more than the blocks in memory.
     Spare,
 }
 
-/// What becomes of one key of a `PutStart`.
+/// The outcome for one key of a `PutStart`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Reservation {
     Write(SlotRef),
@@ -306,7 +307,7 @@ pub enum Reservation {
     Full,
 }
 
-/// A written slot, and XXH3-64 of the bytes as their writer had them.
+/// A written slot, and XXH3-64 of the bytes as the writer had them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Written {
     pub at: SlotRef,
@@ -316,24 +317,24 @@ pub struct Written {
 /// A published block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Found {
-    /// Its place in the get's keys.
+    /// The block's position among the get's keys.
     pub index: u32,
     pub at: SlotRef,
     pub checksum: u64,
     /// The request the block was computed for.
     pub origin: RequestId,
-    /// Where the block was when it was asked for. Its bytes are in the slot in either case.
+    /// The tier that held the block when the get arrived. Its bytes are in the slot in either case.
     pub tier: Tier,
 }
 
-/// Precedes a block's bytes on a stream from client to node. All blocks of a stream belong to one call.
+/// A header before a block's bytes on a stream from client to node. All blocks of a stream belong to one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PutData {
     pub call: CallId,
     pub block: Written,
 }
 
-/// Precedes a block's bytes on a stream from node to client. After the bytes comes the slot's generation again (little-endian
+/// A header before a block's bytes on a stream from node to client. After the bytes, the slot's generation follows again (little-endian
 /// `u64`), as it was when the node had read them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GetData {

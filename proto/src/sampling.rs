@@ -1,5 +1,5 @@
-//! How a client's tokens are drawn. The front door resolves the settings (defaults, ranges) and they reach the decode worker unchanged,
-//! so that a rescued sequence draws exactly as it would have.
+//! The settings by which a client's tokens are drawn. The gateway resolves them (defaults, ranges), and they reach the decode worker
+//! unchanged, so that a rescued sequence draws exactly as it would have without the failure.
 
 use crate::block::Token;
 use serde::{Deserialize, Serialize};
@@ -7,23 +7,23 @@ use serde::{Deserialize, Serialize};
 /// Everything that, besides the logits, decides the next token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// Softmax temperature; 0 is greedy.
     pub temperature: f32,
-    /// Nucleus: smallest set of tokens with at least this probability; 1 turns it off.
+    /// Nucleus sampling: the smallest set of tokens with at least this probability; 1 turns it off.
     pub top_p: f32,
-    /// Most likely tokens to draw from; 0 turns it off.
+    /// The number of likeliest tokens to sample from; 0 turns it off.
     pub top_k: u32,
     /// Least probability, as a fraction of the likeliest token's; 0 turns it off.
     pub min_p: f32,
-    /// Draw number `i` of a sequence depends on (seed, i) alone. The front door picks a seed if the client gives none.
+    /// Draw number `i` of a sequence depends only on (seed, i). The gateway picks a seed if the client gives none.
     pub seed: u64,
     pub presence_penalty: f32,
     pub frequency_penalty: f32,
-    /// 1 turns it off.
+    /// Values above 1 discourage tokens that occurred before; 1 turns it off.
     pub repetition_penalty: f32,
-    /// Added to these tokens' logits.
+    /// Values added to the logits of these tokens.
     pub logit_bias: Vec<(Token, f32)>,
-    /// `Some(n)`: report the drawn token's log-probability and those of the `n` likeliest.
+    /// `Some(n)`: report the log-probability of the drawn token and of the `n` likeliest ones.
     pub logprobs: Option<u32>,
 }
 
@@ -45,7 +45,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// The fault in a peer's settings, if any: one that would let no token be drawn.
+    /// Describes the fault in a peer's settings, if they would leave no token to draw.
     pub fn fault(&self) -> Option<String> {
         let outside = |name: &str, value: f32, low: f32, high: f32| {
             let inside = value >= low && value <= high;
@@ -66,14 +66,14 @@ impl Sampling {
     }
 }
 
-/// When a sequence ends, by token ids. The front door handles stop strings, since text never passes it.
+/// The condition that ends a sequence, by token ids. The gateway handles stop strings, since only it sees text.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StopRule {
-    /// Most tokens to generate.
+    /// The maximum number of tokens to generate.
     pub max_tokens: u32,
-    /// None of `stop_tokens` may be drawn before this many tokens.
+    /// The number of tokens before which none of `stop_tokens` may be drawn.
     pub min_tokens: u32,
-    /// Ends the sequence when drawn: the model's end-of-sequence ids (unless ignored) and the client's own.
+    /// Tokens that end the sequence when drawn: the model's end-of-sequence ids (unless ignored) and the client's own.
     pub stop_tokens: Vec<Token>,
 }
 

@@ -8,7 +8,7 @@ use crate::{
 };
 use std::{collections::HashMap, fmt};
 
-/// The most tokens that are drafted for a sequence in one step.
+/// The maximum number of tokens drafted for a sequence in one step.
 pub const DRAFT_TOKENS_MAX: usize = 32;
 
 /// Consecutive tokens of one sequence, and the results wanted besides their K and V. `blocks` already holds all positions before them. No
@@ -24,12 +24,13 @@ pub struct Segment<'a> {
     pub wanted: Wanted<'a>,
 }
 
-/// The blocks of a sequence's state, which layers without keys and values keep. Of a model without such layers, these are empty.
+/// The blocks of a sequence's state, for layers that keep a state instead of keys and values. Empty for a model without such layers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StateBlocks<'a> {
-    /// The state after the tokens before a segment. `None`: there are none, and the state is zeros. Other segments may read these blocks, too.
+    /// The state after the tokens before the segment, or `None` at the start of the sequence, where the state is zeros. Other segments may
+    /// read these blocks as well.
     pub from: Option<&'a [u32]>,
-    /// Where the state after the segment goes: its own blocks, which may be those that it is read from.
+    /// The destination of the state after the segment: the sequence's own blocks, which may be the same as `from`.
     pub to: &'a [u32],
 }
 
@@ -38,9 +39,9 @@ pub enum Wanted<'a> {
     Nothing,
     /// The token that follows the last one.
     Token(Draw<'a>),
-    /// The token that follows the first one, which is the sequence's last. The others are drafted: the token that follows each of them is
-    /// wanted, too, as long as those drawn before it in this step are the ones that were drafted in their places. The draw is the first
-    /// one's; its bans hold for all.
+    /// The token that follows the first token of the segment, which is the last one of the sequence. The others are drafted: the token that
+    /// follows each of them is also wanted, as long as all tokens drawn before it in this step equal the drafted ones. The draw describes
+    /// the first of these tokens; its bans hold for all.
     Verified(Draw<'a>),
     /// The log-probability of each of `targets` after its predecessor, and the `top` likeliest tokens there.
     Scores {
@@ -48,9 +49,9 @@ pub enum Wanted<'a> {
         top: u32,
         token: Option<Draw<'a>>,
     },
-    /// The prompt's embedding: a decoder's hidden state of the last token, after the final norm, or an encoder's row for the whole text.
+    /// The prompt's embedding: a decoder's hidden state of the last token after the final norm, or an encoder's row for the whole text.
     Embedding {
-        /// The place of the first token of the second of two texts, which only an encoder tells apart; the number of tokens for one text.
+        /// The position of the second text's first token, which matters only to an encoder; the number of tokens if there is one text.
         second_text: usize,
     },
 }
@@ -62,19 +63,19 @@ pub struct Draw<'a> {
     pub history: &'a History,
     /// Index of the token among those drawn.
     pub index: u64,
-    /// Drawn only if nothing else is allowed.
+    /// Tokens that are drawn only if no other token is allowed.
     pub banned: &'a [Token],
-    /// `None`: all tokens are.
+    /// The tokens that the grammar allows; `None` without a grammar.
     pub allowed: Option<&'a dyn Allowed>,
 }
 
-/// The tokens that a grammar allows next. They may still be on their way when a step begins.
+/// The tokens that a grammar allows next. They may still be unknown when a step begins.
 pub trait Allowed: fmt::Debug + Sync {
-    /// Waits until they are known. An error is the sequence's end.
+    /// Waits until the tokens are known. An error ends the sequence.
     fn wait(&self) -> Result<&Mask, &str>;
 
-    /// Waits until the tokens are known that are allowed after these, which were drawn in the same step: after each but the last one, this
-    /// has been asked before.
+    /// Waits for the tokens that are allowed after `drawn`, which were drawn in the same step. Callers ask for each proper prefix of
+    /// `drawn` first.
     fn wait_after(&self, drawn: &[Token]) -> Result<&Mask, &str> {
         if drawn.is_empty() { self.wait() } else { Err("its grammar is followed one token in a step here") }
     }
@@ -87,10 +88,10 @@ pub struct Mask {
     width: usize,
 }
 
-/// The tokens that occurred in a sequence, in its prompt and generated. Penalties read it.
+/// The tokens that occurred in a sequence, in its prompt or generated. Penalties read it.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// Times generated; 0 for a token of the prompt alone.
+    /// The number of times a token was generated; 0 for a token that occurs only in the prompt.
     generated: HashMap<Token, u32>,
 }
 
@@ -99,27 +100,27 @@ pub struct History {
 pub struct SegmentResult {
     /// Log-probability of each target.
     pub scores: Vec<TokenLogprob>,
-    /// The tokens that follow the segment, in order: more than one only where drafted tokens were confirmed.
+    /// The tokens that follow the segment, in order: more than one only if drafted tokens were confirmed.
     pub drawn: Vec<(Token, Option<TokenLogprob>)>,
-    /// Why no further token could be drawn, where one was wanted: its grammar failed.
+    /// The reason why a wanted token could not be drawn: its grammar failed.
     pub fault: Option<String>,
-    /// The prompt's embedding; `None` also where the backend does not give it.
+    /// The prompt's embedding; `None` if not wanted, or if the backend does not provide it.
     pub embedding: Option<Vec<f32>>,
 }
 
 impl<'a> StateBlocks<'a> {
-    /// The state of a sequence that keeps it in the same blocks from its first token on, for a segment from position `start`.
+    /// The state of a sequence that keeps it in the same blocks from the first token on, for a segment that starts at position `start`.
     pub fn in_place(start: usize, blocks: &'a [u32]) -> Self {
         Self { from: (start > 0).then_some(blocks), to: blocks }
     }
 }
 
 impl Segment<'_> {
-    /// Rows of logits that the segment needs.
+    /// The number of rows of logits that the segment needs.
     pub fn logit_rows(&self) -> usize {
         match self.wanted {
             Wanted::Nothing => 0,
-            // A hidden state comes from a row that goes as far as its logits.
+            // A hidden state comes from a row that is computed up to its logits.
             Wanted::Token(_) | Wanted::Embedding { .. } => 1,
             Wanted::Verified(_) | Wanted::Scores { .. } => self.tokens.len(),
         }
@@ -138,7 +139,7 @@ impl<'a> Wanted<'a> {
 }
 
 impl Draw<'_> {
-    /// Whether the draw depends on the logits, temperature, cuts and seed alone.
+    /// Whether the draw depends only on the logits, temperature, cut-offs and seed.
     pub fn is_plain(&self) -> bool {
         let Sampling { logit_bias, logprobs, .. } = self.sampling;
         logit_bias.is_empty() && logprobs.is_none() && !self.sampling.penalizes() && self.banned.is_empty() && self.allowed.is_none()
@@ -146,12 +147,13 @@ impl Draw<'_> {
 }
 
 impl Mask {
-    /// No tokens.
+    /// The empty set, for `width` logits.
     pub fn none(width: usize) -> Self {
         Self { words: vec![0; width.div_ceil(32)], width }
     }
 
-    /// Of `width` tokens: those whose bit is set, from the lowest bit of each word on. Words and bits beyond `width` are left out.
+    /// The set of those of `width` tokens whose bit is set in `words`, from the lowest bit of each word on. Excess words and bits are
+    /// ignored.
     pub fn new(words: &[u32], width: usize) -> Self {
         let mut mask = Self::none(width);
         let words = &words[..words.len().min(mask.words.len())];
@@ -164,7 +166,7 @@ impl Mask {
         mask
     }
 
-    /// Adds a token, if there is one of that id.
+    /// Adds a token, unless its id is out of range.
     pub fn allow(&mut self, token: Token) {
         if (token as usize) < self.width {
             self.words[token as usize / 32] |= 1 << (token % 32);
@@ -179,19 +181,19 @@ impl Mask {
         self.words.iter().any(|&word| word != 0)
     }
 
-    /// From the lowest bit of each word on.
+    /// The bits of the set, from the lowest bit of each word on.
     pub fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// In ascending order.
+    /// The tokens of the set, in ascending order.
     pub fn tokens(&self) -> impl Iterator<Item = Token> {
         let bits = |word: u32| (0..32).filter(move |bit| word >> bit & 1 == 1);
         self.words.iter().enumerate().flat_map(move |(i, &word)| bits(word).map(move |bit| 32 * i as Token + bit))
     }
 }
 
-/// Of a constrained sequence whose grammar nobody has brought: nothing is drawn rather than anything.
+/// Stands for a missing grammar of a constrained sequence: no token is sampled, rather than any.
 #[derive(Clone, Copy, Debug)]
 pub struct Unknown;
 
@@ -201,7 +203,7 @@ impl Allowed for Unknown {
     }
 }
 
-/// A set that is already known.
+/// A set that is known from the start.
 impl Allowed for Mask {
     fn wait(&self) -> Result<&Mask, &str> {
         Ok(self)
@@ -218,7 +220,7 @@ impl History {
         *self.generated.entry(token).or_insert(0) += 1;
     }
 
-    /// With these tokens generated, too.
+    /// Returns the history with these tokens generated as well.
     #[must_use]
     pub fn followed_by(&self, tokens: &[Token]) -> Self {
         let mut longer = self.clone();
@@ -226,7 +228,7 @@ impl History {
         longer
     }
 
-    /// Each token that occurred, and how often it was generated: 0 for a token of the prompt alone.
+    /// Each token that occurred, with the number of times it was generated: 0 if it occurs only in the prompt.
     pub fn tokens(&self) -> impl Iterator<Item = (Token, u32)> {
         self.generated.iter().map(|(&token, &generated)| (token, generated))
     }

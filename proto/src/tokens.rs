@@ -1,14 +1,14 @@
-//! Token ids that several owners share, such as a prompt and the jobs made of it.
+//! Token ids that several owners share, such as a prompt and the jobs made from it.
 
 use crate::block::Token;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{fmt, ops::Deref, sync::Arc};
 
-/// A list of token ids. Clones and prefixes share memory. On the wire it is the list and nothing else.
+/// A list of token ids. Clones and prefixes share memory. On the wire it is a plain list.
 #[derive(Clone)]
 pub struct Tokens {
     shared: Arc<Vec<Token>>,
-    /// Leading tokens that belong to this list.
+    /// The number of leading tokens of `shared` that belong to this list.
     len: usize,
 }
 
@@ -18,7 +18,7 @@ impl Tokens {
         Self { shared: Arc::clone(&self.shared), len: len.min(self.len) }
     }
 
-    /// Appends a token. Copies the list first if it is shared.
+    /// Appends a token. Copies the list first if its memory is shared.
     pub fn push(&mut self, token: Token) {
         let tokens = Arc::make_mut(&mut self.shared);
         tokens.truncate(self.len);

@@ -1,19 +1,19 @@
-//! How urgent a request is: what a worker orders its work by. The coordinator fills it in from the request's class and its own clock.
+//! The urgency of a request, by which a worker orders its work. The coordinator derives it from the request's class and its own clock.
 
 use serde::{Deserialize, Serialize};
 
-/// Limits are wishes: a worker orders and cuts its work by them, and finishes what is late all the same.
+/// The urgency of a request. Limits are soft: a worker orders and cuts its work by them, and still finishes late work.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Urgency {
-    /// From a job's receipt until its request's first token is due. `None`: no limit.
+    /// Time from the receipt of a job until its request's first token is due, if there is a limit.
     pub due_ms: Option<u64>,
-    /// Longest time for each token after the first. `None`: no limit.
+    /// The longest time for each token after the first, if there is a limit.
     pub tpot_ms: Option<f32>,
-    /// Higher goes first.
+    /// Requests of higher priority go first.
     pub priority: u8,
-    /// Whose request it is: groups get their shares of a worker that is short of time.
+    /// The group that the request counts towards. Groups share a worker that is short of time.
     pub group: u64,
-    /// The group's share is in proportion to it.
+    /// The group's weight: its share is proportional to it.
     pub weight: f32,
 }
 
@@ -24,7 +24,7 @@ impl Default for Urgency {
 }
 
 impl Urgency {
-    /// The fault in a peer's settings, if any: one that no order can be made of.
+    /// Describes the fault in a peer's settings, if they cannot be ordered.
     pub fn fault(&self) -> Option<String> {
         let positive = |name: &str, value: f32| {
             let sound = value.is_finite() && value > 0.0;

@@ -75,7 +75,7 @@ proptest! {
         let whole = frame::encode(&ToWorker::Decode(job)).unwrap().split_off(HEADER_BYTES);
         let cut = cut.index(whole.len());
         prop_assert!(frame::decode::<ToWorker>(&whole[..cut]).is_err());
-        // A byte that turns an option off makes a shorter message, so a damaged frame may well decode, cut or not.
+        // A byte that turns an option off makes a shorter message, so a damaged frame may well decode, truncated or not.
         let mut damaged = whole;
         let at = at.index(damaged.len());
         damaged[at] = value;

@@ -1,4 +1,4 @@
-//! What can be changed in the registry, and what comes of it.
+//! Changes to the registry, and their outcomes.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -8,11 +8,11 @@ use tidemill_proto::{
     message::Role,
 };
 
-/// Of commands and of the state. A coordinator that meets a newer one stops its registry instead of guessing what it means.
+/// The version of commands and of the state. A coordinator that meets a newer one stops its registry instead of guessing the meaning.
 pub const STATE_VERSION: u16 = 1;
 
-/// One storage of one coordinator. A coordinator that lost its storage comes back with another: it may have promised, in votes and
-/// acknowledgements, what it does not know any more.
+/// The storage of one coordinator. A coordinator that lost its storage returns with a new id: it may have made promises, in votes and
+/// acknowledgements, of which it no longer knows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct ReplicaId(pub u64);
 
@@ -22,18 +22,18 @@ impl fmt::Display for ReplicaId {
     }
 }
 
-/// Number of a record's last change. Grows over all records.
+/// The number of a record's last change, counted over all records.
 pub type Revision = u64;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
-    /// A worker that nobody knows yet. One that is known keeps its epoch.
+    /// Adds a worker that is not known yet. A known one keeps its epoch.
     Register(NewMember),
-    /// A worker that has been away for long.
+    /// Removes a worker that has been away for long.
     Forget {
         epoch: Epoch,
     },
-    /// `expected`: only if this was the last change; 0 for a record that must not exist.
+    /// Writes a record. With `expected`, only if that was the last change; 0 for a record that must not exist.
     Put {
         kind: String,
         key: String,
@@ -54,7 +54,7 @@ pub struct NewMember {
     pub role: Role,
 }
 
-/// What a command has done.
+/// The outcome of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     Registered(Epoch),
@@ -64,7 +64,7 @@ pub enum Outcome {
     Refused(Refusal),
 }
 
-/// Why a command did nothing. The same everywhere.
+/// The reason why a command had no effect. It is the same at all replicas.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum Refusal {
     #[error("the registry has {MEMBERS_MAX} workers already")]
@@ -91,16 +91,16 @@ pub const RECORDS_MAX: usize = 10_000;
 pub const KIND_BYTES_MAX: usize = 32;
 pub const KEY_BYTES_MAX: usize = 256;
 pub const VALUE_BYTES_MAX: usize = 64 << 10;
-/// Of all records. With the members this stays below the largest frame, so that a snapshot is one message.
+/// The maximum size of all records. With the members it stays below the largest frame, so that a snapshot is one message.
 pub const RECORD_BYTES_MAX: usize = 2 << 20;
 
-/// A command as it stands in the log: who proposed it, so that one proposed twice is done once.
+/// A command as it stands in the log, with its proposer, so that a command proposed twice is performed once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proposal {
     pub proposer: ReplicaId,
-    /// Counts the proposer's starts.
+    /// The number of the proposer's current start.
     pub boot: u64,
-    /// Counts its proposals since then.
+    /// The number of the proposal since that start.
     pub number: u64,
     pub command: Command,
 }
@@ -119,7 +119,7 @@ impl From<FrameError> for Unreadable {
     }
 }
 
-/// With the version in front.
+/// Encodes a value, preceded by the version.
 pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, Unreadable> {
     let frame = frame::encode(value)?;
     Ok([&STATE_VERSION.to_le_bytes()[..], &frame[HEADER_BYTES..]].concat())

@@ -1,28 +1,28 @@
-//! What a replica must find again after a crash.
+//! The state that a replica must find again after a crash.
 //!
-//! All of it is opaque bytes to a disk. A group of writes is durable whole, or none of it is.
+//! To a disk it is opaque bytes. A group of writes becomes durable as a whole or not at all.
 
 use crate::command::ReplicaId;
 
-/// As read at the start.
+/// The contents of a disk as read at the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Drawn when the storage was made, never again.
+    /// Drawn once, when the storage was created.
     pub id: ReplicaId,
-    /// Counts the starts with this storage: this one is higher than any before.
+    /// The number of starts with this storage, including this one.
     pub boot: u64,
     pub hard_state: Option<Vec<u8>>,
     pub snapshot: Option<Vec<u8>>,
-    /// In order, without gaps.
+    /// The entries, in order and without gaps.
     pub entries: Vec<Vec<u8>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// In place of the last one.
+    /// Replaces the last one.
     HardState(Vec<u8>),
-    /// In place of all entries from `from` on.
+    /// Replaces all entries from `from` on.
     Entries { from: u64, entries: Vec<Vec<u8>> },
-    /// In place of the last one, and of all entries before `entries_from`.
+    /// Replaces the last snapshot, and all entries before `entries_from`.
     Snapshot { bytes: Vec<u8>, entries_from: u64 },
 }

@@ -1,11 +1,11 @@
-//! What all coordinators agree on: members and their epochs, and records (aliases, denied certificates, and what comes later).
+//! The state on which all coordinators agree: members and their epochs, and records (aliases, denied certificates and others).
 //!
 //! Core: events and ticks in, actions out.
 //!
-//! - [`command`]: what can be changed, and what comes of it
-//! - [`state`]: the agreed state; the same commands in the same order make the same state everywhere
-//! - [`replica`]: one coordinator's copy: consensus by the `raft` crate, which nothing else here knows
-//! - [`disk`]: what a replica must find again after a crash
+//! - [`command`]: changes, and their outcomes
+//! - [`state`]: the agreed state; the same commands in the same order lead to the same state everywhere
+//! - [`replica`]: one coordinator's copy: consensus by the `raft` crate, which no other module uses
+//! - [`disk`]: the state that a replica must find again after a crash
 //!
 //! Shell, with the feature `shell`:
 //!

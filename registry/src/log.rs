@@ -1,4 +1,4 @@
-//! The log as raft reads it: in memory, with what the disk has.
+//! The log as raft reads it: in memory, with the same contents as the disk.
 //!
 //! ```text
 //!   base            snapshot                 last
@@ -20,12 +20,12 @@ pub(crate) struct Log {
     pub(crate) hard_state: HardState,
     pub(crate) conf: ConfState,
     pub(crate) snapshot: Snapshot,
-    /// Of the entry before the first.
+    /// Index and term of the entry before the first.
     base: (u64, u64),
     entries: VecDeque<Entry>,
 }
 
-/// Whether these are voters and learners that raft takes: each of them once, and not in the middle of a change.
+/// Whether these are voters and learners that raft accepts: each of them once, and not in the middle of a change.
 pub(crate) fn is_group(conf: &ConfState) -> bool {
     let is_changing = !conf.voters_outgoing.is_empty() || !conf.learners_next.is_empty() || conf.auto_leave;
     let mut ids: Vec<_> = conf.voters.iter().chain(&conf.learners).collect();
@@ -34,7 +34,7 @@ pub(crate) fn is_group(conf: &ConfState) -> bool {
 }
 
 impl Log {
-    /// An error says what is broken.
+    /// Builds the log from the disk's contents. The error names the part that is broken.
     pub(crate) fn read(found: &Found) -> Result<Self, String> {
         let broken = |what: &str, error: prost::DecodeError| format!("{what} is broken: {error}");
         let snapshot = found.snapshot.as_deref().map_or(Ok(Snapshot::default()), Snapshot::decode);
@@ -60,7 +60,7 @@ impl Log {
                 return Err(format!("entry {} follows entry {}", entry.index, log.last()));
             }
         }
-        // Raft answers with the hard state's term, and panics if that is none.
+        // Raft puts the hard state's term into its answers, and panics if it is zero.
         let latest = log.entries.iter().map(|entry| entry.term).fold(log.base.1, u64::max);
         if log.hard_state.term < latest {
             return Err(format!("an entry of term {latest} does not go together with a hard state of term {}", log.hard_state.term));
@@ -76,7 +76,7 @@ impl Log {
         self.base.0 + self.entries.len() as u64
     }
 
-    /// Index of the first entry that is there.
+    /// The index of the first entry that is kept.
     pub(crate) fn first(&self) -> u64 {
         self.base.0 + 1
     }
@@ -89,7 +89,7 @@ impl Log {
         if index == self.base.0 { Some(self.base.1) } else { self.get(index).map(|entry| entry.term) }
     }
 
-    /// In place of all entries from the first of these on.
+    /// Appends entries, replacing all from the first of these on.
     pub(crate) fn append(&mut self, entries: &[Entry]) {
         let Some(first) = entries.first() else { return };
         let kept = first.index.checked_sub(self.first()).expect("raft appends after what is compacted");
@@ -98,7 +98,7 @@ impl Log {
         self.entries.extend(entries.iter().cloned());
     }
 
-    /// A leader's snapshot in place of everything.
+    /// Replaces everything by a leader's snapshot.
     pub(crate) fn restore(&mut self, snapshot: Snapshot) {
         let meta = snapshot.get_metadata();
         self.base = (meta.index, meta.term);
@@ -108,7 +108,7 @@ impl Log {
         self.snapshot = snapshot;
     }
 
-    /// Our own snapshot of the state at `index`, in place of the last one; keeps `kept` of the entries before it.
+    /// Replaces the snapshot by a new one of the state at `index`, and keeps `kept` of the entries before it.
     pub(crate) fn compact(&mut self, index: u64, data: Vec<u8>, kept: u64) {
         let term = self.term_of(index).expect("what is applied is in the log");
         let meta = self.snapshot.mut_metadata();
@@ -121,7 +121,7 @@ impl Log {
         self.entries.drain(..behind);
     }
 
-    /// Of the entry that the disk keeps for its term alone.
+    /// The index of the entry of which only the term is kept.
     pub(crate) fn base(&self) -> u64 {
         self.base.0
     }

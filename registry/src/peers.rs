@@ -1,4 +1,4 @@
-//! Links to the other coordinators. Each coordinator opens one to each other, for what it has to say.
+//! Links to the other coordinators. Each coordinator opens one to every other, for its own messages.
 
 use crate::registry::Registry;
 use serde::{Deserialize, Serialize};
@@ -10,29 +10,29 @@ use tidemill_net::{
 use tidemill_proto::frame::Preamble;
 use tokio::sync::mpsc;
 
-/// Messages on their way to one coordinator. More are lost, which raft expects.
+/// The maximum number of messages on their way to one coordinator. Further ones are lost, which raft expects.
 const QUEUE_MAX: usize = 256;
-/// Between two attempts to reach a coordinator.
+/// The pause between two attempts to reach a coordinator.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// On the link of one coordinator to another.
+/// A message on the link from one coordinator to another.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum PeerMessage {
-    /// First: who speaks.
+    /// The first message: the sender's name.
     Introduce {
         name: String,
     },
     Registry(Vec<u8>),
 }
 
-/// Ways to all other coordinators. Dropping it ends their links.
+/// Links to all other coordinators. Dropping it ends them.
 #[derive(Debug, Default)]
 pub struct Peers {
     queues: BTreeMap<String, mpsc::Sender<Vec<u8>>>,
 }
 
 impl Peers {
-    /// `name`: this coordinator's. Must be called inside a tokio runtime.
+    /// Starts the links. `name` is this coordinator's. Must be called inside a tokio runtime.
     pub fn start(endpoint: &Endpoint, name: &str, peers: &BTreeMap<String, SocketAddr>) -> Self {
         let link = |(peer, addr): (&String, &SocketAddr)| {
             let (queue, queued) = mpsc::channel(QUEUE_MAX);
@@ -55,7 +55,7 @@ async fn run(endpoint: Endpoint, name: String, peer: String, addr: SocketAddr, m
             Ok(()) => return,
             Err(error) => tracing::debug!(peer, %error, "no link to this coordinator"),
         }
-        // What waited is old by now.
+        // Messages that waited are out of date by now.
         let _ = tokio::time::timeout(RETRY, async { while queued.recv().await.is_some() {} }).await;
     }
 }
@@ -82,7 +82,7 @@ async fn speak(
     }
 }
 
-/// Takes what another coordinator says, until its link ends; returns why it did. `from`: who it is, by its introduction.
+/// Handles the messages of a peer until its link ends, and returns the reason of the end. `from` is the peer's name by its introduction.
 pub async fn listen(mut receiver: Receiver<PeerMessage>, from: &str, registry: &Registry) -> String {
     loop {
         match receiver.recv().await {

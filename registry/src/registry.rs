@@ -1,7 +1,6 @@
-//! The registry of one coordinator: a thread that owns replica and disk, and what the rest of the process sees of them.
+//! The registry of one coordinator: a thread that owns replica and disk, and a handle to it for the rest of the process.
 //!
-//! Whoever reads takes what this coordinator knows, which waits for nothing. Whoever changes something waits for a majority, with a
-//! deadline. Nothing on a request's way does either.
+//! Reads use the local copy, without waiting. Writes wait for a majority, with a deadline. Serving a request needs neither.
 
 use crate::{
     command::{Command, NewMember, Outcome, Refusal, ReplicaId},
@@ -24,14 +23,15 @@ use std::{
 use tidemill_proto::ids::Epoch;
 use tokio::sync::{oneshot, watch};
 
-/// A leader is missed after 10 to 20 of these.
+/// The length of a tick. An election starts after 10 to 20 ticks without a leader.
 pub const TICK: Duration = Duration::from_millis(50);
-/// Messages and changes that wait for the thread. More messages are lost, which raft expects; more changes are refused.
+/// The maximum number of messages and changes that wait for the thread. Further messages are lost, which raft expects; further changes are
+/// refused.
 const INPUTS_MAX: usize = 1024;
-/// Taken together, so that one sync of the disk serves them all.
+/// The number of inputs that are handled together, so that one sync of the disk serves them all.
 const BATCH_MAX: usize = 128;
 
-/// Clones share it. With the last one its thread ends and lets the file go.
+/// A handle to the registry. Clones share it; when the last one is dropped, its thread ends and releases the file.
 #[derive(Clone, Debug)]
 pub struct Registry {
     running: Arc<Running>,
@@ -40,13 +40,13 @@ pub struct Registry {
 
 #[derive(Debug)]
 struct Running {
-    /// `None` at the end only.
+    /// `None` only while it is dropped.
     inputs: Option<SyncSender<Input>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Running {
-    /// `false`: there is no room.
+    /// Queues an input. Returns `false` if there is no room.
     fn give(&self, input: Input) -> bool {
         self.inputs.as_ref().is_some_and(|inputs| inputs.try_send(input).is_ok())
     }
@@ -61,10 +61,10 @@ impl Drop for Running {
     }
 }
 
-/// What this coordinator knows.
+/// The state as known to this coordinator.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// `None`: it is of no group yet.
+    /// `None` if it belongs to no group yet.
     pub state: Option<Arc<State>>,
     pub status: Status,
 }
@@ -76,7 +76,7 @@ enum Input {
     Remove { name: String, answer: oneshot::Sender<Result<(), CannotRemove>> },
 }
 
-/// A change that did not come about, or of which nobody knows.
+/// The error of a change that was refused, or whose outcome is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum Failed {
     #[error(transparent)]
@@ -100,9 +100,9 @@ pub enum StartError {
 }
 
 impl Registry {
-    /// Opens the file (`None`: in memory) and starts. It ends with its last clone.
+    /// Opens the file (in memory if there is none) and starts the thread, which ends with the last clone of the handle.
     pub fn start(file: Option<&Path>, settings: Settings, peers: Peers) -> Result<Self, StartError> {
-        // Even a replica that was never stored has an id of its own.
+        // Even a replica without a file has an id of its own.
         let (disk, found) = Sqlite::open(file, ReplicaId(rand::random::<u64>() | 1))?;
         let replica = Replica::open(settings, &found)?;
         let (inputs, taken) = sync_channel(INPUTS_MAX);
@@ -117,17 +117,17 @@ impl Registry {
         self.view.borrow().clone()
     }
 
-    /// What changes, as it does.
+    /// Follows the view as it changes.
     pub fn watch(&self) -> watch::Receiver<View> {
         self.view.clone()
     }
 
-    /// A message of another coordinator.
+    /// Passes on a message of a peer.
     pub fn message(&self, from: &str, bytes: Vec<u8>) {
         self.running.give(Input::Message { from: from.to_owned(), bytes });
     }
 
-    /// Changes something, and waits until a majority has it.
+    /// Makes a change, and waits until a majority has it.
     pub async fn change(&self, command: Command, within: Duration) -> Result<Outcome, Failed> {
         let (answer, answered) = oneshot::channel();
         let ticks = (within.as_millis() / TICK.as_millis()) as u64;
@@ -140,7 +140,7 @@ impl Registry {
         }
     }
 
-    /// The epoch of a worker: at once if it is known, else when a majority knows it.
+    /// Returns the epoch of a worker: at once if it is known, else when a majority knows it.
     pub async fn register(&self, member: NewMember, within: Duration) -> Result<Epoch, Failed> {
         let known = self.view.borrow().state.as_ref().and_then(|state| state.member(member.instance)).map(|member| member.epoch);
         match known {
@@ -152,7 +152,7 @@ impl Registry {
         }
     }
 
-    /// Takes a coordinator that will not come back out of the group.
+    /// Removes a coordinator that will not return from the group.
     pub async fn remove(&self, name: String) -> Result<(), CannotRemove> {
         let (answer, answered) = oneshot::channel();
         if !self.running.give(Input::Remove { name, answer }) {
@@ -163,7 +163,7 @@ impl Registry {
 }
 
 impl View {
-    /// For people who wait: why nothing can be confirmed now.
+    /// Explains to operators why no change can be confirmed now.
     pub fn why_waiting(&self) -> String {
         let Status { part, leader, voters, halted, .. } = &self.status;
         match (part, leader) {
@@ -199,7 +199,7 @@ impl Thread {
             }
             if Instant::now() >= next {
                 self.replica.tick();
-                // After a pause, not all at once: others may have spoken meanwhile.
+                // After a pause, missed ticks are not made up for: peers may have sent messages meanwhile.
                 next = Instant::now() + TICK;
             }
             self.carry_out();
@@ -237,7 +237,7 @@ impl Thread {
                 Action::Changed => self.changed = true,
                 Action::Warn(warning) => tracing::warn!("{warning}"),
                 Action::Halted(reason) => {
-                    tracing::error!(reason, "the registry of this coordinator stops; requests go on with what it knows");
+                    tracing::error!(reason, "the registry of this coordinator stops; requests continue with its last state");
                     self.answers.clear();
                 }
             }

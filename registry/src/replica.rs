@@ -7,7 +7,7 @@
 //!                                           └──► Changed, Warn, Halted
 //! ```
 //!
-//! - `group`: how a group is founded, and how its members change, one at a time
+//! - `group`: the founding of a group, and changes of its members, one at a time
 
 mod group;
 mod incoming;
@@ -30,49 +30,49 @@ use raft::{
 use std::collections::{BTreeMap, VecDeque};
 use tidemill_proto::frame;
 
-/// Ticks without a leader's word after which a replica stands for election, at least; at most twice as many.
+/// The minimum number of ticks without a message from a leader after which a replica stands for election; the maximum is twice as many.
 pub const ELECTION_TICKS: u64 = 10;
 const HEARTBEAT_TICKS: usize = 2;
-/// Between two attempts to have a proposal taken: its message, or its leader, may be lost.
+/// The number of ticks between two attempts to submit a proposal: its message, or its leader, may be lost.
 const RETRY_TICKS: u64 = 10;
-/// Own proposals that have no outcome yet. More are refused.
+/// The maximum number of own proposals without an outcome. Further ones are refused.
 pub const PROPOSALS_MAX: usize = 64;
-/// Applied entries since the last snapshot after which there is another,
+/// The number of entries applied since the last snapshot after which a new one is taken.
 const SNAPSHOT_EVERY: u64 = 1024;
-/// and how many before it are kept, so that a follower that is a moment behind needs no snapshot.
+/// The number of entries kept before a snapshot, so that a follower that is slightly behind needs no snapshot.
 const ENTRIES_KEPT: u64 = 256;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// This coordinator's.
+    /// This coordinator's name.
     pub name: String,
-    /// The other coordinators', the same list everywhere.
+    /// The other coordinators' names, consistent at all coordinators.
     pub peers: Vec<String>,
-    /// Of election timeouts.
+    /// The seed of election timeouts.
     pub seed: u64,
-    /// Should this replica found a group: the group's number, and its first epoch.
+    /// The group's number and its first epoch, in case this replica founds one.
     pub group: u64,
     pub first_epoch: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Make this durable, all or nothing, then call [`Replica::written`]. Nothing else happens before.
+    /// Make this durable, all or nothing, then call [`Replica::written`]. No other action follows before that.
     Write(Vec<Write>),
     Send {
         to: String,
         bytes: Vec<u8>,
     },
-    /// What came of a proposal.
+    /// The outcome of a proposal.
     Done {
         ticket: Ticket,
         outcome: Result<Outcome, Unconfirmed>,
     },
-    /// The state is another now.
+    /// The state has changed.
     Changed,
-    /// For the operator.
+    /// A warning for the operator.
     Warn(String),
-    /// This replica cannot go on; the state stays as it is.
+    /// This replica has stopped for good; the state stays as it is.
     Halted(String),
 }
 
@@ -81,7 +81,7 @@ pub enum Action {
 pub struct Ticket(pub u64);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("no majority of the coordinators confirmed it in time; it may still come about")]
+#[error("no majority of the coordinators confirmed it in time; it may still take effect")]
 pub struct Unconfirmed;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,7 +102,7 @@ pub enum OpenError {
     State(#[from] Unreadable),
 }
 
-/// Where a replica stands.
+/// The status of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     pub id: u64,
@@ -112,26 +112,26 @@ pub struct Status {
     pub committed: u64,
     pub applied: u64,
     pub last: u64,
-    /// Names of those that vote, in order, and of those that learn.
+    /// The names of voters and of learners, in order.
     pub voters: Vec<String>,
     pub learners: Vec<String>,
-    /// Of a leader: how many entries each other member lacks.
+    /// For a leader: the number of entries that each other member lacks.
     pub behind: BTreeMap<String, u64>,
-    /// Own proposals without an outcome.
+    /// The number of own proposals without an outcome.
     pub waiting: usize,
     pub halted: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Part {
-    /// Of no group yet.
+    /// Belongs to no group yet.
     #[default]
     Outside,
     Learner,
     Follower,
     Candidate,
     Leader,
-    /// It was taken out of the group.
+    /// Was removed from the group.
     Removed,
 }
 
@@ -140,20 +140,20 @@ pub struct Replica {
     id: ReplicaId,
     boot: u64,
     raw: RawNode<Log>,
-    /// `None`: of no group.
+    /// `None` if it belongs to no group.
     state: Option<State>,
     group: Group,
     now: u64,
-    /// How often an election was begun here.
+    /// The number of elections started here.
     campaigns: u64,
-    /// At the last tick.
+    /// The leader at the last tick.
     leader_seen: u64,
     next_number: u64,
     waiting: BTreeMap<u64, Waiting>,
     actions: VecDeque<Action>,
-    /// A `Write` was given out and is not done.
+    /// Whether a `Write` was handed out and is not done.
     writing: bool,
-    /// What raft waits for until then.
+    /// The part of raft's work that waits until then.
     ready: Option<Ready>,
     snapshot_due: bool,
     halted: Option<String>,
@@ -193,14 +193,14 @@ impl Replica {
         if !of_group && replica.settings.peers.is_empty() {
             replica.found()?;
         } else if alone {
-            // Nobody to wait for.
+            // There are no other voters to wait for.
             let _ = replica.raw.campaign();
         }
         replica.pin_timeout();
         Ok(replica)
     }
 
-    /// A tick has passed.
+    /// Advances time by one tick.
     pub fn tick(&mut self) {
         self.now += 1;
         if self.halted.is_some() || self.writing {
@@ -214,7 +214,7 @@ impl Replica {
         self.pin_timeout();
         let leader = self.raw.raft.leader_id;
         if std::mem::replace(&mut self.leader_seen, leader) != leader {
-            // What the last leader was told may be lost.
+            // Proposals sent to the last leader may be lost.
             self.waiting.values_mut().for_each(|waiting| waiting.retry = self.now);
         }
         self.retry();
@@ -240,7 +240,7 @@ impl Replica {
         Ok(Ticket(number))
     }
 
-    /// Hands proposals that are due to raft, which may drop them, and ends those that are overdue.
+    /// Hands due proposals to raft, which may drop them, and ends overdue ones.
     fn retry(&mut self) {
         let now = self.now;
         while let Some((&number, _)) = self.waiting.iter().find(|(_, waiting)| waiting.deadline < now) {
@@ -248,13 +248,13 @@ impl Replica {
             self.actions.push_back(Action::Done { ticket: Ticket(number), outcome: Err(Unconfirmed) });
         }
         for waiting in self.waiting.values_mut().filter(|waiting| waiting.retry <= now) {
-            // Where there is no leader, it is tried again soon.
+            // Without a leader, it is tried again soon.
             let taken = self.raw.propose(Vec::new(), waiting.bytes.clone()).is_ok();
             waiting.retry = now + if taken { RETRY_TICKS } else { 1 };
         }
     }
 
-    /// The next thing to do. Call until `None` after every other call.
+    /// Returns the next action. Call it until `None` after every other call.
     pub fn poll(&mut self) -> Option<Action> {
         while self.actions.is_empty() && !self.writing && self.halted.is_none() {
             if self.snapshot_due {
@@ -268,7 +268,7 @@ impl Replica {
         self.actions.pop_front()
     }
 
-    /// The last `Write` is durable.
+    /// Reports that the last `Write` is durable.
     pub fn written(&mut self) {
         assert!(self.writing, "there was something to write");
         self.writing = false;
@@ -353,9 +353,9 @@ impl Replica {
                             self.actions.push_back(Action::Done { ticket: Ticket(number), outcome: Ok(outcome) });
                         }
                     }
-                    // Older coordinators must not go past it, newer ones can.
+                    // Older coordinators must not skip it, newer ones can apply it.
                     Err(error @ Unreadable::Newer { .. }) => return self.halt(format!("entry {index} of the log: {error}")),
-                    // It is so for everybody.
+                    // The entry is invalid for all replicas alike.
                     Err(error) => {
                         state.advance(index);
                         self.actions.push_back(Action::Warn(format!("entry {index} of the registry's log is skipped: {error}")));
@@ -383,14 +383,14 @@ impl Replica {
                     ConfChangeType::RemoveNode => state.remove_replica(entry.index, id),
                     ConfChangeType::AddNode | ConfChangeType::AddLearnerNode => state.add_replica(entry.index, id, &name),
                 }
-                // A newcomer takes only a snapshot that knows it.
+                // A new replica accepts only a snapshot that includes it as a member.
                 self.snapshot_due = true;
             }
             Err(error) => self.actions.push_back(Action::Warn(format!("a change of the registry's group is skipped: {error}"))),
         }
     }
 
-    /// Takes a snapshot of the state, and forgets most of the log before it.
+    /// Takes a snapshot of the state, and drops most of the log before it.
     fn snapshot(&mut self) {
         self.snapshot_due = false;
         let Some(state) = &self.state else { return };
@@ -406,7 +406,7 @@ impl Replica {
         self.write(vec![snapshot, hard_state]);
     }
 
-    /// Ends it. Also for a `Write` that failed: nothing that follows from it may happen, until a restart finds what is durable.
+    /// Stops the replica. Also for a `Write` that failed: no action may follow from it until a restart finds out how much is durable.
     pub fn halt(&mut self, reason: String) {
         self.actions.push_back(Action::Halted(reason.clone()));
         self.halted = Some(reason);
@@ -433,7 +433,7 @@ impl Replica {
         known.or_else(|| self.group.heard_of(id))
     }
 
-    /// Raft draws timeouts from the thread's generator; these follow from the seed.
+    /// Sets the election timeout from the seed: raft would draw it from the thread's generator.
     fn pin_timeout(&mut self) {
         let numbers = [self.settings.seed, self.id.0, self.raw.raft.term, self.campaigns];
         let drawn = numbers.into_iter().fold(0, |mixed, number| mix(mixed ^ number));
@@ -482,7 +482,7 @@ impl Replica {
         }
     }
 
-    /// Term and bytes of each durable entry that is there: for tests that compare logs.
+    /// Index, term and bytes of each durable entry that is kept: for tests that compare logs.
     pub fn entries(&self) -> impl Iterator<Item = (u64, u64, &[u8])> {
         let log = self.raw.store();
         (log.first()..=log.last()).filter_map(|index| log.get(index)).map(|entry| (entry.index, entry.term, &entry.data[..]))

@@ -1,7 +1,7 @@
 //! The disk: log, hard state and snapshot in one SQLite file, in which a group of writes is a transaction.
 //!
-//! The log is written ahead (WAL) and synced with every transaction (`synchronous=FULL`): a vote or an acknowledgement that a loss of
-//! power takes back would break what raft promises. One process at a time: it holds the file's lock from opening to end.
+//! The log is written ahead (WAL) and synced with every transaction (`synchronous=FULL`): losing a vote or an acknowledgement in a power
+//! failure would break raft's promises. Only one process at a time can use the file: it holds the lock from opening to end.
 
 use crate::{
     command::ReplicaId,
@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Of the tables below.
+/// The version of the tables below.
 const SCHEMA_VERSION: i64 = 1;
 const SCHEMA: &str = "
     CREATE TABLE entries (number INTEGER PRIMARY KEY, bytes BLOB NOT NULL);
@@ -39,8 +39,8 @@ pub enum FileError {
 }
 
 impl Sqlite {
-    /// Opens the file at `path`, or makes it, readable by this user only. `None`: in memory, as if the disk were lost at the end.
-    /// `fresh`: the id of a new storage.
+    /// Opens or creates the file at `path`, readable by this user only. Without a path it works in memory, as if the disk were lost at the
+    /// end. `fresh` is the id for a new storage.
     pub fn open(path: Option<&Path>, fresh: ReplicaId) -> Result<(Self, Found), FileError> {
         let shown = path.map_or_else(|| PathBuf::from(":memory:"), Path::to_owned);
         if let Some(path) = path {
@@ -85,7 +85,7 @@ impl Sqlite {
         self.connection.query_row("SELECT value FROM values_ WHERE name = ?", [name], |row| row.get(0)).optional()
     }
 
-    /// All or nothing, and durable when it returns.
+    /// Performs all writes or none, durable on return.
     pub fn write(&mut self, writes: &[Write]) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction()?;
         let put = |name: &str, value: &[u8]| {

@@ -1,4 +1,4 @@
-//! The agreed state. The same commands in the same order make the same state everywhere: no clock, no chance, no hash order.
+//! The agreed state. The same commands in the same order lead to the same state everywhere: no clock, no randomness, no hash order.
 
 use crate::command::{
     Command, KEY_BYTES_MAX, KIND_BYTES_MAX, MEMBERS_MAX, NAME_BYTES_MAX, NewMember, Outcome, Proposal, RECORD_BYTES_MAX, RECORDS_MAX,
@@ -13,14 +13,14 @@ use tidemill_proto::{
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// Drawn when the group was founded. Messages of another group are none of this one's business.
+    /// Drawn when the group was founded. Messages of a different group are ignored.
     group: u64,
-    /// Position in the log of the last command in here.
+    /// The index in the log of the last applied command.
     applied: u64,
     next_epoch: u64,
     members: BTreeMap<Instance, Member>,
     records: BTreeMap<RecordName, Record>,
-    /// The group's replicas, voting or still learning, and the names of their coordinators.
+    /// The group's replicas, voters and learners, with the names of their coordinators.
     replicas: BTreeMap<ReplicaId, String>,
     sessions: BTreeMap<ReplicaId, Session>,
 }
@@ -44,7 +44,7 @@ pub struct Record {
     pub revision: Revision,
 }
 
-/// One replica's proposals since its last start: what came of each of the last.
+/// The recent proposals of one replica since its last start, with their outcomes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Session {
     boot: u64,
@@ -52,11 +52,12 @@ struct Session {
     outcomes: BTreeMap<u64, Outcome>,
 }
 
-/// Proposals of one replica whose outcomes are remembered. One that is older is refused, since nobody knows whether it was done.
+/// The number of proposals of one replica whose outcomes are remembered. An older one is refused, since it is unknown whether it was
+/// performed.
 pub const SESSION_WINDOW: u64 = 256;
 
 impl State {
-    /// A new group's, of one replica. `first_epoch` differs between groups, so that no epoch of one that was lost is given out again.
+    /// The state of a new group with one replica. `first_epoch` differs between groups, so that the epochs of a lost group are not reused.
     pub fn found(group: u64, first_epoch: u64, founder: ReplicaId, name: &str) -> Self {
         Self {
             group,
@@ -69,7 +70,7 @@ impl State {
         }
     }
 
-    /// Does what the log says at `index`, unless the same proposal was done before: then what came of it counts.
+    /// Applies the entry at `index`, unless the same proposal was applied before: then it returns the earlier outcome.
     pub fn apply(&mut self, index: u64, proposal: Proposal) -> Outcome {
         self.advance(index);
         let Proposal { proposer, boot, number, command } = proposal;
@@ -155,7 +156,7 @@ impl State {
         self.records.iter().map(|(name, record)| cost(name, record)).sum()
     }
 
-    /// A replica has come into the group, or got another part in it.
+    /// Adds a replica to the group, or updates it.
     pub(crate) fn add_replica(&mut self, index: u64, id: ReplicaId, name: &str) {
         self.advance(index);
         self.replicas.insert(id, name.to_owned());
@@ -167,7 +168,7 @@ impl State {
         self.sessions.remove(&id);
     }
 
-    /// What a snapshot of the log up to `index` holds.
+    /// Decodes the state from a snapshot of the log up to `index`.
     pub(crate) fn of_snapshot(data: &[u8], index: u64) -> Result<Self, Unreadable> {
         let mut state = Self::decode(data)?;
         if state.applied > index {
@@ -204,7 +205,7 @@ impl State {
         self.records.get(&RecordName { kind: kind.to_owned(), key: key.to_owned() })
     }
 
-    /// Kind, key and record of each, in order.
+    /// The kind, key and contents of each record, in order.
     pub fn records(&self) -> impl Iterator<Item = (&str, &str, &Record)> {
         self.records.iter().map(|(name, record)| (&*name.kind, &*name.key, record))
     }
@@ -230,7 +231,7 @@ impl State {
         assert_eq!(self.fault(), None);
     }
 
-    /// The invariant that is broken, if one is.
+    /// Describes the invariant that is broken, if any.
     fn fault(&self) -> Option<&'static str> {
         let mut epochs: Vec<_> = self.members.values().map(|member| member.epoch).collect();
         epochs.sort_unstable();
@@ -254,7 +255,7 @@ fn cost(name: &RecordName, record: &Record) -> usize {
     name.kind.len() + name.key.len() + record.value.len() + RECORD_COST
 }
 
-/// What a record takes in a snapshot besides its bytes, at most.
+/// The maximum size of a record in a snapshot besides its bytes.
 const RECORD_COST: usize = 32;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Groups of replicas over a network and disks that fail, in virtual time. One seed replays one run.
 //!
-//! Checked after every step: one leader per term; an entry of one place and term is the same in every log; what is committed at one
-//! place is never another thing; an epoch is one worker's. At the end, when faults have stopped: everything that was acknowledged is
-//! there, everywhere, and the group is whole again.
+//! Checked after every step: one leader per term; entries of the same index and term are the same in every log; an index has at most one
+//! committed entry; an epoch belongs to one worker. At the end, when faults have stopped: every acknowledged change is present everywhere,
+//! and the group is whole again.
 //!
 //! `TIDEMILL_SEEDS=10000` runs more seeds than a test should, `TIDEMILL_SEED=N` one.
 
@@ -39,7 +39,7 @@ impl Numbers {
     }
 }
 
-/// What survives a crash.
+/// The state that survives a crash.
 #[derive(Default)]
 struct Disk {
     id: u64,
@@ -81,10 +81,10 @@ impl Disk {
 struct Node {
     disk: Disk,
     peers: Vec<String>,
-    /// `None`: it is down.
+    /// `None` while it is down.
     replica: Option<Replica>,
     asked: BTreeMap<Ticket, Command>,
-    /// Entries up to here were compared.
+    /// Entries up to this index have been compared.
     compared: u64,
 }
 
@@ -93,9 +93,9 @@ struct Faults {
     lost: u64,
     doubled: u64,
     delay: u64,
-    /// Per thousand writes.
+    /// Rate per thousand writes.
     crash_at_write: u64,
-    /// Per thousand ticks.
+    /// Rate per thousand ticks.
     crash: u64,
     cut: u64,
     wipe: u64,
@@ -109,9 +109,9 @@ struct World {
     faults: Faults,
     now: u64,
     nodes: BTreeMap<String, Node>,
-    /// When, from, to, bytes.
+    /// Messages under way: time of arrival, sender, receiver, bytes.
     flying: Vec<(u64, String, String, Vec<u8>)>,
-    /// Messages from the first to the second are lost.
+    /// Pairs of sender and receiver whose messages are lost.
     cut: BTreeSet<(String, String)>,
     leaders: BTreeMap<u64, u64>,
     logs: BTreeMap<(u64, u64), Vec<u8>>,
@@ -121,7 +121,7 @@ struct World {
     next_key: u64,
     wiped: usize,
     crashes: usize,
-    /// Replicas tell the truth.
+    /// Whether replicas send only truthful messages.
     honest: bool,
 }
 
@@ -177,7 +177,7 @@ impl World {
         self.crashes += 1;
     }
 
-    /// A crash, after which the disk is empty.
+    /// A crash that also loses the disk.
     fn wipe(&mut self, name: &str) {
         self.crash(name);
         let id = self.numbers.next() | 1;
@@ -185,7 +185,7 @@ impl World {
         self.wiped += 1;
     }
 
-    /// Performs what a replica wants done, until it wants nothing, or dies.
+    /// Performs the actions of a replica until there are none, or it crashes.
     fn carry_out(&mut self, name: &str) {
         loop {
             let node = self.nodes.get_mut(name).unwrap();
@@ -249,7 +249,7 @@ impl World {
             assert_eq!(leader, status.id, "two leaders in term {}", status.term);
         }
         for (index, term, bytes) in replica.entries() {
-            // What is committed does not change, so it is compared once.
+            // Committed entries do not change, so they are compared once.
             if index <= node.compared {
                 continue;
             }
@@ -277,7 +277,7 @@ impl World {
         while !due.is_empty() {
             let (_, from, to, bytes) = due.swap_remove(self.numbers.below(due.len() as u64) as usize);
             if let Some(replica) = self.nodes.get_mut(&to).and_then(|node| node.replica.as_mut()) {
-                // Messages for a storage that is lost reach its successor, who refuses them.
+                // Messages for a lost storage reach its successor, which refuses them.
                 let _ = replica.message(&from, &bytes);
                 self.carry_out(&to);
             }
@@ -297,7 +297,7 @@ impl World {
         if self.numbers.below(1000) < self.faults.cut {
             self.cut.clear();
             if self.numbers.percent(60) {
-                // All links of one, or those of one direction.
+                // All links of one node, or only those of one direction.
                 let (inward, outward) = (self.numbers.percent(70), self.numbers.percent(70));
                 for other in &names {
                     self.cut.extend(outward.then(|| (one.clone(), other.clone())));
@@ -318,7 +318,7 @@ impl World {
         }
     }
 
-    /// Every coordinator votes, and each knows it.
+    /// Whether every coordinator votes and knows all voters.
     fn whole(&self) -> bool {
         self.nodes.values().all(|node| {
             node.replica.as_ref().is_some_and(|replica| {
@@ -328,7 +328,7 @@ impl World {
         })
     }
 
-    /// Something is asked of somebody.
+    /// Sends a random command to a random coordinator.
     fn ask(&mut self) {
         let names: Vec<_> = self.nodes.keys().cloned().collect();
         let name = &names[self.numbers.below(names.len() as u64) as usize];
@@ -370,7 +370,7 @@ impl World {
         self.nodes[name].replica.as_ref().and_then(Replica::state).expect("it is in the group")
     }
 
-    /// Faults stop: the group gets whole, agrees, and has everything that it acknowledged.
+    /// Stops the faults: the group must become whole, agree, and have everything that it acknowledged.
     fn settle(&mut self) {
         self.faults = NONE;
         self.cut.clear();
@@ -407,7 +407,7 @@ impl World {
     }
 }
 
-/// Runs `scenario` for many seeds, and names the one that failed.
+/// Runs `scenario` for many seeds, and names a seed that fails.
 fn seeds(scenario: impl Fn(u64) + std::panic::RefUnwindSafe) {
     let number = |name| std::env::var(name).ok().and_then(|text: String| text.parse::<u64>().ok());
     if let Some(seed) = number("TIDEMILL_SEED") {
@@ -444,7 +444,7 @@ fn five_coordinators_lose_nothing_that_they_acknowledged() {
     seeds(|seed| drop(under_faults(seed ^ 0x5555_0000, 5)));
 }
 
-/// A run that tests little would pass, too.
+/// A run that tests little would also pass.
 #[test]
 fn the_faults_happen_and_work_is_done_meanwhile() {
     let worlds: Vec<_> = (0..20).map(|seed| under_faults(seed, 3)).collect();
@@ -491,7 +491,7 @@ fn nobody_founds_a_group_while_somebody_may_know_one() {
     world.start("c1");
     world.until(200, "a group", World::whole);
     let group = world.state("c0").group();
-    // The founder comes back with nothing, and finds one other only: together they are no majority that knows the group.
+    // The founder returns with an empty disk, and finds only one other replica: together they are no majority that knows the group.
     world.crash("c2");
     world.wipe("c0");
     world.start("c0");
@@ -533,7 +533,7 @@ fn one_coordinator_grows_to_three_and_a_lost_one_is_taken_out() {
     world.nodes.get_mut(&leader).unwrap().replica.as_mut().unwrap().remove("c2").unwrap();
     world.carry_out(&leader);
     world.until(100, "a group of two", World::whole);
-    // It comes back as it was, and does not disturb them.
+    // It returns in its old state, and does not disturb them.
     world.nodes.insert("c2".into(), lost);
     let term = world.nodes[&leader].replica.as_ref().unwrap().status().term;
     world.start("c2");
@@ -584,7 +584,7 @@ fn whatever_a_peer_sends_nothing_breaks() {
             }
             if let Some(replica) = world.nodes.get_mut(&to).unwrap().replica.as_mut() {
                 let _ = replica.message(&from, &bytes);
-                // What it says now may be nonsense, so it goes no further; that it says it, and lives, is enough.
+                // Its actions may be nonsense now, so they are dropped; it is enough that it survives.
                 while let Some(action) = replica.poll() {
                     if let Action::Write(_) = action {
                         replica.written();

@@ -1,4 +1,4 @@
-//! How long the stages in this process take per prompt: `cargo run --release -p tidemill-safety --example stage_times`. The held-out
+//! The time that the stages in this process take per prompt: `cargo run --release -p tidemill-safety --example stage_times`. The held-out
 //! harmless sentences, one by one, then all of them as one long prompt.
 
 use std::{
@@ -16,7 +16,7 @@ use tidemill_safety::{
     stream,
 };
 
-/// Each sentence is timed so often, and the least counts: what else the machine does is not the stage.
+/// The number of times that each sentence is timed. The least time counts, since it has the least interference from other processes.
 const REPEATS: usize = 32;
 
 fn main() {
@@ -66,7 +66,7 @@ fn main() {
     println!("the same of harmless ones that come as answers: {asked}");
 }
 
-/// How many questions a text raises that comes word by word, and all of them are answered at once: it is harmless.
+/// The number of questions that a text raises if it arrives word by word and every question is settled at once as harmless.
 fn as_answer(guard: &Arc<Guard>, text: &str) -> usize {
     let mut stream = stream::Stream::with_doubts(Arc::clone(guard), Thresholds::OUTPUT);
     let mut asked = 0;
@@ -83,7 +83,7 @@ fn as_answer(guard: &Arc<Guard>, text: &str) -> usize {
     asked
 }
 
-/// As an answer comes.
+/// The pieces in which an answer arrives.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive(' ')
 }

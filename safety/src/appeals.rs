@@ -1,4 +1,4 @@
-//! Blocks that somebody may appeal against, and what became of them: a review queue, made of the audit log's events.
+//! Blocks that can be appealed against, and their outcomes: a review queue, built from the audit log's events.
 //!
 //! ```text
 //!   blocked ──appeal──► open ──► upheld | overturned (a golden case: it must pass from now on)
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Blocks that are remembered. Over this, the oldest that nobody has appealed against go first.
+/// The number of blocks that are remembered. Beyond this, the oldest without an appeal go first.
 const CASES_MAX: usize = 10_000;
 
-/// What an audit log records.
+/// An event of the audit log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Event {
@@ -20,7 +20,7 @@ pub enum Event {
     Decision { appeal_id: String, decision: Decision, note: String },
 }
 
-/// What was not to be asked or answered.
+/// A prompt or an answer that was blocked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Block {
     /// `input` or `output`.
@@ -30,7 +30,7 @@ pub struct Block {
     pub category: String,
     pub stage: String,
     pub score: f32,
-    /// Without what identifies people, and cut.
+    /// The text, without personal data, and truncated.
     pub text: String,
 }
 
@@ -44,7 +44,7 @@ pub enum Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Nobody has appealed.
+    /// Without an appeal.
     Blocked,
     Open,
     Upheld,
@@ -54,7 +54,7 @@ pub enum State {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Case {
     pub appeal_id: String,
-    /// In Unix seconds.
+    /// The time of the block in Unix seconds.
     pub at: u64,
     pub state: State,
     #[serde(flatten)]
@@ -63,35 +63,35 @@ pub struct Case {
     pub note: Option<String>,
 }
 
-/// Why an event is not taken.
+/// The reason why an event is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     #[error("there is no block with this appeal id here, or it is too old")]
     Unknown,
     #[error("there was an appeal against this already")]
     Appealed,
-    #[error("nobody has appealed against this, or it was decided already")]
+    #[error("there is no appeal against this, or it was decided already")]
     NotOpen,
 }
 
 #[derive(Debug, Default)]
 pub struct Cases {
     cases: BTreeMap<String, Case>,
-    /// In the order of their blocks.
+    /// The ids in the order of their blocks.
     order: BTreeMap<u64, String>,
     blocks: u64,
 }
 
 impl Cases {
-    /// Of an audit log. Events of other kinds say nothing of cases.
+    /// Applies an event of an audit log. Events of other kinds do not concern cases.
     pub fn replay(&mut self, at: u64, event: &Value) {
         if let Ok(event) = serde_json::from_value(event.clone()) {
-            // What was refused then was not logged.
+            // Events that were rejected then were not logged.
             let _ = self.apply(at, event);
         }
     }
 
-    /// Whether it would be taken.
+    /// Checks whether an event would be accepted.
     pub fn check(&self, event: &Event) -> Result<(), Refused> {
         let state = |id: &String| self.cases.get(id).map(|case| case.state).ok_or(Refused::Unknown);
         match event {
@@ -139,7 +139,7 @@ impl Cases {
         self.cases.get(id)
     }
 
-    /// The newest first.
+    /// The cases, the newest first.
     pub fn iter(&self) -> impl Iterator<Item = &Case> {
         self.order.values().rev().filter_map(|id| self.cases.get(id))
     }

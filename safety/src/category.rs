@@ -1,4 +1,4 @@
-//! Kinds of harm, and from which score on each counts.
+//! Kinds of harm, and the thresholds of their scores.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -8,13 +8,13 @@ use std::{fmt, str::FromStr};
 pub enum Category {
     Harassment,
     Hate,
-    /// Weapons, drugs, break-ins: how to do harm.
+    /// Weapons, drugs, break-ins: instructions for doing harm.
     Dangerous,
     Sexual,
     SelfHarm,
     /// Sexual content about children. Its check cannot be turned off.
     Csam,
-    /// A text that gives orders to the model in its operator's place.
+    /// A text that gives the model orders in its operator's place.
     Injection,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Category {
     }
 }
 
-/// There is no such category, or no such threshold.
+/// An unknown category or threshold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{given}` is not one of {known}")]
 pub struct Unknown {
@@ -61,7 +61,7 @@ impl FromStr for Category {
     }
 }
 
-/// From which score on a category counts. In the order of strictness, the strictest first.
+/// The score from which a category counts as a violation, from the strictest to the laxest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Threshold {
     Low,
@@ -73,7 +73,7 @@ pub enum Threshold {
 impl Threshold {
     const ALL: [Self; 4] = [Self::Low, Self::Medium, Self::High, Self::Off];
 
-    /// As Gemini's API spells it.
+    /// The name in Gemini's API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Low => "BLOCK_LOW_AND_ABOVE",
@@ -108,32 +108,32 @@ impl FromStr for Threshold {
 pub struct Thresholds([Threshold; Category::ALL.len()]);
 
 impl Thresholds {
-    /// What prompts are held to by default: only what is almost certain is refused.
+    /// The default for prompts: only near-certain violations are refused.
     pub const INPUT: Self = Self([Threshold::High; Category::ALL.len()]);
-    /// What answers are held to by default.
+    /// The default for answers.
     pub const OUTPUT: Self = Self([Threshold::Medium; Category::ALL.len()]);
 
     pub fn of(&self, category: Category) -> Threshold {
         self.0[category as usize]
     }
 
-    /// Sets one. Child abuse stays checked, whoever asks.
+    /// Sets the threshold of a category. The check for child abuse cannot be turned off.
     pub fn set(&mut self, category: Category, threshold: Threshold) {
         self.0[category as usize] = if category == Category::Csam { threshold.min(Threshold::High) } else { threshold };
     }
 
-    /// Sets one, unless that would be less strict.
+    /// Sets the threshold of a category, unless that would be less strict.
     pub fn tighten(&mut self, category: Category, threshold: Threshold) {
         self.set(category, self.of(category).min(threshold));
     }
 }
 
-/// What a check found.
+/// A violation found by a check.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Finding {
     pub category: Category,
     pub stage: Stage,
-    /// From 0 to 1.
+    /// The score, from 0 to 1.
     pub score: f32,
 }
 
@@ -142,7 +142,7 @@ pub struct Finding {
 pub enum Stage {
     Patterns,
     Classifier,
-    /// A model of the cluster.
+    /// A moderation model of the cluster.
     Model,
 }
 

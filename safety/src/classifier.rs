@@ -1,11 +1,11 @@
 //! A linear classifier over hashed n-grams of a text in [normal form](crate::normal), one logistic regression per category.
 //!
-//! Features are words, pairs of neighbouring words, and four letters in a row, hashed into buckets (the "hashing trick" of Weinberger
-//! et al., ICML 2009; features and loss as in Joulin et al., "Bag of Tricks for Efficient Text Classification", 2016, without the hidden
-//! layer). A text of any length costs time in proportion to it and no memory.
+//! Features are words, pairs of neighbouring words, and runs of four letters, hashed into buckets (the "hashing trick" of Weinberger et
+//! al., ICML 2009; features and loss as in Joulin et al., "Bag of Tricks for Efficient Text Classification", 2016, without the hidden
+//! layer). Time is proportional to the length of a text, and memory does not depend on it.
 //!
-//! File format: a line `tidemill-classifier 1 <buckets>`, a line of the categories' names, a line of their biases, then a line
-//! `<bucket> <weight> …` for each bucket that has any weight.
+//! File format: a line `tidemill-classifier 1 <buckets>`, a line of the categories' names, a line of their biases, then a line `<bucket>
+//! <weight> …` for each bucket with a non-zero weight.
 
 use crate::{category::Category, normal::Normal};
 use std::{fmt::Write, ops::Range};
@@ -13,16 +13,17 @@ use std::{fmt::Write, ops::Range};
 const BUCKETS: usize = 1 << 16;
 const CATEGORIES: usize = Category::ALL.len();
 const MAGIC: &str = "tidemill-classifier 1";
-/// Passes over the examples.
+/// The number of passes over the examples.
 const EPOCHS: usize = 12;
 const RATE: f32 = 0.5;
-/// Pull of weights towards 0, per step.
+/// The decay of weights towards 0, per step.
 const DECAY: f32 = 1e-5;
-/// Weights below this are not written.
+/// The smallest weight that is written.
 const WEIGHT_LEAST: f32 = 1e-3;
-/// In a row, of a word.
+/// The length of the runs of letters within a word.
 const LETTERS: u32 = 4;
-/// A text is classified in parts of about this many bytes, or a sentence would be lost among others, each half over the last one.
+/// The length of the parts in which a text is classified, so that a single sentence does not drown among others. Each part overlaps half of
+/// the last one.
 pub const WINDOW_BYTES: usize = 320;
 
 /// One score per category, from 0 to 1.
@@ -30,27 +31,27 @@ pub type Scores = [f32; CATEGORIES];
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Classifier {
-    /// One row per bucket.
+    /// The weights, one row per bucket.
     weights: Vec<[f32; CATEGORIES]>,
     bias: [f32; CATEGORIES],
 }
 
-/// A text that comes byte by byte: what is known of its features. It costs the same for each byte, however long it is.
+/// The features of a text that arrives byte by byte. The cost per byte does not depend on its length.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Growing {
     pub bytes: usize,
     features: usize,
-    /// Of their weights.
+    /// The sums of the features' weights.
     sums: [f32; CATEGORIES],
-    /// The hash of the word that has begun, and its length.
+    /// The hash of the current word, and its length.
     word: Option<(u64, u32)>,
-    /// The hash of the word before.
+    /// The hash of the previous word.
     last: Option<u64>,
-    /// The last four.
+    /// The last four letters.
     letters: u32,
 }
 
-/// A file that is no classifier.
+/// An error in a classifier file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {reason}")]
 pub struct FormatError {
@@ -59,7 +60,7 @@ pub struct FormatError {
 }
 
 impl Classifier {
-    /// Learns from examples; `None`: harmless. The same examples give the same classifier.
+    /// Trains a classifier from examples; `None` means harmless. The same examples give the same classifier.
     pub fn train<'a>(examples: impl IntoIterator<Item = (&'a str, Option<Category>)>) -> Self {
         let examples: Vec<_> =
             examples.into_iter().map(|(text, label)| (buckets(Normal::of(text).bytes()), label)).filter(|(x, _)| !x.is_empty()).collect();
@@ -93,19 +94,19 @@ impl Classifier {
         classifier
     }
 
-    /// Of a text in normal form that fits one window.
+    /// The scores of a text in normal form that fits one window.
     pub fn score(&self, text: &[u8]) -> Scores {
         self.of_buckets(&buckets(text))
     }
 
-    /// Of a whole text in normal form: for each category, of the window that is worst.
+    /// The scores of a whole text in normal form: for each category, that of the worst window.
     pub fn score_windows(&self, text: &[u8]) -> Scores {
         let mut worst = [0.0; CATEGORIES];
         self.windows(text).for_each(|(_, scores)| take_worse(&mut worst, &scores));
         worst
     }
 
-    /// Of each window of a text in normal form.
+    /// The scores of each window of a text in normal form.
     pub fn windows(&self, text: &[u8]) -> impl Iterator<Item = (Range<usize>, Scores)> {
         let mut next = Some(0);
         std::iter::from_fn(move || {
@@ -116,7 +117,7 @@ impl Classifier {
         })
     }
 
-    /// One more byte of a text in normal form.
+    /// Adds a byte of a text in normal form.
     pub(crate) fn grow(&self, text: &mut Growing, byte: u8) {
         text.bytes += 1;
         if !is_of_word(byte) {
@@ -133,7 +134,7 @@ impl Classifier {
         }
     }
 
-    /// Of what has come so far, as if it ended here. `None`: all are below one half.
+    /// The scores of the text so far, as if it ended here; `None` if all are below one half.
     pub(crate) fn score_so_far(&self, text: &Growing) -> Option<Scores> {
         let mut whole = text.clone();
         self.end_word(&mut whole);
@@ -166,7 +167,7 @@ impl Classifier {
         std::array::from_fn(|i| if x.is_empty() { 0.0 } else { sigmoid(self.bias[i] + value * sums[i]) })
     }
 
-    /// As a file.
+    /// Writes the classifier as a file.
     pub fn write(&self) -> String {
         let numbers = |numbers: &[f32]| numbers.iter().map(|number| format!("{number:.4}")).collect::<Vec<_>>().join(" ");
         let mut text = format!("{MAGIC} {BUCKETS}\n{}\n{}\n", Category::ALL.map(Category::name).join(" "), numbers(&self.bias));
@@ -176,7 +177,7 @@ impl Classifier {
         text
     }
 
-    /// From a file.
+    /// Reads the classifier from a file.
     pub fn read(text: &str) -> Result<Self, FormatError> {
         let error = |line: usize, reason: &str| FormatError { line, reason: reason.into() };
         let mut lines = (1..).zip(text.lines());
@@ -202,12 +203,12 @@ impl Classifier {
     }
 }
 
-/// Of each category, the higher score.
+/// Takes the higher score of each category.
 pub(crate) fn take_worse(worst: &mut Scores, scores: &Scores) {
     worst.iter_mut().zip(scores).for_each(|(worst, score)| *worst = score.max(*worst));
 }
 
-/// The buckets of a text's features, each as often as it occurs.
+/// The buckets of a text's features, repeated as often as the feature occurs.
 fn buckets(text: &[u8]) -> Vec<usize> {
     let mut found = Vec::with_capacity(2 * text.len());
     let mut last = None;
@@ -234,12 +235,12 @@ fn bucket(hash: u64) -> usize {
     (hash >> 40) as usize % BUCKETS
 }
 
-/// Of neighbouring words.
+/// The hash of two neighbouring words.
 fn pair(last: u64, word: u64) -> u64 {
     last.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ word
 }
 
-/// FNV-1a, with a last mix: features are short.
+/// FNV-1a with a final mix, since features are short.
 fn hash(kind: u64, bytes: &[u8]) -> u64 {
     mixed(bytes.iter().fold(begun(kind), |hash, byte| added(hash, *byte)))
 }

@@ -1,16 +1,16 @@
-//! Examples to train and to judge the classifier with. A file has sections, `[category]` or `[harmless]`; a line stands for all ways to
-//! choose one of each `{a|b|c}`.
+//! Examples to train and to evaluate the classifier with. A file has sections, `[category]` or `[harmless]`; a line stands for all
+//! combinations of one choice from each `{a|b|c}`.
 
 use crate::category::{Category, Unknown};
 
-/// What the built-in classifier is trained with.
+/// The training examples of the built-in classifier.
 pub const TRAINING: &str = include_str!("../corpus/training.txt");
-/// Other sentences, to judge it with.
+/// Other sentences, for its evaluation.
 pub const HELD_OUT: &str = include_str!("../corpus/held-out.txt");
-/// Of one line: further ones are left out, evenly.
+/// The maximum number of examples from one line: further ones are left out, evenly.
 const CHOICES_MAX: usize = 48;
 
-/// An example, and its category; `None`: harmless.
+/// An example, and its category; `None` if it is harmless.
 pub type Example = (String, Option<Category>);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,7 +53,7 @@ fn choices(line: &str) -> Option<Vec<String>> {
     let all: usize = parts.iter().map(Vec::len).product();
     let wanted = all.min(CHOICES_MAX);
     let choice = |n: usize| {
-        // Spread over all of them; the factor visits every one once if all are wanted.
+        // Spread evenly over all combinations; the factor visits every one once if all are wanted.
         let mut place = if all > wanted { n * all / wanted + n % (all / wanted) } else { n };
         let pick = |part: &Vec<&str>| {
             let picked = part[place % part.len()].to_owned();

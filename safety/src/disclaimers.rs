@@ -1,4 +1,4 @@
-//! What is said after an answer about medicine, law and the like: once, at its end.
+//! Disclaimers appended to answers about medicine, law and similar subjects: once, at the end.
 
 use crate::{
     normal::Normal,
@@ -9,22 +9,22 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Disclaimer {
     pub name: String,
-    /// Of an answer that it is for. One match is enough.
+    /// Patterns of the answers that need the disclaimer. One match is enough.
     pub patterns: Patterns<()>,
     pub text: String,
 }
 
 impl Disclaimer {
-    /// `patterns`: lines of a pattern list, without categories.
+    /// `patterns` are lines of a pattern list, without categories.
     pub fn new(name: String, patterns: &[String], text: String) -> Result<Self, PatternError> {
         Ok(Self { name, patterns: Patterns::plain(patterns)?, text })
     }
 }
 
-/// One answer's text while it comes. It keeps what may be the beginning of a match, and nothing else.
+/// The text of one answer as it arrives. It keeps only the part that may be the start of a match.
 #[derive(Debug)]
 pub struct Reading {
-    /// Those that are not due yet, and those that are.
+    /// Disclaimers that are not due yet, and those that are.
     open: Vec<Watch>,
     due: Vec<usize>,
     all: Arc<[Disclaimer]>,
@@ -34,9 +34,9 @@ pub struct Reading {
 struct Watch {
     place: usize,
     normal: Normal,
-    /// Bytes of text that `normal` is of.
+    /// The length of the text that `normal` represents.
     bytes: usize,
-    /// The byte before it, in normal form.
+    /// The byte before `normal`, in normal form.
     before: Option<u8>,
 }
 
@@ -46,12 +46,12 @@ impl Reading {
         Self { open, due: Vec::new(), all }
     }
 
-    /// More of the answer.
+    /// Adds text of the answer.
     pub fn push(&mut self, text: &str) {
         self.read(text, false);
     }
 
-    /// The answer ends. What is due, in the operator's order.
+    /// Ends the answer. Returns the disclaimers that are due, in the operator's order.
     pub fn finish(&mut self) -> Vec<&Disclaimer> {
         self.read("", true);
         self.open.clear();
@@ -83,7 +83,7 @@ impl Watch {
                 Begins::Nothing => {}
             }
         }
-        // A character stays whole.
+        // Characters are not split.
         let end = self.normal.origin(keep, self.bytes);
         let last = (0..bytes.len()).rev().find(|byte| self.normal.origin(*byte, self.bytes) < end);
         self.before = last.map(|byte| bytes[byte]).or(self.before);

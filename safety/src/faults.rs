@@ -1,26 +1,26 @@
-//! What becomes of a text whose last check cannot be made, since the model that makes it is down, slow or broken.
+//! The treatment of a text whose last check fails, because the moderation model is down, slow or broken.
 //!
-//! *Closed*: it is refused. *Open*: it passes, but only for so long after the first failure in a row; then it is refused, too, until a
-//! check succeeds. What may be about children is always refused.
+//! *Closed*: the text is refused. *Open*: it passes, but only for a limited time after the first of consecutive failures; after that it is
+//! refused as well, until a check succeeds. Texts that may be about children are always refused.
 //!
 //! ```text
-//!   a check fails ──► asked ──┬─ fails again, 3 in a row ──► resting: not asked, but one of them every 2 s
-//!            ▲                └─ succeeds: all is forgotten            │
-//!            └─────────────────────────────────────────────────────────┘
+//!   a check fails ──► asked ──┬─ fails again, 3 in a row ──► resting: one check is tried every 2 s
+//!            ▲                └─ succeeds: failures are reset            │
+//!            └───────────────────────────────────────────────────────────┘
 //! ```
 
 use crate::{category::Category, judge::Doubt};
 use std::time::Duration;
 
-/// After so many failures in a row the model rests: a dead one must not cost every request its deadline.
+/// The number of consecutive failures after which the model rests: a dead one must not cost every request its deadline.
 const FAILURES_MAX: u32 = 3;
-/// Between attempts while it rests.
+/// The pause between attempts while the model rests.
 const REST: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WhenDown {
     Closed,
-    /// For this long after the first failure in a row.
+    /// Open for this long after the first of consecutive failures.
     Open(Duration),
 }
 
@@ -30,11 +30,11 @@ pub enum Fate {
     Refused,
 }
 
-/// The failures in a row of one model. Times are since any fixed moment.
+/// The consecutive failures of one model. Times are since any fixed moment.
 #[derive(Clone, Debug)]
 pub struct Faults {
     when_down: WhenDown,
-    /// `None`: the last check succeeded.
+    /// `None` if the last check succeeded.
     row: Option<Row>,
 }
 
@@ -42,7 +42,7 @@ pub struct Faults {
 struct Row {
     since: Duration,
     failures: u32,
-    /// While the model rests: when it is asked again.
+    /// While the model rests: the time of the next attempt.
     again: Duration,
 }
 
@@ -51,12 +51,12 @@ impl Faults {
         Self { when_down, row: None }
     }
 
-    /// Whether the model is asked now. If not, the text's fate is sealed.
+    /// Whether the model is asked now. If not, [`Faults::fate`] decides.
     pub fn asks(&mut self, now: Duration) -> bool {
         match self.row.as_mut().filter(|row| row.failures >= FAILURES_MAX) {
             None => true,
             Some(row) if now >= row.again => {
-                // Others wait for what this one hears; should it never say so, the next one asks after another rest.
+                // Other requests wait for the outcome of this one. If there is none, the next attempt follows after another rest.
                 row.again = now + REST;
                 true
             }
@@ -74,7 +74,7 @@ impl Faults {
         row.again = now + REST;
     }
 
-    /// There was no room to ask: a failure in the row, but no reason to rest.
+    /// Counts a check that could not be tried for want of room: a failure in the row, but no reason to rest.
     pub fn crowded(&mut self, now: Duration) {
         self.row_at(now);
     }
@@ -83,7 +83,7 @@ impl Faults {
         self.row.get_or_insert(Row { since: now, failures: 0, again: now })
     }
 
-    /// What becomes of doubts that nobody could settle.
+    /// Decides about a text whose doubts could not be settled.
     pub fn fate(&self, now: Duration, doubts: &[Doubt]) -> Fate {
         let of_children = doubts.iter().flat_map(Doubt::categories).any(|category| category == Category::Csam);
         match (self.when_down, self.row) {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens: nothing passes after a window without a success, or under `Closed`; and one is asked every rest.
+        /// In any sequence of events: no text passes after a window without a success, or under `Closed`; and one attempt is made per rest.
         #[test]
         fn an_open_door_is_bounded(
             open in any::<bool>(),
@@ -182,7 +182,7 @@ mod tests {
                             first_failure = None;
                             continue;
                         }
-                        // Its client has left: nothing was heard.
+                        // Its client has left: no outcome is reported.
                         1 => continue,
                         answer => {
                             if answer == 2 { faults.crowded(now) } else { faults.failed(now) }

@@ -8,11 +8,11 @@ use crate::{
     patterns::Patterns,
 };
 
-/// What all texts are checked with. Made once.
+/// The checks that all texts share. Built once.
 #[derive(Debug)]
 pub struct Guard {
     pub patterns: Patterns,
-    /// `None`: patterns are all there is.
+    /// `None` if there are only patterns.
     pub classifier: Option<Classifier>,
 }
 
@@ -22,12 +22,12 @@ impl Guard {
         Self { patterns: Patterns::built_in(), classifier: Some(built_in_classifier()) }
     }
 
-    /// What is wrong with a text. Of several findings the first stage's, then the one with the highest score.
+    /// Checks a text. Of several findings, returns that of the first stage, then the one with the highest score.
     pub fn check(&self, text: &str, thresholds: &Thresholds) -> Option<Finding> {
         self.examine(text, thresholds).0
     }
 
-    /// The same, and whether a text without a finding should be seen by a later stage.
+    /// Checks a text. Also returns whether a text without a finding should go to a later stage.
     pub fn examine(&self, text: &str, thresholds: &Thresholds) -> (Option<Finding>, bool) {
         let normal = Normal::of(text);
         let listed = self.patterns.find(normal.bytes()).filter(|category| 1.0 >= thresholds.of(*category).score());
@@ -56,7 +56,7 @@ pub fn built_in_classifier() -> Classifier {
     Classifier::train(examples.iter().map(|(text, label)| (text.as_str(), *label)))
 }
 
-/// The highest score that its threshold does not allow.
+/// The highest score that exceeds its threshold.
 pub(crate) fn worst(scores: &Scores, thresholds: &Thresholds) -> Option<Finding> {
     let found = Category::ALL.into_iter().zip(scores).filter(|(category, score)| **score >= thresholds.of(*category).score());
     let (category, score) = found.max_by(|a, b| a.1.total_cmp(b.1))?;

@@ -1,5 +1,5 @@
-//! The last stage: a model reads what the classifier is not sure of, and says one word. As with Llama Guard (Inan et al., 2023), the
-//! score is the probability of that word as the first token.
+//! The last stage: a model reads the parts of which the classifier is unsure, and answers with one word. As with Llama Guard (Inan et al.,
+//! 2023), the score is the probability of that word as the first token.
 
 use crate::{
     category::{Category, Finding, Stage, Threshold, Thresholds},
@@ -9,35 +9,35 @@ use crate::{
 };
 use std::borrow::Cow;
 
-/// A doubt's text has no more bytes: the model's prompt stays short, whatever a client sends.
+/// The maximum length of a doubt's text, which bounds the model's prompt for any input.
 pub(crate) const PART_BYTES_MAX: usize = 2048;
-/// So much of a longer text is in a part before what raised the doubt.
+/// The length of the text kept before the doubtful part of a longer text.
 pub(crate) const BEFORE_BYTES: usize = 512;
-/// Of one prompt, after short ones were put together. Of more, those with the highest scores.
+/// The maximum number of doubts of one prompt, after short ones were joined. Of more, those with the highest scores are kept.
 pub const DOUBTS_MAX: usize = 8;
-/// Between doubts that were put together.
+/// The separator between joined doubts.
 const BETWEEN: &str = "\n\n";
-/// Less probability on both words together is no answer.
+/// The least probability of both words together that counts as an answer.
 const ANSWERED_MIN: f32 = 0.1;
 /// Stands for the text in a prompt.
 pub const PLACE: &str = "{text}";
 /// Asks for `safe` or `unsafe`.
 pub const PROMPT: &str = include_str!("../lists/judge.txt");
 
-/// A part of a text that may be harmful: the classifier is not sure.
+/// A part of a text that may be harmful, of which the classifier is unsure.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Doubt {
     pub text: String,
-    /// The likeliest first; never empty.
+    /// The suspected categories, the likeliest first; never empty.
     pub suspicions: Vec<Suspicion>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Suspicion {
     pub category: Category,
-    /// The classifier's.
+    /// The classifier's score.
     pub score: f32,
-    /// From which score on a text of this category is refused.
+    /// The score from which a text is refused in this category.
     pub limit: f32,
 }
 
@@ -46,19 +46,19 @@ impl Doubt {
         self.suspicions.iter().map(|suspicion| suspicion.category)
     }
 
-    /// What the model's score makes of it.
+    /// Returns the finding, if the model's score exceeds a limit.
     pub fn settle(&self, score: f32) -> Option<Finding> {
         let found = self.suspicions.iter().find(|suspicion| score >= suspicion.limit)?;
         Some(Finding { category: found.category, stage: Stage::Model, score })
     }
 
-    /// What may be about children goes before everything else, then what is likelier.
+    /// The order of doubts: those that may be about children first, then the likelier ones.
     fn rank(&self) -> (bool, f32) {
         let of_children = self.categories().any(|category| category == Category::Csam);
         (of_children, self.suspicions.first().map_or(0.0, |suspicion| suspicion.score))
     }
 
-    /// Takes another in, if there is room.
+    /// Appends a second doubt, if there is room.
     fn join(&mut self, other: &Self) -> bool {
         if self.text.len() + BETWEEN.len() + other.text.len() > PART_BYTES_MAX {
             return false;
@@ -77,7 +77,7 @@ impl Doubt {
 }
 
 impl Guard {
-    /// The parts of a text without a finding that a later stage should see.
+    /// The parts of a text without a finding that should go to a later stage.
     pub fn doubts(&self, text: &str, thresholds: &Thresholds) -> Vec<Doubt> {
         let Some(classifier) = &self.classifier else { return Vec::new() };
         let normal = Normal::of(text);
@@ -93,7 +93,7 @@ impl Guard {
             }
             let from = text.floor_char_boundary(start.saturating_sub(BEFORE_BYTES));
             let part_end = text.floor_char_boundary(from + PART_BYTES_MAX);
-            // What hides between a thousand invisible characters is read without them.
+            // A text hidden between many invisible characters is read without them.
             let (text, end) = match end <= part_end {
                 true => (Cow::Borrowed(&text[from..part_end]), part_end),
                 false => (String::from_utf8_lossy(&normal.bytes()[window]).into_owned().into(), start),
@@ -105,16 +105,16 @@ impl Guard {
     }
 }
 
-/// Of a text.
+/// A part of a text.
 #[derive(Debug)]
 struct Part<'a> {
     text: Cow<'a, str>,
-    /// Windows up to here are in it.
+    /// The end of the last window in it.
     end: usize,
     scores: Scores,
 }
 
-/// The likeliest first.
+/// The suspected categories, the likeliest first.
 pub(crate) fn suspicions(scores: &Scores, thresholds: &Thresholds) -> Vec<Suspicion> {
     let mut found: Vec<_> = doubtful(scores, thresholds).collect();
     found.sort_by(|a, b| b.score.total_cmp(&a.score));
@@ -132,8 +132,8 @@ fn doubtful(scores: &Scores, thresholds: &Thresholds) -> impl Iterator<Item = Su
     Category::ALL.into_iter().zip(scores).map(of).filter(is_doubtful)
 }
 
-/// A prompt's doubts as the model is asked about them: the worst first, short ones together, so that a long conversation does not hide one
-/// among many.
+/// The doubts about a prompt as they are put to the model: the worst first, with short ones joined, so that a long conversation cannot hide
+/// one among many.
 pub fn packed(mut doubts: Vec<Doubt>) -> Vec<Doubt> {
     doubts.sort_by(|a, b| b.rank().0.cmp(&a.rank().0).then(b.rank().1.total_cmp(&a.rank().1)));
     let mut packed: Vec<Doubt> = Vec::new();
@@ -145,27 +145,27 @@ pub fn packed(mut doubts: Vec<Doubt>) -> Vec<Doubt> {
     packed
 }
 
-/// What the model says first if a text is harmless, and if it is not: ids of tokens.
+/// The tokens with which the model starts its answer for a harmless text, and for a harmful one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Words {
     safe: Vec<u32>,
     unsafe_: Vec<u32>,
 }
 
-/// Both words begin with the same token, or one with none.
+/// The words cannot be told apart: they start with the same token, or one of them has none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("this model's tokenizer begins both words with the same token, or has none for one of them")]
 pub struct SameWord;
 
 impl Words {
-    /// `safe`, `unsafe_`: the first tokens of each word, in all its spellings.
+    /// `safe` and `unsafe_` are the first tokens of each word, in all its spellings.
     pub fn new(safe: Vec<u32>, unsafe_: Vec<u32>) -> Result<Self, SameWord> {
         let told_apart = !safe.is_empty() && !unsafe_.is_empty() && safe.iter().all(|token| !unsafe_.contains(token));
         told_apart.then_some(Self { safe, unsafe_ }).ok_or(SameWord)
     }
 
-    /// How likely the text is harmful, from the likeliest first tokens with their log-probabilities. A word that is not among them counts
-    /// as if it were just below the last one. `None`: the model said neither.
+    /// The probability that the text is harmful, from the likeliest first tokens with their log-probabilities. A word that is not among
+    /// them counts as slightly less likely than the last one. `None` if the model answered neither.
     pub fn score(&self, top: &[(u32, f32)]) -> Option<f32> {
         let sum = |words: &[u32]| top.iter().filter(|(token, _)| words.contains(token)).map(|(_, logprob)| logprob.exp()).sum::<f32>();
         let (safe, harmful) = (sum(&self.safe), sum(&self.unsafe_));
@@ -198,7 +198,7 @@ mod tests {
         for (tokens, wanted) in [
             (&[(3, 0.6), (1, 0.1), (2, 0.1), (9, 0.2)][..], Some(0.75)),
             (&[(1, 0.9), (3, 0.1)], Some(0.1)),
-            // Not among the likeliest: as likely as the last of them, or as what is left.
+            // A word that is not listed is as likely as the last one, or as the remaining probability.
             (&[(3, 0.9), (9, 0.05)], Some(0.9 / 0.95)),
             (&[(1, 0.9), (9, 0.08)], Some(0.02 / 0.92)),
             (&[(3, 1.0)], Some(1.0)),
@@ -232,7 +232,7 @@ mod tests {
         let texts = |text: &str| guard.doubts(text, &Thresholds::INPUT).into_iter().map(|doubt| doubt.text).collect::<Vec<_>>();
         assert_eq!(texts(sentence), [sentence.as_str()]);
 
-        // In a long text, once or twice: some passage is doubtful there, too.
+        // Once or twice in a long text: some passage is doubtful there as well.
         let (before, behind) = ("The bread is on the table. ".repeat(200), " The tea is hot. The tea is cold.".repeat(200));
         let passages = held_out.iter().flat_map(|text| (1..6).map(|times| vec![text.as_str(); times].join(". ")));
         let among = |passage: &str| format!("{before}{passage}{behind}");
@@ -243,7 +243,7 @@ mod tests {
         let found = texts(&among(&passage).repeat(2));
         assert!(found.len() == 2 && found.iter().all(|part| part.contains(&passage)), "{found:?}");
 
-        // Spread over more than a part has room for.
+        // Spread over more text than a part has room for.
         let spread: String = sentence.chars().flat_map(|c| std::iter::once(c).chain(std::iter::repeat_n('\u{200b}', 200))).collect();
         let found = texts(&spread);
         assert!(found.len() == 1 && found[0].len() <= sentence.len() && !found[0].contains('\u{200b}'), "{found:?}");

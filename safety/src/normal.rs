@@ -1,13 +1,13 @@
-//! The form of a text that checks read. What a writer may do to hide a word does not matter in it: capitals, accents, full-width
-//! letters, letters of other alphabets that look alike, invisible characters, runs of spaces.
+//! The form of a text that checks read. It removes the means of hiding a word: capitals, accents, full-width letters, look-alike letters of
+//! other alphabets, invisible characters, runs of spaces.
 
 use unicode_normalization::char::{decompose_compatible, is_combining_mark};
 
-/// Text in normal form, and where each of its bytes comes from.
+/// Text in normal form, with the origin of each byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Normal {
     bytes: Vec<u8>,
-    /// For each byte, the offset in the text of the character that gave it.
+    /// For each byte, the offset in the text of the character that it comes from.
     origins: Vec<usize>,
 }
 
@@ -18,7 +18,7 @@ impl Normal {
         normal
     }
 
-    /// Appends a text that begins at `offset`, after the byte `before` of the normal form.
+    /// Appends a text that starts at `offset`, after the byte `before` of the normal form.
     pub fn push(&mut self, text: &str, offset: usize, before: Option<u8>) {
         for (at, c) in text.char_indices() {
             let before = self.bytes.last().copied().or(before);
@@ -38,12 +38,12 @@ impl Normal {
         &self.bytes
     }
 
-    /// Where in the text a byte of the normal form comes from; past the end: `end`.
+    /// The offset in the text from which a byte of the normal form comes; `end` for a byte past the end.
     pub fn origin(&self, byte: usize, end: usize) -> usize {
         self.origins.get(byte).copied().unwrap_or(end)
     }
 
-    /// Forgets what comes from before this offset of the text, and counts offsets from there.
+    /// Drops the bytes that come from before this offset of the text, and counts offsets from there.
     pub fn forget_before(&mut self, offset: usize) {
         let bytes = self.origins.partition_point(|origin| *origin < offset);
         self.bytes.drain(..bytes);
@@ -52,7 +52,7 @@ impl Normal {
     }
 }
 
-/// The normal form of one more character, after a text whose normal form ends with `before`.
+/// Gives the normal form of one more character, after a text whose normal form ends with `before`.
 pub(crate) fn of_char(c: char, mut before: Option<u8>, mut give: impl FnMut(u8)) {
     fold(c, |folded| {
         if folded == ' ' && matches!(before, None | Some(b' ')) {
@@ -65,12 +65,12 @@ pub(crate) fn of_char(c: char, mut before: Option<u8>, mut give: impl FnMut(u8))
     });
 }
 
-/// A text of a pattern list, in normal form.
+/// The normal form of a text in a pattern list.
 pub fn normal(text: &str) -> String {
     String::from_utf8(Normal::of(text.trim()).bytes).expect("folded characters are characters")
 }
 
-/// As `\b` has it, in ASCII.
+/// Whether `\b` counts the byte as part of a word, in ASCII.
 pub(crate) fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_'
 }
@@ -101,7 +101,7 @@ fn is_invisible(c: char) -> bool {
         | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// The Latin letter that a Cyrillic or Greek one looks like.
+/// The Latin letter that resembles a Cyrillic or Greek one.
 fn latin(c: char) -> char {
     match c {
         'а' | 'α' => 'a',

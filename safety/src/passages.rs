@@ -1,7 +1,7 @@
-//! What the classifier makes of a text that comes piece by piece. A passage that looks harmful is held back to the end of its sentence, of
-//! the text, or of its room: "how to kill a" may go on with "process". If it still looks so then, it is a violation. Where a model may be
-//! asked, a passage is held back as well if the classifier is unsure; then there is one question about it, and nothing goes on until that is
-//! settled. Whatever the pieces are, a text is read character by character: the same is released of it, and the same is asked.
+//! The classifier over a text that arrives piece by piece. A passage that looks harmful is held back to the end of its sentence, of the
+//! text, or of its room: "how to kill a" may continue with "process". If it still looks harmful then, it is a violation. With a moderation
+//! model, a passage is also held back if the classifier is unsure; then a question about it is put to the model, and the text waits for the
+//! answer. A text is read character by character, so that the pieces affect neither the released text nor the questions.
 //!
 //! ```text
 //!    released                             │ held back: the passage         │ comes later
@@ -11,8 +11,8 @@
 //!                                                                             what was found harmless raises no doubt again
 //! ```
 //!
-//! An opinion changes with what comes next: about half a word it counts for nothing, and what was doubtful may be no longer at the end of
-//! its sentence. Then it goes out, and nobody is asked.
+//! An opinion changes as text arrives: within a word it does not count, and a doubtful passage may be harmless by the end of its sentence.
+//! Then it is released without a question.
 
 use crate::{
     category::{Category, Finding, Thresholds},
@@ -24,49 +24,49 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// A passage has no more bytes in normal form,
+/// The maximum length of a passage in normal form.
 const PASSAGE_BYTES_MAX: usize = 768;
-/// nor of its own, invisible characters and all.
+/// The maximum length of a passage in its original form, invisible characters included.
 const PASSAGE_RAW_BYTES_MAX: usize = 4096;
-/// A word that is longer has no end to wait for, as in scripts without spaces.
+/// The length of a word after which its end is no longer waited for, as in scripts without spaces.
 const WORD_BYTES_MAX: usize = 64;
-/// So much is kept of what was released, before the oldest of it is forgotten.
+/// The length of released text that is kept before the oldest part is dropped.
 const KEPT_BYTES_MAX: usize = 4 * BEFORE_BYTES;
 
 #[derive(Debug)]
 pub(crate) struct Passages {
     guard: Arc<Guard>,
     thresholds: Thresholds,
-    /// A model is asked about what the classifier is unsure of.
+    /// Whether a model is asked when the classifier is unsure.
     asks: bool,
-    /// Not released yet. It was read up to `read`, and may go up to `free`.
+    /// Text that is not released yet. It has been read up to `read`, and may be released up to `free`.
     held: String,
     free: usize,
     read: usize,
-    /// The end of what was released.
+    /// The end of the released text.
     before: String,
-    /// The end of the normal form of all that was read.
+    /// The end of the normal form of the text read so far.
     normal: Vec<u8>,
-    /// So many of its bytes are held back,
+    /// The number of its bytes that are held back.
     unsure: usize,
-    /// and so many are of the word that has begun.
+    /// The number of its bytes that belong to the current word.
     word: usize,
     windows: Windows,
     opinion: Opinion,
-    /// Of what is held back, when its last word ended. Unless it was harmless, that is a passage.
+    /// The opinion about the held text when its last word ended. Unless it was harmless, that text is a passage.
     passage: Opinion,
-    /// What was read ends with this mark, and quotes or brackets after it.
+    /// The sentence mark that ends the text read so far, apart from quotes or brackets after it.
     mark: Option<char>,
-    /// The question about the passage. Until it is settled nothing is read.
+    /// The question about the passage. Until it is settled no more text is read.
     doubt: Option<Doubt>,
-    /// Behind `held`, the text ends,
+    /// Whether the text ends after `held`.
     ended: bool,
-    /// or must end.
+    /// The violation that ends the text after `held`.
     violation: Option<Finding>,
     stopped: bool,
 }
 
-/// Of the classifier, about what was read.
+/// The classifier's opinion about the text read so far.
 #[derive(Clone, Copy, Debug)]
 enum Opinion {
     Harmless,
@@ -75,7 +75,7 @@ enum Opinion {
 }
 
 impl Passages {
-    /// `asks`: a model, about what the classifier is unsure of.
+    /// `asks` tells whether a model is asked when the classifier is unsure.
     pub(crate) fn new(guard: Arc<Guard>, thresholds: Thresholds, asks: bool) -> Self {
         Self {
             guard,
@@ -99,7 +99,7 @@ impl Passages {
         }
     }
 
-    /// More text, and what is behind it.
+    /// Adds text, followed by a violation or the end if there is one.
     pub(crate) fn add(&mut self, text: &str, violation: Option<Finding>, ended: bool) -> Released {
         debug_assert!(self.doubt.is_none(), "nothing is added to what is not settled");
         if self.stopped {
@@ -111,12 +111,12 @@ impl Passages {
         self.go_on()
     }
 
-    /// What must be settled before anything goes on.
+    /// The question that must be settled before text is read on.
     pub(crate) fn doubt(&self) -> Option<&Doubt> {
         self.doubt.as_ref()
     }
 
-    /// The passage is harmless, or not. What comes after it may be doubtful again.
+    /// Settles the question about the passage. Text after it may raise new doubts.
     pub(crate) fn settle(&mut self, found: Option<Finding>) -> Released {
         let doubt = self.doubt.take();
         debug_assert!(doubt.is_some(), "only doubts are settled");
@@ -124,7 +124,7 @@ impl Passages {
             self.stopped = true;
             return Released { violation: found, ..Released::default() };
         }
-        // The model knows better: what it has read counts neither for a doubt nor for a finding any more.
+        // The model is more reliable: the text that it has read no longer counts for a doubt or a finding.
         self.windows = Windows::new();
         self.opinion = Opinion::Harmless;
         (self.free, self.unsure, self.mark) = (self.read, 0, None);
@@ -135,7 +135,7 @@ impl Passages {
         self.held.len()
     }
 
-    /// The end of what was released, and what is held back and was read.
+    /// The end of the released text, and the held text read so far.
     pub(crate) fn excerpt(&self) -> String {
         let text = [&self.before, &self.held[..self.read]].concat();
         text[text.ceil_char_boundary(text.len().saturating_sub(PART_BYTES_MAX))..].to_owned()
@@ -159,7 +159,7 @@ impl Passages {
         Released { text, violation, doubted: self.doubt.is_some() }
     }
 
-    /// Up to a question, a finding, or the end.
+    /// Reads up to a question, a finding, or the end.
     fn read_on(&mut self) -> Option<Finding> {
         let mut next = Vec::new();
         while let Some(c) = self.held[self.read..].chars().next() {
@@ -192,7 +192,7 @@ impl Passages {
         }
     }
 
-    /// What was read consists of whole words: the classifier's opinion counts.
+    /// At the end of a word, the classifier's opinion counts.
     fn confirm(&mut self) {
         self.passage = self.opinion;
         if let Opinion::Harmless = self.opinion {
@@ -200,7 +200,7 @@ impl Passages {
         }
     }
 
-    /// The passage is, before `c`.
+    /// Whether the passage ends before `c`.
     fn is_over(&self, c: char) -> bool {
         let sentence_ends = self.mark.is_some_and(|mark| !mark.is_ascii() || c.is_whitespace());
         sentence_ends || c == '\n' || self.unsure >= PASSAGE_BYTES_MAX || self.read - self.free >= PASSAGE_RAW_BYTES_MAX
@@ -232,7 +232,7 @@ impl Passages {
         self.passage = Opinion::Harmless;
     }
 
-    /// The passage with what is before it. What hides between a thousand invisible characters is read without them.
+    /// The passage with the text before it. A text hidden between many invisible characters is read without them.
     fn in_context(&self) -> String {
         let released = [&self.before, &self.held[..self.free]].concat();
         let from = released.ceil_char_boundary(released.len().saturating_sub(BEFORE_BYTES));
@@ -243,25 +243,25 @@ impl Passages {
     }
 }
 
-/// Parts of the text as the classifier reads them, each half over the last one.
+/// Parts of the text as the classifier reads them, each of which overlaps half of the last one.
 #[derive(Debug)]
 struct Windows {
-    /// One that is judged and one that begins, at most.
+    /// At most one window that is judged and one that has just started.
     open: Vec<Window>,
-    /// Of those that are full, the worst that were not plainly harmless: no more text makes them so.
+    /// The worst scores of full windows that were not plainly harmless: further text cannot make those harmless.
     full: Option<Scores>,
 }
 
 #[derive(Debug)]
 struct Window {
     text: Growing,
-    /// It begins a text, or what comes after a passage: it counts, short as it is. What only happens to begin in the middle of a sentence
-    /// does not.
+    /// Whether it starts at the beginning of a text or after a passage: then it counts even if it is short. A window that happens to start
+    /// within a sentence does not.
     begins: bool,
 }
 
 impl Windows {
-    /// Of a text that begins, or that nothing is to be found in so far.
+    /// The windows of a text at its start, or after a passage without a finding.
     fn new() -> Self {
         Self { open: vec![Window { text: Growing::default(), begins: true }], full: None }
     }
@@ -280,7 +280,7 @@ impl Windows {
         }
     }
 
-    /// `asks`: somebody can be, if there is doubt.
+    /// `asks` tells whether a model can be asked in case of doubt.
     fn opinion(&self, classifier: &Classifier, thresholds: &Thresholds, asks: bool) -> Opinion {
         let mut worst_scores = self.full;
         for window in self.open.iter().filter(|window| window.begins || window.text.bytes >= WINDOW_BYTES / 2) {
@@ -308,7 +308,7 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::LazyLock;
 
-    /// Of made-up words: a `zorb` is doubtful, several are certain.
+    /// A guard for made-up words: one `zorb` is doubtful, several are certain.
     static GUARD: LazyLock<Arc<Guard>> = LazyLock::new(|| {
         let nouns = ["tree", "stone", "river", "house"];
         let kinds = ["is old and must stay", "is vile and must go"];
@@ -336,7 +336,7 @@ mod tests {
         Stream::with_doubts(Arc::clone(&GUARD), thresholds())
     }
 
-    /// What came of a text.
+    /// The outcome for a text.
     #[derive(Debug, Default, PartialEq)]
     struct Heard {
         released: String,
@@ -344,7 +344,7 @@ mod tests {
         violation: Option<Category>,
     }
 
-    /// Pieces to a stream whose model says of each text what `is_harmful` does.
+    /// Feeds the pieces to a stream whose model answers by `is_harmful`.
     fn told<'a>(stream: &mut Stream, pieces: impl IntoIterator<Item = &'a str>, is_harmful: impl Fn(&str) -> bool) -> Heard {
         let mut heard = Heard::default();
         for piece in pieces.into_iter().map(Some).chain([None]) {
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(stream.settle(None).text, "b (a). The");
         assert_eq!(stream.held_bytes(), 0);
 
-        // While the window slides over it there is no other question.
+        // While the window slides over it there is no further question.
         let heard = told(&mut stream, characters(&HARMLESS.repeat(9)), |_| panic!("what was harmless is harmless"));
         assert_eq!(heard.released, HARMLESS.repeat(9));
     }
@@ -446,7 +446,7 @@ mod tests {
 
     #[test]
     fn a_passage_without_an_end_is_cut_and_one_that_hides_is_read() {
-        // Longer than a window, which must not be forgotten when it is full.
+        // Longer than a window, whose scores must not be lost when it is full.
         let endless = format!("a zorb{}", " -".repeat(2000));
         let heard = told(&mut stream(), [endless.as_str()], |_| false);
         assert_eq!(heard.asked.len(), 1, "nothing after it is doubtful");
@@ -458,7 +458,7 @@ mod tests {
     }
 
     proptest! {
-        /// However a text is cut, the same is asked about it and released of it.
+        /// The pieces of a text affect neither the questions about it nor its released part.
         #[test]
         fn pieces_do_not_matter(
             words in prop::collection::vec(0usize..18, 0..120),

@@ -1,10 +1,10 @@
 //! Lists of words and regular expressions, found in text in [normal form](crate::normal).
 //!
-//! A list is text: a line in brackets names the category of what follows; a line is a phrase, or a regular expression after `re:`;
-//! `#` begins a comment. Phrases and expressions match whole words.
+//! A list is text: a line in brackets sets the category of the lines that follow; a line is a phrase, or a regular expression after `re:`;
+//! `#` starts a comment. Phrases and expressions match whole words.
 //!
-//! All of them are one automaton that only ever starts at a given place. So it says, for any place, whether a match begins there, or
-//! may still begin there if more text came: what an answer must hold back, and not a byte more.
+//! All of them form one automaton that only starts at a given place. So it tells for any place whether a match begins there, or may still
+//! begin there if more text comes: the part of an answer that must be held back, to the byte.
 
 use crate::{
     category::{Category, Unknown},
@@ -17,9 +17,9 @@ use regex_automata::{
 };
 use std::fmt;
 
-/// Longest text that a pattern may match, in bytes: no more is ever held back.
+/// The longest text that a pattern may match, in bytes: no more is ever held back.
 pub const PATTERN_BYTES_MAX: usize = 256;
-/// Of the automaton.
+/// The maximum size of the automaton.
 const AUTOMATON_BYTES_MAX: usize = 64 << 20;
 /// The list that comes with Tidemill.
 const BUILT_IN: &str = include_str!("../lists/default.txt");
@@ -37,10 +37,10 @@ pub enum PatternError {
     Together(String),
 }
 
-/// Compiled patterns. `L`: what each stands for.
+/// Compiled patterns, each with a label of type `L`.
 pub struct Patterns<L = Category> {
     automaton: DFA<Vec<u32>>,
-    /// Of each pattern.
+    /// The label of each pattern.
     labels: Vec<L>,
 }
 
@@ -50,12 +50,12 @@ impl<L> fmt::Debug for Patterns<L> {
     }
 }
 
-/// What begins at a place.
+/// The matches that begin at a place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Begins<L = Category> {
     Nothing,
     Match(L),
-    /// With more text it may be a match.
+    /// More text may make it a match.
     Perhaps,
 }
 
@@ -90,7 +90,7 @@ impl Patterns {
 }
 
 impl Patterns<()> {
-    /// Lines of a list, of no category.
+    /// Compiles lines of a list without categories.
     pub fn plain(lines: &[impl AsRef<str>]) -> Result<Self, PatternError> {
         let of_line = |(line, text): (usize, &_)| {
             let text = AsRef::<str>::as_ref(text).trim();
@@ -112,7 +112,8 @@ impl<L: Copy> Patterns<L> {
         Ok(Self { automaton: automaton.map_err(|error| PatternError::Together(error.to_string()))?, labels })
     }
 
-    /// What begins at `place` of a text in normal form, which goes on if it is not `ended`. `before`: the byte before the text.
+    /// Tells whether a match begins at `place` of a text in normal form, which continues unless it is `ended`. `before` is the byte before
+    /// the text.
     pub fn begins(&self, text: &[u8], place: usize, before: Option<u8>, ended: bool) -> Begins<L> {
         let behind = if place == 0 { before } else { Some(text[place - 1]) };
         let start = start::Config::new().anchored(Anchored::Yes).look_behind(behind);
@@ -145,13 +146,13 @@ impl<L: Copy> Patterns<L> {
     }
 }
 
-/// Where matches may begin: at words, and at any letter of scripts that write no spaces.
+/// The places where matches may begin: at words, and at any letter of scripts without spaces.
 pub(crate) fn places(text: &[u8], before: Option<u8>) -> impl Iterator<Item = usize> {
     let behind = move |place: usize| if place == 0 { before } else { Some(text[place - 1]) };
     (0..text.len()).filter(move |&place| text[place] >= 0xc0 || (is_word(text[place]) && !behind(place).is_some_and(is_word)))
 }
 
-/// A line of a list.
+/// The regular expression of a line in a list.
 fn expression(line: &str) -> Result<String, String> {
     let expression = match line.strip_prefix("re:") {
         Some(expression) => format!(r"\b(?:{})\b", expression.trim()),
@@ -160,7 +161,7 @@ fn expression(line: &str) -> Result<String, String> {
     check(&expression).map(|()| expression)
 }
 
-/// A phrase as an expression. It matches whole words where its edges are letters that words are made of.
+/// The regular expression of a phrase. It matches whole words where the phrase starts or ends with a letter of a word.
 fn phrase(normal: &str) -> String {
     let edge = |byte: Option<&u8>| if byte.is_some_and(|byte| is_word(*byte)) { r"\b" } else { "" };
     let bytes = normal.as_bytes();

@@ -1,8 +1,8 @@
-//! What identifies a person: found in texts, taken out of them, and put back.
+//! Personal data: found in texts, replaced, and restored.
 //!
-//! - [`find`]: the finders, and what each must satisfy beside its look; how much of a text may still become a finding
-//! - [`redact`]: findings replaced, in a whole text or in one that still comes
-//! - [`vault`]: placeholders for one request's findings, and the way back
+//! - [`find`]: the finders, and the checks that tell findings from look-alikes; the end of a text that may still become a finding
+//! - [`redact`]: findings replaced, in a whole text or in one that still arrives
+//! - [`vault`]: placeholders for one request's findings, and their restoration
 
 pub mod find;
 mod numbers;
@@ -21,12 +21,12 @@ pub enum Kind {
     Phone,
     /// Payment cards: a network's prefix and length, and Luhn's digit.
     Card,
-    /// Its country's length, and 97.
+    /// IBANs, with the length of their country and a checksum modulo 97.
     Iban,
-    /// Of the United States.
+    /// US social security numbers.
     Ssn,
     Ip,
-    /// Of the operator's list.
+    /// Names of the operator's list.
     Name,
 }
 
@@ -45,7 +45,7 @@ impl Kind {
         }
     }
 
-    /// In placeholders.
+    /// The label in placeholders.
     pub fn label(self) -> &'static str {
         match self {
             Self::Email => "EMAIL",

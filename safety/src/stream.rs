@@ -1,5 +1,5 @@
-//! The cascade over an answer while it comes. Text is released as soon as it cannot be part of a violation any more: what may be the
-//! beginning of a pattern's match is held back, and what looks harmful to the classifier as long as its sentence may turn out otherwise.
+//! The cascade over an answer as it arrives. Text is released as soon as it can no longer be part of a violation: the possible start of a
+//! pattern's match is held back, and text that looks harmful to the classifier as long as its sentence may turn out otherwise.
 
 use crate::{
     category::{Finding, Stage, Thresholds},
@@ -11,7 +11,7 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// So much of what was released is in an excerpt.
+/// The length of the released text that an excerpt contains.
 const EXCERPT_BYTES: usize = 320;
 
 /// One text on its way to a client.
@@ -19,23 +19,23 @@ const EXCERPT_BYTES: usize = 320;
 pub struct Stream {
     guard: Arc<Guard>,
     thresholds: Thresholds,
-    /// Not released yet,
+    /// The text that is not released yet.
     held: String,
-    /// and in normal form.
+    /// The same text in normal form.
     normal: Normal,
-    /// The end of what the patterns let pass, in normal form.
+    /// The end of the text that the patterns have passed, in normal form.
     before: Vec<u8>,
     stopped: bool,
-    /// What the patterns let pass goes there, if there is a classifier.
+    /// The next stage for text that the patterns have passed, if there is a classifier.
     passages: Option<Box<Passages>>,
 }
 
-/// What may go on to the client, and what ended the text.
+/// The text that is released to the client, and the violation that ended the text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Released {
     pub text: String,
     pub violation: Option<Finding>,
-    /// The rest waits for what a model says of the [`Stream::doubt`]: nothing must be added until that is settled.
+    /// The rest waits for the model's answer to [`Stream::doubt`]: no text may be added until that is settled.
     pub doubted: bool,
 }
 
@@ -44,7 +44,7 @@ impl Stream {
         Self::of(guard, thresholds, false)
     }
 
-    /// For a text whose doubts a model settles.
+    /// A stream whose doubts a model settles.
     pub fn with_doubts(guard: Arc<Guard>, thresholds: Thresholds) -> Self {
         Self::of(guard, thresholds, true)
     }
@@ -54,36 +54,36 @@ impl Stream {
         Self { guard, thresholds, held: String::new(), normal: Normal::default(), before: Vec::new(), stopped: false, passages }
     }
 
-    /// More text. After a violation nothing is released any more.
+    /// Adds text. After a violation, no text is released any more.
     pub fn push(&mut self, text: &str) -> Released {
         self.add(text, false)
     }
 
-    /// The text ends.
+    /// Ends the text, and releases the rest.
     pub fn finish(&mut self) -> Released {
         self.add("", true)
     }
 
-    /// What a model must be asked, if a part was `doubted`.
+    /// The question to the model, if a part was `doubted`.
     pub fn doubt(&self) -> Option<&Doubt> {
         self.passages.as_ref()?.doubt()
     }
 
-    /// What the model makes of the doubt; `None`: it is harmless.
+    /// Settles the doubt with the model's finding; `None` if the part is harmless.
     pub fn settle(&mut self, found: Option<Finding>) -> Released {
         let released = self.passages.as_mut().map(|passages| passages.settle(found)).unwrap_or_default();
         self.stopped |= released.violation.is_some();
         released
     }
 
-    /// The end of what was released, in normal form if there is no classifier, and what was held back.
+    /// The end of the released text (in normal form if there is no classifier), and the text held back.
     pub fn excerpt(&self) -> String {
         let before =
             self.passages.as_ref().map_or_else(|| String::from_utf8_lossy(&self.before).into_owned(), |passages| passages.excerpt());
         before + &self.held
     }
 
-    /// Bytes that wait.
+    /// The number of bytes held back.
     pub fn held_bytes(&self) -> usize {
         self.held.len() + self.passages.as_ref().map_or(0, |passages| passages.held_bytes())
     }
@@ -96,7 +96,7 @@ impl Stream {
         self.held += text;
         let bytes = self.normal.bytes();
         let behind = self.before.last().copied();
-        // Up to here, text is free to go.
+        // Up to this place, text can be released.
         let (mut free, mut listed) = (bytes.len(), None);
         for place in places(bytes, behind) {
             match self.guard.patterns.begins(bytes, place, behind, ended) {
@@ -156,7 +156,7 @@ mod tests {
         let mut stream = stream();
         let pieces = ["This is a P", "ipe\u{200b} ", " B", "o", "mb", ", see"].map(|piece| stream.push(piece));
         let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
-        // `a … trap` could begin at the article, too.
+        // `a … trap` could also begin at the article.
         assert_eq!(text, "This is a ");
         let found = pieces.iter().find_map(|piece| piece.violation).unwrap();
         assert_eq!((found.category, found.stage), (Category::Dangerous, Stage::Patterns));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     proptest! {
-        /// However a text is cut, the same is released of it: all of it, or what comes before the first violation.
+        /// The pieces of a text do not affect the released text: all of it, or the part before the first violation.
         #[test]
         fn pieces_do_not_matter(words in prop::collection::vec(0usize..9, 0..12), cuts in prop::collection::vec(1usize..7, 0..40)) {
             let list = ["pipe", "bomb", " ", "a ", "é", " trap", "日", "pip", "e bomb "];

@@ -17,7 +17,7 @@ fn harm_is_found_and_harmless_prompts_pass() {
         let refused = guard.check(text, &Thresholds::INPUT).is_some();
         match label {
             Some(category) => {
-                // The second number: what a later stage would look at.
+                // The second number counts the sentences that would go to a later stage.
                 let scores = guard.scores(text);
                 let counts = found.entry(category.name()).or_default();
                 *counts = (counts.0 + u32::from(refused), counts.1 + u32::from(scores.iter().any(|score| *score >= 0.5)));
@@ -41,7 +41,7 @@ fn harm_is_found_and_harmless_prompts_pass() {
     assert!(f64::from(doubted) > 0.9 * f64::from(harmful), "{doubted} of {harmful}, {refused} refused");
 }
 
-/// As answers, which come word by word and are held to more.
+/// Checked as answers, which arrive word by word and have stricter thresholds.
 #[test]
 fn harmless_answers_pass_and_harmful_ones_are_cut() {
     let guard = Arc::new(Guard::built_in());

@@ -33,7 +33,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub struct Cluster {
     pub url: String,
-    /// Of operators, if they have their own.
+    /// The operators' port, if it is separate.
     pub admin: Option<String>,
     pub quic: SocketAddr,
     pki: tempfile::TempDir,
@@ -48,7 +48,7 @@ pub fn program() -> PathBuf {
     target.join("tidemill-coordinator")
 }
 
-/// This process is a test, and not the program that judges grammars.
+/// Checks flags for this process, which is a test and not the program that compiles grammars.
 pub fn checked(flags: Flags) -> Result<Settings, ConfigError> {
     Ok(Settings { grammar_helper: program(), ..flags.check()? })
 }
@@ -86,7 +86,7 @@ impl Cluster {
         Self { url, admin, quic, pki, stop: Some(stop), served }
     }
 
-    /// Joins the cluster and waits until the coordinator knows.
+    /// Joins the cluster and waits until the coordinator has registered the worker.
     pub async fn join(&self, name: &str, role: RoleInfo, script: Script) -> Worker {
         Worker::join(self.pki.path(), self.quic, name, role, script).await
     }

@@ -1,6 +1,7 @@
-//! Whether the time of a refusal tells how much of a key was right: two kinds of wrong keys in random order, and Welch's t of their times
-//! (as dudect does it: Reparaz, Balasch, Verbauwhede, "Dude, is my code constant time?", DATE 2017, §III). Below 4.5 nothing shows. A
-//! comparison that ends at the first difference is measured the same way: it must show, else the measurement is too coarse.
+//! Whether the time of a refusal reveals how much of a key was right: two kinds of wrong keys in random order, and Welch's t of their times
+//! (as dudect does it: Reparaz, Balasch, Verbauwhede, "Dude, is my code constant time?", DATE 2017, §III). Below 4.5 there is no evidence
+//! of a difference. A comparison that ends at the first difference is measured in the same way: it must show, or else the measurement is
+//! too coarse.
 //!
 //! `cargo run --release -p tidemill-tenancy --example key_timing [samples]`
 
@@ -12,9 +13,9 @@ use tidemill_tenancy::{
     records::{Change, Key, Tenant},
 };
 
-/// Comparisons in one sample: a clock's step is longer than one.
+/// Comparisons in one sample, since the clock's resolution is coarser than one.
 const EACH: usize = 16;
-/// Samples above this share are interrupts.
+/// The share of samples that are kept: the longest ones are interrupts.
 const KEPT: f64 = 0.9;
 
 fn main() {
@@ -22,7 +23,7 @@ fn main() {
     let mut random = Random(0x1234_5678_9abc_def1);
     let (directory, right) = known();
 
-    // Of the known key: all but its first digit behind the prefix, and all but its last.
+    // Variants of the known key: with the first digit after the prefix changed, and with the last one changed.
     let early = changed(&right, 8);
     let late = changed(&right, 31);
     let t = compare(samples, &mut random, [&early, &late], |secret| directory.authenticate(2, secret).is_none());
@@ -82,7 +83,7 @@ fn compare<T: Clone>(samples: usize, random: &mut Random, arguments: [&T; 2], ca
     let mut times = [Vec::with_capacity(samples), Vec::with_capacity(samples)];
     for _ in 0..samples {
         let kind = (random.next() & 1) as usize;
-        // Both at the same place: where a value lies shows in the time, too.
+        // Both at the same address: where a value lies also affects the time.
         let argument = arguments[kind].clone();
         let began = Instant::now();
         for _ in 0..EACH {

@@ -1,23 +1,23 @@
-//! An append-only log whose records are chained by their digests: who changes, removes or moves one, breaks the chain there.
+//! An append-only log whose records are chained by their digests: changing, removing or reordering a record breaks the chain there.
 //!
-//! A record is a JSON object with the digest (BLAKE3) of the record before it, as that one's bytes are:
+//! A record is a JSON object with the digest (BLAKE3) of the bytes of the record before it:
 //!
 //! ```text
 //!   {"seq":2,"at":1764000000,"prev":"a07e…","event":{"kind":"block",…}}
 //! ```
 //!
-//! Old records may go, from the beginning: the log says so first, in a record with the last digest that goes. Records that are missing at
-//! the end cannot be seen in what is left, nor that all of it was written anew: whoever noted a head elsewhere finds out.
+//! Old records may be removed from the beginning: the log announces it first, in a record with the last digest that goes. The log itself
+//! reveals neither that records are missing at its end, nor that all of it was rewritten: that takes a head that was noted elsewhere.
 
 use crate::segment::{self, Entry, NotOurs};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 const NOTHING: blake3::Hash = blake3::Hash::from_bytes([0; 32]);
-/// The kind of the event which says that records went.
+/// The kind of the event that announces the removal of records.
 const RETIRED: &str = "retired";
 
-/// A record's content, byte by byte: its digest depends on all of them.
+/// The exact bytes of a record: its digest depends on all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line(String);
 
@@ -35,12 +35,12 @@ impl Entry for Line {
     }
 }
 
-/// The end of a log, to go on from.
+/// The end of a log, to which records are appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Of the last record; 0: there is none.
+    /// The number of the last record; 0 if there is none.
     pub seq: u64,
-    /// Its digest.
+    /// The digest of the last record.
     pub head: blake3::Hash,
 }
 
@@ -51,14 +51,14 @@ impl Default for Chain {
 }
 
 impl Chain {
-    /// The next record, and the end with it. `at`: in Unix seconds.
+    /// The next record, and the end after it. `at` is in Unix seconds.
     pub fn next(self, at: u64, event: &Value) -> (Self, Line) {
         let seq = self.seq + 1;
         let line = json!({"seq": seq, "at": at, "prev": self.head.to_hex().as_str(), "event": event}).to_string();
         (Self { seq, head: blake3::hash(line.as_bytes()) }, Line(line))
     }
 
-    /// The event that must be logged before the records up to this end go.
+    /// The event that must be logged before the records up to this end are removed.
     pub fn retirement(self) -> Value {
         json!(Retired { kind: RETIRED.into(), through: self.seq, digest: self.head.to_hex().to_string() })
     }
@@ -67,12 +67,12 @@ impl Chain {
 /// One record, read back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// From 1.
+    /// The number of the record, from 1.
     pub seq: u64,
-    /// In Unix seconds.
+    /// The time in Unix seconds.
     pub at: u64,
     pub event: Value,
-    /// The log's end when it was the last one.
+    /// The end of the log after this record.
     pub end: Chain,
 }
 
@@ -91,52 +91,52 @@ struct Retired {
     digest: String,
 }
 
-/// Why a log cannot be trusted.
+/// The reason why a log cannot be trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     #[error(transparent)]
     NotOurs(#[from] NotOurs),
     #[error("record {0} was changed: its bytes do not have their checksum, or are no record")]
     Damaged(u64),
-    #[error("record {0} was changed: record {next} is chained to another one", next = .0 + 1)]
+    #[error("record {0} was changed: record {next} is chained to different contents", next = .0 + 1)]
     Changed(u64),
     #[error("records {from} to {to} are not where they belong: they were removed or moved")]
     Removed { from: u64, to: u64 },
     #[error("record {found} follows record {after}: records were moved or inserted")]
     Moved { after: u64, found: u64 },
-    #[error("the log begins with record {0}, and nothing in it says that those before were retired")]
+    #[error("the log starts with record {0}, and does not say that the records before it were retired")]
     NoBeginning(u64),
-    #[error("no record has the digest {0}: the end of the log is missing, or this is another log")]
+    #[error("no record has the digest {0}: the end of the log is missing, or this is a different log")]
     HeadMissing(String),
 }
 
-/// Reads a log from its beginning.
+/// Verifies a log from its beginning.
 #[derive(Debug, Default)]
 pub struct Verifier {
     records: u64,
     last: Option<Chain>,
-    /// Number and predecessor's digest of the first record, unless it is the very first.
+    /// The number of the first record and the digest of its predecessor, unless it is the very first.
     begins: Option<(u64, String)>,
     retired: Option<Retired>,
     wanted: Option<String>,
 }
 
-/// What was read.
+/// The result of a verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
     pub records: u64,
-    /// Number of the first record.
+    /// The number of the first record.
     pub first: u64,
     pub end: Chain,
 }
 
 impl Verifier {
-    /// Also looks for a record with this digest, hexadecimal.
+    /// Also looks for a record with this digest (hexadecimal).
     pub fn looking_for(head: Option<String>) -> Self {
         Self { wanted: head, ..Self::default() }
     }
 
-    /// The next segment. `is_last`: a crash may have torn its end.
+    /// Verifies the next segment. If it `is_last`, a crash may have torn its end.
     pub fn segment(&mut self, bytes: &[u8], is_last: bool, mut each: impl FnMut(Record)) -> Result<(), Broken> {
         let segment = segment::read::<Line>(bytes)?;
         for line in &segment.entries {
@@ -170,7 +170,7 @@ impl Verifier {
 
     pub fn finish(self) -> Result<Verified, Broken> {
         if let Some((seq, prev)) = &self.begins {
-            // Where a crash came between, the first of the records that retired are still there.
+            // After a crash in between, the first of the records that were announced as removed may still be there.
             let said = self.retired.as_ref().is_some_and(|retired| match (seq - 1).cmp(&retired.through) {
                 std::cmp::Ordering::Less => true,
                 std::cmp::Ordering::Equal => *prev == retired.digest,
@@ -277,7 +277,7 @@ mod tests {
     }
 
     proptest! {
-        /// One bit that changes, anywhere, is noticed by whoever knows the head, and all but in the last record by anybody.
+        /// A change of one bit anywhere is detected with the head, and except in the last record also without it.
         #[test]
         fn no_bit_changes_unnoticed(at in 0_usize..4096, bit in 0_u32..8) {
             let (chain, lines) = log(4);

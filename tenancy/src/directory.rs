@@ -1,4 +1,4 @@
-//! All tenants and keys, in memory: whose a key is, without a wait. Fed by changes, from wherever they are kept.
+//! All tenants and keys, in memory, to look up a key's owner without waiting. Fed by changes from the keeper.
 
 use crate::{
     key::Secret,
@@ -7,19 +7,19 @@ use crate::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Who asks.
+/// An authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
     pub tenant: Arc<str>,
     pub tier: Arc<str>,
     pub user: Option<Arc<str>>,
-    /// `None`: known by a signed token.
+    /// The key's id; `None` if the caller has a signed token.
     pub key: Option<Arc<str>>,
-    /// Instead of the tier's.
+    /// Limits that replace those of the tier.
     pub tenant_limits: Overrides,
-    /// Of the key alone.
+    /// Limits of the key alone.
     pub key_limits: Overrides,
-    /// When the signed token expires, in Unix seconds. Keys are looked up again instead.
+    /// The expiry of the signed token, in Unix seconds. Keys are looked up again instead.
     pub until: Option<u64>,
 }
 
@@ -30,7 +30,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// A change that was made somewhere, perhaps not for the first time.
+    /// Applies a change, which may have been applied before.
     pub fn apply(&mut self, change: Change) {
         match change {
             Change::Tenant(tenant) => {
@@ -42,14 +42,14 @@ impl Directory {
         }
     }
 
-    /// `None`: there is no such key, or it is valid no more; which of them is not said.
+    /// Authenticates a key. Returns `None` if there is no such key, or it is no longer valid, without telling which.
     pub fn authenticate(&self, now: u64, secret: &Secret) -> Option<Principal> {
         let key = self.keys.get(secret.prefix())?;
         let proven = key.digest == secret.digest();
         if proven { self.principal(now, &key.id) } else { None }
     }
 
-    /// Whoever has a key, without a proof: for what was asked with it earlier.
+    /// The owner of a key, without a proof: for work that was requested with it earlier.
     pub fn principal(&self, now: u64, key: &str) -> Option<Principal> {
         let key = self.keys.get(key).filter(|key| key.is_valid(now))?;
         let tenant = self.tenants.get(&key.tenant)?;
@@ -64,7 +64,7 @@ impl Directory {
         })
     }
 
-    /// Whether there ever was a key: revoking the last one does not open the door again.
+    /// Whether there ever was a key: revoking the last one does not open the gateway again.
     pub fn has_keys(&self) -> bool {
         !self.keys.is_empty()
     }

@@ -1,9 +1,9 @@
-//! A log as files: segments in a directory, appended to by a thread of its own, one process at a time.
+//! A log in files: segments in a directory, appended to by a thread of its own, one process at a time.
 //!
-//! A process that dies loses nothing that was acknowledged. Segments are synced to the disk at most so often, so that a machine that
-//! loses its power loses at most that much; with no time between, every group of entries is synced before it is acknowledged.
+//! A process that dies loses no acknowledged entry. Segments are synced to disk at most once per interval, so that a power failure loses at
+//! most that much; with an interval of zero, every group of entries is synced before it is acknowledged.
 //!
-//! A disk that fails holds no request up: entries wait in memory, up to a bound, and are written when it works again.
+//! A failing disk holds up no request: entries wait in memory, up to a bound, and are written when it works again.
 
 use crate::segment::{self, Entry};
 use std::{
@@ -22,28 +22,28 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// Entries that wait to be written: about 30 MB of usage events.
+/// The maximum number of entries that wait to be written: about 30 MB of usage events.
 const WAITING_MAX: usize = 65_536;
-/// Entries written at once.
+/// The maximum number of entries written at once.
 const GROUP_MAX: usize = 1024;
-/// An answer is not held back for longer.
+/// The longest time that an answer is held back.
 const WRITTEN_MAX: Duration = Duration::from_millis(250);
-/// Between two attempts at a disk that has failed.
+/// The pause between two attempts on a disk that has failed.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Between two syncs, at most; zero: every group is synced before it is acknowledged.
+    /// The longest time between two syncs; with zero, every group is synced before it is acknowledged.
     pub sync_every: Duration,
-    /// A segment that has as many is closed, and another begun.
+    /// The size from which a segment is closed, and a new one started.
     pub segment_bytes: u64,
-    /// So is one that is as old, or another process's; `None`: age does not matter.
+    /// The age from which a segment is closed, as is one of a different process; `None` if age does not matter.
     pub segment_age: Option<Duration>,
 }
 
 #[derive(Debug)]
 pub struct Journal<E> {
-    /// `None` at the end only.
+    /// `None` only while it is dropped.
     entries: Option<SyncSender<Waiting<E>>>,
     state: Arc<State>,
     thread: Option<JoinHandle<()>>,
@@ -62,7 +62,7 @@ struct Waiting<E> {
     written: oneshot::Sender<()>,
 }
 
-/// Too many entries wait.
+/// The error of an entry for which there is no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the log is not written: its disk fails, and too many entries wait")]
 pub struct Full;
@@ -78,7 +78,7 @@ pub enum OpenError {
 }
 
 impl<E: Entry> Journal<E> {
-    /// Opens the log in `dir`, cuts a torn end off, and hands over what was written to since `since`, roughly in its order.
+    /// Opens the log in `dir`, cuts off a torn end, and hands over the entries written since `since`, roughly in order.
     pub fn open(dir: &Path, settings: Settings, since: SystemTime, mut earlier: impl FnMut(E)) -> Result<Self, OpenError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -123,7 +123,7 @@ impl<E: Entry> Journal<E> {
             number: last,
             size,
             settings,
-            // Whatever is in it is another process's.
+            // Its contents were written by an earlier process.
             begun: (size <= E::HEADER.len() as u64).then(Instant::now),
             dirty: None,
             entries: PhantomData,
@@ -141,8 +141,8 @@ impl<E: Entry> Journal<E> {
         Ok(Self { entries: Some(entries), state, thread: Some(thread.map_err(failed(&path))?) })
     }
 
-    /// Hands an entry over: from here on it is written, whatever becomes of the caller. What is returned waits until it is, for a moment
-    /// at most; not at all while the disk fails.
+    /// Hands an entry over: from here on it will be written even if the caller is gone. The returned future waits for that, but only
+    /// briefly, and not at all while the disk fails.
     pub fn write(&self, entry: E) -> impl Future<Output = ()> + Send + use<E> {
         let offered = self.offer(entry);
         let waits = !self.is_failing();
@@ -153,7 +153,7 @@ impl<E: Entry> Journal<E> {
         }
     }
 
-    /// The same for who must know: what is returned is told once the entry is written, however long that takes.
+    /// Hands an entry over. The returned receiver is notified once the entry is written, no matter how long that takes.
     pub fn offer(&self, entry: E) -> Result<oneshot::Receiver<()>, Full> {
         let (written, done) = oneshot::channel();
         match self.entries.as_ref().expect("taken at the end only").try_send(Waiting { entry, written }) {
@@ -169,19 +169,19 @@ impl<E: Entry> Journal<E> {
 }
 
 impl<E> Journal<E> {
-    /// Entries that there was no room for.
+    /// The number of entries for which there was no room.
     pub fn lost(&self) -> u64 {
         self.state.lost.load(Ordering::Relaxed)
     }
 
-    /// The disk does not take what is written.
+    /// Whether the disk fails to take entries.
     pub fn is_failing(&self) -> bool {
         self.state.failing.load(Ordering::Relaxed)
     }
 }
 
 impl<E> Drop for Journal<E> {
-    /// Writes what waits, unless the disk fails.
+    /// Writes the waiting entries, unless the disk fails.
     fn drop(&mut self) {
         self.state.ending.store(true, Ordering::Relaxed);
         self.entries = None;
@@ -196,12 +196,12 @@ struct Writer<E> {
     dir: PathBuf,
     file: File,
     number: u64,
-    /// Bytes of whole records: the next one begins here.
+    /// The size of all whole records, where the next one starts.
     size: u64,
     settings: Settings,
-    /// When this process began the segment. `None`: it did not.
+    /// The time at which this process started the segment; `None` if an earlier one did.
     begun: Option<Instant>,
-    /// Since when something is written and not synced.
+    /// The time of the first write since the last sync.
     dirty: Option<Instant>,
     entries: PhantomData<E>,
 }
@@ -223,7 +223,7 @@ impl<E: Entry> Writer<E> {
                         return;
                     }
                     for waiting in group {
-                        // Whoever waited may have gone.
+                        // The caller may have gone.
                         let _ = waiting.written.send(());
                     }
                 }
@@ -244,7 +244,7 @@ impl<E: Entry> Writer<E> {
         }
     }
 
-    /// Writes, for as long as it takes. `false`: the process ends before it could.
+    /// Writes, and retries until it succeeds. Returns `false` if the process ends first.
     fn persist(&mut self, bytes: &[u8], state: &State) -> bool {
         while let Err(error) = self.append(bytes) {
             if !state.failing.swap(true, Ordering::Relaxed) {
@@ -271,7 +271,7 @@ impl<E: Entry> Writer<E> {
         let written =
             self.file.write_all(bytes).and_then(|()| if self.settings.sync_every.is_zero() { self.file.sync_data() } else { Ok(()) });
         if let Err(error) = written {
-            // What was written of it is not known: the next attempt begins where this one did.
+            // It is unknown how much was written: the next attempt starts from the same place.
             self.cut()?;
             return Err(error);
         }
@@ -290,14 +290,14 @@ impl<E: Entry> Writer<E> {
         self.cut()
     }
 
-    /// Ends the file after its last whole record.
+    /// Truncates the file after its last whole record.
     fn cut(&mut self) -> io::Result<()> {
         self.file.set_len(self.size)?;
         self.file.seek(SeekFrom::Start(self.size))?;
         if self.size == 0 {
             self.file.write_all(E::HEADER)?;
             self.size = E::HEADER.len() as u64;
-            // The segment itself outlives a loss of power, too.
+            // The new file itself must also survive a power failure.
             self.file.sync_all()?;
             File::open(&self.dir)?.sync_all()?;
         }
@@ -305,12 +305,12 @@ impl<E: Entry> Writer<E> {
     }
 }
 
-/// Made if it is not there, readable by this user only.
+/// Opens or creates a file, readable by this user only.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
-/// The numbers of a directory's segments, in their order.
+/// The numbers of a directory's segments, in ascending order.
 pub fn segments<E: Entry>(dir: &Path) -> io::Result<Vec<u64>> {
     let names = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name().to_str().and_then(segment::number::<E>)));
     let mut numbers = names.filter_map(Result::transpose).collect::<io::Result<Vec<_>>>()?;
@@ -350,7 +350,7 @@ mod tests {
             for id in 0..50 {
                 meter.write(event(id)).await;
             }
-            // As a killed process leaves it: nobody has said goodbye.
+            // The state that a killed process leaves: without an orderly end.
             let copy = tempfile::tempdir().unwrap();
             for number in segments::<Event>(dir.path()).unwrap() {
                 let name = segment::name::<Event>(number);

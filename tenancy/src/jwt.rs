@@ -1,5 +1,5 @@
-//! Tokens (JWT) that an identity provider has signed: their claims say who asks. Only algorithms with a public key, and only those that
-//! are configured: what a token's header says chooses among them and no others.
+//! Tokens (JWT) signed by an identity provider: their claims identify the caller. Only configured public-key algorithms are accepted: a
+//! token's header chooses among these and no others.
 //!
 //! - [`remote`]: the provider's keys from a URL
 
@@ -17,38 +17,38 @@ use std::{
     time::SystemTime,
 };
 
-/// Clocks differ by no more.
+/// The tolerated difference between clocks.
 const LEEWAY_S: u64 = 30;
-/// Tokens that were found good a moment ago are not verified again,
+/// The time for which a valid token is not verified again.
 const TRUSTED_S: u64 = 60;
-/// and this many are remembered.
+/// The number of valid tokens that are remembered.
 const TRUSTED_MAX: usize = 16_384;
-/// A longer one is none.
+/// The maximum length of a token.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub issuer: String,
-    /// A token is for one of them.
+    /// A token must be for one of these.
     pub audience: Vec<String>,
     pub algorithms: Vec<Algorithm>,
     pub jwks: Jwks,
-    /// Names of claims.
+    /// The names of claims.
     pub tenant_claim: String,
     pub user_claim: String,
-    /// A token without that claim is refused, and not its tenant's as a whole.
+    /// Whether a token without the user claim is refused, rather than taken for its tenant as a whole.
     pub user_required: bool,
     pub tier_claim: String,
-    /// Of tokens without that claim.
+    /// The tier of tokens without the tier claim.
     pub tier: String,
-    /// What was asked for in the background goes on for so many seconds after its token has expired.
+    /// The number of seconds after a token's expiry for which its background work continues.
     pub background_s: u64,
 }
 
-/// Where a provider's public keys are.
+/// The source of a provider's public keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Jwks {
-    /// Read again when it changes.
+    /// A file, which is read again when it changes.
     File(PathBuf),
     Url(remote::Settings),
 }
@@ -70,23 +70,23 @@ pub struct Verifier {
     settings: Settings,
     known: Arc<Known>,
     remote: Option<Remote>,
-    /// Of the keys' file, when it was read.
+    /// The modification time of the keys' file when it was read.
     written: Mutex<Option<SystemTime>>,
 }
 
-/// The provider's keys, and tokens that they have shown good.
+/// The provider's keys, and tokens that were verified with them.
 #[derive(Default)]
 struct Known {
     keys: RwLock<Keys>,
-    /// By the token's digest.
+    /// Verified tokens, by digest.
     trusted: Mutex<HashMap<[u8; 32], Trusted>>,
 }
 
-/// Each with its id, if it has one.
+/// Keys, each with its id if it has one.
 type Keys = Vec<(Option<String>, DecodingKey)>;
 
 impl Known {
-    /// Tokens of keys that are gone are not trusted any more.
+    /// Replaces the keys. Tokens of removed keys are no longer trusted.
     fn replace(&self, keys: Keys) {
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
         self.trusted.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -112,14 +112,14 @@ pub enum JwksError {
     Empty { from: String },
 }
 
-/// Why a token is not accepted. No part of it is shown.
+/// The reason why a token is not accepted. No part of it is shown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     #[error("it is not a JSON web token")]
     Syntax,
     #[error("its algorithm is not accepted here")]
     Algorithm,
-    /// RFC 7515, 4.1.11: whoever does not understand them must refuse it.
+    /// RFC 7515, 4.1.11: a recipient that does not understand critical extensions must refuse the token.
     #[error("its header has critical extensions (`crit`), and none is understood here")]
     Critical,
     #[error("its key is not known here")]
@@ -135,7 +135,7 @@ impl fmt::Debug for Verifier {
 }
 
 impl Verifier {
-    /// Reads the keys' file, or begins to fetch them: a provider that cannot be reached yet keeps nothing else from starting.
+    /// Reads the keys' file, or starts to fetch the keys: an unreachable provider does not prevent the start.
     pub fn new(settings: Settings) -> Result<Self, JwksError> {
         let known = Arc::new(Known::default());
         let (remote, written) = match &settings.jwks {
@@ -149,17 +149,17 @@ impl Verifier {
         Ok(Self { settings, known, remote, written: Mutex::new(written) })
     }
 
-    /// Whether what a token has asked for may still go on in the background. `until`: when the token expires, if that is known.
+    /// Whether work that a token has requested may continue in the background. `until` is the token's expiry, if known.
     pub fn allows_background(&self, now: u64, until: Option<u64>) -> bool {
         until.is_none_or(|until| now < until.saturating_add(self.settings.background_s))
     }
 
-    /// Whether this can be one at all, and not a key.
+    /// Whether the text can be a token at all, rather than a key.
     pub fn looks_like_one(sent: &str) -> bool {
         sent.len() <= TOKEN_BYTES_MAX && sent.bytes().filter(|&byte| byte == b'.').count() == 2
     }
 
-    /// `now` in Unix seconds.
+    /// Verifies a token. `now` is in Unix seconds.
     pub fn verify(&self, now: u64, token: &str) -> Result<Principal, Invalid> {
         let digest = *blake3::hash(token.as_bytes()).as_bytes();
         let trusted = || self.known.trusted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,7 +175,7 @@ impl Verifier {
         Ok(principal)
     }
 
-    /// Reads the keys again, if their file has changed.
+    /// Reads the keys again if their file has changed. Returns whether it has.
     pub fn refresh(&self) -> Result<bool, JwksError> {
         let Jwks::File(path) = &self.settings.jwks else { return Ok(false) };
         let modified = std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
@@ -189,13 +189,13 @@ impl Verifier {
         Ok(true)
     }
 
-    /// After [`Invalid::Key`]: the provider may have a new key. What is returned waits until its keys have been asked for. `None`: that
-    /// was a moment ago, or they are in a file.
+    /// To be called after [`Invalid::Key`], as the provider may have a new key: fetches the keys, and returns a future that waits for them.
+    /// Returns `None` if they were fetched a moment ago, or are in a file.
     pub fn new_keys(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
         self.remote.as_ref()?.ask()
     }
 
-    /// How often the provider's keys were asked for, and how often in vain.
+    /// The number of fetches of the provider's keys, and of failed ones.
     pub fn fetches(&self) -> (u64, u64) {
         self.remote.as_ref().map_or((0, 0), Remote::fetches)
     }
@@ -213,7 +213,7 @@ impl Verifier {
         validation.set_issuer(&[&self.settings.issuer]);
         validation.set_audience(&self.settings.audience);
         validation.set_required_spec_claims(&["exp", "iss", "aud"]);
-        // Times are checked below, against the time that was given.
+        // Times are checked below, against `now`.
         validation.validate_exp = false;
         validation.validate_nbf = false;
         let keys = self.known.keys.read().unwrap_or_else(PoisonError::into_inner);
@@ -241,7 +241,7 @@ impl Verifier {
         let named = |claim: &str, what: &str| match claims.get(claim) {
             Some(Value::String(name)) => check_name(what, name).map(|()| Some(name.as_str())).map_err(Invalid::Claims),
             Some(Value::Null) if claim != user_claim => Ok(None),
-            // Taken for a missing one, a number would make one owner of all users.
+            // Treating a number as a missing claim would merge all users into one owner.
             Some(_) => Err(Invalid::Claims(format!("its claim `{claim}` is not a string"))),
             None => Ok(None),
         };
@@ -271,10 +271,10 @@ fn read(path: &Path) -> Result<(Keys, Option<SystemTime>), JwksError> {
     Ok((parse(&text, &path.display())?, written))
 }
 
-/// `from`: where it is, for errors.
+/// `from` names the source in errors.
 fn parse(text: &[u8], from: &dyn Display) -> Result<Keys, JwksError> {
     let set: JwkSet = serde_json::from_slice(text).map_err(|source| JwksError::Syntax { from: from.to_string(), source })?;
-    // Those of other kinds than we know are for others.
+    // Keys of unknown kinds are for other recipients.
     let all: Vec<_> = set.keys.iter().filter_map(|key| Some((key.common.key_id.clone(), DecodingKey::from_jwk(key).ok()?))).collect();
     if all.is_empty() {
         return Err(JwksError::Empty { from: from.to_string() });
@@ -352,7 +352,7 @@ mod tests {
         json!({"keys": [key]}).to_string()
     }
 
-    /// The provider at work: it answers late, not at all, and changes its keys.
+    /// The provider answers late or not at all, and changes its keys.
     #[tokio::test]
     async fn keys_come_from_a_url_and_stay_while_it_is_down() {
         let provider = Provider::new();
@@ -367,7 +367,7 @@ mod tests {
         assert!(patient.verify(900, &token).is_ok());
         assert_eq!((asked(), patient.fetches()), (1, (1, 0)));
 
-        // Tokens with keys of anybody's make no more requests.
+        // Tokens of a stranger's keys cause no more requests.
         let stranger = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
         for n in 0..100 {
             let forged = provider.sign_as(&n.to_string(), &stranger, |_| ());
@@ -376,7 +376,7 @@ mod tests {
         }
         assert_eq!(asked(), 1);
 
-        // By age, again and again; failures change nothing and are counted.
+        // Repeatedly, by age; failures change nothing and are counted.
         let eager = verifier(Duration::from_millis(20));
         wait_until(|| eager.fetches().0 > 3);
         server.set(Reply::status(500));
@@ -387,7 +387,7 @@ mod tests {
         wait_until(|| eager.fetches().1 > failed);
         assert!(eager.verify(900, &token).is_ok());
 
-        // With a new key, the old one is worth nothing any more.
+        // After a change of keys, tokens of the old one are refused.
         server.set(Reply::ok(set("two", &stranger)));
         let renewed = provider.sign_as("two", &stranger, |_| ());
         wait_until(|| eager.verify(900, &renewed).is_ok());
@@ -401,7 +401,7 @@ mod tests {
         let settings = remote::Settings { target: server.target(), max_age: Duration::from_secs(3600) };
         let verifier = provider.verifier_of(Jwks::Url(settings));
         let token = provider.sign(|_| ());
-        // It starts with the provider down, and tries again by itself.
+        // It starts while the provider is down, and tries again by itself.
         wait_until(|| verifier.fetches().1 > 0);
         server.set(Reply::ok(set("one", &provider.signing)));
         wait_until(|| verifier.verify(900, &token).is_ok());
@@ -410,7 +410,7 @@ mod tests {
         let next = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
         server.set(Reply::ok(set("two", &next)));
         let renewed = provider.sign_as("two", &next, |_| ());
-        // So many seconds after the last fetch, an unknown key is asked for at once.
+        // Once enough time has passed since the last fetch, an unknown key causes a fetch at once.
         let arrived = loop {
             assert_eq!(verifier.verify(900, &renewed), Err(Invalid::Key));
             match verifier.new_keys() {
@@ -510,7 +510,7 @@ mod tests {
         let provider = Provider::new();
         let verifier = provider.verifier();
         let claims = json!({"iss": "https://id.example", "aud": "tidemill", "exp": 1000, "org": "acme"});
-        // The public key as if it were a shared secret.
+        // The public key used as if it were a shared secret.
         let confused = encode(&Header::new(Algorithm::HS256), &claims, &EncodingKey::from_secret(provider.signing.public_key_raw()));
         assert_eq!(verifier.verify(900, &confused.unwrap()), Err(Invalid::Algorithm));
         let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());

@@ -1,7 +1,8 @@
-//! Where tenants and keys are kept. A narrow seam: a keeper hands out all changes that made what there is, and takes further ones.
+//! Storage of tenants and keys. A narrow interface: a keeper hands out the changes that lead to the current state, and accepts further
+//! ones.
 //!
 //! - [`memory`]: until this process ends; [`sqlite`]: a file, which several coordinators of one host may share
-//! - the coordinator has another: records of the registry that several coordinators agree on
+//! - the coordinator has a third one: records of the registry that several coordinators agree on
 
 pub mod memory;
 pub mod sqlite;
@@ -9,18 +10,18 @@ pub mod sqlite;
 use crate::records::Change;
 use std::fmt::Debug;
 
-/// No request waits for any of this: it happens when a process starts, when an operator changes something, and now and then. Calls may
+/// A store of tenants and keys. No request waits for it: it is used at start, when an operator makes a change, and periodically. Calls may
 /// block.
 pub trait Keeper: Debug + Send + Sync {
-    /// Every record, tenants before keys. Does not block.
+    /// Returns every record, tenants before keys. Does not block.
     fn load(&self) -> Result<Vec<Change>, KeepError>;
-    /// Whether that is all there is. Until then nobody can be let in, with a key or without.
+    /// Whether the loaded records are complete. Until then no caller can be admitted, with a key or without.
     fn is_complete(&self) -> bool {
         true
     }
-    /// Keeps a change. When this returns, it outlives the process.
+    /// Stores a change. On return, it survives the process.
     fn apply(&self, change: &Change) -> Result<(), KeepError>;
-    /// Whether others may have changed something since the last call.
+    /// Whether other processes may have changed something since the last call.
     fn changed(&self) -> Result<bool, KeepError>;
 }
 
@@ -34,7 +35,7 @@ pub enum KeepError {
     Record(#[from] serde_json::Error),
     #[error("{path} was written by another version (schema {found}, not {expected}): use that version, or another file")]
     Version { path: std::path::PathBuf, found: i64, expected: i64 },
-    #[error("the coordinators did not agree on a change of tenants or keys, which may still come about: {0}")]
+    #[error("the coordinators did not agree on a change of tenants or keys, which may still take effect: {0}")]
     NotNow(String),
     #[error("the coordinators refused a change of tenants or keys: {0}")]
     Refused(String),
@@ -67,7 +68,7 @@ mod tests {
         [Change::Tenant(tenant), Change::Key(key.clone()), Change::Key(Key { revoked: Some(9), ..key })]
     }
 
-    /// What every keeper promises.
+    /// The contract of every keeper.
     fn contract(keeper: &dyn Keeper) {
         let [tenant, key, revoked] = changes();
         assert!(keeper.load().unwrap().is_empty());

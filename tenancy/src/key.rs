@@ -1,4 +1,4 @@
-//! API keys. A client holds a [`Secret`]; kept are its prefix, which names it, and a digest, which proves it.
+//! API keys. A client holds a [`Secret`]; the server stores its prefix, which names it, and a digest, which verifies it.
 //!
 //! A secret is 256 random bits, so a plain digest is enough: there is nothing to guess that a slow hash would protect.
 
@@ -7,22 +7,22 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 
 const START: &str = "tm_";
-/// Of a secret's random part, in hexadecimal digits.
+/// The length of a secret's random part, in hexadecimal digits.
 const RANDOM_DIGITS: usize = 64;
-/// So many of them are no secret: they name the key in lists, logs and records. 208 bits are left.
+/// The number of digits that are not secret: they name the key in lists, logs and records. 208 secret bits are left.
 const PREFIX_DIGITS: usize = 12;
 
-/// What a client sends. Shown once, when the key is made, and never formatted.
+/// An API key as a client sends it. Shown once, when the key is made, and never formatted.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// `random`: from the system's generator.
+    /// Makes a secret from `random` bytes of the system's generator.
     pub fn new(random: [u8; 32]) -> Self {
         Self(START.chars().chain(random.iter().flat_map(|byte| hex(*byte))).collect())
     }
 
-    /// `None`: not a key of ours, whatever else it is.
+    /// Parses an API key. Returns `None` for any other text.
     pub fn parse(sent: &str) -> Option<Self> {
         let digits = sent.strip_prefix(START)?;
         let is_hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
@@ -38,7 +38,7 @@ impl Secret {
         Digest(blake3::derive_key("tidemill api key v1", self.0.as_bytes()))
     }
 
-    /// For the one answer that gives the key to its owner.
+    /// The secret itself, for the one answer that gives the key to its owner.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -54,7 +54,7 @@ fn hex(byte: u8) -> [char; 2] {
     [byte >> 4, byte & 15].map(|digit| char::from_digit(digit.into(), 16).expect("below 16"))
 }
 
-/// Of a secret. Compared in constant time.
+/// The digest of a secret. Compared in constant time.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 32]);
@@ -67,7 +67,7 @@ impl PartialEq for Digest {
 
 impl Eq for Digest {}
 
-/// Not shown either: whoever reads a log should not learn what to compare guesses with.
+/// The digest is not shown either: a reader of logs should not get a value to compare guesses with.
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Digest(…)")

@@ -1,22 +1,22 @@
-//! Who may ask, how much, and what it came to.
+//! Tenants: authentication, quotas and usage.
 //!
 //! Core (builds with `--no-default-features`: no clock, file, socket or entropy):
 //!
 //! - [`key`]: API keys, as clients hold them and as they are kept
-//! - [`records`]: tenants and keys, and the changes that make them; [`directory`]: all of them, and whose a key is
-//! - [`tier`]: what a tenant pays for: its limits, its service classes, its turn when there is too much to do; [`limits`]
+//! - [`records`]: tenants and keys, and the changes that make them; [`directory`]: all of them, to look up a key's owner
+//! - [`tier`]: the service that a tenant pays for: its limits, its service classes, its order in load shedding; [`limits`]
 //! - [`quota`]: reserve, settle, cancel, over sliding windows ([`window`])
-//! - [`shedding`]: when there is too much to do
-//! - [`retry`]: how long to wait after a failure
+//! - [`shedding`]: load shedding by tier
+//! - [`retry`]: the delay after a failure
 //! - [`usage`]: events, their prices, and reports
 //! - [`segment`]: a log as bytes; [`audit`]: one whose records are chained by their digests
 //!
 //! Shell (feature `shell`, on by default):
 //!
-//! - [`keeper`]: where tenants and keys are kept
-//! - [`jwt`]: tokens that an identity provider has signed
-//! - [`web`]: HTTP requests of our own
-//! - [`journal`]: a log as files; [`sink`]: usage events on their way to somebody else
+//! - [`keeper`]: storage of tenants and keys
+//! - [`jwt`]: tokens signed by an identity provider
+//! - [`web`]: outgoing HTTP requests
+//! - [`journal`]: a log in files; [`sink`]: usage events sent to an external collector
 
 pub mod audit;
 pub mod directory;

@@ -1,24 +1,24 @@
-//! Limits, and what takes the place of some of them.
+//! Limits, and overrides of some of them.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 use std::{fmt, str::FromStr};
 
-/// How much is allowed. `None`: as much as anybody likes.
+/// The limits of a scope; `None` where there is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     pub requests_per_minute: Option<u64>,
-    /// Of prompts and answers together.
+    /// Tokens of prompts and answers together.
     pub tokens_per_minute: Option<u64>,
     pub tokens_per_day: Option<u64>,
-    /// Requests that run at a time, streamed or not.
+    /// Concurrent requests, streamed or not.
     pub concurrent: Option<u64>,
 }
 
-/// `none`, or a number from 1 on.
+/// `none`, or a number from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit(pub Option<u64>);
 
-/// Limits that differ from the tier's. `None`: as the tier has it.
+/// Limits that replace the tier's; `None` keeps that of the tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Overrides {
@@ -51,7 +51,7 @@ impl Overrides {
         *self == Self::default()
     }
 
-    /// These, and where they say nothing, the earlier ones.
+    /// Combines overrides: those of `self` first, then `earlier`.
     pub fn or(self, earlier: Self) -> Self {
         Self {
             requests_per_minute: self.requests_per_minute.or(earlier.requests_per_minute),
@@ -62,7 +62,7 @@ impl Overrides {
     }
 }
 
-/// One of several coordinators that share every limit: the `index`th of `count`.
+/// The share of one of several coordinators in every limit: the `index`th of `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     pub index: u64,
@@ -72,8 +72,8 @@ pub struct Share {
 impl Share {
     pub const WHOLE: Self = Self { index: 0, count: 1 };
 
-    /// This coordinator's part. The parts add up to the limit, unless it is smaller than the number of coordinators: each has at least
-    /// 1, since a client cannot choose another one.
+    /// This coordinator's part. The parts add up to the limit, unless it is smaller than the number of coordinators: each part is at least
+    /// 1, since a client cannot switch to a different coordinator.
     pub fn of(self, limits: Limits) -> Limits {
         let part = |limit: Option<u64>| limit.map(|limit| (limit / self.count + u64::from(self.index < limit % self.count)).max(1));
         Limits {

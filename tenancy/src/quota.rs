@@ -1,5 +1,5 @@
-//! Quotas: a request reserves what it may use at most, and settles by what it used. A pure machine: time is an argument, in whatever
-//! it is counted from, and a time before an earlier one counts as the earlier one.
+//! Quotas: a request reserves its maximum use, and settles its actual use. A pure machine: time is an argument, since any fixed moment, and
+//! a time before an earlier one counts as the earlier one.
 //!
 //! ```text
 //!   reserve ──► open ──settle──► used tokens stay in their windows
@@ -21,12 +21,12 @@ use std::{
     time::Duration,
 };
 
-/// What is limited together.
+/// A set of requests that are limited together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
     Tenant(Arc<str>),
     Key(Arc<str>),
-    /// What a tenant asks of one model.
+    /// The requests of a tenant to one model.
     Model(Arc<str>, Arc<str>),
 }
 
@@ -38,28 +38,28 @@ pub enum Kind {
     Concurrent,
 }
 
-/// A reservation that is to be settled or cancelled, once.
+/// A reservation, to be settled or cancelled once.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Reservation(u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is room after this time, should nobody else take it.
+    /// There is room after `retry`, unless other requests take it.
     Wait { kind: Kind, limit: u64, used: u64, needed: u64, retry: Duration },
-    /// It is more than the whole limit.
+    /// The request needs more than the whole limit.
     Never { kind: Kind, limit: u64, needed: u64 },
 }
 
-/// Of the scope with the least left.
+/// The level of the scope with the least left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Level {
     pub limit: u64,
     pub remaining: u64,
-    /// Until all of it is there again.
+    /// Time until all of it is available again.
     pub reset: Duration,
 }
 
-/// Per minute. `None`: without a limit.
+/// The levels per minute; `None` without a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     pub requests: Option<Level>,
@@ -88,7 +88,7 @@ struct Open {
     deadline: Duration,
 }
 
-/// One that only has to wait for others to end looks again after this time.
+/// The retry time of a request that waits only for running ones to end.
 const CONCURRENT_RETRY: Duration = Duration::from_secs(1);
 
 impl Default for State {
@@ -102,7 +102,7 @@ impl State {
         self.running == 0 && self.minute.is_empty() && self.day.is_empty()
     }
 
-    /// Room for `requests` more, with `tokens` in all.
+    /// Checks for room for `requests` more, with `tokens` in all.
     fn check(&self, now: Duration, limits: &Limits, requests: u64, tokens: u64) -> Result<(), Refusal> {
         let rows = [
             (Kind::Requests, limits.requests_per_minute, self.minute.requests(), requests),
@@ -151,8 +151,8 @@ impl Refusal {
 }
 
 impl Quota {
-    /// Takes the room for a request that uses at most `tokens`, in all scopes or in none. It is lost at `deadline`: by then it has ended,
-    /// or whoever held it has.
+    /// Reserves room for a request that uses at most `tokens`, in all scopes or in none. At `deadline` the reservation counts as lost: by
+    /// then the request has ended, or its holder has.
     pub fn reserve(&mut self, now: Duration, scopes: &[(Scope, Limits)], tokens: u64, deadline: Duration) -> Result<Reservation, Refusal> {
         let now = self.advance(now, scopes);
         self.check(now, scopes, 1, tokens)?;
@@ -167,23 +167,23 @@ impl Quota {
         Ok(Reservation(self.next))
     }
 
-    /// Whether a request could pass, as far as can be told before its tokens are known. Charges nothing.
+    /// Checks whether a request could pass before its tokens are known. Charges nothing.
     pub fn peek(&mut self, now: Duration, scopes: &[(Scope, Limits)]) -> Result<(), Refusal> {
         let now = self.advance(now, scopes);
         self.check(now, scopes, 1, 0)
     }
 
-    /// A request has ended, and has used so many tokens.
+    /// Settles a request that has ended and has used `used` tokens.
     pub fn settle(&mut self, reservation: Reservation, used: u64) {
         self.end(reservation.0, used, false);
     }
 
-    /// A request was not taken after all.
+    /// Cancels the reservation of a request that was not accepted after all.
     pub fn cancel(&mut self, reservation: Reservation) {
         self.end(reservation.0, 0, true);
     }
 
-    /// What an earlier process let pass. Call in the order of time, before anything else.
+    /// Restores a request that an earlier process let pass. To be called in order of time, before any other call.
     pub fn restore(&mut self, at: Duration, scopes: &[(Scope, Limits)], tokens: u64) {
         let at = self.advance(at, scopes);
         for (scope, _) in scopes {
@@ -213,7 +213,7 @@ impl Quota {
         standing
     }
 
-    /// Takes back what was lost, and forgets who has nothing left to count. Now and then.
+    /// Settles lost reservations, and drops scopes with nothing left to count. To be called periodically.
     pub fn sweep(&mut self, now: Duration) {
         self.now = self.now.max(now);
         let lost: Vec<_> = self.open.iter().filter(|(_, open)| open.deadline <= self.now).map(|(id, open)| (*id, open.tokens)).collect();
@@ -228,7 +228,7 @@ impl Quota {
         });
     }
 
-    /// Requests that run.
+    /// The number of running requests.
     pub fn running(&self) -> usize {
         self.open.len()
     }
@@ -254,7 +254,7 @@ impl Quota {
     }
 
     fn end(&mut self, id: u64, used: u64, gone: bool) {
-        // One that was lost at its deadline is settled already.
+        // A reservation that was lost at its deadline is already settled.
         let Some(open) = self.open.remove(&id) else { return };
         for (scope, minute, day) in open.charged {
             let Some(state) = self.scopes.get_mut(&scope) else { continue };
@@ -264,7 +264,7 @@ impl Quota {
         }
     }
 
-    /// Panics if the parts do not agree.
+    /// Panics if the state is inconsistent.
     pub fn check_integrity(&self) {
         let mut running: HashMap<&Scope, u64> = HashMap::new();
         for open in self.open.values() {

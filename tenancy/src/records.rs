@@ -1,5 +1,5 @@
-//! Tenants and keys as they are kept. A [`Change`] puts a whole record in place of the one with the same id, so that changes may be
-//! applied twice, and the last one counts. Nothing is taken out: a revoked key stays, and tells whose it was.
+//! Tenants and keys as they are stored. A [`Change`] replaces the whole record with the same id, so that changes may be applied twice, and
+//! the last one counts. Records are not deleted: a revoked key stays, with its owner.
 
 use crate::{key::Digest, limits::Overrides};
 use serde::{Deserialize, Serialize};
@@ -9,15 +9,15 @@ const NAME_BYTES_MAX: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
-    /// See [`check_name`].
+    /// The tenant's name: see [`check_name`].
     pub id: String,
     pub tier: String,
     #[serde(default, skip_serializing_if = "Overrides::is_empty")]
     pub limits: Overrides,
-    /// It has opted in: a similar question's answer will do for its own.
+    /// Whether it has opted in to answers of similar questions.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub semantic_cache: bool,
-    /// Unix seconds, as all times here.
+    /// The time of creation, in Unix seconds, as all times here.
     pub created: u64,
 }
 
@@ -29,10 +29,10 @@ pub struct Key {
     pub tenant: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// For people.
+    /// A name for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Of this key alone, beside the tenant's.
+    /// Limits of this key alone, in addition to the tenant's.
     #[serde(default, skip_serializing_if = "Overrides::is_empty")]
     pub limits: Overrides,
     pub created: u64,
@@ -55,7 +55,7 @@ pub enum Change {
     Key(Key),
 }
 
-/// Tenants, users and keys are named in lists, logs, and as owners of what is stored: names are short, and have no white space.
+/// Checks a name. Tenants, users and keys are named in lists, logs, and as owners of stored data: names are short, and have no white space.
 pub fn check_name(what: &str, name: &str) -> Result<(), String> {
     let good =
         (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@:|".contains(&byte));

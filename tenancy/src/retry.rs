@@ -1,11 +1,11 @@
-//! How long to wait before the next attempt at something that has failed.
+//! The delay before the next attempt after a failure.
 
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// After so many failures in a row: twice as long each time, up to a minute.
+/// The delay after `failures` consecutive failures: doubled each time, up to a minute.
 pub fn rest(failures: u32) -> Duration {
     FIRST.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST)
 }

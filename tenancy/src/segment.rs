@@ -1,21 +1,21 @@
-//! A segment of a log as bytes: a header, then records, each with its length and a checksum of its content. What follows the last whole
-//! record is the torn end of a write that was never acknowledged.
+//! A segment of a log as bytes: a header, then records, each with its length and a checksum of its content. Bytes after the last whole
+//! record are the torn end of a write that was never acknowledged.
 
 use crate::usage::Event;
 use twox_hash::XxHash3_64;
 
-/// What a log holds.
+/// An entry of a log.
 pub trait Entry: Sized + Send + 'static {
-    /// What each segment begins with.
+    /// The bytes at the start of each segment.
     const HEADER: &'static [u8];
-    /// How the names of segments end. They begin with a number, in their order.
+    /// The suffix of segments' names. They start with the segment's number.
     const SUFFIX: &'static str;
-    /// The log, for people.
+    /// The name of the log in messages.
     const LOG: &'static str;
 
     /// Appends the content of its record.
     fn encode(&self, content: &mut Vec<u8>);
-    /// `None`: it is something else.
+    /// Decodes the content of a record; `None` if it is invalid.
     fn decode(content: &[u8]) -> Option<Self>;
 }
 
@@ -33,16 +33,16 @@ impl Entry for Event {
     }
 }
 
-/// Before a record's content: its length (4 bytes) and its checksum (8), little-endian.
+/// The length of the frame before a record's content: length (4 bytes) and checksum (8), little-endian.
 const FRAME_BYTES: usize = 12;
-/// No record is longer, so a length beyond this is damage.
+/// The maximum length of a record: a larger length means damage.
 pub const RECORD_BYTES_MAX: usize = 64 << 10;
 
 pub fn name<E: Entry>(number: u64) -> String {
     format!("{number:010}{}", E::SUFFIX)
 }
 
-/// `None`: not a segment's name.
+/// The number in a segment's name; `None` for any other name.
 pub fn number<E: Entry>(name: &str) -> Option<u64> {
     name.strip_suffix(E::SUFFIX)?.parse().ok()
 }
@@ -58,11 +58,11 @@ pub fn write<E: Entry>(bytes: &mut Vec<u8>, entry: &E) {
     bytes[start + 4..start + FRAME_BYTES].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// What a segment holds.
+/// The contents of a segment.
 #[derive(Debug)]
 pub struct Segment<E> {
     pub entries: Vec<E>,
-    /// Up to the end of the last whole record.
+    /// The length up to the end of the last whole record.
     pub whole_bytes: usize,
 }
 
@@ -70,11 +70,11 @@ pub struct Segment<E> {
 #[error("this is no {0} of this version")]
 pub struct NotOurs(pub &'static str);
 
-/// Reads a segment, up to where it is torn.
+/// Reads a segment up to its torn end.
 pub fn read<E: Entry>(bytes: &[u8]) -> Result<Segment<E>, NotOurs> {
     let mut segment = Segment { entries: Vec::new(), whole_bytes: 0 };
     if !bytes.starts_with(E::HEADER) {
-        // A crash may have come between its making and its header.
+        // A crash may have come between the creation of the file and its header.
         return if E::HEADER.starts_with(bytes) { Ok(segment) } else { Err(NotOurs(E::LOG)) };
     }
     segment.whole_bytes = E::HEADER.len();
@@ -85,7 +85,7 @@ pub fn read<E: Entry>(bytes: &[u8]) -> Result<Segment<E>, NotOurs> {
     Ok(segment)
 }
 
-/// The first record, and the bytes that it takes. `None`: it is torn, or damaged.
+/// Reads the first record, and its length; `None` if it is torn or damaged.
 pub fn record<E: Entry>(bytes: &[u8]) -> Option<(E, usize)> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     let (checksum, rest) = rest.split_first_chunk::<8>()?;
@@ -97,7 +97,7 @@ pub fn record<E: Entry>(bytes: &[u8]) -> Option<(E, usize)> {
     Some((E::decode(content)?, FRAME_BYTES + length))
 }
 
-/// Whether what follows a segment's last whole record is more than the torn end of a write: a record among it was changed.
+/// Whether the bytes after a segment's last whole record are more than the torn end of a write: then a record was changed.
 pub fn is_damaged<E: Entry>(rest: &[u8]) -> bool {
     let whole = || (1..rest.len()).any(|at| record::<E>(&rest[at..]).is_some());
     let has_all = rest.split_first_chunk::<4>().is_some_and(|(length, rest)| rest.len() >= 8 + u32::from_le_bytes(*length) as usize);

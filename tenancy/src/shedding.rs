@@ -1,35 +1,35 @@
-//! When there is too much to do: how many tiers are turned away. A pure machine, fed with what is measured.
+//! Load shedding: how many tiers are turned away. A pure machine, fed with measurements.
 //!
-//! It takes the next step only after the load has stayed over a limit for a while since the last step, and steps back only after it has
-//! stayed well below: between the two it keeps what it has, so that it does not flap.
+//! It takes the next step only after the load has exceeded a limit for a while since the last step, and steps back only after the load has
+//! stayed well below: in between it keeps its step, so that it does not flap.
 
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Watermarks {
-    /// Share of the decode workers' KV blocks in use.
+    /// The share of the decode workers' KV blocks in use.
     pub kv_used: f64,
-    /// TTFT that 19 of 20 requests keep.
+    /// The 95th percentile of TTFT.
     pub ttft_p95: Duration,
 }
 
-/// What is measured now. `None`: nothing to measure.
+/// The current load; `None` where there is no measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     pub kv_used: Option<f64>,
     pub ttft_p95: Option<Duration>,
 }
 
-/// Tiers whose `shed` is at most this, and not 0, are turned away.
+/// The step of shedding: tiers are turned away whose `shed` is at most this, and not 0.
 pub type Step = u8;
 
-/// Tiers are shed in this many steps.
+/// The number of steps in which tiers are shed.
 pub const STEPS: Step = 2;
-/// Over a limit for so long before the next step.
+/// The time over a limit before the next step.
 const UP_AFTER: Duration = Duration::from_secs(2);
-/// Below all limits for so long before a step back.
+/// The time below all limits before a step back.
 const DOWN_AFTER: Duration = Duration::from_secs(5);
-/// Below means below this part of a limit.
+/// The part of a limit below which the load counts as below.
 const BELOW: f64 = 0.85;
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Shedding {
         Self { watermarks, step: 0, over_since: None, below_since: None }
     }
 
-    /// What is measured at `now`. Returns the step.
+    /// Takes a measurement at `now`. Returns the step.
     pub fn observe(&mut self, now: Duration, load: Load) -> Step {
         let part = [
             load.kv_used.map(|used| used / self.watermarks.kv_used),
@@ -66,7 +66,7 @@ impl Shedding {
         self.step
     }
 
-    /// How long it takes at least until a tier is let in again.
+    /// The least time until a tier is admitted again.
     pub fn wait(step: Step, shed: u8) -> Duration {
         DOWN_AFTER * u32::from(step.saturating_sub(shed) + 1)
     }
@@ -98,7 +98,7 @@ mod tests {
         let mut shedding = shedding();
         assert_eq!((0..3).map(|at| observe(&mut shedding, at, 0.95)).last(), Some(1));
         assert!((3..100).all(|at| observe(&mut shedding, at, 0.8) == 1));
-        // Back and forth over the limit is not over it for long.
+        // A load that oscillates around the limit does not exceed it for long.
         assert!((100..200).all(|at| observe(&mut shedding, at, if at % 2 == 0 { 0.91 } else { 0.89 }) == 1));
     }
 

@@ -1,8 +1,8 @@
-//! Usage events for somebody else's books: a thread follows the usage log and posts what it finds, in order. How far it has come is on
-//! disk, so each event arrives at least once, whatever dies in between; whoever receives knows a repeat by the event's id.
+//! Usage events for an external collector: a thread follows the usage log and posts new events, in order. Its position is on disk, so each
+//! event arrives at least once across crashes; the collector recognizes a repeated event by its id.
 //!
-//! Nobody waits for it: the log is what holds events, and its disk the only bound. An endpoint that is slow, down, or says no is asked
-//! again, later each time, and nothing is skipped.
+//! No request waits for it: events are held by the log, and its disk is the only bound. An endpoint that is slow, down, or refuses is tried
+//! again with growing delays, and no event is skipped.
 
 use crate::{
     journal::segments,
@@ -26,24 +26,24 @@ use std::{
 };
 use ureq::Agent;
 
-/// Events of one request,
+/// The maximum number of events in one request.
 const EVENTS_MAX: usize = 500;
-/// and bytes of the log that are read for it.
+/// The number of bytes of the log that are read for a request.
 const BYTES_MAX: u64 = 1 << 20;
-/// Between looks for new events.
+/// The interval at which the log is checked for new events.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const CURSOR: &str = "sink.json";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub target: Target,
-    /// Sent as a bearer token, read before each request.
+    /// The file of the bearer token, read before each request.
     pub token: Option<PathBuf>,
-    /// Who sends: several coordinators may send to one endpoint.
+    /// The name of the sender: several coordinators may send to one endpoint.
     pub source: String,
 }
 
-/// Up to where events have arrived.
+/// The position up to which events have arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Cursor {
     segment: u64,
@@ -65,15 +65,15 @@ struct State {
     behind: AtomicU64,
 }
 
-/// What it has come to.
+/// Counters of the sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     pub events: u64,
-    /// Requests that failed.
+    /// The number of failed requests.
     pub failed: u64,
-    /// The last one did.
+    /// Whether the last request failed.
     pub is_failing: bool,
-    /// Bytes of the log that have not arrived.
+    /// The number of bytes of the log that have not arrived.
     pub behind_bytes: u64,
 }
 
@@ -94,7 +94,7 @@ enum PostError {
 }
 
 impl Sink {
-    /// `dir`: the usage log's.
+    /// Starts the thread. `dir` is the usage log's.
     pub fn start(dir: &Path, settings: Settings) -> Result<Self, StartError> {
         let path = dir.join(CURSOR);
         let cursor = match std::fs::read(&path) {
@@ -121,7 +121,7 @@ impl Sink {
 }
 
 impl Drop for Sink {
-    /// Does not wait: what has not arrived is sent after the next start.
+    /// Does not wait: the remaining events are sent after the next start.
     fn drop(&mut self) {
         self.state.ending.store(true, Ordering::Relaxed);
         self.thread.thread().unpark();
@@ -174,7 +174,7 @@ impl Follower {
         }
     }
 
-    /// Sends the next events, if there are any. Returns up to where they have arrived.
+    /// Sends the next events, if there are any. Returns the position up to which events have arrived.
     fn step(&self, cursor: Cursor) -> Result<Cursor, String> {
         let of_log = |error: io::Error| format!("the usage log: {error}");
         let (events, next) = read(&self.dir, cursor).map_err(of_log)?;
@@ -210,9 +210,9 @@ impl Follower {
     }
 }
 
-/// The events after `cursor`, and where the next ones are. None, and the same place: there are none yet.
+/// The events after `cursor`, and the position of the next ones. Without new events, the list is empty and the position the same.
 fn read(dir: &Path, cursor: Cursor) -> io::Result<(Vec<Event>, Cursor)> {
-    // Before anything is read: a segment that has a successor now will not grow any more.
+    // Before reading: a segment that has a successor now will not grow any more.
     let later = segments::<Event>(dir)?.into_iter().filter(|&number| number > cursor.segment).min();
     let after = later.map_or(cursor, |segment| Cursor { segment, offset: 0 });
     let mut bytes = Vec::new();
@@ -235,7 +235,7 @@ fn read(dir: &Path, cursor: Cursor) -> io::Result<(Vec<Event>, Cursor)> {
     if !events.is_empty() {
         return Ok((events, Cursor { segment: cursor.segment, offset: offset + taken as u64 }));
     }
-    // What follows the last whole record of a segment that is closed was never acknowledged.
+    // Bytes after the last whole record of a closed segment were never acknowledged.
     Ok((events, after))
 }
 
@@ -243,7 +243,7 @@ fn behind(dir: &Path, cursor: Cursor) -> io::Result<u64> {
     let numbers = segments::<Event>(dir)?.into_iter().filter(|&number| number >= cursor.segment);
     let length = |number| std::fs::metadata(dir.join(segment::name::<Event>(number))).map(|metadata| metadata.len());
     let bytes: u64 = numbers.map(length).sum::<io::Result<u64>>()?;
-    // A segment's header is nothing that could arrive.
+    // A segment's header is not counted as outstanding.
     Ok(bytes.saturating_sub(cursor.offset.max(Event::HEADER.len() as u64)))
 }
 
@@ -259,7 +259,7 @@ mod tests {
         time::{Instant, SystemTime},
     };
 
-    /// Few events fill a segment, so that the sink has to go from one to the next.
+    /// A few events fill a segment, so that the sink has to move on to the next ones.
     const LOG: journal::Settings = journal::Settings { sync_every: Duration::from_millis(20), segment_bytes: 2000, segment_age: None };
 
     fn meter(dir: &Path) -> Journal<Event> {
@@ -276,7 +276,7 @@ mod tests {
         Settings { target: Target { url: format!("http://{address}/"), ca: None }, token: None, source: "coordinator-0".into() }
     }
 
-    /// In the order of their arrival.
+    /// The events' ids in order of arrival.
     fn arrived(server: &Server) -> Vec<String> {
         let asked = server.asked.lock().unwrap();
         let ids = asked.iter().flat_map(|(_, body)| {
@@ -291,22 +291,22 @@ mod tests {
         range.map(|id| format!("req_{id}")).collect()
     }
 
-    /// Down, then slow, then up; and the process ends in between.
+    /// The endpoint is down, then slow, then up; and the process ends in between.
     #[tokio::test]
     async fn everything_arrives_whatever_the_endpoint_does_and_nobody_waits() {
         let dir = tempfile::tempdir().unwrap();
         let log = meter(dir.path());
-        // A port that nobody listens at.
+        // A port without a listener.
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let sink = Sink::start(dir.path(), settings(address)).unwrap();
         let began = Instant::now();
         write(&log, 0..40).await;
         assert!(began.elapsed() < Duration::from_secs(20), "the log is written whoever collects it");
         wait_until(|| sink.counts().is_failing);
-        // Seen at the next attempt.
+        // Noticed at the next attempt.
         wait_until(|| sink.counts().behind_bytes > 2000);
         assert_eq!(sink.counts().events, 0);
-        // Somebody listens, and is too slow to be believed at first.
+        // The endpoint is up, but at first too slow.
         let server = Server::at(address, Reply { after: Duration::from_secs(30), ..Reply::ok("") }, None);
         wait_until(|| server.connections.load(Ordering::Relaxed) > 0);
         write(&log, 40..50).await;

@@ -1,4 +1,4 @@
-//! Tiers: what tenants are sold. Data, so that an operator can have others.
+//! Tiers: service levels that tenants are sold. Tiers are data, so that an operator can define others.
 
 use crate::limits::{Limits, Overrides};
 use std::{collections::BTreeMap, sync::Arc};
@@ -7,22 +7,22 @@ use std::{collections::BTreeMap, sync::Arc};
 pub struct Tier {
     pub name: String,
     pub limits: Limits,
-    /// By model, beside the others: what each tenant of the tier may ask of that model.
+    /// Limits by model, in addition to the others, for each tenant of the tier.
     pub models: BTreeMap<String, Limits>,
-    /// The `service_tier` of its requests that ask for none, or for one that it does not have.
+    /// The `service_tier` of requests that ask for none, or for one that the tier lacks.
     pub class: String,
-    /// Those that it has, `class` among them.
+    /// The service classes that the tier has, `class` among them.
     pub classes: Vec<String>,
-    /// When there is too much to do, tiers with 1 are shed first, then those with 2. 0: never.
+    /// The order in load shedding: tiers with 1 are shed first, then those with 2, and those with 0 never.
     pub shed: u8,
-    /// An answer whose length the client leaves open has at most this many tokens, where tokens are limited: that many have to be reserved.
+    /// The maximum length of an answer whose length the client leaves open, if tokens are limited: that many have to be reserved.
     pub answer_tokens: u32,
 }
 
-/// As many as an answer seldom has, and few enough that a minute of a free tenant's requests fits its tokens.
+/// More than most answers have, and few enough that a minute of a free tenant's requests fits its tokens.
 pub const ANSWER_TOKENS: u32 = 4096;
 
-/// Never without the three that there always are.
+/// All tiers; always includes the three built-in ones.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tiers(BTreeMap<String, Arc<Tier>>);
 
@@ -51,7 +51,7 @@ impl Tiers {
         self.0.get(name)
     }
 
-    /// Puts a tier beside the others, or in the place of one.
+    /// Adds a tier, or replaces the one of the same name.
     pub fn put(&mut self, tier: Tier) {
         self.0.insert(tier.name.clone(), Arc::new(tier));
     }
@@ -60,19 +60,19 @@ impl Tiers {
         self.0.values().map(|tier| &**tier)
     }
 
-    /// For messages: `free`, `paid`, …
+    /// The names in messages: `free`, `paid`, …
     pub fn names(&self) -> String {
         self.0.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
     }
 }
 
 impl Tier {
-    /// The service tier of a request that asks for `asked`: what it may not have becomes what it has.
+    /// The service tier of a request that asks for `asked`: one that the tier lacks becomes the tier's own.
     pub fn service_tier<'a>(&'a self, asked: Option<&'a str>) -> &'a str {
         asked.filter(|asked| self.classes.iter().any(|class| class == asked)).unwrap_or(&self.class)
     }
 
-    /// Of a tenant that has `overrides`.
+    /// The limits of a tenant with `overrides`.
     pub fn limits(&self, overrides: &Overrides) -> Limits {
         overrides.over(self.limits)
     }

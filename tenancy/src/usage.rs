@@ -1,20 +1,20 @@
-//! What was used: one [`Event`] per request that ran.
+//! Usage: one [`Event`] per request that ran.
 //!
-//! - [`price`]: what it costs; [`report`]: events added up
+//! - [`price`]: the price of tokens; [`report`]: sums of events
 
 pub mod price;
 pub mod report;
 
 use serde::{Deserialize, Serialize};
 
-/// A request that has ended, however it did. Written once.
+/// A request that has ended in any way. Written once.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// The answer's `x-request-id`. Another attempt has another.
+    /// The answer's `x-request-id`. A retry has a different one.
     pub id: String,
-    /// When it was taken, in Unix milliseconds.
+    /// The time at which the request was accepted, in Unix milliseconds.
     pub at_ms: u64,
-    /// Empty: nobody needed a key.
+    /// The tenant; empty if no key was needed.
     pub tenant: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -25,20 +25,20 @@ pub struct Event {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub output_tokens: u64,
-    /// Among the output's.
+    /// Tokens of reasoning, which are among the output's.
     pub reasoning_tokens: u64,
-    /// Where the prompt's KV came from, as far as that was known at the end.
+    /// The sources of the prompt's KV, as far as known at the end.
     pub source: Source,
     pub queue_ms: f64,
-    /// `None`: there was no token.
+    /// `None` without a token.
     pub ttft_ms: Option<f64>,
     pub total_ms: f64,
     pub outcome: String,
-    /// In millionths.
+    /// The cost in millionths of the currency.
     pub cost_micros: u64,
 }
 
-/// Prompt tokens by where their KV was.
+/// Prompt tokens by the source of their KV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
     pub hbm: u64,
@@ -50,7 +50,7 @@ pub struct Source {
 }
 
 impl Event {
-    /// As quotas count.
+    /// The number of tokens that quotas count.
     pub fn tokens(&self) -> u64 {
         self.prompt_tokens + self.output_tokens
     }

@@ -1,5 +1,5 @@
-//! HTTP requests of our own: to an identity provider, to whoever collects usage events, to tools. They block, each with a deadline, so
-//! they are made by threads beside the event loop.
+//! Outgoing HTTP requests: to an identity provider, to a collector of usage events, to tools. They block, each with a deadline, so they are
+//! made by threads other than the event loop.
 
 use std::{
     fs::File,
@@ -20,16 +20,16 @@ use ureq::{
     typestate::AgentScope,
 };
 
-/// More than a server needs that works.
+/// The default deadline: more than a working server needs.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
 const REDIRECTS_MAX: u32 = 3;
 const TOKEN_BYTES_MAX: u64 = 16 << 10;
 
-/// A server.
+/// A server to send requests to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub url: String,
-    /// PEM file with the authorities that its certificate may come from; `None`: those that browsers trust.
+    /// The PEM file with the authorities of its certificate; `None` for those that browsers trust.
     pub ca: Option<PathBuf>,
 }
 
@@ -37,7 +37,7 @@ pub struct Target {
 pub enum TargetError {
     #[error("`{0}` is not a URL with a host, such as https://id.example/jwks.json")]
     Url(String),
-    #[error("`{0}` is not encrypted, and whoever is between could change what it says: use https (http is for this machine only)")]
+    #[error("`{0}` is not encrypted, and its answers could be changed on the way: use https (http is for this machine only)")]
     Plain(String),
     #[error("cannot read {path}: {source}")]
     Ca { path: PathBuf, source: io::Error },
@@ -46,7 +46,7 @@ pub enum TargetError {
 }
 
 impl Target {
-    /// With its port, if the URL has one.
+    /// The host, with its port if the URL has one.
     pub fn host(&self) -> Option<String> {
         let uri: Uri = self.url.parse().ok()?;
         uri.authority().map(|authority| authority.as_str().rsplit('@').next().unwrap_or_default().to_owned())
@@ -65,12 +65,12 @@ impl Target {
         }
     }
 
-    /// Keeps connections to the server between requests. Reads the file of authorities.
+    /// A client that keeps connections between requests. Reads the file of authorities.
     pub fn client(&self) -> Result<Agent, TargetError> {
         Ok(self.configured(REQUEST_MAX)?.max_redirects(REDIRECTS_MAX).build().new_agent())
     }
 
-    /// For requests that go there and nowhere else, whatever the server says.
+    /// A client for requests that must not be redirected elsewhere.
     pub fn client_without_redirects(&self, timeout: Duration) -> Result<Client, TargetError> {
         let config = self.configured(timeout)?.max_redirects(0).max_redirects_will_error(false).http_status_as_error(false);
         Ok(Client { agent: config.build().new_agent(), url: self.url.clone() })
@@ -78,7 +78,7 @@ impl Target {
 
     fn configured(&self, timeout: Duration) -> Result<ConfigBuilder<AgentScope>, TargetError> {
         self.check()?;
-        // The one that all of Tidemill uses.
+        // The provider that all of Tidemill uses.
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut tls = TlsConfig::builder().unversioned_rustls_crypto_provider(provider);
         if let Some(path) = &self.ca {
@@ -89,21 +89,21 @@ impl Target {
             .tls_config(tls.build())
             .timeout_global(Some(timeout))
             .https_only(self.url.starts_with("https:"))
-            // What is configured is in files and flags, not in the environment.
+            // Settings come from files and flags, not from the environment.
             .proxy(None)
             .user_agent("tidemill");
         Ok(config)
     }
 }
 
-/// Asks one URL.
+/// A client for one URL.
 #[derive(Debug)]
 pub struct Client {
     agent: Agent,
     url: String,
 }
 
-/// A head; the body is still to be read.
+/// The head of an answer; the body has not been read yet.
 #[derive(Debug)]
 pub struct Answer(Response<Body>);
 
@@ -113,7 +113,8 @@ impl Client {
         self.post(token, "application/json", body.as_bytes(), bytes_max)
     }
 
-    /// Status and body of the answer, whatever the status; a body is cut after so many bytes. An error: there was no answer.
+    /// Posts a body. Returns status and body of the answer for any status; the body is cut after `bytes_max`. An error means that there was
+    /// no answer.
     pub fn post(&self, token: Option<&str>, content_type: &'static str, body: &[u8], bytes_max: u64) -> Result<(u16, String), String> {
         let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(content_type))]);
         let answer = self.send(Method::POST, token, headers, Some(body))?;
@@ -123,7 +124,8 @@ impl Client {
         Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// The answer, whatever its status; its body, too, has to come within the client's time. An error: there was no answer.
+    /// Sends a request. Returns the answer for any status; its body must also arrive within the client's time. An error means that there
+    /// was no answer.
     pub fn send(&self, method: Method, token: Option<&str>, headers: HeaderMap, body: Option<&[u8]>) -> Result<Answer, String> {
         let mut request = Request::builder().method(method).uri(&self.url);
         if let Some(token) = token {
@@ -145,18 +147,18 @@ impl Answer {
         self.0.status().as_u16()
     }
 
-    /// `None`: it is not there, or no text.
+    /// A header of the answer; `None` if it is missing or not text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.0.headers().get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// Whoever reads bounds it.
+    /// Reads the body, which the caller must bound.
     pub fn into_reader(self) -> impl Read + Send + 'static {
         self.0.into_body().into_reader()
     }
 }
 
-/// A token from its file.
+/// Reads a token from its file.
 pub fn read_token(path: &Path) -> io::Result<String> {
     let mut token = String::new();
     File::open(path)?.take(TOKEN_BYTES_MAX).read_to_string(&mut token)?;
@@ -188,7 +190,7 @@ pub(crate) mod tests {
         thread,
     };
 
-    /// How a server answers: a status and a body, after a while.
+    /// The answer of a server: a status and a body, after a delay.
     #[derive(Clone, Debug)]
     pub(crate) struct Reply {
         pub(crate) status: u16,
@@ -208,10 +210,10 @@ pub(crate) mod tests {
         }
     }
 
-    /// What came: the head, and the body.
+    /// A request as it arrived: the head and the body.
     pub(crate) type Asked = (String, String);
 
-    /// A small HTTP server, which goes on until the test ends.
+    /// A small HTTP server, which runs until the test ends.
     pub(crate) struct Server {
         pub(crate) address: SocketAddr,
         pub(crate) reply: Arc<Mutex<Reply>>,
@@ -261,7 +263,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// One request per connection. A client that breaks off is none.
+    /// Answers one request per connection. A client that breaks off does not count.
     fn answer(mut stream: impl Read + Write, reply: &Mutex<Reply>, asked: &Mutex<Vec<Asked>>) {
         let mut reader = BufReader::new(&mut stream);
         let mut head = String::new();

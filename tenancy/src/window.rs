@@ -1,12 +1,12 @@
-//! Sums over a sliding window. Time is cut into slots; what happened in a slot counts until all of the slot is older than the window, so
-//! no window of that length, wherever it begins, ever holds more than the sum says.
+//! Sums over a sliding window. Time is cut into slots; entries of a slot count until all of the slot is older than the window, so no window
+//! of that length, wherever it starts, ever holds more than the sum.
 
 use std::{collections::VecDeque, time::Duration};
 
 #[derive(Debug)]
 pub(crate) struct Window {
     slot: Duration,
-    /// In the window.
+    /// The number of slots in the window.
     slots: u64,
     kept: VecDeque<Slot>,
     requests: u64,
@@ -20,7 +20,7 @@ struct Slot {
     tokens: u64,
 }
 
-/// What one entry can be found by.
+/// The number of a slot, by which an entry can be found.
 pub(crate) type SlotNumber = u64;
 
 impl Window {
@@ -40,7 +40,7 @@ impl Window {
         (now.as_millis() / self.slot.as_millis()) as u64
     }
 
-    /// Forgets what is older than the window. `now` never falls.
+    /// Drops slots that are older than the window. `now` never falls.
     pub(crate) fn advance(&mut self, now: Duration) {
         let current = self.number(now);
         while let Some(oldest) = self.kept.front().filter(|oldest| oldest.number + self.slots < current) {
@@ -63,7 +63,7 @@ impl Window {
         newest.number
     }
 
-    /// An entry was of so many tokens, and is of so many now; `gone`: it was never made.
+    /// Corrects an entry from `was` tokens to `is`. With `gone`, its request is removed as well.
     pub(crate) fn correct(&mut self, number: SlotNumber, was: u64, is: u64, gone: bool) {
         let Ok(at) = self.kept.binary_search_by_key(&number, |slot| slot.number) else { return };
         let slot = &mut self.kept[at];
@@ -85,7 +85,7 @@ impl Window {
         self.requests == 0 && self.tokens == 0
     }
 
-    /// Until so many requests and tokens of those that count now have been forgotten.
+    /// Time until this many of the current requests and tokens no longer count.
     pub(crate) fn until_freed(&self, now: Duration, requests: u64, tokens: u64) -> Duration {
         let mut freed = (0, 0);
         for slot in &self.kept {
@@ -97,7 +97,7 @@ impl Window {
         Duration::ZERO
     }
 
-    /// Until nothing counts any more.
+    /// Time until nothing counts any more.
     pub(crate) fn until_empty(&self, now: Duration) -> Duration {
         self.kept.back().map_or(Duration::ZERO, |newest| self.end(newest).saturating_sub(now))
     }

@@ -1,27 +1,27 @@
-//! How wrong predictions are: the distribution of `actual / predicted`, so that a plan can be judged by its chances.
+//! The error of predictions: the distribution of `actual / predicted`, so that a plan can be judged by its chances.
 //!
-//! Times err by factors, and rather up than down. So the logarithm of that ratio is taken as normal, with a mean and a variance
-//! learnt with forgetting. The last errors are kept as they are, for people.
+//! Times are off by factors, and more often too long than too short. So the logarithm of that ratio is taken as normally distributed, with
+//! a mean and a variance learnt with forgetting. The last errors are also kept as they are, for operators.
 
 /// Errors kept for [`Errors::quantile`].
 const KEPT_MAX: usize = 128;
-/// The start values count as this many observations,
+/// The start values count as this many observations.
 const START_COUNT: f64 = 20.0;
-/// and the last so many together outweigh all before them.
+/// The number of observations that together outweigh all earlier ones.
 const MEMORY: f64 = 200.0;
 const START_DEVIATION: f64 = 0.25;
-/// Even a model that has been right so far may err a little,
+/// The least deviation: even a model that has been right so far may be somewhat off.
 const DEVIATION_MIN: f64 = 0.05;
-/// and one observation counts as wrong by no more than a factor of `e` to this power: a paused process teaches nothing.
+/// The largest error of one observation, as a logarithm: a paused process teaches nothing.
 const SURPRISE_MAX: f64 = 1.5;
 
 #[derive(Clone, Debug)]
 pub struct Errors {
-    /// Of the logarithm of `actual / predicted`.
+    /// The mean of the logarithm of `actual / predicted`.
     mean: f64,
     variance: f64,
     count: f64,
-    /// The last `|predicted - actual| / actual`, in a ring.
+    /// The last values of `|predicted - actual| / actual`, in a ring.
     kept: Vec<f32>,
     next: usize,
 }
@@ -33,7 +33,7 @@ impl Default for Errors {
 }
 
 impl Errors {
-    /// Impossible durations are ignored.
+    /// Learns from one prediction and its outcome. Impossible durations are ignored.
     pub fn observe(&mut self, predicted_ms: f64, actual_ms: f64) {
         if !(predicted_ms.is_finite() && actual_ms.is_finite() && predicted_ms > 0.0 && actual_ms > 0.0) {
             return;
@@ -52,7 +52,7 @@ impl Errors {
         self.next = (self.next + 1) % KEPT_MAX;
     }
 
-    /// The chance that something that is predicted to take `predicted_ms` takes at most `limit_ms`.
+    /// The probability that work with a predicted time of `predicted_ms` takes at most `limit_ms`.
     pub fn chance(&self, predicted_ms: f64, limit_ms: f64) -> f64 {
         if limit_ms <= 0.0 {
             return 0.0;
@@ -60,12 +60,12 @@ impl Errors {
         if predicted_ms <= 0.0 {
             return 1.0;
         }
-        // The normal distribution, by a logistic one that is off by 0.01 at most.
+        // Approximates the normal distribution by a logistic one, with an error of at most 0.01.
         let deviations = ((limit_ms / predicted_ms).ln() - self.mean) / self.variance.sqrt().max(DEVIATION_MIN);
         1.0 / (1.0 + (-1.702 * deviations).exp())
     }
 
-    /// The share `|predicted - actual| / actual` that this part of the last predictions stayed below; `None` before the first.
+    /// The quantile of `|predicted - actual| / actual` over the last predictions; `None` before the first.
     pub fn quantile(&self, part: f64) -> Option<f64> {
         let mut sorted = self.kept.clone();
         sorted.sort_unstable_by(f32::total_cmp);

@@ -14,26 +14,26 @@ const TERMS: usize = 5;
 const SCALE: [f64; TERMS] = [1.0, 1e-3, 1e-6, 1e-1, 1e-4];
 /// Prior cost of each scaled term in ms: a mid-size model on a few CPU cores.
 const START: [f64; TERMS] = [5.0, 1000.0, 50.0, 5.0, 5.0];
-/// A machine's start value of a term is at least this share of the start values above.
+/// The least start value of a machine's term, as a share of the start values above.
 const START_LEAST: f64 = 1e-3;
 /// Variance of the start values, in units of their squares.
 const START_VARIANCE: f64 = 1.0;
-/// Weight of a sample after the next one. About the last 200 steps count.
+/// The weight of a sample relative to the next one. About the last 200 steps count.
 const FORGET: f64 = 0.995;
-/// One outlier (a page fault, a paused process) counts as an error of no more than this share of the prediction.
+/// The largest error that counts, as a share of the prediction, so that an outlier (a page fault, a paused process) does little harm.
 const SURPRISE_MAX: f64 = 0.5;
 
-/// Time of one engine's steps, or of a role's engines taken together.
+/// A model of the time of one engine's steps, or of the steps of all engines of a role.
 #[derive(Clone, Debug)]
 pub struct StepCost {
     coefficients: [f64; TERMS],
-    /// What was believed before the first step: uncertainty is never more than about these.
+    /// The belief before the first step. Uncertainty never exceeds that of the prior around these values.
     start: [f64; TERMS],
-    /// Inverse of their covariance. Never less than at the start.
+    /// The inverse of the coefficients' covariance. Never less than at the start.
     information: [[f64; TERMS]; TERMS],
 }
 
-/// Milliseconds of a step, linear in its sums: what has been learnt, for others to use.
+/// Milliseconds of a step, linear in its sums: the learnt coefficients in a form to publish.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepCoefficients {
@@ -66,9 +66,9 @@ impl StepCost {
         Self { coefficients: start, start, information }
     }
 
-    /// A machine that is like these until its own steps say otherwise.
+    /// A machine that is taken to be like `others` until its own steps show a difference.
     pub fn like(others: &Self) -> Self {
-        // A term that the others found to cost nothing may cost this one something.
+        // A term that costs nothing on the others may have a cost on this machine.
         Self::believing(std::array::from_fn(|i| others.coefficients[i].max(START_LEAST * START[i])))
     }
 
@@ -88,7 +88,7 @@ impl StepCost {
         let surprise_max = (SURPRISE_MAX * predicted).max(0.1);
         let error = (ms - dot(&self.coefficients, &terms)).clamp(-surprise_max, surprise_max);
 
-        // Measurement noise grows with the step: relative errors count, or long prefills would drown short steps.
+        // Measurement noise grows with the step's time: relative errors count, or long prefills would drown out short steps.
         let noise = (0.1 * predicted).max(0.1).powi(2);
         let mut information = self.information;
         for (i, row) in information.iter_mut().enumerate() {
@@ -103,13 +103,13 @@ impl StepCost {
         self.coefficients.iter_mut().zip(gain).for_each(|(coefficient, gain)| *coefficient += gain * error / noise);
     }
 
-    /// Milliseconds of a step such as this one.
+    /// Milliseconds of a step like this one.
     pub fn predict_step(&self, step: &StepSample) -> f64 {
         let StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, .. } = *step;
         self.predict(&scaled(prefill_tokens.into(), prefill_context as f64, decode_rows.into(), decode_context as f64))
     }
 
-    /// Milliseconds to compute `new` prompt tokens after `cached` ones, alone.
+    /// Milliseconds to compute `new` prompt tokens after `cached` ones, with no other work in the steps.
     pub fn prefill_ms(&self, new: u64, cached: u64) -> f64 {
         let (new, cached) = (new as f64, cached as f64);
         self.predict(&scaled(new, new * cached + new * new / 2.0, 0.0, 0.0))
@@ -125,14 +125,14 @@ impl StepCost {
         self.coefficients.iter().zip(terms).map(|(c, t)| c.max(0.0) * t).sum()
     }
 
-    /// What it predicts with.
+    /// The coefficients used for predictions.
     pub fn coefficients(&self) -> StepCoefficients {
         let [step_ms, prefill_token_ms, prefill_context_ms, decode_row_ms, decode_context_ms] =
             std::array::from_fn(|i| self.coefficients[i].max(0.0) * SCALE[i]);
         StepCoefficients { step_ms, prefill_token_ms, prefill_context_ms, decode_row_ms, decode_context_ms }
     }
 
-    /// Panics if it has learnt something that is no number, or knows less than at the start. Tests call it after every step.
+    /// Panics if a coefficient is not finite, or less certain than at the start. Tests call it after every step.
     pub fn check_integrity(&self) {
         assert!(self.coefficients.iter().all(|c| c.is_finite()), "{:?}", self.coefficients);
         for (i, row) in self.information.iter().enumerate() {
@@ -146,7 +146,7 @@ fn information_of(start: f64) -> f64 {
     1.0 / (start * start * START_VARIANCE)
 }
 
-/// Solves `matrix x = right` for a symmetric positive definite matrix, by Cholesky's method. `None`: rounding made it indefinite.
+/// Solves `matrix x = right` for a symmetric positive definite matrix, by Cholesky's method. Returns `None` if rounding made it indefinite.
 fn solve(matrix: &[[f64; TERMS]; TERMS], right: &[f64; TERMS]) -> Option<[f64; TERMS]> {
     let mut lower = [[0.0; TERMS]; TERMS];
     let mut x = [0.0; TERMS];

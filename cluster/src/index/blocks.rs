@@ -1,27 +1,27 @@
-//! The index's memory: every known block in 24 bytes, and a table that finds it, of about 14 more.
+//! The index's memory: every known block in 24 bytes, and a hash table of about 14 more bytes per block.
 //!
 //! ```text
 //!   entries   [key, holders] [key, holders] …    in the order in which blocks became known
 //!   table     256 parts of open addressing: 32 bits of the key, and the number of an entry
 //! ```
 //!
-//! Pool nodes tell of a chain's blocks in order, so a chain mostly lies in order, too: the next block's entry is the next
-//! one, and finding a long prompt reads memory as it comes. Where that guess fails, the table is asked for several blocks at a
-//! time, so that the processor waits for their memory once. Each part of the table grows by itself: no pause is long.
+//! Pool nodes report the blocks of a chain in order, so the entries of a chain mostly lie in order as well: the next block's entry is the
+//! next one, and finding a long prompt reads memory sequentially. Where that guess fails, the table is asked for several blocks at a time,
+//! so that the processor waits for their memory only once. Each part of the table grows by itself, so no pause is long.
 
 use super::holders::Holders;
 use tidemill_proto::block::BlockKey;
 
 const PARTS: usize = 256;
-/// Blocks in all, about 40 bytes each.
+/// The maximum number of blocks, at about 40 bytes each.
 const BLOCKS_MAX: usize = 1 << 26;
-/// Blocks that the table is asked for at a time.
+/// The number of blocks looked up in the table at a time.
 const BATCH: usize = 32;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) key: BlockKey,
-    /// Empty: the entry is free.
+    /// Empty if the entry is free.
     pub(super) holders: Holders,
 }
 
@@ -32,10 +32,11 @@ pub(super) struct Blocks {
     parts: Vec<Part>,
 }
 
-/// Linear probing. A bucket has the key's tag in its upper half and the entry's number plus one below; 0 is empty.
+/// A part of the table, with linear probing. A bucket has the key's tag in its upper half and the entry's number plus one in the lower; 0
+/// is empty.
 #[derive(Debug, Default)]
 struct Part {
-    /// A power of two of them, or none.
+    /// The buckets: none, or a power of two.
     buckets: Vec<u64>,
     len: usize,
 }
@@ -51,7 +52,7 @@ impl Blocks {
         self.entries.len() - self.free.len()
     }
 
-    /// Numbers of entries, free ones included, are below this.
+    /// An upper bound of the entries' numbers, free ones included.
     pub(super) fn numbers(&self) -> usize {
         self.entries.len()
     }
@@ -69,8 +70,8 @@ impl Blocks {
         part.probe(tag_of(key)).find(|number| self.entries[*number].key == *key)
     }
 
-    /// The number of this block's entry, a new one without holders if need be: give it some, or [`free`](Self::free) it. `None`: there are
-    /// too many.
+    /// Returns the number of this block's entry. A new entry has no holders: the caller adds some or calls [`free`](Self::free). Returns
+    /// `None` if there are too many blocks.
     pub(super) fn find_or_insert(&mut self, key: &BlockKey) -> Option<usize> {
         if let Some(number) = self.find(key) {
             return Some(number);
@@ -91,7 +92,7 @@ impl Blocks {
         Some(number)
     }
 
-    /// Forgets a block that has no holders any more.
+    /// Removes a block that has no holders left.
     pub(super) fn free(&mut self, number: usize) {
         let Entry { key, holders } = self.entries[number];
         debug_assert!(holders.is_empty());
@@ -99,7 +100,7 @@ impl Blocks {
         self.free.push(number as u32);
     }
 
-    /// Visits the entries of the leading `keys`, up to the first unknown one, or until `visit` says `false`.
+    /// Visits the entries of the leading `keys`, up to the first unknown one, or until `visit` returns `false`.
     pub(super) fn visit_leading(&self, keys: &[BlockKey], mut visit: impl FnMut(&Entry) -> bool) {
         let (mut known, mut last, mut stride) = (0, None, 1_isize);
         while known < keys.len() {
@@ -120,7 +121,7 @@ impl Blocks {
                 if !visit(&self.entries[number]) {
                     return;
                 }
-                // Evicted chains leave their entries from the end on, and others take them so.
+                // Freed entries are reused last first, so a chain in reused entries may lie in descending order.
                 stride = last.map_or(1, |last| if number < last { -1 } else { 1 });
                 (known, last) = (known + 1, Some(number));
             }
@@ -133,7 +134,7 @@ impl Blocks {
         for (home, key) in home.iter_mut().zip(keys) {
             *home = self.parts[part_of(key)].home(tag_of(key));
         }
-        // A tag's other places mostly lie in the memory that has just come.
+        // The other buckets with the same tag are mostly in the memory that has just been loaded.
         let mut likely = [None; BATCH];
         for ((likely, home), key) in likely.iter_mut().zip(home).zip(keys).filter(|((_, home), _)| *home != 0) {
             *likely = number_of(home, tag_of(key)).or_else(|| self.parts[part_of(key)].probe(tag_of(key)).next());
@@ -172,7 +173,7 @@ impl Blocks {
     }
 }
 
-/// A key is a hash already: its parts are as good as hashes of their own.
+/// A key is already a hash: each of its parts is as good as a separate hash.
 fn part_of(key: &BlockKey) -> usize {
     usize::from(key.0[0]) % PARTS
 }
@@ -186,12 +187,12 @@ fn number_of(bucket: u64, tag: u32) -> Option<usize> {
 }
 
 impl Part {
-    /// What is where a tag belongs.
+    /// The bucket at the home position of a tag.
     fn home(&self, tag: u32) -> u64 {
         self.buckets.get(tag as usize & self.buckets.len().wrapping_sub(1)).copied().unwrap_or(0)
     }
 
-    /// Numbers of entries with this tag.
+    /// The numbers of the entries with this tag.
     fn probe(&self, tag: u32) -> impl Iterator<Item = usize> {
         let mask = self.buckets.len().wrapping_sub(1);
         let places = (0..self.buckets.len()).map(move |step| (tag as usize).wrapping_add(step) & mask);
@@ -199,7 +200,7 @@ impl Part {
     }
 
     fn insert(&mut self, tag: u32, number: usize) {
-        // At most three quarters full: probes stay short.
+        // At most three quarters full, so that probes stay short.
         if 4 * (self.len + 1) > 3 * self.buckets.len() {
             let old = std::mem::take(&mut self.buckets);
             self.buckets = vec![0; (2 * old.len()).max(16)];
@@ -209,7 +210,7 @@ impl Part {
         self.len += 1;
     }
 
-    /// Puts a bucket at the first free place from its home on.
+    /// Puts a bucket at the first free position from its home on.
     fn settle(&mut self, bucket: u64) {
         let mask = self.buckets.len() - 1;
         let mut place = (bucket >> 32) as usize & mask;
@@ -227,7 +228,7 @@ impl Part {
             assert_ne!(self.buckets[hole], 0, "a known block is in the table");
             hole = (hole + 1) & mask;
         }
-        // Those that come after it close up, so that no probe ends early.
+        // Later buckets of the run move up, so that no probe ends early.
         let mut next = (hole + 1) & mask;
         while self.buckets[next] != 0 {
             let home = (self.buckets[next] >> 32) as usize & mask;

@@ -1,16 +1,16 @@
-//! How often blocks are read over the network: the most read ones get a copy nearby.
+//! The frequency of reads of blocks over the network: the most frequently read ones get a copy nearby.
 //!
-//! A count-min sketch whose counts are halved now and then (TinyLFU: Einziger, Friedman, Manes 2017, §3): fixed memory
-//! however many blocks there are, and old reads fade. It may overcount, which costs a needless copy.
+//! A count-min sketch whose counts are halved periodically (TinyLFU: Einziger, Friedman, Manes 2017, §3): fixed memory for any number of
+//! blocks, and old reads fade. It may overcount, which costs a needless copy.
 
 use crate::schedule::SourceRun;
 use tidemill_proto::block::BlockKey;
 
-/// One byte each.
+/// The number of counters, of one byte each.
 const COUNTERS: usize = 1 << 22;
-/// Counters per block; its count is the least of them.
+/// Counters per block; the least of them is its count.
 const ROWS: usize = 4;
-/// All counts are halved after this many reads: every second counter of a row has been hit then, so few blocks share all of theirs.
+/// All counts are halved after this many reads: half of a row's counters have been hit by then, so few blocks share all of theirs.
 const READS_PER_AGE: usize = COUNTERS / ROWS / 2;
 
 #[derive(Debug)]
@@ -26,8 +26,8 @@ impl Default for FrequencySketch {
 }
 
 impl FrequencySketch {
-    /// Counts a sequence's reads that go over the network. Returns how many of its leading blocks are hot, which is to say read
-    /// at least `threshold` times. A reader of a block reads those before it, too, so hot blocks come first.
+    /// Counts a sequence's reads over the network. Returns the number of leading blocks that are hot, that is, read at least `threshold`
+    /// times. A reader of a block also reads those before it, so hot blocks come first.
     pub fn hot_blocks(&mut self, read: &[SourceRun], keys: &[BlockKey], threshold: Option<u8>) -> u32 {
         let runs = read.iter().flat_map(|run| std::iter::repeat_n(run.near, run.blocks as usize));
         let far = (1..).zip(runs.zip(keys)).filter(|(_, (near, _))| !near);
@@ -36,18 +36,18 @@ impl FrequencySketch {
         hot.last().map_or(0, |(number, _)| *number)
     }
 
-    /// Counts one read of a block. Returns how often it was read lately, this time included.
+    /// Counts one read of a block. Returns its recent number of reads, including this one.
     pub fn read(&mut self, key: &BlockKey) -> u8 {
         self.reads += 1;
         if self.reads.is_multiple_of(READS_PER_AGE) {
             self.counters.iter_mut().for_each(|count| *count /= 2);
         }
-        // A key is a hash already: its parts are as good as hashes of their own.
+        // A key is already a hash: each of its parts is as good as a separate hash.
         let parts = key.0.as_chunks::<{ 16 / ROWS }>().0;
         let at = |row: usize| row * (COUNTERS / ROWS) + u32::from_le_bytes(parts[row]) as usize % (COUNTERS / ROWS);
         let least = (0..ROWS).map(|row| self.counters[at(row)]).min().expect("there are rows");
         let count = least.saturating_add(1);
-        // Only the least counters grow (conservative update): others belong to other blocks, too.
+        // Only the least counters grow (conservative update): the others are shared with other blocks.
         for row in 0..ROWS {
             let counter = &mut self.counters[at(row)];
             *counter = (*counter).max(count);
@@ -55,7 +55,7 @@ impl FrequencySketch {
         count
     }
 
-    /// Panics if a count cannot be true. Tests call it.
+    /// Panics if a count is impossible. Tests call it.
     pub fn check_integrity(&self) {
         assert_eq!(self.counters.len(), COUNTERS);
         assert!(

@@ -1,21 +1,21 @@
-//! Who holds a block, in eight bytes: up to four holders in place, more in an arena beside.
+//! The holders of a block in eight bytes: up to four holders in place, more of them in a separate arena.
 //!
 //! A holder is a [`Copy`] of 16 bits: the slot of its node and the tier. The slots of a block's holders ascend, so equal
 //! sets have equal bits, or equal parts of the arena.
 
 use tidemill_proto::pool::Tier;
 
-/// Slots that a [`Copy`] can name. The largest is left out, so that no copy looks like [`SPILLED`].
+/// The number of slots that a [`Copy`] can name. The largest is left out, so that no copy looks like [`SPILLED`].
 pub(super) const SLOTS_MAX: usize = (1 << 14) - 1;
 const INLINE: usize = 4;
-/// In the last place: the others say where the holders are.
+/// A marker in the last element: the others then encode the place of the holders in [`Spills`].
 const SPILLED: u16 = u16::MAX;
 
-/// Where a node has its copy of a block.
+/// The place of a node's copy of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     Pool(Tier),
-    /// An engine's own device. Nobody else can read it.
+    /// An engine's own device, which no other node can read.
     Device,
 }
 
@@ -47,14 +47,14 @@ impl Copy {
     }
 }
 
-/// The holders of one block. Copies of it are only good until it changes: the arena's part belongs to one block.
+/// The holders of one block. A copy of this value is valid only until the set changes: a part of the arena belongs to one block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Holders([u16; INLINE]);
 
 /// The holders of blocks that have more than [`INLINE`].
 #[derive(Debug, Default)]
 pub(super) struct Spills {
-    /// Plain numbers, which compare as memory does.
+    /// Sets of plain numbers, so that they compare as memory does.
     sets: Vec<Vec<u16>>,
     free: Vec<u32>,
 }
@@ -68,7 +68,7 @@ impl Holders {
         (self.0[INLINE - 1] == SPILLED).then(|| usize::from(self.0[0]) | usize::from(self.0[1]) << 16)
     }
 
-    /// Adds a node's copy, or moves it. `true`: the node had none.
+    /// Adds or moves a node's copy. Returns whether the node had none.
     pub(super) fn insert(&mut self, spills: &mut Spills, copy: Copy) -> bool {
         if let Some(at) = self.spilled() {
             let set = &mut spills.sets[at];
@@ -97,12 +97,12 @@ impl Holders {
         true
     }
 
-    /// Takes a node's copy out. `false`: it had none.
+    /// Removes a node's copy. Returns whether it had one.
     pub(super) fn remove(&mut self, spills: &mut Spills, slot: u16) -> bool {
         self.retain(spills, |copy| copy.slot() != slot)
     }
 
-    /// Keeps some copies. `true`: others are gone.
+    /// Keeps the copies for which `keep` holds. Returns whether any were removed.
     pub(super) fn retain(&mut self, spills: &mut Spills, keep: impl Fn(Copy) -> bool) -> bool {
         if let Some(at) = self.spilled() {
             let set = &mut spills.sets[at];
@@ -123,14 +123,14 @@ impl Holders {
         std::mem::replace(self, kept) != kept
     }
 
-    /// From the lowest slot.
+    /// The copies, from the lowest slot.
     pub(super) fn iter(self, spills: &Spills) -> impl Iterator<Item = Copy> {
         let spilled: &[u16] = self.spilled().map_or(&[], |at| &spills.sets[at]);
         let inline = if self.spilled().is_some() { Self::default() } else { self };
         inline.inline().chain(spilled.iter().copied().map(Copy))
     }
 
-    /// Whether both are the same copies.
+    /// Whether both sets hold the same copies.
     pub(super) fn same(self, other: Self, spills: &Spills) -> bool {
         match (self.spilled(), other.spilled()) {
             (Some(a), Some(b)) => a == b || spills.sets[a] == spills.sets[b],
@@ -177,7 +177,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// However many holders come and go, the set is the one that a map would have, and equal sets look equal.
+        /// After any sequence of insertions and removals, the set equals that of a map, and equal sets have equal representations.
         #[test]
         fn a_packed_set_is_a_set(ops in prop::collection::vec((0u16..12, 0u8..4), 0..200)) {
             let mut spills = Spills::default();

@@ -1,4 +1,4 @@
-//! What is known of a prompt's leading blocks: who holds them, run by run.
+//! The leading blocks of a prompt: their holders, run by run.
 
 use tidemill_proto::{ids::Epoch, pool::Tier};
 
@@ -9,25 +9,25 @@ pub struct Holder {
     pub tier: Tier,
 }
 
-/// The leading blocks that somebody holds. Consecutive blocks with the same holders are one run: mostly a few, however
-/// long the prompt.
+/// The leading blocks of a prompt that have a holder. Consecutive blocks with the same holders form one run: mostly a few runs, even for a
+/// long prompt.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Leading {
-    /// Blocks of each run, and where its holders end.
+    /// The blocks of each run, and the end of its holders in `holders`.
     runs: Vec<(u32, usize)>,
     holders: Vec<Holder>,
-    /// How many of the leading blocks an engine has on its own device, by epoch.
+    /// The number of leading blocks that each engine has on its own device, by epoch.
     cached: Vec<(Epoch, u32)>,
 }
 
 impl Leading {
-    /// Blocks with the same holders, and those. A run without any is on engines' devices only.
+    /// The number of blocks of each run, and their common holders. A run without holders is only on engines' devices.
     pub fn runs(&self) -> impl Iterator<Item = (u32, &[Holder])> {
         let starts = [0].into_iter().chain(self.runs.iter().map(|(_, end)| *end));
         self.runs.iter().zip(starts).map(|(&(blocks, end), start)| (blocks, &self.holders[start..end]))
     }
 
-    /// Runs that can be read, up to the first block that no pool node holds.
+    /// The runs that can be read, up to the first block that no pool node holds.
     pub fn readable(&self) -> impl Iterator<Item = (u32, &[Holder])> {
         self.runs().take_while(|(_, holders)| !holders.is_empty())
     }
@@ -36,17 +36,17 @@ impl Leading {
         self.runs.iter().map(|(blocks, _)| blocks).sum()
     }
 
-    /// Leading blocks that an engine has on its own device.
+    /// The number of leading blocks that an engine has on its own device.
     pub fn cached_by(&self, engine: Epoch) -> u32 {
         self.cached.binary_search_by_key(&engine, |(engine, _)| *engine).map_or(0, |at| self.cached[at].1)
     }
 
-    /// Engines with leading blocks on their own devices, by epoch.
+    /// Engines with leading blocks on their own devices, in order of epochs.
     pub fn cached(&self) -> impl Iterator<Item = (Epoch, u32)> {
         self.cached.iter().copied()
     }
 
-    /// The first `end` of these blocks, the last one only as far as `nodes` hold it.
+    /// The first `end` of these blocks; the last of them counts only for those of its holders that are in `nodes`.
     pub(super) fn up_to(&self, end: u32, nodes: &[Epoch]) -> Self {
         let mut cut = Self::default();
         let mut left = end;
@@ -70,7 +70,7 @@ impl Leading {
         self.runs.push((blocks, self.holders.len()));
     }
 
-    /// The last run goes on.
+    /// Extends the last run by one block.
     pub(super) fn extend_last(&mut self) {
         self.runs.last_mut().expect("there is a run").0 += 1;
     }
@@ -81,7 +81,7 @@ impl Leading {
     }
 }
 
-/// One item per block.
+/// Collects the holders of one block per item.
 impl<H: IntoIterator<Item = Holder>> FromIterator<H> for Leading {
     fn from_iter<I: IntoIterator<Item = H>>(blocks: I) -> Self {
         let mut leading = Self::default();

@@ -1,4 +1,4 @@
-//! A choice ends: by its worker's word, by a deadline, by its client. The request is forgotten with its last choice.
+//! The end of a choice: reported by its worker, by a deadline, or by its client. The request is removed with its last choice.
 
 use crate::{
     ChoiceUsage, Cluster, Failure, Outcome, RequestEvent,
@@ -10,18 +10,18 @@ use tidemill_proto::{
     message::{Finish, Provenance, ToWorker},
 };
 
-/// Tokens that an answer must have for its time per token to teach the cost model.
+/// The minimum length of an answer for its time per token to teach the cost model.
 const TPOT_TOKENS_MIN: u32 = 8;
 
 impl Cluster {
-    /// Ends one choice, or all, without another word to the client.
+    /// Ends one choice, or all, without a further event to the client.
     pub fn cancel(&mut self, now: Duration, request: RequestId, choice: Option<u32>) {
         self.give_up(now, request, choice);
         self.place_queued(now);
     }
 
-    /// Ends all of a client's requests, without another word to it. Others get the places once all are free: the client's own that wait
-    /// would get them first, and end next.
+    /// Ends all of a client's requests, without further events. Their places are given away only once all are free: otherwise the client's
+    /// own waiting requests would get them first, and end next.
     pub fn cancel_all(&mut self, now: Duration, requests: &[RequestId]) {
         requests.iter().for_each(|&request| self.give_up(now, request, None));
         self.place_queued(now);
@@ -40,12 +40,12 @@ impl Cluster {
         self.forget_if_done(now, request);
     }
 
-    /// Whether some choice of the request has not ended.
+    /// Whether any choice of the request has not ended.
     pub fn is_active(&self, request: RequestId) -> bool {
         self.requests.get(request).is_some()
     }
 
-    /// A choice's usage so far, for one that the gateway is about to end.
+    /// A choice's usage so far, for a choice that the gateway is about to end.
     pub fn usage(&self, request: RequestId, choice: u32) -> Option<ChoiceUsage> {
         let request = self.requests.get(request)?;
         let sequence = request.sequences.get(choice as usize)?;
@@ -56,7 +56,7 @@ impl Cluster {
         Some(usage)
     }
 
-    /// A decode worker's last word on a sequence.
+    /// Handles a decode worker's last event of a sequence.
     pub(crate) fn finished(&mut self, now: Duration, worker: Epoch, sequence: SequenceId, reason: Finish, provenance: Provenance) {
         let Some(at) = self.requests.running_at(worker, sequence) else { return };
         let request = self.requests.get_mut(at.0).expect("a running sequence has a request");
@@ -104,9 +104,9 @@ impl Cluster {
         }
     }
 
-    /// Ends a choice and tells its client why.
+    /// Ends a choice and reports the outcome to its client.
     pub(crate) fn finish(&mut self, now: Duration, at: ChoiceId, outcome: Outcome) {
-        // The request went with its last choice; a loop over its choices may still come by.
+        // The request is removed with its last choice; a loop over its choices may still reach this point.
         let Some(request) = self.requests.get(at.0) else { return };
         if request.sequences[at.1].place() == Place::Done {
             return;
@@ -118,7 +118,7 @@ impl Cluster {
         self.forget_if_done(now, at.0);
     }
 
-    /// Ends a choice that its client, or the gateway, wants no more of.
+    /// Ends a choice that its client or the gateway has abandoned.
     fn leave(&mut self, at: ChoiceId) {
         if self.requests.get(at.0).is_some_and(|request| request.sequences[at.1].place() != Place::Done) {
             let sequence = self.requests.choice(at).1;
@@ -140,14 +140,14 @@ impl Cluster {
         self.decisions.end(sequence.id, word, drawn, tpot_ms);
         if matches!(outcome, Outcome::Stop(_) | Outcome::Length) {
             self.cost.observe_output(drawn);
-            // A few tokens say little, and those of two workers nothing about either.
+            // A few tokens say little, and tokens from two workers say nothing about either.
             if let (Some(predicted), Some(actual), true) = (sequence.predicted_tpot_ms, tpot_ms, drawn >= TPOT_TOKENS_MIN) {
                 self.cost.tpot.observe(predicted, actual);
             }
         }
     }
 
-    /// Tells the worker of a choice that it ends.
+    /// Cancels a choice at its worker.
     fn withdraw(&mut self, at: ChoiceId) {
         let Some(sequence) = self.requests.get(at.0).map(|request| &request.sequences[at.1]) else { return };
         if let Some(running) = sequence.running() {

@@ -1,4 +1,4 @@
-//! What a request would wait for, that has not come.
+//! A forecast of the wait for a request that has not been submitted.
 
 use crate::{
     Cluster,
@@ -8,17 +8,17 @@ use crate::{
 };
 use std::time::Duration;
 
-/// How a model's workers would take one more request.
+/// The predicted wait for one more request to a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Forecast {
-    /// Sequences that wait already.
+    /// The number of sequences that wait already.
     pub waiting: usize,
-    /// Predicted time to first token. Infinite: nobody knows, and there is no room now. `None`: no worker could serve it.
+    /// The predicted time to first token: infinite if there is no room now and no estimate; `None` if no worker could serve the request.
     pub ttft_ms: Option<f64>,
 }
 
 impl Cluster {
-    /// Of a prompt of so many tokens, of which nothing is cached.
+    /// Forecasts the wait for a prompt of `tokens` uncached tokens.
     pub fn forecast(&mut self, now: Duration, tokens: u32, class: ClassId) -> Forecast {
         let waiting = self.requests.waiting();
         Forecast { waiting, ttft_ms: self.ttft_forecast_ms(now, waiting, tokens, class) }
@@ -38,7 +38,7 @@ impl Cluster {
             local_only: false,
             joins: None,
             class,
-            // It is to be told how late it would be, and not to be refused.
+            // The forecast needs the lateness itself, not a refusal.
             probe: true,
             due_ms: self.settings.classes.get(class).ttft_ms,
             seed: 0,

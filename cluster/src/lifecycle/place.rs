@@ -1,4 +1,4 @@
-//! Queued sequences get their places: match existing blocks, have the rest computed, give the sequence to a decode worker.
+//! Placement of queued sequences: find existing blocks, have the rest computed, give the sequence to a decode worker.
 
 use crate::{
     Cluster, Failure, Outcome,
@@ -26,20 +26,20 @@ use tidemill_proto::{
 /// A prefill job gets this many times its predicted duration, and the grace below, before its waiters give up on it.
 const PREFILL_PATIENCE: f64 = 8.0;
 const PREFILL_GRACE_MS: f64 = 30_000.0;
-/// Sequences in a row that find no room, before the rest is left for the next occasion: it would find none either, and asking has
-/// its price.
+/// The number of consecutive sequences without room after which the rest is left for the next occasion: it would hardly find room either,
+/// and each attempt has a cost.
 const TRIES_MAX: usize = 4;
-/// After so many refusals in a row one request is served all the same. Only what is served teaches the cost model: one that has
-/// become too gloomy to let anything in would never learn better.
+/// After this many consecutive refusals one request is served all the same. The cost model learns only from requests that are served: one
+/// that is too pessimistic to accept any would never improve.
 const PROBE_AFTER: u32 = 32;
-/// Pool nodes with the prompt's blocks whose neighbours are candidates: a popular prompt is everywhere.
+/// The number of pool nodes with the prompt's blocks whose neighbours become candidates: a popular prompt is everywhere.
 const HOLDERS_MAX: usize = 16;
 
 impl Cluster {
-    /// Places waiting sequences, each in its turn, while there is room. One that does not fit lets others pass, unless it has let
-    /// pass enough of them. One that fits no worker any more ends: else it would wait until its deadline.
+    /// Places waiting sequences in order while there is room. A sequence that does not fit lets others pass, unless it has been overtaken
+    /// often enough. A sequence that no worker can hold any more ends now, rather than at its deadline.
     ///
-    /// Does nothing as long as nothing has happened that could make room.
+    /// Does nothing unless an event since the last call may have made room.
     pub(crate) fn place_queued(&mut self, now: Duration) {
         if !self.unsettled {
             return;
@@ -73,7 +73,7 @@ impl Cluster {
                     self.refused_in_a_row += 1;
                     self.finish(now, at, Outcome::Failed(Failure::Late { retry_after_ms }));
                 }
-                // It waits for its own sake, or others': it bars nobody.
+                // A held sequence does not block those behind it.
                 Decision::Hold => {}
                 Decision::Queue if turn.resumed => break,
                 Decision::Queue if turn.is_overdue() => turns.retain(|(_, other)| other.priority > turn.priority),
@@ -83,7 +83,7 @@ impl Cluster {
         self.unsettled = false;
     }
 
-    /// A sequence got its place. If its class rejects, refusals in a row end here.
+    /// Notes that a sequence got a place. For a class that rejects, this ends a run of refusals.
     fn note_taken(&mut self, at: ChoiceId) {
         let class = self.requests.get(at.0).map(|request| self.settings.classes.get(request.new.class));
         if class.is_some_and(|class| class.on_miss == OnMiss::Reject) {
@@ -91,7 +91,7 @@ impl Cluster {
         }
     }
 
-    /// The waiting sequences, and what decides about their order.
+    /// The waiting sequences, with the keys of their order.
     pub(super) fn turns(&self, now: Duration) -> impl Iterator<Item = (ChoiceId, Turn)> {
         self.requests.queue().enumerate().map(move |(arrival, id)| {
             let at = self.requests.locate(id).expect("a queued sequence has a request");
@@ -124,7 +124,7 @@ impl Cluster {
         self.reorder(now);
         let (request, sequence) = self.requests.choice(at);
         let keys = sequence.keys();
-        // A probe goes where it must; how is not the policy's to say.
+        // A probe's workers are given, so the policy does not choose.
         let pinned = request.pin.map(|pin| {
             let name = if pin.prefill.is_some() { PolicyName::Disaggregated } else { PolicyName::Colocated };
             Policy { name, ..self.settings.policy.clone() }
@@ -142,7 +142,7 @@ impl Cluster {
         };
         let blocks = match self.membership.state_blocks() {
             0 => self.index.leading(keys),
-            // Beyond those that can be fetched, a state is of no use.
+            // A state beyond the blocks that can be fetched is of no use.
             parts => self.index.usable(&keys[..keys.len().min(blocks_fetchable(demand.tokens) as usize)], parts),
         };
         let books = self.books();
@@ -168,7 +168,7 @@ impl Cluster {
         };
         if request.pin.is_some() {
             return match decide(candidates::all(&books, &blocks, now)) {
-                // It waits for one worker, and bars nobody from the others.
+                // It waits for one given worker, and does not block others.
                 Decision::Queue => Decision::Hold,
                 decision => decision,
             };
@@ -176,7 +176,7 @@ impl Cluster {
         if policy.name.compares_all() {
             return decide(candidates::all(&books, &blocks, now));
         }
-        // A sibling's job has its own home, which the shortlist may not know.
+        // The home of a sibling's job may be missing from the shortlist.
         let mut holders: Vec<Epoch> = demand.joins.iter().map(|(home, _)| *home).collect();
         for holder in blocks.readable().flat_map(|(_, holders)| holders) {
             if holders.len() < HOLDERS_MAX && !holders.contains(&holder.node) {
@@ -184,14 +184,14 @@ impl Cluster {
             }
         }
         match decide(candidates::few(&books, &self.shortlist, &holders, &blocks, demand.seed, now)) {
-            // None of those has room for a sequence of this length; another one may.
+            // None of these has room for a sequence of this length, but other workers may.
             Decision::Queue if self.shortlist.decode().nth(BEST_MAX).is_some() => decide(candidates::all(&books, &blocks, now)),
             decision => decision,
         }
     }
 
-    /// Blocks of a sibling's prefill job that a sequence with these keys can use: where layers keep states, all of them or none, since a state
-    /// is sure to be at their end.
+    /// The number of blocks of a sibling's prefill job that a sequence with these keys can use. If layers keep states, it is all of them or
+    /// none, since only the end of the job is sure to have a state.
     fn joined_blocks(&self, job: &[BlockKey], keys: &[BlockKey]) -> u32 {
         let common = common_prefix(job, keys);
         if common < job.len() && self.membership.state_blocks() > 0 { 0 } else { common as u32 }
@@ -230,7 +230,7 @@ impl Cluster {
         }
     }
 
-    /// Moves a sequence from the queue to its decode worker's books.
+    /// Moves a sequence from the queue to its decode worker.
     fn book(&mut self, now: Duration, at: ChoiceId, placement: &Placement, awaited: bool) {
         let (request, sequence) = self.requests.choice(at);
         let tokens = u64::from(request.len_of(at.1));
@@ -258,14 +258,14 @@ impl Cluster {
         sequence.usage.decode_worker = worker.name.clone();
     }
 
-    /// What workers order their work by. `chance`: of keeping the limits.
+    /// The urgency by which workers order their work. `chance` is that of keeping the limits.
     fn urgency(&self, now: Duration, at: ChoiceId, chance: f64) -> Urgency {
         let request = self.requests.choice(at).0;
         let class = self.settings.classes.get(request.new.class);
         let due = request.due(at.1, &self.settings.classes).filter(|_| chance >= schedule::GIVE_UP);
         let due_ms = due.map(|due| due.saturating_sub(now).as_millis() as u64);
         Urgency {
-            // A client that has had tokens waits for the next one.
+            // A client that has received tokens waits for the next one.
             due_ms: if request.sequences[at.1].generated.is_empty() { due_ms } else { Some(0) },
             tpot_ms: class.tpot_ms.map(|limit| limit as f32),
             priority: class.priority,
@@ -299,12 +299,12 @@ impl Cluster {
     }
 }
 
-/// The runs for this reader, up to the first whose node is gone.
+/// The runs as this reader is to read them, up to the first whose node is gone.
 pub(super) fn runs(membership: &Membership, runs: &[SourceRun], reader: Epoch) -> Vec<Run> {
     runs.iter().map_while(|run| Some(Run { node: membership.pool_node(run.node, reader)?, blocks: run.blocks })).collect()
 }
 
-/// Sources of the expected blocks if all goes well. Blocks in NVMe will have been in DRAM by then.
+/// The sources of the expected blocks if all goes well. Blocks on NVMe will have moved to DRAM by then.
 fn planned(read: &[SourceRun], expected_blocks: u32) -> TokensBySource {
     let tokens = |blocks: u32| u64::from(blocks) * BLOCK_TOKENS as u64;
     let found = |near| tokens(read.iter().filter(|run| run.near == near).map(|run| run.blocks).sum());

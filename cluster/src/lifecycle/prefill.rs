@@ -14,9 +14,9 @@ use tidemill_proto::{
     urgency::Urgency,
 };
 
-/// Prefill workers that are given one job before its waiters compute the blocks themselves.
+/// The number of prefill workers that are tried for one job before its waiters compute the blocks themselves.
 const ATTEMPTS_MAX: usize = 3;
-/// Sequences fetch the blocks of a finished job within this time, or find them gone.
+/// The time after a job's end within which sequences fetch its blocks, or find them gone.
 pub(crate) const HANDOVER_MAX: Duration = Duration::from_secs(1);
 
 impl Cluster {
@@ -61,7 +61,7 @@ impl Cluster {
         }
     }
 
-    /// A prefill worker is gone: others take its jobs over.
+    /// Moves the jobs of a lost prefill worker to others.
     pub(crate) fn prefill_worker_down(&mut self, now: Duration, requests: &[RequestId]) {
         for &id in requests {
             if let Some(job) = self.requests.get_mut(id).and_then(|request| request.prefill.take()) {
@@ -70,7 +70,8 @@ impl Cluster {
         }
     }
 
-    /// A prefill worker is not to be trusted any more: nor are those blocks of its jobs that are there, so what waits for them begins anew.
+    /// Takes the jobs of a distrusted prefill worker away. The blocks that it has published are not trusted either, so sequences that wait
+    /// for them start over.
     pub(crate) fn leave_prefill_worker(&mut self, now: Duration, worker: Epoch) {
         let held: Vec<RequestId> = self.load.get(worker).map_or(Vec::new(), |load| load.prefill.requests().collect());
         for id in held {
@@ -84,7 +85,7 @@ impl Cluster {
         }
     }
 
-    /// Gives a job to another prefill worker; without one, its sequences stop waiting.
+    /// Gives a job to another prefill worker. If there is none, its sequences stop waiting.
     fn reassign(&mut self, now: Duration, id: RequestId, mut job: PendingPrefill) {
         job.tried.push(job.worker);
         let request = self.requests.get(id).expect("jobs belong to requests");
@@ -99,7 +100,7 @@ impl Cluster {
         }
     }
 
-    /// Tells the worker to forget a job that its request has given up.
+    /// Cancels a job that its request has given up.
     pub(super) fn cancel_prefill(&mut self, now: Duration, id: RequestId, job: &PendingPrefill) {
         if self.load.get(job.worker).is_some() {
             self.load.end_job(now, job.worker, id);
@@ -107,7 +108,7 @@ impl Cluster {
         }
     }
 
-    /// A pool node is gone: decode workers compute the blocks that they expected there. Readers notice by themselves.
+    /// Handles the loss of a pool node: decode workers compute the blocks that they expected there. Readers notice the loss themselves.
     pub(crate) fn pool_node_down(&mut self, now: Duration, node: Epoch) {
         let lost = self.requests.iter().filter(|(_, request)| request.prefill.as_ref().is_some_and(|job| job.home == node));
         for id in lost.map(|(id, _)| id).collect::<Vec<_>>() {
@@ -122,7 +123,8 @@ impl Cluster {
         }
     }
 
-    /// Ends the wait for finished jobs' blocks after the time it takes to fetch them: missing ones were evicted, and never come.
+    /// Ends the wait for a finished job's blocks after the time it takes to fetch them: blocks that are still missing were evicted, and
+    /// will not come.
     pub(crate) fn end_handovers(&mut self, now: Duration) {
         let over = |at: Duration| now.saturating_sub(at) >= HANDOVER_MAX;
         let settled = self.requests.iter().filter_map(|(id, request)| Some((id, request.handed_over.filter(|(at, _)| over(*at))?.1)));
@@ -132,7 +134,7 @@ impl Cluster {
         }
     }
 
-    /// No more blocks of this request come to that pool node.
+    /// Ends the wait of a request's sequences for blocks at that pool node.
     fn stop_waiting_for(&mut self, id: RequestId, home: Epoch) {
         for choice in self.waiting_at(id, home) {
             self.stop_waiting((id, choice));

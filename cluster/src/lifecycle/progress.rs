@@ -1,4 +1,4 @@
-//! A running sequence gains tokens.
+//! Tokens of running sequences.
 
 use crate::{Cluster, RequestEvent, Warning};
 use std::time::Duration;
@@ -14,7 +14,7 @@ impl Cluster {
         let state = self.requests.choice_mut(at);
         let expected = state.generated.len() as u32;
         if index < expected {
-            return; // Drawn again after a preemption; the client has it.
+            return; // Drawn again after a preemption; the client has it already.
         }
         if index > expected {
             self.warn(Warning::SkippedToken { worker, sequence, index, expected });
@@ -47,7 +47,7 @@ impl Cluster {
         self.tell(at.0, RequestEvent::Embedding(values));
     }
 
-    /// Only the first choice's first place tells where the KV came from: further ones find it where that one put it.
+    /// Reports the sources of the prompt's KV, for the first place of the first choice only: later ones find the KV where that one put it.
     pub(crate) fn sources(&mut self, worker: Epoch, sequence: SequenceId, tokens: TokensBySource) {
         let Some(at) = self.requests.running_at(worker, sequence) else { return };
         let (request, state) = self.requests.choice(at);

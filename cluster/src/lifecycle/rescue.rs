@@ -1,5 +1,5 @@
-//! Rescue: a sequence whose worker crashed, or sent it back, is resumed elsewhere, from the tokens it has. (A client's own reconnection to an
-//! answer is the gateway's: `http/replay.rs`.)
+//! Rescue: a sequence whose worker crashed, or sent it back, is resumed on another worker from the tokens it has. (A client's own
+//! reconnection to an answer is the gateway's: `http/replay.rs`.)
 
 use crate::{Cluster, Failure, Outcome, requests::ChoiceId};
 use std::time::Duration;
@@ -8,29 +8,30 @@ use tidemill_proto::{
     message::{Provenance, ToWorker},
 };
 
-/// Workers that a sequence is lost with before its client hears of it.
+/// The number of workers a sequence may be lost with before its client gets an error.
 pub(crate) const LOSSES_MAX: u32 = 12;
-/// How long a returned sequence rests before it is offered again: doubled each time in a row, up to the maximum.
+/// The time a returned sequence rests before it is offered again: doubled each time in a row, up to the maximum.
 const RETURN_REST: Duration = Duration::from_millis(25);
 const RETURN_REST_MAX: Duration = Duration::from_secs(2);
 
 impl Cluster {
-    /// A decode worker is gone: its sequences go elsewhere.
+    /// Rescues the sequences of a lost decode worker.
     pub(crate) fn decode_worker_down(&mut self, now: Duration, worker: Epoch) {
         self.running_at(worker).into_iter().rev().for_each(|at| self.rescue_lost(now, at));
     }
 
-    /// A decode worker is not to be trusted any more: its sequences go elsewhere.
+    /// Moves the sequences of a distrusted decode worker elsewhere.
     pub(crate) fn leave_decode_worker(&mut self, now: Duration, worker: Epoch) {
         self.running_at(worker).into_iter().rev().for_each(|at| self.start_over(now, at));
     }
 
-    /// The sequences of a worker. From the last on, each goes to the front of the queue, so the oldest ends up first.
+    /// The sequences of a worker, in ascending order. Callers rescue the last one first: each goes to the front of the queue, so the oldest
+    /// ends up first.
     fn running_at(&self, worker: Epoch) -> Vec<ChoiceId> {
         self.requests.running().filter(|(_, running)| running.worker == worker).map(|(at, _)| at).collect()
     }
 
-    /// A sequence goes elsewhere, though its worker still has it.
+    /// Moves a sequence elsewhere, though its worker still has it.
     pub(super) fn start_over(&mut self, now: Duration, at: ChoiceId) {
         let sequence = self.requests.choice(at).1;
         if let Some(running) = sequence.running() {
@@ -46,7 +47,7 @@ impl Cluster {
         self.rescue(now, at);
     }
 
-    /// The worker of a running sequence is lost, or no longer to be trusted with it.
+    /// Requeues a running sequence whose worker is lost, or no longer trusted.
     pub(super) fn rescue(&mut self, now: Duration, at: ChoiceId) {
         let sequence = self.requests.choice_mut(at);
         sequence.losses += 1;
@@ -54,7 +55,8 @@ impl Cluster {
         self.put_back(now, at, Duration::ZERO);
     }
 
-    /// A worker had no room for it. That is no loss: it waits for room no longer than any other sequence.
+    /// Requeues a sequence for which a worker had no room. This does not count as a loss, and the sequence waits for room no longer than
+    /// any other.
     pub(super) fn take_back(&mut self, now: Duration, at: ChoiceId) {
         let sequence = self.requests.choice_mut(at);
         sequence.returns += 1;

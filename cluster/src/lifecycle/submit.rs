@@ -1,4 +1,4 @@
-//! A request comes in: admission, then the queue.
+//! Submission of a request: admission, then the queue.
 
 use crate::{
     Cluster, Failure, NewRequest, Rejection,
@@ -19,18 +19,19 @@ use tidemill_proto::{
 };
 
 impl Cluster {
-    /// Refuses more choices at a time than even an empty queue could take: no retry would help.
+    /// Refuses more choices at once than even an empty queue could take: a retry would not help.
     pub fn check_choices(&self, choices: usize) -> Result<(), Rejection> {
         admission::check_choices(&self.settings.admission, choices)
     }
 
-    /// Takes a request. Its events follow as [`Action::Client`](crate::Action::Client), one `Finished` per choice, unless it is
+    /// Accepts a request. Its events follow as [`Action::Client`](crate::Action::Client), one `Finished` per choice, unless it is
     /// cancelled.
     pub fn submit(&mut self, now: Duration, new: NewRequest) -> Result<RequestId, Rejection> {
         self.submit_at(now, new, None)
     }
 
-    /// Takes all of a client's requests, or none. The queue is gone through once for all of them: there may be as many as it has places.
+    /// Accepts all of a client's requests, or none. They are placed in a single pass over the queue: there may be as many as the queue
+    /// holds.
     pub fn submit_all(&mut self, now: Duration, all: Vec<NewRequest>) -> Result<Vec<RequestId>, Rejection> {
         let mut taken = Vec::with_capacity(all.len());
         for new in all {
@@ -46,21 +47,21 @@ impl Cluster {
         Ok(taken)
     }
 
-    /// The same; with a pin, of a probe.
+    /// Accepts a request. With a pin, it is a probe.
     pub(crate) fn submit_at(&mut self, now: Duration, new: NewRequest, pin: Option<Pin>) -> Result<RequestId, Rejection> {
         let id = self.enter(now, new, pin)?;
         self.settle(now, &[id]);
         Ok(id)
     }
 
-    /// Gives the new requests their places, and tells their clients of those that wait.
+    /// Places the new requests, and reports their position to clients of those that wait.
     fn settle(&mut self, now: Duration, new: &[RequestId]) {
         self.unsettled = true;
         self.place_queued(now);
         self.tell_waiting_of(now, new);
     }
 
-    /// Lets a request into the queue. Nobody has heard of it yet.
+    /// Puts a request into the queue, without an event to its client.
     fn enter(&mut self, now: Duration, new: NewRequest, pin: Option<Pin>) -> Result<RequestId, Rejection> {
         debug_assert!(!new.prompt.is_empty() && new.choices > 0 && new.stop.max_tokens > 0, "the gateway checks");
         let occupancy = Occupancy { context_tokens: self.context_tokens(now), waiting: self.requests.waiting(), pace: &self.pace };
@@ -99,7 +100,7 @@ impl Cluster {
         Ok(id)
     }
 
-    /// The requests that give way in a full queue. Their clients have heard of nothing but their places in it.
+    /// The requests that give way in a full queue. Their clients have received no events but their positions in it.
     fn displaced_by(&self, new: &NewRequest) -> Option<Vec<RequestId>> {
         let priority = |request: &NewRequest| self.settings.classes.get(request.class).priority;
         let mut of_tenants: HashMap<u64, usize> = HashMap::new();
@@ -119,7 +120,7 @@ impl Cluster {
         admission::displaced(&self.settings.admission, of_tenants, waiting, newcomer)
     }
 
-    /// When to come back, for a new sequence whose class is not to be served late, and that would be.
+    /// Time after which to retry, for a new sequence that would be late and whose class rejects late ones.
     fn would_be_late(&mut self, now: Duration, at: ChoiceId) -> Option<u64> {
         let request = self.requests.choice(at).0;
         let class = self.settings.classes.get(request.new.class);
@@ -136,7 +137,7 @@ impl Cluster {
         (late_ms > 0.0).then_some(late_ms as u64)
     }
 
-    /// Forgets a request that nobody has heard of yet.
+    /// Removes a request for which no event has been sent.
     fn withdraw_new(&mut self, id: RequestId) {
         let choices = self.requests.get(id).map_or(0, |request| request.sequences.len());
         (0..choices).for_each(|choice| self.requests.end((id, choice)));
@@ -151,7 +152,7 @@ impl Cluster {
     }
 }
 
-/// Those whose salts begin alike: see [`tenant_part`].
+/// A tenant: all requests whose salts share a [`tenant_part`].
 fn tenant(salt: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     tenant_part(salt).hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! What waiting clients hear: their place in the queue, and how long it may take.
+//! Events for waiting clients: their position in the queue, and an estimate of the wait.
 
 use crate::{
     Cluster, RequestEvent,
@@ -7,19 +7,19 @@ use crate::{
 use std::time::Duration;
 use tidemill_proto::ids::RequestId;
 
-/// Longest silence towards a client that waits.
+/// The longest silence towards a waiting client.
 pub(crate) const WAITING_TOLD_EVERY: Duration = Duration::from_secs(1);
 
 impl Cluster {
-    /// Tells every client that waits.
+    /// Reports their position to all waiting clients.
     pub(crate) fn tell_waiting(&mut self, now: Duration) {
         for (ahead, at) in self.in_order(now).into_iter().enumerate() {
             self.tell_place(at, ahead);
         }
     }
 
-    /// Tells the client of requests that have just come in, the oldest first, of those choices that wait. There may be as many as the
-    /// queue has places: it is put in order once for all of them.
+    /// Reports the position of choices that wait, for requests that have just come in (the oldest first). There may be as many as the queue
+    /// holds, so the queue is ordered once for all of them.
     pub(super) fn tell_waiting_of(&mut self, now: Duration, new: &[RequestId]) {
         let waits = |id: &RequestId| self.requests.get(*id).is_some_and(|request| request.sequences.iter().any(Sequence::is_queued));
         if !new.iter().any(waits) {
@@ -41,7 +41,7 @@ impl Cluster {
         turns.into_iter().map(|(at, _)| at).collect()
     }
 
-    /// Waiting sequences whose turn comes before this one's.
+    /// The number of waiting sequences that go before this one.
     pub(super) fn ahead_of(&self, now: Duration, at: ChoiceId) -> usize {
         let Some((_, own)) = self.turns(now).find(|(other, _)| *other == at) else { return 0 };
         self.turns(now).filter(|(_, turn)| turn.compare(&own, false).is_lt()).count()

@@ -9,21 +9,21 @@ pub struct QueuedJob {
     pub request: RequestId,
     pub class: ClassId,
     pub priority: u8,
-    /// When its request's first token is due; `None`: whenever.
+    /// The time by which its request's first token is due, if there is a limit.
     pub due: Option<Duration>,
-    /// Predicted time to compute what is left of it.
+    /// The predicted time to compute the rest of it.
     pub ms: f64,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct PrefillQueue {
-    /// Most urgent first.
+    /// The jobs, the most urgent first.
     jobs: Vec<QueuedJob>,
-    /// Since when the first of them is being computed.
+    /// The time at which the computation of the first job started.
     head_since: Duration,
 }
 
-/// The least goes first; among equals, the one that came first.
+/// The sort key: the least goes first, and equal ones in order of arrival.
 type Rank = (Reverse<u8>, Duration);
 
 impl QueuedJob {
@@ -48,7 +48,7 @@ impl PrefillQueue {
         self.jobs.retain(|job| job.request != request);
     }
 
-    /// Takes what was computed since off the first job, before the order changes.
+    /// Subtracts the time computed so far from the first job, before the order changes.
     fn settle(&mut self, now: Duration) {
         if let Some(head) = self.jobs.first_mut() {
             let elapsed_ms = now.saturating_sub(self.head_since).as_secs_f64() * 1e3;
@@ -69,19 +69,19 @@ impl PrefillQueue {
         self.jobs.iter().map(|job| job.request)
     }
 
-    /// Predicted time until nothing is left. A head that takes longer than predicted counts as almost done.
+    /// The predicted time until the queue is empty. A first job that takes longer than predicted counts as almost done.
     pub fn wait_ms(&self, now: Duration) -> f64 {
         self.jobs.iter().map(|job| job.ms).sum::<f64>() - self.elapsed_ms(now)
     }
 
-    /// Predicted time until a job of this urgency would be computed.
+    /// The predicted time until a job of this urgency would start.
     pub fn ahead_ms(&self, now: Duration, priority: u8, due: Option<Duration>) -> f64 {
         let ahead = self.jobs.partition_point(|job| job.rank() <= rank(priority, due));
         let elapsed_ms = if ahead > 0 { self.elapsed_ms(now) } else { 0.0 };
         self.jobs[..ahead].iter().map(|job| job.ms).sum::<f64>() - elapsed_ms
     }
 
-    /// Jobs that would be computed after one of this urgency, each with the time until it is done as things are.
+    /// The jobs that would run after one of this urgency, each with the predicted time until it is done.
     pub fn behind(&self, now: Duration, priority: u8, due: Option<Duration>) -> impl Iterator<Item = (&QueuedJob, f64)> {
         let ahead = self.jobs.partition_point(|job| job.rank() <= rank(priority, due));
         let mut done_ms = self.jobs[..ahead].iter().map(|job| job.ms).sum::<f64>() - self.elapsed_ms(now);
@@ -91,7 +91,7 @@ impl PrefillQueue {
         })
     }
 
-    /// Of the first job: the time that it has had, at most all that it needs.
+    /// The time that the first job has had, at most its predicted time.
     fn elapsed_ms(&self, now: Duration) -> f64 {
         let head_ms = self.jobs.first().map_or(0.0, |job| job.ms);
         head_ms.min(now.saturating_sub(self.head_since).as_secs_f64() * 1e3)
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(waits, [0.0, 7.0, 37.0, 137.0, 137.0, 637.0]);
         let behind: Vec<_> = queue.behind(now, 1, Some(Duration::from_millis(500))).map(|(job, ms)| (job.request.0, ms)).collect();
         assert_eq!(behind, [(1, 137.0), (3, 637.0)]);
-        // What interrupts a job finds it as far as it was.
+        // A job that is interrupted keeps its progress.
         let later = now + Duration::from_millis(5);
         queue.push(later, job(5, 10.0, 3, None));
         assert_eq!(queue.ahead_ms(later, 2, None), 12.0);

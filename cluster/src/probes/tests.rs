@@ -8,7 +8,7 @@ use tidemill_proto::message::{
     EngineInfo, Finish, PrefillOutcome, Provenance, Register, RoleInfo, SequenceToken, ToWorker, TokensBySource, WorkerEvent,
 };
 
-/// Shorter than a request may take.
+/// Shorter than a request's timeout.
 const EVERY: Duration = Duration::from_secs(30);
 
 /// A cluster, and engines that answer at once.
@@ -18,7 +18,7 @@ struct World {
     /// Engines with a flipped bit.
     wrong: Vec<Epoch>,
     warnings: Vec<Warning>,
-    /// Decode workers of clients' sequences.
+    /// The decode workers of clients' sequences.
     served_by: Vec<Epoch>,
 }
 
@@ -43,7 +43,7 @@ impl World {
         [first, self.decode(), self.decode()]
     }
 
-    /// Lets time pass until nothing more happens: a round, if one is due.
+    /// Advances time until all probes of a round, if one is due, have ended.
     fn round(&mut self) {
         for _ in 0..20 {
             self.now += Duration::from_millis(50);
@@ -85,7 +85,7 @@ impl World {
             let is_wrong = self.wrong.contains(&worker) || prefill.is_some_and(|prefill| self.wrong.contains(prefill));
             let (sequence, tokens) = (job.sequence, job.tokens.len() as u32);
             for index in 0..job.stop.max_tokens {
-                // The least that there can be: one bit of the last log-probability.
+                // The smallest possible error: one bit of the last log-probability.
                 let bit = u32::from(is_wrong && index == 7);
                 let logprob = f32::from_bits((-1.5f32).to_bits() ^ bit);
                 let token = SequenceToken { sequence, index, token: tokens + index, logprob: Some(TokenLogprob { logprob, top: vec![] }) };
@@ -117,7 +117,7 @@ fn one_bit_makes_a_decode_worker_unhealthy_and_it_gets_no_more_work() {
     world.round();
     assert_eq!(world.counts(), (1, 3, 0, 0), "a round per period");
     world.wrong.push(bad);
-    // Clients' sequences that it has then go elsewhere.
+    // Clients' sequences on that worker then move elsewhere.
     let ids: Vec<_> = (0..3).map(|_| world.cluster.submit(world.now, request(40, 1)).unwrap()).collect();
     world.answer();
     let had = world.served_by.iter().filter(|worker| **worker == bad).count();
@@ -136,7 +136,7 @@ fn one_bit_makes_a_decode_worker_unhealthy_and_it_gets_no_more_work() {
     assert!(world.served_by.len() == 6 && !world.served_by.contains(&bad));
     world.next_round();
     assert_eq!(world.counts(), (3, 7, 1, 0), "it is not asked again");
-    // A lost link makes nobody healthy.
+    // A lost link does not make a worker healthy.
     world.cluster.worker_down(world.now, bad);
     let back = Register { pid: 2, ..register("w", RoleInfo::Decode(engine(1))) };
     world.cluster.admit(world.now, bad, back).unwrap();

@@ -1,48 +1,48 @@
-//! Which of the waiting sequences goes next.
+//! The order in which waiting sequences get their places.
 //!
-//! 1. Those that had a place before and lost it: their clients are reading already.
+//! 1. Sequences that had a place before and lost it: their clients are already reading.
 //! 2. The higher priority.
-//! 3. At every [`OVERDUE_EVERY`]th place: those that others have overtaken too often, or that have waited too long, the oldest first.
-//!    So nobody waits forever. It is not so at every place, since in an overload everyone would soon have waited too long, and the
-//!    queue would serve late ones only.
-//! 4. The tenant that was served least; of its sequences those that can be in time, and of these the one that is due first.
+//! 3. At every [`OVERDUE_EVERY`]th place: sequences that were overtaken too often or have waited too long, the oldest first. So no sequence
+//!   waits forever. Not at every place, since in an overload all would soon have waited too long, and the queue would serve only late ones.
+//! 4. The tenant that was served least; among its sequences those that can be in time, and among these the one that is due first.
 
 use std::{cmp::Ordering, time::Duration};
 
-/// Sequences of the same priority or a lower one that may go before one that came earlier.
+/// The number of sequences of the same or a lower priority that may overtake one.
 pub(crate) const OVERTAKEN_MAX: u32 = 64;
-/// After this long in the queue a sequence is overdue.
+/// The time in the queue after which a sequence is overdue.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Places of which one goes to a sequence that is overdue.
+/// One of this many places goes to an overdue sequence.
 pub(crate) const OVERDUE_EVERY: u64 = 4;
 
-/// What decides about one waiting sequence. The least goes first.
+/// The sort key of a waiting sequence. The least goes first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
-    /// A worker that sent it back gets a moment to find room.
+    /// Whether a worker has just sent it back: it rests for a moment, in which the worker may find room.
     pub(crate) rests: bool,
     pub(crate) resumed: bool,
     pub(crate) priority: u8,
     pub(crate) overtaken: u32,
     pub(crate) waited: Duration,
     pub(crate) tenant: u64,
-    /// Tokens that its tenant was served.
+    /// The tokens served to its tenant.
     pub(crate) served: f64,
     pub(crate) due: Option<Duration>,
-    /// That moment has passed.
+    /// Whether `due` has passed.
     pub(crate) late: bool,
-    /// Its place by arrival.
+    /// Its position by arrival.
     pub(crate) arrival: usize,
 }
 
 impl Turn {
-    /// At its place, it goes before the others of its priority, and none of them passes if it does not fit.
+    /// Whether it is overdue. At a place for overdue sequences it goes before others of its priority, and if it does not fit, none of them
+    /// passes.
     pub(crate) fn is_overdue(&self) -> bool {
         self.overtaken >= OVERTAKEN_MAX || self.waited >= PATIENCE
     }
 
-    /// `overdue_first`: the place is one for those.
+    /// Compares two turns. `overdue_first` holds for a place that is meant for overdue sequences.
     pub(crate) fn compare(&self, other: &Self, overdue_first: bool) -> Ordering {
         let favoured = |turn: &Self| turn.resumed || (overdue_first && turn.is_overdue());
         let urgent = |turn: &Self| (!turn.resumed, u8::MAX - turn.priority, !favoured(turn));
@@ -61,8 +61,8 @@ impl Turn {
 mod tests {
     use super::*;
 
-    /// Rows of `priority / tenant's tokens / due in ms / overtaken / waited in s`, in the order in which they came; `!` for one that
-    /// had a place, and negative for what was due before. Then the order in which they go, and at a place for the overdue.
+    /// Rows of `priority / tenant's tokens / due in ms / overtaken / waited in s`, in order of arrival; `!` marks a sequence that had a
+    /// place, and a negative due time is past. Then the order of places, and the order at a place for overdue sequences.
     #[test]
     fn sequences_go_by_priority_then_by_tenant_then_by_what_is_due_and_nobody_waits_forever() {
         let table = "

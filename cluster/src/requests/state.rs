@@ -15,43 +15,43 @@ use tidemill_proto::{
 pub(crate) struct Request {
     pub(crate) new: NewRequest,
     pub(crate) submitted: Duration,
-    /// Whose it is: a digest of its salt.
+    /// The tenant: a digest of the salt's tenant part.
     pub(crate) tenant: u64,
     pub(crate) sequences: Vec<Sequence>,
-    /// All sequences of a request wait for the same keys, so there is at most one.
+    /// The prefill job. All sequences of a request wait for the same keys, so there is at most one.
     pub(crate) prefill: Option<PendingPrefill>,
-    /// When the last prefill job was done, and the pool node that has its blocks, while sequences may still fetch them.
+    /// The time when the last prefill job was done, and the pool node that has its blocks, as long as sequences may still fetch them.
     pub(crate) handed_over: Option<(Duration, Epoch)>,
-    /// Prefill workers that may still answer a cancelled job of this request. Answers name the request and not the job, so
-    /// these workers get no other job of it.
+    /// Prefill workers that may still answer a cancelled job of this request. Answers name the request and not the job, so these workers
+    /// get no further job of it.
     pub(crate) cancelled_at: Vec<Epoch>,
     pub(crate) prefill_worker: Option<String>,
     pub(crate) prefill_ms: f64,
-    /// Where it must run: it is a probe.
+    /// The workers that must serve the request, if it is a probe.
     pub(crate) pin: Option<Pin>,
 }
 
-/// The workers that a probe is for. `prefill: None`: the decode worker computes everything.
+/// The workers that a probe tests. Without a prefill worker, the decode worker computes the whole prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pin {
     pub(crate) decode: Epoch,
     pub(crate) prefill: Option<Epoch>,
 }
 
-/// A prefill job on its way, complete enough for another worker to take it over.
+/// A prefill job under way, with all the data that a different worker needs to take it over.
 #[derive(Debug)]
 pub(crate) struct PendingPrefill {
     pub(crate) worker: Epoch,
-    /// Leading blocks that exist.
+    /// The leading blocks that exist.
     pub(crate) read: Vec<SourceRun>,
-    /// Takes the computed blocks.
+    /// The node that stores the computed blocks.
     pub(crate) home: Epoch,
     pub(crate) tokens: Tokens,
-    /// What its blocks are hashed with.
+    /// The salt of its blocks' keys.
     pub(crate) salt: Vec<u8>,
     pub(crate) keys: Vec<BlockKey>,
     pub(crate) predicted_ms: f64,
-    /// Workers that failed it.
+    /// Workers at which it failed.
     pub(crate) tried: Vec<Epoch>,
     pub(crate) urgency: Urgency,
 }
@@ -61,20 +61,20 @@ pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
     pub(super) place: Place,
     pub(crate) generated: Vec<Token>,
-    /// Block keys of prompt and generated tokens, hashed when first needed.
+    /// The block keys of prompt and generated tokens, hashed when first needed.
     hashed: Option<Hashed>,
-    /// Workers that it was lost with.
+    /// The number of workers that were lost with it.
     pub(crate) losses: u32,
-    /// Times in a row that a worker sent it back before another token.
+    /// The number of times in a row that workers sent it back without a new token.
     pub(crate) returns: u32,
-    /// Time in the queue since its last token, without the wait that it may be in now.
+    /// Time in the queue since its last token, without the current wait.
     pub(crate) waited: Duration,
-    /// Sequences that came later and went first, while it could have gone.
+    /// The number of later sequences that were placed first.
     pub(crate) overtaken: u32,
-    /// When the first and the last token were drawn.
+    /// The times at which the first and the last token were drawn.
     pub(crate) first_token: Option<Duration>,
     pub(crate) last_token: Option<Duration>,
-    /// By its decode worker's decision. `None`: it had more than one.
+    /// The prediction of its only decode worker; `None` if it had several.
     pub(crate) predicted_tpot_ms: Option<f64>,
     pub(crate) prompt_logprobs_seen: bool,
     /// The prompt's sources, as accounted by the first worker that admitted the sequence and then sent it back.
@@ -85,14 +85,14 @@ pub(crate) struct Sequence {
 #[derive(Debug)]
 struct Hashed {
     origin: Origin,
-    /// The request's, in that era.
+    /// The request's salt in that era.
     salt: Vec<u8>,
     chain: Chain,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Place {
-    /// `not_before`: a worker that sent it back gets a moment to find room.
+    /// Until `not_before`, a worker that sent it back gets time to find room.
     Queued {
         since: Duration,
         not_before: Duration,
@@ -105,14 +105,14 @@ pub(crate) enum Place {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Running {
     pub(crate) worker: Epoch,
-    /// The pool node that it waits at, if it waits.
+    /// The pool node at which it waits for blocks, if it waits.
     pub(crate) home: Option<Epoch>,
     /// Planned sources of the expected blocks, generated tokens included.
     pub(crate) planned: TokensBySource,
-    /// May still wait for blocks.
+    /// Whether it may still wait for blocks.
     pub(crate) waits: bool,
     pub(crate) since: Duration,
-    /// Predicted time from then to its first token, if none was drawn before.
+    /// Predicted time from `since` to its first token, unless a token was drawn before.
     pub(crate) predicted_ttft_ms: Option<f64>,
 }
 
@@ -151,12 +151,12 @@ impl Sequence {
         matches!(self.place, Place::Queued { .. })
     }
 
-    /// Whether it may still wait for blocks to come to this pool node.
+    /// Whether it may still wait for blocks at this pool node.
     pub(crate) fn waits_at(&self, home: Epoch) -> bool {
         self.running().is_some_and(|running| running.waits && running.home == Some(home))
     }
 
-    /// It waits for blocks no longer.
+    /// Ends its wait for blocks.
     pub(crate) fn stop_waiting(&mut self) {
         if let Place::Running(running) = &mut self.place {
             running.waits = false;
@@ -170,22 +170,22 @@ impl Sequence {
         Some(between.as_secs_f64() * 1e3 / tokens as f64)
     }
 
-    /// It had a place before.
+    /// Whether it had a place before.
     pub(crate) fn is_resumed(&self) -> bool {
         self.usage.predicted_ttft_ms.is_some()
     }
 
-    /// A worker had room for it: its waits are counted anew.
+    /// Notes that a worker had room for it: its waits are counted from zero again.
     pub(crate) fn is_kept(&mut self) {
         (self.returns, self.waited) = (0, Duration::ZERO);
     }
 
-    /// Keys of its full blocks, as far as they are hashed.
+    /// Keys of its full blocks that have been hashed.
     pub(crate) fn keys(&self) -> &[BlockKey] {
         self.hashed.as_ref().map_or(&[], |hashed| hashed.chain.keys())
     }
 
-    /// The salt that they are hashed with.
+    /// The salt of these keys.
     pub(crate) fn salt(&self) -> &[u8] {
         self.hashed.as_ref().map_or(&[], |hashed| &hashed.salt)
     }
@@ -202,12 +202,12 @@ impl Request {
         (self.new.prompt.len() + self.sequences[choice].generated.len()) as u32
     }
 
-    /// The longest it can become.
+    /// The longest that a sequence can become.
     pub(crate) fn tokens_max(&self) -> u64 {
         self.new.tokens_max()
     }
 
-    /// Log-probabilities of the prompt that are still wanted of a choice: the first one reports them.
+    /// The number of likeliest tokens to report with the prompt's log-probabilities, if the choice is the first and has not reported them.
     pub(crate) fn prompt_logprobs(&self, choice: usize) -> Option<u32> {
         self.new.prompt_logprobs.filter(|_| choice == 0 && !self.sequences[choice].prompt_logprobs_seen)
     }
@@ -230,7 +230,7 @@ impl Request {
         }
     }
 
-    /// Whether the tokens so far already end the choice: its worker died between the last token and its last word.
+    /// The outcome of a choice whose tokens already end it: its worker was lost between the last token and its last event.
     pub(crate) fn ended_by_tokens(&self, choice: usize) -> Option<Outcome> {
         let StopRule { max_tokens, stop_tokens, .. } = &self.new.stop;
         let generated = &self.sequences[choice].generated;
@@ -245,13 +245,13 @@ impl Request {
         self.sequences.iter().all(|sequence| sequence.place == Place::Done)
     }
 
-    /// When a choice's first token is due. `None`: whenever, or it has been drawn.
+    /// The time at which a choice's first token is due; `None` without a limit, or if it has been drawn.
     pub(crate) fn due(&self, choice: usize, classes: &Classes) -> Option<Duration> {
         let limit_ms = classes.get(self.new.class).ttft_ms.filter(|_| self.sequences[choice].generated.is_empty())?;
         Some(self.submitted + Duration::from_secs_f64(limit_ms / 1e3))
     }
 
-    /// Time left until its timeout.
+    /// The time left until the timeout.
     pub(crate) fn remaining(&self, now: Duration) -> Duration {
         self.new.timeout.saturating_sub(now.saturating_sub(self.submitted))
     }
@@ -267,14 +267,14 @@ impl Request {
         self.of_prompt(&running.planned)
     }
 
-    /// Takes a worker's account of a choice. The prompt's sources are those of the first worker that admitted it.
+    /// Stores a worker's account of a choice. The prompt's sources are those of the first worker that admitted it.
     pub(crate) fn account(&mut self, choice: usize, provenance: Provenance) {
         let tokens = self.of_prompt(&provenance.tokens);
         let sequence = &mut self.sequences[choice];
         sequence.usage.provenance = Provenance { tokens: sequence.first_sources.unwrap_or(tokens), ..provenance };
     }
 
-    /// Takes the account of a worker that sends a choice back. It is empty if that worker never admitted it.
+    /// Stores the account of a worker that sends a choice back. It is empty if that worker never admitted it.
     pub(crate) fn account_of_returned(&mut self, choice: usize, tokens: &TokensBySource) {
         if *tokens != TokensBySource::default() {
             let tokens = self.of_prompt(tokens);
@@ -282,8 +282,8 @@ impl Request {
         }
     }
 
-    /// An account over the prompt's tokens alone. To a rescued sequence's worker, tokens generated before look like prompt;
-    /// and a peer's numbers need not add up. Only full blocks are ever fetched, so the worker computed the rest.
+    /// Reduces an account to the prompt's tokens. For a rescued sequence's worker, tokens generated before are part of the prompt; and a
+    /// peer's numbers need not add up. Only full blocks are ever fetched, so the worker computed the rest.
     pub(crate) fn of_prompt(&self, tokens: &TokensBySource) -> TokensBySource {
         let prompt = self.new.prompt.len() as u64;
         let mut fetched = prompt - prompt % BLOCK_TOKENS as u64;

@@ -1,13 +1,12 @@
-//! Mooncake's KVCache-centric scheduling (FAST'25, Algorithm 1): a prefill worker whose own prefix is much shorter than the best
-//! one anywhere fetches that; the others compute. The least of queue, transfer and computation wins.
+//! Mooncake's KVCache-centric scheduling (FAST'25, Algorithm 1): a prefill worker whose own prefix is much shorter than the best one
+//! anywhere fetches the latter; the others compute. The least sum of queue, transfer and computation wins.
 
 use super::{
     Placement,
     plan::{Planner, Pooling},
 };
 
-/// Worth a transfer: the best prefix anywhere is this many times as long as the worker's own. The paper names a threshold and no
-/// number.
+/// The ratio of the best prefix anywhere to the worker's own from which a transfer pays. The paper mentions a threshold without a number.
 const BALANCING_THRESHOLD: f64 = 1.5;
 
 pub(super) fn choose(planner: &Planner<'_>) -> Option<Placement> {

@@ -1,19 +1,19 @@
 //! The joint choice: of every decode worker with every prefill worker, or none, the one with the greatest expected goodput.
 //!
 //! ```text
-//!   worth = weight · P(TTFT kept) · P(TPOT kept)  −  what the others lose
+//!   worth = weight · P(TTFT kept) · P(TPOT kept)  −  loss of other requests
 //! ```
 //!
-//! - **Chances** come from how wrong the cost model has been (`cost::Errors`), so a plan well inside its limits is worth more
-//!   than one that just keeps them.
-//! - **Others**: prompts behind this one in the prefill worker's queue whose first token becomes late, and sequences at the decode
+//! - **Chances** come from the past errors of the cost model (`cost::Errors`), so a plan well inside its limits is worth more than one that
+//!   just keeps them.
+//! - **Other requests**: prompts behind this one in the prefill worker's queue whose first token becomes late, and sequences at the decode
 //!   worker whose steps become too long.
-//! - **The time that counts** for TPOT is when the prompt's prefill is done: some of today's sequences will have ended, and those
-//!   whose prompts are still computed will have arrived. Judged by today's load, the two kinds of workers fill and empty by turns
-//!   (Mooncake, FAST'25, §7.4).
+//! - **TPOT is judged** for the time when the prompt's prefill is done: some of today's sequences will have ended, and those whose prompts
+//!   are still being computed will have arrived. Judged by the present load, the two kinds of workers fill and empty by turns (Mooncake,
+//!   FAST'25, §7.4).
 //!
-//! Among choices of equal worth: a prompt stays at the decode worker that would finish it before a prefill worker could begin; then
-//! the least predicted TTFT.
+//! Among choices of equal worth, a prompt stays at the decode worker that would finish it before a prefill worker could start; then the
+//! least predicted TTFT wins.
 
 use super::{
     Considered, Decision, DecodeCandidate, Demand, Placement, PrefillCandidate,
@@ -22,23 +22,23 @@ use super::{
 use crate::class::{Class, OnMiss};
 use std::{cmp::Ordering, ops::RangeInclusive, time::Duration};
 
-/// Limits that are kept with a chance below this cannot be met, as far as anyone can tell.
+/// A chance below this means that the limits cannot be met, as far as can be predicted.
 const CHANCE_MIN: f64 = 0.5;
-/// A prompt that is late with this certainty, and is served all the same, no longer goes before those that can be in time. Else, in
-/// an overload, everyone would be late in turn.
+/// A prompt whose chance to be in time is below this, and that is served all the same, no longer goes before those that can be in time.
+/// Otherwise, in an overload, all would become late in turn.
 pub const GIVE_UP: f64 = 0.1;
-/// Worths that differ by less are equal: the cost model knows no better.
+/// Worths that differ by less are equal: the cost model is no more precise.
 const WORTH_STEP: f64 = 0.02;
-/// Share of the tightest limit that a decode worker's steps take at most, prompts included, and the least share of its time that prompts
-/// get: they never starve.
+/// The share of the tightest limit that a decode worker's steps may take, prompts included, and the least share of its time for prompts, so
+/// that they never starve.
 const PACED: f64 = 0.9;
 const PACED_LEFT_MIN: f64 = 0.1;
-/// Choices that a decision remembers.
+/// The number of choices that a decision remembers.
 const CONSIDERED_MAX: usize = 4;
-/// A client that is refused comes back no sooner and no later.
+/// Bounds on the time after which a refused client may retry.
 const RETRY_MS: RangeInclusive<f64> = 250.0..=60_000.0;
 
-/// One choice, judged.
+/// One choice with its predictions.
 #[derive(Debug)]
 struct Offer<'a> {
     decode: usize,
@@ -59,14 +59,14 @@ impl Offer<'_> {
         f64::from(class.weight) * self.chance() - self.harm
     }
 
-    /// Equal worths are equal here, so that the order is one.
+    /// The sort key. Worths are rounded, so that nearly equal ones compare as equal and the order is transitive.
     fn merit(&self, class: &Class) -> (i64, Duration) {
         let steps = (self.worth(class) / WORTH_STEP).round() as i64;
         (-steps, Duration::from_secs_f64(self.times.ttft_ms.clamp(0.0, 1e12) / 1e3))
     }
 }
 
-/// A prefill worker for this sequence, whoever decodes.
+/// A prefill worker for this sequence, independent of the decode worker.
 struct Prefiller<'a> {
     worker: &'a PrefillCandidate<'a>,
     ahead_ms: f64,
@@ -89,7 +89,7 @@ pub(super) fn decide(planner: &Planner<'_>) -> Decision {
         OnMiss::Reject if !planner.demand.probe && (hopeless || best.worth(class) < 0.0) => {
             return Decision::Reject { retry_after_ms: retry_after_ms(planner, class, best, decode) };
         }
-        // An idle worker is nobody else's: waiting for a quieter time than that would be waiting forever.
+        // An idle worker has no other sequences to harm, and there will be no quieter time.
         OnMiss::Queue if decode.sequences > 0 && (best.tpot_chance < CHANCE_MIN || best.worth(class) < 0.0) => return Decision::Hold,
         OnMiss::Late if due.is_some() && best.ttft_chance < GIVE_UP => offers = judge(planner, class, &places, None),
         OnMiss::Reject | OnMiss::Queue | OnMiss::Late => {}
@@ -108,7 +108,7 @@ pub(super) fn decide(planner: &Planner<'_>) -> Decision {
     Decision::Place(Placement { considered, tpot_ms: best.tpot_ms, chance: best.chance(), ..placement })
 }
 
-/// The best choice with each decode worker, the best of all first. The sequence goes into prefill queues as one that is `due`.
+/// The best choice for each decode worker, the best of all first. The sequence enters prefill queues as one that is `due`.
 fn judge<'a>(planner: &Planner<'a>, class: &Class, places: &[At<'_, 'a>], due: Option<Duration>) -> Vec<Offer<'a>> {
     let queues = planner.snapshot.prefill.iter().map(|worker| judge_queue(planner, class, worker, due, places[0].found));
     let queues: Vec<Prefiller<'_>> = queues.collect();
@@ -122,7 +122,7 @@ fn key(planner: &Planner<'_>, places: &[At<'_, '_>], offer: &Offer<'_>) -> (u32,
     (decode.sequences, planner.tie(decode.worker))
 }
 
-/// The queue that this sequence would find at a prefill worker, and what those behind it would lose.
+/// The queue that this sequence would find at a prefill worker, and the loss of the jobs behind it.
 fn judge_queue<'a>(
     planner: &Planner<'a>,
     class: &Class,
@@ -161,7 +161,7 @@ fn best_at<'a>(planner: &Planner<'a>, class: &Class, at: &At<'_, 'a>, place: usi
         return local;
     }
     let timed = prefillers.iter().map(|prefiller| (prefiller, at.remote(prefiller.worker, prefiller.ahead_ms, prefiller.own_ms)));
-    // The decode worker's part differs little between prefill workers: the first token's chance and the queue decide.
+    // The decode worker's part differs little between prefill workers: the chance of the first token and the queue decide.
     let judged = timed.map(|(prefiller, times)| {
         let worth = f64::from(class.weight) * ttft_chance(planner, times.ttft_ms) - prefiller.harm;
         ((-worth / WORTH_STEP).round() as i64, prefiller, times)
@@ -185,8 +185,8 @@ fn best_at<'a>(planner: &Planner<'a>, class: &Class, at: &At<'_, 'a>, place: usi
     }
 }
 
-/// The decode worker computes what is missing, in chunks that its sequences' tightest limit leaves time for: what the prompt costs, it
-/// costs itself, and not the others.
+/// The decode worker computes the missing blocks in chunks that fit into the tightest limit of its sequences. So the prompt's cost falls on
+/// the prompt itself and not on the other sequences.
 fn paced(planner: &Planner<'_>, at: &At<'_, '_>) -> Times {
     let (worker, times) = (at.decode, at.local());
     let present = planner.snapshot.classes.iter().filter(|(id, _)| worker.classes[usize::from(id.0)].sequences > 0);
@@ -209,12 +209,12 @@ struct StepsAfter {
     harm: f64,
 }
 
-/// A decode worker's steps when this sequence arrives in `arrival_ms`, and what its sequences lose by it.
+/// A decode worker's steps when this sequence arrives after `arrival_ms`, and the loss of its other sequences.
 fn steps_after(planner: &Planner<'_>, worker: &DecodeCandidate<'_>, arrival_ms: f64) -> StepsAfter {
     let (cost, demand) = (planner.snapshot.cost, planner.demand);
     let output = cost.output_tokens();
     let now_ms = worker.cost.step_ms(worker.sequences.into(), worker.tokens).max(1e-3);
-    // Answers end at any token with the same chance: what is known of their length is its mean.
+    // An answer is taken to end at any token with the same probability: only the mean of its length is known.
     let stay = (-arrival_ms / (output * now_ms)).exp();
     let (sequences, decoding) = (f64::from(worker.sequences), f64::from(worker.decoding));
     let rows = decoding * stay + (sequences - decoding);
@@ -232,7 +232,7 @@ fn steps_after(planner: &Planner<'_>, worker: &DecodeCandidate<'_>, arrival_ms: 
     StepsAfter { tpot_ms, harm: lost.sum() }
 }
 
-/// When the limits could be kept: as much later as the first token would be late, and when enough sequences will have ended.
+/// Time after which the limits could be kept: the lateness of the first token, or the time until enough sequences have ended.
 fn retry_after_ms(planner: &Planner<'_>, class: &Class, best: &Offer<'_>, decode: &DecodeCandidate<'_>) -> u64 {
     let late_ms = planner.demand.due_ms.map_or(0.0, |due_ms| best.times.ttft_ms - due_ms);
     let crowded_ms = class.tpot_ms.filter(|&limit| best.tpot_ms > limit).map_or(0.0, |limit| {

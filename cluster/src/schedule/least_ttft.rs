@@ -1,5 +1,5 @@
-//! Two choices one after the other: the decode worker with the least work before a new sequence's first token; then the prefill
-//! worker that is free first, unless the decode worker would finish the missing suffix before that one could begin.
+//! Two choices in a row: the decode worker with the least work before a new sequence's first token; then the prefill worker that is free
+//! first, unless the decode worker would finish the missing suffix before that one could start.
 
 use super::{
     Placement, choose_prefill,

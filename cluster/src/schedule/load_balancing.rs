@@ -1,4 +1,4 @@
-//! Mooncake's second baseline: the prefill worker with the shortest queue, which uses what its own host holds of the prompt.
+//! Mooncake's second baseline: the prefill worker with the shortest queue, which uses the part of the prompt that its own host holds.
 
 use super::{
     Placement, choose_prefill,

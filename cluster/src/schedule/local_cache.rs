@@ -1,5 +1,5 @@
-//! Mooncake's cache-aware scheduling without transfer: the prefill worker whose queue, and computation of what its own host does
-//! not hold, end first (FAST'25, Algorithm 1, its first branch).
+//! Mooncake's cache-aware scheduling without transfer: the prefill worker whose queue and computation end first, where the computation
+//! leaves out the blocks that its own host holds (FAST'25, Algorithm 1, its first branch).
 
 use super::{
     Placement,

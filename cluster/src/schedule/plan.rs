@@ -1,35 +1,36 @@
-//! One way to serve a sequence, spelt out and timed: who decodes and who prefills are given; what is read, awaited and computed
-//! follows.
+//! One way to serve a sequence, worked out and timed: from a given decode worker and prefill worker follow the blocks that are read,
+//! awaited and computed.
 
 use super::{DecodeCandidate, Demand, Placement, Policy, PrefillCandidate, Snapshot, SourceRun, sources};
 use crate::{class::ClassId, load::ClassLoad};
 use tidemill_proto::{block::BLOCK_TOKENS, ids::Epoch, message::Host};
 
-/// How many times its device blocks a decode worker is given. The surplus waits there, ready to start within a step; more of
-/// it would only wait in the wrong place.
+/// The multiple of its device blocks that a decode worker is given. The surplus waits there, ready to start within a step; a larger one
+/// would only wait in the wrong place.
 const OVERCOMMIT: u64 = 2;
 
-/// Blocks of a sequence that can come from a pool: full ones, without the last token, whose logits must be computed.
+/// The number of a sequence's blocks that can come from a pool: full ones, without the last token, whose logits must be computed.
 pub fn blocks_fetchable(tokens: u32) -> u32 {
     tokens.saturating_sub(1) / BLOCK_TOKENS as u32
 }
 
-/// Which pool nodes a plan uses.
+/// The pool nodes that a plan uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pooling {
-    /// Blocks are read wherever they are; new ones go near the decode worker.
+    /// Blocks are read from any node; new ones go near the decode worker.
     Shared,
-    /// Each prefill worker's host keeps what is computed there, as Mooncake's instances do. `transfer`: and reads the others'.
+    /// Each prefill worker's host keeps the blocks computed there, as Mooncake's instances do. With `transfer`, workers also read blocks
+    /// from other hosts.
     AtPrefill { transfer: bool },
 }
 
-/// The decision's inputs, and what all its plans have in common.
+/// The decision's inputs, and the data that all its plans have in common.
 #[derive(Debug)]
 pub(super) struct Planner<'a> {
     pub(super) policy: &'a Policy,
     pub(super) snapshot: &'a Snapshot<'a>,
     pub(super) demand: &'a Demand,
-    /// Leading blocks that can come from elsewhere.
+    /// The number of leading blocks that can come from a pool.
     pub(super) fetchable: u32,
     held: Vec<sources::Held<'a>>,
 }
@@ -45,13 +46,13 @@ impl<'a> Planner<'a> {
         self.snapshot.decode.iter().filter(|worker| self.has_room(worker))
     }
 
-    /// An order of equal workers that differs between coordinators, which else would all take the same one. Ids of requests begin with
-    /// a number that their coordinator drew.
+    /// A tie-breaker between equal workers that differs between coordinators, which would otherwise all take the same one. Request ids
+    /// start with a number that their coordinator drew.
     pub(super) fn tie(&self, worker: Epoch) -> u64 {
         worker.0 ^ (self.demand.seed >> 32)
     }
 
-    /// The decode worker with room at which a new sequence waits least for its first step.
+    /// The decode worker with room at which a new sequence waits the least for its first step.
     pub(super) fn least_busy(&self) -> Option<&'a DecodeCandidate<'a>> {
         let wait_ms = |worker: &DecodeCandidate| self.tails_ms(worker) + self.step_ms(worker);
         let timed = self.roomy().map(|worker| (worker, wait_ms(worker)));
@@ -61,28 +62,28 @@ impl<'a> Planner<'a> {
         least.map(|(worker, _)| worker)
     }
 
-    /// Leading blocks that pool nodes of this host hold.
+    /// The number of leading blocks that pool nodes of this host hold.
     pub(super) fn held_at(&self, host: &Host) -> u32 {
         sources::choose_runs(&self.held, &self.snapshot.pools, host, Some(host)).iter().map(|run| run.blocks).sum()
     }
 
-    /// Leading blocks that any pool node holds.
+    /// The number of leading blocks that any pool node holds.
     pub(super) fn held_anywhere(&self) -> u32 {
         self.held.iter().map(|held| held.blocks).sum()
     }
 
-    /// Time to compute the missing full blocks at a prefill worker that finds `cached` leading ones.
+    /// Time to compute the missing full blocks at a prefill worker that has `cached` leading ones.
     pub(super) fn prefill_ms(&self, worker: &PrefillCandidate<'_>, cached: u32) -> f64 {
         let cached = cached.max(worker.cached_blocks).min(self.fetchable);
         worker.cost.prefill_ms(tokens_of(self.fetchable - cached), tokens_of(cached))
     }
 
-    /// A decode step with this sequence in the batch.
+    /// The time of a decode step with this sequence in the batch.
     pub(super) fn step_ms(&self, worker: &DecodeCandidate<'_>) -> f64 {
         worker.cost.step_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(self.demand.tokens))
     }
 
-    /// How long a worker computes prompts that it was given before, and takes first.
+    /// Time a worker needs for prompts that it was given before and computes first.
     pub(super) fn tails_ms(&self, worker: &DecodeCandidate<'_>) -> f64 {
         match self.ahead(worker).map(|class| class.tail_tokens).sum() {
             0 => 0.0,
@@ -90,7 +91,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Time until enough sequences have ended for this one to have room on the device. At any token, one in so many ends.
+    /// Time until enough sequences have ended for this one to have room on the device. Each token is taken to be its answer's last with the
+    /// same probability.
     fn room_ms(&self, worker: &DecodeCandidate<'_>) -> f64 {
         let (own, capacity) = (u64::from(self.demand.tokens), u64::from(worker.device_blocks) * BLOCK_TOKENS as u64);
         let missing = (worker.tokens + own).saturating_sub(capacity);
@@ -120,7 +122,7 @@ impl<'a> Planner<'a> {
         held.filter_map(move |(held, id)| is_so(classes.get(ClassId(id)).priority, own).then_some(held))
     }
 
-    /// What follows from who decodes.
+    /// The decode worker's part of a plan.
     pub(super) fn at(&self, decode: &'a DecodeCandidate<'a>, pooling: Pooling, prefill: Option<&PrefillCandidate<'a>>) -> At<'_, 'a> {
         let pools = &self.snapshot.pools[..];
         let (keeper, only) = match (pooling, prefill) {
@@ -141,8 +143,8 @@ impl<'a> Planner<'a> {
         At { planner: self, decode, read, found, joined_blocks, home, room_ms, fetch_ms, last_ms, after_ms }
     }
 
-    /// The decode worker computes the missing blocks itself if `prefill` is `None`, and also if nothing is missing, if no pool node
-    /// could hand blocks over, and if the sequence joins a job that runs already.
+    /// Works out a plan. The decode worker computes the missing blocks itself if `prefill` is `None`, if no block is missing, if no pool
+    /// node could hand blocks over, or if the sequence joins a running job.
     pub(super) fn plan(&self, decode: &'a DecodeCandidate<'a>, prefill: Option<&PrefillCandidate<'a>>, pooling: Pooling) -> Placement {
         let at = self.at(decode, pooling, prefill);
         match prefill.filter(|_| at.can_hand_over()) {
@@ -151,10 +153,11 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether the decode worker should compute the missing blocks itself: by the operator's limit, or if it would be done before
-    /// the prefill worker could even begin (conditional disaggregation).
+    /// Whether the decode worker should compute the missing blocks itself: by the operator's limit, or if it would be done before the
+    /// prefill worker could even start (conditional disaggregation).
     ///
-    /// `found`: leading blocks that exist; `done_ms`: until the decode worker would have computed the others.
+    /// `found`: leading blocks that exist; `done_ms`: time until the decode worker would have computed the others; `begin_ms`: time until
+    /// the prefill worker would start.
     pub(super) fn stays_local(&self, found: u32, done_ms: f64, begin_ms: f64) -> bool {
         match self.policy.local_tail_tokens {
             Some(tokens) => tokens_of(self.fetchable - found) <= tokens.into(),
@@ -162,13 +165,13 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Time of a prompt's computation at a decode worker, after `cached` leading blocks.
+    /// Time to compute a prompt at a decode worker, after `cached` leading blocks.
     fn tail_ms(&self, decode: &DecodeCandidate<'_>, cached: u32) -> f64 {
         let cached = tokens_of(cached);
         decode.cost.prefill_ms(u64::from(self.demand.tokens) - cached, cached)
     }
 
-    /// Time to fetch those of the runs' blocks that the reader does not hold itself.
+    /// Time to fetch the blocks of the runs that the reader does not hold itself.
     fn fetch_ms(&self, runs: &[SourceRun], reader: &Host, own_blocks: u32) -> f64 {
         let (mut near, mut far, mut at) = (0, 0, 0);
         for run in runs {
@@ -182,7 +185,7 @@ impl<'a> Planner<'a> {
     }
 
     fn has_room(&self, worker: &DecodeCandidate<'_>) -> bool {
-        // Lower classes give up their places there, and the blocks that they hold.
+        // Lower classes give up their places there, with the blocks that they hold.
         let (mut sequences, mut tokens) = (worker.sequences, worker.tokens);
         for class in self.yielding(worker) {
             sequences -= class.sequences;
@@ -195,7 +198,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// A decode worker's part of a plan: the same whoever prefills, unless prefill workers' hosts keep the blocks.
+/// A decode worker's part of a plan: independent of the prefill worker, unless prefill workers' hosts keep the blocks.
 #[derive(Debug)]
 pub(super) struct At<'p, 'a> {
     planner: &'p Planner<'a>,
@@ -204,23 +207,23 @@ pub(super) struct At<'p, 'a> {
     pub(super) found: u32,
     joined_blocks: u32,
     home: Option<Epoch>,
-    /// Until the decode worker's device has room.
+    /// Time until the decode worker's device has room.
     room_ms: f64,
     fetch_ms: f64,
-    /// To compute the tokens after the last full block.
+    /// Time to compute the tokens after the last full block.
     last_ms: f64,
-    /// From the last block to the first token, the tail left out.
+    /// Time from the last block to the first token, without the tail.
     after_ms: f64,
 }
 
-/// When the stages of a plan end.
+/// The times of a plan's stages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
-    /// Until somebody begins to compute the missing blocks.
+    /// Time until the computation of the missing blocks starts.
     pub(super) begin_ms: f64,
-    /// The prefill worker's own time.
+    /// The prefill worker's computation time.
     pub(super) prefill_ms: f64,
-    /// The decode worker's own time for what it computes of the prompt.
+    /// The time that the decode worker computes parts of the prompt.
     pub(super) tail_ms: f64,
     pub(super) ttft_ms: f64,
 }
@@ -231,7 +234,7 @@ impl At<'_, '_> {
         self.planner.demand.joins.is_none() && self.home.is_some() && self.found < self.planner.fetchable
     }
 
-    /// The decode worker computes what is missing.
+    /// Times if the decode worker computes the missing blocks.
     pub(super) fn local(&self) -> Times {
         let cached = self.found.max(self.joined_blocks).max(self.decode.cached_blocks.min(self.planner.fetchable));
         let tail_ms = self.planner.tail_ms(self.decode, cached);
@@ -239,7 +242,8 @@ impl At<'_, '_> {
         Times { begin_ms, prefill_ms: 0.0, tail_ms, ttft_ms: begin_ms + tail_ms + self.after_ms }
     }
 
-    /// A prefill worker computes what is missing in `prefill_ms`, after `queue_ms`. It fetches for one job while it computes others.
+    /// Times if a prefill worker computes the missing blocks in `prefill_ms`, after `queue_ms`. It fetches blocks for one job while it
+    /// computes others.
     pub(super) fn remote(&self, worker: &PrefillCandidate<'_>, queue_ms: f64, prefill_ms: f64) -> Times {
         let planner = self.planner;
         let begin_ms = planner.fetch_ms(&self.read, worker.host, worker.cached_blocks).max(queue_ms);

@@ -9,16 +9,16 @@ use std::{fmt, str::FromStr};
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     pub name: PolicyName,
-    /// The decode worker computes a missing suffix of at most this many tokens itself. `None`: by predicted time. `goodput` and
-    /// `least_ttft` ask.
+    /// The longest missing suffix, in tokens, that the decode worker computes itself; `None` to decide by predicted time. Used by `goodput`
+    /// and `least_ttft`.
     pub local_tail_tokens: Option<u32>,
-    /// Sequences given to one decode worker at a time, at most; `None`: as many as it asks for.
+    /// The maximum number of sequences given to one decode worker at a time; `None` for as many as it asks for.
     pub decode_sequences_max: Option<u32>,
-    /// A block that is read over the network gets a copy at the reader's near node from this many reads on; `None`: never.
+    /// The number of network reads from which a block gets a copy at the reader's near node; `None` for no copies.
     pub replicate_after: Option<u8>,
 }
 
-/// The policies there are.
+/// The name of a policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PolicyName {
     #[default]
@@ -61,7 +61,7 @@ impl PolicyName {
         }
     }
 
-    /// Baselines look at every worker; the others at those worth comparing.
+    /// Whether the policy compares all workers, as baselines do; the others compare a shortlist.
     pub fn compares_all(self) -> bool {
         !matches!(self, PolicyName::Goodput | PolicyName::LeastTtft)
     }

@@ -1,4 +1,4 @@
-//! Mooncake's first baseline: any prefill worker, which uses what its own host holds of the prompt.
+//! Mooncake's first baseline: a random prefill worker, which uses the part of the prompt that its own host holds.
 
 use super::{
     Placement,
@@ -11,7 +11,7 @@ pub(super) fn choose(planner: &Planner<'_>) -> Option<Placement> {
     Some(planner.plan(planner.least_busy()?, drawn, Pooling::AtPrefill { transfer: false }))
 }
 
-/// Steele and others' SplitMix64: neighbouring seeds give unrelated numbers.
+/// SplitMix64 (Steele et al.): neighbouring seeds give unrelated numbers.
 fn mixed(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,9 +1,9 @@
-//! Where a decode worker reads a sequence's blocks, and where new blocks go.
+//! Sources of a sequence's blocks, and the destination of new ones.
 //!
-//! - **Reading**, per block: DRAM before NVMe, near before far, staying nodes before draining ones; among equals, the fewest
-//!   runs, since each is a round trip.
-//! - **Home**, for new blocks: a near node if there is one, with room if possible, then the one that most is read from, so
-//!   that a chain stays together.
+//! - **Reading**, per block: DRAM before NVMe, near before far, staying nodes before draining ones; among equals, the fewest runs, since
+//!   each is a round trip.
+//! - **Home**, for new blocks: a near node if there is one, with room if possible, then the node that most blocks are read from, so that a
+//!   chain stays together.
 
 use super::PoolCandidate;
 use crate::index::{Holder, Leading};
@@ -13,12 +13,12 @@ use tidemill_proto::{ids::Epoch, message::Host, pool::Tier};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceRun {
     pub node: Epoch,
-    /// On the reader's host.
+    /// Whether the node is on the reader's host.
     pub near: bool,
     pub blocks: u32,
 }
 
-/// The merit of a block's copy: the least is the best.
+/// The rank of a block's copy: the least is the best.
 type Rank = (Tier, Far, Draining);
 type Far = bool;
 type Draining = bool;
@@ -30,8 +30,8 @@ pub(super) struct Held<'a> {
     pub(super) blocks: u32,
 }
 
-/// The first `blocks_max` leading blocks, as far as pool nodes hold them: every plan of a decision goes through these few
-/// stretches, and not through the blocks.
+/// The first `blocks_max` leading blocks, as far as pool nodes hold them. Every plan of a decision iterates over these few stretches rather
+/// than over the blocks.
 pub(super) fn held(leading: &Leading, blocks_max: u32) -> Vec<Held<'_>> {
     let mut left = blocks_max;
     let cut = leading.readable().map(|(blocks, holders)| {
@@ -42,18 +42,18 @@ pub(super) fn held(leading: &Leading, blocks_max: u32) -> Vec<Held<'_>> {
     cut.take_while(|held| held.blocks > 0).collect()
 }
 
-/// The candidate with this epoch. `pools` are in that order.
+/// The candidate with this epoch. `pools` are in order of epochs.
 pub(super) fn find<'p, 'a>(pools: &'p [PoolCandidate<'a>], node: Epoch) -> Option<&'p PoolCandidate<'a>> {
     pools.binary_search_by_key(&node, |pool| pool.node).ok().map(|at| &pools[at])
 }
 
-/// Splits stretches of blocks into runs, one per source. Ends before a block that no candidate holds (none on the host `only`).
+/// Splits stretches of blocks into runs, one per source. Ends before a block that no candidate holds, or none on the host `only`.
 pub(super) fn choose_runs(held: &[Held<'_>], pools: &[PoolCandidate<'_>], reader: &Host, only: Option<&Host>) -> Vec<SourceRun> {
     let rank = |holder: &Holder| -> Option<Rank> {
         let pool = find(pools, holder.node).filter(|pool| only.is_none_or(|host| pool.host == host))?;
         Some((holder.tier, pool.host != reader, pool.draining))
     };
-    // Of each stretch, the nodes with the best copies.
+    // For each stretch, the nodes with the best copies.
     let best = held.iter().map_while(|held| {
         let mut best: Option<(Rank, Vec<Epoch>)> = None;
         for (rank, node) in held.holders.iter().filter_map(|holder| Some((rank(holder)?, holder.node))) {
@@ -69,7 +69,7 @@ pub(super) fn choose_runs(held: &[Held<'_>], pools: &[PoolCandidate<'_>], reader
     let mut runs: Vec<SourceRun> = Vec::new();
     let mut at = 0;
     while let Some(((_, far, _), nodes)) = best.get(at) {
-        // The run that reaches furthest, each time, makes the fewest of them.
+        // Taking the node whose run reaches furthest at each step gives the fewest runs.
         let reach = |node: Epoch| best[at..].iter().take_while(|(_, nodes)| nodes.contains(&node)).count();
         let furthest = nodes.iter().map(|&node| (reach(node), node)).max_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
         let (reach, node) = furthest.expect("some node has the best copy");
@@ -94,8 +94,8 @@ pub(super) fn choose_home(pools: &[PoolCandidate<'_>], reader: &Host, runs: &[So
 mod tests {
     use super::*;
 
-    /// Rows of `nodes | blocks | runs home`. A node is its host, with `!` if it drains, and its free blocks. A block lists its
-    /// holders: nodes by their place, with `n` for NVMe. The reader is on host `a`. Runs are `node×blocks`.
+    /// Rows of `nodes | blocks | runs home`. A node is its host, with `!` if it drains, and its free blocks. A block lists its holders:
+    /// nodes by their index, with `n` for NVMe. The reader is on host `a`. Runs are `node×blocks`.
     #[test]
     fn blocks_are_read_where_it_is_best_and_new_ones_go_near() {
         let table = "

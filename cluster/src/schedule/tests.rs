@@ -9,14 +9,14 @@ use crate::{
 use std::{collections::BTreeMap, fmt::Write};
 use tidemill_proto::{ids::RequestId, message::Role, pool::Tier};
 
-/// Rows of `prompt tokens‥most tokens | prefill queues, ms | decode sequences×tokens+tail | pool leading blocks | decision`.
-/// Workers are named by kind and column: p0, d1, k0. They are on host `a`, or where an `@` says. A decision is
-/// `prefill decode home blocks read/blocks expected`.
+/// Rows of `prompt tokens‥most tokens | prefill queues, ms | decode sequences×tokens+tail | pool leading blocks | decision`. Workers are
+/// named by kind and column: p0, d1, k0. They are on host `a`, or on the one after an `@`. A decision is `prefill decode home blocks
+/// read/blocks expected`.
 fn check(policy: &Policy, table: &str) {
     check_as(policy, &Classes::default(), None, table);
 }
 
-/// The same for a sequence of the default class, due in so many ms. A prefill queue `50!90` is one job of 50 ms, due in 90 ms.
+/// Checks a sequence of the default class that is due in `due_ms`. A prefill queue `50!90` is one job of 50 ms, due in 90 ms.
 fn check_as(policy: &Policy, classes: &Classes, due_ms: Option<f64>, table: &str) {
     let mut wrong = String::new();
     for row in table.lines().map(str::trim).filter(|row| !row.is_empty()) {
@@ -102,7 +102,7 @@ fn check_as(policy: &Policy, classes: &Classes, due_ms: Option<f64>, table: &str
     assert!(wrong.is_empty(), "\n{wrong}");
 }
 
-/// One job of that many ms, and when it is due.
+/// A queue with one job of the given ms, with its due time if there is one.
 fn queue(request: u64, item: &str) -> PrefillQueue {
     let (ms, due_ms) = item.split_once('!').map_or((item, None), |(ms, due_ms)| (ms, Some(due_ms.parse().unwrap())));
     let (ms, due) = (ms.parse().unwrap(), due_ms.map(Duration::from_millis));
@@ -115,7 +115,7 @@ fn queue(request: u64, item: &str) -> PrefillQueue {
 
 const NOBODY: [ClassLoad; CLASSES_MAX] = [ClassLoad { sequences: 0, tokens: 0, tail_tokens: 0 }; CLASSES_MAX];
 
-/// Of the default class: `sequences×tokens+tail`.
+/// The load of the default class, from `sequences×tokens+tail`.
 fn held_there(item: &str) -> ClassLoad {
     let (sequences, rest) = item.split_once('×').unwrap();
     let (tokens, tail) = rest.split_once('+').unwrap();
@@ -370,7 +370,7 @@ fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_re
     assert_eq!(drawn(7), drawn(7));
 }
 
-/// The default class with these limits, and nothing else.
+/// The default class alone, with these limits.
 fn classes(tpot_ms: f64, on_miss: OnMiss) -> Classes {
     let standard = Classes::default().get(ClassId::default()).clone();
     Classes::new(vec![Class { ttft_ms: Some(1000.0), tpot_ms: Some(tpot_ms), on_miss, ..standard }]).unwrap()
@@ -378,7 +378,7 @@ fn classes(tpot_ms: f64, on_miss: OnMiss) -> Classes {
 
 #[test]
 fn goodput_weighs_the_sequences_own_limits_against_what_others_lose() {
-    // A prompt token costs 1 ms, a step 5 ms and half a ms per sequence.
+    // A prompt token costs 1 ms, a step 5 ms and half a millisecond per sequence.
     let policy = Policy { local_tail_tokens: Some(0), decode_sequences_max: Some(40), ..Policy::default() };
     check_as(
         &policy,
@@ -399,7 +399,7 @@ fn goodput_weighs_the_sequences_own_limits_against_what_others_lose() {
 #[test]
 fn a_prompt_beside_a_batch_takes_the_time_that_the_batchs_limit_leaves() {
     let policy = Policy { decode_sequences_max: Some(40), ..Policy::default() };
-    // A step of the four takes 7 ms.
+    // A step of the four sequences takes 7 ms.
     for (tpot_ms, expected) in [(100.0, "- d0 k0 0/0"), (10.0, "p0 d0 k0 0/18")] {
         let table = format!("300 | 500!600 | 4×400+0 | 0 | {expected}");
         check_as(&policy, &classes(tpot_ms, OnMiss::Late), Some(1000.0), &table);

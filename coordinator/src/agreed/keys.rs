@@ -1,4 +1,4 @@
-//! Tenants and keys as records of the registry: each coordinator knows all of them, and a change counts when a majority has it.
+//! Tenants and keys as records of the registry: each coordinator has all of them, and a change is valid when a majority has it.
 
 use super::CHANGED_MAX;
 use std::{
@@ -18,26 +18,26 @@ use tokio::runtime::Handle;
 
 pub const TENANT: &str = "tenant";
 pub const KEY: &str = "key";
-/// No key has this id.
+/// An id that no key has.
 const NO_KEY: &str = "-";
-/// Between two attempts to hear of a majority.
+/// The deadline of one attempt to reach a majority.
 const HEARD_MAX: Duration = Duration::from_secs(1);
 
-/// The registry as a keeper. Its blocking calls need a thread beside the event loop.
+/// The registry as a keeper of tenants and keys. Its calls block, so they need a thread other than the event loop's.
 #[derive(Debug)]
 pub struct KeysAgreed {
     registry: Registry,
     runtime: Handle,
-    /// Where this coordinator kept them while it was alone.
+    /// The file in which this coordinator kept them while it was alone.
     earlier: PathBuf,
-    /// This process has seen all changes that were made before it began.
+    /// Whether this process has seen all changes made before it started.
     complete: AtomicBool,
-    /// The last entry of the registry that was looked at.
+    /// The index of the registry's last entry that was looked at.
     seen: AtomicU64,
 }
 
 impl KeysAgreed {
-    /// On a runtime, whose threads it waits on.
+    /// Must be called on a runtime, whose threads its calls wait on.
     pub fn new(registry: Registry, earlier: PathBuf) -> Self {
         Self { registry, runtime: Handle::current(), earlier, complete: false.into(), seen: 0.into() }
     }
@@ -58,8 +58,8 @@ impl KeysAgreed {
         })
     }
 
-    /// Whatever was agreed on before this call is known here after it. A change that changes nothing takes its place behind all others,
-    /// and comes back when it is done here.
+    /// Makes sure that all changes agreed on before this call are known here. A change without effect is appended to the log after all
+    /// others, and its outcome arrives once it is applied here.
     fn catch_up(&self) -> Result<bool, KeepError> {
         let nothing = Command::Delete { kind: KEY.into(), key: NO_KEY.into(), expected: None };
         match self.propose(nothing, HEARD_MAX) {
@@ -71,7 +71,7 @@ impl KeysAgreed {
             tracing::info!(records = earlier.len(), from = %self.earlier.display(), "tenants and keys go to all coordinators");
             for change in &earlier {
                 match self.put(change, Some(0)) {
-                    // Another coordinator was first.
+                    // A different coordinator was first.
                     Ok(()) | Err(KeepError::Refused(_)) => {}
                     Err(error) => return Err(error),
                 }

@@ -1,4 +1,4 @@
-//! What is kept of blocks by safety checks.
+//! The settings of the audit log of blocked texts.
 
 use super::bounds::{bytes, within};
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ impl FromStr for AuditFlags {
 }
 
 impl AuditFlags {
-    /// `None`: switched off.
+    /// Returns `None` if it is switched off.
     pub(super) fn check(self, data: Option<&Path>, finder: &Arc<Finder>) -> Result<Option<AuditSettings>, ConfigError> {
         if self.days == 0 {
             return Ok(None);

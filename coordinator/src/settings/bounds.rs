@@ -1,4 +1,4 @@
-//! The bounds of values, alike for all settings.
+//! Checks of bounds, shared by all settings.
 
 use std::{fmt::Display, ops::RangeInclusive};
 use tidemill_net::config::{ConfigError, invalid, parse_bytes};
@@ -14,7 +14,7 @@ pub(super) fn positive<T: PartialOrd + From<u8> + Display>(key: &'static str, va
     if value < T::from(1) { Err(invalid(key, value, "must be at least 1")) } else { Ok(value) }
 }
 
-/// Reads a size. `default` and `least` are sizes as in the file.
+/// Parses a size. `default` and `least` are written as in the file.
 pub(super) fn bytes(key: &'static str, given: Option<String>, default: &str, least: &str) -> Result<u64, ConfigError> {
     let given = given.unwrap_or_else(|| default.into());
     let bytes = parse_bytes(&given).map_err(|reason| invalid(key, &given, reason))?;

@@ -46,17 +46,17 @@ const REPLICATE_AFTER: u8 = 3;
 /// The most connections: more than a process may have open files.
 const CONNECTIONS_MAX: usize = 1 << 20;
 
-/// The least room for a conversation. A long turn has more.
+/// The least room for a conversation. A long turn takes more.
 const CONVERSATION_BYTES_MIN: &str = "1MiB";
 /// The least room for all conversations. With less, one long conversation would push all others out.
 const STORE_BYTES_MIN: &str = "16MiB";
 
-/// The most requests of batches at a time. More would fill the queue that live requests wait in.
+/// The maximum number of concurrent requests of batches. More would fill the queue in which live requests wait.
 const BATCH_CONCURRENCY_MAX: usize = 1024;
-/// The most calls that one answer may be forced to make.
+/// The maximum number of calls that one answer may be forced to make.
 const FORCED_CALLS_MAX: u32 = 1024;
 
-/// The longest time that stored things are kept: a hundred years.
+/// The longest retention of stored data: a hundred years.
 const STORE_DAYS_MAX: u64 = 36_500;
 /// The longest time between two rounds of probes: a week.
 const PROBE_EVERY_S_MAX: u64 = 7 * 24 * 3600;
@@ -77,7 +77,7 @@ impl Flags {
             let served = models.iter().map(|served| format!("`{}`", served.name)).collect::<Vec<_>>().join(", ");
             return Err(invalid("aliases", format!("{name}={model}"), format!("must name a served model: {served}")));
         }
-        // The address itself may hold a password.
+        // The address itself may contain a password.
         let database = self
             .store
             .map(|address| address.parse::<Address>().map_err(|reason| invalid("store", "(the address)", reason.to_string())))
@@ -118,7 +118,7 @@ impl Flags {
         };
         let http = self.http.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8000)));
         if let Some(admin) = self.admin.filter(|admin| !admin.ip().is_loopback() && self.admin_public != Some(true)) {
-            let reason = "others can reach this address, and whoever reaches it can make keys: use 127.0.0.1, or say admin_public";
+            let reason = "others can reach this address and could make keys: use 127.0.0.1, or say admin_public";
             return Err(invalid("admin", admin, reason));
         }
         let name = self.name.unwrap_or_else(|| "coordinator-0".into());
@@ -190,7 +190,7 @@ impl Flags {
                 at_once: within("batch_concurrency", self.batch_concurrency.unwrap_or(16), 1..=BATCH_CONCURRENCY_MAX)?,
                 line_bytes: body_bytes_max as usize,
             },
-            // The same program, even if another has been put in its place since.
+            // The same program, even if its file has been replaced since.
             grammar_helper: "/proc/self/exe".into(),
             router,
             safety,

@@ -1,4 +1,4 @@
-//! What the file says of service classes.
+//! Service classes in the file.
 
 use serde::{Deserialize, Serialize};
 use tidemill_cluster::class::{Class, OnMiss};

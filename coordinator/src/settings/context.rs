@@ -1,4 +1,4 @@
-//! What the file says of long conversations, and of what is remembered between them.
+//! The settings of long conversations, and of facts remembered between them.
 
 use super::{
     bounds::{bytes, within},
@@ -9,14 +9,14 @@ use std::{collections::BTreeMap, time::Duration};
 use tidemill_gateway::{base::memories, context::Strategy, features::summarizer};
 use tidemill_net::config::{ConfigError, invalid};
 
-/// More would take the whole of a small window.
+/// More facts would fill a small context window.
 const FACTS_MAX: usize = 1000;
-/// An hour.
+/// The longest deadline: an hour.
 const DEADLINE_S_MAX: u64 = 3600;
 const WAITING_MAX: usize = 65_536;
 const AT_ONCE_MAX: usize = 64;
 
-/// What is done about conversations that are too long.
+/// The treatment of conversations that are too long.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ContextFlags {
@@ -32,7 +32,7 @@ pub struct ContextFlags {
     pub summaries_at_once: Option<usize>,
 }
 
-/// What is remembered of users from one conversation to the next.
+/// Facts remembered of users from one conversation to the next.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryFlags {
@@ -77,7 +77,7 @@ impl ContextFlags {
 }
 
 impl MemoryFlags {
-    /// `None`: nothing is remembered.
+    /// Returns `None` if no facts are remembered.
     pub(super) fn check(self) -> Result<Option<memories::Limits>, ConfigError> {
         let limits = memories::Limits {
             facts: within("memory.facts_max", self.facts_max.unwrap_or(64), 1..=FACTS_MAX)?,

@@ -1,4 +1,4 @@
-//! Whether users may say what they think of answers.
+//! The settings of users' feedback on answers.
 
 use super::bounds::{bytes, within};
 use serde::{Deserialize, Serialize};
@@ -31,11 +31,11 @@ impl FromStr for FeedbackFlags {
     }
 }
 
-/// A week.
+/// The longest time to keep an answer: a week.
 const KEEP_S_MAX: u64 = 7 * 24 * 3600;
 
 impl FeedbackFlags {
-    /// `None`: switched off.
+    /// Returns `None` if it is switched off.
     pub(super) fn check(self, data: Option<&Path>, finder: &Arc<Finder>) -> Result<Option<FeedbackSettings>, ConfigError> {
         if self.enabled == Some(false) {
             return Ok(None);

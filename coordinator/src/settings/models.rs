@@ -24,12 +24,12 @@ impl<P: Into<PathBuf>> From<P> for ModelFlag {
 /// A model that is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSettings {
-    /// In the API, and for workers.
+    /// The name in the API, and for workers.
     pub name: String,
     pub dir: PathBuf,
 }
 
-/// A key with one value, or a list.
+/// Deserializes one value or a list.
 pub(super) fn one_or_several<'de, D: Deserializer<'de>, T: DeserializeOwned + From<String>>(value: D) -> Result<Vec<T>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -80,7 +80,7 @@ pub(super) fn check_models(models: Vec<ModelFlag>, names: Vec<String>) -> Result
     Ok(checked)
 }
 
-/// `a=b,c=d` as a map.
+/// Parses `a=b,c=d` as a map.
 pub(super) fn parse_aliases(text: &str) -> Result<BTreeMap<String, String>, String> {
     let pair = |pair: &str| {
         let (name, model) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not NAME=MODEL"))?;

@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use tidemill_net::config::{ConfigError, invalid};
 use tidemill_registry::command::NAME_BYTES_MAX;
 
-/// The most coordinators of one cluster: a majority must agree on every change.
+/// The maximum number of coordinators in one cluster: a majority must agree on every change.
 const COORDINATORS_MAX: usize = 5;
 
-/// Reads `a=1.2.3.4:5,…` as a map.
+/// Parses `a=1.2.3.4:5,…` as a map.
 pub(super) fn parse_peers(text: &str) -> Result<BTreeMap<String, SocketAddr>, String> {
     let pair = |pair: &str| {
         let (name, addr) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not NAME=ADDR"))?;
@@ -17,7 +17,7 @@ pub(super) fn parse_peers(text: &str) -> Result<BTreeMap<String, SocketAddr>, St
     text.split(',').map(pair).collect()
 }
 
-/// Returns the coordinators other than `name`. `stored`: this one has a data directory.
+/// Returns the coordinators other than `name`. `stored` tells whether this one has a data directory.
 pub(super) fn check_peers(
     mut peers: BTreeMap<String, SocketAddr>,
     name: &str,

@@ -1,4 +1,4 @@
-//! What the file says of what identifies people.
+//! The settings of personal data.
 
 use super::models::one_or_several;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use tidemill_gateway::safety::pii::Pii;
 use tidemill_net::config::{ConfigError, invalid};
 use tidemill_safety::pii::{Kind, find::Finder};
 
-/// What identifies people.
+/// The treatment of personal data.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PiiFlags {
@@ -24,7 +24,7 @@ pub struct PiiFlags {
 }
 
 impl PiiFlags {
-    /// What is done about prompts and answers, and the finder, which logs use, too.
+    /// Returns the treatment of prompts and answers, and the finder, which logs use as well.
     pub(super) fn check(self) -> Result<(Option<Pii>, Arc<Finder>), ConfigError> {
         let redacts = |key, mode: Option<&str>| match mode.unwrap_or("off") {
             "off" => Ok(false),

@@ -1,4 +1,4 @@
-//! What the file says of which model answers: `[router]` and `[[route]]`.
+//! The settings that choose the model: `[router]` and `[[route]]`.
 
 use super::models::ModelSettings;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use tidemill_gateway::routing::{
 use tidemill_net::config::{ConfigError, invalid, parse_bytes};
 use tidemill_tenancy::tier::Tiers;
 
-/// What all rules have in common.
+/// Settings common to all rules.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterFlags {
@@ -29,7 +29,7 @@ pub struct RouterFlags {
     pub auto: Option<AutoFlags>,
 }
 
-/// One of two models, by how hard a request looks.
+/// A choice between two models by the estimated difficulty of a request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AutoFlags {
@@ -53,7 +53,7 @@ pub struct AutoFlags {
     pub history: Option<f64>,
 }
 
-/// A rule: all conditions that are given must hold.
+/// A rule: all given conditions must hold.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouteFlags {
@@ -91,7 +91,7 @@ pub struct RouteFlags {
     pub overflow_ttft_ms: Option<f64>,
 }
 
-/// What names are checked against.
+/// The names that rules may refer to.
 struct Known<'a> {
     models: &'a [ModelSettings],
     aliases: &'a BTreeMap<String, String>,
@@ -115,7 +115,7 @@ impl Known<'_> {
     }
 }
 
-/// `None`: every request gets the model that it asks for.
+/// Returns `None` if every request gets the model that it names.
 pub(super) fn router(
     router: Option<RouterFlags>,
     routes: Vec<RouteFlags>,

@@ -1,4 +1,4 @@
-//! What the file says of safety checks: `[safety]`.
+//! The settings of safety checks: `[safety]`.
 
 use super::{
     bounds::within,
@@ -80,7 +80,7 @@ pub struct JudgeFlags {
     pub waiting_max: Option<usize>,
 }
 
-/// What is said after some answers.
+/// A disclaimer that is appended to some answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DisclaimerFlags {
@@ -101,7 +101,7 @@ pub(super) fn parse_safety(text: &str) -> Result<SafetyFlags, String> {
 }
 
 impl SafetyFlags {
-    /// `None`: switched off.
+    /// Returns `None` if they are switched off.
     pub(super) fn check(self, models: &[ModelSettings]) -> Result<(Option<Safety>, Option<moderator::Settings>), ConfigError> {
         if self.enabled == Some(false) {
             return Ok((None, None));

@@ -1,4 +1,4 @@
-//! What the file says of answers to similar questions.
+//! The settings of answers to similar questions.
 
 use super::{
     bounds::{positive, within},
@@ -14,7 +14,7 @@ use tidemill_net::config::{ConfigError, invalid, parse_bytes};
 
 const ANSWERS_MAX: usize = 1 << 20;
 
-/// Answers that are given again to whoever asks nearly the same, of tenants that opted in.
+/// Answers that are reused for nearly equal questions, for tenants that opted in.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SemanticFlags {
@@ -33,7 +33,7 @@ pub struct SemanticFlags {
 }
 
 impl SemanticFlags {
-    /// `None`: there are none.
+    /// Returns `None` if it is off.
     pub(super) fn check(
         self,
         models: &[ModelSettings],

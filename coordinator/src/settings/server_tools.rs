@@ -1,4 +1,4 @@
-//! What the file says of tools that run here: `[server_tools]`.
+//! The settings of tools that run on the server: `[server_tools]`.
 
 use super::bounds::within;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ const TIMEOUT_MS: u64 = 5_000;
 const TIMEOUT_MS_MAX: u64 = 120_000;
 const TOOLS_MAX: usize = 256;
 const SERVERS_MAX: usize = 32;
-/// So that there is room for a tool's.
+/// The maximum length of a server's name, which leaves room for a tool's.
 const SERVER_NAME_BYTES_MAX: usize = 32;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ pub struct ServerToolsFlags {
     pub mcp: Vec<McpFlags>,
 }
 
-/// An HTTP endpoint: arguments are posted to it as JSON.
+/// An HTTP endpoint, to which arguments are posted as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToolFlags {
@@ -160,7 +160,7 @@ impl McpFlags {
     }
 }
 
-/// Where requests may go.
+/// Checks that a URL is valid and its host is listed.
 fn target(key: &'static str, url: String, ca: Option<PathBuf>, hosts: &[String]) -> Result<Target, ConfigError> {
     let target = Target { url, ca };
     target.check().map_err(|error| invalid(key, &target.url, error.to_string()))?;

@@ -1,4 +1,4 @@
-//! What the file says of tenants: tiers, prices, an identity provider, shedding.
+//! The settings of tenants: tiers, prices, an identity provider, shedding.
 
 use super::bounds::positive;
 use serde::{Deserialize, Serialize};
@@ -15,19 +15,19 @@ use tidemill_tenancy::{
     web::Target,
 };
 
-/// Where tenants and keys are.
+/// The place where tenants and keys are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeptIn {
-    /// Until this process ends.
+    /// In memory, until this process ends.
     Memory,
     File(PathBuf),
-    /// In what the coordinators agree on. `earlier`: the file in which this one keeps them while it is alone.
+    /// In the registry. `earlier` is the file in which this coordinator keeps them while it is alone.
     Registry {
         earlier: PathBuf,
     },
 }
 
-/// One tier, in place of a built-in one of this name, or beside them.
+/// One tier, which replaces a built-in one of this name or is added to them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TierFlags {
@@ -97,7 +97,7 @@ pub struct SinkFlags {
 }
 
 impl SinkFlags {
-    /// `source`: this coordinator's name.
+    /// `source` is this coordinator's name.
     pub(super) fn check(self, source: &str) -> Result<sink::Settings, ConfigError> {
         let target = Target { url: self.url, ca: self.ca };
         target.check().map_err(|error| invalid("usage_sink.url", &target.url, error.to_string()))?;
@@ -105,7 +105,7 @@ impl SinkFlags {
     }
 }
 
-/// When tiers are turned away.
+/// The load from which tiers are turned away.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SheddingFlags {
@@ -117,14 +117,14 @@ pub struct SheddingFlags {
     pub ttft_p95_ms: Option<u64>,
 }
 
-/// As long as a batch has.
+/// The deadline of background work: as long as a batch has.
 const BACKGROUND_S: u64 = 86_400;
-/// Providers that withdraw a key expect it to be forgotten within hours.
+/// The maximum age of a key set: providers that withdraw a key expect it to be dropped within hours.
 const JWKS_MAX_AGE_S: u64 = 3600;
 
 pub(super) fn tiers(given: BTreeMap<String, TierFlags>, classes: &Classes) -> Result<Tiers, ConfigError> {
     let mut tiers = Tiers::default();
-    // Where an operator has other classes, the built-in tiers have what there is of theirs.
+    // If the operator has defined other classes, the built-in tiers keep those of their classes that exist.
     let built_in: Vec<Tier> = tiers.iter().cloned().collect();
     for mut tier in built_in {
         tier.classes.retain(|class| classes.by_tier(Some(class)).is_some());
@@ -240,7 +240,7 @@ impl JwtFlags {
 }
 
 impl SheddingFlags {
-    /// `None`: never.
+    /// Returns `None` if shedding is off.
     pub(super) fn check(self, classes: &Classes) -> Result<Option<Watermarks>, ConfigError> {
         if self.enabled == Some(false) {
             return Ok(None);

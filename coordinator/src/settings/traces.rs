@@ -1,4 +1,4 @@
-//! The collector that traces of requests go to.
+//! The collector to which traces of requests are sent.
 
 use serde::{Deserialize, Serialize};
 use std::{convert::Infallible, path::PathBuf, str::FromStr};
@@ -6,7 +6,7 @@ use tidemill_gateway::traces::{Sampling, collector};
 use tidemill_net::config::{ConfigError, invalid};
 use tidemill_tenancy::web::Target;
 
-/// The path of OTLP over HTTP, where the URL has none.
+/// The path of OTLP over HTTP, for a URL without a path.
 const PATH: &str = "v1/traces";
 const SHARE: f64 = 0.01;
 
@@ -43,7 +43,7 @@ impl FromStr for TracesFlags {
 }
 
 impl TracesFlags {
-    /// `instance`: this coordinator's name.
+    /// `instance` is this coordinator's name.
     pub(super) fn check(self, instance: &str) -> Result<TracesSettings, ConfigError> {
         let share = self.share.unwrap_or(SHARE);
         if !(0.0..=1.0).contains(&share) {

@@ -1,17 +1,18 @@
-//! JSON as clients write it, which is more than `serde_json` reads: a byte order mark before it, half of a surrogate pair (JavaScript cuts
-//! texts between the two), and schemas nested deeper than 128 levels. Only what was refused is looked at again, so other bodies pay nothing.
+//! JSON as clients write it, beyond what `serde_json` reads: a byte order mark before it, half of a surrogate pair (JavaScript cuts texts
+//! between the two halves), and schemas nested deeper than 128 levels. Only texts that were refused are examined again, so other bodies pay
+//! nothing.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Deserializer, Value, de::SliceRead};
 use std::borrow::Cow;
 
-/// Levels of arrays and objects. Each takes stack where it is read, walked and dropped.
+/// The maximum nesting of arrays and objects. Each level takes stack when it is read, walked and dropped.
 pub const DEPTH_MAX: usize = 200;
-/// Values of one body: a million token ids, and as many again. Read, each may take a hundred times its bytes.
+/// The maximum number of values in one body: a million token ids, and as many again. In memory, a value may take a hundred times its bytes.
 pub const VALUES_MAX: usize = 1 << 21;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// The target of an event for each text that is parsed, with its length: tests count by it how often a body is.
+/// The target of an event for each text that is parsed, with its length, by which tests count how often a body is parsed.
 pub const PARSES: &str = "tidemill::json";
 
 /// Reads JSON as `T`.
@@ -24,7 +25,7 @@ pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     })
 }
 
-/// Tells those who listen to [`PARSES`] that a text is parsed.
+/// Reports to subscribers of [`PARSES`] that a text is parsed.
 pub fn note_parse(bytes: &[u8]) {
     #[cfg(feature = "shell")]
     tracing::trace!(target: PARSES, bytes = bytes.len(), "a text is parsed");
@@ -32,20 +33,20 @@ pub fn note_parse(bytes: &[u8]) {
     let _ = bytes;
 }
 
-/// Takes the byte order mark off a text that begins with one.
+/// Strips the byte order mark from a text that starts with one.
 pub fn unmarked(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
 }
 
-/// Reads JSON whose depth was [bounded](mended).
+/// Returns a reader of JSON whose depth was [bounded](mended).
 pub fn deep(bytes: &[u8]) -> Deserializer<SliceRead<'_>> {
     let mut json = Deserializer::from_slice(bytes);
     json.disable_recursion_limit();
     json
 }
 
-/// Returns a text that [`deep`] may read, if `serde_json` refused this one for its depth or for half of a surrogate pair, which
-/// becomes U+FFFD. Returns `None` where that is not what was wrong, or it is nested deeper than [`DEPTH_MAX`].
+/// Returns a text that [`deep`] may read, if `serde_json` refused this one for its depth or for half of a surrogate pair, which becomes
+/// U+FFFD. Returns `None` if there was a different fault, or it is nested deeper than [`DEPTH_MAX`].
 pub fn mended(bytes: &[u8]) -> Option<Cow<'_, [u8]>> {
     let mut mended = Cow::Borrowed(bytes);
     let (mut at, mut in_string, mut depth, mut deepest) = (0, false, 0_usize, 0);
@@ -79,7 +80,7 @@ pub fn mended(bytes: &[u8]) -> Option<Cow<'_, [u8]>> {
     (deepest <= DEPTH_MAX && (was_too_deep || matches!(mended, Cow::Owned(_)))).then_some(mended)
 }
 
-/// Counts the values that a text holds, by its punctuation: names of fields count as values.
+/// Counts the values in a text by its punctuation: names of fields count as values.
 pub fn values(bytes: &[u8]) -> usize {
     let (mut at, mut in_string, mut values) = (0, false, 0_usize);
     while let Some(&byte) = bytes.get(at) {
@@ -94,7 +95,7 @@ pub fn values(bytes: &[u8]) -> usize {
     values
 }
 
-/// Visits every string in `value`, but for names of fields.
+/// Visits every string in `value`, except names of fields.
 pub fn each_string(value: &mut Value, act: &mut impl FnMut(&mut String)) {
     match value {
         Value::String(text) => act(text),
@@ -104,10 +105,10 @@ pub fn each_string(value: &mut Value, act: &mut impl FnMut(&mut String)) {
     }
 }
 
-/// The depth that `serde_json` refuses.
+/// The depth from which `serde_json` refuses a text.
 const SERDE_DEPTH_MAX: usize = 128;
 
-/// The UTF-16 unit of an escape such as `u00e9`.
+/// Reads the UTF-16 unit of an escape such as `u00e9`.
 fn unit(bytes: &[u8], at: usize) -> Option<u32> {
     let digits = bytes.get(at..at + 5)?.strip_prefix(b"u")?;
     digits.iter().try_fold(0, |unit, digit| Some(unit << 4 | char::from(*digit).to_digit(16)?))

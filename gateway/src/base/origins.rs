@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderValue, Uri};
 
-/// The origins whose pages may use the front door.
+/// The origins whose pages may use the gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Origins {
     #[default]

@@ -1,13 +1,14 @@
-//! The one owner of everything that a request stores: conversations, responses, memories, files, batches, replays, opinions.
+//! The owner of all data that a request stores: conversations, responses, memories, files, batches, replays, feedback.
 
-/// A tenant, or one of its users. Sees nothing of any other owner, not even of its own tenant's.
+/// A tenant, or one of its users. An owner sees no data of any other owner, not even of its own tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(pub String);
 
 impl Owner {
-    /// A tenant's user, or the tenant itself where its key or token names no user. Where the door is open, all clients are one owner.
+    /// The owner for a tenant's user, or for the tenant itself if its key or token names no user. If no key is needed, all clients are one
+    /// owner.
     pub fn of(tenant: Option<&str>, user: Option<&str>) -> Self {
-        // No tenant's name has a slash.
+        // No tenant's name contains a slash.
         Self(tenant.into_iter().chain(user).collect::<Vec<_>>().join("/"))
     }
 
@@ -16,7 +17,7 @@ impl Owner {
     }
 }
 
-/// The tenant in an owner's name: users share what it may have.
+/// The tenant in an owner's name: users share its limits.
 pub fn tenant_of(owner: &str) -> &str {
     owner.split_once('/').map_or(owner, |(tenant, _)| tenant)
 }

@@ -4,15 +4,15 @@ use serde::Serialize;
 use serde_json::Value;
 use std::{collections::BTreeMap, fmt, future::Future, pin::Pin};
 
-/// Reading waits for nothing; a change waits for a majority of the coordinators, with a deadline.
+/// The agreed records. Reads do not wait; a change waits for a majority of the coordinators, with a deadline.
 pub trait Registry: fmt::Debug + Send + Sync {
     fn view(&self) -> RegistryView;
-    /// Those of this kind and key, in order.
+    /// The records of this kind and key, in order.
     fn records(&self, kind: Option<&str>, key: Option<&str>) -> Vec<RecordView>;
-    /// `expected`: only if this is the record's revision; 0 if it must not exist. The new revision.
+    /// Writes a record. With `expected`, only if this is its revision; 0 if it must not exist. Returns the new revision.
     fn put(&self, kind: String, key: String, value: Value, expected: Option<u64>) -> Changing<'_, u64>;
     fn delete(&self, kind: String, key: String, expected: Option<u64>) -> Changing<'_, ()>;
-    /// Takes a coordinator that will not come back out of the group.
+    /// Removes a coordinator that will not return from the group.
     fn remove_coordinator(&self, name: String) -> Changing<'_, ()>;
 }
 
@@ -26,7 +26,7 @@ pub enum ChangeError {
     NotFound(String),
     #[error("{0}")]
     Conflict(String),
-    /// It may still come about.
+    /// The change may still take effect.
     #[error("{0}")]
     NotNow(String),
 }
@@ -34,7 +34,7 @@ pub enum ChangeError {
 /// The state of a coordinator's registry.
 #[derive(Clone, Debug, Serialize)]
 pub struct RegistryView {
-    /// This coordinator.
+    /// The name of this coordinator.
     pub coordinator: String,
     pub part: &'static str,
     pub leader: Option<String>,
@@ -43,15 +43,15 @@ pub struct RegistryView {
     pub learners: Vec<String>,
     pub committed: u64,
     pub applied: u64,
-    /// Committed and not applied here.
+    /// The number of entries that are committed but not applied here.
     pub lag: u64,
-    /// At the leader: entries that each other coordinator lacks.
+    /// For the leader: the number of entries that each other coordinator lacks.
     pub behind: BTreeMap<String, u64>,
-    /// Changes proposed here without an outcome.
+    /// The number of changes proposed here without an outcome.
     pub changes_waiting: usize,
     pub workers: usize,
     pub records: usize,
-    /// Why it has stopped, if it has.
+    /// The reason why it has stopped, if it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
 }

@@ -1,12 +1,12 @@
 //! Fair shares of a room that tenants fill together.
 //!
-//! A tenant's share is the room divided by the tenants that have something in it. A tenant may also use room that others leave free; but
-//! when the room is full, a tenant that wants more than its share makes room by itself, and one that wants less takes it from the tenant
-//! that has most. So no tenant loses any of its share to others, and a flood drives out nothing but itself.
+//! A tenant's share is the room divided by the number of tenants that have anything in it. A tenant may also use room that others leave
+//! free; but when the room is full, a tenant that wants more than its share makes room by itself, and one that wants less takes it from the
+//! tenant that has most. So no tenant loses any of its share to others, and a flood displaces only itself.
 
 use std::{collections::HashMap, hash::Hash};
 
-/// The amount that each tenant holds, in whatever unit the room has.
+/// The amount that each tenant holds, in the unit of the room.
 #[derive(Clone, Debug)]
 pub struct Shares<T> {
     held: HashMap<T, u64>,
@@ -27,7 +27,7 @@ impl<T: Clone + Eq + Hash + Ord> Shares<T> {
         }
     }
 
-    /// Panics if the tenant holds less.
+    /// Takes an amount from a tenant. Panics if it holds less.
     pub fn take(&mut self, tenant: &T, amount: u64) {
         if amount > 0 {
             let held = self.held.get_mut(tenant).expect("only what was added is taken");
@@ -47,14 +47,14 @@ impl<T: Clone + Eq + Hash + Ord> Shares<T> {
         self.total
     }
 
-    /// A tenant's part of a room of this size, once `newcomer` has something in it.
+    /// A tenant's part of a room of this size, once `newcomer` is in it.
     pub fn share(&self, room: u64, newcomer: &T) -> u64 {
         let others = self.held.len() as u64 - u64::from(self.held.contains_key(newcomer));
         room / (others + 1)
     }
 
-    /// The tenants of which something may go so that `newcomer` gets `more`, first those of which it should: the newcomer itself where it
-    /// would have more than its share, else those that have more than theirs.
+    /// The tenants that may lose data so that `newcomer` gets `more`, first those that should: the newcomer itself if it would have more
+    /// than its share, else those that have more than theirs.
     pub fn losers(&self, room: u64, newcomer: &T, more: u64) -> Vec<T> {
         let share = self.share(room, newcomer);
         if self.held(newcomer) + more > share {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     proptest! {
-        /// A room that evicts by these rules: whatever others do, a tenant that stays within a share of all of them loses nothing.
+        /// A room that evicts by these rules: regardless of others, a tenant that stays within a share of all of them loses nothing.
         #[test]
         fn a_tenant_within_its_share_loses_nothing(mine in prop::collection::vec(1u64..5, 0..5), theirs in prop::collection::vec((0usize..4, 1u64..60), 1..200)) {
             const ROOM: u64 = 100;
@@ -117,7 +117,7 @@ mod tests {
                 shares.check_integrity();
                 shares.clone()
             };
-            // Five tenants at most: a share is never less than 20, and this has less.
+            // With at most five tenants, a share is never less than 20, and this tenant has less.
             let mut has = 0;
             for size in mine {
                 has += size;

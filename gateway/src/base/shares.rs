@@ -1,5 +1,5 @@
-//! Shares of a fixed amount: bytes in flight, connections, places. A party may hold a fixed part of it, and never more than is left for all
-//! others. So no party takes all of it, and many parties together leave some for the next one.
+//! Shares of a fixed amount: bytes in flight, connections, places. A party may hold at most a fixed part, and never more than is left for
+//! all others. So no party takes everything, and many parties together leave some for the next one.
 
 use parking_lot::Mutex;
 use std::{
@@ -9,21 +9,21 @@ use std::{
     sync::Arc,
 };
 
-/// The number of parts of which a party may hold one, by default.
+/// The default number of parts of which a party may hold one.
 const PARTS: u64 = 4;
 
-/// The party that a share is counted for.
+/// The party that a share counts towards.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Party {
     Tenant(Arc<str>),
-    /// A client's address, while no key is needed or none is known yet.
+    /// A client's address, if no key is needed or none is known yet.
     Address(IpAddr),
     /// This server itself and its operators.
     Server,
 }
 
 impl Party {
-    /// The party of an address. IPv6 hands out whole networks: one of 64 bits is one party.
+    /// The party of an address. For IPv6, which assigns whole networks, a network of 64 bits is one party.
     pub fn of_address(address: IpAddr) -> Self {
         Self::Address(match address.to_canonical() {
             IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -35,9 +35,9 @@ impl Party {
 /// The reason why an amount is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The party holds its share already.
+    /// The party already holds its share.
     Own,
-    /// Others hold everything: the party itself holds nothing.
+    /// Others hold everything, while the party itself holds nothing.
     Total,
 }
 
@@ -50,11 +50,11 @@ impl Refused {
     }
 }
 
-/// The books: a fixed amount, and how much of it each party holds.
+/// A fixed amount, and how much of it each party holds.
 #[derive(Debug)]
 pub struct Shares<P> {
     total: u64,
-    /// The most that one party may hold. If that is all there is, there are no shares.
+    /// The most that one party may hold. If it equals the total, there are no shares.
     most: u64,
     used: u64,
     held: HashMap<P, u64>,
@@ -98,7 +98,7 @@ impl<P: Clone + Eq + Hash> Shares<P> {
         self.used
     }
 
-    /// Panics if the books do not balance. Tests call it after every step.
+    /// Panics if the sums are wrong. Tests call it after every step.
     #[cfg(test)]
     fn check_integrity(&self) {
         assert_eq!(self.used, self.held.values().sum::<u64>());
@@ -115,7 +115,7 @@ impl Pool {
         Self(Arc::new(Mutex::new(shares)))
     }
 
-    /// Takes an amount, until what is returned is dropped.
+    /// Takes an amount, until the returned share is dropped.
     pub fn take(&self, party: Party, amount: u64) -> Result<Share, Refused> {
         self.0.lock().take(&party, amount)?;
         Ok(Share { pool: self.clone(), party, amount })
@@ -127,7 +127,7 @@ impl Pool {
     }
 }
 
-/// An amount that a party holds until this is dropped.
+/// An amount that a party holds until it is dropped.
 #[derive(Debug)]
 pub struct Share {
     pool: Pool,
@@ -140,7 +140,7 @@ impl Share {
         self.amount
     }
 
-    /// Makes the amount at least this.
+    /// Raises the amount to at least this.
     pub fn grow_to(&mut self, amount: u64) -> Result<(), Refused> {
         if let Some(more) = amount.checked_sub(self.amount) {
             self.pool.0.lock().take(&self.party, more)?;

@@ -1,8 +1,8 @@
-//! Stamps of records and events: the time of day, and ids of their own.
+//! Timestamps and ids of records and events.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Since 1970, UTC.
+/// Time since 1970, UTC.
 pub(crate) fn unix() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

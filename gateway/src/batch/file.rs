@@ -1,9 +1,9 @@
-//! Files that clients have stored, and those that answers are in.
+//! Clients' stored files, and files of answers.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Purposes of files: requests that a client stores, and answers that it gets.
+/// The purposes of files: requests that a client stores, and answers that it gets.
 pub const INPUT: &str = "batch";
 pub const OUTPUT: &str = "batch_output";
 
@@ -15,9 +15,9 @@ pub struct StoredFile {
     pub filename: String,
     pub purpose: String,
     pub bytes: u64,
-    /// Orders lists.
+    /// Determines the order of lists.
     pub created_ms: u64,
-    /// Unix seconds.
+    /// The time of expiry in Unix seconds.
     pub expires_at: u64,
 }
 
@@ -35,11 +35,11 @@ impl StoredFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     pub files: usize,
-    /// Bytes of all files together.
+    /// The maximum size of all files together.
     pub bytes: u64,
 }
 
-/// Why a file is not stored.
+/// The reason why a file is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoom {
     #[error("your tenant has {0} files, and may have no more: delete some")]
@@ -49,7 +49,7 @@ pub enum NoRoom {
 }
 
 impl Room {
-    /// Whether one more file of this size fits beside `others`, of one tenant.
+    /// Checks whether one more file of this size fits beside `others` of the same tenant.
     pub fn check(&self, others: impl Iterator<Item = u64>, bytes: u64) -> Result<(), NoRoom> {
         let (files, stored) = others.fold((0, 0_u64), |(files, stored), bytes| (files + 1, stored.saturating_add(bytes)));
         let bytes = stored.saturating_add(bytes);

@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 
-/// The endpoints that a batch can ask for.
+/// The endpoints that a batch may use.
 pub const ENDPOINTS: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"];
-/// The most problems that are reported: a client with more sees them at its next attempt.
+/// The maximum number of reported problems: a client sees further ones at its next attempt.
 const PROBLEMS_MAX: usize = 100;
 const CUSTOM_ID_BYTES_MAX: usize = 512;
 
-/// A problem of a batch.
+/// A problem with a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     pub code: String,
-    /// The line's number, from 1 on; `None`: the problem is not about a line.
+    /// The line's number, from 1; `None` if the problem does not concern a line.
     pub line: Option<u64>,
     pub message: String,
     pub param: Option<String>,
@@ -32,24 +32,24 @@ impl Problem {
     }
 }
 
-/// A request, and where it is in its file.
+/// A request, and its place in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// The line's number, from 1 on.
+    /// The line's number, from 1.
     pub number: u64,
     pub offset: u64,
     pub bytes: usize,
     pub custom_id: String,
 }
 
-/// A line, understood.
+/// A parsed line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     pub custom_id: String,
     pub body: Map<String, Value>,
 }
 
-/// `endpoint`: the batch's.
+/// Parses a line. `endpoint` is the batch's.
 pub fn parse(endpoint: &str, line: &[u8]) -> Result<Request, Problem> {
     let Ok(Value::Object(mut line)) = json::from_slice(line) else {
         return Err(Problem::new("invalid_json_line", "This line is not parseable as a JSON object."));
@@ -87,7 +87,7 @@ fn missing(field: &str) -> Problem {
     Problem::of(field, "missing_required_parameter", format!("Missing required parameter: '{field}'."))
 }
 
-/// Reads a file line by line: its requests, or what is wrong with it.
+/// Reads a file line by line: its requests, or its problems.
 #[derive(Debug)]
 pub struct Check<'a> {
     endpoint: &'a str,
@@ -104,7 +104,7 @@ impl<'a> Check<'a> {
         Self { endpoint, lines_max, offset: 0, number: 0, seen: HashSet::new(), lines: Vec::new(), problems: Vec::new() }
     }
 
-    /// The next line, with its end. `None`: a line that is too long, of this many bytes.
+    /// Takes the next line, with its end. `None` for a line that is too long, of this many bytes.
     pub fn line(&mut self, line: Option<&[u8]>, bytes: usize) {
         let offset = self.offset;
         self.offset += bytes as u64;
@@ -133,12 +133,12 @@ impl<'a> Check<'a> {
         self.problems.push(Problem { line: Some(self.number), ..problem });
     }
 
-    /// Whether nothing that follows would be reported or run.
+    /// Whether no further line could be reported or run.
     pub fn is_hopeless(&self) -> bool {
         self.problems.len() >= PROBLEMS_MAX
     }
 
-    /// After the last line.
+    /// Ends the check after the last line.
     pub fn finish(mut self) -> Result<Vec<Line>, Vec<Problem>> {
         if self.lines.is_empty() && self.problems.is_empty() {
             self.problems.push(Problem::new("empty_file", "The input file has no requests."));

@@ -7,7 +7,7 @@
 //!     └──► cancelling
 //! ```
 //!
-//! Times are Unix seconds, and an argument. Which requests were answered is not kept here: the files of answers say it.
+//! Times are Unix seconds, and arguments. Which requests were answered is not kept here, but follows from the files of answers.
 
 use super::input::Problem;
 use crate::base::owner::Owner;
@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// The only `completion_window` that there is, in words,
+/// The only `completion_window`, as clients name it.
 pub const WINDOW: &str = "24h";
-/// and in seconds.
+/// The same in seconds.
 const WINDOW_S: u64 = 24 * 3600;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub enum Status {
     Cancelled,
 }
 
-/// The end of a batch whose file was good.
+/// The end of a batch whose file was valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
@@ -45,19 +45,19 @@ pub enum Ending {
 /// The sender of a batch and its requests. It is looked up again at each request, since keys are revoked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sender {
-    /// `None`: the door was open.
+    /// The tenant; `None` if no key was needed.
     pub tenant: Option<String>,
-    /// The tier, of a sender with a signed token.
+    /// The tier of a sender with a signed token.
     pub tier: Option<String>,
     pub user: Option<String>,
     pub key: Option<String>,
-    /// When the signed token expires, in Unix seconds.
+    /// The expiry of the signed token, in Unix seconds.
     #[serde(default)]
     pub until: Option<u64>,
 }
 
 impl Sender {
-    /// The name of the owner of what the sender stores: the same as that of its other requests.
+    /// The name of the owner of the sender's data: the same as for its other requests.
     pub fn owner(&self) -> String {
         Owner::of(self.tenant.as_deref(), self.user.as_deref()).0
     }
@@ -77,21 +77,21 @@ pub struct Batch {
     pub endpoint: String,
     pub input_file: String,
     pub metadata: BTreeMap<String, String>,
-    /// Age at which the files of answers are deleted; `None`: as old as the server keeps files.
+    /// The age at which the files of answers are deleted; `None` if only the server's limit applies.
     pub output_age_s: Option<u64>,
     pub status: Status,
-    /// Once nothing more will run. The files of answers have their names, and may not be in their place yet.
+    /// Set once no more requests will run. The files of answers then have their names, but may not be in place yet.
     pub ending: Option<Ending>,
     pub output_file: Option<String>,
     pub error_file: Option<String>,
     pub counts: Counts,
     pub problems: Vec<Problem>,
-    /// Orders lists.
+    /// Determines the order of lists.
     pub created_ms: u64,
     pub times: Times,
 }
 
-/// The times at which a batch came to each status.
+/// The times at which a batch reached each status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Times {
@@ -138,7 +138,7 @@ impl Batch {
         self.created_ms / 1000 + WINDOW_S
     }
 
-    /// Accepts a file that is good, or was found so earlier: the batch resumes where it was.
+    /// Accepts a valid file, or one that was accepted earlier: the batch resumes where it was.
     pub fn accept(&mut self, now: u64, counts: Counts) {
         if self.is_over() || self.ending.is_some() {
             return;
@@ -150,7 +150,7 @@ impl Batch {
         }
     }
 
-    /// The file is wrong, or gone.
+    /// Fails the batch: its file is invalid, or gone.
     pub fn refuse(&mut self, now: u64, problems: Vec<Problem>) {
         if self.is_over() {
             return;
@@ -160,12 +160,12 @@ impl Batch {
         self.problems = problems;
     }
 
-    /// A request has its answer, good or bad.
+    /// Counts the answer to a request, good or bad.
     pub fn answered(&mut self, good: bool) {
         if good { self.counts.completed += 1 } else { self.counts.failed += 1 }
     }
 
-    /// Cancels the batch: no more of its requests begin. Returns `false` if it is too late for that.
+    /// Cancels the batch: no more of its requests start. Returns `false` if it is too late for that.
     pub fn cancel(&mut self, now: u64) -> bool {
         match self.status {
             Status::Validating | Status::InProgress => {
@@ -178,14 +178,14 @@ impl Batch {
         }
     }
 
-    /// Its sender may not ask any more.
+    /// Stops the batch, because its sender lost access.
     pub fn stop(&mut self, now: u64, problem: Problem) {
         if self.cancel(now) && self.problems.is_empty() {
             self.problems.push(problem);
         }
     }
 
-    /// Whether nothing more is to run, and why.
+    /// Returns the ending of the batch, if no more requests are to run.
     pub fn ends(&self, now: u64) -> Option<Ending> {
         match self.status {
             Status::Cancelling => Some(Ending::Cancelled),
@@ -195,7 +195,7 @@ impl Batch {
         }
     }
 
-    /// All is answered that will be. The files get their names now, so that a process that comes later gives them no others.
+    /// Notes that all answers are in. The files get their names now, so that a process that finishes the batch later uses the same names.
     pub fn finalize(&mut self, now: u64, ending: Ending, output_file: Option<String>, error_file: Option<String>) {
         self.ending = Some(ending);
         (self.output_file, self.error_file) = (output_file, error_file);
@@ -205,7 +205,7 @@ impl Batch {
         }
     }
 
-    /// The files are in their place.
+    /// Notes that the files are in place.
     pub fn close(&mut self, now: u64) {
         let (status, time) = match self.ending {
             Some(Ending::Completed) => (Status::Completed, &mut self.times.completed),
@@ -230,7 +230,7 @@ impl Batch {
     pub fn view(&self) -> Value {
         let Times { in_progress, finalizing, completed, failed, expired, cancelling, cancelled } = self.times;
         let problems = (!self.problems.is_empty()).then(|| json!({"object": "list", "data": self.problems}));
-        // Its files can be read only once they are in their place.
+        // Its files can be read only once they are in place.
         let shown = |file: &Option<String>| file.clone().filter(|_| self.is_over());
         json!({
             "id": self.id, "object": "batch", "endpoint": self.endpoint, "errors": problems,
@@ -243,7 +243,7 @@ impl Batch {
         })
     }
 
-    /// Panics where its parts contradict each other.
+    /// Panics if its parts contradict each other.
     pub fn check_integrity(&self) {
         let Counts { total, completed, failed } = self.counts;
         assert!(completed + failed <= total, "no request is answered twice");
@@ -277,7 +277,7 @@ mod tests {
         batch.answered(true);
         assert_eq!((batch.status, batch.ends(1002)), (Status::InProgress, None));
         batch.answered(false);
-        // Even when its time has just run out.
+        // Even if its time has just run out.
         assert_eq!(batch.ends(u64::MAX), Some(Ending::Completed));
         batch.finalize(1003, Ending::Completed, Some("file-2".into()), Some("file-3".into()));
         assert_eq!((batch.view()["status"].as_str(), batch.view()["output_file_id"].as_str()), (Some("finalizing"), None));
@@ -328,7 +328,7 @@ mod tests {
     }
 
     proptest! {
-        /// As its shell calls it, in any order of what may come from outside.
+        /// The calls of its shell, in any order of outside events.
         #[test]
         fn a_batch_ends_once_whatever_happens(events in prop::collection::vec(
             prop_oneof![

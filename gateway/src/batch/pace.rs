@@ -1,33 +1,33 @@
-//! The order and pace of a batch's requests. A bounded number run at a time; one that is put off (its tenant's quota is used up, or load is
-//! shed) goes back to the front of the line, and the batch rests, with fewer at a time afterwards. Each good answer lets one more run again
-//! (additive increase, multiplicative decrease, as in TCP), so that a batch takes what is left by others without asking for it all the
-//! time.
+//! The order and pace of a batch's requests. A bounded number run at a time; one that is refused (its tenant's quota is used up, or load is
+//! shed) goes back to the front of the queue, and the batch rests, with fewer at a time afterwards. Each good answer lets one more run
+//! again (additive increase, multiplicative decrease, as in TCP), so that a batch uses the capacity that others leave without probing for
+//! it constantly.
 
 use super::input::Line;
 use std::{collections::VecDeque, time::Duration};
 
-/// Failures of the server's own that a request gets over.
+/// The number of server failures that a request survives.
 const FAILURES_MAX: u32 = 3;
-/// The rest where the refusal names none.
+/// The rest if the refusal names none.
 const REST: Duration = Duration::from_secs(2);
 const REST_MIN: Duration = Duration::from_millis(100);
-/// The longest rest: after it a request is tried again even if the refusal named more, since quotas are raised and clusters grow.
+/// The longest rest: after it a request is tried again even if the refusal named a longer one, since quotas are raised and clusters grow.
 const REST_MAX: Duration = Duration::from_secs(60);
 
-/// A request that runs, or will.
+/// A request that runs, or will run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub line: Line,
     failures: u32,
 }
 
-/// The next thing to do.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     Run(Task),
     /// No request may run before this time.
     Rest(Duration),
-    /// Until something that runs has ended.
+    /// Wait until a running request has ended.
     Wait,
 }
 
@@ -55,7 +55,7 @@ impl Pace {
         Self { at_once_max, at_once: at_once_max, waiting, running: 0, rests_until: Duration::ZERO }
     }
 
-    /// `now`: since any moment that stays the same.
+    /// Returns the next step. `now` is the time since any fixed moment.
     pub fn next(&mut self, now: Duration) -> Step {
         if self.running >= self.at_once || self.waiting.is_empty() {
             return Step::Wait;
@@ -67,7 +67,7 @@ impl Pace {
         Step::Run(self.waiting.pop_front().expect("it is not empty"))
     }
 
-    /// Takes the end of a request that ran. Returns `true` if that is its answer, `false` if it will run again.
+    /// Handles the end of a request's attempt. Returns whether this was its answer; otherwise it will run again.
     pub fn ended(&mut self, now: Duration, task: Task, attempt: Attempt) -> bool {
         self.running -= 1;
         let Task { line, failures } = task;
@@ -85,7 +85,7 @@ impl Pace {
         false
     }
 
-    /// Puts a request back that was not run after all, since the batch ends.
+    /// Returns a request that was not run after all, since the batch ends.
     pub fn dropped(&mut self, task: Task) {
         self.running -= 1;
         self.waiting.push_front(task);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the attempts end, each request is answered once, and never more run than may.
+        /// For any outcomes of the attempts, each request is answered once, and never more run than allowed.
         #[test]
         fn each_request_has_one_answer(at_once in 1..6_usize, outcomes in prop::collection::vec(0..4_u8, 0..200)) {
             let mut pace = Pace::new(at_once, lines(12));

@@ -1,27 +1,27 @@
-//! A line of a file of answers, or of errors.
+//! Lines of the files of answers and of errors.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Makes a request's id: always the same, so that a request that runs again after a crash keeps its id.
+/// Makes a request's id, which is always the same, so that a request that runs again after a crash keeps its id.
 pub fn request_id(batch: &str, line: u64) -> String {
     let hash = blake3::hash(format!("{batch} {line}").as_bytes()).to_hex();
     format!("batch_req_{}", &hash[..32])
 }
 
-/// An answer, good or bad, with its end of line.
+/// The line of an answer, good or bad.
 pub fn answer(id: &str, custom_id: &str, status: u16, request_id: &str, body: &Value) -> String {
     let response = json!({"status_code": status, "request_id": request_id, "body": body});
     json!({"id": id, "custom_id": custom_id, "response": response, "error": null}).to_string() + "\n"
 }
 
-/// Why there is no answer.
+/// The line of a request without an answer, with the reason.
 pub fn unanswered(id: &str, custom_id: &str, code: &str, message: &str) -> String {
     let error = json!({"code": code, "message": message});
     json!({"id": id, "custom_id": custom_id, "response": null, "error": error}).to_string() + "\n"
 }
 
-/// Reads the `custom_id` of a line. `None`: the line is torn.
+/// Reads the `custom_id` of a line; `None` if the line is torn.
 pub fn custom_id(line: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Fields {

@@ -1,15 +1,15 @@
-//! The requests of a batch that run, on disk before they do, so that one that ends its process is known: a line that ran when a process
-//! died has one death more, and after the second it does not run again.
+//! The running requests of a batch, written to disk before they start, so that one that crashes its process is found: a line that ran when
+//! a process died has one more death, and after the second it does not run again.
 //!
 //! ```text
-//! process 7f3a…     this process has the batch in hand
-//! died 12 1         a line that ran when a process died, and how often that was
-//! began 3           it runs from here on;  `ended 3`: it was put off
-//! stopped           the process ended in good order, and with it what ran
+//! process 7f3a…     this process has taken the batch
+//! died 12 1         a line that ran when a process died, and the number of its deaths
+//! began 3           it runs from here on;  `ended 3`: it was postponed
+//! stopped           the process ended in an orderly way, and its running requests with it
 //! ```
 //!
-//! A line that was answered needs no word: its answer says it. Nothing is synced, since a process's death loses nothing that it has written;
-//! a machine's may lose a death.
+//! A line that was answered needs no entry: its answer shows it. Nothing is synced, since a process's death loses no written data; a
+//! machine's may lose a death.
 
 use super::disk::{Disk, blocking};
 use std::{
@@ -21,19 +21,19 @@ use std::{
 };
 use tokio::{io::AsyncWriteExt, sync::Mutex};
 
-/// Deaths after which a line does not run again. The first may be another's fault, or a machine's; for the second, the line ran with no
-/// other of those that were there at the first.
+/// The number of deaths after which a line does not run again. The first may have a different cause; at the second, the line ran without
+/// the others that were running at the first.
 pub(super) const DEATHS_MAX: u32 = 2;
 
 #[derive(Debug)]
 pub(super) struct Begun {
     file: Mutex<tokio::fs::File>,
-    /// The deaths of lines that ran when a process died.
+    /// The number of process deaths while each line ran.
     deaths: BTreeMap<u64, u32>,
 }
 
 impl Begun {
-    /// Counts the deaths of the last process that had the batch in hand, unless that is this one. `process`: its name, which no other has.
+    /// Counts the deaths of the last process that had taken the batch, unless that is this one. `process` is its unique name.
     pub(super) async fn open(disk: &Disk, id: &str, process: &str) -> io::Result<Self> {
         let (path, process) = (disk.begun(id), process.to_owned());
         let (file, deaths) = blocking(move || {
@@ -55,17 +55,17 @@ impl Begun {
         Ok(Self { file: Mutex::new(tokio::fs::File::from_std(file)), deaths })
     }
 
-    /// Returns how many processes died while this line ran.
+    /// Returns the number of processes that died while this line ran.
     pub(super) fn deaths(&self, line: u64) -> u32 {
         self.deaths.get(&line).copied().unwrap_or(0)
     }
 
-    /// Before the line runs.
+    /// Notes that a line is about to run.
     pub(super) async fn began(&self, line: u64) -> io::Result<()> {
         self.write(&format!("began {line}\n")).await
     }
 
-    /// It does not run any more, and has no answer.
+    /// Notes that a line no longer runs, and has no answer.
     pub(super) async fn ended(&self, line: u64) -> io::Result<()> {
         self.write(&format!("ended {line}\n")).await
     }
@@ -77,7 +77,7 @@ impl Begun {
     }
 }
 
-/// Notes that running requests are stopped in good order, and are not to blame for the process's end.
+/// Notes that running requests were stopped in an orderly way, and did not cause the process's end.
 pub(super) fn stop(path: &Path) -> io::Result<()> {
     match fs::File::options().append(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -87,7 +87,7 @@ pub(super) fn stop(path: &Path) -> io::Result<()> {
 
 fn deaths(text: &str, process: &str) -> BTreeMap<u64, u32> {
     let (mut deaths, mut running, mut last) = (BTreeMap::new(), BTreeSet::new(), "");
-    // A line that a death has torn was never written.
+    // A line torn by a crash was never written.
     for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
         let mut words = line.split(' ');
         let word = words.next().unwrap_or_default();

@@ -1,13 +1,13 @@
 //! Files and batches in the data directory:
 //!
 //! ```text
-//! files/ID.json      what a file is         files/ID.content   what is in it
-//! batches/ID.json    how far a batch is     batches/ID.output, batches/ID.errors   its answers so far
-//!                                           batches/ID.begun   which of its requests run, and which ran when a process died
-//! uploads/ID         a file that arrives; what is left there belongs to a process that ended
+//! files/ID.json      a file's record          files/ID.content   its contents
+//! batches/ID.json    a batch's record         batches/ID.output, batches/ID.errors   its answers so far
+//!                                             batches/ID.begun   its running requests, and those that ran when a process died
+//! uploads/ID         a file that is being uploaded; leftovers belong to a process that ended
 //! ```
 //!
-//! Records are written beside their place and renamed, so they are there in whole or not at all. A content is there before its record.
+//! Records are written to a temporary file and renamed, so they are complete or absent. A file's contents are in place before its record.
 
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -25,7 +25,7 @@ const OUTPUT: &str = "output";
 const ERRORS: &str = "errors";
 const BEGUN: &str = "begun";
 const UNFINISHED: &str = "tmp";
-/// Mode of files: prompts and answers are in them.
+/// The mode of files, which contain prompts and answers.
 pub(super) const PRIVATE: u32 = 0o600;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Disk {
         self.folder(Kind::Batch).join(id).with_extension(if good { OUTPUT } else { ERRORS })
     }
 
-    /// The path of a batch's running requests.
+    /// The path of the log of a batch's running requests.
     pub fn begun(&self, id: &str) -> PathBuf {
         self.folder(Kind::Batch).join(id).with_extension(BEGUN)
     }
@@ -121,7 +121,7 @@ impl Disk {
         Ok(Upload { id: id.to_owned(), path, content: self.content(id), file })
     }
 
-    /// Makes a journal a file's content, if it is not yet. Returns its bytes.
+    /// Turns a journal into a file's contents, if that was not done yet. Returns its size.
     pub async fn adopt(&self, journal: &Path, id: &str) -> io::Result<u64> {
         let (journal, content) = (journal.to_owned(), self.content(id));
         blocking(move || {
@@ -135,7 +135,7 @@ impl Disk {
         .await
     }
 
-    /// The record first: a content without one is removed at the next start.
+    /// Removes the record first: contents without a record are removed at the next start.
     pub async fn remove_file(&self, id: &str) -> io::Result<()> {
         let paths = [self.record(Kind::File, id), self.content(id)];
         blocking(move || paths.iter().try_for_each(|path| remove(path))).await
@@ -151,18 +151,18 @@ impl Disk {
         blocking(move || paths.iter().try_for_each(|path| remove(path))).await
     }
 
-    /// Removes contents that have no record.
+    /// Removes contents without a record.
     pub(super) fn remove_contents_unless(&self, named: impl Fn(&str) -> bool) -> io::Result<()> {
         self.each(Kind::File, |id, extension, path| if extension == CONTENT && !named(id) { remove(path) } else { Ok(()) })
     }
 
-    /// Removes answers of batches that are over, or gone.
+    /// Removes the answers of batches that are over or gone.
     pub(super) fn remove_journals_unless(&self, open: impl Fn(&str) -> bool) -> io::Result<()> {
         let is_journal = |extension: &str| [OUTPUT, ERRORS, BEGUN].contains(&extension);
         self.each(Kind::Batch, |id, extension, path| if is_journal(extension) && !open(id) { remove(path) } else { Ok(()) })
     }
 
-    /// Every file, with its name's two parts.
+    /// Visits every file, with the two parts of its name.
     fn each(&self, kind: Kind, mut look: impl FnMut(&str, &str, &Path) -> io::Result<()>) -> io::Result<()> {
         for entry in fs::read_dir(self.folder(kind))? {
             let path = entry?.path();
@@ -173,7 +173,7 @@ impl Disk {
     }
 }
 
-/// A file that arrives.
+/// A file that is being uploaded.
 #[derive(Debug)]
 pub struct Upload {
     id: String,
@@ -191,7 +191,7 @@ impl Upload {
         self.file.write_all(bytes).await
     }
 
-    /// Puts the content into its place.
+    /// Moves the contents into place.
     pub async fn publish(mut self) -> io::Result<()> {
         self.file.flush().await?;
         self.file.sync_all().await?;
@@ -206,12 +206,12 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        // It is gone already, where it was published.
+        // After publishing, it is gone already.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Work that waits for a disk.
+/// Runs work that waits for a disk.
 pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(io::Error::other("this has panicked: please report it as a bug")))
 }
@@ -227,7 +227,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A name is on disk once its folder is.
+/// Syncs the folder of a path: only then is the name on disk.
 fn sync_folder_of(path: &Path) -> io::Result<()> {
     fs::File::open(path.parent().expect("it lies in a folder"))?.sync_all()
 }

@@ -1,5 +1,5 @@
-//! A batch's answers so far, in the two files that its client will get: the good ones and the others. They are all that says which
-//! requests were answered, so nothing can contradict them; a line that a crash has torn was never written.
+//! A batch's answers so far, in the two files that its client will get: the good ones and the others. They alone record which requests were
+//! answered, so they cannot be contradicted; a line torn by a crash was never written.
 
 use super::disk::{Disk, PRIVATE, blocking};
 use crate::batch::record;
@@ -42,12 +42,12 @@ impl Journal {
         self.answered.contains(custom_id)
     }
 
-    /// Good answers, and others.
+    /// The numbers of good and of other answers.
     pub(super) fn lines(&self) -> (u64, u64) {
         (self.good.lines, self.others.lines)
     }
 
-    /// After an error, what was written is not known: only a journal that is opened again may go on.
+    /// Appends an answer. After an error, it is unknown how much was written: only a journal that is opened again may be appended to.
     pub(super) async fn append(&mut self, good: bool, custom_id: &str, record: &str) -> io::Result<()> {
         if !self.answered.insert(custom_id.to_owned()) {
             return Ok(());
@@ -60,7 +60,7 @@ impl Journal {
     }
 }
 
-/// Cuts the file after its last whole line.
+/// Cuts the file off after its last whole line.
 fn recover(path: PathBuf, answered: &mut HashSet<String>) -> io::Result<(fs::File, u64)> {
     let file = fs::File::options().read(true).append(true).create(true).mode(PRIVATE).open(path)?;
     let (mut reader, mut line) = (BufReader::new(&file), Vec::new());

@@ -1,5 +1,5 @@
-//! A batch from its file to its end. Each request takes the way of one that a client sends, through the same routes: quota, safety
-//! checks, cluster and usage log see no difference but its class and its sender's patience.
+//! A batch from its file to its end. Each request takes the path of a client's request, through the same routes: quota, safety checks,
+//! cluster and usage log see no difference except its class and its sender's patience.
 
 use super::{
     BatchError, Batches,
@@ -43,15 +43,15 @@ use tokio::{
     time::{self, MissedTickBehavior},
 };
 
-/// Between looks for what is too old.
+/// The interval at which old files and batches are deleted.
 const EXPIRE_EVERY: Duration = Duration::from_secs(600);
-/// Rest after the disk has failed a batch.
+/// The pause after a disk failure.
 const DISK_RETRY: Duration = Duration::from_secs(10);
-/// Looks at the clock, while nothing else happens.
+/// The longest time between two checks of the clock.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// The most bytes of an answer: more than any has.
+/// The maximum size of an answer, larger than any real one.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
-/// A request that waits in the cluster's queue ends by itself; this is for one that does not.
+/// Extra time before a request is given up: one that waits in the cluster's queue ends by itself.
 const OVERDUE: Duration = Duration::from_secs(60);
 
 /// The state that all batches share.
@@ -64,7 +64,7 @@ struct Ways {
 }
 
 impl Batches {
-    /// Runs all batches, those that an earlier process began first. For ever.
+    /// Runs all batches, starting with those that an earlier process left. Never returns.
     pub async fn run(self: Arc<Self>, routes: TowerToHyperService<Router>, tenants: Arc<Tenants>, timeout: Duration) {
         let ways = Ways { tenants, timeout, routes };
         let mut running = JoinSet::new();
@@ -77,7 +77,7 @@ impl Batches {
             metrics::show_batches(running.len());
             tokio::select! {
                 () = self.come.notified() => {}
-                // A panic there was logged; its batch waits for the next start.
+                // A panic was logged; the batch waits for the next start.
                 Some(_) = running.join_next() => {}
                 _ = old.tick() => {
                     if let Err(error) = self.expire().await {
@@ -89,7 +89,7 @@ impl Batches {
     }
 }
 
-/// One batch.
+/// Runs one batch.
 struct Runner {
     batches: Arc<Batches>,
     ways: Ways,
@@ -103,9 +103,9 @@ enum Ran {
         request_id: String,
         body: Value,
     },
-    /// It could not be written that it runs, so it did not.
+    /// The start of the request could not be recorded, so it did not run.
     NotBegun(io::Error),
-    /// Its sender may not ask any more.
+    /// Its sender lost access.
     Gone(String),
     /// The batch ends.
     Dropped,
@@ -165,7 +165,7 @@ impl Runner {
         Ok(self.batches.disk.remove_journals(&self.id).await?)
     }
 
-    /// Until all is answered, or nothing more will be.
+    /// Runs until all requests are answered, or no more will be.
     async fn answer_all(
         self: &Arc<Self>,
         batch: &Batch,
@@ -228,7 +228,7 @@ impl Runner {
         Ok(ending)
     }
 
-    /// A line's place among the errors, without an answer.
+    /// Records a line without an answer among the errors.
     async fn unanswered(&self, journal: &mut Journal, line: &Line, code: &str, message: &str) -> io::Result<()> {
         let record = record::unanswered(&record::request_id(&self.id, line.number), &line.custom_id, code, message);
         journal.append(false, &line.custom_id, &record).await?;
@@ -268,7 +268,7 @@ impl Runner {
         Ok(())
     }
 
-    /// One request, as soon as there is room for it.
+    /// Runs one request, as soon as there is room for it.
     async fn one(self: Arc<Self>, file: Arc<File>, begun: Arc<Begun>, task: Task, sender: Sender, endpoint: String) -> (Task, Ran) {
         let _alone = match begun.deaths(task.line.number) {
             0 => None,
@@ -333,7 +333,7 @@ impl Runner {
     }
 }
 
-/// A request that its routes never saw.
+/// The outcome of a request that never reached its routes.
 fn failed(error: &ApiError) -> Ran {
     let attempt = Attempt { status: error.status().as_u16(), retry_after: None };
     Ran::Attempted { attempt, request_id: String::new(), body: error.body() }
@@ -344,7 +344,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     number("retry-after-ms").map(Duration::from_millis).or_else(|| number("retry-after").map(Duration::from_secs))
 }
 
-/// All lines, or what is wrong with them.
+/// Reads all lines, or their problems.
 fn check(file: &File, endpoint: &str, lines_max: usize, line_bytes_max: usize) -> io::Result<Result<Vec<Line>, Vec<Problem>>> {
     let mut check = Check::new(endpoint, lines_max);
     let (mut reader, mut line) = (BufReader::with_capacity(64 << 10, file), Vec::new());
@@ -358,7 +358,7 @@ fn check(file: &File, endpoint: &str, lines_max: usize, line_bytes_max: usize) -
     Ok(check.finish())
 }
 
-/// Reads up to the end of a line, and keeps at most `bytes_max` of it. Returns its bytes; 0: there are no more lines.
+/// Reads up to the end of a line, and keeps at most `bytes_max` of it. Returns the line's length; 0 at the end of the file.
 fn read_line(reader: &mut impl BufRead, bytes_max: usize, line: &mut Vec<u8>) -> io::Result<usize> {
     line.clear();
     let mut bytes = 0;

@@ -1,4 +1,4 @@
-//! Answers that are recorded as they are made, so that a repeated request hears them from the beginning, or from where its stream broke
+//! Answers recorded as they are made, so that a repeated request gets them from the beginning, or from the point where its stream broke
 //! off, instead of computing them again.
 //!
 //! A [`Recordings`] holds the frames; each listener has a [`Seat`]. It knows no clock and no socket: time is an argument, and frames are
@@ -21,12 +21,12 @@ pub type Digest = [u8; 32];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of all frames together. 0: nothing is recorded.
+    /// The maximum size of all frames together; 0 turns recording off.
     pub bytes: u64,
     pub recordings: usize,
-    /// A recording that has ended is kept this long.
+    /// The time for which a completed recording is kept.
     pub keep: Duration,
-    /// A running one continues this long without a listener.
+    /// The time for which a recording continues without a listener.
     pub grace: Duration,
 }
 
@@ -36,7 +36,7 @@ impl Default for Limits {
     }
 }
 
-/// A listener's place at a recording.
+/// A listener's place in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Seat {
     pub recording: u64,
@@ -46,23 +46,23 @@ pub struct Seat {
 /// The result of looking a request up.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Lookup<T> {
-    /// A new recording, which the asker has to make.
+    /// A new recording, which the caller has to make.
     Begun(Seat),
     Joined {
         seat: Seat,
         tag: T,
         ended: bool,
     },
-    /// The key belongs to another body.
+    /// The key belongs to a different body.
     OtherBody,
-    /// The request has to be computed without a recording.
+    /// The request must be computed without a recording.
     NoRoom,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Read<F> {
     Frame(F),
-    /// There will be more.
+    /// More frames will come.
     Wait,
     End,
 }
@@ -70,37 +70,37 @@ pub enum Read<F> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Append {
     Taken,
-    /// The frame was not taken: listeners have to read first.
+    /// The frame was not accepted: listeners have to read first.
     Full,
 }
 
-/// For operators.
+/// Counters for operators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     pub recordings: usize,
     pub running: usize,
     pub listeners: usize,
     pub bytes: u64,
-    /// Recordings that made room for others before their time.
+    /// Recordings evicted before their time to make room.
     pub evicted: u64,
     /// Recordings whose time was over.
     pub expired: u64,
-    /// Running ones that were given up, since no listener came back.
+    /// Running recordings that were given up, since no listener returned.
     pub abandoned: u64,
-    /// Running ones that can no longer be joined, for want of room.
+    /// Running recordings that can no longer be joined, for want of room.
     pub passed: u64,
 }
 
-/// All recordings. `T`: what the shell keeps with each; `F`: a frame.
+/// All recordings. `T` is the shell's data for each, `F` is a frame.
 #[derive(Debug)]
 pub struct Recordings<T, F> {
     limits: Limits,
     recordings: HashMap<u64, Recording<T, F>>,
     by_key: HashMap<Digest, u64>,
     by_name: HashMap<Digest, u64>,
-    /// Those that have ended, oldest first.
+    /// Completed recordings, oldest first.
     ended: BTreeSet<(Duration, u64)>,
-    /// Running ones without a listener, by the time when they are given up.
+    /// Running recordings without a listener, by the time when they are given up.
     abandoned: BTreeSet<(Duration, u64)>,
     /// Bytes of each tenant's recordings.
     bytes: Shares<Digest>,
@@ -116,17 +116,17 @@ struct Recording<T, F> {
     name: Option<Digest>,
     body: Digest,
     tag: T,
-    /// Can be joined.
+    /// Whether it can be joined.
     listed: bool,
-    /// Frames before the first that is kept: all listeners have read them, and no new one can join.
+    /// The number of dropped frames before the first that is kept: all listeners have read them, and no new one can join.
     dropped: usize,
     frames: VecDeque<Frame<F>>,
     bytes: u64,
-    /// Events so far.
+    /// The number of events so far.
     events: u64,
     listeners: BTreeMap<u64, Listener>,
     ended: Option<Duration>,
-    /// The time at which it is given up, unless a listener comes.
+    /// The time at which it is given up, unless a listener joins.
     given_up_at: Option<Duration>,
 }
 
@@ -134,15 +134,15 @@ struct Recording<T, F> {
 struct Frame<F> {
     frame: F,
     bytes: u64,
-    /// Its number, if it is an event; else that of the event before.
+    /// The number of the event; for other frames, that of the event before.
     number: Option<u64>,
 }
 
 #[derive(Debug)]
 struct Listener {
-    /// Frames read.
+    /// The number of frames read.
     read: usize,
-    /// Events up to this one are not for it.
+    /// Events up to this one are skipped.
     after: Option<u64>,
 }
 
@@ -162,7 +162,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         }
     }
 
-    /// Joins the recording of a key, or begins one that `tenant` has to make room for. `after`: the listener has all events up to this one.
+    /// Joins the recording of a key, or starts one, for which `tenant` has to make room. The listener has all events up to `after`.
     pub fn ask(&mut self, tenant: Digest, key: Digest, body: Digest, after: Option<u64>, tag: impl FnOnce() -> T) -> Lookup<T> {
         if let Some(&id) = self.by_key.get(&key) {
             let recording = &self.recordings[&id];
@@ -217,7 +217,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         Some(self.sit(id, after))
     }
 
-    /// The answer's name is known now.
+    /// Sets the answer's name once it is known.
     pub fn name(&mut self, id: u64, name: Digest) {
         let Some(recording) = self.recordings.get_mut(&id).filter(|recording| recording.listed && recording.name.is_none()) else { return };
         if let Entry::Vacant(entry) = self.by_name.entry(name) {
@@ -226,12 +226,12 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         }
     }
 
-    /// The number that a recording's next event will have.
+    /// The number of a recording's next event.
     pub fn next_event(&self, id: u64) -> u64 {
         self.recordings.get(&id).map_or(0, |recording| recording.events)
     }
 
-    /// Adds a frame of this size. A frame that is no event has no number.
+    /// Adds a frame of this size. Frames that are not events have no number.
     pub fn append(&mut self, id: u64, frame: F, bytes: u64, event: bool) -> Append {
         let Some(tenant) = self.recordings.get(&id).map(|recording| recording.tenant) else { return Append::Taken };
         while self.bytes.total() + bytes > self.limits.bytes {
@@ -253,7 +253,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         Append::Taken
     }
 
-    /// Ends a recording. `whole`: it is an answer that a repeat may have; else it is forgotten when its listeners have heard it.
+    /// Ends a recording. A `whole` answer can be repeated; any other is dropped once its listeners have read it.
     pub fn end(&mut self, now: Duration, id: u64, whole: bool) {
         let Some(recording) = self.recordings.get_mut(&id).filter(|recording| recording.ended.is_none()) else { return };
         recording.ended = Some(now);
@@ -284,12 +284,12 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         read
     }
 
-    /// Removes a listener. After the last one, a running recording waits a while for one to come back.
+    /// Removes a listener. After the last one, a running recording waits a while for one to return.
     pub fn leave(&mut self, now: Duration, seat: Seat) {
         let id = seat.recording;
         let Some(recording) = self.recordings.get_mut(&id) else { return };
         if recording.listeners.remove(&seat.listener).is_some() && recording.listeners.is_empty() && recording.ended.is_none() {
-            // One that cannot be joined has nothing to wait for.
+            // A recording that cannot be joined need not wait.
             let at = if recording.listed { now + self.limits.grace } else { now };
             recording.given_up_at = Some(at);
             self.abandoned.insert((at, id));
@@ -297,7 +297,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         self.trim(id);
     }
 
-    /// Forgets expired recordings. Returns running ones that no listener came back to: their makers must stop.
+    /// Drops expired recordings. Returns running ones to which no listener returned: their makers must stop.
     pub fn expire(&mut self, now: Duration) -> Vec<T> {
         let mut given_up = Vec::new();
         while let Some(&(at, id)) = self.abandoned.first().filter(|(at, _)| *at <= now) {
@@ -348,7 +348,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         self.next
     }
 
-    /// Forgets the oldest recording that has ended and has no listener, of the first of these tenants that has one. `false`: none has.
+    /// Drops the oldest completed recording without a listener, from the first of these tenants that has one. Returns `false` if none has.
     fn evict(&mut self, losers: &[Digest]) -> bool {
         let oldest = |loser: &Digest| {
             let mut ended = self.ended.iter().map(|(_, id)| (*id, &self.recordings[id]));
@@ -361,7 +361,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         true
     }
 
-    /// Closes the recording to new listeners. `false`: it was closed before.
+    /// Closes the recording to new listeners. Returns `false` if it was closed before.
     fn unlist(&mut self, id: u64, for_room: bool) -> bool {
         let Some(recording) = self.recordings.get_mut(&id).filter(|recording| recording.listed) else { return false };
         recording.listed = false;
@@ -369,7 +369,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         if let Some(name) = recording.name {
             self.by_name.remove(&name);
         }
-        // Its time without a listener is over as well.
+        // Its grace time is over as well.
         if let Some(at) = &mut recording.given_up_at {
             self.abandoned.remove(&(*at, id));
             *at = Duration::ZERO;
@@ -397,7 +397,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         }
     }
 
-    /// For tests: panics where the parts contradict each other.
+    /// Panics if the parts contradict each other. For tests.
     pub fn check_integrity(&self) {
         let all = self.recordings.values();
         assert_eq!(self.bytes.total(), all.clone().map(|recording| recording.bytes).sum::<u64>());

@@ -1,9 +1,9 @@
-//! Answers that are kept for equal requests: the tokens that the cluster sent, under everything that determines them.
+//! Cached answers for equal requests: the tokens that the cluster sent, under everything that determines them.
 //!
 //! By the exactness contract such a hit *is* the answer: on CPU workers the cluster would send the same tokens again. So only greedy and
-//! seeded requests are kept, and as tokens, not text: stop strings, tools and safety checks are applied anew each time.
+//! seeded requests are cached, and as tokens, not text: stop strings, tools and safety checks are applied anew each time.
 //!
-//! A core: it knows no clock. Bounded in bytes, which tenants [share](crate::base::room); the least recently used goes first.
+//! A core: it has no clock. Bounded in bytes, which tenants [share](crate::base::room); the least recently used answer goes first.
 
 use crate::base::room::Shares;
 use std::{
@@ -17,19 +17,19 @@ use tidemill_proto::message::Provenance;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of all answers together.
+    /// The maximum size of all answers together.
     pub bytes: u64,
-    /// An answer is given again for so long.
+    /// The time for which an answer is reused.
     pub keep: Duration,
 }
 
 /// A digest of all that determines an answer's tokens.
 pub type Key = [u8; 32];
 
-/// The tenant that an answer belongs to: its part of a salt.
+/// The tenant that an answer belongs to: the tenant's part of a salt.
 pub type Tenant = [u8; 32];
 
-/// Reads the tenant of a request. Where no key is needed, all answers are one tenant's.
+/// Returns the tenant of a request. If no key is needed, all answers belong to one tenant.
 pub fn tenant(request: &NewRequest) -> Tenant {
     request.salt.first_chunk().copied().unwrap_or_default()
 }
@@ -73,7 +73,7 @@ impl ResponseCache {
         Some(Arc::clone(&kept.events))
     }
 
-    /// An answer that is too large by itself is not kept, be it for all room or for its tenant's share.
+    /// Stores an answer, unless it is too large for the cache, or for its tenant's share.
     pub fn put(&mut self, key: Key, tenant: Tenant, events: Events, now: Duration) {
         let bytes = ENTRY_BYTES + events.iter().map(size).sum::<u64>();
         if bytes > self.limits.bytes {
@@ -108,10 +108,10 @@ impl ResponseCache {
     }
 }
 
-/// The bytes that an answer takes beside its events, about.
+/// The approximate size of an answer besides its events.
 const ENTRY_BYTES: u64 = 256;
 
-/// Bytes of an event in memory, about.
+/// The approximate size of an event in memory.
 pub(crate) fn size(event: &RequestEvent) -> u64 {
     let of_list = |entries: usize, bytes: usize| entries * bytes;
     let top =
@@ -125,13 +125,13 @@ pub(crate) fn size(event: &RequestEvent) -> u64 {
     (mem::size_of::<RequestEvent>() + more) as u64
 }
 
-/// The key of a request whose answer has this origin. Everything counts that can change a token, a log-probability or who
-/// may see them; the class and the time limit do not.
+/// The key of a request whose answer has this origin. It covers everything that can change a token, a log-probability or who may see them;
+/// the class and the time limit cannot.
 pub fn key(origin: Origin, request: &NewRequest) -> Key {
     let NewRequest { prompt, salt, class: _, sampling, stop, constraint, choices, prompt_logprobs, embeds, timeout: _ } = request;
     let mut sampling = sampling.clone();
     if sampling.temperature == 0.0 {
-        // It draws nothing.
+        // Greedy requests use no seed.
         sampling.seed = 0;
     }
     let rest = (origin, salt, sampling, stop, constraint, choices, prompt_logprobs, embeds);
@@ -144,7 +144,7 @@ pub fn key(origin: Origin, request: &NewRequest) -> Key {
     hasher.finalize().into()
 }
 
-/// Collects an answer while it comes.
+/// Collects an answer as it arrives.
 #[derive(Debug)]
 pub struct Recording {
     events: Vec<RequestEvent>,
@@ -154,12 +154,12 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// An answer of more bytes is not kept.
+    /// Starts to collect, up to this many bytes.
     pub fn new(choices: u32, bytes: u64) -> Self {
         Self { events: Vec::new(), open: (0..choices).collect(), bytes_left: bytes }
     }
 
-    /// Returns whether the answer may still become one to keep.
+    /// Adds an event. Returns whether the answer may still be cached.
     pub fn hear(&mut self, event: &RequestEvent) -> bool {
         let event = match event {
             RequestEvent::Waiting { .. } => return true,
@@ -181,8 +181,8 @@ impl Recording {
     }
 }
 
-/// The usage that a hit reports: the source of the prompt's KV when the answer was computed. It took no time, and has nothing to teach the
-/// scheduler.
+/// The usage that a hit reports: the source of the prompt's KV when the answer was computed, and no times, so that the scheduler learns
+/// nothing from it.
 fn of_hit(usage: &ChoiceUsage) -> ChoiceUsage {
     ChoiceUsage {
         provenance: Provenance { tokens: usage.provenance.tokens, ..Provenance::default() },
@@ -283,7 +283,7 @@ mod tests {
     }
 
     proptest! {
-        /// Two tenants, whatever else they ask.
+        /// Two tenants, with arbitrary requests.
         #[test]
         fn nobody_gets_another_tenants_answer(mine: Vec<u8>, theirs: Vec<u8>, prompt in prop::collection::vec(0u32..50, 1..20), seed: u64) {
             prop_assume!(mine != theirs);
@@ -299,7 +299,7 @@ mod tests {
             prop_assert!(cache.get(&key(ORIGIN, &of(&mine)), Duration::ZERO).is_some());
         }
 
-        /// Bytes are those of the answers that are there, and never above the limit.
+        /// The size is that of the stored answers, and never above the limit.
         #[test]
         fn it_keeps_within_its_bytes(steps in prop::collection::vec((0u8..12, 0u32..120, prop::bool::ANY), 1..80)) {
             let mut cache = ResponseCache::new(LIMITS);

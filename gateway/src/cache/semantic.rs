@@ -1,11 +1,12 @@
-//! Answers that are kept for similar questions: a question of one turn, in other words.
+//! Cached answers for similar questions: a question of one turn, worded differently.
 //!
-//! Unlike a hit of the [response cache](crate::cache::response_cache), such a hit is another question's answer, and may be wrong: tenants
-//! opt in, and every hit says so. Everything but the question's words must be *equal*: tenant, model, system prompt, sampling, form,
-//! length. Among the rest, the most similar question above the threshold is found by comparing with all ([`similarity`]): there is no index.
+//! Unlike a hit of the [response cache](crate::cache::response_cache), such a hit is the answer to a different question, and may be wrong:
+//! tenants opt in, and every hit is marked. Everything except the question's words must be *equal*: tenant, model, system prompt, sampling,
+//! form, length. Among the rest, the most similar question above the threshold is found by comparing with all ([`similarity`]): there is no
+//! index.
 //!
-//! A core: it knows no clock. Bounded in bytes and answers, which tenants [share](crate::base::room); the least recently used goes first. A
-//! hit's answer is not kept again, so that similarity does not drift.
+//! A core: it has no clock. Bounded in bytes and answers, which tenants [share](crate::base::room); the least recently used answer goes
+//! first. A hit is not cached again, so that similarity does not drift.
 
 pub mod similarity;
 
@@ -22,44 +23,44 @@ use std::{
 use tidemill_cluster::{ChoiceUsage, NewRequest, Origin, Outcome, RequestEvent};
 use tidemill_proto::{message::Provenance, sampling::StopRule};
 
-/// On the half of the paraphrase set that is for choosing, precision is 0.99 from 0.60 on (`examples/semantic_curve.rs`). A little above that
-/// one word more in a question is never a hit, however long the question is.
+/// The default threshold. On the half of the paraphrase set that is for choosing, precision is 0.99 from 0.60 on
+/// (`examples/semantic_curve.rs`). Slightly above that, an additional word in a question is never a hit, however long the question is.
 pub const THRESHOLD: f32 = 0.64;
 
-/// Answers to questions that differ in their words only: comparing with more would take milliseconds.
+/// The maximum number of questions that differ only in their words: comparing with more would take milliseconds.
 const BUCKET_MAX: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Bytes of all questions and answers together.
+    /// The maximum size of all questions and answers together.
     pub bytes: u64,
     pub answers: usize,
-    /// An answer is given again for so long.
+    /// The time for which an answer is reused.
     pub keep: Duration,
     /// The least similarity of a hit.
     pub threshold: f32,
 }
 
-/// A cache query: the question, and all else that must be equal.
+/// A cache query: the question, with everything else that must be equal.
 #[derive(Clone, Debug)]
 pub struct Inquiry {
     pub question: Question,
     pub text: String,
-    /// A digest of the model, and of its prompt without the question.
+    /// A digest of the model, and of the prompt without the question.
     pub setting: Key,
-    /// The client leaves the answer's length open.
+    /// Whether the client leaves the answer's length open.
     pub is_open: bool,
-    /// The id of the answer that is about to be made.
+    /// The id of the new answer, if there is no hit.
     pub response: String,
 }
 
-/// All that must be equal, guards of the question included.
+/// A digest of all that must be equal, guards of the question included.
 pub type Bucket = (Key, u64);
 
 impl Inquiry {
-    /// Returns the bucket of its answers. `request`: the whole of it; its answer has this origin.
+    /// Returns the bucket of its answers, for the whole request and the origin of its answer.
     pub fn bucket(&self, origin: Origin, request: &NewRequest) -> Bucket {
-        // The length that fits behind a prompt depends on its words: if the client names none, it is not part of the query.
+        // The length that fits after a prompt depends on its words: if the client names none, it is not part of the query.
         let max_tokens = if self.is_open { 0 } else { request.stop.max_tokens };
         let stop = StopRule { max_tokens, ..request.stop.clone() };
         let rest = response_cache::key(origin, &NewRequest { prompt: Vec::new().into(), stop, ..request.clone() });
@@ -69,12 +70,12 @@ impl Inquiry {
     }
 }
 
-/// Another question's answer.
+/// The answer to a similar question.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hit {
     pub events: Events,
     pub similarity: f32,
-    /// The response that it was computed for.
+    /// The response for which it was computed.
     pub response: Arc<str>,
 }
 
@@ -121,8 +122,7 @@ impl SemanticCache {
         Some(Hit { events: Arc::clone(&kept.events), similarity, response: Arc::clone(&kept.response) })
     }
 
-    /// An answer that is too large by itself or for its tenant's share is not kept, nor one that was cut where the client left its length
-    /// open.
+    /// Stores an answer, unless it is too large for the cache or its tenant's share, or was cut although the client left its length open.
     pub fn put(&mut self, bucket: Bucket, tenant: Tenant, inquiry: Inquiry, events: &[RequestEvent], now: Duration) {
         let is_cut = |event: &RequestEvent| matches!(event, RequestEvent::Finished { outcome: Outcome::Length, .. });
         if inquiry.is_open && events.iter().any(is_cut) {
@@ -189,10 +189,10 @@ impl SemanticCache {
     }
 }
 
-/// The bytes that an answer takes beside its question and its events, about.
+/// The approximate size of an answer besides its question and its events.
 const ENTRY_BYTES: u64 = 256;
 
-/// An event as an answer to another question has it: nothing of this prompt was computed or found.
+/// The event as part of an answer to a different question: without the sources and times of the original prompt.
 fn for_another(event: &RequestEvent) -> Option<RequestEvent> {
     match event {
         RequestEvent::Sources(_) | RequestEvent::Waiting { .. } => None,
@@ -318,7 +318,7 @@ mod tests {
     }
 
     proptest! {
-        /// A request that differs in anything but the question gets nothing, though the question is the same.
+        /// A request that differs in anything but the question gets no hit, even with the same question.
         #[test]
         fn never_across_tenants_or_settings(salt: Vec<u8>, setting: [u8; 32], temperature in 0.0f32..2.0, seed: u64, max_tokens in 1u32..50, top_k in 0u32..9) {
             let mut cache = SemanticCache::new(LIMITS);
@@ -347,7 +347,7 @@ mod tests {
             prop_assert!(cache.get(&bucket, &mine.question, 99, Duration::ZERO).is_some());
         }
 
-        /// Bytes and answers are those that are there, and never above their limits.
+        /// Size and number are those of the stored answers, and never above their limits.
         #[test]
         fn it_keeps_within_its_limits(steps in prop::collection::vec((0usize..40, prop::bool::ANY), 1..120), bytes in 1000u64..40_000) {
             let mut cache = SemanticCache::new(Limits { bytes, ..LIMITS });

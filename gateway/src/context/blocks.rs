@@ -1,9 +1,9 @@
-//! Text that is put into prompts beside what was said. What changes seldom stands near the beginning, where the KV of all that follows
-//! depends on it: the system prompt, what is known of the user, the summary. What changes with every question stands just before it.
+//! Text that is put into prompts besides the messages. Text that changes seldom stands near the beginning, since the KV of all that follows
+//! depends on it: the system prompt, facts about the user, the summary. Text that changes with every question stands just before it.
 
-/// The least of a message that says something.
+/// The least part of a message that is worth including.
 const PASSAGE_TOKENS_MIN: u64 = 16;
-/// Tokens of a line beside its text: its speaker, and a mark that it was cut.
+/// Tokens of a line besides its text: its speaker, and a mark that it was cut.
 const PASSAGE_MARKS: u64 = 8;
 
 /// Writes the block of facts about a user.
@@ -19,9 +19,9 @@ pub fn summary(text: &str) -> String {
 /// The speaker and the text.
 pub type Passage<'a> = (&'a str, &'a str);
 
-/// Selects the best of the old messages that fit, in the order in which they were said, perhaps cut at their ends. `ranked`: the best
-/// first, each with its place. Their block has at most `room` tokens. `count`: tokens of a text; `cut`: a text's beginning, of a number of
-/// tokens.
+/// Selects the best of the old messages that fit, in their original order, possibly cut at their ends. `ranked` has the best first, each
+/// with its place. Their block has at most `room` tokens. `count` counts the tokens of a text; `cut` returns a text's beginning of a number
+/// of tokens.
 pub fn passages_that_fit<'a>(
     ranked: &[(usize, Passage<'a>)],
     room: u64,
@@ -49,18 +49,18 @@ pub fn passages_that_fit<'a>(
     taken.into_iter().map(|(place, _, text)| (place, text)).collect()
 }
 
-/// Old messages that a new one may be about, in the order in which they were said.
+/// Writes the block of old messages that may be relevant to a new one, in their original order.
 pub fn passages<'a>(passages: impl IntoIterator<Item = Passage<'a>>) -> String {
     let passage = |(role, text)| format!("{role}: {}", in_one_line(text));
     lines("From earlier in this conversation, as far as it may matter now:", passages.into_iter().map(passage))
 }
 
-/// One after the other, an empty line between two.
+/// Joins blocks by empty lines.
 pub fn joined<'a>(blocks: impl IntoIterator<Item = &'a str>) -> String {
     blocks.into_iter().filter(|block| !block.is_empty()).collect::<Vec<_>>().join("\n\n")
 }
 
-/// Returns how many of the first facts make a block of at most `room` tokens. `count`: tokens of a text.
+/// Returns the number of first facts that make a block of at most `room` tokens. `count` counts the tokens of a text.
 pub fn facts_that_fit(all: &[String], room: u64, count: impl Fn(&str) -> u64) -> usize {
     let fit = |some: usize| count(&facts(all[..some].iter().map(String::as_str))) <= room;
     // The longest beginning that fits: a longer one has no fewer tokens.
@@ -71,7 +71,7 @@ fn lines(head: &str, lines: impl Iterator<Item = String>) -> String {
     [head.to_owned()].into_iter().chain(lines).collect::<Vec<_>>().join("\n")
 }
 
-/// A line break would make one text look like two.
+/// Replaces line breaks, which would make one text look like two.
 fn in_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

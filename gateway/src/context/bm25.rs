@@ -1,16 +1,17 @@
-//! Which texts a question is about, by BM25 (Robertson and Zaragoza, 2009), over texts that are at hand.
+//! The texts most relevant to a question, by BM25 (Robertson and Zaragoza, 2009).
 //!
 //! A chat has loaded its conversation anyway, so there is no index that could be stale, and every store ranks alike.
 
 use std::collections::HashMap;
 
-/// How soon a word's further occurrences stop to count, and how much a long text is marked down for its length: the usual ones.
+/// The saturation of a word's frequency, and the penalty for a text's length: the usual values.
 const K1: f64 = 1.2;
 const B: f64 = 0.75;
 
-/// The places of the `most` texts that have most to do with the question, the best first. Of equals the later; none without a word in common.
+/// Returns the places of the `most` most relevant texts, the best first. Of equal ones, the later goes first; texts without a common word
+/// are left out.
 pub fn best(question: &str, texts: &[&str], most: usize) -> Vec<usize> {
-    // Each word of the question, by the order in which it comes: sums of floats depend on it.
+    // The words of the question in order, since sums of floats depend on it.
     let mut asked: HashMap<String, usize> = HashMap::new();
     each_word(question, |word| {
         let next = asked.len();
@@ -51,7 +52,7 @@ pub fn best(question: &str, texts: &[&str], most: usize) -> Vec<usize> {
     ranked.into_iter().map(|(place, _)| place).collect()
 }
 
-/// Runs of letters and digits, in small letters. Where words are written without spaces, each character is one.
+/// Visits runs of letters and digits, in lower case. In scripts without spaces, each character is a word.
 fn each_word(text: &str, mut act: impl FnMut(&str)) {
     let mut word = String::new();
     let mut end = |word: &mut String| {
@@ -76,7 +77,7 @@ fn each_word(text: &str, mut act: impl FnMut(&str)) {
     end(&mut word);
 }
 
-/// Chinese, Japanese, and Thai and its neighbours.
+/// Whether a character is a word by itself: Chinese, Japanese, and Thai and its neighbours.
 fn is_a_word(character: char) -> bool {
     matches!(character, '\u{0e00}'..='\u{0fff}' | '\u{1000}'..='\u{109f}' | '\u{1780}'..='\u{17ff}' | '\u{3040}'..='\u{30ff}'
         | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{323af}')

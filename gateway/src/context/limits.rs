@@ -1,10 +1,10 @@
-//! How much of a dialog fits.
+//! The part of a dialog that fits.
 
 /// The turns and tokens that fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub turns: usize,
-    /// Tokens of all turns that are given to the model.
+    /// The maximum number of tokens of all turns that are given.
     pub tokens: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Turns that are left out in large steps. A step is decided before it is taken: when three quarters of what fits are full, the turns go that
-//! leave one quarter; then the rest is filled, and at the step half of it stays.
+//! Turns that are left out in large steps. A step is decided before it is taken: when more than three quarters are full, so many of the
+//! oldest turns are marked that one quarter remains. Then the rest is filled, and the marked turns go at the step, which leaves half.
 //!
 //! ```text
 //!   turn   given        (eight fit)
@@ -10,20 +10,20 @@
 
 use super::limits::Limits;
 
-/// A history's place between two steps.
+/// A history's position between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// The oldest turns that are not given.
+    /// The number of oldest turns that are not given.
     pub left_out: usize,
-    /// Those that the next step will leave out, once it is decided and all turns have ended.
+    /// The number that the next step will leave out, once it is decided and all turns have ended.
     pub ahead: Option<usize>,
 }
 
-/// `turns`: the tokens of each, the oldest first. The last one is always given.
+/// Returns the steps of a history. `turns` are the tokens of each, the oldest first. The last one is always given.
 pub fn steps(limits: Limits, turns: &[u64]) -> Steps {
     let (decides, stays) = (limits.quarters(3), limits.quarters(1));
     let (mut first, mut tokens, mut ahead) = (0, 0, None);
-    // The oldest turns that go so that those up to `end` are no more than what stays.
+    // The number of oldest turns to drop so that those up to `end` are no more than what stays.
     let going = |mut first: usize, end: usize, mut tokens: u64| {
         while first < end && !stays.hold(end - first, tokens) {
             tokens -= turns[first];
@@ -31,7 +31,7 @@ pub fn steps(limits: Limits, turns: &[u64]) -> Steps {
         }
         first
     };
-    // As it went, turn by turn: where it was full before decides where it is full next.
+    // The history is replayed turn by turn, since each step depends on the one before.
     for (last, turn) in turns.iter().enumerate() {
         if ahead.is_none() && !decides.hold(last - first, tokens) {
             ahead = Some(going(first, last, tokens));
@@ -40,7 +40,7 @@ pub fn steps(limits: Limits, turns: &[u64]) -> Steps {
             let step = ahead.take().unwrap_or_else(|| going(first, last, tokens));
             tokens -= turns[first..step].iter().sum::<u64>();
             first = step;
-            // A turn may be longer than what is free then.
+            // A turn may be longer than the free room.
             while first < last && !limits.hold(last + 1 - first, tokens + turn) {
                 tokens -= turns[first];
                 first += 1;
@@ -88,7 +88,7 @@ mod tests {
             for count in 1..turns.len() {
                 let (before, after) = (steps(limits, &turns[..count]), steps(limits, &turns[..count + 1]));
                 if after.left_out > before.left_out {
-                    // No turn is longer than a quarter, so none comes as a surprise.
+                    // No turn is longer than a quarter, so every step is decided ahead.
                     prop_assert_eq!(Some(after.left_out), before.ahead);
                 } else if let Some(ahead) = before.ahead {
                     prop_assert_eq!(after.ahead, Some(ahead), "it stays decided");

@@ -1,4 +1,4 @@
-//! The queue of summaries to make: one conversation after the other, each by one worker at a time, and not again at once where it failed.
+//! The queue of summaries to make: one conversation after the other, each by one worker at a time, and not again soon after a failure.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -7,16 +7,16 @@ use std::{
 
 /// The wait before a failed summary is tried again, if the conversation continues.
 pub const RETRY_AFTER: Duration = Duration::from_secs(60);
-/// Failures that are remembered. Over this, the oldest is forgotten, and tried again sooner.
+/// The maximum number of failures that are remembered. Beyond this, the oldest is dropped, and tried again sooner.
 const FAILURES_MAX: usize = 1024;
 
-/// `K`: a conversation; `J`: what is to be done.
+/// A queue of jobs `J` for conversations `K`.
 #[derive(Debug)]
 pub struct Summing<K, J> {
     waiting_max: usize,
     waiting: VecDeque<(K, J)>,
     running: BTreeSet<K>,
-    /// Conversations, with the items that were to be summarized, and when that failed.
+    /// Conversations with the number of items whose summary failed, and the time of the failure.
     failures: VecDeque<(K, usize, Duration)>,
 }
 
@@ -25,7 +25,7 @@ impl<K: Ord + Clone, J> Summing<K, J> {
         Self { waiting_max, waiting: VecDeque::new(), running: BTreeSet::new(), failures: VecDeque::new() }
     }
 
-    /// Adds a job, in place of one that waits for the same conversation. Returns `false` if too many wait.
+    /// Adds a job, or replaces one that waits for the same conversation. Returns `false` if too many wait.
     pub fn push(&mut self, key: K, job: J) -> bool {
         if let Some((_, waiting)) = self.waiting.iter_mut().find(|(other, _)| *other == key) {
             *waiting = job;
@@ -38,7 +38,7 @@ impl<K: Ord + Clone, J> Summing<K, J> {
         room
     }
 
-    /// The next one, whose conversation is not being summarized already.
+    /// Takes the next job whose conversation is not being summarized already.
     pub fn take(&mut self) -> Option<(K, J)> {
         let place = self.waiting.iter().position(|(key, _)| !self.running.contains(key))?;
         let (key, job) = self.waiting.remove(place)?;
@@ -46,7 +46,7 @@ impl<K: Ord + Clone, J> Summing<K, J> {
         Some((key, job))
     }
 
-    /// Notes the end of a task that was taken. `failed`: the items whose summary failed, if it did.
+    /// Notes the end of a job. `failed` is the number of items whose summary failed, if it did.
     pub fn ended(&mut self, now: Duration, key: &K, failed: Option<usize>) {
         self.running.remove(key);
         self.failures.retain(|(other, _, at)| other != key && now < *at + RETRY_AFTER);

@@ -1,13 +1,13 @@
-//! Messages in an order that a template refuses, or of which it would drop some, in one that it takes. The same beginning of a dialog is
-//! the same prompt at every turn, so nothing moves across an answer.
+//! Messages in an order that a template refuses, or of which it would drop some, rearranged into one that it accepts. A dialog with the
+//! same beginning must give a prompt with the same beginning at every turn, so nothing moves across an answer.
 //!
-//! - A system message that the template does not take where it stands becomes a part of the user's turn that follows it before the next
-//!   answer, or else of the one before it, or else a turn of the user. Those at the beginning become one.
-//! - Turns of one role in a row become one.
-//! - What the user says beside a tool's result becomes a part of that result.
-//! - An answer that says and calls nothing is left out.
-//! - Several calls of an answer become answers of one call each, with what it returned.
-//! - Where a template knows no calls at all, they are text of the answer, and what they return is a turn of the user.
+//! - A system message in a place where the template does not accept it becomes a part of the user's turn that follows it before the next
+//!   answer, or else of the one before it, or else a turn of the user. Those at the beginning are joined into one.
+//! - Consecutive turns of one role are joined.
+//! - A user's text beside a tool's result becomes a part of that result.
+//! - An answer without text and calls is left out.
+//! - An answer with several calls becomes several answers of one call each, with its result.
+//! - If a template has no calls at all, they are text of the answer, and their results are a turn of the user.
 //!
 //! Parts are joined by an empty line.
 
@@ -17,7 +17,7 @@ use std::borrow::Cow;
 
 const JOIN: &str = "\n\n";
 
-/// Reorders messages for the template. `None`: it takes them as they are.
+/// Rearranges messages for the template; `None` if it accepts them as they are.
 pub(super) fn mended(messages: &[Message], takes: &Takes, continues: bool) -> Option<Vec<Message>> {
     let original = messages;
     let messages: Cow<'_, [Message]> = match (takes.calls, takes.several_calls) {
@@ -51,7 +51,7 @@ fn has_calls(messages: &[Message], least: usize) -> bool {
     messages.iter().any(|message| message.tool_calls.len() >= least || least == 1 && is_result(message))
 }
 
-/// Writes a call as text, as a model without a notation of its own would, and its output as the user's words.
+/// Writes a call as text, as a model without a notation of its own would, and its output as the user's text.
 fn spoken(message: &Message) -> Message {
     if is_result(message) {
         return Message { role: "user".into(), tool_call_id: None, name: None, ..message.clone() };
@@ -113,7 +113,7 @@ fn answers(run: &[Message], takes: &Takes, out: &mut Vec<Message>) {
     }
 }
 
-/// Turns between two answers: the user's, tools', and of the system.
+/// Rearranges the turns between two answers: the user's, tools', and the system's.
 fn asked(run: &[Message], takes: &Takes, out: &mut Vec<Message>) {
     let is_word = |message: &Message| message.role == "user" || is_system(message) && !takes.later_systems;
     let (first, last) = (run.iter().position(is_result), run.iter().rposition(is_result));
@@ -145,7 +145,7 @@ fn asked(run: &[Message], takes: &Takes, out: &mut Vec<Message>) {
 
 fn systems_to_users(turns: &[Message], out: &mut Vec<Message>) {
     let mut groups: Vec<&[Message]> = turns.chunk_by(|a, _| is_system(a)).collect();
-    // Those behind the user's last turn go to it.
+    // System messages after the user's last turn are added to it.
     if let [.., _, last] = &groups[..]
         && last.iter().all(is_system)
     {
@@ -165,7 +165,7 @@ fn as_user(turns: &[Message]) -> Message {
     }
 }
 
-/// `like` one of them, with the contents of all.
+/// A message like `like`, with the contents of all.
 fn joined(like: &Message, parts: &[Message]) -> Message {
     let text = |of: fn(&Message) -> Option<&String>| {
         let texts: Vec<_> = parts.iter().filter_map(of).map(String::as_str).collect();

@@ -18,9 +18,9 @@ use std::{
     time::SystemTime,
 };
 
-/// The most characters of a tool's name.
+/// The maximum length of a tool's name, in characters.
 const NAME_CHARS_MAX: usize = 128;
-/// The most tools of one dialog. Hosts of agents that offer everything they have come to some hundreds.
+/// The maximum number of tools in one dialog. Hosts of agents that offer everything they have reach some hundreds.
 const TOOLS_MAX: usize = 1024;
 
 /// A dialog's prompt for a model, with the rules by which the answer is read.
@@ -54,7 +54,7 @@ pub enum DialogError {
 }
 
 impl Dialog {
-    /// Makes the prompt, and the rules by which its answer is read. `now`: templates may show the date.
+    /// Makes the prompt, and the rules by which its answer is read. `now` is for templates that show the date.
     pub fn prompt(&self, model: &TextModel, now: SystemTime) -> Result<DialogPrompt, DialogError> {
         self.check_tools()?;
         self.check_choice()?;
@@ -66,7 +66,7 @@ impl Dialog {
         let format = match self.tool_choice {
             _ if self.tools.is_empty() => None,
             ToolChoice::None => None,
-            // A template without a format may show the tools all the same; what the model makes of them is text.
+            // A template without a format may show the tools all the same; the model's attempts at calls are text.
             ToolChoice::Auto => format,
             ToolChoice::Required | ToolChoice::Named(_) => format.or(Some(ToolFormat::plain())),
         };
@@ -81,7 +81,7 @@ impl Dialog {
         Ok(DialogPrompt { output: OutputRules::new(model, thought, calls, channels), prompt })
     }
 
-    /// Renders the dialog by the template. Text that a client or a tool wrote can no longer be taken for one of its marks.
+    /// Renders the dialog by the template, so that text of clients and tools cannot be taken for the template's marks.
     fn rendered(&self, model: &TextModel, template: &ChatTemplate, now: SystemTime) -> Result<Sewn, DialogError> {
         let plain = || Ok(Sewn { text: render::render(self, template, now)?, cuts: Vec::new() });
         let Some(marks) = &model.marks else { return plain() };
@@ -105,8 +105,8 @@ impl Dialog {
         Ok(marks.sewn(&render::render(&guarded, template, now)?, seam))
     }
 
-    /// Splits the thoughts off, which some clients send back inside an answer's text, where some templates find them by their marks. They
-    /// would not find marks that are guarded.
+    /// Moves reasoning out of an answer's text, in which some clients send it back and some templates find it by its marks. Templates would
+    /// not find marks that are guarded.
     fn take_out_thoughts(&mut self, template: &ChatTemplate) {
         let Some((begin, end)) = Thought::taken_out_by(template) else { return };
         let spoken = self.messages.iter_mut().filter(|message| message.role == "assistant" && message.reasoning.is_none());

@@ -1,5 +1,5 @@
-//! A dialog in the shape that its chat template expects: OpenAI's messages, with an empty text where there is no content, and calls'
-//! arguments as objects, or as text where the template adds them to text.
+//! A dialog in the shape that its chat template expects: OpenAI's messages, with an empty text in place of missing content, and calls'
+//! arguments as objects, or as text if the template adds them to text.
 
 use super::{Dialog, Message, ToolCall, ToolChoice, mended::mended};
 use crate::text::{
@@ -13,11 +13,11 @@ use std::{
     time::SystemTime,
 };
 
-/// The effort at which a model that can do without thinking does without.
+/// The effort that turns reasoning off, for a model that can do without.
 const NO_EFFORT: &str = "none";
-/// The field that holds arguments which are no object, where an object is needed. Clients of `/v1/messages` get them under the same name.
+/// The field for arguments that are not an object, where an object is needed. Clients of `/v1/messages` get them under the same name.
 pub(crate) const OTHER_ARGUMENTS: &str = "arguments";
-/// Templates that show one of these refuse ids of calls that are not nine letters and digits (Mistral's).
+/// Signs of templates that refuse ids of calls that are not nine letters and digits (Mistral's).
 const SHORT_ID_SIGNS: [&str; 2] = ["length != 9", "length == 9"];
 
 pub(super) fn render(dialog: &Dialog, template: &ChatTemplate, now: SystemTime) -> Result<String, TemplateError> {
@@ -28,7 +28,7 @@ pub(super) fn render(dialog: &Dialog, template: &ChatTemplate, now: SystemTime) 
     let takes = template.takes();
     with(takes).or_else(|refused| match refused.is_too_long() {
         true => Err(refused),
-        // The template was tried with short dialogs only: this one may be of another kind.
+        // The template was only tried with short dialogs: this one may differ.
         false => with(&takes.least()).map_err(|_| refused),
     })
 }
@@ -51,7 +51,7 @@ fn rendered(
     template.render(input, now)
 }
 
-/// Makes an id of nine letters and digits, which differ where the ids do.
+/// Makes an id of nine letters and digits; different ids stay different.
 fn short_id(id: &str) -> String {
     const ALPHABET: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
     if id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
@@ -72,7 +72,7 @@ fn message_value(message: &Message, knows_developers: bool, takes: &Takes, id: f
     let is_none = content.is_empty() && !message.tool_calls.is_empty() && takes.none_beside_calls;
     let mut fields = vec![("role", Value::from(role)), ("content", if is_none { Value::from(()) } else { Value::from(content) })];
     if let Some(reasoning) = &message.reasoning {
-        // Templates know it by one of these names.
+        // Templates use one of these names.
         fields.extend(["reasoning_content", "reasoning", "thinking"].map(|name| (name, Value::from(reasoning.as_str()))));
     }
     if !message.tool_calls.is_empty() {
@@ -99,7 +99,7 @@ fn call_value(call: &ToolCall, takes: &Takes, id: fn(&str) -> String) -> Value {
     Value::from_pairs([("id", Value::from(id(&call.id))), ("type", Value::from("function")), ("function", Value::from_pairs(function))])
 }
 
-/// Writes a tool: always these fields in this order, so that the same tools are the same prompt in any protocol.
+/// Writes a tool, always with these fields in this order, so that the same tools give the same prompt in any protocol.
 fn tool_value(tool: &Tool) -> Value {
     let description = tool.description.as_deref().map(|description| ("description", Value::from(description)));
     let parameters = tool.parameters.as_ref().map(|parameters| ("parameters", Value::from(Serde(parameters))));

@@ -1,4 +1,4 @@
-//! The strings that clients and tools have written into a dialog: all that can reach a template, but for roles.
+//! The strings that clients and tools have written into a dialog: all that can reach a template, except roles.
 
 use super::{Dialog, Message};
 use crate::text::tool::Tool;
@@ -27,8 +27,8 @@ impl Dialog {
         each_variable(&self.template_kwargs, look);
     }
 
-    /// Changes every string: those by which a message's own fields are named with `rename`, since their order is that of their names. The
-    /// variables of the template keep their names.
+    /// Changes every string. Names of a message's own fields are changed by `rename`, since the fields are in the order of their names. The
+    /// template's variables keep their names.
     pub fn change_written(&mut self, change: &mut impl FnMut(&mut String), rename: &mut impl FnMut(&mut String)) {
         for message in &mut self.messages {
             let Message { role: _, content, reasoning, tool_calls, tool_call_id, name, others } = message;
@@ -49,11 +49,11 @@ impl Dialog {
         self.template_kwargs.values_mut().for_each(|value| *value = changed(value, change));
     }
 
-    /// The texts that safety checks read: all messages, and everything else that the model may be shown. The strings of one call, one tool
-    /// or one set of variables are one text.
+    /// The texts that safety checks read: all messages, and everything else that the model may see. The strings of one call, one tool or
+    /// one set of variables are one text.
     pub fn shown_to_the_model(&self) -> Vec<Cow<'_, str>> {
         let mut texts = Vec::new();
-        /// Shows every part of something to what it is given.
+        /// Passes every part of a value to the function that it is given.
         type Parts<'a> = dyn Fn(&mut dyn FnMut(&str)) + 'a;
         let gathered = |gather: &Parts<'_>| {
             let mut text = String::new();

@@ -1,7 +1,7 @@
-//! Users' opinions of answers. Answers are remembered in memory for a while, each with its question, so that a rating can refer to it; a
-//! rating is kept in SQLite with both, without personal data.
+//! Users' feedback on answers. Answers are kept in memory for a while, each with its question, so that a rating can refer to it; a rating
+//! is stored in SQLite with both, without personal data.
 //!
-//! An answer's owner has one opinion of it, whatever names of users come with it. Tenants [share](crate::base::room) the room for both.
+//! An answer's owner has one opinion of it, under any user names. Tenants [share](crate::base::room) the room for both.
 
 use crate::{
     base::{json::each_string, owner::Owner, room::Shares},
@@ -25,13 +25,13 @@ use tidemill_safety::pii::{find::Finder, redact::masked};
 
 #[derive(Clone, Debug)]
 pub struct FeedbackSettings {
-    /// The database; `None`: opinions end with this process.
+    /// The database; without it, feedback ends with this process.
     pub file: Option<PathBuf>,
-    /// The time for which answers are remembered,
+    /// The time for which answers are kept in memory.
     pub keep: Duration,
-    /// and the most bytes of them.
+    /// The maximum size of these answers.
     pub bytes_max: u64,
-    /// The finder of personal data, which is taken out of what is kept.
+    /// The finder of personal data, which is removed from stored texts.
     pub finder: Arc<Finder>,
 }
 
@@ -56,7 +56,7 @@ pub struct Feedback {
 pub struct Answered {
     pub owner: Owner,
     pub model: String,
-    /// The question, as messages of a chat; empty where it was too long.
+    /// The question, as messages of a chat; empty if it was too long.
     pub question: Vec<Value>,
     pub answer: String,
 }
@@ -71,15 +71,15 @@ pub enum Rating {
 /// The opinion of an answer's owner.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Opinion {
-    /// The user that the owner names. Nothing depends on it.
+    /// The user that the owner names, for display only.
     pub user: String,
     pub rating: Option<Rating>,
-    /// Whether the user wanted another answer.
+    /// Whether the user asked for a new answer.
     pub regenerate: bool,
     pub comment: Option<String>,
 }
 
-/// Answers that are remembered.
+/// The answers in memory.
 #[derive(Debug, Default)]
 struct Known {
     answers: HashMap<String, Answered>,
@@ -88,11 +88,11 @@ struct Known {
     bytes: Shares<String>,
 }
 
-/// The most opinions that are kept.
+/// The maximum number of stored opinions.
 const KEPT_MAX: u64 = 100_000;
-/// The most bytes of a question, or of an answer.
+/// The maximum size of a question, or of an answer.
 const TEXT_BYTES_MAX: usize = 32 << 10;
-/// The bytes that a remembered answer costs beside its texts, about.
+/// The approximate size of an answer in memory besides its texts.
 const OVERHEAD_BYTES: u64 = 512;
 const SCHEMA: &str = "
     PRAGMA journal_mode = WAL;
@@ -103,7 +103,7 @@ const SCHEMA: &str = "
     CREATE INDEX IF NOT EXISTS opinions_by_age ON opinions (at);
     CREATE INDEX IF NOT EXISTS opinions_by_tenant ON opinions (tenant, at);
     CREATE INDEX IF NOT EXISTS opinions_by_response ON opinions (response);";
-/// The migration from an earlier version, in which each name of a user had an opinion.
+/// The migration from an earlier version, in which each user name had an opinion.
 const TO_OPINIONS: &str = "
     BEGIN;
     INSERT OR IGNORE INTO opinions
@@ -123,12 +123,12 @@ impl Feedback {
         Ok(Self { settings, known: Mutex::default(), kept: Mutex::new(kept), kept_max: KEPT_MAX })
     }
 
-    /// Remembers an answer that begins.
+    /// Remembers an answer that starts.
     pub fn remember(&self, id: &str, answered: Answered) {
         self.known.lock().put(id, answered, Instant::now(), &self.settings);
     }
 
-    /// Completes an answer that has ended, or a part of it: `answer` is all of it so far.
+    /// Completes an answer that has ended, or a part of it: `answer` is the whole text so far.
     pub fn complete(&self, id: &str, answer: &str) {
         self.known.lock().complete(id, &answer[..answer.floor_char_boundary(TEXT_BYTES_MAX)], self.settings.bytes_max);
     }
@@ -140,7 +140,7 @@ impl Feedback {
         known.answers.get(id).filter(|answered| answered.owner == *owner).cloned()
     }
 
-    /// Keeps an opinion, in the place of an earlier one of the answer's owner. Returns whether there was one. Takes a disk's time.
+    /// Stores an opinion, replacing an earlier one of the answer's owner. Returns whether there was one. Waits for the disk.
     pub fn keep(&self, now: u64, id: &str, answered: &Answered, opinion: &Opinion) -> rusqlite::Result<bool> {
         let mask = |text: &str| masked(&self.settings.finder, text);
         let mut question = json!(answered.question);
@@ -184,7 +184,7 @@ impl Feedback {
         Ok(earlier.is_some())
     }
 
-    /// Lists opinions, the newest first. Takes a disk's time.
+    /// Lists opinions, the newest first. Waits for the disk.
     pub fn list(&self, rating: Option<Rating>, response: Option<&str>, limit: usize) -> rusqlite::Result<Vec<Value>> {
         let kept = self.kept.lock();
         let mut select = kept.prepare_cached(
@@ -209,8 +209,8 @@ fn open(file: Option<&Path>) -> rusqlite::Result<Connection> {
     Ok(kept)
 }
 
-/// Deletes the oldest opinions, while there are too many: by `newcomer`, if it has more than its share, else by the tenant that has most.
-/// Returns whose they were.
+/// Deletes the oldest opinions while there are too many: of `newcomer`, if it has more than its share, else of the tenant that has most.
+/// Returns the tenants that lost one.
 fn make_room(work: &Transaction<'_>, newcomer: &str, kept_max: u64) -> rusqlite::Result<Vec<String>> {
     let mut evicted = Vec::new();
     while work.query_row("SELECT count(*) FROM opinions", [], |row| row.get::<_, u64>(0))? > kept_max {
@@ -220,7 +220,7 @@ fn make_room(work: &Transaction<'_>, newcomer: &str, kept_max: u64) -> rusqlite:
         while let Some(row) = rows.next()? {
             shares.add(&row.get::<_, String>(0)?, row.get(1)?);
         }
-        // The excess is counted already.
+        // The new one is already counted.
         let loser = shares.losers(kept_max, &newcomer.to_owned(), 0).into_iter().next().unwrap_or_else(|| newcomer.to_owned());
         work.execute(
             "DELETE FROM opinions WHERE rowid IN (SELECT rowid FROM opinions WHERE tenant = ?1 ORDER BY at, rowid LIMIT 1)",
@@ -242,7 +242,7 @@ impl Rating {
 
 impl Known {
     fn put(&mut self, id: &str, answered: Answered, now: Instant, settings: &FeedbackSettings) {
-        // Its answer is still to come.
+        // The answer is still to come.
         let question: usize = answered.question.iter().map(|message| message.to_string().len()).sum();
         let bytes = OVERHEAD_BYTES + question as u64;
         let tenant = answered.owner.tenant().to_owned();
@@ -256,10 +256,10 @@ impl Known {
     fn complete(&mut self, id: &str, answer: &str, bytes_max: u64) {
         let Some(answered) = self.answers.get(id) else { return };
         let tenant = answered.owner.tenant().to_owned();
-        // An answer of several rounds ends with each of them.
+        // An answer of several rounds is completed after each of them.
         let gained = answer.len().saturating_sub(answered.answer.len()) as u64;
         self.make_room(&tenant, gained, bytes_max);
-        // It may have made room for itself. Most answers that end are among the newest.
+        // The answer may have been evicted itself. Most answers that end are among the newest.
         if let Some(answered) = self.answers.get_mut(id)
             && let Some((_, _, bytes)) =
                 self.order.get_mut(&tenant).and_then(|order| order.iter_mut().rev().find(|(_, other, _)| other == id))
@@ -279,7 +279,7 @@ impl Known {
         }
     }
 
-    /// Forgets the tenant's oldest answer. `false`: it has none.
+    /// Drops the tenant's oldest answer. Returns `false` if it has none.
     fn forget_oldest(&mut self, tenant: &String) -> bool {
         let Some(order) = self.order.get_mut(tenant) else { return false };
         let Some((_, id, bytes)) = order.pop_front() else { return false };
@@ -302,8 +302,8 @@ impl Known {
     }
 }
 
-/// Extracts the question from a body of any of the generating endpoints, as messages of a chat. Empty: it has none that could be written
-/// so, or it is too long.
+/// Extracts the question from a body of any generating endpoint, as messages of a chat. Empty if the body has none in this form, or it is
+/// too long.
 pub fn asked(body: &Map<String, Value>) -> Vec<Value> {
     let user = |content: &Value| json!({"role": "user", "content": content});
     let first = |names: &[&str]| names.iter().filter_map(|name| body.get(*name)).find(|value| !value.is_null());

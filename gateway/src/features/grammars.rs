@@ -1,10 +1,10 @@
-//! Grammars that clients want their answers to follow, judged before any answer does: each question goes to a process that has limits
-//! ([`helper`]), and its verdict is kept for equal questions.
+//! Grammars that clients request for their answers, checked before any answer has to follow them: each question goes to a process with
+//! limits ([`helper`]), and its verdict is cached.
 //!
-//! - `turns`: the order of questions; `verdicts`: those that are kept
+//! - `turns`: the order of questions; `verdicts`: cached verdicts
 //!
-//! All of it blocks, and belongs beside the event loop. Nothing else in this process compiles what a client has written; decode workers
-//! do, once it has passed here.
+//! All calls block, and must not run on the event loop. This process compiles no client's grammar otherwise; decode workers do, once it has
+//! passed here.
 
 mod turns;
 mod verdicts;
@@ -41,14 +41,14 @@ pub struct Grammars {
 }
 
 impl Grammars {
-    /// Starts `program` as the helper. `models`: in the gateway's order.
+    /// Starts `program` as the helper. `models` are in the gateway's order.
     pub fn start(program: PathBuf, models: Vec<Model>) -> io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        // One more than one tenant may have at a time.
+        // One more than a single tenant may have at a time.
         Ok(Self { helper: Handle::start(program, models)?, turns: Turns::new(cores + 1), verdicts: Verdicts::default() })
     }
 
-    /// Opens one request's questions about a model's grammars. `spent`: the CPU time of its other questions.
+    /// Opens one request's questions about a model's grammars. `spent` is the CPU time of its other questions.
     pub fn hearing<'a>(&'a self, tenant: Option<&str>, model: usize, spent: Option<&'a Spent>) -> Hearing<'a> {
         Hearing { grammars: self, tenant: tenant.unwrap_or_default().to_owned(), model, spent, open: None }
     }
@@ -58,7 +58,7 @@ impl Grammars {
     }
 }
 
-/// CPU time that the grammars of one request have taken, wherever they were asked about: [`helper::CPU_MAX`] is all that they get.
+/// CPU time that the grammars of one request have taken in all its questions: [`helper::CPU_MAX`] is their common limit.
 #[derive(Debug, Default)]
 pub struct Spent(Mutex<Duration>);
 
@@ -72,17 +72,17 @@ impl Spent {
     }
 }
 
-/// The least time of a verdict: a grammar that was ended with less has not shown that it takes too much by itself.
+/// The least time of a verdict that a grammar takes too much: one that was ended earlier has not shown this by itself.
 const CPU_TELLING: Duration = Duration::from_millis(750);
 
-/// One request's questions. They share the limits of one child of the helper's, which is started by the first question whose verdict is not
-/// known.
+/// One request's questions. They share the limits of one child process of the helper, which is started by the first question whose verdict
+/// is not cached.
 #[derive(Debug)]
 pub struct Hearing<'a> {
     grammars: &'a Grammars,
     tenant: String,
     model: usize,
-    /// The CPU time of the request's other questions; `None`: there are none.
+    /// The CPU time of the request's other questions, if there are any.
     spent: Option<&'a Spent>,
     open: Option<(Session, Turn<'a>)>,
 }
@@ -104,7 +104,7 @@ impl Hearing<'_> {
         self.ask(Question::Schema { schema: schema.to_string(), terms, model: None })
     }
 
-    /// Whether a grammar may be followed.
+    /// Checks whether a grammar may be used.
     pub fn grammar(&mut self, grammar: &Grammar) -> Result<(), AskError> {
         self.ask(Question::Grammar { grammar: grammar.clone(), model: self.model }).map(drop)
     }
@@ -157,7 +157,7 @@ impl Hearing<'_> {
         let (asked, before) = (Instant::now(), session.cpu());
         let answer = session.ask(question);
         if let Some(spent) = self.spent {
-            // A child that was ended does not say what it took: no more than the time that has passed.
+            // A child that was ended does not report its CPU time: it is at most the time that has passed.
             let ended = matches!(answer, Err(AskError::Refused(GrammarError::TooMuchWork)));
             spent.add(if ended { asked.elapsed().min(left) } else { session.cpu() - before });
         }

@@ -1,8 +1,7 @@
-//! Tools that run here, for a model that calls them, where a client asks for it: a calculator, a clock, an operator's HTTP
-//! endpoints, and tools of MCP servers.
-//! Their outputs go back to the model; see `serving/rounds.rs`.
+//! Tools that run on the server, for a model that calls them, if a client asks for it: a calculator, a clock, an operator's HTTP endpoints,
+//! and tools of MCP servers. Their outputs go back to the model; see `serving/rounds.rs`.
 //!
-//! A model writes the arguments, so nothing in them chooses where a request goes: URLs are the operator's, their hosts must be on the
+//! A model writes the arguments, so they must not determine where a request goes: URLs are the operator's, their hosts must be on the
 //! operator's list, and no redirect is followed.
 
 pub mod calculator;
@@ -29,12 +28,12 @@ pub const CLOCK: &str = "clock";
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The names of [`CALCULATOR`] and [`CLOCK`], as far as they are offered.
+    /// The offered ones of [`CALCULATOR`] and [`CLOCK`].
     pub built_in: Vec<String>,
     pub endpoints: Vec<EndpointSettings>,
-    /// The MCP servers. No other tool has a name that begins like one of theirs.
+    /// The MCP servers. Other tools' names do not start like one of theirs.
     pub mcp: Vec<McpSettings>,
-    /// The most times that the model is asked for one response: the last time without tools, so that it answers.
+    /// The maximum number of rounds for one response. The last round has no tools, so that the model answers.
     pub rounds_max: u32,
 }
 
@@ -61,7 +60,7 @@ enum Runs {
     Endpoint(Arc<Endpoint>),
 }
 
-/// The reason why a client does not get a tool that it names.
+/// The reason why a requested tool is not offered.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOffered {
     #[error("this server has no tool `{name}`: it has {there}")]
@@ -85,10 +84,10 @@ impl ServerTools {
         Ok(Self { tools, mcp: mcp.collect::<Result<_, _>>()?, rounds_max: settings.rounds_max, ended: watch::Sender::new(false) })
     }
 
-    /// Keeps connections to MCP servers, until they have to end.
+    /// Keeps connections to MCP servers until [`Self::end`].
     pub async fn tend(&self) {
         join_all(self.mcp.values().map(|server| server.tend(self.ended.subscribe()))).await;
-        // Where there are none.
+        // Without servers, this waits for the end.
         let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
     }
 
@@ -97,7 +96,7 @@ impl ServerTools {
         self.ended.send_replace(true);
     }
 
-    /// Returns the tools that a client names, each once, as the model sees them; an MCP server's name stands for all of its tools.
+    /// Returns the tools that a client names, each once, as the model sees them; an MCP server's name stands for all its tools.
     pub fn offered(&self, names: &[String]) -> Result<Vec<Tool>, NotOffered> {
         let (mut offered, mut asked, mut there) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         for name in names.iter().filter(|name| asked.insert(*name)) {
@@ -133,7 +132,7 @@ impl ServerTools {
         self.mcp.get(server).map(|mcp| (server, mcp))
     }
 
-    /// Calls a tool. Returns its output, or a description of the error, which the model is given. Takes at most the tool's time.
+    /// Calls a tool. Returns its output, or a description of the error, for the model. Takes at most the tool's time limit.
     pub fn call(&self, name: &str, arguments: Value) -> BoxFuture<'static, String> {
         let returned = match (self.tools.get(name).map(|tool| &tool.runs), self.server(name)) {
             (Some(Runs::Calculator), _) => std::future::ready(calculated(&arguments)).boxed(),
@@ -149,7 +148,7 @@ impl ServerTools {
             counter!("tidemill_server_tool_calls_total", "tool" => name.clone(), "outcome" => outcome).increment(1);
             histogram!("tidemill_server_tool_seconds").record(began.elapsed());
             returned.unwrap_or_else(|problem| {
-                // The message may quote a tool or a client, whose words do not belong in a log.
+                // The message may quote a tool or a client, whose text does not belong in a log.
                 tracing::warn!(tool = name, said_bytes = problem.len(), "a tool's call failed; its error goes to the model only");
                 format!("error: {problem}")
             })

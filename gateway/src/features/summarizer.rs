@@ -1,6 +1,6 @@
-//! Makes running summaries of long conversations, in the background. Each is asked of a model as its conversation's sender would ask, in
-//! the lowest class: it takes that tenant's quota, is in its usage, keeps to its salt, and goes through the same safety stages as any text.
-//! It is kept with the conversation; one that a crash or a full queue lost is asked for again by the next turn.
+//! Makes running summaries of long conversations, in the background. Each is requested from a model in the name of its conversation's
+//! sender, in the lowest class: it uses that tenant's quota, counts in its usage, has its salt, and passes the same safety checks as any
+//! text. It is stored with the conversation; one that is lost in a crash or to a full queue is requested again by the next turn.
 
 use crate::{batch::life::Sender, context::summing::Summing, metrics, store::Owner};
 use futures_util::FutureExt;
@@ -13,11 +13,11 @@ use tokio::{sync::Notify, task::JoinSet, time};
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The model that summarizes; `None`: each conversation's own.
+    /// The model that summarizes; `None` for each conversation's own.
     pub model: Option<String>,
     /// The longest time of one summary.
     pub deadline: Duration,
-    /// The most conversations that wait. One that finds no room asks again at its next turn.
+    /// The maximum number of conversations that wait. One without room is requested again at its next turn.
     pub waiting_max: usize,
     pub at_once: usize,
 }
@@ -43,16 +43,16 @@ pub(crate) type Key = (Owner, String);
 pub(crate) struct SummaryRequest {
     /// The sender in whose name it is made.
     pub(crate) sender: Sender,
-    /// The model that the conversation is had with.
+    /// The model of the conversation.
     pub(crate) model: String,
-    /// The number of its first items to summarize.
+    /// The number of first items to summarize.
     pub(crate) items: usize,
 }
 
 /// The reason why there is no summary.
 #[derive(Debug)]
 pub(crate) enum Unmade {
-    /// The summary is not needed any more: the conversation was deleted, or changed.
+    /// The summary is no longer needed: the conversation was deleted, or changed.
     Gone,
     Failed(String),
 }
@@ -63,7 +63,7 @@ impl Summarizer {
         Self { settings, began: Instant::now(), summing, come: Notify::new() }
     }
 
-    /// Asks for a summary of a conversation, unless making one has just failed.
+    /// Requests a summary of a conversation, unless one has just failed.
     pub(crate) fn wish(&self, key: Key, wish: SummaryRequest) {
         let mut summing = self.summing.lock();
         if summing.has_failed(self.began.elapsed(), &key, wish.items) {

@@ -1,5 +1,5 @@
-//! An answer with its operator's disclaimer: once, at the end of the model's text. An answer that was cut by safety checks has none, nor
-//! has one that ends in calls of tools, since it continues.
+//! An answer with its operator's disclaimer: once, at the end of the model's text. An answer that was cut by safety checks gets none, and
+//! neither does one that ends in tool calls, since it continues.
 
 use crate::generation::piece::{Finish, FinishReason, Inspect, Piece};
 use std::{ops::ControlFlow, sync::Arc};

@@ -1,6 +1,6 @@
-//! An answer under safety checks: nothing of a violation reaches the client, be it text, thought, a call's arguments, or the same as token
-//! ids or log-probabilities. If a moderator is asked about an uncertain finding, the answer stands still from there on until its verdict:
-//! further pieces wait, no more of them than the choice may have tokens.
+//! An answer under safety checks: no part of a violation reaches the client, as text, reasoning, a call's arguments, or in the form of
+//! token ids or log-probabilities. If a moderator is asked about an uncertain finding, the answer stops there until its verdict: further
+//! pieces wait, at most as many as the choice may have tokens.
 
 use crate::generation::piece::{CallDelta, Finish, FinishReason, Inspect, Logprob, Piece, StopReason, Unchecked, Violation};
 use std::{collections::VecDeque, ops::ControlFlow, sync::Arc};
@@ -12,7 +12,7 @@ use tidemill_safety::{
     stream::{Released, Stream},
 };
 
-/// The rules that answers are held to.
+/// The rules for answers.
 #[derive(Clone, Debug)]
 pub struct Guarded {
     pub guard: Arc<Guard>,
@@ -56,18 +56,18 @@ pub struct Inspector {
     guarded: Guarded,
     text: Stream,
     reasoning: Stream,
-    /// The arguments of the call that is being made.
+    /// The arguments of the current call.
     arguments: Stream,
     /// The call's index.
     call: Option<u32>,
     /// Tokens and log-probabilities, held back as long as any of their text is.
     tokens: Vec<Token>,
     logprobs: Vec<Logprob>,
-    /// Pieces behind an uncertain finding: the rest of its own, perhaps nothing, and those that came since. Empty if there is no finding.
+    /// Pieces after an uncertain finding: the rest of its own, possibly empty, and those that came since. Empty if there is no finding.
     waiting: VecDeque<Piece>,
 }
 
-/// The reason why a piece goes no further.
+/// The reason why a piece is not released.
 #[derive(Debug)]
 enum Halt {
     Violation(Finding),
@@ -77,7 +77,7 @@ enum Halt {
 impl Inspect for Inspector {
     fn inspect(&mut self, piece: &mut Piece) -> ControlFlow<Finish> {
         let mut given = std::mem::take(piece);
-        // Usage has them already.
+        // They are already counted in the usage.
         piece.reasoning_tokens = std::mem::take(&mut given.reasoning_tokens);
         if !self.waiting.is_empty() {
             self.waiting.push_back(given);
@@ -91,7 +91,7 @@ impl Inspector {
     /// The uncertain finding that must be moderated before the answer continues.
     pub fn doubt(&self) -> Option<&Doubt> {
         if self.waiting.is_empty() {
-            // Also of an answer that has ended with its doubt.
+            // Also for an answer that has ended with its finding.
             return None;
         }
         [&self.reasoning, &self.text, &self.arguments].into_iter().find_map(Stream::doubt)
@@ -167,12 +167,12 @@ impl Inspector {
         ControlFlow::Continue(())
     }
 
-    /// Takes from `given` the part that may be released now, and holds the rest back. An error: the answer ends there, and the rest of
-    /// `given` was not looked at.
+    /// Takes from `given` the part that may be released now, and holds the rest back. On an error the answer ends there, and the rest of
+    /// `given` is not examined.
     fn release(&mut self, given: &mut Piece, piece: &mut Piece) -> Result<(), Halt> {
         let ends = given.finish.is_some();
         add(&mut piece.reasoning, self.reasoning.push(&std::mem::take(&mut given.reasoning)))?;
-        // Text that begins in one part does not continue in the next.
+        // Text that starts in one part does not continue in the next.
         if ends || !given.text.is_empty() || !given.calls.is_empty() {
             add(&mut piece.reasoning, self.reasoning.finish())?;
         }
@@ -197,7 +197,7 @@ impl Inspector {
         if ends { self.end_call(piece) } else { Ok(()) }
     }
 
-    /// Ends the call that was being made, and releases the rest of its arguments.
+    /// Ends the current call, and releases the rest of its arguments.
     fn end_call(&mut self, piece: &mut Piece) -> Result<(), Halt> {
         self.add_arguments(Stream::finish, piece)?;
         if self.call.take().is_some() {
@@ -206,7 +206,7 @@ impl Inspector {
         Ok(())
     }
 
-    /// Releases arguments of the call that is being made.
+    /// Releases arguments of the current call.
     fn add_arguments(&mut self, more: impl FnOnce(&mut Stream) -> Released, piece: &mut Piece) -> Result<(), Halt> {
         let Some(index) = self.call else { return Ok(()) };
         let Released { text: arguments, violation, doubted } = more(&mut self.arguments);
@@ -254,7 +254,7 @@ mod tests {
         patterns::Patterns,
     };
 
-    /// A guard of made-up words: a `zorb` is uncertain.
+    /// A guard for made-up words: a `zorb` is uncertain.
     static GUARD: LazyLock<Arc<Guard>> = LazyLock::new(|| {
         let kinds = ["is old and must stay", "is vile and must go"];
         let harmless =
@@ -322,7 +322,7 @@ mod tests {
         let mut first = Piece { calls: vec![call(0, Some("a"), "{\"x\": \"pipe")], ..Piece::default() };
         assert!(inspector.inspect(&mut first).is_continue());
         assert_eq!(first.calls, [call(0, Some("a"), "{\"x\": \"")]);
-        // The next call says that the first has ended.
+        // The next call shows that the first has ended.
         let mut next = Piece { calls: vec![call(1, Some("b"), "{\"y\": \"a pipe bomb\"}")], ..Piece::default() };
         assert!(inspector.inspect(&mut next).is_break());
         assert_eq!(next.calls, [call(0, None, "pipe"), call(1, Some("b"), "{\"y\": \"a ")]);
@@ -377,7 +377,7 @@ mod tests {
         let mut inspector = asking();
         let mut piece = Piece { reasoning: "A zorb".into(), ..Piece::default() };
         assert!(inspector.inspect(&mut piece).is_continue() && inspector.doubt().is_none());
-        // Text, and a call in doubt, and another one.
+        // Text, a call with an uncertain finding, and a further call.
         let calls = vec![call(0, Some("x"), "{\"a\":\"the zorb"), call(1, Some("y"), "{}")];
         let mut piece = Piece { text: "Tea".into(), calls, finish: Some(Finish::LENGTH), ..Piece::default() };
         assert!(inspector.inspect(&mut piece).is_continue());
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!((&piece.calls[..], &piece.finish), (&[call(0, None, rest), call(1, Some("y"), "{}")][..], &Some(Finish::LENGTH)));
     }
 
-    /// All that comes of pieces, if a ruling comes `late` pieces after its question.
+    /// The total outcome of pieces if each ruling comes `late` pieces after its question.
     fn heard(pieces: &[Piece], rulings: &[ModerationVerdict], late: usize) -> (Piece, Vec<String>) {
         let (mut inspector, mut whole, mut asked, mut waited) = (asking(), Piece::default(), Vec::new(), 0);
         for piece in pieces.iter().cloned().map(Some).chain(std::iter::repeat(None)) {
@@ -423,7 +423,7 @@ mod tests {
     }
 
     proptest! {
-        /// When a ruling comes makes no difference.
+        /// The time of a ruling makes no difference.
         #[test]
         fn a_late_ruling_changes_nothing(
             mut steps in prop::collection::vec((0usize..3, 0usize..8), 1..40),
@@ -433,7 +433,7 @@ mod tests {
             let words = ["zorb", " a tree.", "The ", " house\n", ". ", "A zorb (a). ", "pipe ", "!"];
             let rulings: Vec<_> = rulings.into_iter().map(|ruling| if ruling == 7 { harmful() } else { ModerationVerdict::Harmless }).collect();
             let mut pieces: Vec<Piece> = Vec::new();
-            // First thoughts, then text, then calls.
+            // First reasoning, then text, then calls.
             steps.sort_by_key(|(kind, _)| *kind);
             for (token, (kind, word)) in steps.into_iter().enumerate() {
                 let (word, mut piece) = (words[word], Piece { tokens: vec![token as Token], ..Piece::default() });

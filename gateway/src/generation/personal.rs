@@ -1,5 +1,5 @@
-//! An answer without personal data, except that of its own request, which is put back in the place of placeholders: in text, thought, and
-//! calls' arguments.
+//! An answer without personal data, except that of its own request, which replaces its placeholders: in text, reasoning, and calls'
+//! arguments.
 
 use crate::generation::piece::{CallDelta, Finish, Inspect, Logprob, Piece};
 use std::{ops::ControlFlow, sync::Arc};
@@ -14,16 +14,16 @@ use tidemill_safety::pii::{
 /// The treatment of personal data in answers.
 #[derive(Clone, Debug, Default)]
 pub struct Personal {
-    /// `Some`: personal data that it finds is taken out.
+    /// Finds personal data to be removed, if that is wanted.
     pub finder: Option<Arc<Finder>>,
-    /// `Some`: the request's own data is put back.
+    /// The request's own data to be restored, if there is any.
     pub vault: Option<Arc<Vault>>,
-    /// Called with the kind of each finding that was taken out.
+    /// Called with the kind of each finding that was removed.
     pub count: Option<fn(Kind)>,
 }
 
 impl Personal {
-    /// Makes the inspector of one choice; `None`: there is nothing to do.
+    /// Creates the inspector of one choice; `None` if there is nothing to do.
     pub fn inspector(&self) -> Option<Inspector> {
         (self.finder.is_some() || self.vault.is_some()).then(|| Inspector {
             text: self.part(),
@@ -47,7 +47,7 @@ struct Part {
     stream: Option<Stream>,
     vault: Option<Arc<Vault>>,
     restorer: Restorer,
-    /// Whether text was taken out that the token ids would still tell.
+    /// Whether text was removed that the token ids would still reveal.
     found: bool,
 }
 
@@ -90,7 +90,7 @@ pub struct Inspector {
     personal: Personal,
     text: Part,
     reasoning: Part,
-    /// The arguments of the call that is being made.
+    /// The arguments of the current call.
     arguments: Part,
     /// The call's index.
     call: Option<u32>,
@@ -108,7 +108,7 @@ impl Inspect for Inspector {
         self.tokens.append(&mut piece.tokens);
         self.logprobs.append(&mut piece.logprobs);
         piece.reasoning = self.reasoning.push(&piece.reasoning, count);
-        // Text that begins in one part does not continue in the next.
+        // Text that starts in one part does not continue in the next.
         if ends || !said.is_empty() || !calls.is_empty() {
             piece.reasoning += &self.reasoning.finish(count);
         }
@@ -145,7 +145,7 @@ impl Inspect for Inspector {
 }
 
 impl Inspector {
-    /// Ends the call that was being made, and releases the rest of its arguments.
+    /// Ends the current call, and releases the rest of its arguments.
     fn end_call(&mut self, piece: &mut Piece) {
         let Some(index) = self.call.take() else { return };
         let arguments = self.arguments.finish(self.personal.count);

@@ -1,33 +1,33 @@
-//! The parts of an answer, and how it ends.
+//! The parts of an answer, and its end.
 
 use serde::Serialize;
 use std::{fmt, ops::ControlFlow};
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
 use tidemill_safety::category::Finding;
 
-/// A gain of one choice.
+/// The increment of one choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
     /// The answer's text.
     pub text: String,
-    /// The thought before it.
+    /// The reasoning before it.
     pub reasoning: String,
-    /// Parts of its calls, in order: a call's first part has its id and name.
+    /// Parts of calls, in order: a call's first part has its id and name.
     pub calls: Vec<CallDelta>,
-    /// Tokens of the thought.
+    /// The number of reasoning tokens.
     pub reasoning_tokens: u64,
     pub tokens: Vec<Token>,
     pub logprobs: Vec<Logprob>,
-    /// The end of the choice, with its last piece.
+    /// The end of the choice, in its last piece.
     pub finish: Option<Finish>,
 }
 
-/// A part of a call, as it grows.
+/// A part of a call as it grows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallDelta {
-    /// The call's place among the choice's calls.
+    /// The call's index among the choice's calls.
     pub index: u32,
-    /// The call's id, with its first part only, as is the name.
+    /// The call's id, only in its first part, as is the name.
     pub id: Option<String>,
     pub name: Option<String>,
     /// The next characters of the arguments' JSON text.
@@ -38,7 +38,7 @@ pub struct CallDelta {
 pub struct Logprob {
     pub token: Token,
     pub logprob: TokenLogprob,
-    /// Characters of generated text before this token.
+    /// The number of characters of generated text before this token.
     pub offset: usize,
 }
 
@@ -55,7 +55,7 @@ pub enum FinishReason {
     Length,
     /// The model waits for the outputs of its calls.
     ToolCalls,
-    /// The text that would follow must not be shown.
+    /// The text that follows must not be shown.
     ContentFilter,
 }
 
@@ -65,12 +65,12 @@ pub enum FinishReason {
 pub enum StopReason {
     Token(Token),
     Text(String),
-    /// The cause of a [`FinishReason::ContentFilter`], as is the next.
+    /// The cause of a [`FinishReason::ContentFilter`], as is the next one.
     Violation(Violation),
     Unchecked(Unchecked),
 }
 
-/// The safety check of the following text could not be made.
+/// The safety check of the following text failed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Unchecked {
     pub code: &'static str,
@@ -97,7 +97,7 @@ pub struct Violation {
     pub text: String,
 }
 
-/// How a choice's tokens ended in the cluster.
+/// The end of a choice's tokens in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     StopToken(Token),
@@ -109,12 +109,12 @@ impl Finish {
 }
 
 impl Piece {
-    /// Whether a client would learn nothing from it.
+    /// Whether the piece carries nothing for a client.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Appends the next piece. All pieces together are the whole answer: one delta per call then.
+    /// Appends the next piece. All pieces together are the whole answer: then one delta per call.
     pub fn append(&mut self, next: Self) {
         self.text += &next.text;
         self.reasoning += &next.reasoning;
@@ -132,7 +132,7 @@ impl Piece {
 }
 
 impl Piece {
-    /// Splits the piece into pieces of at most one call's part each, as clients expect of a stream: first the text, then a call's name,
+    /// Splits the piece into pieces with at most one call's part each, as clients expect of a stream: first the text, then a call's name,
     /// then its arguments.
     pub fn parts(mut self) -> impl Iterator<Item = Self> {
         let calls = std::mem::take(&mut self.calls);

@@ -1,5 +1,5 @@
-//! Authentication: the sender of a request, and whether it is admitted. A layer around everything that clients can ask for: no handler runs
-//! without it, since handlers get their gateway from [`Client`], which only the layer can give them.
+//! Authentication: the sender of a request, and whether it is admitted. A layer around all client routes: no handler runs without it, since
+//! handlers get their gateway from [`Client`], which only this layer can provide.
 
 use super::server::Peer;
 use crate::{
@@ -22,7 +22,7 @@ use tidemill_tenancy::quota::Level;
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const TRACEPARENT: &str = "traceparent";
-/// The part of a request's path that its trace keeps, so that a queue of traces is bounded in bytes, too.
+/// The part of a request's path that its trace keeps, so that a queue of traces is also bounded in bytes.
 const PATH_CHARS_MAX: usize = 256;
 
 /// The gateway, bound to the sender of the request.
@@ -39,7 +39,7 @@ impl FromRequestParts<Arc<Gateway>> for Client {
     }
 }
 
-/// Layer around all client routes: authenticates the sender, and tells it the request's id and what is left of its quota.
+/// Layer around all client routes: authenticates the sender, and adds the request's id and the rest of the sender's quota to the response.
 pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
     let trace = begin_trace(&gateway, &request);
@@ -57,7 +57,7 @@ pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Requ
         }
     };
     if caller.principal.is_some() {
-        // Nothing behind this has a use for them.
+        // Handlers have no use for them.
         request.headers_mut().remove(header::AUTHORIZATION);
         request.headers_mut().remove(API_KEY);
     }
@@ -71,11 +71,11 @@ pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Requ
     traced(trace.as_deref(), response)
 }
 
-/// Begins a request's trace, where traces are recorded.
+/// Starts a request's trace, if traces are recorded.
 fn begin_trace(gateway: &Gateway, request: &Request) -> Option<Arc<Trace>> {
     let traces = gateway.traces()?;
     let (method, headers) = (request.method(), request.headers());
-    // Ids in a path would make every trace's name another.
+    // Ids in a path would make every trace's name different.
     let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let traceparent = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok());
     let trace = traces.begin(format!("{method} {route}"), traceparent);
@@ -90,7 +90,7 @@ fn name_sender(trace: &Trace, caller: &Caller) {
     caller.tenant().into_iter().for_each(|tenant| trace.set(names::TENANT, tenant));
 }
 
-/// Adds a response's status to the request's trace. What is the client's fault is no error of this server's.
+/// Adds a response's status to the request's trace. A client's fault is not an error of this server.
 fn traced(trace: Option<&Trace>, response: Response) -> Response {
     let Some(trace) = trace else { return response };
     let status = response.status();
@@ -102,7 +102,7 @@ fn traced(trace: Option<&Trace>, response: Response) -> Response {
     response
 }
 
-/// Layer around the generating endpoints, inside of the replay of answers: refuses early what could not pass anyhow.
+/// Layer around the generating endpoints, inside the replay of answers: refuses early what could not pass anyway.
 pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
     if request.method() == Method::POST
@@ -125,7 +125,7 @@ pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: 
     response
 }
 
-/// Layer around routes that need no answer of a model: each request counts as one in its tenant's quota.
+/// Layer around routes that need no model: each request counts as one in its tenant's quota.
 pub async fn count(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
     let Some(caller) = request.extensions().get::<Arc<Caller>>() else {
@@ -137,7 +137,7 @@ pub async fn count(State(gateway): State<Arc<Gateway>>, request: Request, next: 
     }
 }
 
-/// Adds the headers with the model that answers, and the reason. Inside of the replay of answers: a repeat has the same.
+/// Adds the headers with the answering model, and the reason for it. Inside the replay of answers, so that a repeat has the same.
 fn tell_route(response: &mut Response, routed: &Routed) {
     for (name, value) in [("x-tidemill-model", &routed.told.model), ("x-tidemill-route", &routed.told.why)] {
         if let Ok(value) = HeaderValue::from_str(value) {
@@ -146,7 +146,7 @@ fn tell_route(response: &mut Response, routed: &Routed) {
     }
 }
 
-/// Returns the region that a request names in its header, where rules ask for one.
+/// Returns the region in a request's header, if rules depend on one.
 fn region(gateway: &Gateway, headers: &HeaderMap) -> Option<String> {
     headers.get(gateway.region_header()?)?.to_str().ok().map(str::to_owned)
 }

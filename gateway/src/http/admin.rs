@@ -1,5 +1,5 @@
-//! Tenants and keys, for operators: on a listener of their own, never at the front door. A secret is shown once, in the answer that makes
-//! its key.
+//! Tenants and keys, for operators: on a port of their own, never on the clients'. A secret is shown once, in the answer that creates its
+//! key.
 
 use super::parameters::Path;
 use crate::{
@@ -18,7 +18,7 @@ use tidemill_tenancy::{
     records::{Change, Key, Tenant, check_name},
 };
 
-/// The most bytes of a body.
+/// The maximum size of a body.
 const BODY_BYTES_MAX: usize = 64 << 10;
 
 type Answered = Result<Json<Value>, ApiError>;
@@ -46,7 +46,7 @@ struct NewKey {
 struct TenantFields {
     #[serde(default)]
     tier: Option<String>,
-    /// Limits in place of the tier's: those that are given replace earlier ones.
+    /// Limits that replace the tier's: given ones replace earlier ones.
     #[serde(default)]
     limits: Overrides,
     /// Whether earlier limits of the tenant's own are dropped.
@@ -84,7 +84,7 @@ pub async fn create_key(State(gateway): State<Arc<Gateway>>, body: Body) -> Answ
                 return Err(ApiError::invalid("tier", message));
             }
         }
-        // Two prefixes of 48 bits are hardly ever the same; a key is never taken over by another.
+        // Two prefixes of 48 bits are hardly ever equal; an existing key is never overwritten.
         let secret = std::iter::repeat_with(|| Secret::new(rand::random())).find(|secret| tenants.key(secret.prefix()).is_none());
         let secret = secret.expect("there is an end to the keys that are kept");
         let key = Key {
@@ -115,7 +115,7 @@ pub async fn list_keys(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
     Json(json!({"keys": keys.iter().map(shown).collect::<Vec<_>>()}))
 }
 
-/// `DELETE /admin/keys/{id}`. The key stays in the list, but is not accepted any more.
+/// `DELETE /admin/keys/{id}`. The key stays in the list, but is no longer accepted.
 pub async fn revoke_key(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>) -> Answered {
     let revoked = change(&gateway, move |tenants| {
         let missing = || ApiError::not_found("id", "there is no key with this id: `tidemill keys list` shows those that there are");
@@ -130,7 +130,7 @@ pub async fn revoke_key(State(gateway): State<Arc<Gateway>>, Path(id): Path<Stri
     Ok(revoked)
 }
 
-/// `GET /admin/tenants`, with the tiers that they may have.
+/// `GET /admin/tenants`, with the available tiers.
 pub async fn list_tenants(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
     let tiers = gateway.tenants().tiers().iter().map(|tier| {
         let limits = tier.limits;
@@ -143,7 +143,7 @@ pub async fn list_tenants(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
     Json(json!({"tenants": gateway.tenants().all_tenants(), "tiers": tiers.collect::<Vec<_>>()}))
 }
 
-/// `PUT /admin/tenants/{id}`: a new one, or another tier or limits for one.
+/// `PUT /admin/tenants/{id}`: creates a tenant, or changes its tier or limits.
 pub async fn put_tenant(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>, body: Body) -> Answered {
     let wanted: TenantFields = read(body).await?;
     change(&gateway, move |tenants| {
@@ -165,13 +165,13 @@ pub async fn put_tenant(State(gateway): State<Arc<Gateway>>, Path(id): Path<Stri
     .await
 }
 
-/// Runs beside the event loop: records are synced to a disk, or agreed on by several coordinators.
+/// Runs on a blocking thread: records are synced to a disk, or agreed on by several coordinators.
 async fn change(gateway: &Arc<Gateway>, work: impl FnOnce(&Tenants) -> Result<Value, ApiError> + Send + 'static) -> Answered {
     let worker = Arc::clone(gateway);
-    // Clients' work must not hold an operator up.
+    // Clients' work must not hold up an operator.
     let changed = tokio::task::spawn_blocking(move || {
         let tenants = worker.tenants();
-        // Changes that another coordinator has just made count.
+        // Changes that a different coordinator has just made count.
         tenants.refresh_records();
         tenants.check_known()?;
         work(tenants)

@@ -1,4 +1,4 @@
-//! Appeals against blocks: clients file them, operators look at them and decide.
+//! Appeals against blocks: clients file them, operators review and decide them.
 
 use super::{
     access::Client,
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tidemill_safety::appeals::{self, Decision, Refused};
 
-/// The most bytes of a reason, or of an operator's note.
+/// The maximum length of a reason, or of an operator's note.
 const TEXT_BYTES_MAX: usize = 4096;
 
 #[derive(Debug, Deserialize)]
@@ -37,7 +37,7 @@ struct Decided {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListQuery {
-    /// The state of the appeals to list; all if it is not given.
+    /// The state of the appeals to list; all if it is missing.
     state: Option<appeals::State>,
 }
 

@@ -35,29 +35,29 @@ use minijinja::{Value, value::ValueKind};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use tidemill_proto::block::Token;
 
-/// Roles of messages. `function` is OpenAI's older name of `tool`.
+/// Roles of messages. `function` is OpenAI's older name for `tool`.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 /// Values of `reasoning_effort`.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 #[derive(Debug)]
 pub struct Chat {
-    /// The turn of a stored conversation; `None`: nothing is stored.
+    /// The turn of a stored conversation; `None` if nothing is stored.
     turn: Option<Turn>,
     context: Option<ContextUsage>,
-    /// Further rounds; `None`: no tools run here for it.
+    /// Further rounds; `None` if no tools run on the server for this answer.
     rounds: Option<Rounds>,
     calls: Calls,
 }
 
-/// The form in which the client is given calls.
+/// The form in which the client receives calls.
 #[derive(Debug, Default)]
 struct Calls {
-    /// Whether calls go into the older fields: one call, without an id.
+    /// Whether calls use the older fields: one call, without an id.
     older: bool,
     /// Names of custom tools.
     custom: HashSet<String>,
-    /// Calls of custom tools that a stream has begun, by choice and index.
+    /// Calls of custom tools that a stream has started, by choice and index.
     reading: HashMap<(u32, u32), InputReader>,
 }
 
@@ -69,7 +69,7 @@ impl Calls {
         Self { older, custom: custom.collect(), reading: HashMap::new() }
     }
 
-    /// Writes a call's part for a stream. Custom tools' calls have text for arguments.
+    /// Writes a call's part for a stream. Calls of custom tools have text as arguments.
     fn part(&mut self, choice: u32, call: CallDelta) -> CallPart {
         let CallDelta { index, id, name, arguments } = call;
         if name.as_ref().is_some_and(|name| self.custom.contains(name)) {
@@ -300,7 +300,7 @@ pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
     })
 }
 
-/// Reads a message. `older_calls`: ids of the last calls in the older field, which has none, by the functions' names.
+/// Reads a message. `older_calls` has the ids of the last calls in the older field, which has none, by function name.
 fn message(index: usize, sent: Message, older_calls: &mut HashMap<String, String>) -> Result<dialog::Message, ApiError> {
     let param = || format!("messages[{index}].content");
     if !ROLES.contains(&sent.role.as_str()) {
@@ -348,7 +348,7 @@ fn message(index: usize, sent: Message, older_calls: &mut HashMap<String, String
 /// Joins a content's parts by line breaks, as vLLM does: templates expect text.
 fn joined(parts: Vec<ContentPart>, param: &str) -> Result<String, ApiError> {
     let typed = |TypedPart { r#type, text, refusal }| match (r#type.as_str(), text.or(refusal)) {
-        // The others are names of Responses.
+        // The others are names in the Responses API.
         ("text" | "input_text" | "output_text" | "refusal", Some(text)) => Ok(text),
         (known @ ("text" | "input_text" | "output_text" | "refusal"), None) => {
             Err(ApiError::invalid(param, format!("a content part of type `{known}` needs its text")))

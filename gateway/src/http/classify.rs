@@ -1,4 +1,4 @@
-//! `/v1/classify`: how likely each of a classifier's labels is for a text, in vLLM's shape.
+//! `/v1/classify`: the scores of a classifier's labels for a text, in vLLM's shape.
 
 use super::{access::Client, embeddings, written};
 use crate::{

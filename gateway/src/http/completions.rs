@@ -1,4 +1,4 @@
-//! `/v1/completions`: text or token ids in, text out; with `echo` and `logprobs` also the way evaluation harnesses score.
+//! `/v1/completions`: text or token ids in, text out; with `echo` and `logprobs`, also scoring as evaluation harnesses do it.
 
 use super::{
     endpoint::{Call, Endpoint},
@@ -21,13 +21,13 @@ use tidemill_proto::{block::Token, sampling::TokenLogprob};
 
 /// OpenAI's default length.
 const MAX_TOKENS: u32 = 16;
-/// The most prompts of one request.
+/// The maximum number of prompts in one request.
 const PROMPTS_MAX: usize = 1024;
 
 #[derive(Debug)]
 pub struct Completions {
     echo: bool,
-    /// The number of characters of each choice's text that are the prompt's.
+    /// The number of leading characters of each choice's text that belong to the prompt.
     echoed: BTreeMap<u32, usize>,
 }
 
@@ -112,7 +112,7 @@ impl Completions {
         }
     }
 
-    /// Writes a choice's gain.
+    /// Writes a choice's increment.
     fn choice(&self, call: &Call, delta: Delta) -> CompletionChoice {
         let logprobs = call.options.sampling.logprobs.map(|_| self.logprobs(call, &delta));
         let Delta { index, piece, .. } = delta;
@@ -165,7 +165,7 @@ fn tokenize(gateway: &Gateway, prompt: Prompt, options: &mut Options) -> Result<
     texts.into_iter().map(encode).collect()
 }
 
-/// Checks prompts of token ids by the text that they decode to.
+/// Checks prompts of token ids by the text to which they decode.
 fn checked(gateway: &Gateway, prompts: Vec<Vec<Token>>, options: &mut Options) -> Result<Vec<Vec<Token>>, ApiError> {
     if gateway.safety().is_some() {
         for prompt in &prompts {

@@ -1,5 +1,5 @@
-//! `/console`: the page in `gateway/console/`, built into the binary. It runs its own scripts only, and talks to its own
-//! origin only, whatever a model or a worker makes it show.
+//! `/console`: the page in `gateway/console/`, built into the binary. It only runs its own scripts and only talks to its own origin,
+//! whatever a model or a worker makes it display.
 
 use super::parameters::Path;
 use crate::requests::error::ApiError;
@@ -70,7 +70,7 @@ impl Asset {
     fn respond(&self) -> Response {
         let headers: [(HeaderName, &str); 5] = [
             (header::CONTENT_TYPE, self.kind),
-            // After an update, yesterday's script must not meet today's page.
+            // After an update, an old script must not meet a new page.
             (header::CACHE_CONTROL, "no-cache"),
             (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
             (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -89,7 +89,7 @@ mod tests {
     fn all_that_the_page_is_made_of_is_served_and_small() {
         let files = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/console")).unwrap();
         let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-        // For the type checker alone.
+        // These are only for the type checker.
         let files: BTreeSet<_> = files.filter(|file| !["tsconfig.json", "types.d.ts"].contains(&file.as_str())).collect();
         let served = ASSETS.iter().chain([&INDEX]).map(|asset| asset.name.to_owned()).collect();
         assert_eq!(files, served);

@@ -1,5 +1,5 @@
-//! A dialog fitted into the model's window: the system prompt and the newest turns stay, and what is known of the rest is put beside them.
-//! [`crate::context`] decides which turns are left out and what is given in their place.
+//! A dialog fitted into the model's window: the system prompt and the newest turns stay, and a summary, old messages and facts stand in for
+//! the rest. [`crate::context`] decides which turns are left out and what replaces them.
 
 use crate::{
     base::memories::Facts,
@@ -16,21 +16,21 @@ use crate::{
 };
 use serde::Deserialize;
 
-/// A client's `max_tokens` reserves at most the window divided by this number.
+/// The maximum part of the window reserved for a client's `max_tokens`, as a divisor.
 const ANSWER_PARTS: u64 = 4;
-/// The share of the window that a prompt may have before turns are left out.
+/// The share of the window that a prompt may fill before turns are left out.
 const WINDOW_SHARE: f64 = 0.75;
-/// Tokens that a template puts around a message, where it cannot be asked.
+/// Tokens that a template puts around a message, if the template cannot tell.
 const MARKS: u64 = 8;
-/// Attempts to fit a prompt whose parts take more tokens together than by themselves.
+/// The maximum number of attempts to fit a prompt whose parts take more tokens together than separately.
 const ATTEMPTS_MAX: usize = 4;
-/// The most old messages that are looked up for a new one.
+/// The maximum number of old messages that are retrieved for a new one.
 const RETRIEVE_MAX: usize = 32;
-/// The most tokens of old messages that are looked up, unless the client says otherwise.
+/// The default limit on tokens of retrieved messages.
 const RETRIEVE_TOKENS: u64 = 512;
-/// Facts about a user take no more than this part of the window.
+/// The maximum part of the window for facts about a user, as a divisor.
 const FACTS_SHARE: u64 = 8;
-/// Tokens of a line break and the like between a block and what stands beside it.
+/// Tokens of line breaks between a block and its neighbours.
 const JOINTS: u64 = 4;
 
 /// The field `context` of a chat's body.
@@ -61,19 +61,19 @@ pub struct ContextOptions {
     pub strategy: Strategy,
     turns_max: Option<usize>,
     window_share: f64,
-    /// The most old messages that are looked up.
+    /// The maximum number of old messages that are retrieved.
     pub retrieve: usize,
     retrieve_tokens: u64,
 }
 
-/// A stored conversation's turns, as far as they matter here.
+/// A stored conversation's turns, as needed here.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// The conversation's id; `None`: it has none yet.
+    /// The conversation's id; `None` if it has none yet.
     pub conversation: Option<String>,
     pub costs: Vec<Cost>,
     pub summaries: Summaries,
-    /// Its messages, if they may be looked up.
+    /// Its messages, if they may be retrieved.
     pub messages: Vec<OldMessage>,
 }
 
@@ -90,20 +90,20 @@ pub struct OldMessage {
     pub id: String,
     pub role: String,
     pub text: String,
-    /// The place of its turn.
+    /// The index of its turn.
     pub turn: usize,
 }
 
 #[derive(Debug)]
 pub struct Fitted {
     pub dialog: Dialog,
-    /// The usage; `None`: everything is given, and nothing else.
+    /// The usage; `None` if the dialog was given unchanged.
     pub usage: Option<ContextUsage>,
-    /// The state from which summaries are wished for, if any are made.
+    /// The state from which summaries are requested, if any are made.
     pub outlook: Option<Outlook>,
 }
 
-/// Checks the field `context`. Without one, the strategy is `usual`. `stored`: the dialog is a conversation.
+/// Checks the field `context`. Without one, the strategy is `usual`. `stored` tells whether the dialog is a conversation.
 pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Result<ContextOptions, ApiError> {
     let wish = match field {
         None => ContextWish::default(),
@@ -114,7 +114,7 @@ pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Res
     wish.window_share.map(|share| in_range("context.window_share", share, 0.05..=1.0)).transpose()?;
     let retrieve = in_range("context.retrieve", wish.retrieve.unwrap_or(0), 0..=RETRIEVE_MAX)?;
     let retrieve_tokens = in_range("context.retrieve_tokens", wish.retrieve_tokens.unwrap_or(RETRIEVE_TOKENS), 32..=65_536)?;
-    // A client that sets a limit wants it kept.
+    // A client that sets a limit wants it to apply.
     let set = wish.turns_max.is_some() || wish.window_share.is_some() || retrieve > 0;
     let usual = if set && usual == Strategy::None { Strategy::Steps } else { usual };
     let strategy = wish.strategy.unwrap_or(usual);
@@ -135,7 +135,7 @@ pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Res
     })
 }
 
-/// Leaves out turns that do not fit, and puts in what is known besides. `history`: of a dialog that is stored.
+/// Leaves out turns that do not fit, and puts in what replaces them. `history` is for a stored dialog.
 pub fn fit(
     gateway: &Gateway,
     param: &str,
@@ -170,7 +170,7 @@ pub fn fit(
         wanted,
         history: history.unwrap_or_default(),
     };
-    // Without what is stored there is nothing to keep a summary with.
+    // Without a stored conversation there is no place for a summary.
     if wanted.strategy == Strategy::Summary && fitting.history.costs.is_empty() {
         fitting.wanted.strategy = Strategy::Steps;
     }
@@ -193,14 +193,14 @@ pub fn fit(
 struct Fitting<'a> {
     gateway: &'a Gateway,
     instructions: Vec<Message>,
-    /// Whether there may be a system message, where there is none yet.
+    /// Whether a system message may be added if there is none yet.
     takes_system: bool,
     facts: String,
     said: Vec<Message>,
-    /// Where turns begin in `said`.
+    /// The indices in `said` at which turns start.
     starts: Vec<usize>,
     costs: Vec<Cost>,
-    /// Tokens of each turn, with its marks.
+    /// Tokens of each turn, with the template's marks.
     turns: Vec<u64>,
     marks: u64,
     wanted: ContextOptions,
@@ -211,14 +211,14 @@ impl Fitting<'_> {
     fn fit(self, param: &str, mut dialog: Dialog, usage: ContextUsage, options: &Options) -> Result<Fitted, ApiError> {
         let window = u64::from(self.gateway.context_tokens()?);
         let asked = u64::from(options.max_tokens.unwrap_or(1));
-        // An upper bound is no wish: turns are not left out for more than a part of the window.
+        // An upper bound is not a wish: it reserves no more than a part of the window.
         let answer = if options.max_tokens_shrinks { asked.min(window / ANSWER_PARTS) } else { asked };
         let summarizes = self.wanted.strategy == Strategy::Summary;
         let beside = self.beside();
         let own = self.own(param, &dialog);
         let share = (window as f64 * self.wanted.window_share) as u64;
         let usual = Limits { turns: self.wanted.turns_max.unwrap_or(usize::MAX), tokens: share.saturating_sub(own + beside) };
-        // While a summary is awaited, half of what is free is given away, and a quarter more turns.
+        // While a summary is awaited, half of the free tokens may be used, and a quarter more turns.
         let mut late = Limits {
             turns: usual.turns.saturating_add(usual.turns.div_ceil(4)),
             tokens: (share.midpoint(window)).min(window.saturating_sub(answer)).saturating_sub(own + beside),
@@ -251,7 +251,7 @@ impl Fitting<'_> {
             };
             let given = total - usage.tokens_left_out;
             let last = attempt == ATTEMPTS_MAX || left_out + 1 >= self.turns.len();
-            // Counted by parts, it is exact to a few tokens: far from the edge that is enough.
+            // The sum over parts is exact to a few tokens, which is enough well below the limit.
             let fits = last || own + beside + given + answer <= window / 2 || {
                 let exact = self.gateway.prompt_only(param, &dialog)?.len() as u64;
                 let over = (exact + answer).saturating_sub(window);
@@ -272,7 +272,7 @@ impl Fitting<'_> {
         unreachable!("the last attempt returns")
     }
 
-    /// Counts the tokens reserved for what is given in place of turns, so that its length does not decide which turns are left out.
+    /// Counts the tokens reserved for the replacement of turns, so that its length does not affect which turns are left out.
     fn beside(&self) -> u64 {
         let summary = match self.wanted.strategy {
             Strategy::Summary => self.count(&blocks::summary("")) + u64::from(TOKENS_MAX) + JOINTS,
@@ -289,14 +289,14 @@ impl Fitting<'_> {
         if dialog.tools.is_empty() {
             return instructions + facts;
         }
-        // Only the template can say how tools are rendered.
+        // Only the template determines how tools are rendered.
         let question = Message { role: "user".into(), content: Some("a".into()), ..Message::default() };
         let messages = self.instructions.iter().cloned().chain([question]).collect();
         let with_tools = self.gateway.prompt_only(param, &Dialog { messages, ..dialog.clone() });
         with_tools.map_or(instructions, |prompt| (prompt.len() as u64).saturating_sub(self.marks)) + facts
     }
 
-    /// Counts the turns that these first items are. 0: they are no whole turns.
+    /// Counts the turns of which these first items consist; 0 if the items are not whole turns.
     fn turns_of(&self, items: usize) -> usize {
         let mut before = 0;
         let turns = self.costs.iter().position(|cost| {
@@ -323,7 +323,7 @@ impl Fitting<'_> {
         let texts: Vec<_> = old.iter().map(|message| message.text.as_str()).collect();
         let ranked = bm25::best(question.unwrap_or_default(), &texts, self.wanted.retrieve);
         let ranked: Vec<_> = ranked.into_iter().map(|place| (place, (old[place].role.as_str(), old[place].text.as_str()))).collect();
-        // The client did not send them with this prompt, so they must not get it refused.
+        // The client did not send them with this prompt, so they must not cause its refusal.
         let ranked: Vec<_> = ranked.into_iter().filter(|(_, (_, text))| self.gateway.accepts(text, options)).collect();
         let tokenizer = &self.gateway.text().tokenizer;
         let count = |text: &str| tokenizer.count(text);
@@ -338,8 +338,7 @@ impl Fitting<'_> {
         (block, Some(usage))
     }
 
-    /// Returns all messages that are given, each at its place: the part that changes least first, and the part that changes with every
-    /// question just before it.
+    /// Returns all messages in order: the parts that change least come first, and those that change with every question just before it.
     fn placed(&self, left_out: usize, summary: Option<&str>, passages: &str) -> Vec<Message> {
         let from = self.starts.get(left_out).copied().unwrap_or(0);
         let mut messages: Vec<_> = self.instructions.iter().chain(&self.said[from..]).cloned().collect();
@@ -387,7 +386,7 @@ fn instructs(message: &Message) -> bool {
     matches!(message.role.as_str(), "system" | "developer")
 }
 
-/// Returns the places at which turns begin: with a user's message. Messages before the first belong to it.
+/// Returns the indices at which turns start: at a user's message. Messages before the first one belong to it.
 fn starts(messages: &[Message]) -> impl Iterator<Item = usize> {
     let mut user_spoke = false;
     messages.iter().enumerate().filter_map(move |(place, message)| {

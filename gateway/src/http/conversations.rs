@@ -1,4 +1,4 @@
-//! `/v1/conversations`: dialogs, kept for their owner, in OpenAI's shape and with what a product needs besides: lists, titles, branches,
+//! `/v1/conversations`: dialogs stored for their owner, in OpenAI's shape and with further product features: lists, titles, branches,
 //! exports.
 //!
 //! - [`record`]: a conversation's own fields; [`turn`]: a chat's turn in one; `export`: JSON lines
@@ -92,7 +92,7 @@ pub async fn retrieve(Client(gateway): Client, Path(id): Path<String>) -> Answer
     show(&gateway, load(&gateway, &id, Part::Nothing).await?).await
 }
 
-/// `POST /v1/conversations/{id}`: another title, model, system prompt or metadata.
+/// `POST /v1/conversations/{id}`: changes the title, model, system prompt or metadata.
 pub async fn update(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Answered {
     let body = gateway.read(body).await?;
     let Fields { changes, .. } = gateway.compute_body(body.weight(), move || fields(&body)).await?;
@@ -111,14 +111,14 @@ pub async fn update(Client(gateway): Client, Path(id): Path<String>, body: Body)
     written::write(&gateway, bytes, shown).await
 }
 
-/// `DELETE /v1/conversations/{id}`, with its items: but other histories keep what they were made from.
+/// `DELETE /v1/conversations/{id}`, with its items, except those that other histories name.
 pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Answered {
     check_id(&id)?;
     gateway.store().delete(&gateway.owner(), &id).await.map_err(of_store)?;
     Ok(Json(json!({"id": id, "object": "conversation.deleted", "deleted": true})).into_response())
 }
 
-/// `POST /v1/conversations/{id}/branch`: another conversation with the same beginning, up to the item `at`, or with all of it.
+/// `POST /v1/conversations/{id}/branch`: creates a conversation with the same beginning, up to the item `at`, or with all of it.
 pub async fn branch(Client(gateway): Client, Path(id): Path<String>, body: Body) -> Answered {
     let body = gateway.read(body).await?;
     let BranchFields { at, changes } = gateway.compute_body(body.weight(), move || fields(&body)).await?;
@@ -210,7 +210,7 @@ fn fields<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
     if body.is_empty() { Ok(T::default()) } else { parse::json(body) }
 }
 
-/// Reads items and gives each an id of its own, since a conversation may say the same twice. Takes a while: see [`Gateway::compute`].
+/// Reads items and gives each an id of its own, since a conversation may contain equal ones. Takes a while: see [`Gateway::compute`].
 fn new_items(gateway: &Gateway, items: Vec<Value>) -> Result<Vec<Item>, ApiError> {
     let counted = |sent: Sent| {
         if matches!(sent.said, ItemContent::Reference(_)) {
@@ -238,7 +238,7 @@ fn shown(record: &Record) -> Result<Value, ApiError> {
     Ok(Conversation::read(record)?.shown(record.updated, record.totals, summaries.newest()))
 }
 
-/// Finds the place of an item in a history: the last, if it is there twice.
+/// Finds the index of an item in a history: the last, if it occurs twice.
 fn place_of(record: &Record, item: &str) -> Option<usize> {
     record.items.iter().rposition(|stored| stored.id == item)
 }

@@ -1,5 +1,5 @@
-//! Cross-origin requests of web pages whose origins an operator has named: browsers' preflights, and the headers that a page may read in an
-//! answer.
+//! Cross-origin requests of web pages whose origins an operator has allowed: browsers' preflights, and the response headers that a page may
+//! read.
 
 use crate::base::origins::Origins;
 use axum::http::{HeaderName, Method};
@@ -8,7 +8,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// The time after which a browser asks again.
 const REMEMBERED_FOR: Duration = Duration::from_secs(600);
-/// The headers that a page may read, besides those that it always may.
+/// Response headers that a page may read besides the default ones.
 const SHOWN: [&str; 14] = [
     "x-request-id",
     "retry-after",
@@ -26,8 +26,8 @@ const SHOWN: [&str; 14] = [
     "x-tidemill-not-stored",
 ];
 
-/// Returns the layer that answers browsers, if any origin is allowed. Keys travel in headers that pages set, so no credentials of the
-/// browser's own are asked for.
+/// Returns the layer that answers browsers, if any origin is allowed. Keys travel in headers that pages set, so browsers' own credentials
+/// are not requested.
 pub(super) fn layer(origins: &Origins) -> Option<CorsLayer> {
     let allowed = match origins {
         Origins::None => return None,

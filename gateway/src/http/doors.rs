@@ -1,9 +1,9 @@
-//! Protection from requests that web pages cause. Layers around whole ports, so that no route is without them: the operators' port always,
-//! the front door while no key is needed.
+//! Protection from requests that web pages cause. Layers around whole ports, so that no route is without them: always on the operators'
+//! port, and on the clients' port while no key is needed.
 //!
-//! A browser on a machine that reaches a port sends what any page makes it send. It says the page's origin with all that changes something,
-//! and asks before it sends JSON. A page that has made its own name mean this machine's address is of the same origin; but then the browser
-//! says that name as the host.
+//! A browser on a machine that reaches a port sends any request that a page makes it send. It states the page's origin with every request
+//! that changes state, and asks before it sends JSON. A page whose own name resolves to this machine's address has the same origin; but
+//! then the browser sends that name as the host.
 
 use crate::{
     base::origins::Origins,
@@ -20,7 +20,7 @@ use axum::{
 };
 use std::{net::IpAddr, sync::Arc};
 
-/// The route that takes forms, which are not JSON. Origin and host protect it.
+/// The route that takes forms rather than JSON. It is protected by the checks of origin and host.
 const FORMS: &str = "/v1/files";
 
 /// Layer around the operators' port.
@@ -33,7 +33,7 @@ pub async fn operators(State(gateway): State<Arc<Gateway>>, request: Request, ne
     }
 }
 
-/// Layer around the front door. It checks while no key is needed: a web page knows none.
+/// Layer around the clients' port. It checks while no key is needed: a web page has none.
 pub async fn clients(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     if gateway.tenants().is_open() {
         let wants_json = has_body(&request) && !(request.uri().path() == FORMS && *request.method() == Method::POST);
@@ -70,7 +70,8 @@ fn check_host(hosts: &[String], headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::wrong_door(message))
 }
 
-/// Refuses pages of another origin, unless an operator has named it. `null`, which sandboxed pages and local files send, is another origin.
+/// Refuses pages of a different origin, unless an operator has allowed it. `null`, which sandboxed pages and local files send, is a
+/// different origin.
 fn check_origin(hosts: &[String], cors: &Origins, headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let of = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, authority)| authority);

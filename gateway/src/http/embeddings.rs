@@ -1,6 +1,6 @@
-//! `/v1/embeddings`: one row of numbers for a text, at length 1. An encoder's is the one that it was trained for, pooled as its directory
-//! says. A decoder's is the hidden state of the text's last token, after the model's final norm: models trained for embeddings this way
-//! (last-token pooling) give good ones; any other chat model gives what it has.
+//! `/v1/embeddings`: one vector of length 1 for a text. An encoder's is the one that it was trained for, pooled as its directory specifies.
+//! A decoder's is the hidden state of the text's last token, after the model's final norm: good for models that were trained this way
+//! (last-token pooling), and of varying use for other chat models.
 
 use super::{access::Client, openai::Prompt, written};
 use crate::{
@@ -21,7 +21,7 @@ use serde_json::json;
 use std::sync::Arc;
 use tidemill_proto::{message::ModelKind, tokens::Tokens};
 
-/// Texts of one request, as OpenAI allows.
+/// The maximum number of texts in one request, as in OpenAI's API.
 pub(super) const INPUTS_MAX: usize = 2048;
 
 #[derive(Debug, Deserialize)]
@@ -39,11 +39,11 @@ struct Fields {
 
 /// A parsed request.
 struct Parsed {
-    /// The gateway, bound to the model that is asked for.
+    /// The gateway, bound to the requested model.
     gateway: Arc<Gateway>,
     inputs: Vec<EmbeddedText>,
     is_base64: bool,
-    /// The numbers to keep of an embedding; `None`: all.
+    /// The number of dimensions to keep of an embedding; `None` for all.
     dimensions: Option<usize>,
 }
 
@@ -126,7 +126,8 @@ fn understand(gateway: &Gateway, body: &[u8]) -> Result<Parsed, ApiError> {
     Ok(Parsed { gateway, inputs, is_base64, dimensions: fields.dimensions })
 }
 
-/// The most tokens of a text, where its sender wants it cut: vLLM's `truncate_prompt_tokens`, with -1 for as many as the model reads.
+/// The maximum number of tokens of a text, if its sender wants it truncated: vLLM's `truncate_prompt_tokens`, with -1 for the model's
+/// limit.
 pub(super) fn truncation(gateway: &Gateway, wished: Option<i64>) -> Result<Option<usize>, ApiError> {
     let context = i64::from(gateway.context_tokens_max());
     match wished {

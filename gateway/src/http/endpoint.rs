@@ -1,4 +1,4 @@
-//! The common part of the generating endpoints: what each adds is its wire shapes.
+//! The interface of the generating endpoints, which differ in their wire shapes.
 
 use super::{conversations::turn::Turn, stored::Stored};
 use crate::{
@@ -21,12 +21,12 @@ pub trait Endpoint: Sized + Send + 'static {
     const ID_PREFIX: &'static str;
     /// The field with the prompts, for errors.
     const PROMPT: &'static str;
-    /// Whether its body may name stored things.
+    /// Whether its body may name stored data.
     const CONVERSES: bool = false;
 
     /// Checks the body, completes the options, and makes the prompts.
     fn understand(gateway: &Gateway, body: Self::Body, stored: Stored, options: &mut Options) -> Result<(Self, Vec<Vec<Token>>), ApiError>;
-    /// Takes the tools that run here for it, if there are any.
+    /// Takes the tools that run on the server for it, if there are any.
     fn rounds(&mut self) -> Option<Rounds> {
         None
     }
@@ -34,18 +34,18 @@ pub trait Endpoint: Sized + Send + 'static {
     fn turn(&mut self) -> Option<&mut Turn> {
         None
     }
-    /// Tokens to generate where the client gives no number; `room` of them fit.
+    /// The number of tokens to generate if the client gives none; `room` of them fit.
     fn max_tokens_default(room: u32) -> u32;
-    /// Whether log-probabilities of the prompt are wanted as well.
+    /// Whether log-probabilities of the prompt are requested as well.
     fn scores_prompt(&self) -> bool {
         false
     }
 
-    /// Writes the whole answer. `choices`: all that each choice gained.
+    /// Writes the whole answer. `choices` are the sums of each choice's increments.
     fn whole(&mut self, call: &Call, choices: Vec<Delta>, usage: Usage) -> Self::Whole;
     /// Writes a stream's first chunk of a choice, if it has one.
     fn opening(&mut self, call: &Call, index: u32) -> Option<Self::Chunk>;
-    /// Writes a chunk. `usage`: running totals, if the client asked for them.
+    /// Writes a chunk. `usage` has running totals, if the client asked for them.
     fn chunk(&mut self, call: &Call, delta: Delta, usage: Option<Usage>) -> Self::Chunk;
     /// Writes a stream's last chunk.
     fn closing(&mut self, call: &Call, usage: Usage) -> Self::Chunk;

@@ -1,4 +1,4 @@
-//! An [`ApiError`] as a response, and errors that only endpoints reach: of paths, the store, files and batches.
+//! An [`ApiError`] as a response, and errors that only endpoints return: for paths, the store, files and batches.
 
 use super::paths;
 use crate::{batches::BatchError, requests::error::ApiError, store::StoreError};
@@ -25,7 +25,7 @@ impl IntoResponse for ApiError {
 }
 
 impl ApiError {
-    /// Refuses a request by the store's error. `param`: the field that names the thing that was looked for.
+    /// Converts the store's error. `param` is the field that names the missing object.
     pub fn of_store(param: &str, error: StoreError) -> Self {
         let message = error.to_string();
         match error {
@@ -42,7 +42,7 @@ impl ApiError {
         }
     }
 
-    /// Refuses a request by the batches' error. `param`: the field that names the thing that was looked for.
+    /// Converts the batches' error. `param` is the field that names the missing object.
     pub fn of_batches(param: &str, error: BatchError) -> Self {
         let message = error.to_string();
         match error {

@@ -1,4 +1,4 @@
-//! Users' opinions of answers: clients give them, operators read them.
+//! Users' feedback on answers: clients give it, operators read it.
 
 use super::{access::Client, parameters::Query};
 use crate::{
@@ -14,11 +14,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// The most bytes of a comment.
+/// The maximum length of a comment.
 const COMMENT_BYTES_MAX: usize = 4096;
-/// The most bytes of a user's name.
+/// The maximum length of a user's name.
 const USER_BYTES_MAX: usize = 256;
-/// The most opinions in one answer.
+/// The maximum number of opinions in one answer.
 const LISTED_MAX: usize = 1000;
 const LISTED: usize = 100;
 
@@ -29,7 +29,7 @@ struct Given {
     #[serde(default)]
     regenerate: bool,
     comment: Option<String>,
-    /// A name to show, where several users share a key. Each answer has one opinion of its owner, whatever the name.
+    /// A name for display, if several users share a key. Each answer has one opinion of its owner, under any name.
     user: Option<String>,
 }
 

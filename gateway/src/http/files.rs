@@ -29,18 +29,18 @@ use std::{
 };
 use tokio::{io::AsyncReadExt, time};
 
-/// The longest time for which a client may send nothing,
+/// The longest silence of a client.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// and the longest time of an upload.
+/// The longest time of an upload.
 const UPLOAD_MAX: Duration = Duration::from_secs(3600);
-/// The least mean rate of an upload, in bytes per second. Places for uploads are few.
+/// The least mean rate of an upload, in bytes per second, since places for uploads are few.
 const RATE_MIN: u64 = 16 << 10;
-/// The time at the beginning of an upload that does not count.
+/// The time at the start of an upload during which the rate is not checked.
 const RATE_AFTER: Duration = Duration::from_secs(20);
-/// The most bytes of a form's field other than the file.
+/// The maximum size of a form field other than the file.
 const FIELD_BYTES_MAX: usize = 1024;
 const NAME_CHARS_MAX: usize = 255;
-/// Bounds of `expires_after`, as OpenAI has them.
+/// Limits of `expires_after`, as in OpenAI's API.
 const AGE_S_MIN: u64 = 3600;
 const AGE_S_MAX: u64 = 2_592_000;
 const PAGE_MAX: usize = 10_000;
@@ -97,7 +97,7 @@ async fn store(gateway: &Gateway, batches: &Batches, mut form: Multipart) -> Res
     batches.keep(arrived, &owner, filename, age).await.map_err(of_file)
 }
 
-/// Reads `expires_after`, as far as it was given.
+/// Reads `expires_after`, if it was given.
 pub(super) fn check_age(anchor: Option<&str>, seconds: Option<u64>) -> Result<Option<u64>, ApiError> {
     match (anchor, seconds) {
         (None, None) => Ok(None),
@@ -135,7 +135,7 @@ impl Pace {
         self.bytes += bytes as u64;
     }
 
-    /// The time at which the bytes so far are too few. Each byte that comes moves it on.
+    /// The time at which the bytes so far are too few. Each further byte postpones it.
     fn due(&self) -> Instant {
         self.began + RATE_AFTER + Duration::from_secs_f64(self.bytes as f64 / RATE_MIN as f64)
     }

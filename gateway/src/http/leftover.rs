@@ -1,5 +1,5 @@
-//! Answers to requests whose bodies were not read to their end: over HTTP/1.1 the connection cannot be used after one, so the answer says
-//! that it is the connection's last. Otherwise the client would send its next request there, and lose it.
+//! Answers to requests whose bodies were not read to their end: over HTTP/1.1 the connection cannot be reused after one, so the answer
+//! closes it. Otherwise the client would send its next request there, and lose it.
 
 use axum::{
     body::{Body, Bytes, HttpBody},
@@ -65,7 +65,7 @@ mod tests {
     use axum::{Router, middleware::from_fn, routing::post};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    /// The heads of the answers to a body of ten bytes, by whether all of it has come, and by the route.
+    /// The heads of the answers to a body of ten bytes, by whether all of it has arrived, and by the route.
     #[tokio::test]
     async fn an_answer_before_its_body_is_read_is_the_last() {
         let routes = Router::new().route("/read", post(async |_: Bytes| "")).route("/refuse", post(async || ""));

@@ -1,5 +1,5 @@
-//! `/v1/memories`: facts that are remembered of a user from one conversation to the next. They are put, listed and deleted by their owner
-//! alone, and reach only those chats that ask for them (`memory: true`).
+//! `/v1/memories`: facts about a user that are kept from one conversation to the next. Only their owner creates, lists and deletes them,
+//! and they reach only chats that ask for them (`memory: true`).
 
 use super::{
     access::Client,
@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// The most bytes of one fact: longer ones are notes, and would take the room of all others.
+/// The maximum length of one fact: longer ones are notes, and would take the room of all others.
 const TEXT_BYTES_MAX: usize = 1024;
-/// The most facts that are deleted at a time.
+/// The number of facts that are deleted at a time.
 const DELETED_AT_A_TIME: usize = 100;
 
 /// A fact, as stored and as shown.
@@ -50,7 +50,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
         let message = format!("`text` must have 1 to {TEXT_BYTES_MAX} bytes, and this one has {}", text.len());
         return Err(ApiError::invalid("text", message));
     }
-    // It will stand in system prompts.
+    // It will be part of system prompts.
     let worker = Arc::clone(&gateway);
     let (text, doubts) = gateway
         .compute(move || {
@@ -65,7 +65,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Answered {
     let record = NewRecord { id: memory.id.clone(), kind: Kind::Memory, body, ..NewRecord::default() };
     let owner = gateway.owner();
     gateway.store().put(&owner, record, now).await.map_err(of_store)?;
-    // Looked at after it was put: of several that are put at once, those that came first stay.
+    // Checked after it was stored: of several that are stored at once, the first ones stay.
     match check_room(&gateway, limits, &memory.id).await {
         Ok(()) => Ok(Json(json!(memory))),
         Err(error) => {
@@ -115,7 +115,7 @@ pub async fn delete_all(Client(gateway): Client) -> Answered {
         for record in records {
             match gateway.store().delete(&owner, &record.id).await {
                 Ok(()) => deleted += 1,
-                // Another request deleted it first.
+                // A concurrent request deleted it first.
                 Err(StoreError::NotFound(_)) => {}
                 Err(error) => return Err(of_store(error)),
             }
@@ -126,7 +126,8 @@ pub async fn delete_all(Client(gateway): Client) -> Answered {
     }
 }
 
-/// Loads the facts for a chat that asks for them. If the store does not answer, the chat is answered without them, and says so.
+/// Loads the facts for a chat that asks for them. If the store does not answer, the chat is answered without them, and the answer reports
+/// it.
 pub async fn facts(gateway: &Gateway) -> Result<Facts, ApiError> {
     let limits = gateway.memories().ok_or_else(|| {
         ApiError::invalid(
@@ -147,7 +148,7 @@ pub async fn facts(gateway: &Gateway) -> Result<Facts, ApiError> {
     }
 }
 
-/// Refuses a fact that was put although there is no room for it.
+/// Removes a fact that was stored although there is no room for it, and refuses it.
 async fn check_room(gateway: &Gateway, limits: Limits, id: &str) -> Result<(), ApiError> {
     let RecordPage { records, .. } = all(gateway, limits.facts).await.map_err(of_store)?;
     let Some(place) = records.iter().position(|record| record.id == id) else {

@@ -1,5 +1,5 @@
-//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API. A dialog like any other inside, with its own events and errors
-//! outside. `anthropic-…` headers are accepted as they come, like everywhere here.
+//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API. Internally a dialog like any other, with its own events and errors.
+//! `anthropic-…` headers are accepted unchecked.
 //!
 //! - `request`: the body as a dialog; `blocks`: an answer's pieces as content blocks and events
 
@@ -38,7 +38,7 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Response, Mes
     Ok(protocol::respond(start(&gateway, body)).await?)
 }
 
-/// `POST /v1/messages/count_tokens`: system and tools included, because it is the prompt itself that is counted.
+/// `POST /v1/messages/count_tokens`: includes system prompt and tools, because the prompt itself is counted.
 pub async fn count_tokens(Client(gateway): Client, body: Body) -> Result<Json<Value>, MessagesError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(&gateway);
@@ -126,7 +126,7 @@ impl Message {
         self.finish = delta.piece.finish.clone().or(self.finish.take());
     }
 
-    /// Returns the first events, once. They come with the first token: only then is known what was cached.
+    /// Returns the first events, once. They come with the first token, since the number of cached tokens is unknown before.
     fn beginning(&mut self, used: &Usage) -> Vec<Value> {
         if std::mem::replace(&mut self.begun, true) {
             return Vec::new();
@@ -135,7 +135,7 @@ impl Message {
         vec![start, json!({"type": "ping"})]
     }
 
-    /// Adds the finding in a refused answer, and how to appeal; or that it could not be checked.
+    /// Adds to a refused answer the finding and the way to appeal, or the reason why it could not be checked.
     fn tell_refusal(&self, message: &mut Value) {
         if let Some(reason @ (StopReason::Violation(_) | StopReason::Unchecked(_))) =
             self.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref())
@@ -164,7 +164,7 @@ impl Message {
     }
 }
 
-/// Writes the usage: Anthropic counts cached tokens apart from the others.
+/// Writes the usage: Anthropic counts cached tokens separately.
 fn usage(usage: &Usage) -> Value {
     let cached = usage.prompt_tokens_details.cached_tokens;
     json!({

@@ -8,12 +8,12 @@ use super::{
 use crate::{requests::error::ApiError, serving::gateway::Gateway};
 use axum::Json;
 
-/// Codex begins its prompt with these words; its tools speak for themselves.
+/// Codex starts its prompt with these words; its tools need no further description.
 const BASE_INSTRUCTIONS: &str =
     "You are a coding agent. You work in the user's directory with the tools that you are given. Keep answers short.";
 
 pub async fn list(Client(gateway): Client) -> Json<ModelList> {
-    // A name that rules answer to is as long as the shortest model behind it.
+    // A name of the routing rules has the shortest context of the models behind it.
     let routed = gateway.routed_names().into_iter().filter_map(|(name, models)| Some((shortest(models)?, name)));
     let names: Vec<_> = gateway.models().flat_map(names).chain(routed).collect();
     Json(ModelList {

@@ -11,13 +11,13 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use tidemill_safety::category::Category;
 
-/// The most texts of one request.
+/// The maximum number of texts in one request.
 const TEXTS_MAX: usize = 256;
 
 #[derive(Debug, Deserialize)]
 struct Moderation {
     input: Input,
-    /// The side (input or output) whose thresholds apply; not in OpenAI's API.
+    /// The side (input or output) whose thresholds apply; an addition to OpenAI's API.
     #[serde(default)]
     side: Side,
 }

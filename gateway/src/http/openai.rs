@@ -26,24 +26,24 @@ pub struct ChatRequest {
     pub tool_choice: Option<serde_json::Value>,
     #[serde(default)]
     pub parallel_tool_calls: Option<bool>,
-    /// Names of tools that run here.
+    /// Names of tools that run on the server.
     #[serde(default)]
     pub server_tools: Option<Vec<String>>,
-    /// The older field of `tools`.
+    /// The older form of `tools`.
     #[serde(default)]
     pub functions: Option<Vec<FunctionDefinition>>,
-    /// The older field of `tool_choice`.
+    /// The older form of `tool_choice`.
     #[serde(default)]
     pub function_call: Option<serde_json::Value>,
     #[serde(default)]
     pub reasoning_effort: Option<String>,
-    /// The stored conversation that the messages continue, and that gets them and the answer.
+    /// The stored conversation that the messages continue, and to which they and the answer are added.
     #[serde(default)]
     pub conversation: Option<ConversationField>,
     /// The way in which a dialog that is too long is fitted into the window.
     #[serde(default)]
     pub context: Option<ContextField>,
-    /// Whether a similar question's answer will do; `false`: it will not.
+    /// Whether the answer to a similar question is acceptable.
     #[serde(default)]
     pub semantic_cache: Option<bool>,
 }
@@ -68,7 +68,7 @@ pub struct FunctionDefinition {
     pub strict: Option<bool>,
 }
 
-/// A message. Fields that only the template knows are kept as they came.
+/// A message. Fields that only the template knows are kept unchanged.
 #[derive(Debug, Deserialize)]
 pub struct Message {
     pub role: String,
@@ -81,7 +81,7 @@ pub struct Message {
     pub reasoning_content: Option<String>,
     #[serde(default)]
     pub tool_calls: Option<Vec<ChatToolCall>>,
-    /// The older field of `tool_calls`.
+    /// The older form of `tool_calls`.
     #[serde(default)]
     pub function_call: Option<ChatFunctionCall>,
     #[serde(default)]
@@ -94,7 +94,7 @@ pub struct Message {
     pub others: BTreeMap<String, minijinja::Value>,
 }
 
-/// A call in history.
+/// A call in the history.
 #[derive(Debug, Deserialize)]
 pub struct ChatToolCall {
     #[serde(default)]
@@ -115,7 +115,7 @@ pub struct ChatCustomCall {
 #[derive(Debug, Deserialize)]
 pub struct ChatFunctionCall {
     pub name: String,
-    /// The arguments: JSON as text, as OpenAI has it; some clients send the JSON itself.
+    /// The arguments: JSON as text, as in OpenAI's API; some clients send the JSON itself.
     #[serde(default)]
     pub arguments: Option<serde_json::Value>,
 }
@@ -125,7 +125,7 @@ pub struct ChatFunctionCall {
 pub enum Content {
     Text(String),
     Parts(Vec<ContentPart>),
-    /// A single part: some clients leave out the list.
+    /// A single part: some clients omit the list.
     Part(TypedPart),
 }
 
@@ -175,7 +175,7 @@ pub struct ChatResponse {
     pub usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Tokens>,
-    /// The tier that it was served in, if the client asked for any.
+    /// The tier in which it was served, if the client asked for one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_tier: Option<String>,
     /// Whether and where the turn was stored, if the client named a conversation.
@@ -194,33 +194,33 @@ pub struct ChatChoice {
     pub token_ids: Option<Vec<Token>>,
 }
 
-/// How a chat's choice ended.
+/// The end of a chat's choice.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(untagged)]
 pub enum ChatFinish {
     Usual(FinishReason),
-    /// A word of the older fields.
+    /// A value of the older fields.
     Older(&'static str),
 }
 
 #[derive(Debug, Serialize)]
 pub struct ChatMessage {
     pub role: &'static str,
-    /// The text; `null` where the answer is calls alone.
+    /// The text; `null` if the answer consists of calls.
     pub content: Option<String>,
     pub refusal: Option<String>,
     #[serde(flatten)]
     pub thought: Option<Thought>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<CallPart>,
-    /// The call, where the client asked with the older field.
+    /// The call, if the client asked with the older field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function_call: Option<FunctionPart>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub server_tool_calls: Vec<ServerToolCall>,
 }
 
-/// A thought, by both names that clients look for.
+/// Reasoning, under both names that clients look for.
 #[derive(Debug, Serialize)]
 pub struct Thought {
     pub reasoning: String,
@@ -230,7 +230,7 @@ pub struct Thought {
 /// A whole call, or a stream's part of one.
 #[derive(Debug, Serialize)]
 pub struct CallPart {
-    /// The call's place, in streams only.
+    /// The call's index, only in streams.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -258,7 +258,7 @@ pub struct FunctionPart {
     pub arguments: String,
 }
 
-/// A call of a tool that ran here.
+/// A call of a tool that ran on the server.
 #[derive(Debug, Serialize)]
 pub struct ServerToolCall {
     pub id: String,
@@ -279,10 +279,10 @@ pub struct ChatChunk {
     pub usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Tokens>,
-    /// The tier that it was served in, if the client asked for any.
+    /// The tier in which it was served, if the client asked for one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_tier: Option<String>,
-    /// Whether and where the turn was stored: in the last chunk of its answer, if the client named a conversation.
+    /// Whether and where the turn was stored: in the last chunk, if the client named a conversation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conversation: Option<serde_json::Value>,
 }
@@ -344,7 +344,7 @@ pub struct CompletionResponse {
     pub choices: Vec<CompletionChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
-    /// The tier that it was served in, if the client asked for any.
+    /// The tier in which it was served, if the client asked for one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_tier: Option<String>,
 }
@@ -368,7 +368,7 @@ pub struct CompletionLogprobs {
     pub tokens: Vec<String>,
     pub token_logprobs: Vec<Option<f32>>,
     pub top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
-    /// Places of tokens, in characters from the beginning of the choice's text.
+    /// Positions of tokens, in characters from the start of the choice's text.
     pub text_offset: Vec<usize>,
 }
 
@@ -386,11 +386,11 @@ pub struct Model {
     pub created: u64,
     pub owned_by: &'static str,
     pub root: String,
-    /// Longest sequence (vLLM's extension).
+    /// The longest sequence (vLLM's extension).
     pub max_model_len: u32,
 }
 
-/// A model as Codex asks for it (`models` beside `data`): it takes a list whose entries lack one of these fields for broken.
+/// A model in the form that Codex requests (`models` beside `data`): it rejects a list whose entries lack one of these fields.
 #[derive(Debug, Serialize)]
 pub struct ModelCard {
     pub slug: String,
@@ -414,7 +414,7 @@ pub struct ModelCard {
     pub input_modalities: [&'static str; 1],
 }
 
-/// The longest output of a tool that an agent keeps.
+/// The maximum length of a tool's output that an agent keeps.
 #[derive(Debug, Serialize)]
 pub struct TruncationPolicy {
     pub mode: &'static str,

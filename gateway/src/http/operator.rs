@@ -20,7 +20,7 @@ struct Shown {
     registry: RegistryView,
 }
 
-/// Layer: passes requests while no key is needed at the front door, and refuses all afterwards.
+/// Layer: passes requests while no key is needed on the clients' port, and refuses all afterwards.
 pub async fn while_open(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     match gateway.tenants().check_known() {
         Err(error) => error.into_response(),

@@ -8,7 +8,7 @@ use crate::{
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Bounds of the items on one page.
+/// Limits on the number of items on one page.
 const PAGE_MAX: usize = 100;
 const PAGE_DEFAULT: usize = 20;
 

@@ -1,12 +1,12 @@
-//! The route that a path means. Clients are given base URLs with a slash too many, another provider's prefix, or `/v1` twice; all of
-//! those mean one route and nothing else.
+//! The route for a path. Clients are given base URLs with a slash too many, the prefix of a different provider, or `/v1` twice; each of
+//! these still maps to exactly one route.
 
 use axum::http::{Uri, uri::PathAndQuery};
 use std::borrow::Cow;
 
-/// A prefix that other providers' base URLs have.
+/// A prefix in other providers' base URLs.
 const PREFIX: &str = "/openai";
-/// The beginnings of the paths that clients ask for, for [`suggestion`]. Longer ones stand before their own beginnings.
+/// The beginnings of the paths that clients request, for [`suggestion`]. Longer ones come before their own beginnings.
 const ENDPOINTS: [&str; 17] = [
     "/chat/completions",
     "/completions",
@@ -35,7 +35,7 @@ pub(super) fn straighten(uri: &mut Uri) {
         None => path,
     };
     let mut parts = uri.clone().into_parts();
-    // Nothing but bytes of a path went away, so it still is one.
+    // Only bytes of a path were removed, so it still is one.
     if let Ok(path) = path.parse::<PathAndQuery>() {
         parts.path_and_query = Some(path);
         if let Ok(straight) = Uri::from_parts(parts) {
@@ -47,7 +47,7 @@ pub(super) fn straighten(uri: &mut Uri) {
 fn meant(path: &str) -> Cow<'_, str> {
     let is_straight =
         path == "/" || !(path.contains("//") || path.ends_with('/') || path.starts_with(PREFIX) || path.starts_with("/v1/v1"));
-    // The console's page is one of a directory.
+    // The console's page is in a directory.
     if is_straight || path == "/console/" {
         return Cow::Borrowed(path);
     }
@@ -62,7 +62,7 @@ fn meant(path: &str) -> Cow<'_, str> {
     if straight == path { Cow::Borrowed(path) } else { Cow::Owned(straight) }
 }
 
-/// Finds the path that a client may have meant by one that is no route.
+/// Finds the path that a client may have meant by one without a route.
 pub(super) fn suggestion(path: &str) -> Option<String> {
     let endpoint = ENDPOINTS.iter().find(|endpoint| path.ends_with(**endpoint) || path.contains(&format!("{endpoint}/")))?;
     Some(if *endpoint == "/v1" { "/v1/chat/completions".to_owned() } else { format!("/v1{endpoint}") }).filter(|meant| meant != path)

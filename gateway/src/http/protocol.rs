@@ -1,5 +1,4 @@
-//! The way of an answer to its client, at once or as server-sent events, whichever protocol it is written in: one driver, and a trait for
-//! what the protocols write.
+//! The path of an answer to its client, whole or as server-sent events, in any protocol: one driver, and a trait for the protocols' output.
 
 use crate::{
     metrics,
@@ -24,7 +23,7 @@ use std::{collections::VecDeque, convert::Infallible, future};
 
 /// A protocol's form of one answer.
 pub trait Protocol: Sized + Send + 'static {
-    /// Returns a stream's first events, before anything of the answer is known.
+    /// Returns a stream's first events, before any part of the answer is known.
     fn opening(&mut self) -> Vec<Event> {
         Vec::new()
     }
@@ -36,17 +35,17 @@ pub trait Protocol: Sized + Send + 'static {
     fn events(&mut self, delta: Delta, spent: &Spent) -> impl Future<Output = Vec<Event>> + Send;
     /// Returns a stream's last events.
     fn closing(&mut self, ending: Ending, spent: &Spent) -> impl Future<Output = Vec<Event>> + Send;
-    /// Resolves once the client has asked elsewhere that the stream end.
+    /// Resolves once the client has requested elsewhere that the stream end.
     fn cancelled(&self) -> impl Future<Output = ()> + Send {
         future::pending()
     }
-    /// Returns why the answer is not stored in its conversation, as far as that is known.
+    /// Returns the reason why the answer is not stored in its conversation, as far as known.
     fn not_stored(&mut self) -> Option<HeaderValue> {
         None
     }
 }
 
-/// How a stream ended.
+/// The end of a stream.
 #[derive(Debug)]
 pub enum Ending {
     Complete,
@@ -54,7 +53,7 @@ pub enum Ending {
     Failed(ApiError),
 }
 
-/// An answer that has begun.
+/// An answer that has started.
 #[derive(Debug)]
 pub struct Begun<P> {
     pub answer: Rounded,
@@ -62,9 +61,9 @@ pub struct Begun<P> {
     pub streams: bool,
 }
 
-/// Sends an answer, once it has begun.
+/// Sends an answer, once it has started.
 pub async fn respond<P: Protocol>(begun: impl Future<Output = Result<Begun<P>, ApiError>>) -> Result<Response, ApiError> {
-    // A request that runs is counted by its answer.
+    // A running request is counted by its answer.
     let begun = begun.await.inspect_err(|error| metrics::count_request(error.outcome()))?;
     let Begun { mut answer, mut protocol, streams } = begun;
     if streams {
@@ -124,14 +123,14 @@ impl<P: Protocol> Streaming<P> {
     }
 }
 
-/// The place of a request that waits: programs skip comments, and people who look at the stream see them.
+/// The place of a waiting request, as a comment, which programs skip and people see.
 fn comment(Waiting { position, estimate_ms }: Waiting) -> String {
     let estimate = estimate_ms.map_or(String::new(), |ms| format!(", about {:.1} s", ms as f64 / 1e3));
     format!("waiting: place {position} in the queue{estimate}")
 }
 
-/// Headers of an answer that came from a similar question, of one that is not stored, and of one that had to wait: its first place in the
-/// queue, and the estimate that was made then.
+/// Headers for an answer to a similar question, for one that is not stored, and for one that had to wait: its first place in the queue, and
+/// the estimate at that time.
 fn headers(answer: &mut Rounded, protocol: &mut impl Protocol) -> HeaderMap {
     let similar = answer.running().similar_to().map(|SimilarTo { response, similarity }| {
         let told = format!("semantic; similarity={similarity:.3}; response={response}");

@@ -1,4 +1,4 @@
-//! `/registry`: the coordinators' agreed records. On the operators' port only: they change what all clients get.
+//! `/registry`: the coordinators' agreed records. Only on the operators' port, since they affect all clients.
 
 use super::{
     admin,
@@ -30,7 +30,7 @@ pub struct Expected {
 #[serde(deny_unknown_fields)]
 struct Put {
     value: Value,
-    /// The revision that is to be replaced; 0: the record must not exist.
+    /// The revision to be replaced; 0 if the record must not exist.
     expected: Option<u64>,
 }
 

@@ -1,8 +1,8 @@
-//! Requests with an `Idempotency-Key`: a repeat joins the answer that is being made, or finds it, instead of computing it twice; and a
-//! stream that broke off resumes after its `Last-Event-ID`. A layer around the generating endpoints: their answers are recorded as they
-//! leave them ([`crate::serving::replays`]), and every client, the first included, listens to the recording.
+//! Requests with an `Idempotency-Key`: a repeat joins the answer in progress, or finds the finished one, instead of computing it twice; and
+//! a stream that broke off resumes after its `Last-Event-ID`. A layer around the generating endpoints: their answers are recorded as they
+//! leave them ([`crate::serving::replays`]), and every client, including the first, listens to the recording.
 //!
-//! A request without a key passes untouched.
+//! A request without a key passes unchanged.
 
 use crate::{
     base::json,
@@ -33,9 +33,9 @@ use std::sync::Arc;
 
 const KEY: &str = "idempotency-key";
 const LAST_EVENT_ID: &str = "last-event-id";
-/// The header with the fate of a request that has a key.
+/// The header with the outcome of a request that has a key.
 const STATUS: &str = "x-idempotency";
-/// The longest key, as Stripe has it.
+/// The maximum length of a key, as in Stripe's API.
 const KEY_BYTES_MAX: usize = 255;
 
 /// Layer around the generating endpoints.
@@ -90,7 +90,7 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let stream = Stream::of(&key, &said);
     let after = parts.headers.get(LAST_EVENT_ID).map(|id| stream.after(id)).transpose()?;
     let replays = gateway.replays();
-    // A stream that is not kept here can resume only if it comes out the same again.
+    // A stream that is not recorded here can resume only if the same answer can be computed again.
     if after.is_some() && !replays.has(&key) && !(comes_out_the_same && gateway.routes_repeatably()) {
         return Err(ApiError::not_resumable(
             "the events of this stream are not kept here any more, and the request is neither greedy nor seeded (with one choice), so that \
@@ -156,7 +156,7 @@ struct StreamQuery {
 }
 
 fn wants_stream(uri: &Uri) -> bool {
-    // One that cannot be read is refused where it is used.
+    // An unreadable query is refused where it is used.
     uri.query().is_some_and(|query| query.contains("stream=")) && Query::<StreamQuery>::of(uri).map_or(true, |Query(query)| query.stream)
 }
 
@@ -173,7 +173,7 @@ fn key_of(headers: &HeaderMap) -> Result<String, ApiError> {
     Ok(key.to_owned())
 }
 
-/// The scope of recordings: only requests of one owner meet at one. While no key is needed, those with the same credentials.
+/// The scope of recordings: only requests of one owner share one. While no key is needed, those with the same credentials.
 fn scope(caller: Option<&Caller>, headers: &HeaderMap) -> Digest {
     if let Some(caller) = caller.filter(|caller| caller.tenant().is_some()) {
         return digest(&[b"owner", caller.owner().0.as_bytes()]);
@@ -186,7 +186,7 @@ fn caller(request: &Request) -> Option<Arc<Caller>> {
     request.extensions().get().cloned()
 }
 
-/// The prefix of the ids of a stream's events: the same at every coordinator, since it is made of the request.
+/// The prefix of the ids of a stream's events: the same at every coordinator, since it is derived from the request.
 struct Stream {
     name: String,
 }
@@ -208,7 +208,7 @@ fn number_of(id: &HeaderValue) -> Result<u64, ApiError> {
     number.ok_or_else(|| ApiError::malformed("`Last-Event-ID` is not an event's id as its stream said it: NAME:NUMBER"))
 }
 
-/// Whether a request is deterministic, its events' numbers included: of several choices the order may differ.
+/// Whether a request is deterministic, including its events' numbers: the order of several choices may differ.
 fn comes_out_the_same(body: &[u8]) -> bool {
     let Ok(body) = json::from_slice::<Value>(body) else { return false };
     let greedy = body["temperature"].as_f64() == Some(0.0);

@@ -1,6 +1,6 @@
-//! `/v1/rerank`: documents in the order in which they answer a query, judged by a cross-encoder, in the shape of Jina's and Cohere's APIs.
+//! `/v1/rerank`: documents ordered by their relevance to a query, judged by a cross-encoder, in the shape of Jina's and Cohere's APIs.
 //!
-//! The model reads each document together with the query. A document that is too long for its context is cut at its end.
+//! The model reads each document together with the query. A document that is too long for its context is truncated at its end.
 
 use super::{
     access::Client,
@@ -48,7 +48,7 @@ impl Document {
 
 /// A parsed request.
 struct Query {
-    /// Bound to the model that is asked for.
+    /// The gateway, bound to the requested model.
     gateway: Arc<Gateway>,
     documents: Vec<Document>,
     pairs: Vec<EmbeddedText>,
@@ -73,7 +73,7 @@ async fn rerank(gateway: &Arc<Gateway>, body: Body) -> Result<Response, ApiError
     let worker = Arc::clone(&gateway);
     let list = move || {
         let mut order: Vec<(usize, f32)> = rows.iter().map(|row| row.first().copied().unwrap_or(f32::NEG_INFINITY)).enumerate().collect();
-        // Equal ones stay in the order in which they were sent.
+        // Equal ones stay in their original order.
         order.sort_by(|(_, a), (_, b)| b.total_cmp(a));
         let result = |(index, logit): (usize, f32)| {
             let mut result = json!({"index": index, "relevance_score": sigmoid(logit)});
@@ -107,7 +107,7 @@ fn understand(gateway: &Gateway, body: &[u8]) -> Result<Query, ApiError> {
     }
     gateway.check_text_length("query", &query)?;
     let most = gateway.context_tokens_max() as usize;
-    // Once for all documents, and before any of them: it is part of each pair.
+    // Checked once for all documents, and before any of them: it is part of each pair.
     let first = gateway.text().tokenizer.encode_first(&query).map_err(|error| ApiError::invalid("query", error.to_string()))?;
     if first.len() >= most {
         return Err(ApiError::context_length("query", most as u32, first.len() as u64, 0));

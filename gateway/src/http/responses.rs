@@ -1,7 +1,7 @@
 //! `/v1/responses`: OpenAI's API of items. A response is created from a stored history (named by an id) and new items; its answer comes as
-//! items, at once or as events; and it is stored, unless the client wants otherwise.
+//! items, whole or as events; and it is stored, unless the client opts out.
 //!
-//! - `request`: the body, understood; `items`: items as turns of a dialog; `output`: an answer's pieces as items and events
+//! - `request`: the parsed body; `items`: items as turns of a dialog; `output`: an answer's pieces as items and events
 //! - `run`: a response from its start to its last event
 
 pub(crate) mod output;
@@ -58,7 +58,7 @@ pub async fn retrieve(Client(gateway): Client, Path(id): Path<String>) -> Result
     written::write(&gateway, bytes(&record), move || whole(&record)).await
 }
 
-/// `DELETE /v1/responses/{id}`. Items that other histories name stay with them.
+/// `DELETE /v1/responses/{id}`. Items that other histories name are kept.
 pub async fn delete(Client(gateway): Client, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
     check_id(&id)?;
     gateway.store().delete(&gateway.owner(), &id).await.map_err(|error| ApiError::of_store("response_id", error))?;
@@ -84,7 +84,7 @@ pub async fn cancel(Client(gateway): Client, Path(id): Path<String>) -> Result<R
     written::write(&gateway, 0, answer).await
 }
 
-/// `GET /v1/responses/{id}/input_items`: all items that the response answers, those of its history included.
+/// `GET /v1/responses/{id}/input_items`: all items that the response answers, including those of its history.
 pub async fn input_items(Client(gateway): Client, Path(id): Path<String>, Query(query): Query<PageQuery>) -> Result<Response, ApiError> {
     check_id(&id)?;
     let page = page_wanted(query)?;

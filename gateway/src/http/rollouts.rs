@@ -1,4 +1,4 @@
-//! `/rollouts`: users move from one model to another. On the operators' port only, at any coordinator: each request becomes a record that
+//! `/rollouts`: users move from one model to another. Only on the operators' port, at any coordinator: each request becomes a record that
 //! all coordinators follow.
 
 use super::{admin, parameters::Path, records::refused};
@@ -66,7 +66,7 @@ pub async fn start(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Js
         );
         return Err(ApiError::conflict(message));
     }
-    // One that has ended makes room.
+    // A rollout that has ended makes room.
     let expected = others.iter().find(|(rollout, _)| rollout.from == wanted.from).map_or(0, |(_, revision)| *revision);
     let id = format!("{:016x}", rand::random::<u64>());
     put(&gateway, Rollout::start(wanted, id, unix()).map_err(wrong)?, expected).await

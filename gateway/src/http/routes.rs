@@ -1,4 +1,4 @@
-//! Routes of the front door and of the operators' port.
+//! Routes of the clients' port and of the operators' port.
 
 use super::{
     access, admin, appeals, batches, chat::Chat, classify, completions::Completions, console, conversations, cors, doors, embeddings,
@@ -15,13 +15,14 @@ use axum::{
 };
 use std::sync::Arc;
 
-/// The front door's routes. `operators_too`: with the operators', who have no port of their own; while no key is needed, they need none.
+/// The routes of the clients' port. With `operators_too`, they include the operators', if these have no port of their own; while no key is
+/// needed, they need none.
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = generating(&gateway)
         .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer))
         // A client whose quota is used up may still cancel its responses, and list what exists.
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
-        // A client that waits for a batch asks often, and the batch needs the quota.
+        // A client that waits for a batch polls often, and the batch needs the quota.
         .route("/v1/batches/{id}", get(batches::retrieve))
         .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/models", get(models::list))
@@ -41,11 +42,11 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     }
 }
 
-/// The routes that need no answer of a model. Their requests count in a tenant's quota all the same.
+/// The routes that need no model. Their requests still count in a tenant's quota.
 fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
-        // A stream that resumes.
+        // For a stream that resumes.
         .route_layer(from_fn_with_state(Arc::clone(gateway), replay::layer))
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/chat/completions/{id}", get(replay::by_id))
@@ -62,7 +63,7 @@ fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/v1/memories", get(memories::list).post(memories::create).delete(memories::delete_all))
         .route("/v1/memories/{id}", get(memories::retrieve).delete(memories::delete))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        // A file says by itself when it is too long.
+        // The upload itself enforces its limit.
         .route("/v1/files", post(files::create).layer(DefaultBodyLimit::disable()).get(files::list))
         .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
         .route("/v1/files/{id}/content", get(files::content))
@@ -74,7 +75,7 @@ fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route_layer(from_fn_with_state(Arc::clone(gateway), access::count))
 }
 
-/// The routes that take quota and generate, for clients that are authenticated: batches' requests take them as well.
+/// The generating routes, which take quota, for authenticated clients. Batches' requests use them as well.
 pub fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
         .route("/v1/chat/completions", post(serve::serve::<Chat>))
@@ -106,10 +107,10 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
     finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::operators)).layer(from_fn(leftover::layer))
 }
 
-/// Probes, and the console: it shows what the port that it came from serves.
+/// Probes, and the console, which shows the data of the port that serves it.
 fn everywhere() -> Router<Arc<Gateway>> {
     Router::new()
-        // Some clients look whether their base URL is there.
+        // Some clients check whether their base URL exists.
         .route("/", get(|| async { "Tidemill" }))
         .route("/health", get(|| async { StatusCode::OK }))
         .route("/ready", get(operator::ready))

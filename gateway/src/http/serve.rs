@@ -1,5 +1,4 @@
-//! Chat and completions: a body is read and understood, its prompts run, and the answer goes out as choices. What each adds is its
-//! [`Endpoint`].
+//! Chat and completions: a body is read and parsed, its prompts run, and the answer is sent as choices. Each adds its [`Endpoint`].
 
 use super::{
     access::Client,
@@ -34,8 +33,8 @@ use serde::Serialize;
 use std::{sync::Arc, time::Instant};
 use tidemill_proto::tokens::Tokens;
 
-/// The most entries (tokens and likely alternatives) of an answer that is written on the event loop. The answer is our own, and its size
-/// says what it costs: this many take some tens of microseconds.
+/// The maximum number of entries (tokens and likely alternatives) of an answer that is serialized on the event loop. The answer is our own,
+/// so its size tells its cost: this many take some tens of microseconds.
 const WRITTEN_HERE_MAX: usize = 1024;
 
 pub async fn serve<E: Endpoint>(Client(gateway): Client, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
@@ -47,7 +46,7 @@ struct Choices<E> {
     gateway: Arc<Gateway>,
     endpoint: E,
     call: Call,
-    /// All that each choice gained, of an answer that is sent whole.
+    /// The sums of each choice's increments, for an answer that is sent whole.
     gained: Vec<Delta>,
 }
 
@@ -115,7 +114,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     parse::check_content_type(headers)?;
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
-    // Most bodies name nothing that is stored, and are understood at once.
+    // Most bodies name no stored data, and are handled at once.
     let looked_at = gateway.compute_body(body.weight(), move || {
         let parsed = JsonBody::parse(&body)?;
         let asked = worker.asked(parsed.fields());

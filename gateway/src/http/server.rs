@@ -1,7 +1,7 @@
-//! Client connections: their number is bounded, in all and per address; Nagle's delay is off; and none stays idle without end, whether its
+//! Client connections: their number is bounded, in all and per address; Nagle's delay is off; and none stays idle indefinitely, whether its
 //! client sends nothing or reads nothing. HTTP/1.1 or HTTP/2; over TLS, if there is a certificate (`tls`).
 //!
-//! - `guests`: the connections, and what each waits for; `io`: how that is noticed; `unread`: streams that are not read
+//! - `guests`: the connections, and what each waits for; `io`: the detection of that; `unread`: streams that are not read
 
 mod guests;
 mod io;
@@ -43,33 +43,33 @@ use tokio::{
 };
 use unread::Streams;
 
-/// The most bytes of a request's head. It is the size of a connection's read buffer.
+/// The maximum size of a request's head, and the size of a connection's read buffer.
 const HEAD_BYTES_MAX: usize = 32 << 10;
-/// The most requests of one HTTP/2 connection at a time.
+/// The maximum number of concurrent requests on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 100;
-/// The bytes of one request that a client of HTTP/2 may send before they are read, and of one answer that wait to be sent,
+/// The number of unread bytes of one HTTP/2 request, and of unsent bytes of one answer.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
-/// Flow-control window of all requests of a connection together: the bytes that a connection may hold here.
+/// The flow-control window of all requests of a connection together: the bytes that a connection may hold here.
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
-/// The time between two looks for clients that take too long.
+/// The interval at which slow clients are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// A client that reads nothing for this long is cut off: by the kernel (`TCP_USER_TIMEOUT`: the connection breaks), or by us, where it is one
-/// stream of several.
+/// The time after which a client that reads nothing is cut off: by the kernel (`TCP_USER_TIMEOUT`: the connection breaks), or by this
+/// server, if it is one stream of several.
 const WRITE_STALL_MAX: Duration = Duration::from_secs(75);
-/// Rest after an accept that failed: most likely file descriptors ran out.
+/// The pause after an accept that failed, most likely for want of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// The most refused clients that are answered at a time. The others just see the connection's end.
+/// The maximum number of refused clients that are answered at a time. The others only see their connection closed.
 const TOLD_MAX: usize = 64;
 /// The time that a refused client has to read its answer.
 const TOLD_FOR: Duration = Duration::from_secs(1);
-/// The least share of an address: browsers and clients keep several connections.
+/// The minimum share of an address: browsers and clients keep several connections.
 const ADDRESS_LEAST: u64 = 64;
 
-/// The most connections of a port.
+/// The maximum number of connections of a port.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub connections: usize,
-    /// The most connections from one address. `None` allows a quarter of all.
+    /// The maximum number of connections from one address; `None` for a quarter of all.
     pub per_address: Option<usize>,
 }
 
@@ -83,7 +83,7 @@ impl Limits {
     }
 }
 
-/// Serves until `stop`, then lets running requests finish within `drain`. `false`: some were cut.
+/// Serves until `stop`, then lets running requests finish within `drain`. Returns `false` if some were cut off.
 pub async fn serve(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
@@ -138,7 +138,7 @@ pub async fn serve(
     time::timeout(drain, drained).await.is_ok()
 }
 
-/// HTTP/1.1 and HTTP/2, told apart by a connection's first bytes.
+/// HTTP/1.1 and HTTP/2, distinguished by a connection's first bytes.
 fn protocols() -> auto::Builder<Streams> {
     let mut http = auto::Builder::new(Streams { unread_max: WRITE_STALL_MAX });
     // The sweep knows better what a connection waits for.
@@ -152,7 +152,7 @@ fn protocols() -> auto::Builder<Streams> {
     http
 }
 
-/// A connection that has its place.
+/// A connection that has a place.
 struct Connection {
     http: auto::Builder<Streams>,
     tls: Option<Arc<Tls>>,
@@ -193,8 +193,9 @@ impl Door {
         Self { guests: Mutex::new(Guests::new(limits.shares())), free: Notify::new(), began: Instant::now() }
     }
 
-    /// Takes a place for a connection; another connection may give way for it. Returns `None` if its address has its share and all of that is
-    /// busy. While all addresses together have every place, this waits, and clients wait in the kernel's backlog.
+    /// Takes a place for a connection; a waiting connection may give way for it. Returns `None` if its address has its share and all of
+    /// these connections are busy. While all places are taken by addresses within their shares, this waits, and clients wait in the
+    /// kernel's backlog.
     async fn enter(self: &Arc<Self>, peer: IpAddr) -> Option<Guest> {
         let party = Party::of_address(peer);
         loop {
@@ -250,7 +251,7 @@ impl Guest {
         Watch::new(Arc::clone(&self.progress), self.door.began)
     }
 
-    /// Resolves when the connection must end. A request that has come in the meantime is answered first.
+    /// Resolves when the connection must end. A request that has arrived in the meantime is answered first.
     async fn closed(&self) {
         loop {
             self.closer.notified().await;
@@ -269,7 +270,7 @@ impl Drop for Guest {
     }
 }
 
-/// Tells a client that its address has as many connections as it may have.
+/// Tells a client that its address has reached its maximum number of connections.
 async fn tell_full(mut stream: TcpStream) {
     const BODY: &str = "{\"error\":{\"message\":\"There are as many connections from your address as there may be. Please try again when one \
                         has ended.\",\"type\":\"rate_limit_error\",\"param\":null,\"code\":\"too_many_connections\"}}";

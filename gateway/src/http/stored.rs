@@ -1,5 +1,5 @@
-//! The stored things that a chat's body asks for: the conversation that it continues, and what is remembered of its user. They are loaded
-//! first, since nothing else of a chat waits for the store.
+//! The stored data that a chat's body asks for: the conversation that it continues, and facts about its user. They are loaded first, since
+//! no later part of a chat waits for the store.
 
 use super::{
     conversations::turn::{Before, ConversationField, before},
@@ -8,7 +8,7 @@ use super::{
 use crate::{base::memories::Facts, requests::error::ApiError, serving::gateway::Gateway};
 use serde::Deserialize;
 
-/// The fields of a chat's body that name what is stored.
+/// The fields of a chat's body that name stored data.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Named {
@@ -18,7 +18,7 @@ pub struct Named {
 
 #[derive(Debug, Default)]
 pub struct Stored {
-    /// The conversation that the body names, if it names one.
+    /// The conversation that the body names, if any.
     pub before: Option<Before>,
     /// The facts about the user, if the body asks for them.
     pub facts: Option<Facts>,

@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, as vLLM has them.
+//! `/tokenize` and `/detokenize`, as in vLLM.
 
 use super::{access::Client, chat, openai::ChatRequest, written};
 use crate::{

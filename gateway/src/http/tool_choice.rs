@@ -1,11 +1,11 @@
-//! `tool_choice` of chat and of Responses: a mode, a tool by its name, or some tools.
+//! `tool_choice` of chat and of Responses: a mode, a tool by its name, or a set of tools.
 
 use crate::{dialog::ToolChoice, requests::error::ApiError, text::tool::Tool};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-/// Reads a choice; some leave fewer tools. Chat has names in an object of their own, Responses beside the type; either is understood in
-/// both.
+/// Reads a choice; some choices leave fewer tools. Chat has names in an object of their own, Responses beside the type; both forms are
+/// accepted in both APIs.
 pub(crate) fn understand(tools: Vec<Tool>, choice: Option<&Value>) -> Result<(Vec<Tool>, ToolChoice), ApiError> {
     match choice {
         None | Some(Value::Null) => Ok((tools, ToolChoice::Auto)),
@@ -24,8 +24,8 @@ pub(crate) fn understand(tools: Vec<Tool>, choice: Option<&Value>) -> Result<(Ve
     }
 }
 
-/// Writes a choice as a response repeats it: no more of it than was understood, since each event that shows the response has it. `tools`
-/// are those that are left.
+/// Writes a choice as a response repeats it: only the parts that were understood, since each event that shows the response has it. `tools`
+/// are the remaining ones.
 pub(crate) fn repeated(tools: &[Tool], choice: Option<&Value>) -> Value {
     let Some(object) = choice.filter(|choice| choice.is_object()) else {
         return choice.and_then(Value::as_str).unwrap_or("auto").into();

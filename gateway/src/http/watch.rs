@@ -1,10 +1,10 @@
-//! `/cluster/events`: what `/cluster` shows, twice a second, and each choice that ended, as server-sent events.
+//! `/cluster/events`: the contents of `/cluster`, twice a second, and each choice that ended, as server-sent events.
 //!
-//! - `recent`: an array of the last choices that ended, once, at the beginning
-//! - `request`: one that has ended since
+//! - `recent`: an array of the last choices that ended, once, at the start
+//! - `request`: a choice that has ended since
 //! - `snapshot`: the cluster, and the share of choices that met the objectives
 //!
-//! The number of viewers is bounded; and nothing queues for one, since an event is made when its connection has room.
+//! The number of viewers is bounded, and no events queue for them, since an event is made when its connection has room.
 
 use crate::{
     metrics::recent::FinishedRequest,
@@ -64,7 +64,7 @@ pub async fn events(State(gateway): State<Arc<Gateway>>) -> Result<Response, Api
 }
 
 impl Watch {
-    /// Returns the next event. `None` when the coordinator drains: a viewer must not hold up its end.
+    /// Returns the next event, or `None` when the coordinator drains: a viewer must not hold up its end.
     async fn next(&mut self) -> Option<Event> {
         if self.ready.is_empty() {
             self.ticks.tick().await;
@@ -78,7 +78,7 @@ impl Watch {
         let (requests, next) = self.gateway.recent().since(self.next);
         self.next = next;
         self.ready.extend(requests.iter().map(|request| event("request", &aged(request))));
-        // Decisions are left to clients of `/cluster`: twice a second they would be most of this stream.
+        // Decisions are left to clients of `/cluster`: twice a second they would make up most of this stream.
         let cluster = ClusterView { decisions: Vec::new(), ..self.gateway.view() };
         let snapshot = Snapshot { cluster, goodput: self.gateway.goodput() };
         self.ready.push_back(event("snapshot", &snapshot));

@@ -1,4 +1,4 @@
-//! Answers that are written beside the event loop. Stored items are JSON already and pass through as they are.
+//! Answers that are serialized on a compute thread. Stored items are JSON already and pass through unchanged.
 
 use crate::{
     base::shares::Share,
@@ -21,12 +21,12 @@ use std::{
     task::{Context, Poll},
 };
 
-/// Answers with JSON that is written already.
+/// Answers with text that is JSON already.
 pub fn json(body: impl Into<Body>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body.into()).into_response()
 }
 
-/// Writes an answer of about this many bytes beside the event loop.
+/// Serializes an answer of about this many bytes on a compute thread.
 pub async fn write<T: Serialize>(
     gateway: &Arc<Gateway>,
     bytes: usize,
@@ -61,7 +61,7 @@ pub async fn items(gateway: &Arc<Gateway>, page: ItemPage) -> Result<Response, A
     Ok(json(held(written.await?.into(), share)))
 }
 
-/// Reads a stored item as JSON, without parsing what is inside.
+/// Reads a stored item as JSON, without parsing its contents.
 pub fn raw(Item { id, body, .. }: &Item) -> Result<&RawValue, ApiError> {
     serde_json::from_str(body).map_err(|error| not_json(id, &error))
 }

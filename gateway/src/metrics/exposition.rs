@@ -8,7 +8,7 @@ use tidemill_proto::{
     step::DRAFT_TOKENS_MAX,
 };
 
-/// Appends all of it.
+/// Appends all metrics of the cluster.
 pub(super) fn write(text: &mut String, cluster: &ClusterView) {
     let mut family = |name: &str, kind: &str, help: &str, samples: &[(String, f64)]| {
         let _ = writeln!(text, "# HELP tidemill_{name} {help}\n# TYPE tidemill_{name} {kind}");
@@ -69,7 +69,7 @@ fn probes(text: &mut String, models: &[ModelView]) {
     });
 }
 
-/// Where this coordinator's registry stands.
+/// Writes the state of this coordinator's registry.
 pub(super) fn write_registry(text: &mut String, registry: &RegistryView) {
     let behind = registry.behind.values().copied().max().unwrap_or(0);
     let rows: [(&str, &str, &str, f64); 9] = [
@@ -103,7 +103,7 @@ fn by_place(counts: &[u64]) -> Samples {
     PLACES.into_iter().zip(counts).map(|(place, &count)| (vec![("place", place)], count as f64)).collect()
 }
 
-/// One metric that every worker has.
+/// A metric that every worker has.
 struct Family {
     name: &'static str,
     kind: &'static str,
@@ -288,7 +288,7 @@ fn lanes(member: &MemberView) -> Vec<([(&'static str, &'static str); 3], Moved)>
     shared.map(of_tier("dram")).chain(disk).collect()
 }
 
-/// How long transfers took: a histogram of each lane in which there were any.
+/// Writes the durations of transfers: a histogram for each lane that has any.
 fn transfer_times(text: &mut String, members: &[MemberView]) {
     let help = "Time of a transfer, by `transport`, `tier` and `direction`: a batch that was put, a block that was got, a read or write of the disk";
     let _ = writeln!(text, "# HELP tidemill_kv_transfer_seconds {help}\n# TYPE tidemill_kv_transfer_seconds histogram");
@@ -310,10 +310,10 @@ fn transfer_times(text: &mut String, members: &[MemberView]) {
     }
 }
 
-/// Numbers of experts that are shown; no published model has as many.
+/// The number of experts that are shown; no published model has as many.
 const EXPERTS_MAX: usize = 1024;
 
-/// How evenly a model's experts are chosen.
+/// Writes the rows of each expert, which show how evenly a model's experts are chosen.
 fn expert_rows(text: &mut String, members: &[MemberView]) {
     let help = "Rows that went through an `expert`, by its number, in all layers together; of workers that compute on a CPU";
     let _ = writeln!(text, "# HELP tidemill_expert_rows_total {help}\n# TYPE tidemill_expert_rows_total counter");
@@ -335,7 +335,7 @@ fn tiers(member: &MemberView) -> Vec<(&'static str, Blocks)> {
     }
 }
 
-/// A quote or a line break must not end a label.
+/// Escapes quotes and line breaks, which must not end a label.
 fn escaped(label: &str) -> String {
     label.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n")
 }

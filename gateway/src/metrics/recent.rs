@@ -1,14 +1,14 @@
-//! The last choices that ended: a bounded ring, numbered, so that a viewer can ask for what is new.
+//! The last choices that ended: a bounded ring, numbered, so that a viewer can ask for new ones.
 
 use crate::metrics::usage::TidemillUsage;
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
-/// A viewer that does not look for longer than this many choices misses some.
+/// The number of choices kept: a viewer that falls further behind misses some.
 const KEPT_MAX: usize = 64;
 
-/// A choice that ended in good order.
+/// A choice that ended normally.
 #[derive(Debug, Serialize)]
 pub struct FinishedRequest {
     #[serde(skip)]
@@ -16,9 +16,9 @@ pub struct FinishedRequest {
     pub prompt_tokens: u64,
     pub completion_tokens: u32,
     pub ttft_ms: f64,
-    /// `None`: there was one token.
+    /// `None` if there was only one token.
     pub tpot_ms: Option<f64>,
-    /// The scheduler's prediction. `None`: the choice never had a place.
+    /// The scheduler's prediction; `None` if the choice never had a place.
     pub ttft_predicted_ms: Option<f64>,
     pub path: TidemillUsage,
 }
@@ -29,7 +29,7 @@ pub struct Recent(Mutex<Ring>);
 #[derive(Debug, Default)]
 struct Ring {
     kept: VecDeque<Arc<FinishedRequest>>,
-    /// The number that the next one gets.
+    /// The number of the next choice.
     next: u64,
 }
 
@@ -43,7 +43,7 @@ impl Recent {
         ring.next += 1;
     }
 
-    /// Those with number `from` and later that are still kept, oldest first, and the number to ask from next time.
+    /// Returns the choices with number `from` and later that are still kept, oldest first, and the number to ask from next time.
     pub fn since(&self, from: u64) -> (Vec<Arc<FinishedRequest>>, u64) {
         let ring = self.0.lock();
         let new = usize::try_from(ring.next.saturating_sub(from)).unwrap_or(usize::MAX).min(ring.kept.len());

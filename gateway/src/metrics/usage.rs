@@ -40,10 +40,10 @@ pub struct CompletionTokensDetails {
     pub reasoning_tokens: u64,
 }
 
-/// Sources of the prompt's KV, and time by phase. Of several choices, the slowest counts per phase.
+/// Sources of the prompt's KV, and time by phase. With several choices, the slowest counts in each phase.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct TidemillUsage {
-    /// They add up to `prompt_tokens`, unless the answer is a similar question's.
+    /// They add up to `prompt_tokens`, unless the answer is that of a similar question.
     pub tokens: TokensBySource,
     pub queue_ms: f64,
     pub fetch_ms: f64,
@@ -55,24 +55,24 @@ pub struct TidemillUsage {
     pub prefill_worker: Option<String>,
     pub preemptions: u32,
     pub rescues: u32,
-    /// Tokens of the answer that the decode worker guessed and computed ahead, and those of them that turned out right. Of all choices.
+    /// Drafted tokens of all choices (guessed and computed ahead by the decode worker), and those of them that were confirmed.
     pub tokens_drafted: u64,
     pub tokens_accepted: u64,
-    /// Whether the whole answer was kept. Of an equal request, `tokens` tell where the KV came from when it was computed; of a similar
-    /// question, they are all 0.
+    /// Whether the whole answer was cached. For an equal request, `tokens` has the sources of the KV at the time of computation; for a
+    /// similar question, they are all 0.
     pub response_cache: FromCache,
-    /// The question that was answered, if it was another.
+    /// The similar question whose answer was reused, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub similar_to: Option<SimilarQuestion>,
-    /// Which model answered, where there was one to choose.
+    /// The model that answered, if the route chose it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<RouteUsage>,
-    /// The parts of the dialog that the model was not given, where some may be left out, and those it was given besides.
+    /// The parts of the dialog that were left out, if that was allowed, and those that were added.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<ContextUsage>,
 }
 
-/// `false`, `true` (an equal request's answer), or `"semantic"` (a similar question's).
+/// `false`, `true` (the answer of an equal request), or `"semantic"` (that of a similar question).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FromCache {
     #[default]
@@ -91,17 +91,17 @@ impl Serialize for FromCache {
     }
 }
 
-/// The question whose answer it is.
+/// The similar question whose answer was reused.
 #[derive(Clone, Debug, Serialize)]
 pub struct SimilarQuestion {
     /// The id of the response that was computed for it.
     pub response: String,
-    /// From 0 to 1.
+    /// The similarity, from 0 to 1.
     pub similarity: f32,
 }
 
 impl TidemillUsage {
-    /// One answer after the other.
+    /// Adds the usage of a later answer.
     fn then(self, later: Self) -> Self {
         let mut tokens = self.tokens;
         tokens.add(&later.tokens);
@@ -123,16 +123,16 @@ impl TidemillUsage {
     }
 }
 
-/// Which model answered, and why.
+/// The model that answered, and the reason.
 #[derive(Clone, Debug, Serialize)]
 pub struct RouteUsage {
-    /// As the request says.
+    /// The model name in the request.
     pub asked: Option<String>,
     pub model: String,
     pub why: String,
 }
 
-/// In `usage.tidemill`: what the model was not given, and what in its place.
+/// In `usage.tidemill`: the parts of the dialog that were left out, and their replacement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ContextUsage {
     pub strategy: Strategy,
@@ -142,7 +142,7 @@ pub struct ContextUsage {
     pub tokens_left_out: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary: Option<SummaryUsage>,
-    /// Old messages, by their ids.
+    /// Retrieved old messages, by their ids.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retrieved: Option<RetrievedUsage>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -152,7 +152,7 @@ pub struct ContextUsage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SummaryUsage {
     pub state: State,
-    /// Those that the summary tells of.
+    /// The number of turns that the summary covers.
     pub turns: usize,
     pub tokens: u64,
 }
@@ -168,7 +168,7 @@ pub struct MemoryUsage {
     pub facts: usize,
     pub facts_left_out: usize,
     pub tokens: u64,
-    /// Why there are none, where the store does not answer.
+    /// The reason why there are none, if the store does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

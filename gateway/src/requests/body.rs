@@ -1,4 +1,4 @@
-//! Request bodies on their way in: read within a time, and counted from their heads on against what their senders may have in flight.
+//! Request bodies as they arrive: read within a time limit, and counted from their heads on against their senders' shares in flight.
 
 use crate::{
     base::{
@@ -16,26 +16,26 @@ use futures_util::StreamExt;
 use std::{ops::Deref, time::Duration};
 use tokio::time;
 
-/// The time that a client has to send a body.
+/// The time limit for sending a body.
 const READ_MAX: Duration = Duration::from_secs(60);
-/// The step, in bytes, in which a body of unknown length takes its share.
+/// The step in which a body of unknown length takes its share.
 const STEP_BYTES: u64 = 64 << 10;
-/// The bytes that each JSON value of a body adds to its weight: parsed, the shortest takes hundreds of bytes where texts take their length.
+/// The weight of each JSON value in a body, in bytes: parsed, the shortest takes hundreds of bytes, while texts take their length.
 const VALUE_WEIGHT: usize = 8;
 
 /// The shares of request bodies in flight.
 #[derive(Debug)]
 pub struct Bodies {
-    /// The most bytes of one body.
+    /// The maximum size of one body.
     bytes_max: usize,
     pool: Pool,
 }
 
-/// A whole body. Its bytes count until it is dropped.
+/// A complete body. Its bytes count until it is dropped.
 #[derive(Debug)]
 pub struct Whole {
     bytes: Bytes,
-    /// The JSON values in it, once they are counted.
+    /// The number of JSON values in it, once they are counted.
     values: usize,
     _share: Share,
 }
@@ -55,7 +55,7 @@ impl Whole {
         if self.values > json::VALUES_MAX { Err(ApiError::too_many_values(json::VALUES_MAX)) } else { Ok(self) }
     }
 
-    /// Returns the size of work on the body, in bytes: what it takes in memory once it is parsed, up to a factor.
+    /// Returns the size of work on the body, in bytes: its approximate memory once it is parsed, up to a factor.
     pub fn weight(&self) -> usize {
         self.bytes.len() + VALUE_WEIGHT * self.values
     }
@@ -66,7 +66,7 @@ impl Whole {
     }
 }
 
-/// A body and its parsed form, between two pieces of work on it.
+/// A body and its parsed form, between two stages of work on it.
 #[derive(Debug)]
 pub struct Kept<T> {
     body: Whole,
@@ -74,8 +74,8 @@ pub struct Kept<T> {
 }
 
 impl<T> Kept<T> {
-    /// Keeps both, unless the request waits for the store in between and the body is large: then it will be parsed again, because what waits
-    /// is not bounded in what it takes together, as work is.
+    /// Keeps both, unless the request waits for the store in between and the body is large: then it will be parsed again, because the total
+    /// memory of waiting requests is not bounded as that of running work is.
     pub fn new(body: Whole, parsed: T, waits: bool) -> Self {
         let parsed = (!waits || body.weight() <= LARGE_BYTES).then_some(parsed);
         Self { body, parsed }
@@ -107,7 +107,7 @@ impl Bodies {
         Self { bytes_max, pool: Pool::new(Shares::quarters(in_flight_max.max(least), least)) }
     }
 
-    /// Reads a body, after its declared length was taken from the sender's share.
+    /// Reads a body, after taking its declared length from the sender's share.
     pub async fn read(&self, party: Party, body: Body) -> Result<Whole, ApiError> {
         let size = body.size_hint();
         if size.lower() > self.bytes_max as u64 {
@@ -139,7 +139,7 @@ impl Bodies {
                 rest.extend_from_slice(&frame);
             }
         }
-        // Most bodies come in one frame, which is not copied.
+        // Most bodies arrive in one frame, which is not copied.
         let bytes = if rest.is_empty() { first } else { [&first[..], &rest].concat().into() };
         Ok(Whole { bytes, values: 0, _share: share })
     }

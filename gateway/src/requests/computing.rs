@@ -1,10 +1,10 @@
-//! Threads for work on clients' data: parsing, rendering, tokenizing, writing. The event loop only moves bytes, and hands everything else
-//! over to here, however short it is: the size of a body does not tell its cost.
+//! Threads for work on clients' data: parsing, rendering, tokenizing, serializing. The event loop only moves bytes, and hands over
+//! everything else, however short it is: the size of a body does not tell its cost.
 //!
 //! - `line`: the order of pieces of work
 //!
-//! A piece keeps its thread until it ends, although its client may have left: so there is never more work than threads. A piece whose
-//! client has left before it began is not begun, and one that runs ends at its next [`checkpoint`].
+//! A piece keeps its thread until it ends, even if its client has left: so there is never more work than threads. A piece whose client
+//! leaves before it starts is dropped, and a running one ends at its next [`checkpoint`].
 
 mod line;
 
@@ -71,7 +71,7 @@ impl Shared {
                 let mut state = self.state.lock();
                 if let Some(ended) = ended.take() {
                     state.line.done(ended);
-                    // This piece may have held back more than one other.
+                    // This piece may have held back several others.
                     if state.idle > 0 && state.line.has_waiting() {
                         self.more.notify_one();
                     }
@@ -95,7 +95,8 @@ impl Shared {
 }
 
 impl Computing {
-    /// Starts one thread per core and one more, which no party has to itself. The threads enter the runtime that this is called in, if any.
+    /// Starts one thread per core and one more, since no party may occupy every thread. The threads enter the runtime in which this is
+    /// called, if any.
     pub fn start() -> Self {
         let threads = thread::available_parallelism().map_or(1, NonZero::get) + 1;
         let state = State { line: Line::new(threads), idle: 0, over: false };
@@ -111,8 +112,8 @@ impl Computing {
         Self(shared)
     }
 
-    /// Runs `work` on one of the threads, at a stage of its request. `bytes` is the size of its input, as far as that is known. Dropping the
-    /// future abandons the work.
+    /// Runs `work` on one of the threads, at a stage of its request. `bytes` is the size of its input, as far as known. Dropping the future
+    /// abandons the work.
     pub async fn run<T: Send + 'static>(
         &self,
         party: Party,
@@ -175,7 +176,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Counts a refused share and turns it into an answer.
+/// Counts a refused share and turns it into an error response.
 pub fn refusal(resource: &'static str, refused: Refused) -> ApiError {
     metrics::count_share_refusal(resource, refused);
     ApiError::over_share(resource, refused)

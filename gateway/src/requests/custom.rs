@@ -1,19 +1,19 @@
-//! Custom tools: they are called with text, which the model writes as the one argument of a function. A regular expression as their format
-//! is kept; another grammar is described to the model.
+//! Custom tools: they are called with text, which the model writes as the single argument of a function. A regular expression as their
+//! format is enforced; any other grammar is described to the model.
 
 use crate::{requests::error::ApiError, text::tool::Tool};
 use serde_json::{Value, json};
 
-/// The name of the function's one argument.
+/// The name of the function's single argument.
 const INPUT: &str = "input";
-/// The beginning of arguments, without white space, up to the text.
+/// The beginning of the arguments up to the text, without white space.
 const BEGIN: &str = "{\"input\":\"";
-/// The most white space in front of the text: with more it is no call of a custom tool.
+/// The maximum white space before the text: with more it is not a call of a custom tool.
 const BEGIN_BYTES_MAX: usize = 1024;
 /// The longest escape of a character: `\uD83C\uDF0A`.
 const ESCAPE_BYTES_MAX: usize = 12;
 
-/// Reads a custom tool's definition: an object with a name, and perhaps a description and a format. `param`: its field, for errors.
+/// Reads a custom tool's definition: an object with a name, and optionally a description and a format. `param` is its field, for errors.
 pub(crate) fn tool(param: &str, definition: &Value) -> Result<Tool, ApiError> {
     let name = definition["name"].as_str();
     let name = name.ok_or_else(|| ApiError::invalid(format!("{param}.name"), format!("`{param}` needs `name`")))?.to_owned();
@@ -21,7 +21,7 @@ pub(crate) fn tool(param: &str, definition: &Value) -> Result<Tool, ApiError> {
     let mut text = json!({"type": "string"});
     let mut strict = false;
     let format = &definition["format"];
-    // Chat has the grammar in an object of its own.
+    // The chat API has the grammar in an object of its own.
     let grammar = if format["grammar"].is_object() { &format["grammar"] } else { format };
     match (format["type"].as_str(), grammar["syntax"].as_str(), grammar["definition"].as_str()) {
         (None | Some("text"), ..) => {}
@@ -53,18 +53,18 @@ pub(crate) fn arguments(input: String) -> Value {
     json!({INPUT: input})
 }
 
-/// Takes the text out of arguments as they grow. Arguments of another form are the text themselves.
+/// Extracts the text from arguments as they grow. Arguments in any other form are the text themselves.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct InputReader(State);
 
 #[derive(Debug, PartialEq, Eq)]
 enum State {
-    /// In front of the text.
+    /// Before the text.
     Before(String),
-    /// In the text, perhaps in an escape.
+    /// In the text, possibly in an escape.
     Inside(String),
     After,
-    /// These arguments have no such form.
+    /// The arguments do not have the expected form.
     Raw,
 }
 
@@ -103,7 +103,7 @@ impl InputReader {
                                 text.push_str(&character);
                                 escape.clear();
                             }
-                            // The first half of a character, perhaps.
+                            // It may be the first half of a character.
                             Err(_) if escape.len() < ESCAPE_BYTES_MAX && !is_short => {}
                             Err(_) => {
                                 text.push(char::REPLACEMENT_CHARACTER);

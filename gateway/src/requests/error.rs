@@ -19,10 +19,10 @@ pub struct ApiError {
     /// The field of the request that is at fault.
     param: Option<String>,
     code: Option<&'static str>,
-    /// The id by which a block can be appealed against.
+    /// The id for an appeal against a block.
     appeal_id: Option<Box<str>>,
     retry_after_s: Option<u64>,
-    /// As [`retry_after_s`](Self::retry_after_s), for clients that read the finer header.
+    /// Like [`retry_after_s`](Self::retry_after_s), for clients that read the finer header.
     retry_after_ms: Option<u64>,
 }
 
@@ -31,22 +31,22 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: None, appeal_id: None, retry_after_s: None, retry_after_ms: None }
     }
 
-    /// Adds the code that clients tell errors apart by.
+    /// Sets the code by which clients tell errors apart.
     pub(crate) fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
 
-    /// Adds the number of seconds after which the request may be sent again.
+    /// Sets the number of seconds after which the request may be retried.
     pub(crate) fn retry_after(self, seconds: u64) -> Self {
         Self { retry_after_s: Some(seconds), ..self }
     }
 
-    /// Refuses a request with a field that is wrong.
+    /// Refuses a request with an invalid field.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
-    /// Refuses a request with a field that asks for something which Tidemill does not have.
+    /// Refuses a request with a field for a feature that Tidemill lacks.
     pub fn unsupported(param: &str) -> Self {
         Self { code: Some("unsupported_parameter"), ..Self::invalid(param, format!("`{param}` is not supported yet")) }
     }
@@ -75,7 +75,7 @@ impl ApiError {
         }
     }
 
-    /// Refuses a request whose body is wrong as a whole.
+    /// Refuses a request whose body is invalid as a whole.
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
@@ -116,7 +116,7 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
     }
 
-    /// Refuses a request that names something which is not stored here.
+    /// Refuses a request that names an object which is not stored here.
     pub fn not_found(param: &str, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), code: Some("not_found"), ..Self::new(StatusCode::NOT_FOUND, message) }
     }
@@ -135,12 +135,12 @@ impl ApiError {
         Self { code: Some("no_room_for_facts"), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
-    /// Refuses an `Idempotency-Key` that was used with another body.
+    /// Refuses an `Idempotency-Key` that was used with a different body.
     pub fn other_body(message: impl Into<String>) -> Self {
         Self { code: Some("idempotency_key_reused"), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, message) }
     }
 
-    /// Refuses to resume a stream whose rest is neither kept nor can be computed.
+    /// Refuses to resume a stream whose rest is not recorded and cannot be computed again.
     pub fn not_resumable(message: impl Into<String>) -> Self {
         Self { code: Some("stream_not_kept"), ..Self::new(StatusCode::CONFLICT, message) }
     }
@@ -160,7 +160,7 @@ impl ApiError {
         Self { param: Some("server_tools".into()), code: Some("tools_not_ready"), retry_after_s: Some(5), ..new }
     }
 
-    /// Refuses a request whose constraint could not be judged now.
+    /// Refuses a request whose constraint could not be checked now.
     pub fn grammar_unjudged(param: &str, reason: &str) -> Self {
         let message = format!("`{param}` could not be checked at the moment: {reason}. Please try again.");
         Self { param: Some(param.into()), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
@@ -192,7 +192,7 @@ impl ApiError {
         Self::unauthorized("You didn't provide an API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.")
     }
 
-    /// Refuses a key, without naming it: it may be a secret of another service.
+    /// Refuses a key, without naming it: it may be a secret for a different service.
     pub fn wrong_key() -> Self {
         Self::unauthorized("Incorrect API key provided: it does not exist here, has expired, or was revoked.")
     }
@@ -206,7 +206,7 @@ impl ApiError {
         Self { code: Some("unknown_tier"), ..Self::new(StatusCode::FORBIDDEN, message) }
     }
 
-    /// Refuses a request of a tenant that has used up a limit, or asks for more than that.
+    /// Refuses a request of a tenant that has used up a limit, or that asks for more than it.
     pub fn over_quota(tenant: &str, refusal: Refusal) -> Self {
         let of = |kind| match kind {
             Kind::Requests => "requests per minute",
@@ -235,7 +235,7 @@ impl ApiError {
         }
     }
 
-    /// Refuses a client that has its share of a resource, or that finds nothing left of it.
+    /// Refuses a client that has its share of a resource, or that finds none left.
     pub fn over_share(resource: &str, refused: Refused) -> Self {
         let what = match resource {
             "bodies" => "bytes of request bodies on their way",
@@ -281,7 +281,7 @@ impl ApiError {
         }
     }
 
-    /// Refuses a request while there is too much to do.
+    /// Refuses a request because of overload.
     fn overloaded(message: String, retry_after_ms: u64) -> Self {
         Self {
             retry_after_s: Some(retry_after_ms.div_ceil(1000)),
@@ -323,7 +323,7 @@ impl ApiError {
         }
     }
 
-    /// Writes the error object, for a body or for an event in the middle of a stream.
+    /// Writes the error object, for a body or for an event within a stream.
     pub fn body(&self) -> Value {
         let kind = match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",

@@ -1,11 +1,11 @@
-//! The part of a request's body that all generating endpoints share.
+//! The fields that all generating endpoints share.
 
 use serde::{Deserialize, Deserializer, de::Visitor};
 use serde_json::Value;
 use std::{collections::BTreeMap, fmt};
 use tidemill_proto::block::Token;
 
-/// The fields that all generating endpoints have. `None` is "not given" or `null`.
+/// The fields of all generating endpoints. `None` is "not given" or `null`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct GenerateRequest {
@@ -41,13 +41,13 @@ pub struct GenerateRequest {
     pub guided_whitespace_pattern: Option<String>,
     /// The salt of cached prefixes: only requests with the same salt share them.
     pub cache_salt: Option<String>,
-    /// The tier that chooses the service class.
+    /// The tier that selects the service class.
     pub service_tier: Option<String>,
     /// Stricter thresholds of safety checks, as in Gemini's API.
     pub safety_settings: Option<Vec<SafetySetting>>,
 }
 
-/// The 64 bits of a seed, which clients write with a sign or without.
+/// The 64 bits of a seed, which clients write signed or unsigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
@@ -122,7 +122,7 @@ pub struct ResponseFormat {
 pub struct JsonSchema {
     #[serde(default)]
     pub schema: Option<Value>,
-    /// Whether constraints that could only be relaxed are refused. All others are kept either way.
+    /// Whether constraints that could only be relaxed are refused. All others are enforced in any case.
     #[serde(default)]
     pub strict: Option<bool>,
 }

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 /// The name of the tool that `local_shell_call` calls.
 const LOCAL_SHELL: &str = "local_shell";
-/// The most items of one request.
+/// The maximum number of items in one request.
 pub(crate) const ITEMS_MAX: usize = 4096;
 
 /// The content of an item.
@@ -31,15 +31,15 @@ pub(crate) enum ItemContent {
     },
     /// A stored item, named by its id.
     Reference(String),
-    /// An item that the model is not shown, such as a call of a tool that ran elsewhere.
+    /// An item that is not shown to the model, such as a call of a tool that ran elsewhere.
     Nothing,
 }
 
-/// An item as a client sent it, understood.
+/// A client's item, parsed.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     pub(crate) said: ItemContent,
-    /// The item as it will be stored, but for its id.
+    /// The item as it will be stored, except for its id.
     body: Map<String, Value>,
 }
 
@@ -75,7 +75,7 @@ struct Part {
     refusal: Option<String>,
 }
 
-/// Reads an item. `param`: its field, for errors.
+/// Reads an item. `param` is its field, for errors.
 pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
     let Value::Object(mut body) = item else {
         return Err(ApiError::invalid(param, format!("`{param}` must be an object")));
@@ -85,7 +85,7 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
     let needed = |name: &str, value: Option<String>| {
         value.ok_or_else(|| ApiError::invalid(format!("{param}.{name}"), format!("`{param}` needs `{name}`")))
     };
-    // OpenAI lets clients leave a message's type out.
+    // OpenAI lets clients omit a message's type.
     let kind = fields.r#type.unwrap_or_else(|| "message".to_owned());
     let said = match kind.as_str() {
         "message" => {
@@ -95,7 +95,7 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
                 return Err(ApiError::invalid(format!("{param}.role"), message));
             }
             let content = match fields.content {
-                // Only an assistant may say nothing.
+                // Only an assistant's message may be empty.
                 None if role == "assistant" => {
                     body.insert("content".into(), "".into());
                     Content::Text(String::new())
@@ -153,7 +153,7 @@ pub(crate) fn understand(param: &str, item: Value) -> Result<Sent, ApiError> {
     Ok(Sent { said, body })
 }
 
-/// Reads a stored item again.
+/// Reads a stored item.
 pub(crate) fn recall(item: &Item) -> Result<(Value, ItemContent), ApiError> {
     let broken = |reason: String| ApiError::internal(format!("the stored item `{}` cannot be read: {reason}", item.id));
     let value: Value = json::from_slice(item.body.as_bytes()).map_err(|error| broken(error.to_string()))?;
@@ -162,7 +162,7 @@ pub(crate) fn recall(item: &Item) -> Result<(Value, ItemContent), ApiError> {
 }
 
 impl ItemContent {
-    /// The text that makes up most of the work of a tokenizer.
+    /// The text that makes up most of a tokenizer's work.
     pub(crate) fn text(&self) -> &str {
         match self {
             Self::Message { text, .. } | Self::Thought(text) | Self::Returned { text, .. } => text,
@@ -183,7 +183,7 @@ impl ItemContent {
 }
 
 impl Sent {
-    /// The item as it is stored and listed.
+    /// The item in its stored and listed form.
     pub(crate) fn named(&self, id: String) -> Item {
         let mut body = Map::new();
         body.insert("id".into(), id.clone().into());
@@ -201,7 +201,8 @@ impl Sent {
         }
     }
 
-    /// Makes an id that follows from the item and all before it: a client that sends its whole history each time has each item stored once.
+    /// Makes an id that follows from the item and all before it: a client that sends its whole history each time gets each item stored
+    /// once.
     pub(crate) fn chained_id(&self, before: &str) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(before.as_bytes()).update(b"\0").update(Value::Object(self.body.clone()).to_string().as_bytes());
@@ -210,7 +211,7 @@ impl Sent {
     }
 }
 
-/// Turns a message's content into a list of parts, as it is listed.
+/// Turns a message's content into a list of parts, the form in which it is listed.
 fn complete_content(body: &mut Map<String, Value>, role: &str) {
     if let Some(Value::String(text)) = body.get("content") {
         let part = match role {
@@ -239,7 +240,7 @@ fn text(param: &str, content: Content) -> Result<String, ApiError> {
     Ok(parts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-/// Groups items into turns. Thought, text and calls of one answer are items of their own; to a template they are one message.
+/// Groups items into turns. Reasoning, text and calls of one answer are items of their own; to a template they are one message.
 pub(crate) fn turns(said: impl IntoIterator<Item = ItemContent>) -> Vec<Message> {
     let mut turns: Vec<Message> = Vec::new();
     let mut names = HashMap::new();
@@ -273,7 +274,7 @@ pub(crate) fn turns(said: impl IntoIterator<Item = ItemContent>) -> Vec<Message>
     turns
 }
 
-/// Returns the assistant's turn that continues, if it has room, or a new one.
+/// Returns the assistant's current turn, if it has room, or a new one.
 fn assistant(turns: &mut Vec<Message>, room: impl FnOnce(&Message) -> bool) -> &mut Message {
     if !turns.last().is_some_and(|turn| turn.role == "assistant" && room(turn)) {
         turns.push(Message { role: "assistant".into(), ..Message::default() });

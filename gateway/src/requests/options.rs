@@ -24,43 +24,43 @@ use tidemill_safety::{
     pii::vault::Vault,
 };
 
-/// The most choices per prompt.
+/// The maximum number of choices per prompt.
 const CHOICES_MAX: u32 = 128;
 const STOPS_MAX: usize = 16;
-/// The most bytes of a stop string. The text held back is at most this long.
+/// The maximum length of a stop string. The text held back is at most this long.
 const STOP_BYTES_MAX: usize = 1024;
 const STOP_TOKENS_MAX: usize = 256;
 const LOGIT_BIASES_MAX: usize = 1024;
 const SALT_BYTES_MAX: usize = 256;
-/// The most likeliest tokens that are reported per position.
+/// The maximum number of likeliest tokens that are reported per position.
 pub const TOP_LOGPROBS_MAX: u32 = 20;
 
 /// A client's options, besides its prompt.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The time at which the request came in.
+    /// The time at which the request arrived.
     pub arrived: Instant,
     pub choices: u32,
     pub stream: bool,
     pub include_usage: bool,
     pub continuous_usage: bool,
-    /// The most tokens that the client allows; the endpoint has its own default.
+    /// The client's limit on tokens; the endpoint has its own default.
     pub max_tokens: Option<u32>,
-    /// Whether a `max_tokens` that does not fit after the prompt becomes what fits, or is refused.
+    /// Whether a `max_tokens` that does not fit after the prompt is reduced to the room, rather than refused.
     pub max_tokens_shrinks: bool,
     pub rules: TextRules,
     /// The grammar that every choice's text must follow.
     pub constraint: Option<Constrained>,
     pub return_token_ids: bool,
     pub salt: Vec<u8>,
-    /// Whether the same request has the same answer: it is greedy, or has a seed of the client's.
+    /// Whether the same request has the same answer: it is greedy, or has a client's seed.
     pub repeatable: bool,
-    /// Whether an answer to a similar question would do, if the prompt is one question.
+    /// Whether the answer to a similar question is acceptable, if the prompt is a single question.
     pub similar_will_do: bool,
     /// The cache query for that question.
     pub inquiry: Option<Inquiry>,
     pub class: ClassId,
-    /// The class's tier, if the client asked for any.
+    /// The class's tier, if the client asked for one.
     pub service_tier: Option<String>,
     /// Stricter thresholds of the safety checks.
     pub safety: Vec<(Category, Threshold)>,
@@ -73,7 +73,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Checks a request. Fields that it lacks have the model author's defaults, or else the API's.
+    /// Checks a request. Missing fields have the model author's defaults, or else the API's.
     pub fn check(arrived: Instant, request: GenerateRequest, model: &TextModel, classes: &Classes) -> Result<Self, ApiError> {
         let vocab_size = model.config.identity.vocab_size;
         let choices = in_range("n", request.n.unwrap_or(1), 1..=CHOICES_MAX)?;
@@ -133,7 +133,7 @@ impl Options {
             stream: request.stream.unwrap_or(false),
             include_usage: stream_options.include_usage.unwrap_or(false),
             continuous_usage: stream_options.continuous_usage_stats.unwrap_or(false),
-            // Each is an upper bound, so both hold.
+            // Each is an upper bound, so both apply.
             max_tokens: [request.max_tokens, request.max_completion_tokens].into_iter().flatten().min(),
             max_tokens_shrinks: true,
             rules: TextRules {
@@ -178,21 +178,21 @@ fn safety(settings: Vec<SafetySetting>) -> Result<Vec<(Category, Threshold)>, Ap
 pub struct Constrained {
     pub constraint: Constraint,
     pub param: &'static str,
-    /// Whether the grammar may be given to workers. Only the [gateway](crate::serving::gateway::Gateway::check_constraint) sets it.
+    /// Whether the grammar may be sent to workers. Only the [gateway](crate::serving::gateway::Gateway::check_constraint) sets it.
     pub has_passed: bool,
 }
 
-/// The `param` of a constraint that no client asked for: tools' calls must keep to it, and text besides is free.
+/// The `param` of a constraint that no client asked for: calls of tools must follow it, and other text is free.
 pub const FORM_OF_CALLS: &str = "tools";
 
 impl Options {
-    /// Whether the client wants the text in a form of its own.
+    /// Whether the client has requested a format for the text.
     pub fn has_form(&self) -> bool {
         self.constraint.as_ref().is_some_and(|constrained| constrained.param != FORM_OF_CALLS)
     }
 
     /// Makes every choice's text follow a grammar, which has to pass before the request is started. The text ends with the model's end of
-    /// sequence, which a client that ignores it then only puts off. The last call counts: it may wrap an earlier grammar.
+    /// sequence, which a client can then only delay by ignoring it. The last call counts: it may wrap an earlier grammar.
     pub fn constrain(&mut self, RequestedGrammar { grammar, param }: RequestedGrammar, model: &TextModel) {
         let end_tokens = model.eos_tokens();
         let TextRules { stop_tokens, eos_tokens, .. } = &mut self.rules;

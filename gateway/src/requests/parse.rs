@@ -22,12 +22,12 @@ impl JsonBody {
         json(bytes)
     }
 
-    /// Returns all fields as they came.
+    /// Returns all fields unchanged.
     pub fn fields(&self) -> &Map<String, Value> {
         self.0.as_object().expect("a body is read as an object")
     }
 
-    /// Reads the fields of `T` from a body that others read as well.
+    /// Reads the fields of `T` from a body that has other readers as well.
     pub fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, ApiError> {
         serde_path_to_error::deserialize(&self.0).map_err(refused)
     }
@@ -74,7 +74,7 @@ pub async fn read(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     }
 }
 
-/// Refuses a body that says it is something else than JSON. One that says nothing is taken.
+/// Refuses a body that is declared as anything but JSON. Without a declaration it is accepted.
 pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(content_type) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let content_type = String::from_utf8_lossy(content_type.as_bytes());
@@ -127,7 +127,7 @@ fn refused(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
     }
 }
 
-/// Refuses a value outside of its range. NaN is in none.
+/// Refuses a value outside its range. NaN is in none.
 pub fn in_range<T: PartialOrd + std::fmt::Display>(param: &str, value: T, range: impl RangeBounds<T>) -> Result<T, ApiError> {
     config::in_range(param, value, range).map_err(|problem| ApiError::invalid(param, problem))
 }

@@ -15,7 +15,7 @@ use tidemill_grammar::{
 };
 use tidemill_proto::grammar::Grammar;
 
-/// A judge of schemas, which returns the grammar that the compiler takes.
+/// Checks a schema, and returns the grammar for the compiler.
 pub type JudgeSchema<'a> = &'a mut dyn FnMut(&Value, Terms) -> Result<Grammar, AskError>;
 
 /// A grammar, and the field of the request that asked for it.
@@ -25,12 +25,12 @@ pub struct RequestedGrammar {
     pub param: &'static str,
 }
 
-/// Takes the constraint that a request names, if it names one. The grammar has yet to pass as a whole.
+/// Takes the constraint that a request names, if any. The grammar has yet to pass as a whole.
 pub fn grammar(request: &mut GenerateRequest, judge: JudgeSchema<'_>) -> Result<Option<RequestedGrammar>, ApiError> {
     grammar_beside(request, None, judge)
 }
 
-/// Like [`grammar`], for a protocol that has a field of its own for the constraint, which asked for `format`.
+/// Like [`grammar`], for a protocol with a constraint field of its own, which asked for `format`.
 pub fn grammar_beside(
     request: &mut GenerateRequest,
     format: Option<RequestedGrammar>,
@@ -114,14 +114,14 @@ pub fn flat_format(
     }
 }
 
-/// Refuses a grammar, and names the field and the place in it.
+/// Refuses a grammar, naming the field and the place in it.
 pub fn refused(param: &str, error: &GrammarError) -> ApiError {
     let param = format!("{param}{}", error.path().unwrap_or_default());
     let message = format!("`{param}`: {error}");
     ApiError::invalid(param, message)
 }
 
-/// Refuses a grammar that did not pass, or could not be judged.
+/// Refuses a grammar that did not pass, or could not be checked.
 pub fn unjudged(param: &str, error: &AskError) -> ApiError {
     match error {
         AskError::Refused(error) => refused(param, error),
@@ -150,7 +150,7 @@ fn response_format(format: ResponseFormat, judge: JudgeSchema<'_>) -> Result<Opt
     }
 }
 
-/// Refuses options that vLLM has and we do not, rather than ignore them.
+/// Refuses options of vLLM that are missing here, rather than ignoring them.
 fn check_layout(request: &GenerateRequest, outputs: &StructuredOutputs) -> Result<Whitespace, ApiError> {
     for (param, given) in [
         ("structured_outputs.structural_tag", outputs.structural_tag.is_some()),

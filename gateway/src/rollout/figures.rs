@@ -7,14 +7,14 @@ pub(super) fn count_rollback(rollout: &Rollout) {
     counter!("tidemill_rollbacks_total", "from" => rollout.from.clone(), "to" => rollout.to.clone()).increment(1);
 }
 
-/// It is over and forgotten.
+/// Resets the metrics of a rollout that is over and deleted.
 pub(super) fn hide_rollout(rollout: &Rollout) {
     let labels = [("from", rollout.from.clone()), ("to", rollout.to.clone())];
     gauge!("tidemill_rollout_share", &labels).set(0.0);
     gauge!("tidemill_rollout_state", &labels).set(0.0);
 }
 
-/// `share`: as it is here. `sides`: what was seen of both models.
+/// Sets a rollout's metrics: its `share` at this gateway, and the figures of both models.
 pub(super) fn show_rollout(rollout: &Rollout, share: f64, sides: &[(&'static str, Summary)]) {
     let labels = || [("from", rollout.from.clone()), ("to", rollout.to.clone())];
     gauge!("tidemill_rollout_share", &labels()).set(share);

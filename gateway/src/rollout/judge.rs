@@ -1,8 +1,8 @@
-//! The judgement of a rollout: it advances, waits or goes back. It is judged often, each time by all that is known then.
+//! The judgement of a rollout: it advances, waits or goes back. It is judged often, each time with all current figures.
 //!
-//! `to` is compared with `from` at the same time, so that a trouble of both (a full cluster, a slow network) is not held against it; once
-//! no user is at `from` any more, with the figures that `from` had before. Few requests prove nothing: both need `requests_min` of them,
-//! and a share must also be worse by `CASES_MIN` requests.
+//! `to` is compared with `from` at the same time, so that a problem of both (a full cluster, a slow network) is not held against it; once
+//! no user is at `from` any more, it is compared with the earlier figures of `from`. Few requests prove little: both models need
+//! `requests_min` of them, and a share must also be worse by `CASES_MIN` requests.
 
 use super::{
     record::{Rollout, State, Summary},
@@ -12,23 +12,23 @@ use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// For this reason.
+    /// Wait, for this reason.
     Hold(String),
     Advance,
     RollBack(String),
 }
 
-/// One or two bad requests are chance.
+/// The least excess of bad requests that counts: one or two are chance.
 const CASES_MIN: u64 = 3;
-/// Two latencies that differ by less are the same for people, and for the clock.
+/// The least difference of two latencies that counts: smaller ones are noticed neither by people nor by the clock.
 const TTFT_SLACK_MS: f64 = 50.0;
 const TPOT_SLACK_MS: f64 = 5.0;
-/// Votes on a model before they count.
+/// The number of votes on a model from which they count.
 const VOTES_MIN: u64 = 20;
-/// Shadows that failed, at most.
+/// The maximum share of failed shadows.
 const SHADOWS_FAILED_MAX: f64 = 0.1;
 
-/// `now`: the time that records have.
+/// Judges a rollout. `now` is on the clock of its records.
 pub fn judge(rollout: &Rollout, seen: &Seen, now: Duration) -> Verdict {
     if !rollout.state.is_open() {
         return Verdict::Hold(rollout.state.name().into());
@@ -69,7 +69,7 @@ fn breach(rollout: &Rollout, seen: &Seen) -> Option<String> {
         return Some(breach);
     }
     let from = if seen.from.requests >= limits.requests_min { Some(from) } else { rollout.baseline };
-    // Failures come slowly where requests hang: they count before there are many.
+    // Requests that hang fail slowly: failures count even while there are few.
     let from_errors = from.map_or(0.0, |from| from.error_rate);
     let enough = to.requests >= limits.requests_min || seen.to.failed >= CASES_MIN && to.error_rate >= 0.5;
     if enough && worse(to.error_rate, from_errors + limits.errors_over, seen.to.failed, from_errors, to.requests) {
@@ -91,7 +91,7 @@ fn breach(rollout: &Rollout, seen: &Seen) -> Option<String> {
     slower(|summary| summary.ttft_p95_ms, TTFT_SLACK_MS, "TTFT").or_else(|| slower(|summary| summary.tpot_p95_ms, TPOT_SLACK_MS, "TPOT"))
 }
 
-/// A share above what is allowed, and by more than a few cases above what is usual.
+/// Whether a share is above the allowed one, and by more than a few cases above the usual one.
 fn worse(share: f64, allowed: f64, cases: u64, usual: f64, of: u64) -> bool {
     share > allowed + 1e-9 && cases as f64 - usual * of as f64 >= CASES_MIN as f64
 }
@@ -120,7 +120,7 @@ mod tests {
         *,
     };
 
-    /// Counts of `requests` requests of a model, `failed` of them failed and `missed` late.
+    /// Counts for a model with `requests` requests, `failed` of them failed and `missed` late.
     fn counts(requests: u64, failed: u64, missed: u64, ttft_ms: u64, tpot_ms: u64) -> Counts {
         let mut counts = Counts::default();
         for number in 0..requests {
@@ -158,10 +158,10 @@ mod tests {
             (good(), counts(100, 0, 0, 200, 40), Some("TPOT")),
             // Differences too small to notice.
             (counts(100, 0, 0, 10, 1), counts(100, 0, 0, 40, 4), None),
-            // A trouble of both models is not held against one.
+            // A problem of both models is not held against one.
             (sick.clone(), sick.clone(), None),
             (good(), sick, Some("failed")),
-            // Few requests prove nothing,
+            // Few requests prove little,
             (good(), counts(49, 3, 20, 900, 90), None),
             // unless hardly any succeeds.
             (good(), counts(4, 3, 0, 200, 20), Some("75.0 %")),

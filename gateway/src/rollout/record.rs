@@ -6,27 +6,27 @@ use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rollout {
-    /// Drawn at the start. Users' places are hashed with it.
+    /// Drawn at the start. Users are hashed with it.
     pub id: String,
     pub from: String,
     pub to: String,
-    /// Shares of users at `to`, in percent, rising.
+    /// The shares of users at `to`, in percent, ascending.
     pub steps: Vec<f64>,
-    /// Each lasts so long, at least.
+    /// The minimum duration of each step.
     pub step_s: u64,
-    /// The place in `steps`.
+    /// The index of the current step.
     pub step: usize,
-    /// The time at which the step began; pauses move it.
+    /// The time at which the step started; pauses move it.
     pub since_ms: u64,
     pub state: State,
-    /// Why it is in this state.
+    /// The reason for its state.
     pub why: String,
     pub limits: Limits,
-    /// Scores on the golden set.
+    /// The scores on the golden set.
     pub golden: Option<Golden>,
-    /// Share of `from`'s requests that `to` answers as well, unseen.
+    /// The share of `from`'s requests that `to` answers as well, unseen.
     pub shadow: f64,
-    /// The figures of `from` at the last step: at 100 % no user is left there to compare with.
+    /// The figures of `from` at the last step: at 100 % no users are left there to compare with.
     pub baseline: Option<Summary>,
     pub started_ms: u64,
     pub paused_ms: Option<u64>,
@@ -37,11 +37,11 @@ pub struct Rollout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Its steps follow each other.
+    /// The steps follow one another.
     Running,
     /// Users stay where they are.
     Paused,
-    /// The last step has lasted. Users stay there.
+    /// The last step is over. Users stay at `to`.
     Done,
     /// `to` was worse: all users are back.
     RolledBack,
@@ -49,25 +49,25 @@ pub enum State {
     Aborted,
 }
 
-/// The differences by which `to` may be worse.
+/// The differences by which `to` may be worse than `from`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Requests of a model within the window before it is judged; and of `to` before a step can end.
+    /// The least number of requests in the window before a model is judged, and of `to` before a step can end.
     pub requests_min: u64,
-    /// Seconds that are looked back.
+    /// The length of the window in seconds.
     pub window_s: u64,
-    /// A first token that is later than this is a failure.
+    /// The time in seconds after which a missing first token counts as a failure.
     pub overdue_s: u64,
-    /// By how much the share of failures may be higher,
+    /// The tolerated excess of the share of failures.
     pub errors_over: f64,
-    /// that of requests within their class's limits lower,
+    /// The tolerated deficit of the share of requests within their class's limits.
     pub goodput_under: f64,
-    /// how many times the 95th percentile of TTFT and TPOT,
+    /// The tolerated ratio of the 95th percentiles of TTFT and TPOT.
     pub latency_ratio: f64,
-    /// the golden score lower,
+    /// The tolerated deficit of the golden score.
     pub golden_under: f64,
-    /// the share of thumbs down higher.
+    /// The tolerated excess of the share of thumbs down.
     pub thumbs_over: f64,
 }
 
@@ -78,16 +78,16 @@ pub struct Golden {
     pub to: f64,
 }
 
-/// A model in numbers.
+/// The figures of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     pub requests: u64,
     pub error_rate: f64,
-    /// Share of answers within their class's limits.
+    /// The share of answers within their class's limits.
     pub goodput: f64,
     pub ttft_p95_ms: Option<f64>,
     pub tpot_p95_ms: Option<f64>,
-    /// Share of the votes.
+    /// The share among the votes.
     pub thumbs_down: f64,
     pub votes: u64,
 }
@@ -136,7 +136,7 @@ const EVENTS_MAX: usize = 32;
 const STEPS_MAX: usize = 32;
 const STEPS: [f64; 4] = [1.0, 5.0, 25.0, 100.0];
 const STEP_S: u64 = 15 * 60;
-/// A month.
+/// The maximum duration of a step: a month.
 const STEP_S_MAX: u64 = 31 * 24 * 3600;
 
 impl Default for Limits {
@@ -165,7 +165,7 @@ impl State {
         }
     }
 
-    /// It may still change by itself.
+    /// Whether it may still change by itself.
     pub fn is_open(self) -> bool {
         matches!(self, Self::Running | Self::Paused)
     }
@@ -204,7 +204,7 @@ impl Golden {
 }
 
 impl Rollout {
-    /// A new one, at its first step.
+    /// Creates a rollout at its first step.
     pub fn start(wanted: NewRollout, id: String, now: Duration) -> Result<Self, Wrong> {
         let NewRollout { from, to, steps, step_s, limits, golden, no_gate, shadow } = wanted;
         let rollout = Self {
@@ -260,7 +260,7 @@ impl Rollout {
         self.limits.check()
     }
 
-    /// Share of users at `to`, from 0 to 1.
+    /// The share of users at `to`, from 0 to 1.
     pub fn share(&self) -> f64 {
         match self.state {
             State::Running | State::Paused | State::Done => self.steps[self.step] / 100.0,
@@ -279,7 +279,7 @@ impl Rollout {
         until.saturating_sub(Duration::from_millis(self.since_ms))
     }
 
-    /// The next step, or the end. `baseline`: what `from` is like now.
+    /// Returns the rollout at its next step, or its end. `baseline` are the current figures of `from`.
     pub fn advanced(&self, now: Duration, baseline: Option<Summary>) -> Self {
         let baseline = baseline.or(self.baseline);
         match self.steps.get(self.step + 1) {
@@ -306,7 +306,7 @@ impl Rollout {
         }
     }
 
-    /// Resumes the step where it was.
+    /// Resumes the step where it was paused.
     pub fn resumed(&self, now: Duration) -> Result<Self, Wrong> {
         match (self.state, self.paused_ms) {
             (State::Paused, Some(paused)) => {
@@ -317,7 +317,7 @@ impl Rollout {
         }
     }
 
-    /// Takes all users back, also from a rollout that is done.
+    /// Takes all users back, even from a rollout that is done.
     pub fn aborted(&self, now: Duration) -> Result<Self, Wrong> {
         match self.state {
             State::Running | State::Paused | State::Done => Ok(self.told(now, State::Aborted, "aborted by an operator".into())),
@@ -325,7 +325,7 @@ impl Rollout {
         }
     }
 
-    /// Later scores: what they mean is judged like everything else.
+    /// Sets later scores, which are judged like all other figures.
     pub fn scored(&self, now: Duration, golden: Golden) -> Result<Self, Wrong> {
         golden.check()?;
         if !self.state.is_open() {

@@ -1,4 +1,4 @@
-//! A request whose model was chosen for it: which one answers, and what a rollout learns of it.
+//! A request whose model was chosen for it: the model, and the outcome for a rollout.
 
 use super::{running::Seat, seen::Ended, shadow::Mirror};
 use crate::metrics::usage::RouteUsage;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 #[derive(Debug)]
 pub struct Routed {
     pub told: RouteUsage,
-    /// In a rollout.
+    /// The request's seat in a rollout.
     pub seat: Option<Seat>,
     mirror: Mutex<Option<Mirror>>,
 }
@@ -18,12 +18,12 @@ impl Routed {
         Self { told, seat, mirror: Mutex::new(mirror) }
     }
 
-    /// Takes the request's shadow, if it is to have one that was not taken before.
+    /// Takes the request's shadow, if it has one that was not taken before.
     pub(crate) fn take_mirror(&self) -> Option<Mirror> {
         self.mirror.lock().take()
     }
 
-    /// No answer came of it.
+    /// Notes that the request got no answer.
     pub fn failed(&self) {
         if let Some(seat) = &self.seat {
             seat.ended(&Ended { failed: true, ..Ended::default() });

@@ -1,8 +1,8 @@
 //! Rollouts at this gateway: the side of each user, the figures of both models, and the consequences.
 //!
-//! Every coordinator follows the registry's records, and reports its own figures in records as well: each judges by all of them. Any of
-//! them goes back when it must, and stops sending users to the new model before the others have agreed. Only the registry's leader starts
-//! the next step, so that one clock counts.
+//! Every coordinator follows the registry's records, and publishes its own figures in records as well: each judges by all of them. Any of
+//! them goes back when necessary, and stops sending users to the new model before the others have agreed. Only the registry's leader starts
+//! the next step, so that a single clock counts.
 
 use super::{
     KIND, SEEN_KIND, figures,
@@ -31,17 +31,17 @@ use tokio::{
     time,
 };
 
-/// Between two looks.
+/// The interval between two judgements.
 const JUDGED_EVERY: Duration = Duration::from_millis(250);
-/// Time between two reports to the other coordinators.
+/// The interval between two reports to the other coordinators.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
-/// They need not know all of it at once.
+/// The time limit of one report; a lost one is made up for by the next.
 const TELLING_MAX: Duration = Duration::from_secs(2);
-/// Extra time that another coordinator's report stays valid after its window.
+/// The extra time for which a coordinator's report stays valid after its window.
 const TOLD_LATE: Duration = Duration::from_secs(5);
-/// After its start a coordinator has all workers within this.
+/// The time after a coordinator's start within which all workers connect.
 const YOUNG: Duration = Duration::from_secs(15);
-/// Shadows at a time, with the requests that they wait for.
+/// The maximum number of concurrent shadows, including the requests that they wait for.
 const SHADOWS_MAX: usize = 16;
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub struct Rollouts {
     shadows: Arc<Semaphore>,
 }
 
-/// A rollout as it is now.
+/// A rollout in its current state.
 #[derive(Debug)]
 pub struct Live {
     pub record: Rollout,
@@ -60,12 +60,12 @@ pub struct Live {
     book: Arc<Book>,
 }
 
-/// This coordinator's figures of a rollout, through all of its steps.
+/// This coordinator's figures of a rollout, over all its steps.
 #[derive(Debug)]
 struct Book {
     began: Instant,
     noted: Mutex<Noted>,
-    /// The reason why no user is sent to the new model any more, before the others have agreed.
+    /// The reason why no more users are sent to the new model, before the others have agreed.
     brake: OnceLock<String>,
 }
 
@@ -91,7 +91,7 @@ struct Waiting {
     open: Arc<AtomicBool>,
 }
 
-/// One request of a rollout, until it is counted: once, by whatever is known of it first.
+/// A request of a rollout, until it is counted: once, by the first outcome that is known.
 #[derive(Debug)]
 pub struct Seat {
     book: Arc<Book>,
@@ -106,7 +106,7 @@ pub struct Status {
     #[serde(flatten)]
     pub record: Rollout,
     pub revision: u64,
-    /// Share of users at `to`.
+    /// The share of users at `to`.
     pub share: f64,
     pub seen_from: Summary,
     pub seen_to: Summary,
@@ -131,12 +131,12 @@ impl Rollouts {
         self.live.read().is_empty()
     }
 
-    /// The rollout that users of this model move in.
+    /// The rollout that moves users away from this model.
     pub fn of(&self, model: &str) -> Option<Arc<Live>> {
         self.live().iter().find(|live| live.record.from == model).cloned()
     }
 
-    /// Replaces all rollouts. `told`: the coordinators' reports; this one's bears the name `own`.
+    /// Replaces all rollouts. `told` has the coordinators' reports, in which this one's name is `own`.
     pub fn set(&self, records: Vec<(Rollout, u64)>, told: &[(String, Report)], own: &str) {
         let before = self.live();
         let live = records.into_iter().map(|(record, revision)| {
@@ -154,7 +154,7 @@ impl Rollouts {
         *self.live.write() = live.collect();
     }
 
-    /// People liked a model's answers, or did not. `false`: the model is in no rollout.
+    /// Counts votes on a model's answers. Returns `false` if the model is in no rollout.
     pub fn vote(&self, model: &str, voter: Voter<'_>, up: u64, down: u64) -> bool {
         let mut counted = false;
         for live in self.live().iter().filter(|live| live.record.state.is_open()) {
@@ -170,12 +170,12 @@ impl Rollouts {
         counted
     }
 
-    /// This process has just begun: workers that it does not know yet are no fault of a model's.
+    /// Whether this process has just started: missing workers are then no fault of a model's.
     pub fn is_young(&self) -> bool {
         self.began.elapsed() < YOUNG
     }
 
-    /// For one more shadow; `None`: there are as many as there may be.
+    /// Takes a permit for a shadow; `None` if the maximum is reached.
     pub(super) fn admit_shadow(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.shadows).try_acquire_owned().ok()
     }
@@ -224,7 +224,7 @@ async fn forget(registry: &dyn Registry, live: &[Arc<Live>]) {
 }
 
 impl Live {
-    /// Whether users go to the new model at all here.
+    /// The share of users that this gateway sends to the new model.
     fn share(&self) -> f64 {
         if self.record.state.is_open() && self.book.brake.get().is_some() { 0.0 } else { self.record.share() }
     }
@@ -233,7 +233,7 @@ impl Live {
         if self.share() > 0.0 && self.record.takes(user) { Side::To } else { Side::From }
     }
 
-    /// Counts a request to one of the models. `None`: the rollout is over, and does not count.
+    /// Takes a seat for a request to one of the models; `None` if the rollout is over.
     pub fn seat(&self, side: Side) -> Option<Seat> {
         if !self.record.state.is_open() {
             return None;
@@ -250,7 +250,7 @@ impl Live {
         note(&mut self.book.noted.lock().shadows);
     }
 
-    /// Adds up what all coordinators saw.
+    /// Adds up the figures of all coordinators.
     fn seen(&self, now: Duration) -> Seen {
         let mut noted = self.book.noted.lock();
         let mut seen = noted.own(self.book.began.elapsed());
@@ -309,13 +309,13 @@ impl Live {
         };
         let (kind, key) = (KIND.to_owned(), self.record.from.clone());
         match registry.put(kind, key, json!(next), Some(self.revision)).await {
-            // The record has changed meanwhile: the next look is at the new one.
+            // The record has changed in the meantime, and will be judged next time.
             Ok(_) | Err(ChangeError::Conflict(_)) => {}
             Err(error) => tracing::warn!(%error, rollout = self.record.from, "could not change a rollout's record; trying again"),
         }
     }
 
-    /// Tells the other coordinators, if there are any.
+    /// Reports to the other coordinators, if there are any.
     async fn tell(&self, registry: &dyn Registry, view: &RegistryView) {
         if view.voters.len() < 2 {
             return;
@@ -335,7 +335,7 @@ impl Live {
         };
         let told = Report { id: self.record.id.clone(), step, at_ms: unix().as_millis() as u64, seen };
         let key = format!("{}@{}", told.id, view.coordinator);
-        // If it does not come about, the next one will.
+        // If this report fails, the next one replaces it.
         let _ = time::timeout(TELLING_MAX, registry.put(SEEN_KIND.to_owned(), key, json!(told), None)).await;
     }
 }
@@ -364,7 +364,7 @@ impl Book {
         noted.side(side).now(now).add(ended);
     }
 
-    /// Requests that have waited too long for their first tokens have failed, whatever becomes of them.
+    /// Counts requests as failed that have waited too long for their first token, whatever their outcome will be.
     fn count_overdue(&self, limit: Duration) {
         let mut overdue = Vec::new();
         self.noted.lock().waiting.retain(|_, waiting| {
@@ -399,7 +399,7 @@ impl Seat {
         self.book.noted.lock().waiting.remove(&self.number);
     }
 
-    /// The first call counts.
+    /// Counts the end of the request. Only the first call counts.
     pub fn ended(&self, ended: &Ended) {
         if self.open.swap(false, Ordering::Relaxed) {
             self.book.count(self.side, ended);
@@ -435,7 +435,7 @@ pub fn read_told<'a>(records: impl Iterator<Item = (&'a str, &'a [u8])>) -> Vec<
 }
 
 impl State {
-    /// For metrics.
+    /// The number for metrics.
     pub(crate) fn number(self) -> u8 {
         match self {
             Self::Running => 1,

@@ -1,4 +1,4 @@
-//! The figures of a rollout's two models: counts and latencies of the last minute, in few enough numbers for coordinators to exchange.
+//! The figures of a rollout's two models: counts and latencies of the last minute, few enough for coordinators to exchange.
 
 use super::{record::Summary, votes::Votes};
 use serde::{Deserialize, Serialize};
@@ -11,11 +11,11 @@ pub enum Side {
     To,
 }
 
-/// One request's end.
+/// The end of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ended {
     pub failed: bool,
-    /// Within its class's limits.
+    /// Whether it kept its class's limits.
     pub kept: bool,
     pub ttft: Option<Duration>,
     pub tpot: Option<Duration>,
@@ -26,14 +26,14 @@ pub struct Ended {
 pub struct Counts {
     pub requests: u64,
     pub failed: u64,
-    /// Requests that did not fail, within their class's limits.
+    /// The number of successful requests within their class's limits.
     pub kept: u64,
     pub ttft: Histogram,
     pub tpot: Histogram,
     pub votes: Votes,
 }
 
-/// Latencies in buckets whose bounds grow by a tenth each: a percentile is right to 5 %.
+/// Latencies in buckets whose bounds grow by a tenth each: a percentile is accurate to 5 %.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Histogram(Vec<(u8, u32)>);
@@ -42,29 +42,29 @@ pub struct Histogram(Vec<(u8, u32)>);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Shadows {
-    /// Greedy or seeded ones with the same answer,
+    /// Greedy or seeded requests with the same answer.
     pub same: u64,
-    /// and with another.
+    /// Greedy or seeded requests with a different answer.
     pub differs: u64,
-    /// Drawn ones: answers that need not be alike.
+    /// Randomly sampled requests, whose answers need not be equal.
     pub drawn: u64,
     pub failed: u64,
-    /// Shadows that were not even tried: there were too many at a time, or the model had too much to do.
+    /// Shadows that were not tried: there were too many at a time, or the model was overloaded.
     pub dropped: u64,
-    /// Characters of all answers to compare.
+    /// The total length of `from`'s compared answers, in characters.
     pub from_chars: u64,
     pub to_chars: u64,
 }
 
-/// All that is known of a rollout, of both models. Sums over coordinators.
+/// All figures of a rollout, for both models, summed over coordinators.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Seen {
     pub from: Counts,
     pub to: Counts,
-    /// Requests of `to` since the step began.
+    /// The number of requests to `to` since the step started.
     pub step_requests: u64,
-    /// Since the rollout began.
+    /// Since the rollout started.
     pub shadows: Shadows,
 }
 
@@ -77,10 +77,10 @@ pub struct Report {
     pub seen: Seen,
 }
 
-/// Milliseconds at the end of the first bucket.
+/// The end of the first bucket in milliseconds.
 const FIRST_MS: f64 = 0.5;
 const GROWTH: f64 = 1.1;
-/// The last one begins after an hour.
+/// The number of buckets; the last one starts after an hour.
 const BUCKETS: usize = 180;
 
 impl Histogram {
@@ -101,7 +101,7 @@ impl Histogram {
         other.0.iter().for_each(|(bucket, count)| self.put(*bucket, *count));
     }
 
-    /// The time that 19 of 20 kept, to the middle of a bucket.
+    /// The 95th percentile, rounded to the middle of a bucket.
     pub fn p95_ms(&self) -> Option<f64> {
         let total: u64 = self.0.iter().map(|(_, count)| u64::from(*count)).sum();
         let wanted = (total * 95).div_ceil(100);
@@ -132,7 +132,7 @@ impl Counts {
         self.votes.merge(&other.votes);
     }
 
-    /// Beside those of the rollout's other model.
+    /// The summary, given the counts of the rollout's other model.
     fn summary(&self, other: &Self) -> Summary {
         let share = |part: u64, of: u64, else_: f64| if of == 0 { else_ } else { part as f64 / of as f64 };
         let (up, down) = self.votes.counted(&other.votes);
@@ -160,14 +160,14 @@ impl Shadows {
         self.to_chars += other.to_chars;
     }
 
-    /// Those that were tried.
+    /// The number of shadows that were tried.
     pub fn ran(&self) -> u64 {
         self.same + self.differs + self.drawn + self.failed
     }
 }
 
 impl Seen {
-    /// Both models in numbers: `from`, and `to`.
+    /// The summaries of `from` and of `to`.
     pub fn summaries(&self) -> (Summary, Summary) {
         (self.from.summary(&self.to), self.to.summary(&self.from))
     }
@@ -180,11 +180,11 @@ impl Seen {
     }
 }
 
-/// Counts of the last seconds, in slots that are forgotten one by one.
+/// Counts of the last seconds, in slots that are dropped one by one.
 #[derive(Clone, Debug)]
 pub struct Window {
     slot: Duration,
-    /// The newest last, each with its number.
+    /// The slots, the newest last, each with its number.
     slots: VecDeque<(u64, Counts)>,
 }
 
@@ -199,7 +199,7 @@ impl Window {
         (now.as_nanos() / self.slot.as_nanos().max(1)) as u64
     }
 
-    /// The counts of now.
+    /// The counts of the current slot.
     pub fn now(&mut self, now: Duration) -> &mut Counts {
         let number = self.number(now);
         self.forget(number);

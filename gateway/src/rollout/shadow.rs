@@ -1,5 +1,5 @@
-//! Shadows: requests that a rollout's new model answers as well, after the old one has. The answer is shown to no one, no tenant pays for
-//! it, and it comes last: at batch class, a few at a time, and not at all while there is much to do.
+//! Shadows: requests that a rollout's new model answers as well, after the old one has. The answer is not shown, no tenant pays for it, and
+//! it comes last: at batch class, a few at a time, and not at all under high load.
 
 use super::{
     record::Rollout,
@@ -10,10 +10,10 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-/// The most bytes of an answer's text that are kept: a longer one is compared by its beginning.
+/// The maximum size of an answer's text that is kept: a longer one is compared by its beginning.
 const TEXT_BYTES_MAX: usize = 1 << 20;
 
-/// A request that is to have a shadow, while its answer comes.
+/// A request that is to have a shadow, while its answer is being made.
 #[derive(Debug)]
 pub struct Mirror {
     path: &'static str,
@@ -28,11 +28,11 @@ pub struct Mirror {
 pub struct Heard {
     text: String,
     chars: u64,
-    /// It would come out the same again.
+    /// Whether the same answer would come out again.
     pub(crate) repeatable: bool,
 }
 
-/// Listens to an answer's first choice, and says what it was once it has ended well.
+/// Observes an answer's first choice, and sends it once it has ended well.
 #[derive(Debug)]
 pub struct Tap {
     heard: Heard,
@@ -61,7 +61,7 @@ impl Tap {
 }
 
 impl Mirror {
-    /// Draws whether a request is mirrored, as often as the rollout says; `None`: this one is not.
+    /// Draws whether a request is mirrored, with the rollout's probability; `None` if not.
     pub fn of(rollouts: &Rollouts, live: &Arc<Live>, path: &'static str, body: &Map<String, Value>) -> Option<Self> {
         if !live.record.state.is_open() || rand::random::<f64>() >= live.record.shadow {
             return None;
@@ -78,12 +78,12 @@ impl Mirror {
         &self.live.record.to
     }
 
-    /// Counts a shadow that is not asked, since there is much to do.
+    /// Counts a shadow that is dropped because of high load.
     pub(crate) fn drop_it(&self) {
         dropped(&self.live);
     }
 
-    /// Compares the answers of both models; `other` is `None` where the new one gave none.
+    /// Compares the answers of both models; `other` is `None` if the new one gave none.
     pub(crate) fn compare(&self, own: &Heard, other: Option<&Heard>) {
         let outcome = match other {
             None => "failed",
@@ -110,7 +110,7 @@ impl Mirror {
         self.path
     }
 
-    /// Returns the request for the other model: whole, and not stored. `None`: it continues something stored, which this one must not
+    /// Returns the request for the other model: not streamed, and not stored. `None` if it continues stored data, which a shadow must not
     /// touch.
     pub(crate) fn request(&self) -> Option<Vec<u8>> {
         rewritten(self.body.clone(), &self.live.record)

@@ -1,24 +1,24 @@
-//! Votes on one model's answers, by tenant: where several vote, none decides by itself.
+//! Votes on one model's answers, by tenant: if several vote, none decides by itself.
 //!
-//! The rule: if more than one has voted on either model of a rollout, then of one tenant's votes on a model at most as many count as all
-//! others have given to that model together, in the proportion in which it gave them. So no tenant has more than half. Operators are no
-//! tenant: their votes count in full. A tenant that alone has voted decides.
+//! The rule: if more than one tenant has voted on either model of a rollout, then at most as many votes of one tenant on a model count as
+//! all others have cast on it together, in that tenant's proportion. So no tenant has more than half. Operators are not a tenant: their
+//! votes count in full. A tenant that is the only voter decides.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The most tenants that are counted apart. Those after them are taken for one: it has at most half, as each has.
+/// The maximum number of tenants that are counted separately. All others count as one: it has at most half, like every tenant.
 const TENANTS_MAX: usize = 32;
 
-/// The voter.
+/// The source of a vote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voter<'a> {
     Operator,
-    /// `None`: no key is needed, and all clients are one tenant.
+    /// `None` if no key is needed: all clients are then one tenant.
     Tenant(Option<&'a str>),
 }
 
-/// Thumbs up, and down.
+/// Thumbs up, and thumbs down.
 type Thumbs = [u64; 2];
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -53,7 +53,7 @@ impl Votes {
         }
     }
 
-    /// Thumbs up and down that count, where these are the votes on the rollout's other model.
+    /// The thumbs up and down that count, given the votes on the rollout's other model.
     pub fn counted(&self, on_the_other: &Self) -> (u64, u64) {
         let all = self.all();
         let most = self.tenants.values().chain([&self.more_tenants]).max_by_key(|thumbs| sum(**thumbs)).copied().unwrap_or_default();
@@ -81,7 +81,7 @@ impl Votes {
     }
 }
 
-/// No more than half of what the numbers hold, so that sums of two fit.
+/// Adds votes, up to half of the numeric range, so that sums of two fit.
 fn add(to: &mut Thumbs, thumbs: Thumbs) {
     to.iter_mut().zip(thumbs).for_each(|(to, more)| *to = to.saturating_add(more).min(u64::MAX / 2));
 }

@@ -1,16 +1,16 @@
-//! How hard a request looks: a linear score over five signals, each from 0 to 1.
+//! The estimated difficulty of a request: a linear score over five signals, each from 0 to 1.
 //!
 //! | signal | 0 | 1 |
 //! |---|---|---|
-//! | `length` | no text | 8 KiB of it, or more |
+//! | `length` | no text | 8 KiB or more |
 //! | `code` | none | a fenced block, or five lines that look like code |
-//! | `math` | none | three marks of it: a sign, a TeX command, a word such as `prove` |
-//! | `tools` | none | eight, or more |
-//! | `history` | one message | eleven, or more |
+//! | `math` | none | three signs of it: a symbol, a TeX command, a word such as `prove` |
+//! | `tools` | none | eight or more |
+//! | `history` | one message | eleven or more |
 //!
-//! The score is the sum of signals times weights. It looks at form alone: it is cheap, and wrong now and then.
+//! The score is the weighted sum of the signals. It only considers form: it is cheap, and sometimes wrong.
 
-/// The weights, and where hard begins.
+/// The weights, and the threshold of difficulty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     pub length: f64,
@@ -18,7 +18,7 @@ pub struct Scale {
     pub math: f64,
     pub tools: f64,
     pub history: f64,
-    /// A request with this score, or more, is hard.
+    /// The score from which a request counts as difficult.
     pub threshold: f64,
 }
 
@@ -44,9 +44,9 @@ const MATH_MARKS: f64 = 3.0;
 const MANY_TOOLS: f64 = 8.0;
 const MANY_TURNS: f64 = 10.0;
 
-/// Characters that lines of code end with,
+/// Characters at the end of lines of code.
 const CODE_ENDS: [char; 3] = [';', '{', '}'];
-/// or begin with.
+/// The beginnings of lines of code.
 const CODE_BEGINS: [&str; 14] = [
     "def ",
     "fn ",
@@ -92,7 +92,7 @@ impl Scale {
 }
 
 impl Signals {
-    /// Reads the signals of `text`, the beginning of a prompt that has `bytes` in all.
+    /// Reads the signals of `text`, the beginning of a prompt of `bytes` bytes.
     pub fn of(text: &str, bytes: u64, tools: usize, turns: usize) -> Self {
         let share = |count: f64, full: f64| (count / full).min(1.0);
         Self {

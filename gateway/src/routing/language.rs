@@ -2,12 +2,12 @@
 
 use whatlang::{Lang, detect};
 
-/// The least bytes of a text that is judged,
+/// The least length of a text that is judged.
 const BYTES_MIN: usize = 20;
-/// and at most as much is looked at.
+/// The length that is examined.
 const BYTES_MAX: usize = 2048;
 
-/// The code in ISO 639-3 of the text's language, if that is clear.
+/// The ISO 639-3 code of the text's language, if it is clear.
 pub fn of(text: &str) -> Option<&'static str> {
     let text = &text[..text.floor_char_boundary(BYTES_MAX)];
     if text.len() < BYTES_MIN {
@@ -16,7 +16,7 @@ pub fn of(text: &str) -> Option<&'static str> {
     detect(text).filter(whatlang::Info::is_reliable).map(|info| info.lang().code())
 }
 
-/// A language's code in ISO 639-3, such as `deu`, from that or from its code in ISO 639-1, such as `de`.
+/// A language's ISO 639-3 code, such as `deu`, from that code or from its ISO 639-1 code, such as `de`.
 pub fn code(name: &str) -> Option<&'static str> {
     let name = TWO_LETTERS.iter().find(|(two, _)| *two == name).map_or(name, |(_, three)| three);
     Lang::from_code(name).map(|lang| lang.code())

@@ -1,26 +1,27 @@
-//! A user's place, and which of several models that makes it. No state: every coordinator, and every start of one, comes to the same.
+//! A user's place, and the choice among several models that follows from it. No state: every coordinator gets the same result, also after a
+//! restart.
 
 use std::sync::Arc;
 
 /// The name of a model that is served.
 pub type Model = Arc<str>;
 
-/// A user's place from 0 to 1, the same whenever it is asked for. Under another `salt` it is another place.
+/// A user's place from 0 to 1, which is always the same. A different `salt` gives a different place.
 pub fn place(salt: &str, user: &str) -> f64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&(salt.len() as u64).to_le_bytes()).update(salt.as_bytes()).update(user.as_bytes());
     let bytes: [u8; 8] = hasher.finalize().as_bytes()[..8].try_into().expect("a digest has 32 bytes");
-    // 53 bits, as many as a number holds; never 0.
+    // 53 bits, the precision of the number; never 0.
     ((u64::from_le_bytes(bytes) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
 }
 
-/// Models with their shares of users, by weighted rendezvous hashing (Schindelhauer and Schomaker, SPAA 2005): who changes one model's
-/// weight moves users to or from that model only. Of two models, moving 5 % moves exactly those.
+/// Models with their shares of users, by weighted rendezvous hashing (Schindelhauer and Schomaker, SPAA 2005): changing one model's weight
+/// only moves users to or from that model. With two models, moving 5 % moves exactly those.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Split(Vec<(Model, f64)>);
 
 impl Split {
-    /// `None`: a weight is not a positive number, or there is none.
+    /// Creates a split; `None` if it is empty, or a weight is not a positive number.
     pub fn new(weights: Vec<(Model, f64)>) -> Option<Self> {
         let sound = weights.iter().all(|(_, weight)| weight.is_finite() && *weight > 0.0);
         (sound && !weights.is_empty()).then_some(Self(weights))

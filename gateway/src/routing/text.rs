@@ -1,13 +1,12 @@
-//! The content of a request's body, in any of the protocols: read when first asked for, and leniently. A body's errors are reported by its
-//! endpoint.
+//! The content of a request's body, in any protocol: extracted on first use, and leniently. A body's errors are reported by its endpoint.
 
 use super::{complexity::Signals, language};
 use serde_json::{Map, Value};
 use std::cell::OnceCell;
 
-/// Text that is looked at; more is only counted.
+/// The length of text that is examined; more is only counted.
 const TEXT_BYTES_MAX: usize = 64 << 10;
-/// A token that comes as an id counts as this many bytes.
+/// The number of bytes that a token id counts as.
 const TOKEN_BYTES: u64 = 4;
 
 #[derive(Debug)]
@@ -19,11 +18,11 @@ pub struct BodyText<'a> {
 
 #[derive(Debug, Default, PartialEq)]
 pub struct Content {
-    /// The beginning of all that is said.
+    /// The beginning of all text.
     pub text: String,
     /// The beginning of the last message.
     pub last: String,
-    /// Bytes of all text.
+    /// The length of all text in bytes.
     pub bytes: u64,
     pub turns: usize,
     pub tools: usize,
@@ -41,7 +40,7 @@ impl<'a> BodyText<'a> {
         self.content.get_or_init(|| Content::read(self.body))
     }
 
-    /// The language of the last message, by its code in ISO 639-3.
+    /// The language of the last message, by its ISO 639-3 code.
     pub fn language(&self) -> Option<&'static str> {
         *self.language.get_or_init(|| language::of(&self.content().last))
     }
@@ -53,7 +52,7 @@ impl<'a> BodyText<'a> {
 }
 
 impl Content {
-    /// Chat, completions, responses and messages have these fields between them.
+    /// Reads the fields of chat, completions, responses and messages together.
     fn read(body: &Map<String, Value>) -> Self {
         let tools = body.get("tools").and_then(Value::as_array).map_or(0, Vec::len);
         let mut content = Self { tools, ..Self::default() };

@@ -1,6 +1,6 @@
-//! The audit log of this coordinator: blocks, appeals and decisions, without personal data; and the review queue that they make.
+//! The audit log of this coordinator: blocks, appeals and decisions, without personal data; and the review queue built from them.
 //!
-//! Nothing waits for a block's record: where the disk fails for long, records are lost, and counted. Appeals and decisions are answered
+//! No request waits for a block's record: if the disk fails for long, records are lost, and counted. Appeals and decisions are answered
 //! once they are synced.
 
 use crate::base::stamp::unix_seconds;
@@ -27,11 +27,11 @@ use tokio::sync::oneshot;
 #[derive(Clone, Debug)]
 pub struct AuditSettings {
     pub dir: PathBuf,
-    /// The age at which records are deleted,
+    /// The age at which records are deleted.
     pub keep: Duration,
-    /// and the bytes above which the oldest are deleted before that.
+    /// The size above which the oldest records are deleted even earlier.
     pub bytes_max: u64,
-    /// The finder of personal data, which is taken out of texts.
+    /// The finder of personal data, which is removed from texts.
     pub finder: Arc<Finder>,
 }
 
@@ -58,7 +58,7 @@ struct Ledger {
     chain: Chain,
 }
 
-/// The reason why an appeal or a decision is not taken.
+/// The reason why an appeal or a decision is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     #[error(transparent)]
@@ -67,19 +67,19 @@ pub enum AuditError {
     NotWritten,
 }
 
-/// The most bytes of a text that are kept.
+/// The maximum length of a text that is kept.
 const TEXT_BYTES_MAX: usize = 4096;
 /// The longest time that an appeal waits for the disk.
 const SYNCED_MAX: Duration = Duration::from_secs(10);
-/// The most cases in one answer.
+/// The maximum number of cases in one answer.
 const LISTED_MAX: usize = 1000;
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Time between two looks for expired records.
+/// The interval at which expired records are looked for.
 const EXPIRE_EVERY: Duration = Duration::from_secs(3600);
 const JOURNAL: journal::Settings = journal::Settings { sync_every: Duration::ZERO, segment_bytes: 16 << 20, segment_age: Some(DAY) };
 
 impl Audit {
-    /// Opens the log, and checks it.
+    /// Opens the log, and verifies it.
     pub fn open(settings: AuditSettings) -> Result<Self, OpenError> {
         let mut cases = Cases::default();
         let mut verifier = Verifier::default();
@@ -93,7 +93,7 @@ impl Audit {
             }
         }
         let verified = verifier.finish().map_err(|source| OpenError::Broken { dir: settings.dir.clone(), source })?;
-        // All has been read.
+        // Everything has been read already.
         let journal = Journal::open(&settings.dir, JOURNAL, SystemTime::now() + DAY, drop)?;
         Ok(Self { state: Mutex::new(Ledger { cases, chain: verified.end }), journal, settings })
     }
@@ -110,12 +110,12 @@ impl Audit {
             score: finding.score,
             text: self.masked(text),
         };
-        // A block that cannot be written is counted; it can be appealed against all the same, until this process ends.
+        // A block that cannot be written is counted; it can still be appealed against, until this process ends.
         let _ = self.record(Event::Block { appeal_id: appeal_id.clone(), block });
         appeal_id
     }
 
-    /// Takes an appeal of a tenant against a block of its own.
+    /// Files a tenant's appeal against a block of its own.
     pub async fn appeal(&self, tenant: Option<&str>, id: &str, reason: &str) -> Result<(), AuditError> {
         if self.state.lock().cases.get(id).is_none_or(|case| case.block.tenant.as_deref() != tenant) {
             return Err(Refused::Unknown.into());
@@ -149,7 +149,7 @@ impl Audit {
         }
     }
 
-    /// Deletes segments that are too old, or too many, once the log says so.
+    /// Deletes segments that are too old, or too many, once the log has announced it.
     async fn retire(&self, now: SystemTime) -> io::Result<()> {
         let settings = self.settings.clone();
         let old = tokio::task::spawn_blocking(move || too_old(&settings, now)).await.map_err(io::Error::other)??;
@@ -159,7 +159,7 @@ impl Audit {
         let dir = self.settings.dir.clone();
         let work = move || {
             let last = segments::<Line>(&dir)?.last().copied();
-            // The oldest first, so that what is left is always a whole log.
+            // The oldest first, so that the rest is always a whole log.
             numbers.into_iter().filter(|number| Some(*number) != last).try_for_each(|number| fs::remove_file(path(&dir, number)))
         };
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
@@ -189,7 +189,7 @@ impl Audit {
     }
 
     fn masked(&self, text: &str) -> String {
-        // A megabyte is not looked through for what is not kept.
+        // Only the part that is kept is examined.
         let some = &text[..text.floor_char_boundary(2 * TEXT_BYTES_MAX)];
         let mut text = masked(&self.settings.finder, some);
         text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
@@ -291,7 +291,7 @@ mod tests {
             audit.appeal(None, &id, "why?").await.unwrap();
             ids.push(id);
             drop(audit);
-            // Each process begins a segment.
+            // Each process starts a segment.
             audit = Audit::open(settings.clone()).unwrap();
         }
         audit.retire(SystemTime::now()).await.unwrap();
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(segments::<Line>(&settings.dir).unwrap(), [2, 3, 4]);
         let read = verified(&settings.dir).unwrap();
         assert_eq!((read.first, read.end.seq), (3, 7));
-        // All of them, and what says so stays.
+        // All are deleted, and the record that announces it stays.
         audit.retire(SystemTime::now() + 3 * DAY).await.unwrap();
         let left = segments::<Line>(&settings.dir).unwrap();
         assert_eq!((left.len(), verified(&settings.dir).unwrap().end), (1, audit.end()), "{left:?}");

@@ -1,4 +1,4 @@
-//! The model that moderates uncertain findings: its prompt, the number of texts at a time, and the consequence if it does not answer.
+//! The model that moderates uncertain findings: its prompt, the number of concurrent texts, and the consequence if it does not answer.
 //! `tidemill-safety` decides.
 
 use crate::{
@@ -24,19 +24,19 @@ use tokio::{sync::Semaphore, time::timeout};
 pub struct Settings {
     /// The model's name, one of the cluster's.
     pub model: String,
-    /// The prompt, with [`PLACE`] where the text stands.
+    /// The prompt, with [`PLACE`] in the place of the text.
     pub prompt: String,
     /// The first words of its answers about a harmless text, and about a harmful one.
     pub safe: String,
     pub unsafe_: String,
     /// Whether it moderates answers as well.
     pub answers: bool,
-    /// The time for all findings of one prompt, or one of an answer, with the time in line.
+    /// The time limit for all findings of one prompt, or one of an answer, including the wait for a turn.
     pub deadline: Duration,
     pub when_down: WhenDown,
-    /// The most prompts and passages of answers that are moderated at a time.
+    /// The maximum number of prompts and passages of answers that are moderated at a time.
     pub at_once: usize,
-    /// The most that may wait for that.
+    /// The maximum number that may wait for it.
     pub waiting_max: usize,
 }
 
@@ -49,7 +49,7 @@ pub struct Moderator {
     words: Words,
     faults: Mutex<Faults>,
     began: Instant,
-    /// Permits to be moderated, and to be in line for that.
+    /// Permits for moderation, and for waiting for it.
     turns: Semaphore,
     places: Semaphore,
 }
@@ -78,7 +78,7 @@ pub enum ModerationError {
     Failed(String),
     #[error("the model that makes it has failed several times in a row")]
     Resting,
-    /// The answer has neither word. It may have been talked into that: no reason to let anything pass.
+    /// The answer has neither word. The model may have been manipulated, so this is no reason to let text pass.
     #[error("the model that makes it has said neither of its words")]
     Unclear,
 }
@@ -96,7 +96,7 @@ impl ModerationError {
         }
     }
 
-    /// The failure for clients, whom details do not concern.
+    /// The failure as clients are told it, without details.
     pub fn told(&self) -> String {
         match self {
             Self::Failed(_) => "the model that makes it has failed".into(),
@@ -106,7 +106,7 @@ impl ModerationError {
 }
 
 impl Moderator {
-    /// Makes a moderator, and a prompt, to see that it can. `model`: the one that the settings name.
+    /// Creates a moderator, and a prompt to check that it can. `model` is the one that the settings name.
     pub fn new(settings: Settings, model: &TextModel) -> Result<Self, ModeratorError> {
         let of = |word: &str| first_tokens(&model.tokenizer, word);
         let words = Words::new(of(&settings.safe), of(&settings.unsafe_));
@@ -135,7 +135,7 @@ impl Moderator {
         self.settings.deadline
     }
 
-    /// Makes the moderator's prompt for a text, which cannot close its own frame: special tokens are none in it. Takes a while.
+    /// Makes the moderator's prompt for a text. The text cannot break out of its frame: it contains no special tokens. Takes a while.
     pub fn prompt(&self, model: &TextModel, text: &str) -> Result<Vec<Token>, ModeratorError> {
         let content = self.settings.prompt.replacen(PLACE, &model.tokenizer.without_marks(text), 1);
         if model.template.is_none() {
@@ -147,7 +147,7 @@ impl Moderator {
         Ok(model.tokenizer.encode(&dialog.prompt(model, SystemTime::now())?.prompt.text, false)?)
     }
 
-    /// Returns how likely each finding's text is harmful, from 0 to 1; or why that is not known, and the fate of the text. `ask` asks the
+    /// Returns the probability that each finding's text is harmful, from 0 to 1; or the failure, and the fate of the text. `ask` asks the
     /// model, and is polled when there is room for it.
     pub async fn scores(&self, doubts: &Arc<[Doubt]>, ask: impl Future<Output = Tops>) -> Result<Vec<f32>, (ModerationError, Fate)> {
         {
@@ -178,14 +178,14 @@ impl Moderator {
     }
 }
 
-/// The first tokens of a word as a model may write it: after a space or not, with a capital or not.
+/// The first tokens of a word as a model may write it: with or without a space before it, and with or without a capital.
 fn first_tokens(tokenizer: &Tokenizer, word: &str) -> Vec<Token> {
     let mut capital = word.chars();
     let capital: String = capital.next().into_iter().flat_map(char::to_uppercase).chain(capital).collect();
     let spellings = [word.to_owned(), format!(" {word}"), format!(" {capital}"), capital];
     let first = |text: &String| {
         let tokens = tokenizer.encode(text, false).ok()?;
-        // Some write the space as a token of its own.
+        // Some tokenizers have the space as a token of its own.
         tokens.into_iter().find(|token| tokenizer.token_bytes(*token).iter().any(|byte| !byte.is_ascii_whitespace()))
     };
     let mut tokens: Vec<Token> = spellings.iter().filter_map(first).collect();

@@ -8,14 +8,14 @@ use tidemill_safety::pii::{Kind, find::Finder, vault::Vault};
 #[derive(Clone, Debug)]
 pub struct Pii {
     pub finder: Arc<Finder>,
-    /// Whether models see placeholders, and clients get back the originals.
+    /// Whether models see placeholders, and clients get the originals back.
     pub input: bool,
-    /// Whether personal data in answers is taken out.
+    /// Whether personal data is removed from answers.
     pub output: bool,
 }
 
 impl Pii {
-    /// Returns the dialog as its model may see it, and puts the originals into `options`. `None`: nothing is hidden.
+    /// Returns the dialog as its model may see it, and puts the originals into `options`. `None` if nothing is hidden.
     pub fn hide_dialog(&self, dialog: &Dialog, options: &mut Options) -> Option<Dialog> {
         let mut hidden = self.input.then(|| dialog.clone())?;
         self.hide(options, |vault, finder| {
@@ -25,7 +25,7 @@ impl Pii {
         Some(hidden)
     }
 
-    /// Hides personal data in texts, likewise.
+    /// Hides personal data in texts in the same way.
     pub fn hide_texts(&self, texts: &mut [String], options: &mut Options) {
         if self.input {
             self.hide(options, |vault, finder| {

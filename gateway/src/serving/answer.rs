@@ -3,8 +3,8 @@
 //! Streams and whole answers read the same deltas, so a client gets the same text either way. Dropping the answer (the client
 //! left, or an error ended it) frees everything the request holds in the cluster.
 //!
-//! - `delta`: what an answer gives; `reader`: from tokens to text; `moderation`: a second opinion on it; `books`: where it is recorded, and
-//!   `traced`: as spans
+//! - `delta`: the parts of an answer; `reader`: from tokens to text; `moderation`: the moderator's interface; `books`: the answer's
+//!   records, and `traced`: its spans
 
 mod books;
 mod delta;
@@ -45,7 +45,7 @@ use std::{
 use tidemill_cluster::{ChoiceUsage, Outcome, RequestEvent, class::ClassId};
 use tidemill_proto::{block::Token, sampling::TokenLogprob, tokens::Tokens};
 
-/// The time that a stream's first event may take before the status line goes out without it. Until then an error still has its own status.
+/// The time that a stream's first event may take before the status line is sent without it. Until then an error still has its own status.
 const FIRST_EVENT_MAX: Duration = Duration::from_secs(5);
 
 /// The answer of a request that runs in the cluster.
@@ -54,46 +54,46 @@ pub struct Answer {
     submission: Submission,
     books: Books,
     class: ClassId,
-    /// The time at which the request came in.
+    /// The time at which the request arrived.
     arrived: Instant,
     /// All choices: choice `j` of prompt `i` is at `i * choices_per_prompt + j`.
     choices: Vec<Choice>,
     choices_per_prompt: usize,
-    /// Whether each choice's one token is generated only because the cluster generates at least one. It is not shown.
+    /// Whether each choice's only token is generated just because the cluster generates at least one. It is not shown.
     hidden: bool,
     open: usize,
     ready: VecDeque<News>,
     /// The first place in the queue that the cluster reported.
     waited: Option<Waiting>,
     usage: Usage,
-    /// The slowest choice's times, and whether all kept their class's limits.
+    /// The slowest choice's times, and whether all choices kept their class's limits.
     seen: RequestEnded,
     /// The outcome, which is counted when the answer is dropped.
     outcome: RequestOutcome,
     /// The first choice's text, if users may give feedback on it.
     remembered: Option<Remembered>,
-    /// The moderator of uncertain findings; `None`: there is none.
+    /// The moderator of uncertain findings, if there is one.
     moderation: Option<Box<dyn Moderation>>,
 }
 
 #[derive(Debug)]
 struct Choice {
     pipeline: Pipeline,
-    /// Whether no more tokens come. The last piece may still wait for the moderator.
+    /// Whether no more tokens will come. The last piece may still wait for the moderator.
     closed: bool,
-    /// The cluster's usage, until it has gone out.
+    /// The cluster's usage, until it has been sent.
     usage: Option<ChoiceUsage>,
-    /// Whether the moderator has an uncertain finding of this choice.
+    /// Whether the moderator is checking an uncertain finding of this choice.
     asked: bool,
     tokens: u32,
     first: Option<Instant>,
     last: Option<Instant>,
 }
 
-/// The events that an answer waits for.
+/// An event that an answer waits for.
 #[derive(Debug)]
 enum Step {
-    /// An event with its prompt's place. `None`: no event can come any more.
+    /// An event with its prompt's index; `None` if no more events can come.
     Event(Option<(usize, RequestEvent)>),
     /// The verdict on a choice's uncertain finding.
     Verdict(usize, ModerationVerdict),
@@ -160,12 +160,12 @@ impl Answer {
         &self.usage
     }
 
-    /// The place at which the request began to wait; `None` if it did not have to.
+    /// The place at which the request started to wait; `None` if it did not have to.
     pub fn waited(&self) -> Option<Waiting> {
         self.waited
     }
 
-    /// The cached response that it repeats, if that answered a similar question.
+    /// The cached response of a similar question that this answer repeats, if it does.
     pub fn similar_to(&self) -> Option<&SimilarTo> {
         self.submission.similar_to()
     }
@@ -185,7 +185,7 @@ impl Answer {
     pub async fn next(&mut self) -> Result<Option<News>, ApiError> {
         loop {
             if self.open == 0 && matches!(self.outcome, RequestOutcome::Cancelled) {
-                // Before the last delta goes out: what a client has in full was counted.
+                // Before the last delta is sent: an answer that a client has in full is counted.
                 self.outcome = RequestOutcome::Ok;
                 self.books.tap.take().into_iter().for_each(Tap::end);
                 self.settle_usage().await;
@@ -212,7 +212,7 @@ impl Answer {
         }
     }
 
-    /// Waits for the next event. Tokens are taken while the moderator is busy: their text waits in its choice, within bounds. Cancel safe.
+    /// Waits for the next event. Tokens are taken while the moderator is busy: their text waits in its choice, within limits. Cancel safe.
     async fn step(&mut self) -> Step {
         let Some(moderation) = self.moderation.as_mut().filter(|moderation| moderation.is_busy()) else {
             return Step::Event(self.submission.next().await);
@@ -224,13 +224,13 @@ impl Answer {
         }
     }
 
-    /// Settles the quota and counts the usage, once: nothing more will be used, whether or not everything has ended. Cancel safe.
+    /// Settles the quota and counts the usage, once: no more will be used, whether or not all choices have ended. Cancel safe.
     pub async fn settle_usage(&mut self) {
         let first = self.choices.iter().filter_map(|choice| choice.first).min();
         self.books.metered.settle(self.outcome, &self.usage, first.map(|first| first - self.arrived)).await;
     }
 
-    /// Waits a moment for the first delta, so that a request that fails early fails with a status. The delta stays in line.
+    /// Waits a moment for the first delta, so that a request that fails early gets an error status. The delta stays queued.
     pub async fn settle(&mut self) -> Result<(), ApiError> {
         match tokio::time::timeout(FIRST_EVENT_MAX, self.next_delta()).await {
             Ok(Ok(Some(delta))) => self.ready.push_front(News::Delta(delta)),
@@ -254,7 +254,7 @@ impl Answer {
             RequestEvent::Sources(tokens) if self.choices.len() == self.choices_per_prompt => {
                 self.usage.prompt_tokens_details = PromptTokensDetails { cached_tokens: tokens.cached() };
             }
-            // With several prompts, the totals are known only at the end. Embeddings are not answers.
+            // With several prompts, the totals are only known at the end. Embeddings do not belong to answers.
             RequestEvent::Sources(_) | RequestEvent::Embedding(_) => {}
             RequestEvent::Token { choice, token, logprob } => self.token(prompt, choice, token, logprob),
             RequestEvent::Finished { choice, outcome, usage } => {
@@ -384,7 +384,7 @@ impl Answer {
         tidemill.similar_to =
             similar.map(|similar| SimilarQuestion { response: similar.response.to_string(), similarity: similar.similarity });
         tidemill.route = self.books.routed.as_ref().map(|routed| routed.told.clone());
-        // Further choices of a prompt find its KV where the first one put it: only the first tells where the KV came from.
+        // Later choices of a prompt find its KV where the first one put it: only the first tells the sources of the KV.
         if index.is_multiple_of(self.choices_per_prompt) {
             tidemill.tokens.add(&usage.provenance.tokens);
             self.usage.prompt_tokens_details = PromptTokensDetails { cached_tokens: tidemill.tokens.cached() };
@@ -398,7 +398,7 @@ impl Drop for Answer {
         metrics::count_request(self.outcome);
         self.books.traced.iter().for_each(|traced| traced.end(self.outcome, self.seen.kept, &self.usage));
         self.books.count_in_rollout(self.outcome, self.choices.iter().any(|choice| choice.first.is_some()), &self.seen);
-        // Unless the usage was settled, the client has left, and this does not wait.
+        // If the usage is not settled yet, the client has left, and this does not wait.
         let _ = self.settle_usage().now_or_never();
         metrics::count_tokens(self.usage.prompt_tokens, self.usage.completion_tokens);
     }

@@ -17,33 +17,33 @@ use tidemill_cluster::{ChoiceUsage, ClusterView, Forecast, NewRequest, Origin, R
 use tidemill_proto::ids::RequestId;
 use tokio::{sync::mpsc, task::coop};
 
-/// The cluster that serves one model. No call waits.
+/// The cluster that serves one model. No call blocks.
 pub trait Backend: fmt::Debug + Send + Sync {
     /// Submits all requests or none.
     fn submit(&self, requests: Vec<NewRequest>) -> Result<Accepted, Rejection>;
-    /// Ends one choice without another event. Returns its usage so far.
+    /// Ends one choice without a further event. Returns its usage so far.
     fn end_choice(&self, request: RequestId, choice: u32) -> ChoiceUsage;
-    /// Ends all of these requests that have not ended, without another event.
+    /// Ends those of these requests that have not ended, without further events.
     fn cancel(&self, requests: &[RequestId]);
     /// The longest sequence that could run now; `None` if none could.
     fn context_tokens(&self) -> Option<u32>;
-    /// The identity of the engines that answers depend on, besides the request; `None`: there are no engines.
+    /// The identity of the engines, on which answers depend besides the request; `None` without engines.
     fn origin(&self) -> Option<Origin>;
-    /// Predicts when a prompt of this many tokens would be taken now.
+    /// Predicts when a prompt of this many tokens would be served if it was submitted now.
     fn forecast(&self, tokens: u32, class: ClassId) -> Forecast;
     fn view(&self) -> ClusterView;
 }
 
-/// Requests that run.
+/// Requests that were accepted.
 #[derive(Debug)]
 pub struct Accepted {
     /// The ids, in the order submitted.
     pub requests: Vec<RequestId>,
-    /// The events. Bounded; closes when everything has ended, or when the reader was too slow and its requests were cancelled.
+    /// The events. Bounded; closes when all requests have ended, or when the reader was too slow and its requests were cancelled.
     pub events: mpsc::Receiver<(RequestId, RequestEvent)>,
 }
 
-/// A client's running requests, one per prompt. Dropping it frees everything they hold.
+/// A client's running requests, one per prompt. Dropping it frees all their resources.
 #[derive(Debug)]
 pub struct Submission {
     source: Source,
@@ -57,7 +57,7 @@ enum Source {
         backend: Arc<dyn Backend>,
         accepted: Accepted,
     },
-    /// A cached answer, and the number of events that were read.
+    /// A cached answer, and the number of events read so far.
     Cache {
         events: Events,
         read: usize,
@@ -72,12 +72,12 @@ impl Submission {
         Ok(Self { source: Source::Cluster { backend, accepted }, recording: None })
     }
 
-    /// Whether the answer comes from the cache, and not from the cluster.
+    /// Whether the answer comes from the cache rather than from the cluster.
     pub fn is_cached(&self) -> bool {
         matches!(self.source, Source::Cache { .. })
     }
 
-    /// The cached response that it repeats, if that answered a similar question.
+    /// The cached response of a similar question that this answer repeats, if it does.
     pub fn similar_to(&self) -> Option<&SimilarTo> {
         match &self.source {
             Source::Cache { similar, .. } => similar.as_ref(),
@@ -85,7 +85,7 @@ impl Submission {
         }
     }
 
-    /// Returns the next event, with the place of its request among those submitted. `None`: nothing more can come.
+    /// Returns the next event, with the index of its request among those submitted; `None` if no more can come.
     pub async fn next(&mut self) -> Option<(usize, RequestEvent)> {
         match &mut self.source {
             Source::Cluster { accepted, .. } => {
@@ -95,7 +95,7 @@ impl Submission {
                 Some((prompt, event))
             }
             Source::Cache { events, read, .. } => {
-                // A long answer lets others have their turn.
+                // A long answer gives way to other tasks.
                 coop::consume_budget().await;
                 let event = events.get(*read)?.clone();
                 *read += 1;
@@ -122,8 +122,8 @@ impl Submission {
 }
 
 impl Submission {
-    /// Submits a request whose tokens depend on nothing but its key: it is answered from a cache if its answer is there; if not, its answer
-    /// is put there.
+    /// Submits a request whose tokens are determined by its key: it is answered from a cache if possible; otherwise its answer is stored
+    /// there.
     pub fn repeatable(backend: Arc<dyn Backend>, caches: &Caches<'_>, request: NewRequest) -> Result<Self, Rejection> {
         let origin = backend.origin().filter(|_| caches.equal.is_some() || caches.similar.is_some());
         let Some(origin) = origin else { return Self::new(backend, vec![request]) };

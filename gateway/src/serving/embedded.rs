@@ -22,7 +22,7 @@ pub async fn collect(mut submission: Submission, inputs: usize) -> Result<Vec<Ve
         .ok_or_else(|| ApiError::internal("a worker gave no embedding: please report this as a bug"))
 }
 
-/// Brings a row to length 1, as OpenAI's are: then a dot product is the cosine.
+/// Normalizes a row to length 1, like OpenAI's: then a dot product is the cosine.
 pub fn unit(mut values: Vec<f32>) -> Vec<f32> {
     let norm = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
     if norm > 0.0 {

@@ -1,9 +1,10 @@
-//! A handle to all that the gateway has: its models and what they share. Every handler gets one, bound to a model and a caller.
+//! A handle to all parts of the gateway: its models and their shared state. Every handler gets one, bound to a model and a caller.
 //!
-//! - [`settings`] and `making`: what it is made of; `jobs`: what runs beside requests
-//! - one request's path: `intake`: its body and its sender's shares; [`route`]: the model that answers; `prompt`: its prompt; [`start`]: the
-//!   start of its answer, with `doubts`: a model's opinion of what it asks; `questions`: whether a similar question's answer will do
-//! - `shadows`: what a rollout's new model would answer; `summaries`: how long conversations are summarized
+//! - [`settings`] and `making`: its construction; `jobs`: background tasks
+//! - one request's path: `intake`: its body and its sender's shares; [`route`]: the model that answers; `prompt`: its prompt; [`start`]:
+//!   the start of its answer, with `doubts`: a model's verdict on uncertain findings; `questions`: whether the answer to a similar question
+//!   is acceptable
+//! - `shadows`: answers of a rollout's new model; `summaries`: summaries of long conversations
 
 mod doubts;
 mod intake;
@@ -51,13 +52,13 @@ use std::{
 use tidemill_cluster::{ClusterView, Rejection, class::Classes};
 use tokio::sync::Semaphore;
 
-/// The most viewers that watch the cluster at a time, each with a stream of its own.
+/// The maximum number of concurrent viewers of the cluster, each with a stream of its own.
 pub const VIEWERS_MAX: usize = 16;
 
-/// The generating endpoints' routes, each with its quota taken: clients, batches and shadows are answered through them.
+/// The generating endpoints' routes, each with its quota taken: they serve clients, batches and shadows.
 pub type Generating = fn(&Arc<Gateway>) -> Routes<Arc<Gateway>>;
 
-/// A model that clients can ask for.
+/// A model that clients can request.
 #[derive(Debug)]
 pub struct ServedModel {
     /// The name in the API.
@@ -66,14 +67,14 @@ pub struct ServedModel {
     pub backend: Arc<dyn Backend>,
 }
 
-/// A handle to the gateway, bound to one model and one caller: [`select`](Self::select) binds it to another model.
+/// A handle to the gateway, bound to one model and one caller: [`select`](Self::select) binds it to a different model.
 #[derive(Clone, Debug)]
 pub struct Gateway {
     model: Arc<ServedModel>,
     shared: Arc<Shared>,
-    /// The sender of the request; `None`: an operator, or the gateway itself.
+    /// The sender of the request; `None` for an operator, or the gateway itself.
     caller: Option<Arc<Caller>>,
-    /// The route, of a request that there was a model to choose for.
+    /// The route, for a request whose model was chosen by one.
     routed: Option<Arc<Routed>>,
 }
 
@@ -82,9 +83,9 @@ pub struct Gateway {
 struct Shared {
     generating: Generating,
     settings: GatewaySettings,
-    /// At least one, with distinct names.
+    /// The models: at least one, with distinct names.
     models: Vec<Arc<ServedModel>>,
-    /// Aliases, each with the model that it stands for.
+    /// Aliases, each with its model.
     aliases: RwLock<Arc<BTreeMap<String, String>>>,
     rollouts: Rollouts,
     summarizer: Summarizer,
@@ -98,20 +99,20 @@ struct Shared {
     /// Permits to watch the cluster.
     viewers: Arc<Semaphore>,
     bodies: Bodies,
-    /// Shares of the requests that are read or answered.
+    /// Shares of the requests that are being read or answered.
     requests: Pool,
     /// Shares of the bytes of stored items that are being sent.
     answers: Pool,
     /// Shares of the files that are being uploaded.
     uploads: Pool,
     computing: Computing,
-    /// Whether this process announces that it will end soon, although it still takes requests.
+    /// Whether this process announces that it will end soon, although it still accepts requests.
     leaving: AtomicBool,
     draining: AtomicBool,
 }
 
 impl Gateway {
-    /// Binds the handle to the model that a client names. Where there is one model, no name is needed.
+    /// Binds the handle to the model that a client names. With a single model, no name is needed.
     pub fn select(&self, name: Option<&str>) -> Result<Arc<Self>, ApiError> {
         let models = &self.shared.models;
         let aliases = self.aliases();
@@ -130,13 +131,13 @@ impl Gateway {
         Arc::new(Self { caller: Some(caller), ..self.clone() })
     }
 
-    /// Binds the handle to a request that the caller did not make itself: one more round of an answer.
+    /// Binds the handle to a request that the caller did not make itself: a further round of an answer.
     pub fn for_round(&self, round: u32) -> Arc<Self> {
         let caller = self.caller.as_deref().map(|caller| Arc::new(caller.in_round(round)));
         Arc::new(Self { caller, ..self.clone() })
     }
 
-    /// The tools that run here; `None`: none do.
+    /// The tools that run on the server, if any.
     pub fn server_tools(&self) -> Option<&Arc<ServerTools>> {
         self.shared.settings.server_tools.as_ref()
     }
@@ -150,7 +151,7 @@ impl Gateway {
         self.shared.models.iter().map(|model| Self { model: Arc::clone(model), ..self.clone() })
     }
 
-    /// Reports from now on that this process is not ready, but still takes requests: balancers send some until they have noticed.
+    /// Reports this process as not ready from now on, while it still accepts requests: load balancers send some until they notice.
     pub fn announce_end(&self) {
         self.shared.leaving.store(true, Ordering::Relaxed);
     }
@@ -160,7 +161,7 @@ impl Gateway {
         self.shared.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a request would succeed for one model at least: a model without workers reports that itself.
+    /// Whether a request would succeed for at least one model: a model without workers reports that itself.
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.check_draining()?;
         if self.shared.leaving.load(Ordering::Relaxed) {
@@ -182,12 +183,12 @@ impl Gateway {
         &self.model.name
     }
 
-    /// The time at which this process began to serve its models, in Unix seconds.
+    /// The time at which this process started to serve its models, in Unix seconds.
     pub fn created(&self) -> u64 {
         self.shared.created
     }
 
-    /// Aliases of models, each with the model that it stands for.
+    /// Aliases of models, each with its model.
     pub fn aliases(&self) -> Arc<BTreeMap<String, String>> {
         Arc::clone(&self.shared.aliases.read())
     }
@@ -215,22 +216,22 @@ impl Gateway {
         self.shared.settings.batches.as_ref().ok_or_else(ApiError::no_data_directory)
     }
 
-    /// The strategy for stored conversations that are too long, unless a chat names one.
+    /// The strategy for stored conversations that are too long, unless a chat specifies one.
     pub fn context(&self) -> Strategy {
         self.shared.settings.context
     }
 
-    /// Bounds of what is remembered of users; `None`: nothing is.
+    /// Limits on the facts remembered of users; `None` if none are remembered.
     pub fn memories(&self) -> Option<memories::Limits> {
         self.shared.settings.memories
     }
 
-    /// The safety checks; `None`: they are switched off.
+    /// The safety checks, unless they are switched off.
     pub fn safety(&self) -> Option<&Safety> {
         self.shared.settings.safety.as_ref()
     }
 
-    /// `None`: no traces are recorded.
+    /// The recorder of traces, if there is one.
     pub fn traces(&self) -> Option<&Arc<Traces>> {
         self.shared.settings.traces.as_ref()
     }
@@ -257,12 +258,12 @@ impl Gateway {
         &self.shared.replays
     }
 
-    /// The owner of everything that a request stores, and the only one whose things it may see.
+    /// The owner of all data that a request stores, and the only owner whose data it may see.
     pub fn owner(&self) -> Owner {
         self.caller.as_ref().map_or_else(Owner::default, |caller| caller.owner())
     }
 
-    /// Identifies the caller to requests that are made in its name later.
+    /// Identifies the caller for later requests in its name.
     pub fn sender(&self) -> Sender {
         self.caller.as_ref().map_or_else(Sender::default, |caller| caller.sender())
     }
@@ -290,17 +291,17 @@ impl Gateway {
         &self.shared.recent
     }
 
-    /// The share of choices that met the objectives; `None` before the first ended.
+    /// The share of choices that met the objectives; `None` before the first one has ended.
     pub fn goodput(&self) -> Option<f64> {
         self.shared.objectives.share_met()
     }
 
-    /// Names that the ports are reached by, besides addresses and `localhost`.
+    /// The names under which the ports are reached, besides addresses and `localhost`.
     pub fn hosts(&self) -> &[String] {
         &self.shared.settings.hosts
     }
 
-    /// The origins whose pages may use the front door.
+    /// The origins whose pages may use the gateway.
     pub fn cors(&self) -> &Origins {
         &self.shared.settings.cors
     }

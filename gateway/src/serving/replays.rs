@@ -1,5 +1,5 @@
-//! The shell around [`Recordings`]: answers that are made in tasks of their own, so that no client's leaving ends them, and
-//! listeners whose connections take the frames.
+//! The shell around [`Recordings`]: answers that are made in tasks of their own, so that they outlive their clients' connections, and
+//! listeners whose connections receive the frames.
 
 use crate::{
     cache::replay::{Append, Counts, Digest, Limits, Lookup, Read, Recordings, Seat},
@@ -26,11 +26,11 @@ use tokio::{
     time,
 };
 
-/// Time between two looks for recordings that have expired.
+/// The interval at which expired recordings are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// Silence after which a comment goes out, so that a dead client is noticed while nothing is generated.
+/// The silence after which a comment is sent, so that a dead client is noticed while no tokens are generated.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// A comment without words: connections write their own.
+/// An empty comment: connections write their own.
 const SILENCE: &[u8] = b":\n\n";
 
 /// All recordings of this gateway.
@@ -44,11 +44,11 @@ pub struct Replays {
 /// The signals between a recording's maker and its listeners.
 #[derive(Debug)]
 pub(crate) struct Signal {
-    /// Notified when there is something to read.
+    /// Notified when there are frames to read.
     more: watch::Sender<()>,
-    /// A listener has read, or left.
+    /// Notified when a listener has read, or left.
     read: Notify,
-    /// No listener came back.
+    /// Notified when no listener has returned.
     give_up: Notify,
     /// The response's head, before the first frame.
     head: OnceLock<Head>,
@@ -102,7 +102,7 @@ impl Replays {
         }
     }
 
-    /// Makes a recording: runs the request to its end, with or without listeners. `stream`: the prefix of its events' ids.
+    /// Makes a recording: runs the request to its end, with or without listeners. `stream` is the prefix of its events' ids.
     pub(crate) fn record(self: &Arc<Self>, id: u64, signal: &Arc<Signal>, stream: String, scope: Digest, request: Request, next: Next) {
         let mut making = Making { replays: Arc::clone(self), id, signal: Arc::clone(signal), stream, scope, whole: false };
         let signal = Arc::clone(signal);
@@ -132,7 +132,7 @@ async fn sweep(replays: Weak<Replays>) {
     }
 }
 
-/// The task that makes a recording. However it ends, it ends the recording.
+/// The task that makes a recording. When it ends, for any reason, it ends the recording.
 struct Making {
     replays: Arc<Replays>,
     id: u64,
@@ -187,7 +187,7 @@ impl Making {
                     break;
                 }
             }
-            // Listeners who read nothing are cut off by their connections, and a request without listeners is given up.
+            // Listeners that do not read are cut off by their connections, and a request without listeners is given up.
             self.signal.read.notified().await;
         }
         self.signal.more.send_replace(());
@@ -201,7 +201,7 @@ impl Drop for Making {
     }
 }
 
-/// Whether an event says that the answer failed: a repeat should not hear it.
+/// Whether an event reports that the answer failed: a repeat should not get it.
 fn breaks_off(event: &[u8]) -> bool {
     [&b"data: {\"error\":"[..], b"event: error\n", b"event: response.failed\n"].iter().any(|start| event.starts_with(start))
 }
@@ -211,9 +211,9 @@ fn name_of(frame: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {
         id: Option<String>,
-        /// The response in an event of the responses protocol.
+        /// The response in an event of the Responses API.
         response: Option<Inner>,
-        /// The message in an event of the messages protocol.
+        /// The message in an event of the Messages API.
         message: Option<Inner>,
     }
     #[derive(Deserialize)]
@@ -225,7 +225,7 @@ fn name_of(frame: &[u8]) -> Option<String> {
     named.id.or_else(|| named.response.or(named.message)?.id)
 }
 
-/// A client at a recording, until it is dropped.
+/// A client's connection to a recording, until it is dropped.
 pub(crate) struct Listener {
     replays: Arc<Replays>,
     seat: Seat,
@@ -241,7 +241,7 @@ impl Listener {
 
     /// Responds with the recorded answer.
     pub(crate) async fn respond(mut self) -> Response {
-        // Set before the first frame; the end without it means that the maker broke.
+        // It is set before the first frame; an end without it means that the maker failed.
         let first = self.next().await;
         let Some(head) = self.signal.head.get() else {
             return ApiError::internal("the answer that this request waited for broke off: repeat it").into_response();
@@ -300,7 +300,7 @@ impl Drop for Listener {
     }
 }
 
-/// Digests parts so that no two different lists of parts are the same bytes.
+/// Digests parts so that different lists of parts never have the same bytes.
 pub(crate) fn digest(parts: &[&[u8]]) -> Digest {
     let mut hasher = blake3::Hasher::new();
     for part in parts {

@@ -1,4 +1,4 @@
-//! Tools that run here, in any protocol: a model that called some is asked again with their outputs, a bounded number of times.
+//! Tools that run on the server, in any protocol: a model that called some is asked again with their outputs, a bounded number of times.
 //!
 //! - [`Rounds`]: the calls that run, and the next round
 //! - [`rounded`]: all rounds as one answer of one choice
@@ -17,25 +17,25 @@ use crate::{
 use futures_util::future::join_all;
 use std::sync::Arc;
 
-/// Calls of one round that run; for each further one the model is given an error.
+/// The maximum number of calls of one round that run; each further one gets an error.
 const CALLS_MAX: usize = 16;
 
-/// The state from which the next round is asked.
+/// The state from which the next round starts.
 #[derive(Debug)]
 pub struct Rounds {
     /// The field with the messages, for errors.
     param: &'static str,
-    /// Names of the tools that run here.
+    /// Names of the tools that run on the server.
     names: Vec<String>,
     dialog: Dialog,
     options: Options,
     number: u32,
     max: u32,
-    /// Usage of the rounds before.
+    /// Usage of the earlier rounds.
     spent: Usage,
 }
 
-/// Returns the tools that run here, as the model sees them.
+/// Returns the tools that run on the server, as the model sees them.
 pub fn offered(gateway: &Gateway, names: &[String]) -> Result<Vec<Tool>, ApiError> {
     if names.is_empty() {
         return Ok(Vec::new());
@@ -48,23 +48,23 @@ pub fn offered(gateway: &Gateway, names: &[String]) -> Result<Vec<Tool>, ApiErro
 }
 
 impl Rounds {
-    /// Prepares further rounds. `None`: nothing runs here for this answer. A shadow's calls never run: they have run for the original.
-    /// `names`: as the model knows them; `options`: as the client gave them.
+    /// Prepares further rounds; `None` if no tools run for this answer. A shadow's calls never run: they have run for the original. `names`
+    /// are those that the model knows, `options` those of the client.
     pub fn new(gateway: &Gateway, param: &'static str, names: Vec<String>, dialog: &Dialog, options: &Options) -> Option<Self> {
         let tools = gateway.server_tools().filter(|_| !names.is_empty() && !gateway.is_shadow())?;
         let (dialog, options) = (dialog.clone(), options.clone());
         Some(Self { param, names, dialog, options, number: 1, max: tools.rounds_max, spent: Usage::default() })
     }
 
-    /// Selects the calls of a round that run here: none after the last round, and none if the client has to answer one of them, because
-    /// then it answers all.
+    /// Selects the calls of a round that run on the server: none after the last round, and none if the client has to answer one of them,
+    /// because then it answers all.
     pub fn ours(&self, calls: Vec<ToolCall>) -> Vec<ToolCall> {
         let all_ours = calls.iter().all(|call| self.names.contains(&call.name));
         if all_ours && self.number < self.max { calls } else { Vec::new() }
     }
 
-    /// Returns the options of the next round. `None`: there is no room for more of the answer. `running`: usage of the round that has
-    /// ended.
+    /// Returns the options of the next round; `None` if there is no room for more of the answer. `running` is the usage of the round that
+    /// has ended.
     pub fn room(&self, running: &Usage) -> Option<Options> {
         let mut options = self.options.clone();
         if let Some(max_tokens) = options.max_tokens {
@@ -74,7 +74,7 @@ impl Rounds {
         Some(options)
     }
 
-    /// Asks the model again. `said`: the messages since it was asked last. The new answer replaces `running`.
+    /// Asks the model again. `said` has the messages since it was asked last. The new answer replaces `running`.
     pub async fn ask(&mut self, gateway: &Gateway, options: Options, said: Vec<Message>, running: &mut Answer) -> Result<(), ApiError> {
         self.dialog.messages.extend(said);
         self.number += 1;
@@ -88,7 +88,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// Usage of all rounds together, the one that runs included.
+    /// Usage of all rounds together, including the running one.
     pub fn usage(&self, running: &Usage) -> Usage {
         let mut usage = self.spent.clone();
         usage.add(running);

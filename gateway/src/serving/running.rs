@@ -1,4 +1,4 @@
-//! Responses that are being streamed: they can be looked at and cancelled by their ids.
+//! Responses that are being streamed, which can be retrieved and cancelled by their ids.
 
 use crate::store::Owner;
 use parking_lot::Mutex;
@@ -9,8 +9,8 @@ use tokio::sync::Notify;
 #[derive(Debug, Default)]
 pub struct RunningResponses(Mutex<HashMap<(Owner, String), Streaming>>);
 
-/// The constant fields of a response, as JSON. They repeat the request's tools: as a tree those would take many times their text, for as long
-/// as the answer is made.
+/// The constant fields of a response, as JSON text. They repeat the request's tools: as a tree these would take many times the memory, for
+/// as long as the answer is made.
 #[derive(Clone, Debug)]
 pub(crate) struct Fixed(Arc<str>);
 
@@ -21,7 +21,7 @@ impl Fixed {
         Self(text.into())
     }
 
-    /// Writes a response with its other fields.
+    /// Writes a response with its remaining fields.
     pub(crate) fn with(&self, others: &Map<String, Value>) -> String {
         let others = serde_json::to_string(others).expect("it is JSON");
         format!("{},{}", self.0, &others[1..])
@@ -34,7 +34,7 @@ struct Streaming {
     cancel: Arc<Notify>,
 }
 
-/// A response's place here, until it is dropped.
+/// A response's entry, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     all: Arc<RunningResponses>,
@@ -54,7 +54,7 @@ impl RunningResponses {
         self.0.lock().get(&(owner.clone(), id.to_owned())).map(|streaming| streaming.fixed.clone())
     }
 
-    /// Cancels a response. Its stream has the rest of it.
+    /// Cancels a response. Its stream still sends the rest of it.
     pub(crate) fn cancel(&self, owner: &Owner, id: &str) -> Option<Fixed> {
         let all = self.0.lock();
         let streaming = all.get(&(owner.clone(), id.to_owned()))?;

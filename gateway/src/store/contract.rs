@@ -1,4 +1,4 @@
-//! The promises of every store, run on each: PostgreSQL is a real server (`server`).
+//! The contract of every store, run on each: PostgreSQL is a real server (`server`).
 
 mod server;
 
@@ -15,7 +15,7 @@ use std::{
 
 const LIMITS: Limits = Limits { age: Duration::from_secs(100), bytes: 1 << 30, history_bytes: 1 << 30 };
 
-/// Each kind of store, for one scenario, with what it stands on.
+/// Each kind of store, for one scenario, with the resources that it needs.
 async fn stores(limits: Limits) -> Vec<(Arc<dyn Store>, Box<dyn Any>)> {
     let dir = tempfile::tempdir().unwrap();
     let sqlite = Sqlite::open(&dir.path().join("new/store.sqlite"), limits).unwrap();
@@ -36,7 +36,7 @@ fn items(ids: &str) -> Vec<Item> {
     ids.split_whitespace().map(item).collect()
 }
 
-/// `items`: those that come new; the last `outputs` of them are output.
+/// A record with new `items`, the last `outputs` of which are output.
 fn record(id: &str, earlier: &str, new: &str, outputs: usize) -> NewRecord {
     NewRecord {
         id: id.into(),
@@ -342,7 +342,7 @@ async fn a_flood_of_one_tenant_drives_out_nothing_of_another() {
         }
         store.put(&owner("paid/ann"), NewRecord { kind: Kind::Memory, ..record("mem_1", "", "", 0) }, 0).await.unwrap();
         store.put(&owner("small"), record("conv_1", "", "a", 0), 0).await.unwrap();
-        // By new records, of many users of one tenant, and by a conversation that grows.
+        // Both by new records, of many users of one tenant, and by a growing conversation.
         store.put(&owner("free"), record("conv_1", "", "", 0), 1).await.unwrap();
         for n in 0..40 {
             store.put(&owner(&format!("free/user_{}", n % 3)), big(&format!("resp_{n}"), 500 << 10), 10 + n).await.unwrap();
@@ -461,7 +461,7 @@ async fn a_page_has_so_many_bytes_and_one_item_at_least() {
     }
 }
 
-/// The counters of bytes are right after everything that can happen to records.
+/// The counters of bytes are right after any change of records.
 #[tokio::test]
 async fn what_is_held_is_counted_and_forgotten() {
     let dir = tempfile::tempdir().unwrap();

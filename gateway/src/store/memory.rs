@@ -28,13 +28,13 @@ struct State {
     order: BTreeSet<(u64, u64, Key)>,
     /// The same records by tenant, then by age.
     order_of: BTreeSet<(String, u64, u64, Key)>,
-    /// Records of each owner and kind, in the order in which they were put.
+    /// Records of each owner and kind, in the order in which they were added.
     listed: BTreeMap<(Owner, Kind, u64), String>,
-    /// Records put so far: decides between those of one second.
+    /// The number of records added so far: orders those of one second.
     puts: u64,
-    /// Each tenant's bytes.
+    /// The size of each tenant's records.
     bytes: Shares<String>,
-    /// Those bytes that do not go to make room.
+    /// The size of each tenant's records that are never evicted.
     lasting: Shares<String>,
 }
 
@@ -56,7 +56,7 @@ impl Kept {
         RECORD_OVERHEAD + (self.body.len() + self.summary.as_ref().map_or(0, |(_, summary)| summary.len())) as u64
     }
 
-    /// Items from this place on go.
+    /// Drops the summary if it covers items from `place` on, which are about to go.
     fn cut(&mut self, place: usize) {
         self.summary.take_if(|(items, _)| *items > place);
     }
@@ -66,7 +66,7 @@ impl Kept {
 struct Used {
     body: String,
     tokens: u32,
-    /// Places in histories that name the item.
+    /// The number of places in histories that name the item.
     places: usize,
 }
 
@@ -193,7 +193,7 @@ impl State {
         history.iter().map(|id| self.item(owner, id)).fold(Totals::default(), add)
     }
 
-    /// The bytes of the items that a history names, each once, with those that are still to come. `TooLarge`: it has too many places.
+    /// The size of the items that a history names, each once, including new ones. Fails with `TooLarge` if it has too many places.
     fn history_bytes(&self, owner: &Owner, id: &str, history: &[String], new: &[Item], limits: Limits) -> Result<u64, StoreError> {
         let new: HashMap<&str, u64> = new.iter().map(|item| (item.id.as_str(), item.body.len() as u64)).collect();
         let size = |id: &String| match self.items.get(&(owner.clone(), id.clone())) {
@@ -206,7 +206,7 @@ impl State {
         Ok(history.iter().collect::<BTreeSet<_>>().into_iter().map(|id| size(id) + ITEM_OVERHEAD).sum())
     }
 
-    /// Refuses a record of this size if there would be no room for it even with all else of its tenant gone that can go.
+    /// Refuses a record of this size if there would be no room for it even after evicting all other evictable records of its tenant.
     fn check_room(&self, owner: &Owner, bytes: u64, limits: Limits) -> Result<(), StoreError> {
         let tenant = owner.tenant().to_owned();
         let others = self.bytes.total() - self.bytes.held(&tenant);
@@ -376,11 +376,11 @@ impl State {
         Ok(())
     }
 
-    /// The newest record of `owner`'s tenant stays, whatever its size.
+    /// Evicts records until they fit. The newest record of `owner`'s tenant stays, regardless of its size.
     fn make_room(&mut self, owner: &Owner, bytes_max: u64) {
         let newcomer = owner.tenant().to_owned();
         while self.bytes.total() > bytes_max {
-            // The new record is counted already.
+            // The new record is already counted.
             let losers = self.bytes.losers(bytes_max, &newcomer, 0);
             let Some((tenant, key)) = losers.iter().find_map(|loser| Some((loser, self.oldest(loser, *loser == newcomer)?))) else {
                 return;

@@ -1,10 +1,10 @@
 //! A store in a PostgreSQL database, which several coordinators share.
 //!
-//! The schema `tidemill` is made by the first coordinator that comes. Each call is one transaction on a connection of a pool, in a task of
-//! its own: it is done, or undone, whether or not its caller still waits. A server that is not there fails calls within seconds, and serves
-//! them again when it is back; this process needs neither be started after it nor again.
+//! The first coordinator creates the schema `tidemill`. Each call is one transaction on a connection of a pool, in a task of its own: it is
+//! committed, or rolled back, whether or not its caller still waits. If the server is down, calls fail within seconds, and succeed again
+//! when it is back; this process need not be started after the server, nor restarted.
 //!
-//! - [`address`]: where the server is, and how connections to it are protected
+//! - [`address`]: the server's address, and the encryption of connections
 
 pub mod address;
 mod failed;
@@ -25,22 +25,22 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use writing::Writing;
 
 const CONNECTIONS_MAX: usize = 16;
-/// For a server's answer to a new connection, and for a connection that is free.
+/// The time limit for a new connection, and for a free connection of the pool.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
-/// A call that takes longer has failed. The server's own timeout is shorter.
+/// The time after which a call fails. The server's own timeout is shorter.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 const STATEMENT_MAX_MS: u32 = 15_000;
-/// The most attempts at a transaction that conflicts with others.
+/// The maximum number of attempts at a transaction that conflicts with others.
 const ATTEMPTS_MAX: u32 = 5;
-/// Records that are deleted in one transaction.
+/// The number of records that are deleted in one transaction.
 const EXPIRED_AT_A_TIME: i64 = 100;
-/// The lock for making the schema: any number that nothing else locks.
+/// The lock for creating the schema: an arbitrary number that is used for no other lock.
 const SCHEMA_LOCK: i64 = 0x7469_6465_6d69_6c6c;
 const SCHEMA_VERSION: i32 = 3;
 
 /// The tables, as in SQLite: a history is a list of items' numbers, and `uses` counts the places that name an item, apart from the bodies.
-/// `stored` has the bytes of all bodies, and `shares` those of each tenant, in rows enough that transactions seldom wait for one another
-/// there.
+/// `stored` has the size of all bodies, and `shares` that of each tenant, spread over enough rows that transactions seldom wait for one
+/// another there.
 const SCHEMA: &str = "
     CREATE SCHEMA IF NOT EXISTS tidemill;
     CREATE TABLE tidemill.version (version INTEGER NOT NULL);
@@ -63,7 +63,7 @@ const TO_VERSION_2: &str = "
     ALTER TABLE tidemill.records ADD COLUMN summary TEXT, ADD COLUMN summarized BIGINT NOT NULL DEFAULT 0;
     UPDATE tidemill.version SET version = 2;";
 
-/// Converts version 2, which knew nothing of tenants.
+/// Converts version 2, which had no tenants.
 fn to_version_3() -> String {
     format!(
         "CREATE TABLE tidemill.shares (tenant TEXT NOT NULL, part INTEGER NOT NULL, bytes BIGINT NOT NULL, PRIMARY KEY (tenant, part));
@@ -81,12 +81,12 @@ fn to_version_3() -> String {
 pub struct Postgres {
     pool: Pool,
     limits: Limits,
-    /// The schema is there.
+    /// Set once the schema exists.
     prepared: Arc<OnceCell<()>>,
 }
 
 impl Postgres {
-    /// Asks nothing of the server yet.
+    /// Creates the store, without contacting the server yet.
     pub fn new(Address { mut config, tls }: Address, limits: Limits) -> Self {
         config
             .application_name("tidemill")
@@ -324,7 +324,7 @@ impl Store for Postgres {
     }
 }
 
-/// One look: what it reads belongs together.
+/// A read-only transaction, in which all reads see the same state.
 struct Reading<'a>(tokio_postgres::Transaction<'a>);
 
 impl<'a> Reading<'a> {
@@ -333,7 +333,7 @@ impl<'a> Reading<'a> {
         Ok(Self(transaction.start().await?))
     }
 
-    /// Returns a record without its items, their numbers, and how many of them are output.
+    /// Returns a record without its items, their numbers, and the number of outputs among them.
     async fn record(&self, owner: &Owner, id: &str) -> Outcome<(Record, Vec<i64>, usize)> {
         let select =
             "SELECT id, body, used, messages, tokens, summary, history, outputs FROM tidemill.records WHERE owner = $1 AND id = $2";
@@ -348,7 +348,7 @@ impl<'a> Reading<'a> {
         whole(numbers, items)
     }
 
-    /// Returns the first of these items, as many as a page holds.
+    /// Returns the first of these items, as many as fit on a page.
     async fn first_items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
         let select = "SELECT id, body, tokens FROM (
                  SELECT items.id, items.body, items.tokens, place.place, sum(octet_length(items.body)) OVER (ORDER BY place.place) AS bytes
@@ -396,7 +396,7 @@ fn item(row: &Row) -> Item {
     Item { id: row.get(0), body: row.get(1), tokens: row.get::<_, i64>(2) as u32 }
 }
 
-/// A history that lacks an item must not pass for a whole one.
+/// Checks that all items were found: a history that lacks one must not pass for a whole one.
 fn whole<T>(numbers: &[i64], found: Vec<T>) -> Outcome<Vec<T>> {
     let error = || Failed::Store(StoreError::Failed("a history names an item that is not there".into()));
     if found.len() == numbers.len() { Ok(found) } else { Err(error()) }

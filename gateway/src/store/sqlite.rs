@@ -1,7 +1,7 @@
 //! A store in one SQLite file, written by a thread of its own.
 //!
-//! The log is written ahead (WAL) and synced at checkpoints: a process that dies loses nothing, a machine that loses its power
-//! may lose the last moments. One process at a time: it holds the file's lock from opening to end.
+//! The log is written ahead (WAL) and synced at checkpoints: a crash of the process loses no data, a power failure may lose the last
+//! moments. Only one process at a time can use the file: it holds the lock from opening to end.
 
 use super::{
     ALWAYS, Addition, HISTORY_ITEMS_MAX, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part,
@@ -24,15 +24,15 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-/// The most calls that wait. Further ones are refused.
+/// The maximum number of waiting calls. Further ones are refused.
 const QUEUE_MAX: usize = 256;
-/// The longest time of a call. One that takes longer has failed: the disk does not answer.
+/// The time after which a call fails because the disk does not answer.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// The version of the tables below.
 const SCHEMA_VERSION: i64 = 4;
 
-/// The tables. `history` is a JSON list of items' numbers: SQLite joins along it (`json_each`). `uses` counts the places that name an item,
-/// apart from the bodies, so that a turn of a long conversation rewrites small rows only.
+/// The tables. `history` is a JSON list of items' numbers, along which SQLite joins (`json_each`). `uses` counts the places that name an
+/// item, apart from the bodies, so that a turn of a long conversation only rewrites small rows.
 const SCHEMA: &str = "
     CREATE TABLE records (
         number INTEGER PRIMARY KEY, owner TEXT NOT NULL, id TEXT NOT NULL, used INTEGER NOT NULL,
@@ -47,14 +47,14 @@ const SCHEMA: &str = "
     CREATE TABLE uses (item INTEGER PRIMARY KEY, places INTEGER NOT NULL);
     PRAGMA user_version = 3;";
 
-/// The tenant of an owner, as tables and indexes have it.
+/// The tenant of an owner, as a SQL expression.
 macro_rules! tenant_of {
     ($owner:literal) => {
         concat!("substr(", $owner, ", 1, instr(", $owner, " || '/', '/') - 1)")
     };
 }
 
-/// Converts version 3, which knew nothing of tenants. Triggers count what each of them holds, so that no write goes uncounted.
+/// Converts version 3, which had no tenants. Triggers update the size of each tenant's records, so that no write goes uncounted.
 fn to_version_4() -> String {
     let record = |row: &str| {
         format!("({RECORD_OVERHEAD} + octet_length({row}.body) + octet_length({row}.history) + coalesce(octet_length({row}.summary), 0))")
@@ -90,7 +90,7 @@ fn to_version_4() -> String {
     )
 }
 
-/// Converts version 1, which had no kinds and counted nothing: its items stay uncounted.
+/// Converts version 1, which had no kinds and no counts: its items stay uncounted.
 const TO_VERSION_2: &str = "
     ALTER TABLE records ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE records ADD COLUMN messages INTEGER NOT NULL DEFAULT 0;
@@ -110,7 +110,7 @@ const TO_VERSION_3: &str = "
 
 #[derive(Debug)]
 pub struct Sqlite {
-    /// The way to the thread; `None` only while the store is dropped.
+    /// The queue to the thread; `None` only while the store is dropped.
     calls: Option<SyncSender<Call>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -130,7 +130,7 @@ type Call = Box<dyn FnOnce(&mut Database) + Send>;
 type Outcome<T> = Result<T, StoreError>;
 
 impl Sqlite {
-    /// Opens the file at `path`, or makes it, readable by this user only.
+    /// Opens or creates the file at `path`, readable by this user only.
     pub fn open(path: &Path, limits: Limits) -> Result<Self, OpenError> {
         let file = |source| OpenError::File { path: path.to_owned(), source };
         if let Some(dir) = path.parent().filter(|dir| !dir.is_dir()) {
@@ -173,7 +173,7 @@ impl Drop for Sqlite {
     fn drop(&mut self) {
         self.calls = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there was answered already.
+            // A panic there was already answered.
             let _ = thread.join();
         }
     }
@@ -320,8 +320,8 @@ impl Database {
         }
     }
 
-    /// Does all of `work`, or nothing. Then deletes the oldest records, if there are too many: those of `newcomer`'s tenant, if it has more
-    /// than its share. No `newcomer`: nothing was added.
+    /// Performs all of `work`, or nothing. Then deletes the oldest records, if there are too many: those of `newcomer`'s tenant, if it has
+    /// more than its share. Without a `newcomer`, there was no addition.
     fn write<T>(&mut self, newcomer: Option<&Owner>, work: impl FnOnce(&Writing<'_>) -> Outcome<T>) -> Outcome<T> {
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let writing = Writing { transaction, limits: self.limits };
@@ -332,7 +332,7 @@ impl Database {
         Ok(done)
     }
 
-    /// Returns a record without its items, their numbers, and how many of them are output.
+    /// Returns a record without its items, their numbers, and the number of outputs among them.
     fn record(&self, owner: &Owner, id: &str) -> Outcome<(Record, Vec<i64>, usize)> {
         let mut select = self.connection.prepare_cached(
             "SELECT id, body, used, messages, tokens, summary, history, outputs FROM records WHERE owner = ?1 AND id = ?2",
@@ -373,7 +373,7 @@ impl Database {
         whole(numbers, items)
     }
 
-    /// Returns the first of these items, as many as a page holds.
+    /// Returns the first of these items, as many as fit on a page.
     fn first_items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
         let mut select = self.connection.prepare_cached(
             "SELECT id, body, tokens FROM (
@@ -421,7 +421,7 @@ fn numbers(list: &str) -> Outcome<Vec<i64>> {
     serde_json::from_str(list).map_err(|error| StoreError::Failed(format!("a history cannot be read: {error}")))
 }
 
-/// One transaction, which is undone unless it is committed.
+/// A transaction, which is rolled back unless it is committed.
 struct Writing<'a> {
     transaction: Transaction<'a>,
     limits: Limits,
@@ -478,7 +478,7 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// Uncounts a history's places, and deletes the items that nothing else names.
+    /// Uncounts a history's places, and deletes the items that no other history names.
     fn give_up(&self, history: &str) -> Outcome<()> {
         self.transaction.execute(
             "UPDATE uses SET places = uses.places - given.places
@@ -501,7 +501,7 @@ impl Writing<'_> {
         Ok((number, numbers(&history)?))
     }
 
-    /// Appends to a record's history. `items`: the numbers of the addition's items.
+    /// Appends to a record's history. `items` are the numbers of the addition's items.
     fn append(&self, owner: &Owner, id: &str, items: &[i64], addition: &Addition, now: u64) -> Outcome<()> {
         let (number, mut history) = self.history(owner, id)?;
         let gone = match addition.cut {
@@ -554,7 +554,7 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// Brings a conversation's totals up to date.
+    /// Updates a conversation's totals.
     fn count(&self, record: i64) -> Outcome<()> {
         self.transaction.execute(
             "UPDATE records SET messages = counted.messages, tokens = counted.tokens FROM (
@@ -573,19 +573,19 @@ impl Writing<'_> {
         self.give_up(&history)
     }
 
-    /// Returns the oldest record's number, and when it was used last.
+    /// Returns the oldest record's number, and the time of its last use.
     fn oldest(&self) -> Outcome<Option<(i64, u64)>> {
         let mut select = self.transaction.prepare_cached("SELECT number, used FROM records ORDER BY used, number LIMIT 1")?;
         Ok(select.query_row([], |row| Ok((row.get(0)?, row.get(1)?))).optional()?)
     }
 
-    /// Deletes the oldest records while there is too much. The newest of the newcomer's stays, whatever its size; but where there are other
-    /// tenants, it must then fit into a share. Returns whose records went, and how many.
+    /// Deletes the oldest records while there are too many. The newest of the newcomer's stays, regardless of its size; but if there are
+    /// other tenants, it must then fit into a share. Returns the number of records deleted for each tenant.
     fn make_room(&self, newcomer: &Owner) -> Outcome<BTreeMap<String, u64>> {
         let (newcomer, mut evicted) = (newcomer.tenant().to_owned(), BTreeMap::new());
         while self.bytes()? > self.limits.bytes {
             let shares = self.shares()?;
-            // The file has more in it than what is counted.
+            // The file is larger than the counted sizes.
             let room = shares.total().min(self.limits.bytes);
             let mut losers = shares.losers(room, &newcomer, 0);
             if losers.is_empty() {
@@ -609,7 +609,7 @@ impl Writing<'_> {
         Ok(evicted)
     }
 
-    /// The bytes that each tenant holds.
+    /// The size of each tenant's records.
     fn shares(&self) -> Outcome<Shares<String>> {
         let mut select = self.transaction.prepare_cached("SELECT tenant, bytes FROM shares WHERE bytes > 0")?;
         let mut shares = Shares::default();
@@ -620,7 +620,7 @@ impl Writing<'_> {
         Ok(shares)
     }
 
-    /// Returns a tenant's oldest record, those that never expire not counted.
+    /// Returns a tenant's oldest record, not counting those that never expire.
     fn oldest_of(&self, tenant: &str, but_the_newest: bool) -> Outcome<Option<i64>> {
         let mut select = self.transaction.prepare_cached(concat!(
             "SELECT number FROM records WHERE ",
@@ -639,7 +639,7 @@ impl Writing<'_> {
         if bytes > max { Err(StoreError::TooLarge { id: id.to_owned(), max }) } else { Ok(()) }
     }
 
-    /// Returns the bytes in use: pages of deleted rows are taken again before the file grows.
+    /// Returns the size in use, without free pages, which are reused before the file grows.
     fn bytes(&self) -> Outcome<u64> {
         let pragma = |name: &str| self.transaction.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, u64>(0));
         let pages = pragma("page_count")?.saturating_sub(pragma("freelist_count")?);

@@ -1,4 +1,4 @@
-//! The ways to authenticate: keys, and an identity provider's signed tokens. A further way (a client certificate, say) is a variant of
+//! The ways to authenticate: keys, and an identity provider's signed tokens. A further way (such as client certificates) is a variant of
 //! [`Credential`], a field of [`Authentication`], and its branches in this file.
 
 use crate::{batch::life::Sender, metrics, requests::error::ApiError};
@@ -10,7 +10,7 @@ use tidemill_tenancy::{
     limits::Overrides,
 };
 
-/// A credential, told from others by its form.
+/// A credential, recognized by its form.
 #[derive(Debug)]
 enum Credential<'a> {
     Key(Secret),
@@ -24,7 +24,7 @@ impl<'a> Credential<'a> {
     }
 }
 
-/// The records and keys that credentials are verified with. Times are in Unix seconds.
+/// The records and keys for verifying credentials. Times are in Unix seconds.
 #[derive(Debug)]
 pub(super) struct Authentication {
     pub(super) directory: RwLock<Directory>,
@@ -36,7 +36,7 @@ impl Authentication {
         Self { directory: RwLock::new(directory), jwt }
     }
 
-    /// Whether a credential exists or existed, of whichever way.
+    /// Whether a credential exists or existed, of any kind.
     pub(super) fn is_in_use(&self) -> bool {
         self.jwt.is_some() || self.directory.read().has_keys()
     }
@@ -60,7 +60,7 @@ impl Authentication {
         Ok(Principal { tenant_limits: self.limits_of(&principal.tenant), ..principal })
     }
 
-    /// Returns the principal of a batch's sender, as things are now. The error says why its credential does not count any more.
+    /// Returns the principal of a batch's sender, in its current state. The error is the reason why its credential is no longer valid.
     pub(super) fn verify_again(&self, now: u64, tenant: &str, sender: &Sender) -> Result<Principal, String> {
         if let Some(key) = &sender.key {
             return self.directory.read().principal(now, key).ok_or_else(|| format!("its key `{key}` was revoked, or has expired"));
@@ -84,7 +84,7 @@ impl Authentication {
         self.directory.read().tenant(tenant).map_or_else(Default::default, |tenant| tenant.limits)
     }
 
-    /// Loads what tokens are verified with again, if it has changed. Not for the event loop.
+    /// Reloads the keys for verifying tokens, if they have changed. Blocks: not for the event loop.
     pub(super) fn refresh(&self) {
         match self.jwt.as_ref().map_or(Ok(false), Verifier::refresh) {
             Ok(true) => tracing::info!("the identity provider's keys were reloaded"),

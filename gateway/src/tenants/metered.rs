@@ -1,4 +1,5 @@
-//! A request that has its quota, until it is settled: once, by whatever ends it first. Dropping it settles it as well (its client left).
+//! A request that holds its quota, until it is settled: once, by the first cause of its end. Dropping it settles it as well (its client
+//! left).
 
 use super::{Caller, Tenants};
 use crate::{
@@ -17,17 +18,17 @@ use tidemill_tenancy::{
 /// The quota that a request needs.
 #[derive(Clone, Copy, Debug)]
 pub struct QuotaRequest<'a> {
-    /// The time at which the request arrived, from which its time counts.
+    /// The time at which the request arrived, from which its duration counts.
     pub arrived: Instant,
     pub model: &'a str,
     pub class: &'a str,
     pub prompt_tokens: u64,
-    /// The most tokens of all choices together.
+    /// The maximum number of tokens of all choices together.
     pub answer_tokens: u64,
 }
 
 impl Tenants {
-    /// Takes the most that a request may use. `None` of a quota: no key is needed, and usage is kept all the same.
+    /// Reserves a request's maximum use. If no key is needed, there is no quota, and usage is still recorded.
     pub fn reserve(self: &Arc<Self>, caller: &Caller, wanted: QuotaRequest<'_>) -> Result<Metered, ApiError> {
         if caller.is_shadow() {
             return Ok(Metered::free(Arc::clone(self)));
@@ -55,7 +56,7 @@ pub struct Metered {
     reservation: Option<Reservation>,
     began: Instant,
     prompt_tokens: u64,
-    /// The reservation and the event, filled in as far as it is known. `None`: it is settled.
+    /// The reservation and the event, filled in as far as known; `None` once it is settled.
     event: Option<Event>,
 }
 
@@ -81,7 +82,7 @@ impl Metered {
         Self { tenants, reservation: None, began: Instant::now(), prompt_tokens: 0, event: None }
     }
 
-    /// Cancels the reservation: the cluster did not take the request, and nothing was used.
+    /// Cancels the reservation: the cluster did not accept the request.
     pub fn cancel(&mut self) {
         self.event = None;
         if let Some(reservation) = self.reservation.take() {
@@ -89,7 +90,7 @@ impl Metered {
         }
     }
 
-    /// Notes the time to the first token of a choice that was promised one.
+    /// Notes the time to first token of a choice with a limit for it.
     pub fn observe_ttft(&self, now: Instant, ttft: Duration) {
         self.tenants.ttfts.push(now, ttft);
     }
@@ -98,8 +99,8 @@ impl Metered {
         self.event.is_none()
     }
 
-    /// Gives back what was not used, and hands the event to the log. The future that is returned waits until it is written: an answer that
-    /// is sent after that was counted, whatever happens to this process. A second call does nothing.
+    /// Gives back the unused part, and hands the event to the log. The returned future waits until it is written: an answer that is sent
+    /// after that is counted, even if this process crashes. A second call does nothing.
     pub fn settle(&mut self, outcome: RequestOutcome, usage: &Usage, ttft: Option<Duration>) -> impl Future<Output = ()> + Send + use<> {
         let unused = matches!(outcome, RequestOutcome::Rejected) && usage.completion_tokens == 0;
         if unused {

@@ -6,11 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The age after which a time says nothing about the present.
+/// The age from which a time no longer describes the present.
 const WINDOW: Duration = Duration::from_secs(10);
-/// The most times that are kept,
+/// The maximum number of times that are kept.
 const KEPT_MAX: usize = 2048;
-/// and the fewest that say anything: one slow request is no overload.
+/// The minimum number of times for a percentile: one slow request is not an overload.
 const KEPT_MIN: usize = 20;
 
 #[derive(Debug, Default)]

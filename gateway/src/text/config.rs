@@ -15,9 +15,9 @@ use tidemill_proto::message::{IdentityKeys, ModelIdentity};
 
 #[derive(Clone, Debug, Default)]
 pub struct ModelConfig {
-    /// Workers must have read the same.
+    /// Must be equal at workers.
     pub identity: ModelIdentity,
-    /// Longest sequence that the model was made for.
+    /// The longest sequence that the model was made for.
     pub context_tokens: u32,
     pub eos_ids: Vec<u32>,
     pub bos_token: Option<String>,
@@ -26,11 +26,11 @@ pub struct ModelConfig {
     pub pad_token: Option<String>,
     pub chat_template: Option<String>,
     pub sampling: SamplingDefaults,
-    /// A classifier's labels, in the order of its numbers.
+    /// A classifier's labels, in the order of its outputs.
     pub labels: Vec<String>,
 }
 
-/// The model author's sampling settings, which hold where a request says nothing (as in vLLM).
+/// The model author's sampling settings, which are the defaults of requests (as in vLLM).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 pub struct SamplingDefaults {
     pub temperature: Option<f32>,
@@ -42,12 +42,12 @@ pub struct SamplingDefaults {
 
 pub const TEMPERATURE: RangeInclusive<f32> = 0.0..=2.0;
 pub const TOP_P: (Bound<f32>, Bound<f32>) = (Bound::Excluded(0.0), Bound::Included(1.0));
-/// -1 is vLLM's way to turn it off.
+/// The range of `top_k`: -1 is vLLM's way to turn it off.
 pub const TOP_K: RangeInclusive<i64> = -1..=u32::MAX as i64;
 pub const MIN_P: RangeInclusive<f32> = 0.0..=1.0;
 pub const REPETITION_PENALTY: (Bound<f32>, Bound<f32>) = (Bound::Excluded(0.0), Bound::Included(100.0));
 
-/// `value`, or the reason to refuse it.
+/// Returns `value`, or the reason to refuse it.
 pub fn in_range<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: impl RangeBounds<T>) -> Result<T, String> {
     if range.contains(&value) {
         return Ok(value);
@@ -158,7 +158,7 @@ fn labels(named: Map<String, Value>) -> Vec<String> {
     numbered.into_values().map(|label| label.as_str().map_or_else(|| label.to_string(), str::to_owned)).collect()
 }
 
-/// A special token is given as its text, or as an object with `content` (a serialized `AddedToken`).
+/// Reads a special token, which is given as its text, or as an object with `content` (a serialized `AddedToken`).
 fn content(token: Option<Value>) -> Option<String> {
     match token? {
         Value::String(text) => Some(text),

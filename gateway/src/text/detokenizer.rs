@@ -14,11 +14,11 @@ use super::tokenizer::Tokenizer;
 use std::sync::Arc;
 use tidemill_proto::block::Token;
 
-/// Tokens of the prompt that give the first generated token its context.
+/// The number of prompt tokens that give the first generated token its context.
 const CONTEXT_TOKENS: usize = 8;
-/// A character has at most four bytes, so at most four tokens. Bytes that are still no character after this many are noise.
+/// A character has at most four bytes, so at most four tokens. Bytes that are still not a character after this many tokens are noise.
 const PENDING_MAX: usize = 8;
-/// Context without any text (special tokens) is kept in the hope of some, up to this many tokens.
+/// The maximum number of tokens for which a context without any text (special tokens) is kept.
 const WINDOW_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub struct Detokenizer {
 
 #[derive(Debug)]
 enum Text {
-    /// Tokens stand for bytes, whatever is before them.
+    /// Tokens stand for bytes, regardless of the tokens before them.
     Bytes(Bytes),
     Window(Window),
 }
@@ -39,21 +39,21 @@ enum Text {
 #[derive(Debug, Default)]
 struct Bytes {
     pending: Vec<u8>,
-    /// Some of them are of a generated token, not of the prompt.
+    /// Whether some of them belong to a generated token, rather than the prompt.
     generated: bool,
 }
 
 #[derive(Debug)]
 struct Window {
     tokens: Vec<Token>,
-    /// Leading tokens of the window whose text was returned.
+    /// The number of leading tokens of the window whose text was returned.
     context: usize,
-    /// Bytes of the window's text that were returned.
+    /// The number of bytes of the window's text that were returned.
     sent: usize,
 }
 
 impl Detokenizer {
-    /// For the tokens after `prompt`.
+    /// Creates a detokenizer for the tokens after `prompt`.
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[Token], skip_special: bool) -> Self {
         let context = &prompt[prompt.len().saturating_sub(CONTEXT_TOKENS)..];
         // The first tokens may complete a character that the prompt's last bytes begin.
@@ -78,7 +78,7 @@ impl Detokenizer {
         }
     }
 
-    /// The rest, when no more tokens come: an unfinished character becomes U+FFFD.
+    /// Returns the rest when no more tokens come: an unfinished character becomes U+FFFD.
     pub fn finish(&mut self) -> String {
         match &mut self.text {
             Text::Bytes(text) => text.finish(),
@@ -112,7 +112,7 @@ impl Bytes {
     }
 }
 
-/// Leading bytes that no further byte can change: all but the beginning of a character at the end.
+/// The number of leading bytes that no further byte can change: all but the beginning of a character at the end.
 fn complete(bytes: &[u8]) -> usize {
     let last = bytes.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
     let is_open = std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none());
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(stream(&tokenizer, &[hello], &wave[..2]).concat(), "\u{FFFD}\u{FFFD}", "the end came inside a character");
     }
 
-    /// As GPT-2 and most models since have it.
+    /// A byte-level tokenizer like those of GPT-2 and most models since.
     fn byte_level() -> Tokenizer {
         let mut vocab: Vec<(String, usize)> =
             ["Hello", "Ġworld", "æ", "½", "®", "Ã", "©", "ÿ", "ĠĠ"].map(str::to_owned).into_iter().zip(0..).collect();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     proptest! {
-        /// Token by token, the text is what the library makes of all of them, and it comes as soon as it is clear.
+        /// Token by token, the text equals the library's decoding of all of them, and it is returned as soon as it is certain.
         #[test]
         fn bytes_put_together_are_the_decoders_text(ids in prop::collection::vec(0u32..22, 0..60), skip_special: bool) {
             let tokenizer = Arc::new(byte_level());

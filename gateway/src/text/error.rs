@@ -1,8 +1,8 @@
-//! Why a model directory cannot be used.
+//! Errors of a model directory.
 
 use std::path::PathBuf;
 
-/// A model directory cannot be used.
+/// The reason why a model directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     #[error("cannot read {path}: {source} (a model directory has config.json, tokenizer.json and *.safetensors)")]

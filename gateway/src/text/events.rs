@@ -1,17 +1,17 @@
-//! Stretches of a model's words, each of one kind.
+//! Stretches of a model's output, each of one kind.
 
-/// A stretch of words.
+/// A stretch of output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Thought(String),
     Text(String),
-    /// A call of this name begins.
+    /// The start of a call of this name.
     Call(String),
     /// More of the last call's arguments: JSON text.
     Arguments(String),
 }
 
-/// Events in order; those of a kind in a row are one.
+/// Events in order; consecutive ones of a kind are merged.
 #[derive(Debug, Default)]
 pub(super) struct Events(pub(super) Vec<Event>);
 

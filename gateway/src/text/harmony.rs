@@ -1,12 +1,12 @@
-//! Answers in channels, as GPT-OSS gives them (OpenAI's harmony format): a row of messages, each with a header that names its channel, and for
-//! a call the tool that it is for.
+//! Answers in channels, as GPT-OSS gives them (OpenAI's harmony format): a sequence of messages, each with a header that names its channel,
+//! and for a call its tool.
 //!
 //! ```text
 //! <|channel|>analysis<|message|>a thought<|end|><|start|>assistant<|channel|>final<|message|>the text<|return|>
 //! <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{"its": "arguments"}<|call|>
 //! ```
 //!
-//! Words that come without a header are text: a grammar may have forced them.
+//! Text without a header is part of the answer: a grammar may have forced it.
 
 use super::{events::Events, marker::MarkerWatch, reasoning::is_begun, template::ChatTemplate, tool::Tool};
 use std::sync::Arc;
@@ -18,23 +18,23 @@ const MESSAGE: &str = "<|message|>";
 const END: &str = "<|end|>";
 const CALL: &str = "<|call|>";
 const RETURN: &str = "<|return|>";
-/// Stands before the name of the tool that a call is for.
+/// The text before the name of a call's tool.
 const RECIPIENT: &str = "to=";
 const FUNCTIONS: &str = "to=functions.";
-/// The beginnings of a header; the first message's begins after the prompt's `<|start|>assistant`.
+/// The beginnings of a header; that of the first message follows the prompt's `<|start|>assistant`.
 const BEGINNINGS: [&str; 3] = [CHANNEL, RECIPIENT, START];
-/// A longer header is none.
+/// The maximum length of a header.
 const HEADER_BYTES_MAX: usize = 512;
 
-/// How a model's channels are read.
+/// The rules for reading a model's channels.
 #[derive(Clone, Debug)]
 pub struct Channels {
-    /// A message to one of these is a call; to others, it is text.
+    /// Messages to one of these are calls; to others, they are text.
     tools: Arc<[Tool]>,
 }
 
 impl Channels {
-    /// For answers to a prompt with these tools. `None`: this model has no channels.
+    /// The channels of answers to a prompt with these tools; `None` for a model without channels.
     pub fn of(template: &ChatTemplate, tools: &[Tool]) -> Option<Self> {
         (template.mentions(CHANNEL) && template.mentions(MESSAGE)).then(|| Self { tools: tools.into() })
     }
@@ -44,7 +44,7 @@ impl Channels {
     }
 }
 
-/// Tells an answer's channels apart.
+/// Splits an answer's channels.
 #[derive(Debug)]
 pub(super) struct ChannelSplitter {
     channels: Channels,
@@ -54,10 +54,10 @@ pub(super) struct ChannelSplitter {
 
 #[derive(Debug)]
 enum State {
-    /// This much of a header, or of what stands before one.
+    /// The header so far, or the text before one.
     Header(String),
     Body(Body),
-    /// Words without a header.
+    /// Text without a header.
     Plain,
 }
 
@@ -79,7 +79,7 @@ impl ChannelSplitter {
         matches!(self.state, State::Body(Body::Thought))
     }
 
-    /// `answer` gets the text.
+    /// Takes a character. `answer` gets the text.
     pub(super) fn step(&mut self, c: char, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
         match &mut self.state {
             State::Plain => answer(c, events),
@@ -105,7 +105,7 @@ impl ChannelSplitter {
         }
     }
 
-    /// No more text comes: it was `cut`, perhaps within a mark or a header.
+    /// Ends the text. If it was `cut`, it may end within a mark or a header.
     pub(super) fn finish(&mut self, cut: bool, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
         match &mut self.state {
             State::Plain => {}
@@ -123,7 +123,7 @@ impl ChannelSplitter {
 }
 
 impl Channels {
-    /// The contents that a header announces. A call begins with it.
+    /// The contents that a header announces. A call starts with it.
     fn body(&self, header: &str, events: &mut Events) -> Body {
         let word_after = |mark: &str| {
             let (_, rest) = header.split_once(mark)?;
@@ -185,7 +185,7 @@ mod tests {
         joined(events)
     }
 
-    /// Those of a kind in a row as one.
+    /// Merges consecutive events of a kind.
     fn joined(events: Vec<Event>) -> Vec<Event> {
         let mut all = Events::default();
         for event in events {

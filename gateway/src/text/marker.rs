@@ -1,4 +1,4 @@
-//! Marks in a stream of characters: text that may be the beginning of one is held back until it is clear.
+//! Marks in a stream of characters: text that may be the beginning of one is held back until it is certain.
 
 /// Watches for the first of several marks.
 #[derive(Debug)]
@@ -12,12 +12,12 @@ impl MarkerWatch {
         Self { marks: marks.into_iter().collect(), held: String::new() }
     }
 
-    /// Whether what came last may be a mark's beginning.
+    /// Whether the last text may be a mark's beginning.
     pub(super) fn is_holding(&self) -> bool {
         !self.held.is_empty()
     }
 
-    /// Calls `pass` with every character that is certainly no part of a mark. Returns the mark that is complete with `c`.
+    /// Calls `pass` with every character that is certainly not part of a mark. Returns the mark that is complete with `c`.
     pub(super) fn step(&mut self, c: char, mut pass: impl FnMut(char)) -> Option<&'static str> {
         self.held.push(c);
         loop {
@@ -32,7 +32,7 @@ impl MarkerWatch {
         }
     }
 
-    /// Returns the text that is held back, since no mark can come any more.
+    /// Returns the text that is held back, since no more marks can come.
     pub(super) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -1,20 +1,19 @@
-//! Text stays text: what a client or a tool wrote becomes no special token, and begins no turn.
+//! Text stays text: a client's or tool's text never becomes a special token, and never starts a turn.
 //!
-//! A chat template puts contents between marks, such as `<|im_end|>`, and most marks are tokens of their own. A content that spells
-//! such a mark out must not get its token. Templates look at contents while they render (they trim them, split them, ask what they begin
-//! with), so a content cannot be rendered apart. Instead a *seam*, a character that occurs nowhere else, is put inside of every mark that a
-//! content spells out, before the template is rendered. Afterwards the seams are taken out again, and the text is tokenized in pieces
-//! that are cut there: no piece has a whole mark in it but the template's own.
+//! A chat template puts contents between marks, such as `<|im_end|>`, and most marks are tokens of their own. A content that spells out
+//! such a mark must not get its token. Templates examine contents while they render (they trim them, split them, check their beginning), so
+//! a content cannot be rendered separately. Instead a *seam*, a character that occurs nowhere else, is put inside every mark that a content
+//! spells out, before the template is rendered. Afterwards the seams are removed, and the text is tokenized in pieces that are cut there:
+//! the only complete marks in a piece are the template's own.
 //!
 //! A content may also end with the first part of a mark whose rest the template writes, or the other way round. So there are seams at the
-//! edges of such contents as well. They become cuts only where a mark has in fact come to lie across them, so that other prompts keep their
-//! tokens.
+//! edges of such contents as well. They become cuts only if a mark does lie across them, so that other prompts keep their tokens.
 //!
-//! A template that makes marks of words that clients choose (`'<|' ~ name ~ '|>'`) makes them itself: such a word is no part of a mark that
-//! is spelled out, and templates compare words with others.
+//! A template that builds marks from clients' words (`'<|' ~ name ~ '|>'`) builds them itself: such a word is not part of a mark that is
+//! spelled out, and templates compare words with others.
 //!
-//! Some templates delimit turns with marks that their tokenizer has no tokens for. The same letters are the same tokens there, whether the
-//! template or a client wrote them: a space breaks these. Words without brackets (`USER:`) are left alone.
+//! Some templates delimit turns with marks for which their tokenizer has no tokens. The same letters are the same tokens there, whether the
+//! template or a client wrote them: a space breaks these. Words without brackets (`USER:`) are left unchanged.
 
 use super::sewn::Sewn;
 use super::{template::ChatTemplate, tokenizer::Tokenizer};
@@ -25,7 +24,7 @@ use std::{
     ops::{Bound, RangeInclusive},
 };
 
-/// Characters that may serve as seams, since they stand for nothing anywhere: plane 15, for private use.
+/// Characters that may serve as seams, since they have no meaning anywhere: plane 15, for private use.
 const SEAMS: RangeInclusive<char> = '\u{F0000}'..='\u{FFFFD}';
 /// The roles that templates write into marks.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
@@ -35,14 +34,14 @@ const SEAM_LEAD: u8 = 0xF3;
 /// The marks of a model.
 #[derive(Debug)]
 pub struct Marks {
-    /// Finds all marks in a text, those that overlap included. `None`: the model has none.
+    /// Finds all marks in a text, including overlapping ones; `None` if the model has none.
     find: Option<AhoCorasick>,
     /// Whether each mark, as `find` numbers them, is a token of the tokenizer.
     is_token: Vec<bool>,
     /// The marks that are tokens, and the same with their bytes in reverse order: sorted, so that those with a given first part follow it.
     tokens: BTreeSet<Box<[u8]>>,
     reversed_tokens: BTreeSet<Box<[u8]>>,
-    /// The most bytes of a mark's proper beginning or end.
+    /// The length of the longest proper prefix or suffix of a mark, in bytes.
     edge_bytes_max: usize,
     /// Whether the tokenizer normalizes text before it looks for marks.
     normalizes: bool,
@@ -52,7 +51,7 @@ pub struct Marks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edges {
     Guarded,
-    /// No seams at the edges: the content is sorted among others by its first character.
+    /// No seams at the edges: the content is a name by which fields are sorted, so its first character must stay.
     Left,
 }
 
@@ -91,13 +90,13 @@ impl Marks {
             || self.normalizes && !text.is_ascii()
     }
 
-    /// Returns a content as it may be put into the template: with seams where it could be taken for a mark.
+    /// Returns a content that can be put into the template, with seams where it could be taken for a mark.
     pub fn guarded<'a>(&self, tokenizer: &Tokenizer, text: &'a str, seam: char, edges: Edges) -> Cow<'a, str> {
         let Some(find) = &self.find else { return Cow::Borrowed(text) };
         let normal = if self.normalizes { tokenizer.normalized(text) } else { Cow::Borrowed(text) };
-        // Text that only looks like a mark becomes one when the tokenizer normalizes it, so it is normalized now.
+        // Text that resembles a mark becomes one when the tokenizer normalizes it, so it is normalized now.
         let text = if normal != text && find.is_match(&*normal) { normal } else { Cow::Borrowed(text) };
-        // A mark is broken behind its first character.
+        // A mark is broken after its first character.
         let mut places = BTreeSet::new();
         for found in find.find_overlapping_iter(&*text) {
             let first = text[found.range()].chars().next().map_or(0, char::len_utf8);
@@ -123,7 +122,7 @@ impl Marks {
         Cow::Owned(guarded + &text[from..])
     }
 
-    /// Takes the seams out of what a template has made of guarded contents.
+    /// Removes the seams from a template's rendering of guarded contents.
     pub fn sewn(&self, rendered: &str, seam: char) -> Sewn {
         let mut text = String::with_capacity(rendered.len());
         let mut seams = Vec::new();
@@ -143,7 +142,7 @@ impl Marks {
         Sewn { text, cuts: cuts.into_iter().collect() }
     }
 
-    /// Whether a text begins with the rest of a mark.
+    /// Whether a text starts with the rest of a mark.
     fn begins_inside(&self, text: &str) -> bool {
         let most = text.len().min(self.edge_bytes_max);
         let reversed: Vec<u8> = text.as_bytes()[..most].iter().rev().copied().collect();
@@ -157,26 +156,26 @@ impl Marks {
     }
 }
 
-/// Whether one of these is longer than `part`, and begins with it.
+/// Whether one of these starts with `part`, and is longer.
 fn begins_another(sorted: &BTreeSet<Box<[u8]>>, part: &[u8]) -> bool {
     let after = (Bound::Excluded(part), Bound::Unbounded);
     sorted.range::<[u8], _>(after).next().is_some_and(|next| next.starts_with(part))
 }
 
-/// Notes which seams a text makes impossible.
+/// Notes which seams a text rules out.
 pub fn note_taken(text: &str, taken: &mut BTreeSet<char>) {
     if text.as_bytes().contains(&SEAM_LEAD) {
         taken.extend(text.chars().filter(|c| SEAMS.contains(c)));
     }
 }
 
-/// Returns a seam that occurs in no text; `None`: all do.
+/// Returns a seam that occurs in no text; `None` if all do.
 pub fn seam(taken: &BTreeSet<char>) -> Option<char> {
     SEAMS.into_iter().find(|seam| !taken.contains(seam))
 }
 
-/// Whether an added token that is not special says something about a dialog's form, and does not stand for ordinary text, such as the
-/// HTML tags and runs of spaces in some vocabularies.
+/// Whether an added token that is not special concerns a dialog's form, rather than ordinary text like the HTML tags and runs of spaces in
+/// some vocabularies.
 fn is_mark(content: &str, template: &str) -> bool {
     let is_spoken = content.chars().any(|c| !c.is_whitespace() && c != '▁');
     is_spoken && (template.contains(content) || is_delimiter(content))
@@ -194,13 +193,13 @@ fn delimiters(template: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Lists the marks of a template that makes them of roles: `'<|' + message.role + '|>'`.
+/// Lists the marks of a template that builds them from roles: `'<|' + message.role + '|>'`.
 fn of_roles(template: &str) -> impl Iterator<Item = String> {
     let makes = template.contains("'<|'") || template.contains("\"<|\"");
     ROLES.iter().filter(move |_| makes).map(|role| format!("<|{role}|>"))
 }
 
-/// Whether a mark looks like a delimiter of turns: `<|…|>` (with bars of any width), `[NAME]`, `[/NAME]`, `<<…>>`, `<start_of_…>`,
+/// Whether a mark resembles a delimiter of turns: `<|…|>` (with bars of any width), `[NAME]`, `[/NAME]`, `<<…>>`, `<start_of_…>`,
 /// `<end_of_…>`.
 fn is_delimiter(mark: &str) -> bool {
     let within =

@@ -1,5 +1,5 @@
-//! A model's output split into its thought, its text and its calls, one character at a time, so that nothing can depend on how the text was
-//! cut into tokens.
+//! A model's output split into its reasoning, its text and its calls, one character at a time, so that the result cannot depend on how the
+//! text was cut into tokens.
 //!
 //! ```text
 //!   text ──► channels, or thought? ──► calls? ──► Event, Event, …
@@ -20,7 +20,7 @@ pub struct OutputRules {
     pub thought: Option<Thought>,
     pub calls: Option<Calls>,
     pub channels: Option<Channels>,
-    /// Special tokens whose text is wanted, though that of others is not: they are marks.
+    /// Special tokens whose text is kept, although that of others is not: they are marks.
     pub(super) marks: Vec<(Token, &'static str)>,
 }
 
@@ -38,7 +38,7 @@ impl OutputRules {
         self.marks.iter().find(|(id, _)| *id == token).map(|(_, mark)| *mark)
     }
 
-    /// Whether an answer may hold calls.
+    /// Whether an answer may contain calls.
     pub fn may_call(&self) -> bool {
         self.calls.is_some() || self.channels.is_some()
     }
@@ -48,7 +48,7 @@ impl OutputRules {
     }
 }
 
-/// One choice's words.
+/// Splits the output of one choice.
 #[derive(Debug)]
 pub struct Splitter {
     channels: Option<ChannelSplitter>,
@@ -62,7 +62,7 @@ impl Splitter {
         Self { channels, thought: rules.thought.clone().map(ThoughtSplitter::new), calls: rules.calls.clone().map(Frame::new) }
     }
 
-    /// Inside a thought.
+    /// Whether it is inside reasoning.
     pub fn thinks(&self) -> bool {
         self.thought.as_ref().is_some_and(ThoughtSplitter::thinks) || self.channels.as_ref().is_some_and(ChannelSplitter::thinks)
     }
@@ -80,7 +80,7 @@ impl Splitter {
         events.0
     }
 
-    /// No more text comes: it was `cut` by its length, perhaps within a mark or the beginning of a call, or it came to an end.
+    /// Ends the text. If it was `cut` by its length, it may end within a mark or the beginning of a call.
     pub fn finish(&mut self, cut: bool) -> Vec<Event> {
         let mut events = Events::default();
         if let Some(channels) = &mut self.channels {
@@ -95,7 +95,7 @@ impl Splitter {
     }
 }
 
-/// Takes what is no thought.
+/// Handles the output outside reasoning.
 fn answer(calls: &mut Option<Frame>) -> impl FnMut(char, &mut Events) {
     move |c, events| match calls {
         Some(frame) => frame.step(c, events),

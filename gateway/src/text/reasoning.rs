@@ -1,33 +1,33 @@
-//! Thoughts: what a model writes between two marks before it answers. The marks are those of its chat template.
+//! Reasoning: a model's text between two marks before its answer. The marks are those of its chat template.
 
 use super::{marker::MarkerWatch, template::ChatTemplate};
 use crate::text::events::Events;
 
-/// Begin and end, as published templates have them.
+/// The marks in published templates.
 const MARKS: [(&str, &str); 4] =
     [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"), ("<|START_THINKING|>", "<|END_THINKING|>")];
 
-/// A model's way to think.
+/// A model's way to reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thought {
     pub begin: &'static str,
     pub end: &'static str,
-    /// The prompt has begun the thought.
+    /// Whether the prompt has already started the reasoning.
     pub open: bool,
-    /// Whether the answer may begin with a thought: not where the prompt holds one already, as it does for models that shall not think.
-    /// Some think all the same.
+    /// Whether the answer may start with reasoning: not if the prompt already contains it, as it does for models that should not reason.
+    /// Some do all the same.
     pub wanted: bool,
 }
 
 impl Thought {
-    /// For answers to this prompt. `None`: this model has no marks for thoughts.
+    /// The reasoning in answers to this prompt; `None` for a model without marks for it.
     pub fn after(template: &ChatTemplate, prompt: &str) -> Option<Self> {
         let &(begin, end) = MARKS.iter().find(|(begin, end)| template.mentions(begin) && template.mentions(end))?;
         let prompt = prompt.trim_end();
         Some(Self { begin, end, open: prompt.ends_with(begin), wanted: !prompt.ends_with(end) })
     }
 
-    /// The marks of a template that looks for thoughts in what an assistant said.
+    /// The marks of a template that looks for reasoning in an assistant's text.
     pub fn taken_out_by(template: &ChatTemplate) -> Option<(&'static str, &'static str)> {
         let splits = |end: &str| template.mentions(&format!("split('{end}')")) || template.mentions(&format!("split(\"{end}\")"));
         MARKS.into_iter().find(|(_, end)| splits(end))
@@ -38,24 +38,24 @@ impl Thought {
     }
 }
 
-/// Splits a thought off the beginning of an answer. White space beside its marks is no part of anything.
+/// Splits reasoning off the beginning of an answer. White space beside its marks is dropped.
 #[derive(Debug)]
 pub(super) struct ThoughtSplitter {
     begin: &'static str,
     end_mark: &'static str,
     end: MarkerWatch,
     state: State,
-    /// White space that may turn out to stand before a mark.
+    /// White space that may turn out to be before a mark.
     space: String,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Nothing but white space and this much of a mark.
+    /// Only white space and this part of a mark so far.
     Before(String),
-    /// `true`: something was thought.
+    /// In the reasoning; `true` if it has text.
     Thinking(bool),
-    /// The thought is over, and only white space has come since.
+    /// The reasoning has ended, followed only by white space.
     Between,
     Answer,
 }
@@ -70,7 +70,7 @@ impl ThoughtSplitter {
         matches!(self.state, State::Thinking(_))
     }
 
-    /// `answer` gets what is no thought.
+    /// Takes a character. `answer` gets the text outside reasoning.
     pub(super) fn step(&mut self, c: char, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
         match &mut self.state {
             State::Answer => answer(c, events),
@@ -86,7 +86,7 @@ impl ThoughtSplitter {
                     self.space.clear();
                     self.state = State::Thinking(false);
                 } else if mark == self.end_mark {
-                    // This space belongs to a thought that the prompt has ended already.
+                    // This space belongs to reasoning that the prompt has already ended.
                     self.space.clear();
                     self.state = State::Between;
                 } else if !self.begin.starts_with(mark.as_str()) && !self.end_mark.starts_with(mark.as_str()) {
@@ -97,7 +97,7 @@ impl ThoughtSplitter {
                 let space = &mut self.space;
                 let pass = |c: char| {
                     if c.is_whitespace() {
-                        // Not yet clear whether it stands before the end; at the beginning it is nothing.
+                        // It may still turn out to be before the end; at the beginning it is dropped.
                         if *begun {
                             space.push(c);
                         }
@@ -116,7 +116,7 @@ impl ThoughtSplitter {
         }
     }
 
-    /// No more text comes: it was `cut`, perhaps within a mark.
+    /// Ends the text. If it was `cut`, it may end within a mark.
     pub(super) fn finish(&mut self, cut: bool, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
         match &self.state {
             State::Before(mark) if cut && is_begun(mark) => {}
@@ -126,7 +126,7 @@ impl ThoughtSplitter {
         }
     }
 
-    /// It is no thought.
+    /// Passes held text on, as it is not reasoning.
     fn give_up(&mut self, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
         let State::Before(mark) = std::mem::replace(&mut self.state, State::Answer) else { return };
         let held = std::mem::take(&mut self.space) + &mark;
@@ -134,7 +134,7 @@ impl ThoughtSplitter {
     }
 }
 
-/// Whether text that was cut ends within a mark: one character may be anything.
+/// Whether text that was cut ends within a mark: a single character may be anything.
 pub(super) fn is_begun(mark: &str) -> bool {
     mark.chars().nth(1).is_some()
 }

@@ -1,4 +1,4 @@
-//! Stop strings in a stream of text: text that may be the beginning of one is held back until it is clear.
+//! Stop strings in a stream of text: text that may be the beginning of one is held back until it is certain.
 
 /// Watches for a request's stop strings.
 #[derive(Debug)]
@@ -9,29 +9,29 @@ pub struct StopMatcher {
     held: String,
 }
 
-/// The consequence of some more text.
+/// The result of further text.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Send this and go on.
+    /// Send this text and continue.
     Continue(String),
-    /// Send this; the text ends here, because of this stop string.
+    /// Send this text; it ends here, because of this stop string.
     Stopped { text: String, stop: String },
 }
 
 impl StopMatcher {
-    /// Empty strings never match.
+    /// Creates a matcher. Empty strings never match.
     pub fn new(stops: Vec<String>, include: bool) -> Self {
         Self { stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), include, held: String::new() }
     }
 
-    /// `armed`: stop strings count already (the minimum of tokens is reached).
+    /// Takes text. `armed` tells whether stop strings apply yet (the minimum of tokens is reached).
     pub fn push(&mut self, text: &str, armed: bool) -> Verdict {
         if self.stops.is_empty() || !armed {
             return Verdict::Continue(text.to_owned());
         }
         self.held.push_str(text);
-        // The one that begins first; the longest where two begin together, so that the answer does not depend on how
-        // the text was cut into tokens.
+        // The one that starts first; the longest if two start together, so that the answer does not depend on how the text was cut into
+        // tokens.
         let found = self.stops.iter().filter_map(|stop| Some((self.held.find(stop)?, stop)));
         if let Some((at, stop)) = found.min_by_key(|(at, stop)| (*at, std::cmp::Reverse(stop.len()))) {
             let (end, stop) = (if self.include { at + stop.len() } else { at }, stop.clone());
@@ -44,7 +44,7 @@ impl StopMatcher {
         Verdict::Continue(std::mem::replace(&mut self.held, rest))
     }
 
-    /// The text ended for another reason: text held back is part of it after all.
+    /// Ends the text for a different reason: text held back is part of it after all.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
@@ -56,7 +56,7 @@ impl StopMatcher {
     }
 }
 
-/// Bytes of the longest suffix of `text` with which `stop` begins.
+/// The length of the longest suffix of `text` that is a prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let lengths = stop.char_indices().map(|(at, _)| at).rev();
     lengths.filter(|&length| length <= text.len()).find(|&length| text.ends_with(&stop[..length])).unwrap_or(0)

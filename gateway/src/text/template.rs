@@ -1,9 +1,9 @@
-//! Chat messages to text, as `apply_chat_template` of Hugging Face's transformers renders them (`chat_template_utils.py`
-//! there): the same Jinja settings, the same extra functions, Python's way to print values.
+//! Chat messages to text, as `apply_chat_template` of Hugging Face's transformers renders them (`chat_template_utils.py` there): the same
+//! Jinja settings, the same extra functions, Python's way to print values.
 //!
-//! - `source`: what Jinja2 has and MiniJinja has not, written otherwise
+//! - `source`: features of Jinja2 that MiniJinja lacks, rewritten
 //! - `python`: printing, tests and methods of values; `json`: `tojson`
-//! - `takes`: what a template makes of messages that not every template takes; `probe`: how that is found
+//! - `takes`: the forms of messages that a template accepts; `probe`: how they are detected
 
 pub(crate) mod json;
 mod probe;
@@ -21,10 +21,10 @@ use std::{
 use takes::Takes;
 use time::{OffsetDateTime, format_description::parse_strftime_borrowed};
 
-/// Instructions that one rendering may execute: some hundred per message of the longest chat that fits a request.
+/// The maximum number of instructions of one rendering: some hundred per message of the longest chat that fits a request.
 const FUEL: u64 = 20_000_000;
 
-/// Fuel for a dialog of a few words, which tries the template.
+/// Fuel for a dialog of a few words that tests the template.
 const FUEL_TO_TRY: u64 = 200_000;
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub struct ChatInput {
     pub kwargs: BTreeMap<String, Value>,
 }
 
-/// The template does not compile, or refuses these messages.
+/// An error of a template: it does not compile, or refuses these messages.
 #[derive(Debug, thiserror::Error)]
 #[error("chat template: {0}")]
 pub struct TemplateError(String);
@@ -53,7 +53,7 @@ pub struct TemplateError(String);
 const TOO_LONG: &str = "rendering these messages takes too long";
 
 impl TemplateError {
-    /// Not the messages' form is at fault, but how many there are.
+    /// Whether the error is about the number of messages, rather than their form.
     pub(crate) fn is_too_long(&self) -> bool {
         self.0 == TOO_LONG
     }
@@ -86,7 +86,7 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Returns which forms of dialogs the template takes.
+    /// Returns the forms of dialogs that the template accepts.
     pub(crate) fn takes(&self) -> &Takes {
         &self.takes
     }
@@ -111,7 +111,7 @@ impl ChatTemplate {
         };
         let all = context! { ..Value::from(kwargs), ..base };
         let template = self.env.get_template("chat").map_err(|e| TemplateError(describe(&e)))?;
-        // The library panics at some slices. Nothing of ours is changed meanwhile, and its environment is only read.
+        // The library panics on some slices. No state of ours is changed meanwhile, and its environment is only read.
         let rendered = catch_unwind(AssertUnwindSafe(|| template.render(all)));
         let rendered = rendered.map_err(|_| TemplateError("it broke the template engine: please report this as a bug".into()))?;
         rendered.map_err(|e| TemplateError(describe(&e)))
@@ -126,7 +126,7 @@ fn describe(error: &Error) -> String {
     }
 }
 
-/// Dates in UTC.
+/// Formats dates in UTC.
 fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
     let invalid = |reason: String| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {reason}"));
     let description = parse_strftime_borrowed(format).map_err(|e| invalid(e.to_string()))?;

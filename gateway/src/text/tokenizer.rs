@@ -8,26 +8,26 @@ use tokenizers::{
     AddedToken, DecoderWrapper, Encoding, NormalizedString, Normalizer, NormalizerWrapper, PostProcessor, TruncationDirection,
 };
 
-/// A normalizer can shrink text by at most this factor (canonical composition of three two-byte code points into one).
+/// The factor by which a normalizer can shrink text at most (canonical composition of three two-byte code points into one).
 const NORMALIZER_SHRINK_MAX: usize = 4;
 
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     bytes: TokenBytes,
-    /// Where the decoder does nothing but put tokens' bytes together: those of each id.
+    /// The decoded bytes of each id, if the decoder only concatenates tokens' bytes.
     decoded: Option<DecodedBytes>,
-    /// Longest token, in bytes.
+    /// The length of the longest token in bytes.
     token_bytes_max: usize,
-    /// Added tokens are looked for in text that the normalizer has changed.
+    /// Whether added tokens are looked for in normalized text.
     normalizes_marks: bool,
 }
 
-/// The bytes that a byte-level decoder makes of every token, one after the other.
+/// The bytes into which a byte-level decoder turns every token, one after the other.
 #[derive(Debug)]
 pub struct DecodedBytes {
     bytes: Vec<u8>,
-    /// Where each id's bytes end, and whether it is special.
+    /// The end of each id's bytes, and whether it is special.
     ends: Vec<(u32, bool)>,
 }
 
@@ -44,7 +44,7 @@ impl DecodedBytes {
         Self { bytes, ends }
     }
 
-    /// Nothing for ids without a token.
+    /// The bytes of a token; none for ids without a token.
     pub fn of(&self, id: Token, skip_special: bool) -> &[u8] {
         let id = id as usize;
         match self.ends.get(id) {
@@ -57,13 +57,13 @@ impl DecodedBytes {
     }
 }
 
-/// The text cannot be tokenized.
+/// The error of a text that cannot be tokenized.
 #[derive(Debug, thiserror::Error)]
 #[error("the tokenizer refuses this text: {0}")]
 pub struct EncodeError(String);
 
 impl Tokenizer {
-    /// From the bytes of the file at `path`.
+    /// Parses the contents of the file at `path`.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, ModelError> {
         let inner = read_tokenizer(bytes).map_err(|reason| ModelError::Invalid { path: path.to_owned(), reason })?;
         Ok(Self::new(inner))
@@ -82,18 +82,18 @@ impl Tokenizer {
         Self { inner, bytes, decoded, token_bytes_max, normalizes_marks }
     }
 
-    /// The library's own.
+    /// The library's tokenizer.
     pub fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner
     }
 
-    /// `special`: add the tokens that the model expects around every text (BOS). A rendered chat has them already.
+    /// Tokenizes a text. `special` adds the tokens that the model expects around every text (BOS). A rendered chat already has them.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<Token>, EncodeError> {
         let encoding = self.inner.encode_fast(text, special).map_err(|e| EncodeError(e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// A text with the tokens around it, cut at its end to `most` tokens.
+    /// Tokenizes a text with the tokens around it, cut at its end to `most` tokens.
     pub fn encode_cut(&self, text: &str, most: Option<usize>) -> Result<Vec<Token>, EncodeError> {
         let Some(most) = most else { return self.encode(text, true) };
         let refused = |e: tokenizers::Error| EncodeError(e.to_string());
@@ -103,18 +103,19 @@ impl Tokenizer {
         Ok(self.inner.post_process(encoding, None, true).map_err(refused)?.get_ids().to_vec())
     }
 
-    /// From now on no text becomes a special token: an encoder's texts have no marks of their own.
+    /// Returns a tokenizer by which no text becomes a special token: an encoder's texts have no marks of their own.
     pub fn with_plain_texts(mut self) -> Self {
         self.inner.set_encode_special_tokens(true);
         self
     }
 
-    /// The first text of pairs, to be compared with each of several.
+    /// Encodes the first text of pairs, which is compared with each of several.
     pub fn encode_first(&self, text: &str) -> Result<Encoding, EncodeError> {
         self.inner.encode_fast(text, false).map_err(|e| EncodeError(e.to_string()))
     }
 
-    /// Two texts as an encoder compares them, and where the second begins. The second is cut at its end to what `most` tokens leave it.
+    /// Encodes two texts as an encoder compares them, and returns the position of the second. The second is cut at its end to the rest of
+    /// `most` tokens.
     pub fn encode_pair(&self, first: &Encoding, second: &str, most: usize) -> Result<(Vec<Token>, usize), EncodeError> {
         let mut second = self.encode_first(second)?;
         let added = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
@@ -124,7 +125,7 @@ impl Tokenizer {
         Ok((pair.get_ids().to_vec(), begin))
     }
 
-    /// A rendered chat, in which nothing but the template's own marks becomes a special token.
+    /// Tokenizes a rendered chat, in which only the template's own marks become special tokens.
     pub fn encode_sewn(&self, Sewn { text, cuts }: &Sewn) -> Result<Vec<Token>, EncodeError> {
         let starts = [0].into_iter().chain(cuts.iter().copied());
         let ends = cuts.iter().copied().chain([text.len()]);
@@ -140,12 +141,12 @@ impl Tokenizer {
         self.inner.get_added_vocabulary().get_added_tokens_decoder().values()
     }
 
-    /// Whether added tokens are looked for in text that the normalizer has changed.
+    /// Whether added tokens are looked for in normalized text.
     pub fn normalizes_marks(&self) -> bool {
         self.normalizes_marks
     }
 
-    /// A text as it is when added tokens are looked for in it.
+    /// The form of a text in which added tokens are looked for.
     pub fn normalized<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match self.inner.get_normalizer().filter(|_| self.normalizes_marks) {
             Some(normalizer) => {
@@ -158,7 +159,7 @@ impl Tokenizer {
         }
     }
 
-    /// Tokens of a text. One that the tokenizer refuses has none: nothing can be made of it.
+    /// Counts the tokens of a text; 0 if the tokenizer refuses it.
     pub fn count(&self, text: &str) -> u64 {
         self.inner.encode_fast(text, false).map_or(0, |encoding| encoding.len() as u64)
     }
@@ -166,7 +167,7 @@ impl Tokenizer {
     /// Returns the beginning of a text, of at most `tokens` tokens.
     pub fn cut(&self, text: &str, tokens: u64) -> String {
         let mut text = text;
-        // A beginning may have more tokens by itself than it had in the whole.
+        // A beginning may have more tokens by itself than within the whole.
         for keep in (0..=tokens as usize).rev() {
             let Ok(encoding) = self.inner.encode(text, false) else { break };
             if encoding.len() as u64 <= tokens {
@@ -178,14 +179,14 @@ impl Tokenizer {
         String::new()
     }
 
-    /// Text of more bytes than this has certainly more than `tokens` tokens, so it need not be tokenized to be refused.
+    /// The length above which a text certainly has more than `tokens` tokens, so that it need not be tokenized to be refused.
     pub fn text_bytes_max(&self, tokens: usize) -> usize {
         tokens.saturating_mul(self.token_bytes_max).saturating_mul(NORMALIZER_SHRINK_MAX)
     }
 
-    /// Ids without a token in the vocabulary decode to nothing.
+    /// Decodes ids. Those without a token in the vocabulary have no text.
     pub fn decode(&self, ids: &[Token], skip_special: bool) -> String {
-        // A decoder fails on nothing that its own vocabulary contains.
+        // A decoder does not fail on its own vocabulary.
         self.inner.decode(ids, skip_special).unwrap_or_default()
     }
 
@@ -198,20 +199,20 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The id of a token that is left out of text where special tokens are.
+    /// The id of a token, if it is special and thus left out of text with other special tokens.
     pub fn special_id_of(&self, token: &str) -> Option<Token> {
         self.inner.get_added_vocabulary().is_special_token(token).then(|| self.id_of(token)).flatten()
     }
 
-    /// The id of a token that a grammar must name, since it stands for no text there: a special one, or one of the form `<…>` that
-    /// was added to the vocabulary.
+    /// The id of a token that a grammar must reference, since it has no text there: a special one, or one of the form `<…>` that was added
+    /// to the vocabulary.
     pub fn unspoken_id_of(&self, token: &str) -> Option<Token> {
         let id = self.id_of(token)?;
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)?;
         (added.special || token.starts_with('<') && token.ends_with('>')).then_some(id)
     }
 
-    /// A text in which nothing becomes a special token, such as the end of a turn: a space breaks each.
+    /// A text in which no part becomes a special token, such as the end of a turn: a space breaks each.
     pub fn without_marks(&self, text: &str) -> String {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
         let marks = added.values().filter(|token| token.special || token.content.starts_with('<')).map(|token| token.content.as_str());
@@ -229,14 +230,14 @@ impl Tokenizer {
         self.inner.id_to_token(id).unwrap_or_default()
     }
 
-    /// The bytes that one token stands for, as far as a token alone says: a part of a character in a byte-level
-    /// vocabulary; with its leading space in a SentencePiece one.
+    /// The bytes of a single token, as far as they do not depend on others: a part of a character in a byte-level vocabulary; with its
+    /// leading space in a SentencePiece one.
     pub fn token_bytes(&self, id: Token) -> Vec<u8> {
         self.bytes.of(&self.inner, id)
     }
 }
 
-/// Whether a normalizer can make a mark of text that is none: one that only marks spaces cannot.
+/// Whether a normalizer can turn ordinary text into a mark: one that only marks spaces cannot.
 fn changes_marks(normalizer: &NormalizerWrapper) -> bool {
     match normalizer {
         NormalizerWrapper::Prepend(_) | NormalizerWrapper::Replace(_) => false,
@@ -245,7 +246,7 @@ fn changes_marks(normalizer: &NormalizerWrapper) -> bool {
     }
 }
 
-/// How OpenAI writes a token in text: itself, or `bytes:\xe6\xbd` if it is not whole characters.
+/// A token in OpenAI's notation: its text, or `bytes:\xe6\xbd` if it is not whole characters.
 pub fn printable(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -257,12 +258,12 @@ pub fn printable(bytes: &[u8]) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    /// A SentencePiece-style tokenizer as Llama 2 has it: `▁` for spaces, byte fallback, a stripped leading space.
+    /// A SentencePiece-style tokenizer like Llama 2's: `▁` for spaces, byte fallback, a stripped leading space.
     pub(crate) fn sentencepiece() -> Tokenizer {
         sentencepiece_with(&[])
     }
 
-    /// With more special tokens.
+    /// The same with further special tokens.
     pub(crate) fn sentencepiece_with(specials: &[&str]) -> Tokenizer {
         let mut vocab = vec![("<unk>".to_owned(), 0.0), ("<s>".to_owned(), 0.0)];
         vocab.extend((0..256).map(|byte| (format!("<0x{byte:02X}>"), 0.0)));

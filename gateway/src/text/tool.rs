@@ -5,8 +5,8 @@
 pub struct Tool {
     pub name: String,
     pub description: Option<String>,
-    /// JSON schema of its arguments; `None`: it has none.
+    /// The JSON schema of its arguments; `None` if it has none.
     pub parameters: Option<serde_json::Value>,
-    /// Calls keep to the schema.
+    /// Whether calls must follow the schema.
     pub strict: bool,
 }

@@ -1,8 +1,8 @@
 //! The notations of calls: one format per family, detected in the chat template's text.
 //!
-//! - [`format`](mod@format): a way to write calls, as data, and its reader
-//! - `frame`: where calls begin and end in an answer; the fate of those that are none
-//! - `json_call`, `named_call`, `xml_call`, `python_call`: one call's own notation
+//! - [`format`](mod@format): a notation of calls, as data, and its reader
+//! - `frame`: the start and end of calls in an answer, and text that only resembles a call
+//! - `json_call`, `named_call`, `xml_call`, `python_call`: the notation of a single call
 //! - [`grammar`]: grammars that force calls
 //! - `hermes`, `llama_json`, `pythonic`, `qwen_coder`, `mistral`, `plain`: the formats, as data
 
@@ -28,7 +28,7 @@ use crate::text::tool::Tool;
 use format::ToolFormat;
 use std::sync::Arc;
 
-/// All formats that templates teach. The first whose signs a template shows is its format.
+/// All formats that templates teach. The first one whose signs appear in a template is its format.
 const FORMATS: [&ToolFormat; 6] =
     [&qwen_coder::FORMAT, &hermes::FORMAT, &mistral::NAMED, &mistral::LIST, &pythonic::FORMAT, &llama_json::FORMAT];
 
@@ -36,24 +36,24 @@ impl ToolFormat {
     /// Returns the format that this template teaches.
     pub fn of(template: &ChatTemplate) -> Option<&'static Self> {
         let taught = |format: &&Self| format.signs.iter().any(|signs| signs.iter().all(|sign| template.mentions(sign)));
-        // Templates with these have another notation inside the same marks (GLM's).
+        // Templates with these have a different notation inside the same marks (GLM's).
         FORMATS.into_iter().find(taught).filter(|_| !template.mentions("<arg_key>"))
     }
 
-    /// Returns the format for models that have none of their own and must call all the same.
+    /// Returns the format for models that have none of their own but must call.
     pub fn plain() -> &'static Self {
         &plain::FORMAT
     }
 }
 
-/// A request's calls, and how the model writes them.
+/// A request's tools, and the model's notation of calls.
 #[derive(Clone, Debug)]
 pub struct Calls {
     pub format: &'static ToolFormat,
     pub tools: Arc<[Tool]>,
-    /// Whether more than one call counts.
+    /// Whether more than one call is allowed.
     pub parallel: bool,
-    /// The most calls of an answer that is nothing but calls; `None`: it may be text, and have any number.
+    /// The maximum number of calls in an answer that must consist of calls; `None` if it may be text, with any number.
     pub forced_most: Option<u32>,
 }
 

@@ -1,6 +1,6 @@
 //! Sends traces to a collector as OTLP over HTTP, from a thread of its own.
 //!
-//! Nothing waits for it: a trace that finds the queue full, or that the collector does not take, is lost and counted.
+//! No request waits for it: a trace that finds the queue full, or that the collector does not accept, is lost and counted.
 
 use super::span::{Attributes, EndedTrace, Kind, Span, Value};
 use crate::metrics;
@@ -20,23 +20,23 @@ use std::{
 };
 use tidemill_tenancy::web::{Client, Target, TargetError, read_token};
 
-/// Traces that wait to be sent.
+/// The maximum number of traces that wait to be sent.
 const QUEUE_MAX: usize = 1024;
-/// Traces of one request to the collector, and the time for which the first of them waits for others.
+/// The maximum number of traces in one request to the collector, and the time for which the first of them waits for others.
 const BATCH_MAX: usize = 128;
 const BATCH_WAIT: Duration = Duration::from_secs(1);
-/// The time that the collector has to answer.
+/// The time limit for the collector to answer.
 const SEND_MAX: Duration = Duration::from_secs(5);
-/// The most that is read of its answer.
+/// The maximum length that is read of its answer.
 const ANSWER_BYTES_MAX: u64 = 4 << 10;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Such as `http://127.0.0.1:4318/v1/traces`.
+    /// For example `http://127.0.0.1:4318/v1/traces`.
     pub target: Target,
     /// File with a token that is sent as `Authorization: Bearer`; read before each request.
     pub token: Option<PathBuf>,
-    /// The name of this process among those that send.
+    /// The name of this process among all senders.
     pub instance: String,
 }
 
@@ -48,12 +48,12 @@ pub enum StartError {
     Thread(#[from] io::Error),
 }
 
-/// The near end of the queue.
+/// The sending end of the queue.
 #[derive(Clone, Debug)]
 pub struct Collector(SyncSender<EndedTrace>);
 
 impl Collector {
-    /// Starts the thread. It ends with the last handle, once it has sent what is queued.
+    /// Starts the thread. It ends with the last handle, after it has sent the queued traces.
     pub fn start(settings: Settings) -> Result<Self, StartError> {
         let client = settings.target.client_without_redirects(SEND_MAX)?;
         let (sender, receiver) = mpsc::sync_channel(QUEUE_MAX);
@@ -72,7 +72,7 @@ impl Collector {
         }
     }
 
-    /// A collector that keeps what it is given.
+    /// A collector that keeps the traces that it is given.
     #[cfg(test)]
     pub fn held() -> (Self, Held) {
         let (sender, receiver) = mpsc::sync_channel(4096);
@@ -80,7 +80,7 @@ impl Collector {
     }
 }
 
-/// The traces that a test's collector was given.
+/// The traces of a test's collector.
 #[cfg(test)]
 pub struct Held(Receiver<EndedTrace>);
 
@@ -91,7 +91,7 @@ impl Held {
     }
 }
 
-/// Waits for traces; `None`: no more come.
+/// Waits for traces; `None` if no more come.
 fn next_batch(receiver: &Receiver<EndedTrace>) -> Option<Vec<EndedTrace>> {
     let mut batch = vec![receiver.recv().ok()?];
     let until = Instant::now() + BATCH_WAIT;

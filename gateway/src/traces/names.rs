@@ -1,4 +1,4 @@
-//! Names of attributes. Those of `gen_ai` are OpenTelemetry's semantic conventions for generative AI, which are in development still, and
+//! Names of attributes. Those of `gen_ai` are OpenTelemetry's semantic conventions for generative AI, which are still in development, and
 //! `http`, `url` and `error` its stable ones; `tidemill` are our own.
 
 pub const METHOD: &str = "http.request.method";

@@ -1,4 +1,4 @@
-//! The caller's trace: the header `traceparent` of W3C Trace Context, level 1 and what later levels add to it.
+//! The caller's trace: the header `traceparent` of W3C Trace Context, level 1 and the additions of later levels.
 
 use super::span::SpanId;
 
@@ -11,7 +11,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// `None`: the header is not valid, and the standard has such headers ignored.
+    /// Parses the header; `None` if it is not valid: the standard requires such headers to be ignored.
     pub fn parse(header: &str) -> Option<Self> {
         let mut fields = header.trim().split('-');
         let [version, trace, span, flags] = [fields.next()?, fields.next()?, fields.next()?, fields.next()?];

@@ -1,4 +1,4 @@
-//! Spans: what took how long, with attributes; and traces of them that have ended.
+//! Spans: the time of an operation, with attributes; and traces of them that have ended.
 
 use std::time::{Instant, SystemTime};
 
@@ -24,7 +24,7 @@ impl SpanId {
 #[derive(Debug)]
 pub struct Span {
     pub id: SpanId,
-    /// `None`: the trace's root, where no caller has one.
+    /// The parent; `None` for the trace's root, unless the caller has one.
     pub parent: Option<SpanId>,
     pub name: String,
     pub kind: Kind,
@@ -34,11 +34,11 @@ pub struct Span {
     pub failed: Option<String>,
 }
 
-/// A trace that has ended, as it goes to the collector. Its first span is the root.
+/// A trace that has ended, in the form for the collector. Its first span is the root.
 #[derive(Debug)]
 pub struct EndedTrace {
     pub id: u128,
-    /// The time of `began` by the clock of the calendar.
+    /// The time of `began` by the calendar.
     pub began_at: SystemTime,
     pub began: Instant,
     pub spans: Vec<Span>,
@@ -46,7 +46,7 @@ pub struct EndedTrace {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A request that came in.
+    /// An incoming request.
     Server,
     /// A part of its work.
     Internal,

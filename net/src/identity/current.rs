@@ -1,4 +1,4 @@
-//! The certificate that new links present: read again when its files change, or on SIGHUP. Links that exist keep theirs.
+//! The certificate that new links present: reloaded when its files change, or on SIGHUP. Existing links keep theirs.
 
 use super::{CertName, load_key};
 use rustls::{
@@ -16,7 +16,7 @@ use std::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Between looks at the files.
+/// The interval at which the files are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -24,14 +24,14 @@ pub(crate) struct Current {
     dir: PathBuf,
     name: CertName,
     key: RwLock<Arc<CertifiedKey>>,
-    /// What was there when the first key was read.
+    /// The versions of the files from which the first key was read.
     first: Versions,
 }
 
-/// Of certificate and key: which file it is, and when it was written.
+/// The inode and modification time of certificate and key.
 pub(super) type Versions = [Option<(u64, SystemTime)>; 2];
 
-/// Take them before the files are read: what is written meanwhile is then seen later.
+/// Returns the versions of the files. To be called before the files are read, so that a change in between is noticed later.
 pub(super) fn versions(dir: &Path) -> Versions {
     ["node.pem", "node.key"].map(|file| {
         let metadata = fs::metadata(dir.join(file)).ok()?;
@@ -48,7 +48,7 @@ impl Current {
         Arc::clone(&self.key.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads the files again. While they do not belong together, or are another's, the last ones stay.
+    /// Reads the files again. The last certificate stays if they do not belong together, or name a different holder.
     fn reload(&self) {
         let Self { dir, name, .. } = self;
         match load_key(dir) {
@@ -62,7 +62,7 @@ impl Current {
     }
 }
 
-/// Reads the certificate again whenever there is a new one, until its endpoint is gone.
+/// Reloads the certificate whenever its files change, until its endpoint is gone.
 pub(crate) async fn follow(current: Weak<Current>) {
     let Ok(mut asked) = signal(SignalKind::hangup()) else { return };
     let Some(mut seen) = current.upgrade().map(|current| current.first) else { return };

@@ -1,4 +1,4 @@
-//! Makes a cluster's CA, and certificates for its processes.
+//! Creates a cluster's CA, and certificates for its processes.
 
 use super::{
     CertName, IdentityError, PeerRole, SERVER_NAME, certificate,
@@ -15,21 +15,21 @@ use std::{
 };
 use time::{Duration, OffsetDateTime};
 
-/// How long a certificate is good, unless said otherwise.
+/// The default validity of a certificate, in days.
 pub const DAYS: u32 = 365;
-/// Mode of all files, those included that are no secret.
+/// The mode of all files, including those that are not secret.
 const PRIVATE: u32 = 0o600;
-/// Clocks differ.
+/// Certificates are valid from this long before they are issued, since clocks differ.
 const EARLIER: Duration = Duration::hours(1);
 
-/// Makes a CA, unless `dir` has one, and one certificate that may act as anything: for experiments on one machine. Only the owner can
+/// Creates a CA, unless `dir` has one, and one certificate that may act in any role: for experiments on one machine. Only the owner can
 /// read the keys.
 pub fn create(dir: &Path) -> Result<(), IdentityError> {
     create_ca(dir)?;
     issue_into(dir, dir, PeerRole::Any, "node", DAYS).map(drop)
 }
 
-/// Makes a CA. An existing one is not replaced: a new CA would cut a running cluster apart.
+/// Creates a CA. An existing one is not replaced: a new CA would split a running cluster.
 pub fn create_ca(dir: &Path) -> Result<(), IdentityError> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -47,8 +47,8 @@ pub fn create_ca(dir: &Path) -> Result<(), IdentityError> {
     Ok(())
 }
 
-/// Makes a certificate for `ROLE/NAME`, in place of the last one, in a directory of its own under the CA's, `ROLE/NAME`, whose path is
-/// returned. A running process takes it up by itself.
+/// Issues a certificate for `ROLE/NAME`, replacing the last one, in a directory of its own below the CA's, `ROLE/NAME`, whose path is
+/// returned. A running process picks it up by itself.
 pub fn issue(ca: &Path, role_and_name: &str, days: u32) -> Result<(PathBuf, CertName), IdentityError> {
     let (role, name) = parse(role_and_name).map_err(|reason| IdentityError::Name { path: ca.to_owned(), reason })?;
     let dir = ca.join(role.to_string()).join(&name);
@@ -63,7 +63,7 @@ fn issue_into(ca: &Path, dir: &Path, role: PeerRole, name: &str, days: u32) -> R
     let path = ca.join("ca.key");
     let ca_key = fs::read_to_string(&path).map_err(|source| IdentityError::File { path: path.clone(), source })?;
     let ca_key = KeyPair::from_pem(&ca_key).map_err(|e| IdentityError::Pem { path, reason: e.to_string() })?;
-    // A CA of ours is always made alike, so that its key is all that there is to know of it.
+    // All CAs have the same parameters, so the key is all that is needed to issue.
     let issuer = Issuer::new(ca_params()?, &ca_key);
 
     let key = KeyPair::generate()?;
@@ -78,14 +78,14 @@ fn issue_into(ca: &Path, dir: &Path, role: PeerRole, name: &str, days: u32) -> R
     serial[0] = serial[0] & 0x3f | 0x40;
     params.serial_number = Some(SerialNumber::from_slice(&serial));
     let cert = params.signed_by(&key, &issuer)?;
-    // The key goes first: between the two, a process that looks finds that they do not belong together, and looks again.
+    // The key goes first: a process that reads in between finds that the two do not belong together, and tries again later.
     replace(&dir.join("node.key"), key.serialize_pem().as_bytes())?;
     replace(&dir.join("node.pem"), cert.pem().as_bytes())?;
     let path = dir.join("node.pem");
     CertName::of(&certificate(&path)?).map_err(|reason| IdentityError::Name { path, reason })
 }
 
-/// All at once: whoever reads it finds the old file or the new one.
+/// Replaces a file atomically: a reader finds the old contents or the new.
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), IdentityError> {
     let new = path.with_extension("new");
     let write = || -> io::Result<()> {

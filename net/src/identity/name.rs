@@ -1,21 +1,21 @@
-//! Whose a certificate is: `tidemill://ROLE/NAME`, a URI among its alternative names.
+//! The name in a certificate: `tidemill://ROLE/NAME`, a URI among its alternative names.
 
 use rustls::pki_types::CertificateDer;
 use std::{fmt, str::FromStr};
 use tidemill_proto::message::Role;
 
 const SCHEME: &str = "tidemill://";
-/// Longest name.
+/// The maximum length of a name.
 const NAME_BYTES_MAX: usize = 200;
 
-/// What a process may act as.
+/// The role in which a process may act.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PeerRole {
     Coordinator,
     Prefill,
     Decode,
     Kvpool,
-    /// As whatever it likes, under any name: for experiments, where one certificate is enough.
+    /// Any role, under any name: for experiments, where one certificate is enough.
     Any,
 }
 
@@ -23,7 +23,7 @@ pub enum PeerRole {
 pub struct CertName {
     pub role: PeerRole,
     pub name: String,
-    /// The certificate's number, hexadecimal: what is written down to revoke it.
+    /// The certificate's serial number in hexadecimal, by which it is revoked.
     pub serial: String,
 }
 
@@ -36,7 +36,7 @@ impl PeerRole {
         (PeerRole::Any, "any"),
     ];
 
-    /// Whether a certificate of this role is good for `wanted`.
+    /// Whether a certificate of this role is valid for `wanted`.
     pub fn is(self, wanted: PeerRole) -> bool {
         self == wanted || self == PeerRole::Any
     }
@@ -65,7 +65,7 @@ impl FromStr for PeerRole {
     fn from_str(text: &str) -> Result<Self, String> {
         let names = || Self::ALL.map(|(_, name)| name).join(", ");
         let found = Self::ALL.iter().find(|(_, name)| *name == text);
-        found.map(|(role, _)| *role).ok_or_else(|| format!("`{text}` is no role: roles are {}", names()))
+        found.map(|(role, _)| *role).ok_or_else(|| format!("`{text}` is not a role: roles are {}", names()))
     }
 }
 
@@ -76,9 +76,9 @@ impl fmt::Display for CertName {
 }
 
 impl CertName {
-    /// An error says what is wrong with the certificate.
+    /// Reads the name from a certificate. The error says what is wrong with it.
     pub fn of(der: &CertificateDer<'_>) -> Result<Self, String> {
-        let cert = webpki::EndEntityCert::try_from(der).map_err(|error| format!("it is no certificate: {error}"))?;
+        let cert = webpki::EndEntityCert::try_from(der).map_err(|error| format!("it is not a certificate: {error}"))?;
         let serial = cert.serial().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut names = cert.valid_uri_names().filter_map(|uri| uri.strip_prefix(SCHEME));
         match (names.next(), names.next()) {
@@ -91,24 +91,24 @@ impl CertName {
         }
     }
 
-    /// Whether its holder may act as `role`, under `name` if that matters.
+    /// Whether the holder may act as `role`, and under `name` if one is given.
     pub fn is(&self, role: PeerRole, name: Option<&str>) -> bool {
         self.role == PeerRole::Any || (self.role == role && name.is_none_or(|name| name == self.name))
     }
 }
 
-/// `ROLE/NAME`.
+/// Parses `ROLE/NAME`.
 pub fn parse(text: &str) -> Result<(PeerRole, String), String> {
     let (role, name) = text.split_once('/').ok_or_else(|| format!("`{text}` is not ROLE/NAME"))?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    // A name is part of a path, too.
+    // A name is also part of a path.
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(plain) || name.starts_with('.') {
-        return Err(format!("`{name}` is no name: 1 to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, not a `.` first"));
+        return Err(format!("`{name}` is not a name: 1 to {NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`, not a `.` first"));
     }
     Ok((role.parse()?, name.to_owned()))
 }
 
-/// `uri` of a certificate for these.
+/// The URI of a certificate with this role and name.
 pub(super) fn uri(role: PeerRole, name: &str) -> String {
     format!("{SCHEME}{role}/{name}")
 }

@@ -1,11 +1,11 @@
-//! Noticing at once that a peer's process is gone.
+//! Immediate detection that a peer's process is gone.
 //!
-//! A process that is killed says nothing, and QUIC learns of it by silence, after [`IDLE_MAX`](super::IDLE_MAX). Its kernel, though,
-//! closes its TCP connections at once. So each QUIC connection has a TCP connection beside it, at the same address and port, that
-//! carries nothing: when that ends, the QUIC connection does. Which belongs to which, and that nobody else may end it, follows from a
-//! secret that only the QUIC connection's two ends can derive (RFC 8446, section 7.5): the only bytes that are ever sent.
+//! A process that is killed sends no farewell, and QUIC notices only its silence, after [`IDLE_MAX`](super::IDLE_MAX). Its kernel, though,
+//! closes its TCP connections at once. So each QUIC connection has an idle TCP connection beside it, at the same address and port: when
+//! that ends, the QUIC connection does. The two are matched, and protected from third parties, by a secret that only the two ends of the
+//! QUIC connection can derive (RFC 8446, section 7.5): the only bytes that are ever sent.
 //!
-//! A host that is gone, a process that is paused, and a path that lets only UDP through are still noticed by silence.
+//! The loss of a host, a paused process, and a path that lets only UDP through are still noticed by silence.
 
 use socket2::{SockRef, TcpKeepalive};
 use std::{
@@ -22,23 +22,23 @@ use tokio::{
     time::{Instant, sleep, timeout, timeout_at},
 };
 
-/// What both ends know of their connection, and nobody else.
+/// The secret that only the two ends of a connection know.
 type Secret = [u8; 32];
 
-/// An orderly end is said by QUIC, and may come later than TCP's.
+/// The time that QUIC gets to report an orderly end, which may arrive after TCP's.
 const GRACE: Duration = Duration::from_millis(30);
-/// A TCP connection must come, and say whose it is, within this time.
+/// The time within which a TCP connection must arrive and send its secret.
 const INTRODUCED_MAX: Duration = Duration::from_secs(5);
-/// Between looks for the QUIC connection that a TCP connection belongs to: its handshake ends a moment later here than there.
+/// The interval at which to look for the QUIC connection of a TCP connection: the handshake ends a moment later at this end.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// TCP connections that have not said whose they are; further ones wait.
+/// The maximum number of TCP connections that have not sent their secret; further ones wait.
 const STRANGERS_MAX: usize = 256;
-/// Devices on the way forget connections that are silent for long.
+/// The keep-alive interval: devices on the path forget connections that are silent for long.
 const KEEPALIVE: Duration = Duration::from_secs(15);
-/// QUIC's code for an end that TCP told of.
+/// QUIC's close code for an end that TCP has reported.
 const GONE: u32 = 2;
 
-/// The accepting end's: connections whose TCP connection has not come yet.
+/// The accepting end: connections whose TCP connection has not arrived yet.
 #[derive(Debug)]
 pub(super) struct Liveness {
     expected: Arc<Mutex<HashMap<Secret, quinn::Connection>>>,
@@ -61,7 +61,7 @@ impl Liveness {
         Ok(Self { expected, accepting })
     }
 
-    /// A QUIC connection was accepted: its TCP connection will come, or never.
+    /// Expects the TCP connection of an accepted QUIC connection, which may never arrive.
     pub(super) fn expect(&self, connection: &quinn::Connection) {
         let Some(secret) = secret(connection) else { return };
         lock(&self.expected).insert(secret, connection.clone());
@@ -73,7 +73,7 @@ impl Liveness {
     }
 }
 
-/// The connecting end's: opens the TCP connection beside this QUIC connection, and stays with it.
+/// The connecting end: opens the TCP connection beside this QUIC connection, and watches it.
 pub(super) async fn attend(connection: quinn::Connection) {
     let Some(secret) = secret(&connection) else { return };
     let peer = connection.remote_address();
@@ -95,7 +95,7 @@ async fn accept(listener: TcpListener, expected: Arc<Mutex<HashMap<Secret, quinn
         tokio::select! {
             accepted = listener.accept(), if strangers.len() < STRANGERS_MAX => match accepted {
                 Ok((stream, _)) => drop(strangers.spawn(introduce(stream, Arc::clone(&expected)))),
-                // For want of file descriptors, most likely.
+                // Most likely for want of file descriptors.
                 Err(_) => sleep(LOOK_EVERY).await,
             },
             Some(introduced) = strangers.join_next() => if let Ok(Some((stream, connection))) = introduced {
@@ -106,7 +106,7 @@ async fn accept(listener: TcpListener, expected: Arc<Mutex<HashMap<Secret, quinn
     }
 }
 
-/// The QUIC connection that a TCP connection belongs to; `None`: none.
+/// Finds the QUIC connection that a TCP connection belongs to.
 async fn introduce(
     mut stream: TcpStream,
     expected: Arc<Mutex<HashMap<Secret, quinn::Connection>>>,

@@ -17,9 +17,10 @@ use std::{
     task::{Context, Poll},
 };
 
-/// Buffer for datagrams that arrive while the reader is busy. The system grants no more than `net.core.rmem_max` and `wmem_max`.
+/// The size of the buffer for datagrams that arrive while the reader is busy. The system grants no more than `net.core.rmem_max` and
+/// `wmem_max`.
 pub(super) const BUFFER_BYTES: usize = 4 << 20;
-/// Most bytes that one system call sends or receives.
+/// The most bytes that one system call sends or receives.
 const CALL_BYTES_MAX: usize = DATAGRAM_BYTES_MAX as usize;
 
 #[derive(Debug)]
@@ -29,7 +30,7 @@ pub(super) struct BulkSocket {
 }
 
 impl BulkSocket {
-    /// Must be called inside a tokio runtime.
+    /// Binds a socket. Must be called inside a tokio runtime.
     pub(super) fn bind(addr: SocketAddr, datagram_bytes_max: u16) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
         socket.set_recv_buffer_size(BUFFER_BYTES)?;
@@ -44,7 +45,7 @@ impl AsyncUdpSocket for BulkSocket {
         Arc::clone(&self.inner).create_io_poller()
     }
 
-    /// If only part of a batch goes out, QUIC retries all of it. The first datagrams then arrive twice, which QUIC tolerates.
+    /// Sends a batch. If only part of it goes out, QUIC retries all of it, and the first datagrams arrive twice, which QUIC tolerates.
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         match transmit.segment_size {
             Some(segment) if transmit.contents.len() > CALL_BYTES_MAX => {
@@ -70,7 +71,7 @@ impl AsyncUdpSocket for BulkSocket {
         self.inner.max_transmit_segments()
     }
 
-    /// Receive buffers hold this many of the largest datagrams: as much as one call can return, coalesced (GRO).
+    /// The number of the largest datagrams that receive buffers hold: as much as one call can return, coalesced (GRO).
     fn max_receive_segments(&self) -> usize {
         self.inner.max_receive_segments().min((u16::MAX as usize).div_ceil(self.datagram_bytes_max.into()))
     }

@@ -12,12 +12,12 @@ pub(super) const DATAGRAM_BYTES_MIN: u16 = 1_200;
 /// The largest UDP payload that fits an IPv4 packet.
 pub(super) const DATAGRAM_BYTES_MAX: u16 = 65_507;
 
-/// Most bytes that a peer may have in flight: no more than a socket buffer holds, since a fast path would lose the rest and send it
+/// The most bytes that a peer may have in flight: no more than a socket buffer holds, since a fast path would lose the rest and send it
 /// again. It allows 400 MB/s per connection at a round trip of 10 ms.
 const WINDOW_BYTES: u32 = BUFFER_BYTES as u32;
 
-/// Bytes in flight before the first acknowledgement. Probes count: with a window smaller than the largest probe, everything behind
-/// one, even the close of the connection, would wait until it is acknowledged or lost.
+/// Bytes in flight before the first acknowledgement. Probes count: with a window smaller than the largest probe, all data behind one, even
+/// the close of the connection, would wait until the probe is acknowledged or lost.
 const INITIAL_WINDOW_BYTES: u64 = 4 * DATAGRAM_BYTES_MAX as u64;
 
 pub(super) fn transport(datagram_bytes_max: u16) -> quinn::TransportConfig {

@@ -1,10 +1,10 @@
-//! How a group is founded, and how its members change: one at a time.
+//! The founding of a group, and changes of its members: one at a time.
 //!
-//! A replica without a group asks all its peers. If there is a group, it asks to be taken in: as one that learns, by a snapshot, and as
-//! one that votes when it has caught up. In the place of a replica of the same coordinator that lost its storage, which is removed
-//! first. If all peers answer that they belong to no group either, the one whose name comes first founds it, and the others join.
+//! A replica without a group asks all its peers. If there is a group, it asks to join: first as a learner, by a snapshot, and then as a
+//! voter when it has caught up. It takes the place of a replica of the same coordinator that lost its storage, which is removed first. If
+//! all peers answer that they belong to no group either, the one whose name comes first founds it, and the others join.
 //!
-//! So all coordinators must be up for a group to begin, and after that a majority is enough; and one that starts with an empty disk
+//! So all coordinators must be up to found a group, and after that a majority is enough; and a coordinator that starts with an empty disk
 //! never mistakes itself for the first.
 
 use super::{Action, OpenError, Replica, node};
@@ -16,24 +16,24 @@ use raft::{
 };
 use std::collections::BTreeMap;
 
-/// Replicas of a group, voting or learning.
+/// The maximum number of replicas in a group, voting or learning.
 const REPLICAS_MAX: usize = 7;
-/// Between two questions to the peers.
+/// The number of ticks between two questions to the peers.
 const ASK_TICKS: u64 = 5;
-/// What a peer said counts for this long.
+/// The number of ticks for which a peer's answer is valid.
 const SAID_TICKS: u64 = 4 * ASK_TICKS;
-/// Between two doubts about snapshots under way.
+/// The number of ticks between two checks of snapshots under way.
 const SNAPSHOT_TICKS: u64 = 40;
-/// One that lacks no more entries than this has caught up.
+/// The number of missing entries up to which a learner counts as caught up.
 const CAUGHT_UP: u64 = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Group {
-    /// The replica of each peer, and when it said something last.
+    /// The replica of each peer, from its last message.
     heard: BTreeMap<String, ReplicaId>,
-    /// When each peer said last that it is of no group.
+    /// The time at which each peer last reported to be without a group.
     groupless: BTreeMap<String, u64>,
-    /// Of a leader: who wants to come in or to vote, and when it said so last.
+    /// For a leader: the replicas that ask to join or to vote, and the time of their last message.
     joining: BTreeMap<String, (ReplicaId, u64)>,
     asked: u64,
 }
@@ -99,7 +99,7 @@ impl Replica {
         }
     }
 
-    /// Raft waits for the answer to a snapshot for ever, and it may be lost: whoever still owes one is asked what it has.
+    /// Raft waits indefinitely for the answer to a snapshot, which may be lost: replicas that still owe one are asked for their state.
     fn doubt_snapshots(&mut self) {
         let owing = |(id, progress): (&u64, &raft::Progress)| (progress.state == ProgressState::Snapshot).then_some(*id);
         let owing: Vec<_> = self.raw.raft.prs().iter().filter_map(owing).collect();
@@ -150,7 +150,7 @@ impl Replica {
         }
     }
 
-    /// Of a leader: the next step for one that wants to come in.
+    /// For a leader: takes the next step for a replica that asks to join.
     fn change_one(&mut self) {
         let now = self.now;
         self.group.joining.retain(|_, (_, said)| *said + SAID_TICKS >= now);
@@ -177,7 +177,7 @@ impl Replica {
                 return None;
             }
             match conf.voters.iter().map(|id| ReplicaId(*id)).find(of_name) {
-                // It would vote twice; and whoever leads has lost nothing.
+                // It would vote twice. The leader itself has not lost its storage.
                 Some(lost) if lost == self.id => None,
                 Some(lost) => Some((ConfChangeType::RemoveNode, lost, name.clone())),
                 None => Some((ConfChangeType::AddNode, *id, name.clone())),
@@ -188,7 +188,7 @@ impl Replica {
         }
     }
 
-    /// Of a leader: takes a coordinator out of the group. Its process should have ended.
+    /// For a leader: removes a coordinator from the group. Its process should have ended.
     pub fn remove(&mut self, name: &str) -> Result<(), CannotRemove> {
         let Some(state) = self.state.as_ref().filter(|_| self.raw.raft.state == StateRole::Leader) else {
             return Err(CannotRemove::NotLeader(self.status().leader));
@@ -209,7 +209,7 @@ impl Replica {
     fn change(&mut self, kind: ConfChangeType, id: ReplicaId, name: &str) {
         let mut change = ConfChange { node_id: id.0, context: name.as_bytes().to_vec(), ..ConfChange::default() };
         change.set_change_type(kind);
-        // If it is dropped, the next tick tries again.
+        // If the change is dropped, the next tick tries again.
         let _ = self.raw.propose_conf_change(Vec::new(), change);
     }
 }

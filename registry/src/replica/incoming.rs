@@ -1,4 +1,4 @@
-//! Messages of peers, checked before raft sees them: raft trusts its peers, and panics where they contradict what it knows.
+//! Messages of peers, checked before raft sees them: raft trusts its peers, and panics on messages that contradict its own state.
 
 use super::Replica;
 use crate::{
@@ -11,18 +11,18 @@ use prost::Message as _;
 use raft::eraftpb::{EntryType, Message, MessageType};
 use tidemill_proto::frame::{self, FrameError, HEADER_BYTES};
 
-/// A term, or a place in a log. What follows one is a number, too.
+/// The upper bound of terms and log indices, so that the next number is also valid.
 const NUMBER_MAX: u64 = 1 << 62;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMessage {
-    #[error("it is no message of a registry: {0}")]
+    #[error("it is not a message of a registry: {0}")]
     Frame(#[from] FrameError),
-    #[error("it is no message of raft: {0}")]
+    #[error("it is not a message of raft: {0}")]
     Raft(String),
     #[error("it belongs to another group: that coordinator's registry was founded apart from this one")]
     OtherGroup,
-    #[error("it speaks for another replica")]
+    #[error("it is not for this replica, or not from the replica that it names")]
     Impostor,
     #[error("it contradicts this replica's log ({0}): one of the two has lost entries, and should begin with an empty registry file")]
     Contradiction(&'static str),
@@ -31,7 +31,7 @@ pub enum BadMessage {
 }
 
 impl Replica {
-    /// A message of the coordinator named `from`. While a write is under way there are none.
+    /// Handles a message of the coordinator named `from`. Not to be called while a write is under way.
     pub fn message(&mut self, from: &str, bytes: &[u8]) -> Result<(), BadMessage> {
         assert!(!self.writing, "`written` comes first");
         if self.halted.is_some() {
@@ -46,7 +46,7 @@ impl Replica {
                 let message = Message::decode(&bytes[..]).map_err(|error| BadMessage::Raft(error.to_string()))?;
                 self.check(from, group, &message)?;
                 self.group.heard(from, ReplicaId(message.from));
-                // What is left to refuse is what it may: proposals without a leader, answers of those that were removed.
+                // The remaining errors are legitimate: proposals without a leader, answers of removed replicas.
                 let _ = self.raw.step(message);
                 self.pin_timeout();
             }
@@ -56,7 +56,7 @@ impl Replica {
 
     fn check(&self, from: &str, group: u64, message: &Message) -> Result<(), BadMessage> {
         if message.to != self.id.0 {
-            // For the one before this storage.
+            // The message is for the replica before this storage.
             return Err(BadMessage::Impostor);
         }
         let of_other =
@@ -64,7 +64,7 @@ impl Replica {
         if of_other || message.from == self.id.0 || message.from == 0 {
             return Err(BadMessage::Impostor);
         }
-        // One that answered a vote before it had a group knows none.
+        // A replica that answered a vote before it had a group knows no group.
         if self.state.as_ref().is_some_and(|state| group != 0 && state.group() != group) {
             return Err(BadMessage::OtherGroup);
         }
@@ -96,7 +96,7 @@ impl Replica {
             MessageType::MsgAppend => {
                 let in_order = (message.index.wrapping_add(1)..).zip(&message.entries).all(|(index, entry)| entry.index == index);
                 let kinds = message.entries.iter().all(|entry| EntryType::from_i32(entry.entry_type).is_some());
-                // Raft would take it for the beginning of the log, and append its entries wherever they are.
+                // Raft would take it for the beginning of the log, and append its entries at any index.
                 if message.log_term == 0 && message.index != 0 {
                     return Err(BadMessage::Raft("its entries follow one without a term".into()));
                 }
@@ -128,7 +128,7 @@ impl Replica {
                 }
             }
             MessageType::MsgRequestVote | MessageType::MsgRequestPreVote => {
-                // No replica has one. A negative one would be refused, with the term of a replica that may have none yet.
+                // Replicas have no priority. A negative one would be refused, with the term of a replica that may have none yet.
                 if message.priority != 0 || message.deprecated_priority != 0 {
                     return Err(BadMessage::Raft("it has a priority".into()));
                 }
@@ -152,7 +152,7 @@ mod tests {
     use crate::disk::Found;
     use raft::eraftpb::{Entry, HardState, Snapshot};
 
-    /// One that has founded its own group.
+    /// A replica that has founded its own group.
     fn alone() -> Replica {
         let found = Found { id: ReplicaId(5), boot: 1, hard_state: None, snapshot: None, entries: Vec::new() };
         let settings = Settings { name: "a".into(), peers: Vec::new(), seed: 1, group: 7, first_epoch: 1 };
@@ -170,7 +170,7 @@ mod tests {
         replica.check_integrity();
     }
 
-    /// As a peer of a later term, which it must listen to.
+    /// Sends a message as a peer of a later term, which the replica must accept.
     fn hear(replica: &mut Replica, kind: MessageType, message: Message) -> Result<(), BadMessage> {
         let term = if message.term == 0 { replica.raw.raft.term + 1 } else { message.term };
         let message = Message { msg_type: kind as i32, to: 5, from: 99, term, ..message };
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(replica.status().applied, 200);
     }
 
-    /// Voters, and whether a replica with a snapshot of such a group opens.
+    /// Rows of voters, and whether a replica with a snapshot of such a group opens.
     #[test]
     fn a_snapshot_on_disk_is_checked_as_one_of_a_peer_is() {
         let replica = alone();

@@ -1,14 +1,14 @@
-//! Findings in a text. A finding stands by itself: what continues a longer word, number, path or identifier is none.
+//! Findings in a text. A finding stands by itself: a part of a longer word, number, path or identifier is not one.
 //!
-//! Look-alikes are told apart by what a number must satisfy (see `numbers`), by what stands beside it (`#4111…` and
-//! `v1.2.3.4` are an order and a version), and by how it is grouped. Some numbers satisfy everything by chance: of those with 16 digits
-//! that begin like a card's, one in ten.
+//! Look-alikes are recognized by checksums and ranges of numbers (see `numbers`), by the characters beside them (`#4111…` and `v1.2.3.4`
+//! are an order and a version), and by their grouping. Some numbers satisfy everything by chance: one in ten of those with 16 digits that
+//! start like a card's.
 
 use super::{Kind, numbers};
 use crate::normal::is_word;
 use std::collections::HashMap;
 
-/// Something of a text, from byte `start` to before `end`.
+/// A finding in a text, from byte `start` to before `end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
     pub kind: Kind,
@@ -16,28 +16,28 @@ pub struct Found {
     pub end: usize,
 }
 
-/// What is looked for. Made once.
+/// The kinds of data and names to find. Built once.
 #[derive(Clone, Debug)]
 pub struct Finder {
     kinds: Vec<Kind>,
-    /// By their first word, in lower case: all words of each, the longest names first.
+    /// The names by their first word, in lower case: all words of each, the longest names first.
     names: HashMap<String, Vec<Vec<String>>>,
-    /// Of a name.
+    /// The maximum number of words in a name.
     words_max: usize,
     name_bytes_max: usize,
 }
 
-/// Bytes of what a text begins with, if that is something.
+/// A function that returns the length of a finding at the start of a text, if there is one.
 type Reader = fn(&[u8]) -> Option<usize>;
 
-/// Names of a list, and bytes of one.
+/// The maximum number of names in a list, and the maximum length of one.
 const NAMES_MAX: usize = 100_000;
 const NAME_BYTES_MAX: usize = 128;
-/// An address of mail is no longer.
+/// The maximum length of an email address.
 const EMAIL_BYTES_MAX: usize = 254;
-/// Nor is a number in groups.
+/// The maximum length of a number in groups.
 const NUMBER_BYTES_MAX: usize = 48;
-/// What stands before a finding says something up to here.
+/// The length of the text before a finding that affects it.
 pub(super) const BEFORE_BYTES: usize = 24;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,7 +53,7 @@ impl Finder {
         Self { kinds: kinds.to_vec(), names: HashMap::new(), words_max: 0, name_bytes_max: 0 }
     }
 
-    /// Also looks for the names of a list, one a line; `#` begins a remark.
+    /// Also finds the names of a list with one name per line; `#` starts a comment.
     pub fn with_names(mut self, list: &str) -> Result<Self, NamesError> {
         let lines = (1..).zip(list.lines().map(|line| line.split('#').next().unwrap_or_default().trim()));
         for (count, (line, name)) in lines.filter(|(_, name)| !name.is_empty()).enumerate() {
@@ -79,7 +79,8 @@ impl Finder {
         self.find_after("", text, true).0
     }
 
-    /// The same of a text after `before`, and the byte up to which nothing that may follow changes them. `ended`: nothing follows.
+    /// Finds in a text after `before`. Also returns the byte up to which further text cannot change the findings. With `ended`, no text
+    /// follows.
     pub(super) fn find_after(&self, before: &str, text: &str, ended: bool) -> (Vec<Found>, usize) {
         let whole = [before, text].concat();
         let offset = before.len();
@@ -101,7 +102,8 @@ impl Finder {
         (found, free)
     }
 
-    /// Where an open end begins: the last word, words of numbers before it, and words that may be a name's.
+    /// The start of the end that may still become a finding: the last word, words of numbers before it, and words that may belong to a
+    /// name.
     fn undecided(&self, text: &str) -> usize {
         let last_word = |end: usize| text[..end].rfind(char::is_whitespace).map_or(0, |at| at + char_len(text, at));
         let mut start = last_word(text.len());
@@ -114,7 +116,7 @@ impl Finder {
                 break;
             }
             let word = last_word(end);
-            // A bracket, say, may stand before the first group.
+            // The first group may follow a bracket, for example.
             let other = text[word..end].bytes().rposition(|byte| !is_numeral(byte));
             let numeral = other.map_or(word, |other| word + other + 1);
             if numeral == end {
@@ -125,12 +127,12 @@ impl Finder {
                 break;
             }
         }
-        // A name has begun before the last word, perhaps.
+        // A name may have started before the last word.
         let (mut names, mut word) = (start, start);
         for _ in 1..self.words_max {
             let end = text[..word].trim_end_matches(' ').len();
             word = last_word(end);
-            // It may begin behind a bracket, say.
+            // It may start after a bracket, for example.
             let said = text[word..end].to_lowercase();
             let said = said.trim_end_matches(|c: char| !c.is_alphanumeric());
             let behind = said.char_indices().filter(|(_, c)| !c.is_alphanumeric()).map(|(at, c)| at + c.len_utf8());
@@ -173,7 +175,7 @@ impl Finder {
         self.name(text, at).map(|length| found(Kind::Name, length))
     }
 
-    /// Bytes of the longest name of the list that begins here.
+    /// The length of the longest name of the list that begins here.
     fn name(&self, text: &str, at: usize) -> Option<usize> {
         if self.names.is_empty() || !text[at..].starts_with(char::is_alphabetic) {
             return None;
@@ -187,7 +189,7 @@ impl Finder {
     }
 }
 
-/// Words of letters with one space between them, and where each ends. What follows the last is no letter.
+/// Words of letters with one space between them, and the end of each. The last one is not followed by a letter.
 fn words(text: &str) -> impl Iterator<Item = (&str, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -195,13 +197,13 @@ fn words(text: &str) -> impl Iterator<Item = (&str, usize)> {
         let rest = if at == 0 { rest } else { rest.strip_prefix(' ')? };
         let start = text.len() - rest.len();
         let letters = rest.find(|c: char| !(c.is_alphanumeric() || matches!(c, '\'' | '’' | '-' | '.' | '_'))).unwrap_or(rest.len());
-        // A sentence ends with a dot, and `'s` is none of the name.
+        // A sentence ends with a dot, and `'s` does not belong to a name.
         let word = rest[..letters].trim_end_matches(['.', '-', '\'', '’']);
         let word = word.strip_suffix("'s").or_else(|| word.strip_suffix("’s")).unwrap_or(word);
         if word.is_empty() || start + letters == at {
             return None;
         }
-        // What was left out ends the name.
+        // A stripped ending ends the name.
         let end = start + word.len();
         at = if word.len() == letters { end } else { text.len() };
         Some((word, end))
@@ -232,7 +234,7 @@ fn ends(text: &[u8], at: usize) -> bool {
     }
 }
 
-/// Digits stand before it, and a space: a longer number's groups.
+/// Whether a digit and a space precede: the groups of a longer number.
 fn goes_on(text: &[u8], at: usize) -> bool {
     matches!(text[..at], [.., digit, b' '] if digit.is_ascii_digit())
 }
@@ -242,11 +244,11 @@ fn is_version(before: &str) -> bool {
     ["version", "versions", "ver", "release", "build", "firmware", "v"].iter().any(|known| word.eq_ignore_ascii_case(known))
 }
 
-/// Start and end of the address around this `@`.
+/// The start and end of the address around this `@`.
 fn email(text: &[u8], at: usize, least: usize) -> Option<(usize, usize)> {
     let is_local = |byte: &u8| byte.is_ascii_alphanumeric() || b"._%+-".contains(byte);
     let local = text[least..at].iter().rev().take(64).take_while(|byte| is_local(byte)).count();
-    // A sentence or a list may end right before.
+    // A sentence or a list may end right before it.
     let start = at - local + text[at - local..at].iter().take_while(|byte| !byte.is_ascii_alphanumeric() && **byte != b'_').count();
     let mut end = at + 1;
     end += text[end..].iter().take(190).take_while(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-')).count();

@@ -1,5 +1,5 @@
-//! Numbers that are somebody's: cards, accounts, social security, telephones, addresses of machines. Each function reads from the
-//! beginning of a text and returns the bytes of what it found.
+//! Personal numbers: cards, accounts, social security, telephones, addresses of machines. Each function reads from the start of a text and
+//! returns the length of its finding.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,9 +9,9 @@ struct Groups {
     digits: Vec<u8>,
     /// Digits of each group.
     sizes: Vec<usize>,
-    /// Where each ends.
+    /// The end of each group.
     ends: Vec<usize>,
-    /// Between groups.
+    /// The separators between groups.
     separators: Vec<u8>,
 }
 
@@ -25,10 +25,10 @@ struct Leading<'a> {
     is_all: bool,
 }
 
-/// Digits that any of these numbers has, at most.
+/// The maximum number of digits of any of these numbers.
 const DIGITS_MAX: usize = 19;
 
-/// As many groups of digits as follow, with one of `separators` between them.
+/// The groups of digits that follow, with one of `separators` between them.
 fn groups(text: &[u8], separators: &[u8]) -> Groups {
     let mut found = Groups::default();
     let mut at = 0;
@@ -51,7 +51,7 @@ fn groups(text: &[u8], separators: &[u8]) -> Groups {
 }
 
 impl Groups {
-    /// All groups, then fewer: another number may follow the one that is looked for.
+    /// All groups, then fewer of them: an unrelated number may follow the wanted one.
     fn leading(&self) -> impl Iterator<Item = Leading<'_>> {
         (1..=self.sizes.len()).rev().map(|count| Leading {
             digits: &self.digits[..self.sizes[..count].iter().sum()],
@@ -108,7 +108,7 @@ pub(super) fn ssn(text: &[u8]) -> Option<usize> {
 
 fn is_ssn(found: &Leading<'_>) -> bool {
     let number = |digits: &[u8]| digits.iter().fold(0_u32, |number, digit| number * 10 + u32::from(*digit));
-    // With spaces it may be the beginning of anything.
+    // Separated by spaces, it may be part of a longer number.
     let grouped = found.sizes == [3, 2, 4] && found.is_uniform() && (found.is_all || found.separators[0] == b'-');
     grouped && {
         let (area, group, serial) = (number(&found.digits[..3]), number(&found.digits[3..5]), number(&found.digits[5..]));
@@ -116,13 +116,13 @@ fn is_ssn(found: &Leading<'_>) -> bool {
     }
 }
 
-/// International numbers (`+`, or 00 and groups), those of North America, and those that begin with a trunk's 0, in groups.
+/// International numbers (`+`, or 00 and groups), North American numbers, and numbers that start with a trunk 0, in groups.
 pub(super) fn phone(text: &[u8]) -> Option<usize> {
     let (text, skipped, plus) = match text {
         [b'+', rest @ ..] => (rest, 1, true),
         _ => (text, 0, false),
     };
-    // `(0)` in an international number, and an area in parentheses, count as groups.
+    // `(0)` in an international number, and an area code in parentheses, count as groups.
     let mut flat = Vec::with_capacity(text.len().min(LOOK_BYTES));
     let mut origins = Vec::new();
     let mut open = false;
@@ -200,7 +200,7 @@ pub(super) fn iban(text: &[u8]) -> Option<usize> {
     (whole && rest() == 1).then_some(bytes)
 }
 
-/// Countries of the IBAN registry, with the characters of an account there.
+/// The countries of the IBAN registry, with the number of characters of an account there.
 const COUNTRIES: [(&str, u8); 78] = [
     ("AD", 24),
     ("AE", 23),
@@ -282,7 +282,7 @@ const COUNTRIES: [(&str, u8); 78] = [
     ("XK", 20),
 ];
 
-/// An address of a machine, not of this one, of none, or of all.
+/// The address of a machine, except loopback, unspecified and broadcast addresses.
 pub(super) fn ip(text: &[u8]) -> Option<usize> {
     let is_address = |byte: &u8| byte.is_ascii_hexdigit() || matches!(byte, b'.' | b':');
     let run = text.iter().take(IPV6_BYTES_MAX + 1).take_while(|byte| is_address(byte)).count();

@@ -1,5 +1,5 @@
-//! Findings replaced by their kinds, `[EMAIL]`: in a whole text, or in one that still comes. Of that, what may become a finding is held
-//! back, and nothing else.
+//! Findings replaced by their kinds, `[EMAIL]`: in a whole text, or in one that still arrives. In the latter, only the part that may become
+//! a finding is held back.
 
 use super::{
     Kind,
@@ -7,7 +7,7 @@ use super::{
 };
 use std::sync::Arc;
 
-/// The text without its findings.
+/// The text with its findings masked.
 pub fn masked(finder: &Finder, text: &str) -> String {
     replaced(text, &finder.find(text).iter().map(|found| (found.start, found.end, mask(found.kind))).collect::<Vec<_>>())
 }
@@ -16,7 +16,7 @@ fn mask(kind: Kind) -> String {
     format!("[{}]", kind.label())
 }
 
-/// The text with other words from each start to each end, which are in order.
+/// The text with the given parts replaced. Parts are in order, each with its start, end and replacement.
 pub(super) fn replaced(text: &str, parts: &[(usize, usize, String)]) -> String {
     let mut out = String::with_capacity(text.len());
     let mut at = 0;
@@ -32,11 +32,11 @@ pub(super) fn replaced(text: &str, parts: &[(usize, usize, String)]) -> String {
 #[derive(Debug)]
 pub struct Stream {
     finder: Arc<Finder>,
-    /// The end of what was released, as it was before.
+    /// The end of the released text, before replacement.
     before: String,
-    /// Not released yet.
+    /// The text that is not released yet.
     held: String,
-    /// Replaced since somebody asked.
+    /// Kinds replaced since the last call of [`Stream::take_found`].
     found: Vec<Kind>,
 }
 
@@ -45,23 +45,23 @@ impl Stream {
         Self { finder, before: String::new(), held: String::new(), found: Vec::new() }
     }
 
-    /// More text; returns what may go on.
+    /// Adds text. Returns the text that is released.
     pub fn push(&mut self, text: &str) -> String {
         self.held += text;
         if text.is_empty() { String::new() } else { self.release(false) }
     }
 
-    /// The text ends.
+    /// Ends the text, and releases the rest.
     pub fn finish(&mut self) -> String {
         self.release(true)
     }
 
-    /// Bytes that wait.
+    /// The number of bytes held back.
     pub fn held_bytes(&self) -> usize {
         self.held.len()
     }
 
-    /// What was replaced since this was asked last.
+    /// Returns the kinds that were replaced since the last call.
     pub fn take_found(&mut self) -> Vec<Kind> {
         std::mem::take(&mut self.found)
     }

@@ -194,7 +194,7 @@ fn texts() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// However a text is cut, the same becomes of it.
+    /// The pieces of a text do not affect the result.
     #[test]
     fn pieces_do_not_matter(text in texts(), cuts in prop::collection::vec(1_usize..9, 1..40)) {
         let finder = Arc::new(finder());
@@ -224,7 +224,7 @@ proptest! {
         prop_assert_eq!(back, text);
     }
 
-    /// Whatever anybody writes, cut after each character.
+    /// Any text, cut after each character.
     #[test]
     fn any_text_is_read(text in "\\PC{0,120}") {
         let finder = Arc::new(finder());

@@ -1,25 +1,25 @@
-//! Placeholders for the findings of one request, `[EMAIL_1]`, and the way back. The same finding has the same placeholder in all texts of
-//! a request; and as they are numbered in order, the next turn of a conversation has the same ones, so that its beginning is the same
-//! prompt.
+//! Placeholders for the findings of one request, `[EMAIL_1]`, and their restoration. Equal findings have equal placeholders in all texts of
+//! a request; and as they are numbered in order, the next turn of a conversation has the same ones, so that its prompt starts with the same
+//! text.
 
 use super::{Kind, find::Finder, redact::replaced};
 use std::collections::{HashMap, HashSet};
 
 #[derive(Clone, Debug, Default)]
 pub struct Vault {
-    /// By placeholder.
+    /// The findings by placeholder.
     values: HashMap<String, String>,
     placeholders: HashMap<(Kind, String), String>,
-    /// What clients wrote that looks like a placeholder, and stays what it is.
+    /// Clients' texts that look like placeholders, and stay unchanged.
     taken: HashSet<String>,
     numbers: HashMap<Kind, usize>,
 }
 
-/// Bytes of a placeholder: `[EMAIL_`, up to seven digits, `]`.
+/// The maximum length of a placeholder: `[EMAIL_`, up to seven digits, `]`.
 const PLACEHOLDER_BYTES_MAX: usize = 16;
 
 impl Vault {
-    /// Sees a text of the request before any is redacted: what looks like a placeholder there is none of ours.
+    /// Notes a text of the request before any is redacted: texts in it that look like placeholders will not be used as such.
     pub fn see(&mut self, text: &str) {
         for (at, _) in text.match_indices('[') {
             let end = text[at..].bytes().take(PLACEHOLDER_BYTES_MAX).position(|byte| byte == b']');
@@ -58,18 +58,18 @@ impl Vault {
         self.values.is_empty()
     }
 
-    /// Of each kind, how many different findings.
+    /// The number of different findings of each kind.
     pub fn counts(&self) -> impl Iterator<Item = (Kind, usize)> {
         Kind::ALL.into_iter().map(|kind| (kind, self.placeholders.keys().filter(|(of, _)| *of == kind).count())).filter(|(_, n)| *n > 0)
     }
 
-    /// A whole text with its findings back.
+    /// Restores the findings of a whole text.
     pub fn restored(&self, text: &str) -> String {
         let mut held = text.to_owned();
         self.put_back(&mut held, true)
     }
 
-    /// Takes from `held` what may go on, with findings in the place of placeholders. A placeholder that has only begun stays.
+    /// Takes from `held` the text that can be released, with findings in place of placeholders. An incomplete placeholder stays.
     fn put_back(&self, held: &mut String, ended: bool) -> String {
         let (mut out, mut at) = (String::with_capacity(held.len()), 0);
         while let Some(open) = held[at..].find('[').map(|open| at + open) {
@@ -82,7 +82,7 @@ impl Vault {
                     out += &self.values[&rest[..=close]];
                     at = open + close + 1;
                 }
-                // It may still become one.
+                // It may still become a placeholder.
                 None if !ended && self.values.keys().any(|placeholder| placeholder.starts_with(rest)) => break,
                 _ => {
                     out.push('[');
@@ -106,18 +106,18 @@ pub struct Restorer {
 }
 
 impl Restorer {
-    /// More text; returns what may go on.
+    /// Adds text. Returns the text that is released.
     pub fn push(&mut self, vault: &Vault, text: &str) -> String {
         self.held += text;
         vault.put_back(&mut self.held, false)
     }
 
-    /// The text ends.
+    /// Ends the text, and releases the rest.
     pub fn finish(&mut self, vault: &Vault) -> String {
         vault.put_back(&mut self.held, true)
     }
 
-    /// Bytes that wait.
+    /// The number of bytes held back.
     pub fn held_bytes(&self) -> usize {
         self.held.len()
     }

@@ -1,11 +1,12 @@
-//! A model that calls a tool some times and is done, for coding agents to be tried against. Nothing here runs by itself:
+//! A model that calls a tool a number of times and then answers, for trying coding agents against it. It does not run by itself:
 //!
 //! ```sh
 //! AGENTS_HTTP=127.0.0.1:8123 AGENTS_TURNS=20 cargo test --release -p tidemill-coordinator --test scenarios agents -- --ignored --nocapture
 //! ```
 //!
-//! serves it for as long as `AGENTS_SECONDS` (600) says, with `AGENTS_TURNS` (1) calls. Point an agent at it, and ask it for anything. Each
-//! prompt's length is printed, and how much of it begins as an earlier prompt with its answer did: what a cache of KV blocks would have.
+//! serves it for `AGENTS_SECONDS` (600), with `AGENTS_TURNS` (1) calls. Point an agent at it, and give it any task. Each prompt's length is
+//! printed, with the length of the beginning that it shares with an earlier prompt and its answer: the part that a cache of KV blocks would
+//! have.
 
 use crate::support::{Cluster, Script, engine_of, fixture};
 use std::{
@@ -20,7 +21,7 @@ use tidemill_proto::{
     message::{EngineInfo, RoleInfo},
 };
 
-/// As Qwen's models have it, in short.
+/// The template of Qwen's models, shortened.
 const TEMPLATE: &str = "\
 {%- if tools %}{{- '<|im_start|>system\\nCall tools as <tool_call>{\"name\": …, \"arguments\": {…}}</tool_call>. Tools:\\n' }}
 {%- for tool in tools %}{{- tool | tojson }}{{- '\\n' }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}
@@ -31,7 +32,7 @@ const TEMPLATE: &str = "\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
 
-/// Agents name the tool that runs a command differently. Its name as the prompt shows it, and what to call it with.
+/// The names that agents have for the tool that runs a command: as the prompt shows it, and the arguments to call it with.
 const TOOLS: [(&str, &str); 5] = [
     ("Bash", r#"{"command": "echo agent-$((6*7))", "description": "Answer"}"#),
     ("exec_command", r#"{"cmd": "echo agent-$((6*7))"}"#),
@@ -40,7 +41,7 @@ const TOOLS: [(&str, &str); 5] = [
     ("run_commands", r#"{"commands": ["echo agent-$((6*7))"]}"#),
 ];
 
-/// The model's answer to a prompt, in which the result of each call so far stands.
+/// The model's answer to a prompt, which contains the result of each call so far.
 fn reply(prompt: &str, turns: usize) -> String {
     let called = prompt.matches("agent-42").count();
     if called >= turns {
@@ -80,7 +81,7 @@ async fn a_model_for_agents_to_try() {
     cluster.stop().await;
 }
 
-/// Ids to ids: the reply, and the end of the turn.
+/// Maps the ids of a prompt to those of the reply and the end of the turn.
 fn replies(model: &Path) -> impl Fn(&[u32]) -> Vec<u32> + Send + Sync + use<> {
     let model = TextModel::load(model).unwrap();
     let turns = env::var("AGENTS_TURNS").map_or(1, |turns| turns.parse().unwrap());

@@ -57,7 +57,7 @@ impl Drop for Process {
     }
 }
 
-/// A batch of two requests for completions.
+/// Starts a batch of two completion requests.
 async fn begin(coordinator: &Process) -> String {
     let line = |id: &str| json!({"custom_id": id, "method": "POST", "url": "/v1/completions", "body": {"model": "tiny", "prompt": id}});
     let form = format!(

@@ -1,4 +1,4 @@
-//! How often a request's body is parsed, whichever features look at it.
+//! The number of times a request's body is parsed, for any combination of features.
 
 use crate::{
     listening::listen,

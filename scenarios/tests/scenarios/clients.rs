@@ -1,5 +1,5 @@
-//! Habits of clients and of what stands between: pages of other origins, pasted base URLs, bodies as JavaScript writes them, balancers
-//! that notice late.
+//! Habits of clients and intermediaries: pages of other origins, pasted base URLs, bodies as JavaScript writes them, load balancers that
+//! notice late.
 
 use crate::support::{Cluster, Script, decode};
 use reqwest::{Client, Method, Response};
@@ -42,7 +42,7 @@ async fn pages_of_named_origins_use_the_front_door_and_others_do_not() {
         assert_eq!((answer.status().as_u16(), header(&answer, "access-control-allow-origin")), (403, None), "{other}");
     }
     cluster.stop().await;
-    // None is named.
+    // No origin is configured.
     let cluster = Cluster::start(|_| ()).await;
     let preflight = send(&cluster, Method::OPTIONS, "/v1/chat/completions", &asks, "").await;
     assert_eq!(header(&preflight, "access-control-allow-origin"), None);

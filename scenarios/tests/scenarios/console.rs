@@ -1,4 +1,4 @@
-//! The console's page, and the stream that it lives on.
+//! The console's page, and its event stream.
 
 use crate::support::{Cluster, Script, decode};
 use reqwest::header;
@@ -100,7 +100,7 @@ async fn viewers_are_limited() {
     }
     let refused = cluster.get("/cluster/events").await;
     assert_eq!((refused.status().as_u16(), refused.headers()[header::RETRY_AFTER].to_str().unwrap()), (503, "30"));
-    // Whoever leaves makes room, at the latest when the next event finds nobody.
+    // Viewers that leave make room, at the latest when the next event cannot be sent to them.
     viewers.clear();
     let deadline = Instant::now() + Duration::from_secs(5);
     while cluster.get("/cluster/events").await.status() != 200 {

@@ -9,7 +9,7 @@ use tidemill_proto::{
     message::{EngineInfo, Finish, Provenance, RoleInfo, ToWorker, WorkerEvent},
 };
 
-/// Ids of a text in the fixture's vocabulary.
+/// The ids of a text in the fixture's vocabulary.
 fn ids(text: &str) -> Vec<u32> {
     TextModel::load(&fixture("llama3")).unwrap().tokenizer.encode(text, false).unwrap()
 }
@@ -326,7 +326,7 @@ async fn a_client_that_waits_hears_its_place() {
     let first = tokio::spawn(first);
     let running = worker.decode_job().await.sequence;
     let second = tokio::spawn(client.post(format!("{}/v1/completions", cluster.url)).json(&body(true)).send());
-    // After five seconds a stream begins without its first token, and says in comments that it waits.
+    // After five seconds a stream starts without its first token, and reports in comments that it waits.
     let mut second = second.await.unwrap().unwrap();
     assert_eq!(second.headers()["x-queue-position"], "1");
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Schemas, expressions and grammars that cost much: each has an answer, within a budget, and the next request is served.
+//! Expensive schemas, expressions and grammars: each gets an answer, within a budget, and the next request is served.
 
 use crate::support::{Cluster, Script, decode, fixture, program};
 use proptest::{
@@ -21,7 +21,7 @@ use tidemill_gateway::features::grammars::{
 };
 use tidemill_proto::grammar::Grammar;
 
-/// The kernel looks at a process's CPU time at its ticks.
+/// The kernel checks a process's CPU time at its ticks.
 const CPU_MAX: Duration = Duration::from_millis(CPU_S * 1000 + 250);
 
 fn helper() -> Handle {
@@ -38,7 +38,7 @@ fn grammar(grammar: Grammar) -> Question {
     Question::Grammar { grammar, model: 0 }
 }
 
-/// Compared with itself in (1 + √k)^16 ways.
+/// A schema that is compared with itself in (1 + √k)^16 ways.
 fn compared_endlessly(k: usize) -> Value {
     let x = vec![json!({"$ref": "#/$defs/x"}); k];
     json!({"oneOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/x"}], "$defs": {"x": {"allOf": x}}})
@@ -49,7 +49,7 @@ fn intersected(patterns: usize) -> Value {
     json!({"allOf": all})
 }
 
-/// Parts to look through for the one at fault, each with the same large definition.
+/// A schema with a faulty part among many, each with the same large definition.
 fn faulty(properties: usize) -> Value {
     let mut all: Map<_, _> = (0..properties).map(|n| (format!("p{n}"), json!({}))).collect();
     let big: Map<_, _> = (0..2 * properties).map(|n| (format!("q{n}"), json!({}))).collect();
@@ -114,7 +114,7 @@ async fn what_took_a_coordinator_minutes_or_gigabytes_is_refused_and_the_next_re
     cluster.stop().await;
 }
 
-/// Not rewritten first, so that only the limits stop it.
+/// The schema is not rewritten first, so that only the limits stop it.
 #[test]
 fn what_the_compiler_does_not_bound_ends_at_the_limits_of_its_process() {
     let helper = helper();
@@ -161,7 +161,7 @@ fn a_session_ends_with_what_is_left_of_its_request() {
     let long = grammar(Grammar::JsonSchema(intersected(12).to_string().into()));
     let takes = {
         let mut session = helper.session().unwrap();
-        // Refused or not: it has an answer.
+        // Refused or not, it has an answer.
         assert!(!matches!(session.ask(&long), Err(AskError::Unavailable(_))));
         session.cpu()
     };
@@ -285,7 +285,7 @@ fn any_expression() -> impl Strategy<Value = String> {
     })
 }
 
-/// Rules that refer to one another in every way, also without end.
+/// Rules that refer to one another in any way, endlessly as well.
 fn any_lark() -> impl Strategy<Value = String> {
     let item = prop_oneof![
         2 => (0..6_u8).prop_map(|n| format!("r{n}")),

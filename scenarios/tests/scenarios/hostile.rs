@@ -1,4 +1,4 @@
-//! Whatever a client or a member sends: an answer with a status, no panic, no hang, and the next good request is served.
+//! Any input from clients and members: an answer with a status, no panic, no hang, and the next good request is served.
 
 use crate::support::{Cluster, Script, decode};
 use proptest::{
@@ -14,7 +14,7 @@ use tokio::{
 
 const PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
-/// Fields that mean something, so that random bodies get past the first check.
+/// Fields with a meaning, so that random bodies get past the first check.
 const FIELDS: [&str; 37] = [
     "messages",
     "prompt",
@@ -75,7 +75,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Valid but for a few fields.
+/// A body that is valid except for a few fields.
 fn any_body() -> impl Strategy<Value = Value> {
     let fields = prop::collection::vec((prop::sample::select(&FIELDS[..]), any_json()), 0..5);
     (fields, any::<bool>()).prop_map(|(fields, valid)| {
@@ -89,7 +89,7 @@ fn any_body() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Text that is almost a body: one byte is another.
+/// A body with one byte changed.
 fn damaged_body() -> impl Strategy<Value = Vec<u8>> {
     (any_body(), any::<prop::sample::Index>(), any::<u8>()).prop_map(|(body, at, byte)| {
         let mut bytes = body.to_string().into_bytes();

@@ -1,4 +1,4 @@
-//! Everything that this test program says to `tracing`, on any thread. A process has one listener, so the tests share it.
+//! The `tracing` output of this test program, on any thread. A process has one subscriber, so the tests share it.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ pub(crate) struct Listening {
     pub(crate) parses: Parses,
 }
 
-/// Listens from the first call on.
+/// Collects the output from the first call on.
 pub(crate) fn listen() -> &'static Listening {
     static LISTENING: OnceLock<Listening> = OnceLock::new();
     LISTENING.get_or_init(|| {
@@ -59,7 +59,7 @@ impl io::Write for Log {
     }
 }
 
-/// How many texts of each length were parsed.
+/// The number of texts of each length that were parsed.
 #[derive(Clone, Default)]
 pub(crate) struct Parses(Arc<Mutex<HashMap<u64, usize>>>);
 

@@ -83,7 +83,7 @@ async fn a_model_without_workers_fails_alone() {
     };
     let ((status, error), (), ()) = tokio::join!(cluster.ask("/v1/completions", complete("org/qwen")), dying, others);
     assert_eq!(status, 503, "its sequence waits for another worker of its model, and none comes: {error}");
-    // A worker that has just gone may come back; after a while nobody waits for it.
+    // A worker that has just gone may return; after a while requests no longer wait for it.
     loop {
         let (status, error) = cluster.ask("/v1/completions", complete("org/qwen")).await;
         assert_eq!(status, 503, "{error}");

@@ -1,4 +1,4 @@
-//! Owners of stored things, their shares, and text that stays text, as clients of a real front door find them.
+//! Owners of stored data, their shares, and text that stays text, as clients of a real gateway see them.
 
 use super::support::{self, Cluster, Script};
 use reqwest::{Method, StatusCode};
@@ -136,7 +136,7 @@ async fn posts_of_one_tenant_delete_nothing_of_another() {
         assert_eq!(status, StatusCode::OK, "{made}");
         kept.push((key, format!("/v1/conversations/{}/items", made["id"].as_str().unwrap())));
     }
-    // Of 4 MiB, in items that each could be a prompt.
+    // An answer of 4 MiB, in items that could each be a prompt.
     let item = json!({"type": "message", "role": "user", "content": "x".repeat(8 << 10)});
     let flood = json!({"items": vec![item; 512]});
     for _ in 0..6 {
@@ -242,7 +242,7 @@ async fn safety_checks_read_all_that_the_model_is_shown() {
     assert_eq!(door.post(&key, "/v1/chat/completions", &chat("Hello")).await.0, StatusCode::OK);
 }
 
-/// By each protocol: a turn that is forged in an assistant's, a user's and a tool's words.
+/// By each protocol: a turn that is forged in an assistant's, a user's and a tool's text.
 #[tokio::test]
 async fn no_protocol_takes_a_clients_text_for_a_turn() {
     let data = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Requests repeated with their `Idempotency-Key`, and streams that go on.
+//! Requests repeated with their `Idempotency-Key`, and resumed streams.
 
 use crate::support::{Cluster, Script, Worker, decode, fixture};
 use reqwest::{RequestBuilder, Response};
@@ -10,7 +10,7 @@ use tidemill_proto::message::ToWorker;
 const EOT: u32 = 1;
 const WORDS: &str = "The tide turns the wheel, and the wheel turns the mill. ";
 
-/// Says so many words, one token per millisecond.
+/// A script that generates the words `times` times, one token per millisecond.
 fn saying(times: usize) -> Script {
     let model = TextModel::load(&fixture("llama3")).unwrap();
     Script::reply(&[model.tokenizer.encode(&WORDS.repeat(times), false).unwrap(), vec![EOT]].concat())
@@ -32,7 +32,7 @@ fn status(response: &Response) -> String {
     response.headers()["x-idempotency"].to_str().unwrap().to_owned()
 }
 
-/// Reads until there are so many events, and leaves. What came of whole events.
+/// Reads until `events` events have arrived, and disconnects. Returns the complete events.
 async fn some(response: &mut Response, events: usize) -> String {
     let mut text = String::new();
     while text.matches("\n\n").count() < events {
@@ -43,7 +43,7 @@ async fn some(response: &mut Response, events: usize) -> String {
     text
 }
 
-/// Events alone: comments come at times of their own.
+/// The events without comments, which come at arbitrary times.
 fn events(text: &str) -> Vec<&str> {
     text.split_inclusive("\n\n").filter(|event| !event.starts_with(':')).collect()
 }
@@ -56,7 +56,7 @@ fn data(event: &str) -> Option<Value> {
     serde_json::from_str(event.lines().find_map(|line| line.strip_prefix("data: "))?).ok()
 }
 
-/// What a chat says.
+/// The content of a chat.
 fn said(events: &[&str]) -> String {
     events.iter().filter_map(|event| Some(data(event)?["choices"][0]["delta"]["content"].as_str()?.to_owned())).collect()
 }
@@ -123,7 +123,7 @@ async fn every_protocol_answers_a_repeat_with_the_same_bytes() {
         assert_eq!(error["type"] == "error", *path == "/v1/messages", "in its protocol's words: {error}");
     }
     assert_eq!(jobs(&mut worker), bodies.len());
-    // Other credentials are somebody else; a refused request leaves its key free.
+    // Different credentials are a different caller; a refused request leaves its key free.
     let (path, body) = &bodies[0];
     let other = asked(&cluster, path, body, "key 0").header("Authorization", "Bearer x").send().await.unwrap();
     assert_eq!(status(&other), "started");
@@ -150,12 +150,12 @@ async fn a_stream_goes_on_after_its_last_event() {
     let joined: Vec<_> = heard.iter().copied().chain(events(&rest)).collect();
     assert_eq!(said(&joined), WORDS.repeat(10));
     assert!(joined.iter().enumerate().all(|(n, event)| id(event).ends_with(&format!(":{n}"))));
-    // By its id, too.
+    // By its id as well.
     let name = data(joined[0]).unwrap()["id"].as_str().unwrap().to_owned();
     let by_id = cluster.get(&format!("/v1/chat/completions/{name}?stream=true&starting_after=6")).await;
     assert_eq!((status(&by_id), by_id.text().await.unwrap()), ("resumed".into(), joined[7..].concat()));
     assert_eq!(cluster.get("/v1/chat/completions/chatcmpl-x?stream=true").await.status(), 404);
-    // A response's events have the numbers that they say.
+    // The numbers of a response's events are their sequence numbers.
     let body = json!({"input": "Hello", "stream": true});
     let whole = ask(&cluster, "/v1/responses", &body, "r").await.text().await.unwrap();
     let whole = events(&whole);
@@ -187,7 +187,7 @@ async fn without_listeners_a_request_goes_on_for_its_grace_time() {
     worker.expect(|message| matches!(message, ToWorker::CancelSequence { sequence: s } if s == sequence).then_some(())).await;
     assert!(left.elapsed() >= Duration::from_secs(2), "not before its grace time is over");
     assert_eq!(status(&ask(&cluster, "/v1/chat/completions", &chat(), "k").await), "started", "it is forgotten");
-    // Without a key, it is cancelled at once: its grace time never begins.
+    // Without a key, it is cancelled at once, without a grace period.
     let view: Value = cluster.get("/cluster").await.json().await.unwrap();
     assert_eq!(view["replays"]["abandoned"], 1);
     cluster.stop().await;
@@ -205,7 +205,7 @@ async fn what_cannot_be_kept_is_computed_and_says_so() {
     }
     assert_eq!(jobs(&mut worker), 2);
     cluster.stop().await;
-    // A stream longer than all that may be kept still arrives whole.
+    // A stream longer than the room for replays still arrives whole.
     let cluster = Cluster::start(|flags| flags.replay_bytes_max = Some("2KiB".into())).await;
     let _worker = cluster.join("decode-0", decode(), saying(10)).await;
     let text = ask(&cluster, "/v1/chat/completions", &chat(), "k").await.text().await.unwrap();
@@ -232,7 +232,7 @@ async fn when_its_coordinator_dies_a_stream_goes_on_at_another() {
     assert_eq!(said(&joined), WORDS.repeat(20), "the text goes on where it broke off");
     assert!(joined.iter().enumerate().all(|(n, event)| id(event).ends_with(&format!(":{n}"))));
     assert_eq!(jobs(&mut second), 1);
-    // What is drawn at random would come out differently: its stream cannot go on.
+    // A random answer would come out differently: its stream cannot be resumed.
     let random = json!({"model": "tiny", "stream": true, "messages": [{"role": "user", "content": "Hello"}]});
     let mut stream = ask(&other, "/v1/chat/completions", &random, "random").await;
     let name = id(events(&some(&mut stream, 1).await)[0]).to_owned();

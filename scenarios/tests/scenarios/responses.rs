@@ -13,7 +13,7 @@ fn text_model() -> TextModel {
     TextModel::load(&fixture("llama3")).unwrap()
 }
 
-/// A worker that says this, and ends.
+/// A script that generates this text, and ends.
 fn saying(text: &str) -> Script {
     Script::reply(&[text_model().tokenizer.encode(text, false).unwrap(), vec![EOT]].concat())
 }
@@ -24,7 +24,7 @@ async fn prompt(worker: &mut Worker) -> String {
     text_model().tokenizer.decode(&job.tokens, true)
 }
 
-/// The events of a stream, each checked for its place in the sequence and the name of its line.
+/// The events of a stream, each checked for its sequence number and the name on its line.
 async fn events(cluster: &Cluster, body: Value) -> Vec<Value> {
     let text = cluster.post("/v1/responses", body).await.text().await.unwrap();
     let mut events: Vec<Value> = Vec::new();
@@ -228,7 +228,7 @@ async fn a_thought_a_text_and_calls_are_items() {
     let next = json!({"input": results, "previous_response_id": first["id"], "tools": functions});
     assert_eq!(cluster.ask("/v1/responses", next).await.0, 200);
     let gone_on = prompt(&mut worker).await;
-    // What the model was given and what it wrote come back as they were, so that their KV is found.
+    // The model's earlier prompt and answer reappear unchanged, so that their KV is found.
     let written = begun + tools::REPLY;
     let squeezed = |text: &str| text.split_whitespace().collect::<String>();
     assert!(squeezed(&gone_on).starts_with(&squeezed(&written)), "{gone_on}\n\n{written}");

@@ -1,4 +1,4 @@
-//! Users move from one model to another: in steps, and back when it is worse. A scripted decode worker for each model.
+//! Users move from one model to another: in steps, and back if it is worse. A scripted decode worker for each model.
 
 use crate::{
     routes::qwen,
@@ -16,21 +16,21 @@ async fn start() -> Cluster {
     .await
 }
 
-/// At the operators' port.
+/// Posts to the operators' port.
 async fn operate(cluster: &Cluster, path: &str, body: &Value) -> (u16, Value) {
     let url = format!("{}{path}", cluster.admin.as_ref().unwrap());
     let response = reqwest::Client::new().post(url).json(body).send().await.unwrap();
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
-/// The first rollout. `null`: the front door has not heard of one yet.
+/// The first rollout, or `null` before the gateway knows of one.
 async fn status(cluster: &Cluster) -> Value {
     let url = format!("{}/rollouts", cluster.admin.as_ref().unwrap());
     let mut listed: Value = reqwest::get(url).await.unwrap().json().await.unwrap();
     listed["rollouts"].get_mut(0).map(Value::take).unwrap_or_default()
 }
 
-/// The answering model of each user's request; `None`: it failed.
+/// The answering model of each user's request; `None` if it failed.
 async fn ask(cluster: &Cluster, users: std::ops::Range<usize>) -> Vec<Option<String>> {
     let one = async |user: usize| {
         let body = json!({"model": "old", "prompt": "Hello", "max_tokens": 3, "user": format!("user-{user}"), "temperature": 0});
@@ -51,7 +51,7 @@ fn wanted() -> Value {
     })
 }
 
-/// Until the rollout is in this state, with requests of all users over and over. The models that answered them, each time.
+/// Sends requests of all users repeatedly until the rollout is in this state. Returns the share and the answering models of each round.
 async fn until(cluster: &Cluster, state: &str) -> Vec<(f64, Vec<Option<String>>)> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut rounds = Vec::new();
@@ -98,7 +98,7 @@ async fn users_move_step_by_step_and_none_moves_back() {
     let seen = status(&cluster).await;
     assert!(seen["seen_to"]["requests"].as_u64().unwrap() >= 5 && seen["seen_to"]["error_rate"] == 0.0, "{seen:#}");
 
-    // Who asks for the new model gets it whatever happens.
+    // Requests that name the new model get it in any state.
     assert_eq!(operate(&cluster, "/rollouts/abort", &json!({"from": "old"})).await.0, 200);
     while status(&cluster).await["state"] != "aborted" {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -120,7 +120,7 @@ async fn a_candidate_that_hangs_or_is_gone_is_rolled_back_within_seconds() {
         "limits": {"requests_min": 5, "overdue_s": 1, "window_s": 10}})
     };
     assert_eq!(operate(&cluster, "/rollouts", &long("old")).await.0, 200);
-    // Nobody waits for these answers to end: they do not.
+    // The test does not wait for these answers to end: they never do.
     let asking: Vec<_> = (0..24)
         .map(|user| {
             let url = format!("{}/v1/completions", cluster.url);
@@ -144,7 +144,7 @@ async fn a_candidate_that_hangs_or_is_gone_is_rolled_back_within_seconds() {
     assert!(ask(&cluster, 0..24).await.iter().all(|model| model.as_deref() == Some("old")));
     asking.iter().for_each(tokio::task::JoinHandle::abort);
 
-    // Again, and its only worker dies.
+    // Once more, and its only worker dies.
     new.kill().await;
     assert_eq!(operate(&cluster, "/rollouts", &long("old")).await.0, 200);
     let mut failed = 0;
@@ -159,7 +159,7 @@ async fn a_candidate_that_hangs_or_is_gone_is_rolled_back_within_seconds() {
     cluster.stop().await;
 }
 
-/// Some users ask at once, and leave after a second. How many had no answer.
+/// Some users send requests at once, and leave after a second. Returns the number without an answer.
 async fn ask_now(cluster: &Cluster) -> usize {
     let client = reqwest::Client::builder().timeout(Duration::from_secs(1)).build().unwrap();
     let asking: Vec<_> = (0..8)
@@ -223,7 +223,7 @@ async fn shadows_are_compared_and_never_seen() {
     let wanted =
         json!({"from": "old", "to": "new", "steps": [0, 100], "step_s": 1, "no_gate": true, "shadow": 1.0, "limits": {"requests_min": 10}});
     assert_eq!(operate(&cluster, "/rollouts", &wanted).await.0, 200);
-    // The front door learns a moment later of what the coordinators agree on.
+    // The gateway learns of the agreed state a moment later.
     while !status(&cluster).await["shadows"].is_object() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -1,4 +1,4 @@
-//! Rules for which model answers, with a scripted decode worker for each model.
+//! Rules that choose the model, with a scripted decode worker for each model.
 
 use crate::support::{Cluster, Script, decode, engine_of, fixture};
 use serde_json::{Value, json};
@@ -100,7 +100,7 @@ async fn every_protocol_takes_the_same_routes_and_says_which_and_why() {
     let tools =
         json!({"model": "chat", "messages": said("Hi"), "max_tokens": 2, "tools": [{"type": "function", "function": {"name": "f"}}]});
     assert_eq!(ask(&cluster, "/v1/chat/completions", &[], &tools).await.3, "rule agents");
-    // A stream says it, too, and what nobody knows is an error as ever.
+    // A stream reports it as well, and an unknown model is an error as usual.
     let stream = json!({"model": "auto", "messages": said("Hello"), "max_tokens": 2, "stream": true});
     let response = cluster.post("/v1/chat/completions", stream).await;
     assert_eq!(response.headers()["x-tidemill-model"], "small");
@@ -159,7 +159,7 @@ async fn a_request_overflows_to_a_model_that_has_time() {
     let _small = cluster.join("decode-0", decode(), Script::reply(&[8, 9])).await;
     let (_, _, model, why) = ask(&cluster, "/v1/completions", &[], &complete("chat")).await;
     assert_eq!((model.as_str(), why.as_str()), ("small", "rule 1"));
-    // A limit that nothing keeps sends requests to whoever is faster.
+    // A limit that no model keeps sends requests to the faster one.
     let (status, _, model, why) = ask(&cluster, "/v1/completions", &[], &complete("strict")).await;
     assert_eq!(status, 200);
     assert_eq!(model == "large", why.contains("overflow: small would take"), "{model} {why}");

@@ -1,5 +1,5 @@
-//! One client's flood, and everybody else: connections, bodies, files, requests that need no answer, and doors that web pages may not use.
-//! Most requests here are those of an audit that once got through.
+//! One client's flood, and all other clients: connections, bodies, files, requests that need no answer, and ports that web pages may not
+//! use. Most requests here are attacks from an audit that once succeeded.
 
 use crate::support::{Cluster, Script, Worker, decode};
 use reqwest::{Client, Method, Response};
@@ -205,7 +205,7 @@ async fn an_address_with_all_its_connections_busy_is_told_so() {
     cluster.stop().await;
 }
 
-/// Sends a request whose body stops short of its end.
+/// Sends a request whose body stops before its end.
 async fn stalled(cluster: &Cluster, key: &str, bytes: usize) -> TcpStream {
     let mut stream = TcpStream::connect(addr(cluster)).await.unwrap();
     let head =
@@ -215,7 +215,7 @@ async fn stalled(cluster: &Cluster, key: &str, bytes: usize) -> TcpStream {
     stream
 }
 
-/// The beginning of an answer.
+/// The start of an answer.
 async fn head(stream: &mut TcpStream) -> String {
     let mut answer = vec![0; 4096];
     let read = stream.read(&mut answer).await.unwrap();
@@ -341,7 +341,7 @@ async fn a_flood_in_a_full_queue_gives_way_and_is_told() {
         flags.queue_max = Some(8);
     })
     .await;
-    // Its memory holds a few sequences, and they do not end.
+    // Its memory holds only a few sequences, and they do not end.
     let engine = tidemill_proto::message::EngineInfo { device_blocks: 4, ..crate::support::engine() };
     let script = Script { stall_after: 0, ..Script::reply(&[40]) };
     let _worker = cluster.join("decode-0", tidemill_proto::message::RoleInfo::Decode(engine), script).await;

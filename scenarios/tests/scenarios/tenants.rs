@@ -1,4 +1,4 @@
-//! Tenants at a real front door: keys, quotas, what belongs to whom, and what is written down.
+//! Tenants at a real gateway: keys, quotas, ownership, and usage records.
 
 use super::{
     listening::listen,
@@ -77,7 +77,7 @@ async fn a_door_is_open_until_there_is_a_key_and_then_closed_for_good() {
             assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], "invalid_api_key");
         }
     }
-    // Anthropic's clients have a header of their own, and errors of their own.
+    // Anthropic's clients have their own header, and their own errors.
     let message = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]});
     let messages = |key: String| {
         let request = reqwest::Client::new().post(format!("{}/v1/messages", cluster.url)).header("x-api-key", key);
@@ -97,7 +97,7 @@ async fn a_door_is_open_until_there_is_a_key_and_then_closed_for_good() {
     assert_eq!(cluster.get("/health").await.status(), 200);
     cluster.stop().await;
 
-    // So it does after a restart, without an operators' address: then nobody sees the cluster.
+    // The same after a restart, without an operators' port: then the cluster's state is not visible.
     let again = Cluster::start(|flags| flags.data = Some(data.path().to_owned())).await;
     assert_eq!(
         (again.get("/v1/models").await.status(), again.get("/cluster").await.status()),
@@ -113,7 +113,7 @@ async fn keys_are_managed_at_the_operators_address_only() {
     let wanted = json!({"tenant": "acme", "tier": "free"});
     assert_eq!(cluster.ask("/admin/keys", wanted.clone()).await.0, 404);
     let at = format!("{}/admin/keys", cluster.admin.as_ref().unwrap());
-    // As a page in a browser could send it.
+    // The same request as a page in a browser could send it.
     let sent = reqwest::Client::new().post(&at).body(wanted.to_string()).header("content-type", "text/plain").send().await.unwrap();
     assert_eq!(sent.status(), 415);
     let rebound = reqwest::Client::new().get(&at).header("host", "evil.example").send().await.unwrap();
@@ -176,7 +176,7 @@ async fn of_many_at_once_exactly_the_allowed_number_passes() {
         };
     }
     assert_eq!(passed, 20);
-    // Another tenant is another budget, and no other endpoint is a way around.
+    // A different tenant has a different budget, and other endpoints do not bypass it.
     let other = key(&cluster, "other", "free").await;
     assert_eq!(post_as(&cluster, &other, "/v1/completions", completion(3)).await.status(), 200);
     let message = json!([{"role": "user", "content": "hi"}]);
@@ -257,7 +257,7 @@ async fn another_tenants_records_are_not_found() {
         assert_eq!(post_as(&cluster, &theirs, "/v1/responses", body).await.status(), 404);
     }
     assert_eq!(post_as(&cluster, &theirs, &format!("/v1/responses/{response}/cancel"), json!({})).await.status(), 404);
-    // The same Idempotency-Key is another request for another tenant.
+    // For a different tenant, the same Idempotency-Key is a different request.
     let repeat = async |key: &str| {
         let request = reqwest::Client::new().post(format!("{}/v1/completions", cluster.url)).bearer_auth(key);
         let answer = request.header("idempotency-key", "k").json(&completion(3)).send().await.unwrap();
@@ -286,7 +286,7 @@ async fn no_salt_of_a_client_reaches_anothers_blocks() {
     let plain = salt(&one, None).await;
     assert_eq!(salt(&one, None).await, plain);
     assert_ne!(salt(&one, Some("user")).await, plain, "a tenant may separate its own requests");
-    // All that `two` could know, as text.
+    // All salts that `two` could know, as text.
     for tried in [None, Some("one"), Some("user"), Some(&*String::from_utf8_lossy(&plain))] {
         let theirs = salt(&two, tried).await;
         assert!(theirs.len() >= 32 && theirs[..32] != plain[..32], "{tried:?}");
@@ -327,13 +327,13 @@ async fn what_was_used_is_written_down_once_and_limits_outlive_a_restart() {
     let answer = post_as(&cluster, &secret, "/v1/completions", stream).await;
     let id = header(&answer, "x-request-id");
     answer.text().await.unwrap();
-    // It is there before the client has the last word: no waiting here.
+    // The event is there before the client has received the end: no waiting here.
     let event = events(data.path()).pop().unwrap();
     assert_eq!((event.id, &*event.tenant, event.user.as_deref(), event.key.as_deref()), (id, "acme", Some("ann"), Some(&secret[..15])));
     assert_eq!((&*event.model, event.prompt_tokens, event.cached_tokens, event.output_tokens, &*event.outcome), ("tiny", 20, 16, 4, "ok"));
     assert_eq!(event.cost_micros, 4 + 8 + 40);
     assert!(event.ttft_ms.is_some_and(|ttft| ttft <= event.total_ms));
-    // Of refused requests there is nothing to write.
+    // Refused requests are not recorded.
     assert_eq!(post_as(&cluster, &secret, "/v1/completions", completion(4)).await.status(), 200);
     assert_eq!(post_as(&cluster, &secret, "/v1/completions", completion(4)).await.status(), 429);
     assert_eq!(events(data.path()).len(), 2);
@@ -349,7 +349,7 @@ async fn what_was_used_is_written_down_once_and_limits_outlive_a_restart() {
 
 #[tokio::test]
 async fn a_secret_is_in_no_log_no_metric_and_no_error() {
-    // Not of this thread alone: a key must not be logged by a compute thread either.
+    // On all threads: a key must not be logged by a compute thread either.
     let log = &listen().log;
     let data = tempfile::tempdir().unwrap();
     let (cluster, _worker) = start(data.path(), |_| ()).await;
@@ -373,7 +373,7 @@ async fn a_secret_is_in_no_log_no_metric_and_no_error() {
         if path.is_dir() {
             files.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
         } else {
-            // A database that is being closed takes its journal away.
+            // A database that is being closed removes its journal.
             let bytes = std::fs::read(&path).or_else(|error| if error.kind() == NotFound { Ok(Vec::new()) } else { Err(error) });
             assert!(!String::from_utf8_lossy(&bytes.unwrap()).contains(&secret[15..30]), "{}", path.display());
         }
@@ -402,7 +402,7 @@ async fn a_public_address_is_closed_unless_told_otherwise() {
     assert!(refused.contains("--open") && refused.contains("tidemill keys create"), "{refused}");
     assert_eq!(bind(&|flags| flags.open = Some(true)).await, Ok(()));
 
-    // With an operators' address, the first key can be made; until then nobody gets in.
+    // With an operators' port, the first key can be made; until then no client gets in.
     let data = tempfile::tempdir().unwrap();
     let (cluster, _worker) = start(data.path(), |flags| flags.http = Some(([0, 0, 0, 0], 0).into())).await;
     assert_eq!(cluster.ask("/v1/completions", completion(2)).await.0, 401);

@@ -1,4 +1,4 @@
-//! Tools and thoughts as a client sees them, with a scripted decode worker whose answers are those of a model that calls.
+//! Tools and reasoning as a client sees them, with a scripted decode worker whose answers are those of a model that calls tools.
 
 use crate::support::{Cluster, Script, Worker, decode, fixture};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use tidemill_gateway::text::TextModel;
 const EOT: u32 = 1;
 const CHAT: &str = "/v1/chat/completions";
 
-/// A template in the manner of Hermes and Qwen, with thoughts.
+/// A template in the style of Hermes and Qwen, with reasoning.
 pub(crate) const TEMPLATE: &str = r#"
 {%- if tools %}{{ '<|start_header_id|>tools<|end_header_id|>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|eot_id|>' }}{% endif %}
 {%- for m in messages %}
@@ -25,7 +25,7 @@ pub(crate) const TEMPLATE: &str = r#"
     {%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% else %}{{ '<think>\n' }}{% endif %}
 {%- endif %}"#;
 
-/// The fixture's weights and tokenizer with another template.
+/// The fixture's weights and tokenizer with a different template.
 pub(crate) fn model(template: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
@@ -221,13 +221,13 @@ async fn tokens_are_counted() {
     let before = counted().await;
     let (status, _) = cluster.ask("/v1/completions", json!({"prompt": [50, 51, 52, 53], "max_tokens": 3})).await;
     assert_eq!(status, 200);
-    // Other tests count in the same process.
+    // Other tests increase the counters in the same process.
     let after = counted().await;
     assert!(after[0] >= before[0] + 4.0 && after[1] >= before[1] + 3.0, "{before:?} {after:?}");
     cluster.stop().await;
 }
 
-/// A request as each protocol has it, and what its answer said, thought and called.
+/// A request in each protocol, and the text, reasoning and calls of its answer.
 async fn in_every_protocol(cluster: &Cluster, max_tokens: u32, forced: bool) -> Vec<(&'static str, String, String, Vec<String>)> {
     let (question, parameters) = ("Weather?", json!({"type": "object", "properties": {"place": {"type": "string"}}}));
     let names = ["get_weather", "get_time"];
@@ -314,7 +314,7 @@ async fn a_model_that_thinks_all_the_same_has_thought() {
     cluster.stop().await;
 }
 
-/// Functions and their calls in the fields that OpenAI had first.
+/// Functions and their calls in OpenAI's original fields.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_older_fields_of_functions_are_answered_in_kind() {
     let model = model(TEMPLATE);

@@ -1,5 +1,5 @@
-//! A provider's keys from its URL: fetched by a thread, now and then, and when a token names a key that is not known yet, though not
-//! more often than every few seconds, whatever tokens come. What was fetched last stays good while the provider cannot be reached.
+//! A provider's keys from its URL. A thread fetches them periodically, and when a token names an unknown key, but then at most every few
+//! seconds. The last fetched keys stay valid while the provider is unreachable.
 
 use super::{JwksError, Keys, Known, parse};
 use crate::{
@@ -17,23 +17,23 @@ use std::{
 use tokio::sync::watch;
 use ureq::Agent;
 
-/// Between fetches that unknown keys ask for.
+/// The least time between fetches caused by unknown keys.
 const ASKED_EVERY: Duration = Duration::from_secs(10);
-/// A request waits no longer for them. Longer than a fetch takes.
+/// The longest time that a request waits for a fetch, which is longer than a fetch takes.
 const WAIT_MAX: Duration = Duration::from_secs(12);
-/// More than any set has.
+/// The maximum size of a key set, larger than any real one.
 const BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub target: Target,
-    /// Keys that were fetched so long ago are fetched again.
+    /// The age from which keys are fetched again.
     pub max_age: Duration,
 }
 
 #[derive(Debug)]
 pub(super) struct Remote {
-    /// Wakes the thread; gone, it ends.
+    /// Wakes the thread. Dropping it ends the thread.
     asks: SyncSender<()>,
     shared: Arc<Shared>,
 }
@@ -41,7 +41,7 @@ pub(super) struct Remote {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Fetches that have ended.
+    /// The number of fetches that have ended.
     ended: watch::Sender<u64>,
     failed: AtomicU64,
     began: Instant,
@@ -50,27 +50,27 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     schedule: Schedule,
-    /// A fetch runs, or is about to.
+    /// Whether a fetch runs or is about to.
     pending: bool,
 }
 
-/// When keys are fetched.
+/// The times of fetches.
 #[derive(Debug)]
 struct Schedule {
     max_age: Duration,
     tried: Option<Duration>,
-    /// In a row, up to now.
+    /// The current number of consecutive failures.
     failures: u32,
 }
 
 impl Schedule {
-    /// The next fetch that nobody has to ask for.
+    /// The time of the next periodic fetch.
     fn next(&self) -> Duration {
         let rest = if self.failures > 0 { retry::rest(self.failures) } else { self.max_age };
         self.tried.map_or(Duration::ZERO, |tried| tried + rest)
     }
 
-    /// Whether there may be one because of an unknown key.
+    /// Whether an unknown key may cause a fetch now.
     fn allows(&self, now: Duration) -> bool {
         self.tried.is_none_or(|tried| now >= tried + ASKED_EVERY)
     }
@@ -86,7 +86,7 @@ impl Remote {
         let client = settings.target.client()?;
         let schedule = Schedule { max_age: settings.max_age, tried: None, failures: 0 };
         let shared = Arc::new(Shared {
-            // Whoever comes first waits for the first fetch.
+            // The first request waits for the first fetch.
             state: Mutex::new(State { schedule, pending: true }),
             ended: watch::Sender::new(0),
             failed: AtomicU64::new(0),
@@ -98,7 +98,7 @@ impl Remote {
         Ok(Self { asks, shared })
     }
 
-    /// Asks for a fetch because of an unknown key. What is returned waits for it. `None`: there was one a moment ago.
+    /// Requests a fetch because of an unknown key, and returns a future that waits for it. Returns `None` if there was one a moment ago.
     pub(super) fn ask(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
         let mut ended = {
             let mut state = self.shared.state();
@@ -107,7 +107,7 @@ impl Remote {
                     return None;
                 }
                 state.pending = true;
-                // If it is full, the thread wakes anyhow.
+                // If the channel is full, the thread wakes up anyway.
                 let _ = self.asks.try_send(());
             }
             self.shared.ended.subscribe()
@@ -117,14 +117,14 @@ impl Remote {
         })
     }
 
-    /// Fetches that ended, and those of them that failed.
+    /// The number of fetches that have ended, and of those that failed.
     pub(super) fn fetches(&self) -> (u64, u64) {
         (*self.shared.ended.borrow(), self.shared.failed.load(Ordering::Relaxed))
     }
 }
 
 impl Shared {
-    /// Nothing that holds the lock panics.
+    /// No holder of the lock panics.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Tenants and keys in one SQLite file. Several processes of a host may have it open: each sees the others' changes.
+//! Tenants and keys in one SQLite file. Several processes of a host may have it open: each sees the changes of the others.
 
 use super::{KeepError, Keeper};
 use crate::records::Change;
@@ -11,13 +11,13 @@ use std::{
     time::Duration,
 };
 
-/// Of the table below.
+/// The version of the table below.
 const SCHEMA_VERSION: i64 = 1;
 /// `kind` orders tenants before keys. `body` is the [`Change`] as JSON.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS records (kind INTEGER NOT NULL, id TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID;
     PRAGMA user_version = 1;";
-/// Another process writes a record in milliseconds.
+/// The longest wait for a different process, which writes a record in milliseconds.
 const BUSY_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -26,12 +26,12 @@ pub struct Sqlite(Mutex<State>);
 #[derive(Debug)]
 struct State {
     database: Connection,
-    /// SQLite's number of others' changes, as last seen.
+    /// SQLite's counter of other connections' changes, as last seen.
     seen: i64,
 }
 
 impl Sqlite {
-    /// Opens the file at `path`, or makes it, readable by this user only.
+    /// Opens or creates the file at `path`, readable by this user only.
     pub fn open(path: &Path) -> Result<Self, KeepError> {
         let file = |source| KeepError::File { path: path.to_owned(), source };
         if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty() && !dir.is_dir()) {
@@ -41,7 +41,7 @@ impl Sqlite {
         let database = Connection::open(path)?;
         database.busy_timeout(BUSY_MAX)?;
         database.pragma_update(None, "journal_mode", "WAL")?;
-        // Keys are few, and one that was handed out must not be lost with the power.
+        // Keys are few, and one that was handed out must not be lost in a power failure.
         database.pragma_update(None, "synchronous", "FULL")?;
         match database.query_row("PRAGMA user_version", [], |row| row.get(0))? {
             0 => database.execute_batch(&format!("BEGIN IMMEDIATE; {SCHEMA} COMMIT;"))?,
@@ -52,7 +52,7 @@ impl Sqlite {
         Ok(Self(Mutex::new(State { database, seen })))
     }
 
-    /// Nothing that holds the lock panics.
+    /// No holder of the lock panics.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -109,7 +109,7 @@ fn who_has_nothing_left_to_count_is_forgotten() {
     assert_eq!((quota.scopes.len(), quota.running()), (0, 0));
 }
 
-/// What can happen, to one of two tenants with two keys each.
+/// A step of one of two tenants with two keys each.
 #[derive(Clone, Debug)]
 enum Step {
     Reserve {
@@ -117,7 +117,7 @@ enum Step {
         key: u8,
         tokens: u64,
     },
-    /// The `nth` of those that run uses such a part of its tokens.
+    /// The `nth` running request uses this part of its tokens.
     Settle {
         nth: usize,
         percent: u64,
@@ -125,7 +125,7 @@ enum Step {
     Cancel {
         nth: usize,
     },
-    /// Whoever holds it is gone, and never says so.
+    /// The holder is gone, without a settlement.
     Lose {
         nth: usize,
     },
@@ -149,7 +149,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// The oracle keeps every request that passed with the time at which it did, and adds up over true windows.
+    /// The oracle keeps every passed request with its time, and adds up over exact windows.
     #[test]
     fn never_above_a_limit_and_never_leaking(steps in steps()) {
         let limits = Limits {
@@ -164,7 +164,7 @@ proptest! {
         let mut passed: Vec<(Vec<Scope>, Duration, u64)> = Vec::new();
         for step in steps {
             let now = Duration::from_millis(clock.max(0) as u64);
-            // What the quota is not told, it cannot know: a clock that was set back in between has shown nobody its latest time.
+            // The quota cannot know a time that it was not given: the latest time counts only if a call has passed it.
             if let Step::Reserve { .. } | Step::Sweep = step {
                 latest = latest.max(now);
             }
@@ -184,7 +184,7 @@ proptest! {
                     if let (Some(reservation), place, deadline) = running.swap_remove(nth) {
                         let used = passed[place].2 * percent / 100;
                         quota.settle(reservation, used);
-                        // Unless it was taken back in full before.
+                        // Unless it was settled in full before.
                         if deadline > latest { passed[place].2 = used; }
                     }
                 }
@@ -209,7 +209,7 @@ proptest! {
                 prop_assert!(requests <= 8 && tokens <= 200 && day <= 1500, "{requests} {tokens} {day}");
             }
         }
-        // Whatever was lost comes back, and nothing stays behind.
+        // All lost reservations are settled, and no scope is left.
         quota.sweep(latest + seconds(200_000.0));
         prop_assert_eq!((quota.running(), quota.scopes.len()), (0, 0));
     }

@@ -1,10 +1,10 @@
-//! What tokens cost.
+//! Prices of tokens.
 
 use super::Event;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Of one model, in whatever currency, per million tokens.
+/// The prices of one model per million tokens, in any currency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Price {
@@ -16,12 +16,12 @@ pub struct Price {
     pub output: f64,
 }
 
-/// By model. A model without a price is free.
+/// Prices by model. A model without a price is free.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prices(pub BTreeMap<String, Price>);
 
 impl Prices {
-    /// In millionths: a price per million tokens is one of millionths per token.
+    /// The cost in millionths: a price per million tokens is one in millionths per token.
     pub fn cost_micros(&self, event: &Event) -> u64 {
         let Some(price) = self.0.get(&event.model) else { return 0 };
         let cached = event.cached_tokens.min(event.prompt_tokens);

@@ -1,11 +1,11 @@
-//! Events added up, by what one wants to know.
+//! Reports: sums of events by chosen dimensions.
 
 use super::Event;
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt::Write, str::FromStr};
 use time::OffsetDateTime;
 
-/// What events are added up by.
+/// A dimension by which events are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dimension {
     Tenant,
@@ -14,7 +14,7 @@ pub enum Dimension {
     Model,
     Class,
     Outcome,
-    /// Of UTC.
+    /// The day in UTC.
     Day,
 }
 
@@ -90,7 +90,7 @@ impl Report {
         total.cost_micros += event.cost_micros;
     }
 
-    /// For people: columns as wide as they have to be, and a last line with the sum.
+    /// A table for people: with columns of the necessary width, and a last line with the sum.
     pub fn table(&self) -> String {
         let mut lines: Vec<Vec<String>> = vec![self.header()];
         lines.extend(self.rows.iter().map(|(key, total)| self.line(key, total)));
@@ -120,7 +120,7 @@ impl Report {
         text
     }
 
-    /// As RFC 4180 has it.
+    /// The rows in the format of RFC 4180.
     pub fn csv(&self) -> String {
         let quote = |cell: &String| match cell.contains([',', '"', '\n', '\r']) {
             true => format!("\"{}\"", cell.replace('"', "\"\"")),
@@ -131,7 +131,7 @@ impl Report {
         lines.map(|line| line.iter().map(quote).collect::<Vec<_>>().join(",") + "\r\n").collect()
     }
 
-    /// A list of objects.
+    /// The rows as a list of objects.
     pub fn json(&self) -> serde_json::Value {
         let row = |(key, total): (&Vec<String>, &Total)| {
             let names = self.dimensions.iter().map(|dimension| dimension.name().to_owned());
@@ -167,7 +167,7 @@ impl Total {
     }
 }
 
-/// A date of UTC, from Unix milliseconds. Empty: beyond the year 9999.
+/// The date in UTC of Unix milliseconds; empty beyond the year 9999.
 pub fn day(at_ms: u64) -> String {
     let at = i64::try_from(at_ms / 1000).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
     at.map_or(String::new(), |at| at.date().to_string())

@@ -54,7 +54,7 @@ fn a_repeat_hears_everything_and_goes_on_live() {
 fn a_listener_that_is_ahead_hears_only_what_is_new() {
     let mut recordings = Recordings::new(LIMITS);
     let ahead = seat(recordings.ask(ME, key(1), key(9), Some(1), || 7));
-    // A comment comes before the first event, and one after the second: the first is not for it.
+    // A comment comes before the first event, and one after the second: the first is skipped.
     for (frame, event) in [(100, false), (0, true), (1, true), (2, true), (101, false), (3, true)] {
         recordings.append(ahead.recording, frame, 1, event);
     }
@@ -138,7 +138,7 @@ fn the_oldest_ended_go_first_and_all_go_in_time() {
             recordings.leave(at(10), seat);
         }
     }
-    // 0 runs, 2 ended before 1.
+    // Recording 0 runs, 2 ended before 1.
     let last = seat(recordings.ask(ME, key(3), key(9), None, || 3));
     let kept = |recordings: &Recordings<u8, u64>| (0..4).map(|n| recordings.has(&key(n))).collect::<Vec<_>>();
     assert_eq!(kept(&recordings), [true, true, false, true]);
@@ -192,10 +192,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A recording as its maker knows it.
+/// A recording as its maker sees it.
 struct Made {
     id: u64,
-    /// All frames that were taken, with each event's number.
+    /// All accepted frames, with each event's number.
     frames: Vec<(u64, Option<u64>)>,
     running: bool,
 }
@@ -208,14 +208,14 @@ struct Hearing {
 }
 
 impl Hearing {
-    /// The frames that it should have heard in the end.
+    /// The frames that the listener should have received in the end.
     fn due(&self, made: &Made) -> Vec<u64> {
         made.frames.iter().filter(|(_, number)| self.after.is_none() || *number > self.after).map(|(frame, _)| *frame).collect()
     }
 }
 
 proptest! {
-    /// However listeners join, leave and dawdle, each hears each frame that is for it once, in order; and the bounds hold.
+    /// However listeners join, leave and dawdle, each receives each of its frames once, in order; and the limits hold.
     #[test]
     fn every_listener_hears_every_event_once(steps in proptest::collection::vec(step(), 1..300)) {
         let mut recordings = Recordings::<usize, u64>::new(LIMITS);
@@ -280,7 +280,7 @@ proptest! {
                 }
             }
             recordings.check_integrity();
-            // One frame per running recording may be over.
+            // One frame per running recording may exceed the limit.
             prop_assert!(recordings.bytes() <= LIMITS.bytes + 40 * LIMITS.recordings as u64);
         }
         for made in made.iter_mut().filter(|made| made.running) {

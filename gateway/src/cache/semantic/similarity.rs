@@ -1,9 +1,10 @@
-//! How alike two questions are, without a model: which words they share, and what must be equal in both for one answer to serve them.
+//! The similarity of two questions, without a model: the words that they share, and the parts that must be equal for one answer to serve
+//! both.
 //!
-//! A question becomes a vector of hashed features: words (the rare ones weigh more: a list says which are common), their letters in threes,
-//! and pairs of neighbours. That alone takes "5 miles" for "50 miles". So some things are *guards*: numbers, what is negated, quotations,
-//! code, signs, the kind of question, tense and whose it is must be equal; names must be in both and in one order; and what something comes
-//! from, or goes to, must not be swapped. A pure function of the texts. It knows English; a question in other letters than Latin is not read.
+//! A question becomes a vector of hashed features: words (rare ones weigh more: a list says which are common), their trigrams of letters,
+//! and pairs of neighbours. That alone takes "5 miles" for "50 miles". So some features are *guards* that must be equal: numbers, negated
+//! words, quotations, code, signs, the kind of question, tense and possessor; names must be in both and in one order; and origins and
+//! destinations must not be swapped. A pure function of the texts. It knows English; a question in letters other than Latin is not read.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,20 +12,20 @@ use std::{
     sync::LazyLock,
 };
 
-/// The most bytes of a question: longer texts are seldom asked again.
+/// The maximum length of a question: longer texts are seldom repeated.
 const BYTES_MAX: usize = 1024;
 
-/// How much the features of a question weigh, beside a word that is not common.
+/// The weights of a question's features, relative to a word that is not common.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
-    /// The weight of a common word beside one that is not: the more of the latter there are, the less it weighs.
+    /// The weight of a common word; the more other words there are, the less it weighs.
     pub common: f32,
     /// The weight of a question's form (how, what).
     pub form: f32,
-    /// The share of a word's weight in its letters: the rest is in the whole word.
+    /// The share of a word's weight in its letters; the rest is in the whole word.
     pub letters: f32,
     pub pair: f32,
-    /// The most words that a question's length counts as: one word that differs must count in a long question as well.
+    /// The maximum length of a question in words, so that one different word also counts in a long question.
     pub words_max: f32,
 }
 
@@ -37,7 +38,7 @@ pub struct Question {
     /// A digest of everything that must be equal.
     pub guard: u64,
     vector: Vector,
-    /// All words that it has, sorted.
+    /// All words of the question, sorted.
     words: Box<[u64]>,
     /// Names and quoted words, in order.
     names: Box<[u64]>,
@@ -51,11 +52,11 @@ enum Vector {
         features: Box<[(u64, f32)]>,
         /// The square of its length.
         square: f32,
-        /// A bit for each rare word: a question with a bit that another lacks has a word that the other lacks.
+        /// A bit for each rare word: a bit that is set in only one of two questions means a word that the other lacks.
         rare: u64,
         weights: Weights,
     },
-    /// A model's embedding, of length 1.
+    /// A model's embedding, normalized to length 1.
     Dense(Box<[f32]>),
 }
 
@@ -70,7 +71,7 @@ enum Way {
 }
 
 impl Question {
-    /// Reads a question. `None`: its meaning cannot be judged.
+    /// Reads a question. Returns `None` if its meaning cannot be judged.
     pub fn read(text: &str) -> Option<Self> {
         Self::weighed(text, WEIGHTS)
     }
@@ -90,7 +91,7 @@ impl Question {
             names: words.iter().filter_map(|word| word.name).collect(),
             ways: Box::default(),
         };
-        // Once or twice is the same.
+        // Each feature counts once, however often it occurs.
         let mut features: HashMap<u64, f32> = HashMap::new();
         let mut ways = Vec::new();
         let (mut way, mut negation, mut before, mut bits) = (None, None, None, 0);
@@ -98,7 +99,7 @@ impl Question {
         let common = weights.common / rare.max(1) as f32;
         features.extend(form(&words).map(|form| (hash(&("form", form)), weights.form)));
         if rare < 2 {
-            // One word alone says too little: the common ones must be equal as well.
+            // A single word says too little: the common ones must be equal as well.
             let mut common: Vec<_> = words.iter().map(|word| word.text.as_str()).filter(|word| is_common(word)).collect();
             common.retain(|word| !["a", "an", "the", "please"].contains(word));
             common.sort_unstable();
@@ -123,7 +124,7 @@ impl Question {
             }
             way = way_of(text).or(way);
             if is_common(text) {
-                // A number's unit follows right behind it.
+                // A number's unit follows right after it.
                 way = way.filter(|way| !matches!(way, Way::Number(_)));
                 features.insert(hash(&("common", stem)), common);
                 continue;
@@ -141,7 +142,7 @@ impl Question {
                 features.insert(hash(&("pair", before, stem)), weights.pair.sqrt());
             }
         }
-        // It says nothing but `What is this?`
+        // Without words of its own, it says no more than `What is this?`
         before?;
         guards.extend(negation.map(str::to_owned));
         let mut features: Box<[_]> = features.into_iter().collect();
@@ -164,7 +165,7 @@ impl Question {
         Self { vector: Vector::Dense(embedding.into()), ..self }
     }
 
-    /// Returns the similarity from 0 to 1, where 1 is the same question. `None`: however alike they are, they ask for something else.
+    /// Returns the similarity from 0 to 1, where 1 is the same question, or `None` if a guard differs.
     pub fn similarity(&self, other: &Self) -> Option<f32> {
         let agree = self.guard == other.guard && self.names_are_in(other) && other.names_are_in(self) && !self.is_swapped(other);
         if !agree {
@@ -174,7 +175,7 @@ impl Question {
             (Vector::Words { rare, weights, .. }, Vector::Words { rare: others, .. })
                 if (rare ^ others).count_ones() as f32 * (1.0 - weights.letters) > 2.0 * weights.words_max =>
             {
-                // The comparison below would come to the same.
+                // The comparison below would give the same result.
                 0.0
             }
             (Vector::Words { features, square, weights, .. }, Vector::Words { features: others, square: other_square, .. }) => {
@@ -187,7 +188,7 @@ impl Question {
         })
     }
 
-    /// Returns the bytes in memory, about.
+    /// Returns the approximate size in memory.
     pub fn bytes(&self) -> u64 {
         let vector = match &self.vector {
             Vector::Words { features, .. } => features.len() * 16,
@@ -202,7 +203,7 @@ impl Question {
             && of_both(&self.names, &other.names) == of_both(&other.names, &self.names)
     }
 
-    /// Whether something in both comes from where it goes in the other.
+    /// Whether a word in both is an origin in one and a destination in the other.
     fn is_swapped(&self, other: &Self) -> bool {
         let in_both = |word: &u64| self.words.binary_search(word).is_ok() && other.words.binary_search(word).is_ok();
         let only = |these: &[(Way, u64)], those: &[(Way, u64)], way| {
@@ -219,13 +220,13 @@ impl Question {
 
 #[derive(Debug)]
 struct Word {
-    /// The word in small letters.
+    /// The word in lower case.
     text: String,
     stem: String,
     kind: Kind,
-    /// A digest of a name, or of a quoted word as it is.
+    /// A digest of a name, or of a quoted word as written.
     name: Option<u64>,
-    /// Whether it begins a sentence, or a part of one.
+    /// Whether it starts a sentence, or a part of one.
     begins: bool,
 }
 
@@ -248,7 +249,7 @@ struct Parts {
     guards: Vec<String>,
 }
 
-/// Splits a text into words, and whatever else must be equal: quotations and code as they are, numbers, signs.
+/// Splits a text into words, and other parts that must be equal: quotations and code as written, numbers, signs.
 fn parts(text: &str) -> Parts {
     let (mut words, mut guards) = (Vec::new(), Vec::new());
     let (mut begins, mut of_sentence) = (true, true);
@@ -258,7 +259,7 @@ fn parts(text: &str) -> Parts {
         if let Some((quoted, after)) = quotation(rest, before) {
             let small = quoted.to_lowercase();
             if !small.is_empty() && small.chars().all(char::is_alphabetic) {
-                // It is quoted because it is a word.
+                // It is quoted because the word itself is meant.
                 words.push(Word { name: Some(hash(&small)), ..Word::new(&small, Kind::Word, begins) });
             } else {
                 guards.push(format!("quotation {quoted}"));
@@ -299,7 +300,7 @@ fn parts(text: &str) -> Parts {
         match first {
             '.' | '!' | '?' | ':' | ';' | '\n' => (begins, of_sentence) = (true, true),
             ',' => begins = true,
-            // A sign of a number, or between numbers.
+            // The sign of a number, or between numbers.
             '-' | '−'
                 if next.is_some_and(|c| c.is_ascii_digit())
                     || before.is_some_and(|c| c == ' ' || c.is_ascii_digit()) && next == Some(' ') =>
@@ -316,7 +317,7 @@ fn parts(text: &str) -> Parts {
     Parts { words, guards }
 }
 
-/// Returns a quotation's inside and the text after it; `None`: the text begins with no quotation.
+/// Returns the inside of a quotation and the text after it; `None` if the text does not start with a quotation.
 fn quotation(text: &str, before: Option<char>) -> Option<(&str, &str)> {
     let pairs = [("```", "```"), ("`", "`"), ("\"", "\""), ("“", "”"), ("„", "“"), ("«", "»")];
     let (open, close) = pairs.into_iter().find(|(open, _)| text.starts_with(open)).or_else(|| {
@@ -328,7 +329,7 @@ fn quotation(text: &str, before: Option<char>) -> Option<(&str, &str)> {
     Some((&inside[..end], &inside[end + close.len()..]))
 }
 
-/// Adds a word, or the two that an apostrophe joins.
+/// Adds a word, or the two words that an apostrophe joins.
 fn push(words: &mut Vec<Word>, small: &str, is_name: bool, begins: bool) {
     let (head, tail) = match (small, small.split_once('\'')) {
         ("can't" | "cannot", _) => ("can", "not"),
@@ -351,7 +352,7 @@ fn push(words: &mut Vec<Word>, small: &str, is_name: bool, begins: bool) {
     }
 }
 
-/// Puts one word in the place of each phrase that stands for it, and takes out what questions are wrapped in.
+/// Replaces each known phrase by the word that stands for it, and drops polite wrappings of questions.
 fn drop_phrases(words: &mut Vec<Word>) {
     let mut at = 0;
     while at < words.len() {
@@ -367,7 +368,7 @@ fn drop_phrases(words: &mut Vec<Word>) {
             }
             Some((length, None)) if words[at].begins => {
                 words.drain(at..at + length);
-                // A part of the sentence begins here.
+                // A part of the sentence starts here.
                 words.iter_mut().skip(at).take(1).for_each(|word| word.begins = true);
             }
             _ => at += 1,
@@ -375,8 +376,8 @@ fn drop_phrases(words: &mut Vec<Word>) {
     }
 }
 
-/// Returns the kinds of question that these words ask, each once, sorted. `what`, `which`, `how to` and a command are of no kind of their
-/// own. Words that say nothing else are taken out.
+/// Returns the kinds of question that these words ask, each once, sorted. `what`, `which`, `how to` and commands have no kind of their own.
+/// Words without further meaning are removed.
 fn take_kinds(words: &mut Vec<Word>) -> Vec<&'static str> {
     let mut kinds = Vec::new();
     let mut taken = HashSet::new();
@@ -455,7 +456,7 @@ fn tense_and_person(words: &[Word]) -> Vec<String> {
     found
 }
 
-/// Returns whether a question asks how something is done, or what something is, if it says so.
+/// Returns the form of a question: how something is done, or what something is, if it has one of these.
 fn form(words: &[Word]) -> Option<&'static str> {
     let has = |these: &[&str]| words.iter().any(|word| these.contains(&word.text.as_str()));
     let does =
@@ -490,7 +491,7 @@ fn is_common(word: &str) -> bool {
     LISTS.common.contains(word)
 }
 
-/// Returns the word that stands for this one, without its ending.
+/// Returns the canonical word for this one, without its ending.
 fn canonical(word: &str) -> String {
     if is_common(word) {
         return word.to_owned();
@@ -499,7 +500,7 @@ fn canonical(word: &str) -> String {
     LISTS.same.get(&stem).cloned().unwrap_or(stem)
 }
 
-/// Returns a word without the endings that do not change what is asked (plurals, -ing, -ed, -ly), in one spelling.
+/// Returns a word without the endings that do not change the question (plurals, -ing, -ed, -ly), in one spelling.
 fn stem(word: &str) -> String {
     let mut stem = word.to_owned();
     let has_vowel = |stem: &str| stem.contains(['a', 'e', 'i', 'o', 'u', 'y']);
@@ -547,7 +548,7 @@ fn dot(mine: &[(u64, f32)], theirs: &[(u64, f32)]) -> f32 {
     sum
 }
 
-/// Numbers that are written as words, from two on: `one` is seldom a number.
+/// Numbers written as words, from two on: `one` is seldom a number.
 const NUMBERS: [&str; 11] = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"];
 
 /// Returns the measure that `how` and this word ask for.
@@ -570,14 +571,14 @@ fn measure(word: &str) -> Option<&'static str> {
     })
 }
 
-/// Words behind which `when` asks, instead of saying when.
+/// Words after which `when` asks a question, instead of introducing a clause.
 const AFTER: [&str; 14] = ["explain", "me", "know", "say", "ask", "and", "or", "in", "at", "by", "for", "from", "since", "until"];
 
 struct Lists {
     common: HashSet<&'static str>,
-    /// The word that stands for each stem.
+    /// The canonical word for each stem.
     same: HashMap<String, String>,
-    /// The word that replaces each phrase; `None`: it is dropped.
+    /// The word that replaces each phrase; `None` if it is dropped.
     phrases: HashMap<String, Option<String>>,
 }
 

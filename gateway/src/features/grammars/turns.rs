@@ -1,4 +1,4 @@
-//! Turns at a number of places. A tenant never has all of them, so others' questions need not wait for its own to end.
+//! Turns at a number of places. A single tenant never has all of them, so other tenants' questions need not wait for its own to end.
 
 use parking_lot::{Condvar, Mutex};
 use std::{
@@ -16,17 +16,17 @@ pub(crate) struct Turns {
 #[derive(Debug, Default)]
 struct Held {
     all: usize,
-    /// The number of turns of each tenant that has one.
+    /// The number of turns that each tenant holds.
     tenants: HashMap<String, usize>,
 }
 
 impl Turns {
-    /// Makes this many places, at least two.
+    /// Creates this many places, at least two.
     pub(crate) fn new(places: usize) -> Self {
         Self { places: places.max(2), held: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// Takes a turn, which lasts until it is dropped. `None`: none came in time.
+    /// Takes a turn, which lasts until it is dropped. Returns `None` if none was free in time.
     pub(crate) fn take(&self, tenant: &str, patience: Duration) -> Option<Turn<'_>> {
         let until = Instant::now() + patience;
         let mut held = self.held.lock();

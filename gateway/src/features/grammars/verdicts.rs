@@ -1,14 +1,14 @@
-//! Verdicts that are kept: they depend on nothing but the question. A tenant that asks for more than its share loses its own.
+//! Cached verdicts: they depend only on the question. A tenant that exceeds its share loses its own.
 
 use parking_lot::Mutex;
 use std::{collections::HashMap, sync::Arc};
 use tidemill_grammar::{GrammarError, helper::Question};
 
-/// The most bytes of all verdicts,
+/// The maximum size of all verdicts.
 const BYTES_MAX: usize = 8 << 20;
-/// and of one tenant's.
+/// The maximum size of one tenant's verdicts.
 const SHARE_BYTES_MAX: usize = BYTES_MAX / 4;
-/// Bytes of a verdict beside its text.
+/// The size of a verdict besides its text.
 const EMPTY_BYTES: usize = 1024;
 
 pub(crate) type Verdict = Result<String, GrammarError>;
@@ -31,7 +31,7 @@ pub(crate) struct Verdicts(Mutex<Kept>);
 struct Kept {
     verdicts: HashMap<Key, One>,
     bytes: usize,
-    /// The number of verdicts of each tenant that has one.
+    /// The size of each tenant's verdicts.
     shares: HashMap<Arc<str>, usize>,
     /// A counter of uses.
     clock: u64,
@@ -76,7 +76,7 @@ impl Verdicts {
 }
 
 impl Kept {
-    /// Forgets this tenant's least recently used verdict. `false`: it has none.
+    /// Drops this tenant's least recently used verdict. Returns `false` if it has none.
     fn forget_oldest(&mut self, tenant: &Arc<str>) -> bool {
         let own = self.verdicts.iter().filter(|(_, one)| one.tenant == *tenant);
         let Some(oldest) = own.min_by_key(|(_, one)| one.used).map(|(key, _)| *key) else { return false };

@@ -1,10 +1,10 @@
-//! Arithmetic, by the template engine's expressions with everything taken out but numbers and operators.
+//! Arithmetic, evaluated by the template engine's expressions with everything removed except numbers and operators.
 
 use minijinja::Environment;
 
-/// The most bytes of an expression.
+/// The maximum length of an expression.
 const BYTES_MAX: usize = 1000;
-/// The most work of one expression, in the engine's measure.
+/// The maximum work for one expression, in the engine's unit.
 const FUEL: u64 = 10_000;
 
 #[derive(Debug, thiserror::Error)]

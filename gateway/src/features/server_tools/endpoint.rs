@@ -6,12 +6,12 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use tidemill_tenancy::web::{Client, Target, TargetError, read_token};
 use tokio::sync::Semaphore;
 
-/// The most bytes of a response. Longer ones are cut.
+/// The maximum size of a response. Longer ones are cut.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
-/// The most calls of one endpoint at a time.
+/// The maximum number of concurrent calls to one endpoint.
 const AT_ONCE: usize = 32;
-/// The time that the thread of a call has after the call is given up. The connection's deadline is that much later than the call's, so that
-/// the call's is always the one that the model is told of.
+/// The extra time of a call's thread after the call is given up. The connection's deadline is later than the call's by this much, so that
+/// the model is always told of the call's deadline.
 pub(super) const THREAD_LEFT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub struct EndpointSettings {
     pub target: Target,
     /// File with a token that is sent as `Authorization: Bearer`; read before each request.
     pub token: Option<PathBuf>,
-    /// The time of a call, with the wait for its turn.
+    /// The time limit of a call, including the wait for its turn.
     pub timeout: Duration,
 }
 

@@ -1,10 +1,10 @@
 //! An MCP server's tools, over streamable HTTP: each is offered as `SERVER__TOOL`.
 //!
-//! The protocol is the official client's, `rmcp`, which knows its versions, sessions and streams. The requests are our own (`http.rs`), so
-//! what holds for an operator's endpoint holds here: the host is listed, no redirect is followed, time and bytes are bounded.
+//! The protocol is handled by the official client, `rmcp`, with its versions, sessions and streams. The requests are our own (`http.rs`),
+//! with the rules of an operator's endpoint: the host is listed, no redirect is followed, time and bytes are bounded.
 //!
-//! A server is looked at when this process starts, and again and again: one that is down stops nothing, and its tools are there once it
-//! answers. What it offered last is offered on while it does not answer; calls say so.
+//! A server is contacted when this process starts, and repeatedly after that: one that is down does not hold up the start, and its tools
+//! are there once it answers. Its last known tools are still offered while it does not answer; calls then return an error.
 
 mod http;
 
@@ -33,27 +33,27 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// The separator of a server's name and a tool's. No server's name has it.
+/// The separator between a server's name and a tool's. No server's name contains it.
 pub const BETWEEN: &str = "__";
-/// The most bytes of a tool's name, as of OpenAI's names of functions.
+/// The maximum length of a tool's name, as for OpenAI's function names.
 const NAME_BYTES_MAX: usize = 64;
-/// The most tools of one server. If there are more, the first are offered.
+/// The maximum number of tools of one server. Further ones are not offered.
 const TOOLS_MAX: usize = 256;
-/// The most pages of one list of tools.
+/// The maximum number of pages in one list of tools.
 const PAGES_MAX: usize = 16;
-/// The most bytes of a call's output, as the model sees it. More is cut.
+/// The maximum size of a call's output, as the model sees it. More is cut.
 const TEXT_BYTES_MAX: usize = 64 << 10;
-/// The most requests to one server at a time.
+/// The maximum number of concurrent requests to one server.
 const AT_ONCE: usize = 32;
-/// The time between two listings of a server's tools, where it does not report changes,
+/// The time between two listings of a server's tools, if it does not report changes.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// the least time between two,
+/// The least time between two listings.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
-/// and the time after a failure, doubled each time up to `LOOK_EVERY`.
+/// The pause after a failure, doubled each time up to `LOOK_EVERY`.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
-/// The failures in a row after which the connection is made anew.
+/// The number of consecutive failures after which the connection is reopened.
 const FAILURES_MAX: u32 = 2;
-/// The time for telling the server that its session has ended.
+/// The time limit for telling a server that its session has ended.
 const GOODBYE_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
@@ -62,11 +62,11 @@ pub struct McpSettings {
     pub target: Target,
     /// File with a token that is sent as `Authorization: Bearer`; read before each request.
     pub token: Option<PathBuf>,
-    /// The time of a call, and of each step of discovery.
+    /// The time limit of a call, and of each step of discovery.
     pub timeout: Duration,
-    /// The tools that are offered, by the server's names. `None`: all.
+    /// The tools that are offered, by the server's names; `None` for all.
     pub allowed: Option<Vec<String>>,
-    /// Whether calls are made to keep to the tools' schemas.
+    /// Whether calls must follow the tools' schemas.
     pub strict: bool,
 }
 
@@ -78,7 +78,7 @@ pub struct McpServer {
     allowed: Option<Vec<String>>,
     strict: bool,
     http: Http,
-    /// The connected server; `None`: it has not answered yet.
+    /// The connected server; `None` before it has answered.
     known: RwLock<Option<Arc<Known>>>,
     /// Notified when there is a reason to list the tools now.
     look: Arc<Notify>,
@@ -91,13 +91,13 @@ struct Known {
     tools: Tools,
 }
 
-/// The tools, by the names that they are offered under.
+/// The tools, by the names under which they are offered.
 type Tools = BTreeMap<String, McpTool>;
 
 #[derive(Clone, Debug, PartialEq)]
 struct McpTool {
     shown: Tool,
-    /// The server's own name for it.
+    /// The server's own name for the tool.
     name: String,
 }
 
@@ -109,7 +109,7 @@ struct Listener {
 
 impl ClientHandler for Listener {
     fn get_info(&self) -> ClientConfig {
-        // No capabilities: a server cannot ask our models or users anything.
+        // No capabilities: a server cannot send requests to our models or users.
         ClientConfig::new(ClientCapabilities::default(), Implementation::new("tidemill", env!("CARGO_PKG_VERSION")))
     }
 
@@ -135,7 +135,7 @@ impl McpServer {
         })
     }
 
-    /// The tools as the model sees them; `None`: the server has not answered yet.
+    /// The tools as the model sees them; `None` before the server has answered.
     pub fn tools(&self) -> Option<Vec<Tool>> {
         self.known().map(|known| known.tools.values().map(|tool| tool.shown.clone()).collect())
     }
@@ -144,7 +144,7 @@ impl McpServer {
         self.known.read().clone()
     }
 
-    /// Calls a tool by the name that it is offered under. Returns its output, or a description of the error.
+    /// Calls a tool by the name under which it is offered. Returns its output, or a description of the error.
     pub async fn call(self: Arc<Self>, tool: String, arguments: Value) -> Result<String, String> {
         let known = self.known().ok_or("its server has not answered yet")?;
         let tool = known.tools.get(&tool).ok_or("its server does not have it any more")?;
@@ -162,7 +162,7 @@ impl McpServer {
         }
     }
 
-    /// Keeps a connection and the list of tools, until it has to end.
+    /// Keeps a connection and the list of tools, until `ended`.
     pub async fn tend(&self, mut ended: watch::Receiver<bool>) {
         let (mut connection, mut failures) = (None, 0);
         loop {
@@ -195,7 +195,7 @@ impl McpServer {
             }
         }
         if let Some(mut connection) = connection {
-            // Its session is deleted.
+            // Ends its session.
             let _ = connection.close_with_timeout(GOODBYE_MAX).await;
         }
     }
@@ -213,7 +213,7 @@ impl McpServer {
     async fn connect(&self) -> Result<Connection, String> {
         let config = StreamableHttpClientTransportConfig::with_uri(self.url.as_str()).max_concurrent_requests(AT_ONCE);
         let transport = StreamableHttpClientTransport::with_client(self.http.clone(), config);
-        // The newest version that there is; a server that does not know how it begins is asked as the older ones want it.
+        // The latest version; a server that does not know its handshake is asked in the way of the older versions.
         let lifecycle = ClientLifecycleMode::Auto {
             preferred_versions: vec![ProtocolVersion::LATEST],
             legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
@@ -249,7 +249,7 @@ impl McpServer {
         Ok(self.offered(listed))
     }
 
-    /// Selects the tools that an operator allows and whose names are distinct.
+    /// Selects the tools that the operator allows and whose names are distinct.
     fn offered(&self, listed: Vec<McpTool>) -> Tools {
         let is_allowed = |tool: &McpTool| self.allowed.as_ref().is_none_or(|allowed| allowed.contains(&tool.name));
         let mut tools = Tools::new();
@@ -286,7 +286,7 @@ fn pause(failures: u32) -> Duration {
     }
 }
 
-/// Whether a name is one that functions may have.
+/// Replaces characters that function names may not have.
 fn plain(name: &str) -> String {
     name.chars().map(|letter| if letter.is_ascii_alphanumeric() || "-_".contains(letter) { letter } else { '_' }).collect()
 }
@@ -336,7 +336,7 @@ fn of_beginning(error: &ClientInitializeError) -> String {
     }
 }
 
-/// Returns the error without the layers that it went through.
+/// Returns the error without the layers around it.
 fn of_transport(error: &DynamicTransportError) -> String {
     match error.error.downcast_ref::<Failure>() {
         Some(StreamableHttpError::Client(error)) => error.to_string(),

@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 use std::{collections::VecDeque, sync::Arc};
 
-/// The most conversations whose ids are looked up at a time.
+/// The number of conversations whose ids are fetched at a time.
 const PAGE: usize = 100;
 
 /// `GET /v1/conversations/{id}/export`.
@@ -30,16 +30,16 @@ pub async fn export(Client(gateway): Client, Path(id): Path<String>) -> Result<R
     Ok(jsonl(written::held(line, share)))
 }
 
-/// `GET /v1/conversations/export`: all of the caller's, the oldest first. A conversation that cannot be read breaks it off, so that a part
-/// never passes for the whole.
+/// `GET /v1/conversations/export`: all of the caller's conversations, the oldest first. An unreadable conversation breaks the export off,
+/// so that a part cannot pass for the whole.
 pub async fn export_all(Client(gateway): Client) -> Result<Response, ApiError> {
     let mut walk = Walk { gateway, ids: VecDeque::new(), after: None, last: false, sent: None };
-    // The first page now: a store that is down has a status.
+    // The first page is fetched now: if the store is down, the response still has a status.
     walk.more().await?;
     let lines = stream::unfold(Some(walk), |walk| async move {
         let mut walk = walk?;
         match walk.next().await {
-            // The share of one line goes when the next is made.
+            // The share of one line is released when the next one is made.
             Ok(Some((line, share))) => {
                 walk.sent = Some(share);
                 Some((Ok(line), Some(walk)))
@@ -73,7 +73,7 @@ impl Walk {
             };
             match load(&self.gateway, &id, Part::All).await {
                 Ok(record) => return line(&self.gateway, record).await.map(Some),
-                // Deleted meanwhile.
+                // It was deleted in the meantime.
                 Err(error) if error.status() == 404 => {}
                 Err(error) => return Err(error),
             }

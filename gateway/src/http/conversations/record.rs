@@ -16,9 +16,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// The most characters of a title that a client gives.
+/// The maximum length of a client's title, in characters.
 const TITLE_CHARS_MAX: usize = 256;
-/// The most characters of a title that is made of a message's first words.
+/// The maximum length of a title made from a message's first words, in characters.
 const FIRST_WORDS_CHARS_MAX: usize = 60;
 
 /// The stored fields, in the order in which they are shown.
@@ -31,7 +31,7 @@ pub struct Conversation {
     metadata: BTreeMap<String, String>,
     #[serde(default)]
     title: Option<String>,
-    /// The model that answered last, or is to.
+    /// The model that answered last, or that is to answer.
     #[serde(default)]
     model: Option<String>,
     /// The system prompt.
@@ -41,7 +41,7 @@ pub struct Conversation {
     branched_from: Option<Value>,
 }
 
-/// The fields that a client sets; one that is missing stays, `null` empties it.
+/// The fields that a client sets; a missing one stays, `null` clears it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Changes {
@@ -78,7 +78,7 @@ impl Conversation {
             .map_err(|error| ApiError::internal(format!("what is stored as `{}` is no conversation: {error}", record.id)))
     }
 
-    /// Makes a branch that begins alike. `at`: the last item that they have in common.
+    /// Creates a branch with the same beginning. `at` is the last common item.
     pub(crate) fn branched(&self, at: Option<&str>, now: u64) -> Self {
         let branched_from = Some(json!({"id": self.id, "item": at}));
         Self { id: new_id("conv_"), created_at: now, branched_from, ..self.clone() }
@@ -149,7 +149,7 @@ impl Conversation {
         self.instructions = Some(instructions);
     }
 
-    /// Titles an untitled conversation after the first words that a user says in `items`. Returns whether it did.
+    /// Titles an untitled conversation by the first words of a user in `items`. Returns whether it did.
     pub(crate) fn take_title(&mut self, items: &[Item]) -> bool {
         let first_words = || {
             let mut said = items.iter().filter_map(|item| recall(item).ok());
@@ -166,7 +166,7 @@ impl Conversation {
     }
 }
 
-/// Returns as many whole words as fit. `None`: there are none.
+/// Returns as many whole words as fit, if any do.
 fn first_words(text: &str) -> Option<String> {
     let mut title = String::new();
     let mut chars = 0;

@@ -1,8 +1,8 @@
 //! A chat's turn in a stored conversation: the history before it, and the items that are added when its answer has ended. Its messages and
-//! its answer are added together, before the answer's last part goes out: an answer that a client has in full is stored, and one that broke
-//! off leaves nothing.
+//! its answer are added together, before the answer's last part is sent: an answer that a client has in full is stored, and one that broke
+//! off leaves no items.
 //!
-//! If the store does not answer, a chat is answered from the messages that were sent, and says so.
+//! If the store does not answer, a chat is answered from the messages that were sent, and the answer reports it.
 
 use super::{
     super::{
@@ -29,7 +29,7 @@ use crate::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The word for a conversation that does not exist yet, in place of an id.
+/// Stands in place of an id for a conversation that does not exist yet.
 const NEW: &str = "new";
 
 /// `conversation` in a chat's body.
@@ -44,24 +44,24 @@ pub enum ConversationField {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct TurnOptions {
-    /// The conversation's id; `None`: a new conversation.
+    /// The conversation's id; `None` for a new conversation.
     id: Option<String>,
-    /// The first item of those that go when the new answer has ended.
+    /// The first of the items that are removed when the new answer has ended.
     replace: Option<String>,
-    /// Whether the last answer goes.
+    /// Whether the last answer is removed.
     regenerate: bool,
     #[serde(flatten)]
     changes: Changes,
 }
 
-/// The conversation that a chat continues, as it was found.
+/// The conversation that a chat continues, as it was loaded.
 #[derive(Debug)]
 pub enum Before {
     New(Conversation),
     Stored {
         record: Record,
         conversation: Conversation,
-        /// The number of items in its history that the turn continues from.
+        /// The number of items of its history from which the turn continues.
         kept: usize,
     },
     /// The failure of the store.
@@ -76,7 +76,7 @@ pub struct Turn {
     fate: Fate,
     input: Vec<Item>,
     output: Output,
-    /// The state from which summaries are wished for, if any are made.
+    /// The state from which summaries are requested, if any are made.
     outlook: Option<Outlook>,
 }
 
@@ -86,7 +86,7 @@ enum Fate {
     Begins(Conversation),
     GoesOn {
         conversation: Conversation,
-        /// The conversation's body, as it was found.
+        /// The conversation's body, as it was loaded.
         body: String,
         cut: Option<Cut>,
     },
@@ -98,7 +98,7 @@ enum Fate {
     },
 }
 
-/// Looks for the conversation that a chat's body names.
+/// Loads the conversation that a chat's body names.
 pub async fn before(gateway: &Gateway, named: ConversationField) -> Result<Before, ApiError> {
     let wish = match named {
         ConversationField::Id(id) if id == NEW => TurnOptions::default(),
@@ -143,7 +143,7 @@ fn kept(record: &Record, wish: &TurnOptions) -> Result<usize, ApiError> {
         (Some(item), false) => place_of(record, item).ok_or_else(|| no_item("conversation.replace", &record.id, item)),
         (None, false) => Ok(record.items.len()),
         (None, true) => {
-            // An answer is all that follows the last item which the model was given as input.
+            // An answer consists of all items after the last one that was input for the model.
             let answers = |item: &Item| {
                 recall(item).is_ok_and(|(_, said)| match said {
                     ItemContent::Message { role, .. } => role == "assistant",
@@ -164,7 +164,7 @@ fn kept(record: &Record, wish: &TurnOptions) -> Result<usize, ApiError> {
 }
 
 impl Before {
-    /// The model that answered last, for a request that names none.
+    /// The model that answered last, for a request without a model.
     pub fn model(&self) -> Option<&str> {
         match self {
             Self::New(conversation) | Self::Stored { conversation, .. } => conversation.model(),
@@ -177,8 +177,8 @@ impl Before {
         if let Self::Stored { record, .. } = self { record.items.iter().map(|item| item.body.len()).sum() } else { 0 }
     }
 
-    /// Returns the dialog with the conversation's history, the turn that it is, and what is known of the history. `dialog`: the messages
-    /// that were sent. `looks_up`: old messages may be looked up.
+    /// Returns the dialog with the conversation's history, this turn, and the history's costs. `dialog` has the messages that were sent.
+    /// `looks_up` tells whether old messages may be retrieved.
     pub fn enter(self, gateway: &Gateway, mut dialog: Dialog, looks_up: bool) -> Result<(Dialog, Turn, Option<History>), ApiError> {
         let mut summaries = Summaries::default();
         let (mut conversation, recalled, found) = match self {
@@ -233,12 +233,12 @@ impl Turn {
         Self { gateway: gateway.clone(), fate, input, output: Output::default(), outlook: None }
     }
 
-    /// Keeps `outlook`, by which the turns that the conversation's next step leaves out are summarized once this one is stored.
+    /// Sets `outlook`, by which the turns that the next step leaves out are summarized once this one is stored.
     pub fn look_ahead(&mut self, outlook: Option<Outlook>) {
         self.outlook = outlook;
     }
 
-    /// Takes the answer's next part. With the last one the turn is stored.
+    /// Takes the answer's next part. The turn is stored with the last one.
     pub async fn hear(&mut self, delta: &Delta, usage: &Usage) {
         self.output.push(&delta.piece);
         self.output.events();
@@ -286,12 +286,12 @@ impl Turn {
         }
     }
 
-    /// The reason why the turn is not stored, and will not be.
+    /// The reason why the turn will not be stored.
     pub fn not_stored(&self) -> Option<&str> {
         if let Fate::NotStored { reason } = &self.fate { Some(reason) } else { None }
     }
 
-    /// Writes the turn's state for the client, at the end.
+    /// Describes the turn's state to the client, at the end.
     pub fn told(&self) -> Value {
         match &self.fate {
             Fate::Stored { id } => json!({"id": id, "stored": true}),
@@ -301,8 +301,8 @@ impl Turn {
     }
 }
 
-/// Counts the cost of each turn, and collects the messages if they may be looked up. Thoughts of turns that are over are not shown to the
-/// model again.
+/// Counts the cost of each turn, and collects the messages if they may be retrieved. Reasoning of past turns is not shown to the model
+/// again.
 fn turns<'a>(
     items: impl Iterator<Item = (&'a Item, &'a ItemContent)>,
     tokenizer: &Tokenizer,

@@ -7,7 +7,7 @@ use crate::{
 };
 use serde_json::{Map, Value, json};
 
-/// Blocks in the order in which they begin; the last may still grow.
+/// Blocks in the order of their start; the last may still grow.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     done: Vec<Value>,
@@ -18,7 +18,7 @@ pub(super) struct Blocks {
 #[derive(Debug)]
 struct Open {
     kind: Kind,
-    /// The text so far: a thought, text, or a call's arguments.
+    /// The text so far: reasoning, text, or a call's arguments.
     text: String,
 }
 
@@ -45,7 +45,7 @@ impl Blocks {
         }
     }
 
-    /// Ends the last block: nothing follows.
+    /// Ends the last block: no more follow.
     pub(super) fn finish(&mut self) {
         let Some(Open { kind, text }) = self.open.take() else { return };
         let index = self.done.len();
@@ -90,7 +90,7 @@ impl Blocks {
         }
     }
 
-    /// Adds a round's calls that ran here, and then their outputs.
+    /// Adds a round's calls that ran on the server, followed by their outputs.
     fn ran(&mut self, ran: &[Ran]) {
         self.finish();
         let called = ran.iter().map(
@@ -132,7 +132,7 @@ fn delta(index: usize, gain: Value) -> Value {
     json!({"type": "content_block_delta", "index": index, "delta": gain})
 }
 
-/// Reads a call's input, which is an object. If the model wrote something else (it was cut, perhaps), its words are kept in one.
+/// Reads a call's input, which is an object. If the model wrote anything else (possibly cut), its text is wrapped in one.
 fn input(arguments: String) -> Value {
     match serde_json::from_str(&arguments) {
         Ok(object @ Value::Object(_)) => object,
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::generation::piece::Piece;
 
-    /// One line per event: its type, the block's index, and what it carries.
+    /// One line per event: its type, the block's index, and its content.
     fn told(pieces: &[Piece]) -> (Vec<String>, Vec<Value>) {
         let mut blocks = Blocks::default();
         pieces.iter().for_each(|piece| blocks.push(&Delta { piece: piece.clone(), ..Delta::default() }));

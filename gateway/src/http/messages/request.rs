@@ -1,7 +1,7 @@
 //! The body of `/v1/messages` as a dialog.
 //!
-//! The same conversation must be the same prompt at every turn, or the KV pool is of no use. So parts that change from request to request
-//! without meaning anything are left out: the billing header that an agent puts before its system prompt, `cache_control`, signatures.
+//! The same conversation must give the same prompt at every turn, or the KV pool is of no use. So parts that change from request to request
+//! without affecting the meaning are left out: the billing header that an agent puts before its system prompt, `cache_control`, signatures.
 
 use crate::{
     dialog::{Dialog, Message, ReasoningWish, ToolCall, ToolChoice},
@@ -22,11 +22,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
-/// The beginning of a first system block that differs in every request.
+/// The start of a first system block that differs in every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
-/// The beginning of failed calls' outputs.
+/// The start of failed calls' outputs.
 const ERROR: &str = "Error";
-/// The most messages of one request.
+/// The maximum number of messages in one request.
 const MESSAGES_MAX: usize = 100_000;
 
 #[derive(Debug, Deserialize)]
@@ -40,7 +40,7 @@ struct Body {
     stop_sequences: Option<Vec<String>>,
     #[serde(default)]
     tools: Option<Vec<Value>>,
-    /// Names of tools that run here.
+    /// Names of tools that run on the server.
     #[serde(default)]
     server_tools: Option<Vec<String>>,
     #[serde(default)]
@@ -109,7 +109,7 @@ struct OutputConfig {
     format: Option<Value>,
 }
 
-/// The gateway of the model that is asked for, the dialog and options, and the tools that run here for it.
+/// The gateway of the requested model, the dialog and options, and the tools that run on the server for it.
 type ToAnswer = (Arc<Gateway>, Dialog, Options, Option<Rounds>);
 
 /// Reads a body whose dialog is to be answered.
@@ -137,7 +137,7 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, body: JsonBody) -> 
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());
     }
-    // Here it always does: agents ask for as many tokens as their own models write.
+    // Always so in this API: agents ask for as many tokens as their own models write.
     options.max_tokens_shrinks = true;
     if dialog.continues && !rest.server_tools.is_empty() {
         return Err(ApiError::invalid(
@@ -149,10 +149,10 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, body: JsonBody) -> 
     Ok((gateway, dialog, options, rounds))
 }
 
-/// The gateway of the model that is asked for, the dialog, the common fields, and the rest of the body.
+/// The gateway of the requested model, the dialog, the common fields, and the rest of the body.
 type Understood = (Arc<Gateway>, Dialog, GenerateRequest, Rest);
 
-/// Reads a body. `path`: of the endpoint, if the dialog is to be answered.
+/// Reads a body. `path` is the endpoint's, if the dialog is to be answered.
 pub(super) fn understand(gateway: &Gateway, body: JsonBody, path: Option<&'static str>) -> Result<Understood, ApiError> {
     let request: GenerateRequest = body.read()?;
     let (model, service_tier) = (request.model.as_deref(), request.service_tier.as_deref());
@@ -162,7 +162,7 @@ pub(super) fn understand(gateway: &Gateway, body: JsonBody, path: Option<&'stati
         return Err(ApiError::invalid("messages", format!("`messages` must hold 1 to {MESSAGES_MAX} messages")));
     }
     let parallel = !body.tool_choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use).unwrap_or(false);
-    // A last message of the assistant is the beginning of the answer.
+    // A final assistant message is the beginning of the answer.
     let continues = body.messages.last().is_some_and(|last| last.role == "assistant");
     let system = body.system.map(system).transpose()?.filter(|text| !text.is_empty());
     let mut messages: Vec<_> =
@@ -181,7 +181,7 @@ pub(super) fn understand(gateway: &Gateway, body: JsonBody, path: Option<&'stati
         parallel,
         reasoning: ReasoningWish {
             effort: output.effort,
-            // Not asked for is not wanted.
+            // Without the field, thinking is off.
             enable_thinking: Some(body.thinking.is_some_and(|thinking| thinking.r#type != "disabled")),
         },
         continues,
@@ -233,7 +233,7 @@ fn plain(param: &str, block: Block) -> Result<String, ApiError> {
     }
 }
 
-/// Adds one of the client's messages as the turns that templates know: outputs of tools are turns of their own.
+/// Converts a client's message into the turns that templates know: outputs of tools are turns of their own.
 fn turns(place: usize, turn: Turn, names: &mut HashMap<String, String>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     let param = format!("messages[{place}].content");
     let blocks = match turn.content {
@@ -266,8 +266,8 @@ fn turns(place: usize, turn: Turn, names: &mut HashMap<String, String>, messages
     Ok(())
 }
 
-/// Adds an assistant's message as turns: several, if tools ran here for it. Signatures are for the server that signed; here neither they
-/// nor their absence matters.
+/// Converts an assistant's message into turns: several, if tools ran on the server for it. Signatures concern only the server that signed;
+/// here they are ignored.
 fn answer(param: &str, blocks: Vec<Block>, names: &mut HashMap<String, String>, messages: &mut Vec<Message>) -> Result<(), ApiError> {
     let new = || Message { role: "assistant".into(), ..Message::default() };
     let (mut message, before) = (new(), messages.len());
@@ -293,7 +293,7 @@ fn answer(param: &str, blocks: Vec<Block>, names: &mut HashMap<String, String>, 
             _ => *message.content.get_or_insert_default() += &plain(param, block)?,
         }
     }
-    // After what a tool returned, an answer may have been cut.
+    // After a tool's output, an answer may have been cut.
     if messages.len() == before || !is_silent(&message) {
         messages.push(message);
     }
@@ -309,7 +309,7 @@ fn result(param: &str, block: Block, names: &HashMap<String, String>) -> Result<
     Ok(Message { role: "tool".into(), content: Some(content), name: names.get(&id).cloned(), tool_call_id: Some(id), ..Message::default() })
 }
 
-/// Marks the output of a failed tool as an error in words, unless it begins with one.
+/// Marks the output of a failed tool as an error in words, unless it already starts so.
 fn failed(content: String) -> String {
     match content.trim_start().get(..ERROR.len()) {
         Some(begin) if begin.eq_ignore_ascii_case(ERROR) => content,

@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 use std::{collections::HashSet, sync::Arc};
 use tidemill_proto::block::Token;
 
-/// Items in the order in which they begin; the last may still grow.
+/// Items in the order of their start; the last may still grow.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     done: Vec<Item>,
-    /// The number of items in `done` that have their tokens: those of the rounds before.
+    /// The number of items in `done` whose tokens are counted: those of earlier rounds.
     counted: usize,
     open: Option<Open>,
     events: Vec<Event>,
@@ -25,11 +25,11 @@ pub(crate) struct Output {
     custom: HashSet<String>,
     /// The tokenizer for log-probabilities, if they are wanted.
     tokenizer: Option<Arc<Tokenizer>>,
-    /// Log-probabilities of tokens whose text has not come yet.
+    /// Log-probabilities of tokens whose text has not arrived yet.
     logprobs: Vec<Value>,
 }
 
-/// An event of a stream, without its place in the sequence.
+/// An event of a stream, without its sequence number.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) kind: &'static str,
@@ -37,12 +37,12 @@ pub(crate) struct Event {
     pub(crate) fields: Value,
 }
 
-/// The item that grows.
+/// The item that still grows.
 #[derive(Debug)]
 struct Open {
     id: String,
     kind: Kind,
-    /// The text so far: a thought, a message's text, or a call's arguments.
+    /// The text so far: reasoning, a message's text, or a call's arguments.
     text: String,
     /// Log-probabilities of a message's text.
     logprobs: Vec<Value>,
@@ -85,7 +85,7 @@ impl Output {
         }
     }
 
-    /// Adds the output of a call that ran here.
+    /// Adds the output of a call that ran on the server.
     pub(crate) fn returned(&mut self, call_id: &str, text: &str, tokens: u32) {
         self.close("completed");
         let (id, index) = (new_id("fco_"), self.done.len());
@@ -104,7 +104,7 @@ impl Output {
         self.counted = self.done.len();
     }
 
-    /// Returns all items with the tokens that they took: of this round, the first its thoughts', the last all others.
+    /// Returns all items with their tokens: in this round, the first has those of the reasoning, the last all others.
     pub(crate) fn counted(&self, usage: &Usage) -> Vec<Item> {
         let mut items = self.items().to_vec();
         let thought = usage.completion_tokens_details.reasoning_tokens;
@@ -119,7 +119,7 @@ impl Output {
         items
     }
 
-    /// Ends the answer. One without anything is an empty message.
+    /// Ends the answer. An answer without items becomes an empty message.
     pub(crate) fn finish(&mut self, status: &'static str) {
         if self.done.is_empty() && self.open.is_none() {
             self.open(Kind::Message);
@@ -194,7 +194,7 @@ impl Output {
         self.event(kind, fields);
     }
 
-    /// Ends the item that grows, if there is one.
+    /// Ends the item that still grows, if there is one.
     pub(crate) fn close(&mut self, status: &'static str) {
         let Some(open) = self.open.take() else { return };
         let index = self.done.len();
@@ -224,7 +224,7 @@ impl Output {
 }
 
 impl Open {
-    /// The one content part, of items that have any.
+    /// The single content part, for items that have one.
     fn part(&self) -> Option<Value> {
         match self.kind {
             Kind::Thought => Some(json!({"type": "reasoning_text", "text": self.text})),
@@ -247,7 +247,7 @@ impl Open {
         }
     }
 
-    /// Adds the fields that events of this kind of item have besides.
+    /// Adds the further fields of events for this kind of item.
     fn complete(&self, fields: &mut Value, logprobs: &[Value]) {
         match self.kind {
             Kind::Thought => fields["content_index"] = json!(0),
@@ -284,7 +284,7 @@ mod tests {
         Piece { calls: vec![delta], ..Piece::default() }
     }
 
-    /// One line per event: its name without `response.`, the output index, and what it carries.
+    /// One line per event: its name without `response.`, the output index, and its content.
     fn told(pieces: &[Piece], status: &'static str) -> (Vec<String>, Vec<Value>) {
         let mut output = Output::default();
         let mut events = Vec::new();

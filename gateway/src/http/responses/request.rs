@@ -1,4 +1,4 @@
-//! The body of `POST /v1/responses`, read as far as that goes without the store.
+//! The body of `POST /v1/responses`, read as far as possible without the store.
 
 use crate::{
     dialog::{ReasoningWish, ToolChoice},
@@ -26,7 +26,7 @@ use std::{
     time::Instant,
 };
 
-/// The value of `include` that asks for log-probabilities.
+/// The value of `include` that requests log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 /// OpenAI's limits on `metadata`.
 const METADATA_MAX: usize = 16;
@@ -44,7 +44,7 @@ pub(super) struct Request {
     pub(super) tools: Vec<Tool>,
     /// Names of the tools that are called with text.
     pub(super) custom: HashSet<String>,
-    /// Names of the tools that run here.
+    /// Names of the tools that run on the server.
     pub(super) server_tools: Vec<String>,
     pub(super) tool_choice: ToolChoice,
     pub(super) parallel: bool,
@@ -61,7 +61,7 @@ pub(super) enum Before {
     Conversation(String),
 }
 
-/// The stored things that a request names.
+/// The stored data that a request names.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) before: Before,
@@ -130,7 +130,7 @@ struct TextField {
     format: Option<Value>,
 }
 
-/// Reads a body. Returns the gateway of the model that is asked for, and the request.
+/// Reads a body. Returns the gateway of the requested model, and the request.
 pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) -> Result<(Arc<Gateway>, Request), ApiError> {
     let mut request: GenerateRequest = body.read()?;
     let gateway = gateway.route(RouteRequest {
@@ -149,7 +149,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) ->
     let top_logprobs = in_range("top_logprobs", body.top_logprobs.unwrap_or(0), 0..=TOP_LOGPROBS_MAX)?;
     let wants_logprobs = top_logprobs > 0 || body.include.iter().flatten().any(|name| name == LOGPROBS);
     let metadata = metadata(body.metadata)?;
-    // A response is one answer; its length has a name of its own.
+    // A response is one answer; its length has a field of its own.
     request.n = None;
     request.best_of = None;
     request.max_tokens = body.max_output_tokens;

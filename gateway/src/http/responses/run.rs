@@ -1,4 +1,4 @@
-//! A response from its start to its last event. Streamed or not, it is the same run.
+//! A response from its start to its last event, the same whether streamed or not.
 
 use super::{
     output::Output,
@@ -47,7 +47,7 @@ pub(super) struct Run {
     /// The number of events so far.
     sequence: u64,
     place: Place,
-    /// The end of the model's last answer, of those of several rounds.
+    /// The end of the model's last answer, if there are several rounds.
     ended: Option<Finish>,
 }
 
@@ -58,14 +58,14 @@ struct Recording {
     owner: Owner,
     fixed: Fixed,
     store: bool,
-    /// Stored items that the history begins with.
+    /// Ids of stored items at the beginning of the history.
     earlier: Vec<String>,
     input: Vec<Item>,
-    /// The conversation as it was found, without its items.
+    /// The conversation as it was loaded, without its items.
     conversation: Option<Record>,
 }
 
-/// The stored things that a request named.
+/// The stored data that a request named.
 #[derive(Debug)]
 pub(super) struct Stored {
     /// Items of the history.
@@ -107,7 +107,7 @@ struct Completed {
     dialog: Dialog,
     /// Ids of the history's items.
     earlier: Vec<String>,
-    /// The input's items, as they are stored.
+    /// The input's items in their stored form.
     input: Vec<Item>,
     conversation: Option<Record>,
 }
@@ -143,7 +143,7 @@ impl Completed {
             reasoning: mem::take(&mut request.reasoning),
             ..Dialog::default()
         };
-        // It takes as much as the dialog, and is over.
+        // It takes as much memory as the dialog, and is no longer needed.
         request.input = Vec::new();
         let fixed = Fixed::new(fixed);
         Ok(Self { id, fixed, request, dialog, earlier: before.into_iter().map(|item| item.id).collect(), input, conversation })
@@ -151,7 +151,7 @@ impl Completed {
 }
 
 impl Run {
-    /// Starts the answer to a request. `again` reads it from its body, if it was not kept.
+    /// Starts the answer to a request. `again` parses it from its body, if it was not kept.
     pub(super) async fn start(
         gateway: &Arc<Gateway>,
         request: Kept<Request>,
@@ -196,7 +196,7 @@ impl Run {
         }
     }
 
-    /// Closes what is open and stores the response. Returns the kind of the last event, the response's fields that were open until then, and
+    /// Closes open items and stores the response. Returns the kind of the last event, the response's fields that were open until then, and
     /// an error if it failed.
     async fn finish(&mut self, ending: Ending, spent: &Spent) -> (&'static str, Map<String, Value>, Option<ApiError>) {
         let incomplete = match self.ended.as_ref().map(|finish| finish.reason) {
@@ -328,7 +328,7 @@ impl Recording {
     }
 }
 
-/// Makes the fields of a response that change until it is over.
+/// The fields of a response that change until it has ended.
 pub(super) fn others(status: &str, output: &[Item], usage: Option<&Usage>) -> Map<String, Value> {
     let output = output.iter().map(|item| json::from_slice(item.body.as_bytes()).unwrap_or(Value::Null)).collect();
     let fields = [
@@ -341,7 +341,7 @@ pub(super) fn others(status: &str, output: &[Item], usage: Option<&Usage>) -> Ma
     fields.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
 }
 
-/// Makes the conversation's title. If that fails, the response is not lost.
+/// Makes the conversation's title. A failure does not affect the response.
 fn titled(record: &Record, items: &[Item]) -> Option<Rewrite> {
     retitled(record, items).unwrap_or_else(|error| {
         tracing::warn!(error = error.message(), "could not make a conversation's title");
@@ -398,7 +398,7 @@ fn usage_value(usage: &Usage) -> Value {
     })
 }
 
-/// Rounds times to few enough digits to come back from the store as they went.
+/// Rounds times to few enough digits to come back from the store unchanged.
 fn in_microseconds(mut usage: Value) -> Value {
     for number in usage.as_object_mut().into_iter().flat_map(Map::values_mut).filter(|value| value.is_f64()) {
         *number = number.as_f64().map(|ms| (ms * 1e3).round() / 1e3).into();

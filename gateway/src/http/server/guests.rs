@@ -1,5 +1,5 @@
-//! All connections: the number that one address may have, and which of them wait only for their clients. Those give way when there is no
-//! place left, the oldest first, so that connections which send nothing, or half a head, keep no one out.
+//! All connections: the number per address, and which of them only wait for their clients. These give way when there is no place left, the
+//! oldest first, so that connections which send nothing, or half a head, keep no other client out.
 
 use crate::base::shares::{Party, Refused, Shares};
 use std::{
@@ -11,19 +11,19 @@ use std::{
     time::Duration,
 };
 
-/// A request's head must be whole within this time: a client has it ready when it connects.
+/// The time within which a request's head must be complete: a client has it ready when it connects.
 pub(super) const HEAD_MAX: Duration = Duration::from_secs(10);
-/// A connection may rest this long between two requests.
+/// The time that a connection may be idle between two requests.
 pub(super) const IDLE_MAX: Duration = Duration::from_secs(75);
 
-/// The thing that a connection waits for.
+/// The event that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The rest of a request's head. A new connection begins here.
+    /// The rest of a request's head. A new connection starts here.
     Head,
     /// The end of this server's work on a request, its answer included.
     Busy,
-    /// The beginning of another request.
+    /// The start of the next request.
     Idle,
 }
 
@@ -31,7 +31,7 @@ impl Stage {
     const ALL: [Self; 3] = [Self::Head, Self::Busy, Self::Idle];
 }
 
-/// A connection's stage, and the time of its beginning.
+/// A connection's stage, and the time at which it started.
 #[derive(Debug)]
 pub(super) struct Progress(AtomicU64);
 
@@ -72,7 +72,7 @@ impl<C: Clone> Guests<C> {
         Self { places, all: BTreeMap::new(), numbers: 0 }
     }
 
-    /// Takes a connection in and returns its number and progress.
+    /// Adds a connection and returns its number and progress.
     pub(super) fn enter(&mut self, now: Duration, party: &Party, closer: C) -> Result<(u64, Arc<Progress>), Refused> {
         self.places.take(party, 1)?;
         self.numbers += 1;
@@ -87,8 +87,8 @@ impl<C: Clone> Guests<C> {
         }
     }
 
-    /// Picks the connection that gives way: the one that waits longest for a head, else the one that waits longest for its next request.
-    /// With `of`, only connections of this party are looked at.
+    /// Picks the connection that gives way: the one that has waited longest for a head, else the one that has waited longest for its next
+    /// request. With `of`, only connections of this party are considered.
     pub(super) fn last_resort(&self, of: Option<&Party>) -> Option<C> {
         let waiting = self.all.values().filter(|guest| of.is_none_or(|of| guest.party == *of)).filter_map(|guest| {
             let (stage, since) = guest.progress.get();

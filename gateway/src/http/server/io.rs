@@ -1,4 +1,4 @@
-//! A connection's bytes and requests, watched for the thing that it waits for.
+//! A connection's bytes and requests, observed to tell what it waits for.
 
 use super::{
     super::paths,
@@ -31,22 +31,22 @@ use std::{
     time::Instant,
 };
 
-/// The address that a request's connection comes from.
+/// The address of a request's connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub IpAddr);
 
-/// A connection's progress with the clock that it is measured by.
+/// A connection's progress with its clock.
 #[derive(Clone, Debug)]
 pub(super) struct Watch(Arc<Connection>);
 
 #[derive(Debug)]
 struct Connection {
     progress: Arc<Progress>,
-    /// The beginning of the server's time.
+    /// The start of the server's time.
     began: Instant,
-    /// The requests that are worked on. HTTP/2 has several at a time.
+    /// The number of requests being handled. HTTP/2 has several at a time.
     running: Mutex<usize>,
-    /// Whether it speaks HTTP/2, where bytes that come in need not be the beginning of a request.
+    /// Whether it speaks HTTP/2, where incoming bytes need not be the start of a request.
     is_http2: AtomicBool,
 }
 
@@ -59,14 +59,14 @@ impl Watch {
         self.0.progress.set(stage, self.0.began.elapsed());
     }
 
-    /// Notes bytes of its client.
+    /// Notes bytes from its client.
     fn hear(&self) {
         if self.0.progress.get().0 == Stage::Idle && !self.0.is_http2.load(Ordering::Relaxed) {
             self.set(Stage::Head);
         }
     }
 
-    /// Notes a request, which runs until what is returned is dropped.
+    /// Notes a request, which runs until the returned value is dropped.
     fn begin(&self, version: Version) -> Running {
         self.0.is_http2.store(version == Version::HTTP_2, Ordering::Relaxed);
         let mut running = self.0.running.lock();
@@ -76,13 +76,13 @@ impl Watch {
     }
 }
 
-/// A request that is worked on.
+/// A request that is being handled.
 #[derive(Debug)]
 struct Running(Watch);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Under the lock: another request may begin at this moment.
+        // Under the lock, since a new request may start at this moment.
         let mut running = self.0.0.running.lock();
         *running -= 1;
         if *running == 0 {
@@ -91,7 +91,7 @@ impl Drop for Running {
     }
 }
 
-/// A stream that notices when the next request begins.
+/// A stream that notices when the next request starts.
 #[derive(Debug)]
 pub(super) struct Watched<S> {
     stream: S,
@@ -159,7 +159,7 @@ impl Service<Request<Incoming>> for Routes {
     }
 }
 
-/// HTTP/2 names the host beside the path, HTTP/1.1 in a header, which is where handlers look.
+/// Copies HTTP/2's host, which stands beside the path, into the header of HTTP/1.1, where handlers look.
 fn name_host<B>(request: &mut Request<B>) {
     if request.version() == Version::HTTP_2
         && let Some(authority) = request.uri().authority()

@@ -1,4 +1,4 @@
-//! The gateway's certificate, reloaded on SIGHUP: open connections keep the one that they began with.
+//! The gateway's certificate, reloaded on SIGHUP: open connections keep the one with which they started.
 
 use parking_lot::RwLock;
 use std::{

@@ -1,5 +1,5 @@
-//! Streams of HTTP/2 whose clients have stopped reading. Their connection may still move while one of its streams gets no room to send, so
-//! the kernel, which sees connections, does not notice; and as the stream's body is not asked for more, nor does the body.
+//! HTTP/2 streams whose clients have stopped reading. Their connection may still move data while one of its streams gets no room to send,
+//! so the kernel, which sees connections, does not notice; and as the stream's body is not polled, neither does the body.
 
 use hyper::rt::Executor;
 use std::{cell::Cell, time::Duration};
@@ -9,22 +9,22 @@ use tokio::{
 };
 
 task_local! {
-    /// The time at which a part of this stream's answer was ready, until the next part is asked for.
+    /// The time at which a part of this stream's answer was ready, until the next part is requested.
     static READY_SINCE: Cell<Option<Instant>>;
 }
 
-/// Notes that the answer is asked for a part.
+/// Notes that the next part of the answer is requested.
 pub(super) fn asked() {
     // HTTP/1.1 has no task of this kind, and needs none.
     let _ = READY_SINCE.try_with(|since| since.set(None));
 }
 
-/// Notes that a part was given.
+/// Notes that a part was delivered.
 pub(super) fn given() {
     let _ = READY_SINCE.try_with(|since| since.set(Some(Instant::now())));
 }
 
-/// Runs streams, each until its client has read nothing for a time.
+/// Runs streams, each until its client has read nothing for some time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streams {
     pub(super) unread_max: Duration,

@@ -1,23 +1,23 @@
-//! Which piece of work is next, of those that wait for a thread. Pure: threads and waiting are the shell's.
+//! The order of pieces of work that wait for a thread. Pure: threads and waiting are left to the shell.
 //!
-//! The party that has the fewest pieces running goes first, and of several the one whose last start is longest ago. Two places are kept
-//! free, so that long work is waited for by those who send it: no party runs on every thread, and large pieces do not take every thread.
+//! The party with the fewest running pieces goes first, and among several the one whose last start is longest ago. Two places are kept
+//! free, so that only the senders of long work wait for it: no party runs on every thread, and large pieces do not take every thread.
 
 use crate::base::shares::{Party, Refused, Shares};
 use std::collections::{BTreeMap, VecDeque};
 
-/// The most pieces that wait, of all parties together.
+/// The maximum number of waiting pieces of all parties.
 const WAITING_MAX: u64 = 4096;
-/// A piece whose input has more bytes than this is large: it takes a while whatever is done with it.
+/// The input size from which a piece counts as large: any work on it takes a while.
 pub const LARGE_BYTES: usize = 64 << 10;
-/// The most input bytes of large pieces that are worked on at a time. Parsed input takes many times its size in memory.
+/// The maximum total input of large pieces that run at a time. Parsed input takes many times its size in memory.
 const WORKED_ON_BYTES_MAX: usize = 16 << 20;
 
-/// The stage of its request that a piece is.
+/// The stage of its request at which a piece runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Stage {
     First,
-    /// A piece that goes on with results of the request's earlier pieces, which stay in memory until it ends.
+    /// A piece that continues with results of the request's earlier pieces, which stay in memory until it ends.
     Later,
 }
 
@@ -33,7 +33,7 @@ struct Piece<J> {
 struct Standing<J> {
     waiting: VecDeque<Piece<J>>,
     running: usize,
-    /// The number of starts of all parties when this one's last piece began.
+    /// The number of starts of all parties when this party's last piece started.
     started: u64,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Line<J> {
     starts: u64,
 }
 
-/// A piece that has begun, for [`Line::done`].
+/// A piece that has started, for [`Line::done`].
 #[derive(Debug)]
 pub(crate) struct Begun {
     party: Party,
@@ -56,7 +56,7 @@ pub(crate) struct Begun {
 }
 
 impl<J> Line<J> {
-    /// Makes an empty line for this many threads, at least two.
+    /// Creates an empty line for this many threads, at least two.
     pub(crate) fn new(threads: usize) -> Self {
         let places = Shares::quarters(WAITING_MAX, 0);
         Self { threads, parties: BTreeMap::new(), places, running_large: 0, running_bytes: 0, ids: 0, starts: 0 }
@@ -67,8 +67,8 @@ impl<J> Line<J> {
         self.threads
     }
 
-    /// Adds a piece whose input has this many bytes, 0 if that is unknown. Returns its id for [`withdraw`](Self::withdraw). A later stage
-    /// goes before the party's first ones.
+    /// Adds a piece whose input has this many bytes (0 if unknown). Returns its id for [`withdraw`](Self::withdraw). Later stages go before
+    /// the party's first ones.
     pub(crate) fn enter(&mut self, party: &Party, stage: Stage, bytes: usize, job: J) -> Result<u64, Refused> {
         self.places.take(party, 1)?;
         self.ids += 1;
@@ -86,7 +86,7 @@ impl<J> Line<J> {
         self.places.used() > 0
     }
 
-    /// Takes the piece that a free thread is to begin.
+    /// Takes the next piece for a free thread.
     pub(crate) fn next(&mut self) -> Option<(Begun, J)> {
         let may = |piece: &Piece<J>| {
             let is_large = piece.bytes > LARGE_BYTES;
@@ -116,7 +116,7 @@ impl<J> Line<J> {
         self.forget_if_gone(&party);
     }
 
-    /// Takes a piece out whose sender has left, if it has not begun.
+    /// Removes a piece whose sender has left, if it has not started.
     pub(crate) fn withdraw(&mut self, party: &Party, id: u64) -> Option<J> {
         let standing = self.parties.get_mut(party)?;
         let at = standing.waiting.iter().position(|piece| piece.id == id)?;
@@ -132,7 +132,7 @@ impl<J> Line<J> {
         }
     }
 
-    /// Panics if the books do not balance. Tests call it after every step.
+    /// Panics if the state is inconsistent. Tests call it after every step.
     #[cfg(test)]
     fn check_integrity(&self) {
         let waiting: usize = self.parties.values().map(|standing| standing.waiting.len()).sum();

@@ -19,17 +19,17 @@ use std::{
 };
 use tidemill_cluster::ChoiceUsage;
 
-/// The places where an answer is recorded: metrics, usage, the audit log, a rollout's figures.
+/// The destinations of an answer's records: metrics, usage, the audit log, a rollout's figures.
 #[derive(Debug)]
 pub struct Books {
     pub objectives: Arc<Objectives>,
     pub recent: Arc<Recent>,
     pub metered: Metered,
-    /// The answer's part of its request's trace; `None`: no traces are recorded.
+    /// The answer's part of its request's trace, if traces are recorded.
     pub traced: Option<Traced>,
-    /// The audit log of blocks; `None` if there is none.
+    /// The audit log of blocks, if there is one.
     pub blocks: Option<Blocks>,
-    /// The route, where there was a model to choose.
+    /// The route, if the model was chosen by one.
     pub routed: Option<Arc<Routed>>,
     /// The shadow traffic's observer, if there is one.
     pub tap: Option<Tap>,
@@ -41,7 +41,7 @@ impl Books {
         self.routed.as_ref()?.seat.as_ref()
     }
 
-    /// Tells the rollout how the request ended. Clients' own mistakes do not count against a model; a client that leaves before the first
+    /// Reports the request's end to the rollout. Clients' own mistakes do not count against a model; a client that leaves before the first
     /// token (not `has_begun`) has waited in vain, which does.
     pub(super) fn count_in_rollout(&self, outcome: RequestOutcome, has_begun: bool, seen: &RequestEnded) {
         let Some(seat) = self.seat() else { return };
@@ -89,7 +89,7 @@ pub(super) fn finished(usage: &ChoiceUsage, completion_tokens: u32, ttft: Durati
     }
 }
 
-/// Adds a choice's usage. The slowest choice counts per phase.
+/// Adds a choice's usage. The slowest choice counts in each phase.
 pub(super) fn add(total: &mut TidemillUsage, usage: ChoiceUsage) {
     let provenance = usage.provenance;
     for (total, ms) in [

@@ -3,7 +3,7 @@
 use crate::generation::piece::Piece;
 use tidemill_proto::sampling::TokenLogprob;
 
-/// A call that ran here.
+/// A call that ran on the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ran {
     pub id: String,
@@ -13,14 +13,14 @@ pub struct Ran {
     pub output: String,
 }
 
-/// A gain of one choice, with at most one call's part.
+/// The increment of one choice, with at most one call's part.
 #[derive(Debug, Default)]
 pub struct Delta {
     pub index: u32,
     pub piece: Piece,
     /// Log-probabilities of the prompt's tokens, once, before the first token.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
-    /// Calls that ran here.
+    /// Calls that ran on the server.
     pub ran: Vec<Ran>,
 }
 

@@ -1,4 +1,4 @@
-//! The moderator's side of an answer, as the answer sees it.
+//! The moderator's interface to an answer.
 
 use crate::generation::guarded::ModerationVerdict;
 use std::{
@@ -7,10 +7,10 @@ use std::{
 };
 use tidemill_safety::judge::Doubt;
 
-/// Moderates uncertain findings in one answer's choices, one of each at a time. Dropping it ends what is under way.
+/// Moderates uncertain findings in one answer's choices, one of each at a time. Dropping it cancels running checks.
 pub trait Moderation: Debug + Send {
     fn ask(&mut self, choice: usize, doubt: Doubt);
     fn is_busy(&self) -> bool;
-    /// Returns the next verdict, and its choice; while nothing [is asked](Self::is_busy), none ever comes.
+    /// Returns the next verdict, and its choice. While it is not [busy](Self::is_busy), none ever comes.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<(usize, ModerationVerdict)>;
 }

@@ -1,4 +1,4 @@
-//! The pipelines of an answer: one per choice, with everything that looks at its text.
+//! The pipelines of an answer: one per choice, with all inspections of its text.
 
 use crate::{
     generation::{Pipeline, disclaimed::Disclaimed, guarded::Guarded, personal::Personal},
@@ -11,11 +11,11 @@ use tidemill_proto::tokens::Tokens;
 #[derive(Debug)]
 pub struct Reader<'a> {
     pub model: &'a TextModel,
-    /// The moderation of the answer. `None`: it is not moderated.
+    /// The moderation of the answer, if there is any.
     pub guarded: Option<Guarded>,
     /// The treatment of personal data in the answer.
     pub personal: Personal,
-    /// The disclaimers after the answer, if there are any.
+    /// The disclaimers for the answer, if there are any.
     pub disclaimed: Option<Disclaimed>,
 }
 
@@ -28,7 +28,7 @@ impl Reader<'_> {
         if let Some(inspector) = self.personal.inspector() {
             pipeline = pipeline.inspected_by(Box::new(inspector));
         }
-        // Last: nothing changes an operator's own words.
+        // The last one: an operator's own text is not changed.
         if let Some(disclaimed) = &self.disclaimed {
             pipeline = pipeline.inspected_by(Box::new(disclaimed.inspector()));
         }

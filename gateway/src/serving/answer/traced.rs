@@ -1,7 +1,7 @@
 //! An answer as spans: its own, and for each choice one for each phase.
 //!
-//! Workers report how long each phase took, not when it began. Phases follow one another, so each begins here where the one before it
-//! ended; that of decoding is between the first token and the last, as they came to the gateway.
+//! Workers report the duration of each phase, not its start. Phases follow one another, so each starts here where the previous one ended;
+//! decoding is between the first token and the last, as they arrived at the gateway.
 
 use crate::{
     metrics::{RequestOutcome, usage::Usage},
@@ -27,12 +27,12 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// An answer that begins now.
+    /// Starts an answer.
     pub fn new(trace: Arc<Trace>, model: &str, class: &str) -> Self {
         Self { trace, id: SpanId::random(), model: model.to_owned(), class: class.to_owned(), began: Instant::now() }
     }
 
-    /// Records a choice that has ended. `tokens`: the time of the first and of the last, if there were any.
+    /// Records a choice that has ended. `tokens` are the times of its first and last token, if there were any.
     pub(super) fn choice(&self, index: usize, usage: &ChoiceUsage, tokens: Option<(Instant, Instant)>) {
         let from = &usage.provenance;
         let before_decode = [
@@ -46,7 +46,7 @@ impl Traced {
         let last_end = tokens.map(|(first, _)| first);
         let mut at = self.began;
         for (name, ms, worker) in before_decode {
-            // Times come from workers: none may be a time that there is not.
+            // Durations come from workers and may be invalid.
             let took = Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default();
             let end = last_end.map_or(at + took, |last| (at + took).min(last));
             if !took.is_zero() {
@@ -76,7 +76,7 @@ impl Traced {
         self.trace.add(Span { id: SpanId::random(), parent: Some(self.id), name: name.into(), kind, from, to, attributes, failed: None });
     }
 
-    /// Records the answer's end. `kept`: whether all choices kept their class's limits.
+    /// Records the answer's end. `kept` tells whether all choices kept their class's limits.
     pub(super) fn end(&self, outcome: RequestOutcome, kept: bool, usage: &Usage) {
         let failed = matches!(outcome, RequestOutcome::Failed | RequestOutcome::Rejected).then(|| outcome.name().to_owned());
         failed.iter().for_each(|error| self.trace.fail(error));

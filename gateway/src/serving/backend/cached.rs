@@ -1,5 +1,5 @@
-//! The response caches between the gateway and a cluster: they are asked before a request is submitted, and take answers as they come. The
-//! cache of equal requests is asked first, then the one of similar questions.
+//! The response caches between the gateway and a cluster: they are searched before a request is submitted, and store answers as they
+//! arrive. The cache of equal requests comes first, then the one of similar questions.
 
 use crate::{
     cache::{
@@ -19,7 +19,7 @@ use tidemill_cluster::RequestEvent;
 #[derive(Debug)]
 pub struct Shared<C> {
     cache: Mutex<C>,
-    /// The most bytes of one answer that is kept.
+    /// The maximum size of a cached answer.
     pub(crate) bytes: u64,
     since: Instant,
 }
@@ -49,22 +49,22 @@ impl<C> Shared<C> {
     }
 }
 
-/// The caches where an answer may be, and is put.
+/// The caches that are searched for an answer, and that store it.
 #[derive(Debug, Default)]
 pub struct Caches<'a> {
     pub equal: Option<&'a Arc<Cache>>,
-    /// The cache of similar questions, with the query, if an answer to one would do.
+    /// The cache of similar questions, with the query, if the answer to one is acceptable.
     pub similar: Option<(&'a Arc<Similar>, &'a Inquiry)>,
 }
 
-/// The cached response that answers another question.
+/// The cached response that answers a similar question.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimilarTo {
     pub response: Arc<str>,
     pub similarity: f32,
 }
 
-/// Takes an answer's events, and puts it into the caches.
+/// Records an answer's events, and puts it into the caches.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     pub(crate) recording: Recording,
@@ -74,7 +74,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Takes an event. Returns whether it needs more.
+    /// Takes an event. Returns whether more are needed.
     pub(crate) fn hear(&mut self, event: &RequestEvent) -> bool {
         if !self.recording.hear(event) {
             return false;

@@ -1,4 +1,4 @@
-//! Uncertain findings of the classifier, in prompts and in answers, go to a model of the cluster, past everything that is for clients:
+//! Uncertain findings of the classifier, in prompts and in answers, go to a model of the cluster, bypassing everything meant for clients:
 //! routing, safety checks, quotas, usage, stores and the response cache.
 
 use super::{Gateway, ServedModel};
@@ -35,10 +35,10 @@ use tidemill_safety::{
 };
 use tokio::task::JoinSet;
 
-/// The number of likeliest tokens among which the moderator's words are looked for.
+/// The number of likeliest tokens that are searched for the moderator's words.
 const TOP: u32 = 20;
 
-/// The side that a text is on: labels of metrics.
+/// The side of a text, as a label of metrics.
 #[derive(Clone, Copy, Debug)]
 enum Side {
     Prompt,
@@ -70,12 +70,12 @@ enum Moderated {
     Unchecked(ModerationError),
 }
 
-/// Moderates uncertain findings in one answer's choices, one of each at a time. Dropping it ends what is under way.
+/// Moderates uncertain findings in one answer's choices, one of each at a time. Dropping it cancels running checks.
 #[derive(Debug)]
 struct Moderations {
     gateway: Arc<Gateway>,
     moderator: Arc<Moderator>,
-    /// Tasks of their own: a client that reads slowly must not keep the moderator's turns, nor look like a slow moderator.
+    /// Separate tasks: a client that reads slowly must not occupy the moderator's turns, nor look like a slow moderator.
     asked: JoinSet<(usize, ModerationVerdict)>,
 }
 
@@ -107,18 +107,18 @@ impl Moderation for Moderations {
 }
 
 impl Gateway {
-    /// The moderator of this request's answer; `None` if it is not moderated, as a shadow's is not, which no one reads.
+    /// The moderator of this request's answer; `None` if the answer is not moderated, as that of a shadow, which is not shown.
     pub(crate) fn moderation(&self) -> Option<Box<dyn Moderation>> {
         let moderator = self.safety()?.moderator_of_answers().filter(|_| !self.is_shadow())?;
         Some(Box::new(Moderations { moderator: Arc::clone(moderator), gateway: Arc::new(self.clone()), asked: JoinSet::new() }))
     }
 
-    /// Moderates the findings collected in `options` while the prompt was made. `param`: the field with the prompt, for errors.
+    /// Moderates the findings collected in `options` while the prompt was made. `param` is the field with the prompt, for errors.
     pub async fn moderate_prompt(&self, param: &str, options: &mut Options) -> Result<(), ApiError> {
         self.moderate(param, std::mem::take(&mut options.doubts)).await
     }
 
-    /// Refuses text that the moderator finds harmful; and text that could not be moderated, unless the operator lets it pass for a while.
+    /// Refuses text that the moderator finds harmful, and text that could not be moderated, unless the operator lets it pass for a while.
     pub async fn moderate(&self, param: &str, doubts: Vec<Doubt>) -> Result<(), ApiError> {
         let Some(moderator) = self.safety().and_then(|safety| safety.moderator.as_ref()).filter(|_| !doubts.is_empty()) else {
             return Ok(());
@@ -175,7 +175,7 @@ impl Gateway {
         self.first_tokens(&served, &prompts, limit).await
     }
 
-    /// Generates one token for each prompt. They have the caller's salt: others must not find its text in the cache.
+    /// Generates one token for each prompt. They have the caller's salt: other tenants must not find its text in the cache.
     async fn first_tokens(&self, served: &ServedModel, prompts: &[Tokens], limit: Duration) -> Tops {
         let first = self.classes().iter().min_by_key(|(_, class)| Reverse(class.priority));
         let class = first.map(|(id, _)| id).unwrap_or_default();

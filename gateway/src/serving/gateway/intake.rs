@@ -1,4 +1,4 @@
-//! Bodies on their way in, and every client's share of what they take: bytes, places, threads.
+//! Bodies on their way in, and every client's share of the resources they take: bytes, places, threads.
 
 use super::Gateway;
 use crate::{
@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// The most bytes of stored items that are sent to one client at a time.
+/// The maximum size of stored items that are being sent to one client.
 pub(super) const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 impl Gateway {
@@ -28,7 +28,7 @@ impl Gateway {
     pub async fn read(&self, body: Body) -> Result<Whole, ApiError> {
         self.check_draining()?;
         let whole = self.shared.bodies.read(self.party(), body).await?;
-        // A small body takes little, whatever it holds.
+        // A small body takes little memory, whatever it contains.
         if whole.len() <= LARGE_BYTES {
             return Ok(whole);
         }
@@ -41,7 +41,7 @@ impl Gateway {
         self.compute_body(body.weight(), move || parse::json(&body)).await
     }
 
-    /// Works on a request beside the event loop, which only moves bytes: however short it is, a schema in it may take a second. `bytes` is
+    /// Works on a request off the event loop, which only moves bytes: a schema may take a second, however short the request is. `bytes` is
     /// the size of the work's input.
     pub async fn compute_body<T: Send + 'static>(
         &self,
@@ -51,8 +51,8 @@ impl Gateway {
         self.shared.computing.run(self.party(), Stage::First, bytes, work).await
     }
 
-    /// Goes on with a request whose earlier work is done. What that left in memory is waiting for this, so it goes before what has not begun.
-    /// `bytes` is the size of the input that was not counted before.
+    /// Continues a request whose earlier work is done. Its results are held in memory meanwhile, so it goes before requests that have not
+    /// started. `bytes` is the size of the input that was not counted before.
     pub async fn compute_on<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -61,7 +61,7 @@ impl Gateway {
         self.shared.computing.run(self.party(), Stage::Later, bytes, work).await
     }
 
-    /// Works on a small input, or one that was counted before, beside the event loop.
+    /// Works on a small input, or one that was counted before, off the event loop.
     pub async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
         self.compute_body(0, work).await
     }
@@ -78,12 +78,12 @@ impl Gateway {
 
     /// Takes room for stored items that are sent to a client.
     pub fn admit_answer(&self, bytes: usize) -> Result<Share, ApiError> {
-        // One answer that is more than a share is sent all the same, by itself.
+        // An answer that exceeds a share is still sent, by itself.
         let amount = (bytes as u64).min(ANSWER_BYTES_MAX);
         self.shared.answers.take(self.party(), amount).map_err(|refused| computing::refusal("answers", refused))
     }
 
-    /// Takes a permit to watch the cluster; `None` if there are as many viewers as there may be.
+    /// Takes a permit to watch the cluster; `None` if the maximum number of viewers is reached.
     pub fn admit_viewer(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.shared.viewers).try_acquire_owned().ok()
     }

@@ -8,11 +8,11 @@ use std::{sync::Arc, time::Duration};
 use tidemill_cluster::ClusterView;
 use tidemill_proto::message::Role;
 
-/// Time between two looks for stored responses that are too old.
+/// The interval at which old stored responses are looked for.
 const EXPIRE_EVERY: Duration = Duration::from_secs(600);
-/// Time between two looks at the load,
+/// The interval at which the load is observed.
 const TENDED_EVERY: Duration = Duration::from_millis(500);
-/// and the number of these between two reloads of others' changes.
+/// The number of these intervals between two reloads of other processes' changes.
 const REFRESHED_EACH: u64 = 2;
 
 impl Gateway {

@@ -1,4 +1,4 @@
-//! The making of a gateway.
+//! The construction of a gateway.
 
 use super::{Gateway, Generating, ServedModel, Shared, VIEWERS_MAX, intake::ANSWER_BYTES_MAX, settings::GatewaySettings};
 use crate::{
@@ -22,14 +22,14 @@ use std::{
 };
 use tokio::sync::Semaphore;
 
-/// The most bytes of stored items that are sent at a time, to all clients together.
+/// The maximum size of stored items that are being sent to all clients together.
 const ANSWERS_BYTES_MAX: u64 = 256 << 20;
-/// The most files that are uploaded at a time.
+/// The maximum number of concurrent uploads.
 const UPLOADS_MAX: u64 = 16;
 
 impl Gateway {
-    /// Makes a gateway of `models`, at least one, with distinct names. The handle is bound to the first. `aliases`: each with the model that
-    /// it stands for.
+    /// Creates a gateway of `models`: at least one, with distinct names. The handle is bound to the first. `aliases` are given with their
+    /// models.
     pub fn new(models: Vec<ServedModel>, aliases: BTreeMap<String, String>, generating: Generating, settings: GatewaySettings) -> Self {
         let shared = Shared {
             models: models.into_iter().map(Arc::new).collect(),

@@ -1,4 +1,4 @@
-//! A dialog's way to a prompt: checked, rendered, tokenized, with the grammar that its answer must follow.
+//! The path from a dialog to a prompt: checked, rendered, tokenized, with the grammar that its answer must follow.
 
 use super::Gateway;
 use crate::{
@@ -60,7 +60,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// Makes a dialog's prompt, and puts the rules by which its answer is read into `options`. `param`: the field with its messages, for
+    /// Makes a dialog's prompt, and puts the rules by which its answer is read into `options`. `param` is the field with its messages, for
     /// errors. Takes a while: see [`compute`](Self::compute).
     pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
         if self.safety().is_some() {
@@ -75,13 +75,13 @@ impl Gateway {
         self.encode_rendered(param, &prompt)
     }
 
-    /// Makes a dialog's prompt, without an answer in view.
+    /// Makes a dialog's prompt, independent of an answer.
     pub fn prompt_only(&self, param: &str, dialog: &Dialog) -> Result<Vec<Token>, ApiError> {
         self.encode_rendered(param, &self.render(param, dialog)?.prompt)
     }
 
     pub(super) fn render(&self, param: &str, dialog: &Dialog) -> Result<DialogPrompt, ApiError> {
-        // Each message takes a token at least, and a template may be tried on all of them several times.
+        // Each message takes at least a token, and a template may be tried on all of them several times.
         let (messages, context) = (dialog.messages.len() as u64, self.context_tokens_max());
         if messages > u64::from(context) {
             return Err(ApiError::context_length(param, context, messages, 0));
@@ -98,11 +98,11 @@ impl Gateway {
     fn encode_rendered(&self, param: &str, prompt: &Sewn) -> Result<Vec<Token>, ApiError> {
         self.check_text_length(param, &prompt.text)?;
         computing::checkpoint()?;
-        // The template has written BOS where the model wants it.
+        // The template has written BOS if the model expects it.
         self.text().tokenizer.encode_sewn(prompt).map_err(|e| ApiError::invalid(param, e.to_string()))
     }
 
-    /// Adds a grammar where calls are forced or must keep to their schemas, and where the client's own constraint follows a thought.
+    /// Adds a grammar if calls are forced or must follow their schemas, and if the client's own constraint follows reasoning.
     fn force(&self, dialog: &Dialog, options: &mut Options) -> Result<(), ApiError> {
         let OutputRules { thought, calls, .. } = &options.rules.output;
         let thought = thought.as_ref().filter(|thought| thought.wanted);
@@ -128,7 +128,7 @@ impl Gateway {
             }
             hearing.part(schema, Terms { strict, ..Terms::default() }).map_err(|error| match error {
                 AskError::Refused(error) => error,
-                // Not the schema's fault: no looser one may take its place.
+                // This is not the schema's fault: no looser schema may replace it.
                 AskError::Unavailable(error) => {
                     unavailable = Some(ApiError::grammar_unjudged(FORM_OF_CALLS, &error.to_string()));
                     GrammarError::Invalid("it was not checked".into())
@@ -146,8 +146,8 @@ impl Gateway {
         Ok(())
     }
 
-    /// Refuses a grammar that does not compile, or takes too much, so that it fails before the request is taken. Blocks for milliseconds,
-    /// or a second at worst: see [`compute`](Self::compute).
+    /// Refuses a grammar that does not compile, or takes too much work, so that it fails before the request is accepted. Blocks for
+    /// milliseconds, or a second at worst: see [`compute`](Self::compute).
     pub fn check_constraint(&self, options: &mut Options) -> Result<(), ApiError> {
         let Some(Constrained { constraint, param, has_passed }) = &mut options.constraint else { return Ok(()) };
         if constraint.end_tokens.is_empty() {
@@ -159,7 +159,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// Opens one request's questions to the helper that judges grammars. They block.
+    /// Opens one request's questions to the helper that compiles grammars. They block.
     pub fn hearing(&self) -> Hearing<'_> {
         let models = &self.shared.models;
         let model = models.iter().position(|model| Arc::ptr_eq(model, &self.model)).expect("a gateway is turned to one of its models");

@@ -1,5 +1,5 @@
-//! Semantic cache queries: whether a similar question's answer will do, and the question to look up. Where a model measures similarity, it
-//! is asked past everything that is for clients, as the moderator is, at no one's charge.
+//! Semantic cache queries: whether the answer to a similar question is acceptable, and the question to look up. A model that measures
+//! similarity is asked like the moderator, bypassing everything meant for clients, and at no tenant's charge.
 
 use super::Gateway;
 use crate::{
@@ -13,14 +13,14 @@ use std::{sync::Arc, time::Duration};
 use tidemill_cluster::NewRequest;
 use tidemill_proto::{message::Embeds, tokens::Tokens};
 
-/// A model that takes longer to read a question costs more than it saves.
+/// The time limit for a model to read a question: longer would cost more than it saves.
 const EMBEDDED_MAX: Duration = Duration::from_secs(2);
 
-/// A placeholder for the question, where all else is compared.
+/// A placeholder for the question in the parts that must be equal.
 const PLACE: &str = "question";
 
 impl Gateway {
-    /// The cache query for a dialog, if its tenant has opted in and the dialog is one question and nothing else.
+    /// The cache query for a dialog, if its tenant has opted in and the dialog is a single question.
     pub(crate) fn question(&self, dialog: &Dialog, options: &Options) -> Option<Inquiry> {
         if !options.similar_will_do || self.shared.similar.is_none() || self.is_shadow() || !dialog.tools.is_empty() || dialog.continues {
             return None;
@@ -40,7 +40,7 @@ impl Gateway {
         Some(Inquiry { question, text, setting, is_open: options.max_tokens.is_none(), response: String::new() })
     }
 
-    /// Completes the cache query with the id of the response to come and, if a model measures similarity, with its embedding of the
+    /// Completes the cache query with the id of the coming response and, if a model measures similarity, with its embedding of the
     /// question.
     pub async fn complete_question(&self, options: &mut Options, response: &str) {
         let Some(mut inquiry) = options.inquiry.take() else { return };

@@ -1,5 +1,5 @@
-//! The model that a request is routed to: by the operator's rules, the rollouts that run, and predicted waiting times. Without rules and
-//! rollouts it is the one that the request names, and its body is not looked at.
+//! The model that a request is routed to: by the operator's rules, the running rollouts, and predicted waiting times. Without rules and
+//! rollouts it is the one that the request names, and its body is not examined.
 
 use super::{Gateway, ServedModel};
 use crate::{
@@ -12,13 +12,13 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use tidemill_cluster::class::ClassId;
 
-/// A prompt's bytes for one token, about.
+/// The approximate number of a prompt's bytes per token.
 const TOKEN_BYTES: u64 = 4;
 
-/// A request that wants an answer, as far as its route depends on it.
+/// The parts of a request on which its route depends.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteRequest<'a> {
-    /// The endpoint's path. `None`: the request is about an answer, and gets none.
+    /// The endpoint's path; `None` if the request concerns an answer, and gets none.
     pub path: Option<&'static str>,
     pub model: Option<&'a str>,
     pub service_tier: Option<&'a str>,
@@ -111,7 +111,7 @@ impl Gateway {
         self.shared.models.iter().find(|model| model.name == name).cloned()
     }
 
-    /// The rollout that users of this model move in, and the side that this user is on.
+    /// The rollout that moves users of this model, and the side that this user is on.
     fn in_rollout(&self, model: &ServedModel, user: &str) -> Option<(Arc<ServedModel>, Arc<Live>, Side)> {
         let live = self.shared.rollouts.of(&model.name)?;
         let to = self.served(&live.record.to)?;
@@ -119,7 +119,7 @@ impl Gateway {
         Some((to, live, side))
     }
 
-    /// The second model, and why, if the first would take too long and the second would not take longer.
+    /// The second model and the reason, if the first would take too long and the second would not take longer.
     fn overflows(
         &self,
         first: &ServedModel,
@@ -166,17 +166,17 @@ impl Gateway {
         Self { caller: None, routed: None, ..self.clone() }
     }
 
-    /// Whether a request that is repeated, here or at another coordinator, is routed to the same model.
+    /// Whether a repeated request, here or at a different coordinator, is routed to the same model.
     pub fn routes_repeatably(&self) -> bool {
         self.shared.rollouts.is_empty() && self.router().is_none_or(Router::is_repeatable)
     }
 
-    /// The header that names a request's region, where rules ask for one.
+    /// The header that names a request's region, if rules depend on one.
     pub fn region_header(&self) -> Option<&str> {
         self.router()?.region_header.as_deref()
     }
 
-    /// Names that rules answer to, each with the models that may answer.
+    /// Names defined by the rules, each with the models that may answer.
     pub fn routed_names(&self) -> Vec<(String, Vec<Self>)> {
         let Some(router) = self.router() else { return Vec::new() };
         let aliases = self.aliases();

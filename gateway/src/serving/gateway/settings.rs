@@ -18,56 +18,56 @@ use tidemill_cluster::class::Classes;
 #[derive(Debug)]
 pub struct GatewaySettings {
     pub classes: Classes,
-    /// Rules for which model answers. `None`: the one that the request names.
+    /// Rules that choose the model; without them, the model that the request names.
     pub router: Option<Router>,
     pub registry: Arc<dyn Registry>,
     pub store: Arc<dyn Store>,
-    /// `None`: there is no data directory.
+    /// Files and batches, if there is a data directory.
     pub batches: Option<Arc<Batches>>,
     /// Grammars for the same models in the same order.
     pub grammars: Grammars,
     pub tenants: Arc<Tenants>,
-    /// `None`: no tools run here.
+    /// The tools that run on the server, if any.
     pub server_tools: Option<Arc<ServerTools>>,
-    /// `None`: prompts and answers are not checked.
+    /// The safety checks; `None` if prompts and answers are not checked.
     pub safety: Option<Safety>,
-    /// `None`: personal data is left as it is.
+    /// The treatment of personal data; `None` to leave it unchanged.
     pub pii: Option<Pii>,
-    /// The strategy for stored conversations that are too long, unless a chat names one.
+    /// The strategy for stored conversations that are too long, unless a chat specifies one.
     pub context: Strategy,
     pub summaries: summarizer::Settings,
-    /// Bounds of what is remembered of users. `None`: nothing is.
+    /// Limits on the facts remembered of users; `None` if none are remembered.
     pub memories: Option<memories::Limits>,
-    /// `None`: blocks are not recorded.
+    /// The audit log of blocks, if there is one.
     pub audit: Option<Arc<Audit>>,
-    /// `None`: no feedback is taken.
+    /// The recording of feedback, if it is on.
     pub feedback: Option<Arc<Feedback>>,
-    /// `None`: no traces are recorded.
+    /// The recording of traces, if it is on.
     pub traces: Option<Arc<Traces>>,
-    /// Bounds of answers that are kept for repeated requests.
+    /// Limits on answers that are kept for repeated requests.
     pub replay: replay::Limits,
-    /// Bounds of answers that are kept for equal requests. `None`: none are.
+    /// Limits on answers that are kept for equal requests; `None` if none are kept.
     pub response_cache: Option<response_cache::Limits>,
-    /// Bounds of answers that are kept for similar questions. `None`: none are.
+    /// Limits on answers that are kept for similar questions; `None` if none are kept.
     pub semantic_cache: Option<SemanticSettings>,
     /// The longest time of any request.
     pub request_timeout: Duration,
     pub body_bytes_max: usize,
-    /// The most bytes of request bodies that are on their way or being worked on.
+    /// The maximum size of all request bodies that are arriving or being worked on.
     pub bodies_bytes_max: u64,
-    /// The most requests that are read or answered at a time, streams not counted. A tenant may have half of them.
+    /// The maximum number of requests that are being read or answered, not counting streams. A tenant may have half of them.
     pub requests_max: usize,
-    /// Whether a `max_tokens` that does not fit after the prompt is refused. Otherwise it becomes what fits.
+    /// Whether a `max_tokens` that does not fit after the prompt is refused. Otherwise it is reduced to the room.
     pub max_tokens_must_fit: bool,
-    /// Names that the ports are reached by, besides addresses and `localhost`, while no key protects them.
+    /// The names under which the ports are reached, besides addresses and `localhost`, while no key protects them.
     pub hosts: Vec<String>,
-    /// The origins whose pages may use the front door.
+    /// The origins whose pages may use the gateway.
     pub cors: Origins,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct SemanticSettings {
     pub limits: semantic::Limits,
-    /// The model that measures how similar questions are. `None`: their words are compared.
+    /// The model that measures the similarity of questions; without one, their words are compared.
     pub model: Option<String>,
 }

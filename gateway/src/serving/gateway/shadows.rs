@@ -1,5 +1,4 @@
-//! Shadow requests: they take the routes that clients' requests take, in the name of the original's sender, once the original has its
-//! answer.
+//! Shadow requests: they take the same routes as clients' requests, in the name of the original's sender, once the original has its answer.
 
 use super::Gateway;
 use crate::{
@@ -14,13 +13,13 @@ use hyper::service::Service;
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::oneshot, time::timeout};
 
-/// The most bytes of a shadow's answer: more than any answer has that is not streamed.
+/// The maximum size of a shadow's answer: more than any answer has that is not streamed.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// Time after a request's own limit, by which it has ended by itself.
+/// Extra time after a request's own limit, by which it should have ended.
 const OVERDUE: Duration = Duration::from_secs(60);
 
 impl Gateway {
-    /// Starts the shadow of a request that runs, if it has one. The shadow listens to the request's answer.
+    /// Starts the shadow of a running request, if it has one. The shadow observes the request's answer.
     pub(crate) fn tap(&self, repeatable: bool) -> Option<Tap> {
         let mirror = self.routed.as_ref()?.take_mirror()?;
         let caller = self.caller.clone()?;
@@ -48,7 +47,7 @@ impl Gateway {
     }
 }
 
-/// Sends the request through the routes that clients' take. `None`: there is no whole answer.
+/// Sends the request through the clients' routes. Returns `None` if there is no complete answer.
 async fn ask(gateway: Gateway, caller: Arc<Caller>, path: &'static str, body: Vec<u8>) -> Option<()> {
     let gateway = Arc::new(gateway.for_nobody());
     let routes = gateway.generating();

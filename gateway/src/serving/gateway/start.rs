@@ -1,4 +1,4 @@
-//! The start of an answer: options as far as their sender may have them, a quota, and the cluster or a cache.
+//! The start of an answer: options within their sender's rights, a quota, and the cluster or a cache.
 
 use super::Gateway;
 use crate::{
@@ -27,9 +27,9 @@ use tidemill_proto::{
 pub struct Start<'a> {
     /// The field with the prompts, for errors.
     pub param: &'static str,
-    /// The response's id; empty for an answer that no client knows by one.
+    /// The response's id; empty for an answer without one that clients know.
     pub id: &'a str,
-    /// Makes an answer's length from the tokens that it may have, where the client gives none.
+    /// Derives an answer's length from the available room, if the client gives none.
     pub max_tokens_default: fn(u32) -> u32,
     /// The number of likeliest tokens to report for each of the prompt's.
     pub prompt_logprobs: Option<u32>,
@@ -38,14 +38,14 @@ pub struct Start<'a> {
 }
 
 impl Start<'_> {
-    /// An answer of any length, which no client knows by an id.
+    /// The terms of an answer of any length, without an id that clients know.
     pub fn of(param: &'static str) -> Self {
         Self { param, id: "", max_tokens_default: std::convert::identity, prompt_logprobs: None, question: None }
     }
 }
 
 impl Gateway {
-    /// Checks a request's options, as far as its sender may have them.
+    /// Checks a request's options, within its sender's rights.
     pub fn options(&self, arrived: Instant, mut request: GenerateRequest) -> Result<Options, ApiError> {
         let asked = request.service_tier.as_deref();
         // An unknown tier is an error for every sender.
@@ -60,7 +60,7 @@ impl Gateway {
         Ok(options)
     }
 
-    /// The service tier of a request that asks for `asked`. `None`: the one that it asks for.
+    /// The service tier of a request that asks for `asked`; `None` for that one.
     pub(super) fn service_tier<'a>(&'a self, asked: Option<&'a str>) -> Option<&'a str> {
         let caller = self.caller.as_ref()?;
         match caller.in_background {
@@ -69,8 +69,8 @@ impl Gateway {
         }
     }
 
-    /// The salt of cached blocks: it separates a tenant's from all others', and within it those with different `cache_salt`s. Nothing that
-    /// a client sends can take the tenant's place.
+    /// The salt of cached blocks: it separates a tenant from all others, and within a tenant requests with different `cache_salt`s. A
+    /// client cannot forge the tenant's part.
     pub(super) fn salt(&self, cache_salt: &[u8]) -> Vec<u8> {
         let tenant = self.tenant().map(|tenant| blake3::derive_key("tidemill tenant salt v1", tenant.as_bytes()));
         tenant.iter().flatten().chain(cache_salt).copied().collect()
@@ -121,7 +121,7 @@ impl Gateway {
         Ok(self.context_tokens()?.saturating_sub(longest).max(1))
     }
 
-    /// The length of an answer whose client gives none: all that fits, or what its quota leaves of that.
+    /// The length of an answer for which the client gives none: all that fits, or the part of it that its quota leaves.
     fn answer_tokens(&self, prompts: &[Tokens], choices: u32, room: u32) -> u32 {
         let Some(caller) = &self.caller else { return room };
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
@@ -129,8 +129,8 @@ impl Gateway {
         self.shared.settings.tenants.answer_tokens(caller, &self.model.name, room, prompt_tokens, choices)
     }
 
-    /// Gives all prompts to the cluster. With `max_tokens` 0 (scoring only) one hidden token is generated. A `max_tokens` that
-    /// [shrinks](Options::max_tokens_shrinks) becomes, for each prompt, what fits after it.
+    /// Submits all prompts to the cluster. With `max_tokens` 0 (scoring only) one hidden token is generated. A `max_tokens` that
+    /// [shrinks](Options::max_tokens_shrinks) is reduced, for each prompt, to the room after it.
     fn submit(
         &self,
         param: &str,
@@ -220,7 +220,7 @@ impl Gateway {
         Some(Traced::new(trace, &self.model.name, &self.classes().get(class).name))
     }
 
-    /// Takes a request's quota.
+    /// Reserves a request's quota.
     fn reserve(&self, arrived: Instant, class: ClassId, prompts: &[Tokens], answer_tokens: u64) -> Result<Metered, ApiError> {
         let caller = self.caller.as_ref().ok_or_else(|| ApiError::internal("nobody asks for this: please report this as a bug"))?;
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
@@ -228,7 +228,7 @@ impl Gateway {
         self.shared.settings.tenants.reserve(caller, QuotaRequest { arrived, model: &self.model.name, class, prompt_tokens, answer_tokens })
     }
 
-    /// Gives all texts to the cluster to be embedded or classified.
+    /// Submits all texts to the cluster to be embedded or classified.
     pub fn start_embeddings(&self, param: &str, texts: &[EmbeddedText]) -> Result<(Submission, Metered), ApiError> {
         let prompts: Vec<Tokens> = texts.iter().map(|text| text.tokens.clone()).collect();
         self.check_prompts(param, &prompts, 0)?;
@@ -261,7 +261,7 @@ impl Gateway {
                 generated.into(),
             ));
         }
-        // Ids that a client sent, and tokenizers' own: some have tokens without an embedding in the model.
+        // Clients' ids, and also tokenizers' own: some have tokens without an embedding in the model.
         let vocab_size = self.model.text.config.identity.vocab_size;
         if let Some(token) = prompts.iter().flat_map(|prompt| prompt.iter()).find(|&&token| token >= vocab_size) {
             let message = format!("`{param}`: {token} is not a token id of this model ({vocab_size} tokens)");
@@ -275,7 +275,7 @@ impl Gateway {
         self.model.backend.context_tokens().ok_or_else(|| Rejection::NoWorker.into())
     }
 
-    /// The longest sequence that can run now, or that the model allows.
+    /// The longest sequence that can run now, or else that the model allows.
     pub fn context_tokens_max(&self) -> u32 {
         self.model.backend.context_tokens().unwrap_or(self.model.text.config.context_tokens)
     }
@@ -284,7 +284,7 @@ impl Gateway {
 /// One text, or two that are compared, to be embedded or classified.
 pub struct EmbeddedText {
     pub tokens: Tokens,
-    /// Where the second text begins; the number of tokens if there is none.
+    /// The position of the second text; the number of tokens if there is none.
     pub second_text: u32,
 }
 

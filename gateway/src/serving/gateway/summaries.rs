@@ -1,5 +1,5 @@
-//! The making of a conversation's running summary: a model is asked, as the conversation's sender would ask it.
-//! [`crate::features::summarizer`] decides which conversation is next.
+//! Makes a conversation's running summary: a model is asked in the name of the conversation's sender. [`crate::features::summarizer`]
+//! decides which conversation is next.
 
 use super::{Gateway, start::Start};
 use crate::{
@@ -21,15 +21,15 @@ use std::{
 };
 use tokio::time;
 
-/// Time before the first retry of a request that the cluster, or a quota, has no room for: it doubles each time.
+/// The pause before the first retry of a request for which the cluster, or a quota, has no room; it doubles each time.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// Tokens for a template's marks: an estimate, since a prompt that is too long is refused.
+/// An estimate of the tokens of a template's marks. A prompt that is too long is refused.
 const SPARE: u64 = 16;
-/// The least room for messages in a window that can be summarized in.
+/// The least room for messages in a window that is used for summarizing.
 const ROOM_MIN: u64 = 64;
 
 impl Gateway {
-    /// Asks for a summary of the first `items` of the sender's conversation.
+    /// Requests a summary of the first `items` of the sender's conversation.
     pub fn request_summary(&self, conversation: &str, items: usize) {
         let wish = SummaryRequest { sender: self.sender(), model: self.model_name().to_owned(), items };
         self.shared.summarizer.wish((self.owner(), conversation.to_owned()), wish);
@@ -73,11 +73,11 @@ async fn make(gateway: Arc<Gateway>, settings: Settings, (owner, id): Key, wish:
     let Some(text) = text.filter(|text| !text.is_empty()) else {
         return Err(Unmade::Failed("the model had nothing to say".into()));
     };
-    // Or every prompt that it is put into would be refused.
+    // Otherwise every prompt that contains it would be refused.
     if given_to.safety().is_some_and(|safety| !safety.accepts(&text, &[])) {
         return Err(Unmade::Failed("safety checks refuse it".into()));
     }
-    // Another model's tokens are not those of the prompts that it is put into.
+    // A different model's tokens are not those of the prompts that will contain it.
     let text = given_to.text().tokenizer.cut(&text, TOKENS_MAX.into());
     let tokens = given_to.text().tokenizer.count(&text) as u32;
     let summary = Summary { text, items: wish.items, tokens, model: maker.model_name().to_owned(), created_at: unix_seconds() };
@@ -85,7 +85,7 @@ async fn make(gateway: Arc<Gateway>, settings: Settings, (owner, id): Key, wish:
     Ok(gateway.store().summarize(&owner, &id, summary).await?)
 }
 
-/// Writes the items down, in parts that fit into the model's window beside everything else.
+/// Writes the items as text, in parts that fit into the model's window beside everything else.
 fn parts(gateway: &Gateway, items: &[Item]) -> Result<Vec<String>, Unmade> {
     let tokenizer = &gateway.text().tokenizer;
     let frame = gateway.prompt_only("summary", &dialog(Some("a"), ""))?.len() as u64;
@@ -97,7 +97,7 @@ fn parts(gateway: &Gateway, items: &[Item]) -> Result<Vec<String>, Unmade> {
     Ok(summary::parts(lines.into_iter().flatten().collect(), room, |text| tokenizer.count(text), |text, most| tokenizer.cut(text, most)))
 }
 
-/// Writes an item as a line. Thoughts are not summarized, since no later turn is given them.
+/// Writes an item as a line. Reasoning is not summarized, since later turns are not given it.
 fn line(said: ItemContent) -> Option<String> {
     match said {
         ItemContent::Message { role, text } if role == "assistant" => Some(format!("Assistant: {text}\n")),
@@ -116,7 +116,7 @@ fn dialog(before: Option<&str>, said: &str) -> Dialog {
     Dialog { messages: vec![message("user", request)], reasoning, ..Dialog::default() }
 }
 
-/// Asks for one prompt's answer. Greedy: the same history has the same summary.
+/// Gets the answer to one prompt. Greedy, so that the same history has the same summary.
 async fn asked(gateway: &Arc<Gateway>, before: Option<&str>, said: &str) -> Result<String, Unmade> {
     let mut rest = FIRST_RETRY;
     let mut answer = loop {

@@ -1,6 +1,6 @@
-//! All rounds as one answer. Each round's text is passed on as it comes. Calls wait for the end of their round, when it is known whether
-//! they run here, unless the client is [shown them](Rounded::showing_calls). Calls that run here are passed on together with their outputs,
-//! before the model is asked again.
+//! All rounds as one answer. Each round's text is passed on as it arrives. Calls wait for the end of their round, when it is known whether
+//! they run on the server, unless the client is [shown them](Rounded::showing_calls). Calls that run on the server are passed on together
+//! with their outputs, before the model is asked again.
 
 use super::{Rounds, run};
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// An answer, with all of its rounds if tools run here for it.
+/// An answer, with all its rounds if tools run on the server for it.
 #[derive(Debug)]
 pub struct Rounded {
     answer: Answer,
@@ -26,9 +26,9 @@ pub struct Rounded {
 struct Steps {
     gateway: Arc<Gateway>,
     rounds: Rounds,
-    /// Whether the client sees calls as they come, and each round's end.
+    /// Whether the client sees calls as they arrive, and each round's end.
     shows_calls: bool,
-    /// All that the model has said in this round.
+    /// The model's output in this round.
     said: Piece,
     then: Then,
 }
@@ -38,46 +38,47 @@ struct Steps {
 enum Then {
     #[default]
     Nothing,
-    /// Calls to be run.
+    /// Run these calls.
     Run(Vec<ToolCall>),
-    /// The next round, with the messages since the model was asked last.
+    /// Start the next round, with the messages since the model was asked last.
     Ask(Box<Options>, Vec<Message>),
 }
 
-/// The tokens that an answer has taken so far.
+/// The tokens used so far.
 #[derive(Clone, Debug)]
 pub struct Spent {
     pub total: Usage,
-    /// Those of the round that runs.
+    /// The tokens of the running round.
     pub round: Usage,
 }
 
 impl Rounded {
-    /// Makes one answer of all rounds. `rounds` are for an answer of one choice.
+    /// Makes one answer of all rounds. `rounds` require an answer of one choice.
     pub fn new(gateway: &Arc<Gateway>, answer: Answer, rounds: Option<Rounds>) -> Self {
         let steps =
             |rounds| Steps { gateway: Arc::clone(gateway), rounds, shows_calls: false, said: Piece::default(), then: Then::Nothing };
         Self { answer, steps: rounds.map(steps) }
     }
 
-    /// Passes all calls on as they come, and each round's end.
+    /// Passes all calls on as they arrive, and each round's end.
     pub fn showing_calls(mut self) -> Self {
         self.steps.iter_mut().for_each(|steps| steps.shows_calls = true);
         self
     }
 
-    /// The answer of the round that runs.
+    /// The answer of the running round.
     pub fn running(&mut self) -> &mut Answer {
         &mut self.answer
     }
 
-    /// The tokens taken so far; complete after the last delta.
+    /// The tokens used so far; complete after the last delta.
     pub fn spent(&self) -> Spent {
         let round = self.answer.usage().clone();
         Spent { total: self.steps.as_ref().map_or_else(|| round.clone(), |steps| steps.rounds.usage(&round)), round }
     }
 
-    /// Returns the next event of any choice; `None` after the last delta. Not to be called again once it was dropped before its end.
+    /// Returns the next event of any choice; `None` after the last delta. Not cancel safe: it must not be called again after it was
+    /// dropped.
     pub async fn next(&mut self) -> Result<Option<News>, ApiError> {
         let Self { answer, steps } = self;
         let Some(steps) = steps else { return answer.next().await };

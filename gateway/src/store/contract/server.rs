@@ -25,7 +25,7 @@ const BEGINS_WITHIN: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct Server {
     dir: tempfile::TempDir,
-    /// At which it listens on this machine's own address, beside its socket.
+    /// The TCP port on this machine's own address, besides its socket.
     port: Option<u16>,
     has_tls: bool,
     process: Mutex<Option<Child>>,
@@ -33,7 +33,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// One for all tests that run at a time. It ends with the last of them.
+    /// The server shared by all concurrent tests. It ends with the last of them.
     pub(super) async fn shared() -> Arc<Self> {
         static SHARED: tokio::sync::Mutex<Weak<Server>> = tokio::sync::Mutex::const_new(Weak::new());
         let mut shared = SHARED.lock().await;
@@ -51,7 +51,7 @@ impl Server {
         Self::start_at(None, false).await
     }
 
-    /// Reached over TCP, with a certificate for `localhost` or without one.
+    /// Starts a server that is reached over TCP, with a certificate for `localhost` or without one.
     pub(super) async fn start_over_tcp(has_tls: bool) -> Self {
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         Self::start_at(Some(free), has_tls).await
@@ -73,7 +73,7 @@ impl Server {
         server
     }
 
-    /// Starts it, for the first time or again.
+    /// Starts the server, for the first time or again.
     pub(super) async fn go_on(&self) {
         let mut command = self.command("postgres");
         command.arg("-D").arg(self.data()).arg("-k").arg(self.dir.path()).args(["-c", "fsync=off"]);
@@ -95,7 +95,7 @@ impl Server {
         }
     }
 
-    /// At once, as a machine that fails.
+    /// Stops the server at once, like a crash of the machine.
     pub(super) fn stop(&self) {
         if let Some(mut process) = self.process.lock().unwrap().take() {
             let stopped = self.command("pg_ctl").args(["stop", "-m", "immediate", "-D"]).arg(self.data()).output();
@@ -169,12 +169,12 @@ fn certify(dir: &Path) {
     }
 }
 
-/// Whether this process is root's.
+/// Whether this process runs as root.
 fn is_root() -> bool {
     std::os::unix::fs::MetadataExt::uid(&Path::new("/proc/self").metadata().unwrap()) == 0
 }
 
-/// Debian keeps each version's programs apart.
+/// Finds a program: Debian keeps each version's programs in a directory of their own.
 fn program(name: &str) -> PathBuf {
     let versions = Path::new("/usr/lib/postgresql").read_dir().into_iter().flatten().flatten();
     let mut found: Vec<_> = versions.map(|version| version.path().join("bin").join(name)).filter(|path| path.is_file()).collect();

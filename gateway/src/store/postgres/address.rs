@@ -1,6 +1,6 @@
-//! Where a PostgreSQL server is, and how connections to it are protected: libpq's `sslmode` and `sslrootcert`, with one difference. Where
-//! libpq by default takes a connection without TLS from a server that offers none, this does so on this machine only: to go without TLS to
-//! another, the address must say `sslmode=disable`.
+//! The address of a PostgreSQL server, and the encryption of connections to it: libpq's `sslmode` and `sslrootcert`, with one difference.
+//! By default libpq accepts an unencrypted connection to a server that offers no TLS; here this is only the case on this machine: for any
+//! other, the address must say `sslmode=disable`.
 
 use std::{
     fmt, fs,
@@ -24,11 +24,11 @@ use tokio_rustls::rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
 };
 
-/// Where a server is and who asks it, as in `postgres://USER:PASSWORD@HOST/DATABASE`.
+/// The address of a server with a user, as in `postgres://USER:PASSWORD@HOST/DATABASE`.
 #[derive(Clone)]
 pub struct Address {
     pub(super) config: Config,
-    /// `None`: connections are not encrypted.
+    /// The TLS settings; `None` for unencrypted connections.
     pub(super) tls: Option<Arc<ClientConfig>>,
 }
 
@@ -41,7 +41,7 @@ impl fmt::Debug for Address {
 /// An error in a server's address.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// The address itself may hold a password.
+    /// The address itself may contain a password.
     #[error("it cannot be read: {0}")]
     Unreadable(tokio_postgres::Error),
     #[error("it names no host: add `host`, as in postgres:///tidemill?host=/run/postgresql")]
@@ -66,7 +66,7 @@ enum Mode {
     VerifyFull,
 }
 
-/// For `sslrootcert`: the authorities that browsers trust.
+/// The value of `sslrootcert` for the authorities that browsers trust.
 const SYSTEM: &str = "system";
 
 impl FromStr for Address {
@@ -91,7 +91,7 @@ impl FromStr for Address {
         if is_system && mode != Mode::VerifyFull {
             return Err(AddressError::Weak(name));
         }
-        // A socket cannot be overheard, and servers take no TLS there.
+        // A socket cannot be eavesdropped on, and servers do not offer TLS on it.
         let is_plain = mode == Mode::Disable || uses_sockets(&config);
         if is_plain {
             config.ssl_mode(SslMode::Disable);
@@ -102,7 +102,7 @@ impl FromStr for Address {
         let root = root.filter(|_| !is_optional);
         let tls = match (mode, root) {
             (Mode::VerifyFull, Some(root)) => client(webpki(&root)?),
-            // As in libpq: an address that names an authority has it checked.
+            // As in libpq: if the address names an authority, it is checked.
             (Mode::VerifyCa | Mode::Require | Mode::Prefer, Some(root)) => client(Arc::new(AnyName(webpki(&root)?))),
             (Mode::Require | Mode::Prefer, None) => client(Arc::new(Anyone(provider()))),
             (_, None) => return Err(AddressError::NoRoot(name)),
@@ -122,7 +122,7 @@ fn stays_here(config: &Config) -> bool {
         Host::Unix(_) => true,
         Host::Tcp(name) => name == "localhost" || name.parse().is_ok_and(|addr: IpAddr| addr.is_loopback()),
     };
-    // Where there are addresses, they are where connections go, whatever the names.
+    // If there are addresses, connections use them regardless of the names.
     match config.get_hostaddrs() {
         [] => config.get_hosts().iter().all(is_here),
         addrs => addrs.iter().all(IpAddr::is_loopback),
@@ -158,7 +158,7 @@ fn webpki(root: &str) -> Result<Arc<WebPkiServerVerifier>, AddressError> {
     WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build().map_err(|error| failed(error.to_string()))
 }
 
-/// `verify-ca`: whatever name the certificate has.
+/// For `verify-ca`: accepts a certificate with any name.
 #[derive(Debug)]
 struct AnyName(Arc<WebPkiServerVerifier>);
 
@@ -172,7 +172,7 @@ impl ServerCertVerifier for AnyName {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         match self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            // The name is looked at last.
+            // The name is checked last.
             Err(rustls::Error::InvalidCertificate(CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })) => {
                 Ok(ServerCertVerified::assertion())
             }
@@ -203,7 +203,7 @@ impl ServerCertVerifier for AnyName {
     }
 }
 
-/// `require`: encrypted, to whomever.
+/// For `require`: encrypted, but with any certificate.
 #[derive(Debug)]
 struct Anyone(Arc<CryptoProvider>);
 
@@ -249,7 +249,7 @@ struct Options {
 }
 
 impl Options {
-    /// `false`: it is not one of them.
+    /// Applies a setting. Returns `false` if it is not one of these.
     fn take(&mut self, setting: &Setting<'_>) -> bool {
         match setting.name {
             "sslmode" => self.mode = Some(setting.value.clone()),
@@ -267,7 +267,7 @@ struct Setting<'a> {
     value: String,
 }
 
-/// An address without what `tokio-postgres` does not know, or knows less of than libpq.
+/// An address without the settings that `tokio-postgres` lacks, or supports less fully than libpq.
 fn without_tls_options(address: &str) -> (String, Options) {
     let is_url = address.starts_with("postgres://") || address.starts_with("postgresql://");
     let (base, settings, between) = if is_url {
@@ -282,7 +282,7 @@ fn without_tls_options(address: &str) -> (String, Options) {
     (format!("{base}{query_begins}{others}"), options)
 }
 
-/// `NAME=VALUE&…`
+/// Splits `NAME=VALUE&…`.
 fn in_query(query: &str) -> Vec<Setting<'_>> {
     let pairs = query.split('&').filter(|pair| !pair.is_empty());
     pairs
@@ -293,7 +293,7 @@ fn in_query(query: &str) -> Vec<Setting<'_>> {
         .collect()
 }
 
-/// `NAME = VALUE …`, and what is no setting at the end, for the library to refuse.
+/// Splits `NAME = VALUE …`, with any invalid rest as the last setting, for the library to refuse.
 fn in_words(address: &str) -> Vec<Setting<'_>> {
     let mut settings = Vec::new();
     let mut rest = address.trim();
@@ -308,7 +308,7 @@ fn in_words(address: &str) -> Vec<Setting<'_>> {
     settings
 }
 
-/// The first `NAME = VALUE`, whose value may be quoted, and what follows.
+/// Splits off the first `NAME = VALUE`, whose value may be quoted.
 fn first_setting(text: &str) -> Option<(&str, &str)> {
     let equals = text.find('=')?;
     let value = equals + 1 + text[equals + 1..].chars().take_while(|c| c.is_whitespace()).map(char::len_utf8).sum::<usize>();

@@ -1,12 +1,12 @@
-//! Why a transaction of the store fails.
+//! Failures of the store's transactions.
 
 use crate::store::StoreError;
 
-/// Why a transaction failed, and whether it may be tried again.
+/// The failure of a transaction, and whether it may be retried.
 pub(super) enum Failed {
     Store(StoreError),
     Server(tokio_postgres::Error),
-    /// Others have deleted meanwhile what was there.
+    /// The data was deleted by a concurrent transaction.
     Overtaken,
 }
 
@@ -16,7 +16,7 @@ pub(super) fn missing(id: &str) -> Failed {
     Failed::Store(StoreError::NotFound(id.to_owned()))
 }
 
-/// The server refuses text with a NUL, so no id has one.
+/// Checks an id: the server refuses text with a NUL, so no stored id has one.
 pub(super) fn speakable(id: &str) -> Outcome<&str> {
     if id.contains('\0') { Err(missing(id)) } else { Ok(id) }
 }

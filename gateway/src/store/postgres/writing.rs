@@ -1,7 +1,7 @@
-//! One transaction that changes something. Dropped before its commit, it has done nothing.
+//! A transaction that makes changes. If it is dropped before its commit, it has no effect.
 //!
-//! Locks are taken in one order, records before items and both by number, so that transactions seldom wait for each other in a circle. Where
-//! they do, the server ends one, which is tried again.
+//! Locks are taken in one order, records before items and both by number, so that deadlocks are rare. If one occurs, the server aborts a
+//! transaction, which is retried.
 
 use super::super::{
     ALWAYS, Addition, HISTORY_ITEMS_MAX, ITEM_OVERHEAD, Item, Kind, Limits, NewRecord, Owner, RECORD_OVERHEAD, Rewrite, StoreError,
@@ -14,15 +14,15 @@ use crate::{
 use std::collections::{BTreeMap, HashMap};
 use tokio_postgres::{Client, Row, Transaction};
 
-/// Rows of `stored`.
+/// The number of rows in `stored`.
 const PARTS: i32 = 16;
-/// The columns of a deleted record: its items' numbers, its bytes beside the overhead, and its owner.
+/// The columns of a deleted record: its items' numbers, its size besides the overhead, and its owner.
 const GONE: &str = "RETURNING history, octet_length(body) + coalesce(octet_length(summary), 0), owner";
 
 pub(super) struct Writing<'a> {
     transaction: Transaction<'a>,
     limits: Limits,
-    /// Bytes that came or went, of each tenant.
+    /// The change in size of each tenant's records.
     bytes: BTreeMap<String, i64>,
 }
 
@@ -31,7 +31,7 @@ impl<'a> Writing<'a> {
         Ok(Self { transaction: client.transaction().await?, limits, bytes: BTreeMap::new() })
     }
 
-    /// Then the oldest records go, if there is too much: of `newcomer`'s tenant, if it has more than its share.
+    /// Commits, after deleting the oldest records if there are too many: of `newcomer`'s tenant, if it has more than its share.
     pub(super) async fn commit_for(mut self, newcomer: &Owner) -> Outcome<()> {
         let evicted = self.make_room(newcomer.tenant()).await?;
         self.commit().await?;
@@ -61,7 +61,7 @@ impl<'a> Writing<'a> {
         Ok(self.transaction.query_one(sum, &[]).await?.get::<_, i64>(0) + self.bytes.values().sum::<i64>())
     }
 
-    /// The bytes that each tenant holds, with this transaction's.
+    /// The size of each tenant's records, including this transaction's changes.
     async fn shares(&self) -> Outcome<Shares<String>> {
         let rows = self.transaction.query("SELECT tenant, sum(bytes)::BIGINT FROM tidemill.shares GROUP BY tenant", &[]).await?;
         let mut held: BTreeMap<String, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
@@ -71,8 +71,8 @@ impl<'a> Writing<'a> {
         Ok(shares)
     }
 
-    /// Deletes the oldest records while there is too much. The newest of the newcomer's stays, whatever its size; but where there are other
-    /// tenants, it must then fit into a share. Returns whose records went, and how many.
+    /// Deletes the oldest records while there are too many. The newest of the newcomer's stays, regardless of its size; but if there are
+    /// other tenants, it must then fit into a share. Returns the number of records deleted for each tenant.
     async fn make_room(&mut self, newcomer: &str) -> Outcome<BTreeMap<String, u64>> {
         let (newcomer, mut evicted) = (newcomer.to_owned(), BTreeMap::new());
         let limit = i64::try_from(self.limits.bytes).unwrap_or(i64::MAX);
@@ -145,7 +145,7 @@ impl<'a> Writing<'a> {
         self.extend(owner, id, locked, &numbers, addition, now).await
     }
 
-    /// `items`: the numbers of the addition's items.
+    /// Appends to a record's history. `items` are the numbers of the addition's items.
     async fn extend(&mut self, owner: &Owner, id: &str, mut locked: Locked, items: &[i64], addition: &Addition, now: u64) -> Outcome<()> {
         let gone = match addition.cut {
             Some(cut) => cut.take(&mut locked.history).ok_or_else(|| StoreError::Changed(id.to_owned()))?,
@@ -192,7 +192,7 @@ impl<'a> Writing<'a> {
         self.count_bytes(row.get(2), -(RECORD_OVERHEAD as i64) - i64::from(row.get::<_, i32>(1)));
     }
 
-    /// Deletes some records that nothing was added to since `limit`. Returns how many.
+    /// Deletes up to `some` records without additions since `limit`. Returns their number.
     pub(super) async fn delete_older(&mut self, limit: u64, some: i64) -> Outcome<u64> {
         let delete = format!(
             "DELETE FROM tidemill.records WHERE number IN (
@@ -204,7 +204,7 @@ impl<'a> Writing<'a> {
         Ok(rows.len() as u64)
     }
 
-    /// Deletes a tenant's oldest record that has an age. Returns whether there was one.
+    /// Deletes a tenant's oldest record that can age. Returns whether there was one.
     async fn delete_oldest(&mut self, tenant: &str, but_the_newest: bool) -> Outcome<bool> {
         let delete = format!(
             "DELETE FROM tidemill.records WHERE number = (
@@ -240,7 +240,7 @@ impl<'a> Writing<'a> {
         Ok(())
     }
 
-    /// Items of the history from this place on go, if there are any.
+    /// Drops the summary if it covers items from `place` on.
     async fn forget_summary(&mut self, owner: &Owner, locked: &Locked, place: usize) -> Outcome<()> {
         if locked.summarized > place as i64 {
             let update = "UPDATE tidemill.records SET summary = NULL, summarized = 0 WHERE number = $1";
@@ -281,7 +281,7 @@ impl<'a> Writing<'a> {
         self.count_bytes(&owner.0, row.get(0));
         let ids: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
         self.numbers_of(owner, &ids).await.map_err(|error| match error {
-            // One was there, and its last history went before this could name it.
+            // One was there, and its last history was deleted before this one could name it.
             Failed::Store(StoreError::NotFound(_)) => Failed::Overtaken,
             error => error,
         })
@@ -294,7 +294,7 @@ impl<'a> Writing<'a> {
         Ok(())
     }
 
-    /// Items that nothing else names go.
+    /// Deletes the items of a history that no other history names.
     async fn give_up(&mut self, history: &[i64]) -> Outcome<()> {
         if history.is_empty() {
             return Ok(());
@@ -322,7 +322,7 @@ impl<'a> Writing<'a> {
         if bytes.unsigned_abs() > max { Err(StoreError::TooLarge { id: id.to_owned(), max }.into()) } else { Ok(()) }
     }
 
-    /// Brings a conversation's totals up to date.
+    /// Updates a conversation's totals.
     async fn count(&self, record: i64) -> Outcome<()> {
         let update = "UPDATE tidemill.records SET messages = counted.messages, tokens = counted.tokens FROM (
                  SELECT count(*) FILTER (WHERE items.id LIKE 'msg\\_%') AS messages, coalesce(sum(items.tokens), 0)::BIGINT AS tokens
@@ -334,12 +334,12 @@ impl<'a> Writing<'a> {
     }
 }
 
-/// A record that is locked against changes by others.
+/// A record that is locked against concurrent changes.
 struct Locked {
     number: i64,
     body: String,
     history: Vec<i64>,
-    /// The items that its summary tells of, and that summary's bytes.
+    /// The number of items that its summary covers, and the summary's size.
     summarized: i64,
     summary_bytes: i32,
 }

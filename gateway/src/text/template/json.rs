@@ -1,4 +1,4 @@
-//! `json.dumps` as the `tojson` filter of transformers calls it: unlike Jinja's own filter, nothing is escaped for HTML.
+//! `json.dumps` as the `tojson` filter of transformers calls it: unlike Jinja's own filter, it escapes no HTML.
 
 use super::python;
 use minijinja::{
@@ -32,7 +32,7 @@ pub(super) fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     json.map(Value::from).map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
 }
 
-/// As Python writes it by default, for values that clients sent.
+/// Writes a client's value in Python's default style.
 pub(crate) fn dumps(value: &serde_json::Value) -> String {
     Style { item: ", ".into(), key: ": ".into(), indent: None, ascii: false, depth: 0, filled: false }.write(value).unwrap_or_default()
 }
@@ -61,7 +61,7 @@ struct Style {
     indent: Option<String>,
     ascii: bool,
     depth: usize,
-    /// The innermost array or object has something in it.
+    /// Whether the innermost array or object has elements.
     filled: bool,
 }
 

@@ -1,7 +1,7 @@
-//! Which forms of messages a template takes, of those that not every template does: found by giving it some, once.
+//! The forms of messages that a template accepts, of those that not every template does: detected once, by rendering some.
 //!
-//! Templates say what they refuse in code alone, and some drop what they do not know without a word. So each form of a dialog is tried
-//! with texts that occur nowhere else, and counts as taken if all of them come out.
+//! Only a template's code shows what it refuses, and some silently drop what they do not know. So each form of a dialog is tried with texts
+//! that occur nowhere else, and counts as accepted if all of them appear in the result.
 
 use super::{ChatInput, ChatTemplate, takes::Takes};
 use minijinja::Value;
@@ -31,7 +31,7 @@ impl Takes {
         let answer = said("assistant", ANSWER);
         let returned = json!({"role": "tool", "content": RETURNED, "tool_call_id": ID, "name": CALLED});
 
-        // Contents beside calls, and arguments: the first that shows the call whole.
+        // Contents beside calls, and forms of arguments: the first combination that shows the call completely.
         let ways = [(json!(""), false), (json!(""), true), (Json::Null, false), (Json::Null, true)];
         let called = |(content, as_text): &(Json, bool), arguments: &Json| {
             let arguments = if *as_text && !arguments.is_string() { json!(arguments.to_string()) } else { arguments.clone() };
@@ -90,7 +90,7 @@ fn shows(template: &ChatTemplate, messages: &[Json], texts: &[&str]) -> bool {
     rendered(template, messages).is_some_and(|prompt| texts.iter().all(|text| prompt.contains(text)))
 }
 
-/// Whether arguments came out as Python prints objects: no model calls so.
+/// Whether arguments are rendered as Python prints objects, in which no model writes calls.
 fn prints_python(template: &ChatTemplate, messages: &[Json]) -> bool {
     rendered(template, messages).is_some_and(|prompt| prompt.contains("{'key'"))
 }

@@ -1,4 +1,4 @@
-//! Python's way to print, test and cut values, as far as chat templates show it and MiniJinja differs.
+//! Python's way to print, test and cut values, where chat templates depend on it and MiniJinja differs.
 
 use minijinja::{
     Environment, Error, ErrorKind, Output, State, Value,
@@ -7,9 +7,9 @@ use minijinja::{
 };
 use std::fmt::Write;
 
-/// Wider texts are not made of shorter ones.
+/// The maximum width to which shorter texts are padded.
 const WIDTH_MAX: usize = 1 << 16;
-/// Deeper values are printed as `...`.
+/// The depth from which values are printed as `...`.
 const DEPTH_MAX: usize = 256;
 
 /// Makes an environment print and test values as Jinja2 does.
@@ -98,7 +98,7 @@ fn write_repr(value: &Value, depth: usize, out: &mut String) {
             });
             out.push('}');
         }
-        // None, True and False among them.
+        // This includes None, True and False.
         _ => _ = write!(out, "{value}"),
     }
 }
@@ -122,12 +122,12 @@ fn write_text(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Marks of direction, joiners and the like, which Python calls not printable.
+/// Whether a character is a direction mark, joiner or the like, which Python considers not printable.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// `repr` of a float: the shortest digits that mean it, with an exponent below 1e-4 and from 1e16 on.
+/// `repr` of a float: the shortest digits that identify it, with an exponent below 1e-4 and from 1e16 on.
 pub(super) fn float(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
@@ -157,7 +157,7 @@ fn strip<'a>(text: &'a str, chars: Option<&str>, left: bool, right: bool) -> &'a
     if right { text.trim_end_matches(strips) } else { text }
 }
 
-/// Methods of Python's strings; of other values those that MiniJinja's own layer knows.
+/// Methods of Python's strings; for other values, those that MiniJinja's own layer supports.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     match value.as_str() {
         Some(text) => match string_method(text, name, args) {
@@ -168,7 +168,7 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
     }
 }
 
-/// `None`: not one of these.
+/// Returns `None` if it is not one of these methods.
 fn string_method(text: &str, name: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     Some(match name {
         "strip" | "lstrip" | "rstrip" => {
@@ -203,7 +203,7 @@ fn parts(parts: [&str; 3]) -> Value {
     Value::from_iter(parts)
 }
 
-/// `split(sep=None, maxsplit=-1)`, by position or by name, and the same from the end.
+/// `split(sep=None, maxsplit=-1)`, with arguments by position or by name, and `rsplit`.
 fn split(text: &str, from_end: bool, args: &[Value]) -> Result<Value, Error> {
     let (positional, named): (Rest<Value>, Kwargs) = from_args(args)?;
     let take = |place: usize, name: &str| match positional.get(place) {
@@ -285,7 +285,7 @@ fn padded(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let pad = |count: usize| fill.repeat(count);
     Ok(Value::from(match name {
         "ljust" => text.to_owned() + &pad(missing),
-        // Python puts the odd one on the left where the width is odd.
+        // Python puts the odd space on the left if the width is odd.
         "center" => {
             let left = missing / 2 + (missing & width & 1);
             pad(left) + text + &pad(missing - left)
@@ -300,7 +300,7 @@ fn swapped(c: char) -> char {
     other.next().unwrap_or(c)
 }
 
-/// A word begins at each letter that follows none.
+/// Capitalizes each letter that does not follow a letter.
 fn title(text: &str) -> String {
     let mut inside = false;
     let mut out = String::with_capacity(text.len());

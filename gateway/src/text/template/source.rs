@@ -1,7 +1,7 @@
-//! A template's source as MiniJinja takes it: what Jinja2 has in its language, and MiniJinja has not, is written otherwise.
+//! A template's source rewritten for MiniJinja: features of Jinja2 that MiniJinja lacks are expressed differently.
 
-/// `{% generation %}` marks the assistant's part for training. It prints nothing, so a condition that always holds takes its place,
-/// white-space marks and all. `'…' % value` becomes the filter that does the same.
+/// Replaces `{% generation %}`, which marks the assistant's part for training and prints nothing, by a condition that always holds, keeping
+/// its white-space marks. `'…' % value` becomes the equivalent filter.
 pub(super) fn adapted(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -30,7 +30,7 @@ fn next_tag(text: &str) -> Option<usize> {
     text.as_bytes().windows(2).position(|pair| matches!(pair, b"{{" | b"{%" | b"{#"))
 }
 
-/// Where a tag ends: not within a string or a bracket of its own.
+/// Finds the end of a tag, outside strings and brackets within it.
 fn tag_end(text: &str, close: &str) -> Option<usize> {
     if close == "#}" {
         return text.find(close);
@@ -61,7 +61,7 @@ fn without_generation(inner: &str) -> String {
     }
 }
 
-/// Formatting of literal texts: elsewhere `%` is taken for the rest of a division.
+/// Rewrites formatting of literal texts: elsewhere `%` is taken for a division's remainder.
 fn with_formats(inner: &str) -> String {
     let mut out = String::with_capacity(inner.len());
     let mut at = 0;
@@ -94,7 +94,7 @@ fn tuple(operand: &str) -> Option<&str> {
     (end == operand.len()).then(|| inside[..inside.len() - 1].trim_end().trim_end_matches(','))
 }
 
-/// Bytes of an operand: white space, a sign, a value, and all that belongs to it by dots, brackets and filters.
+/// The length of an operand: white space, a sign, a value, and all dots, brackets and filters that belong to it.
 fn operand_bytes(text: &str) -> usize {
     let space = |at: usize| at + (text[at..].len() - text[at..].trim_start().len());
     let mut at = space(0);
@@ -120,7 +120,7 @@ fn operand_bytes(text: &str) -> usize {
     }
 }
 
-/// Bytes of what is in brackets, with both.
+/// The length of a bracketed part, including the brackets.
 fn bracket_bytes(text: &str) -> Option<usize> {
     let mut depth = 0_usize;
     let mut at = 0;
@@ -139,7 +139,7 @@ fn bracket_bytes(text: &str) -> Option<usize> {
     None
 }
 
-/// Bytes of what comes first: a string, a name or number, a run of white space, or a character.
+/// The length of the first token: a string, a name or number, a run of white space, or a character.
 fn token_bytes(text: &str) -> usize {
     let Some(first) = text.chars().next() else { return 0 };
     let run = |is: fn(char) -> bool| text.find(|c| !is(c)).unwrap_or(text.len());

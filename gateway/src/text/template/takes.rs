@@ -1,36 +1,36 @@
-//! The forms of a dialog that a template takes as they are.
+//! The forms of a dialog that a template accepts unchanged.
 
-/// The forms of dialogs that a template takes as they are.
+/// The forms of dialogs that a template accepts unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Takes {
     /// A call's arguments are JSON text: the template adds them to other text.
     pub(crate) arguments_as_text: bool,
-    /// Arguments that are text, though others are objects: some templates put those as they are.
+    /// Arguments that are text, although others are objects: some templates insert these unchanged.
     pub(crate) text_arguments: bool,
     /// Arguments that are a list or a number.
     pub(crate) other_arguments: bool,
-    /// Calls show only in messages whose content is `none`.
+    /// Calls only show in messages whose content is `none`.
     pub(crate) none_beside_calls: bool,
     /// A system message at the beginning.
     pub(crate) system: bool,
     /// System messages anywhere else.
     pub(crate) later_systems: bool,
-    /// Two turns of the user.
+    /// Two consecutive turns of the user.
     pub(crate) users_in_row: bool,
     pub(crate) assistants_in_row: bool,
-    /// A turn of the user after what a tool returned, and before it.
+    /// A turn of the user after a tool's output, and before it.
     pub(crate) user_after_result: bool,
     pub(crate) user_before_result: bool,
     /// An answer without text and calls.
     pub(crate) silent_answer: bool,
-    /// Calls and what they return.
+    /// Calls and their outputs.
     pub(crate) calls: bool,
-    /// Several calls of one answer.
+    /// Several calls in one answer.
     pub(crate) several_calls: bool,
 }
 
 impl Default for Takes {
-    /// Everything.
+    /// All forms are accepted.
     fn default() -> Self {
         Self {
             arguments_as_text: false,
@@ -51,7 +51,7 @@ impl Default for Takes {
 }
 
 impl Takes {
-    /// As little as any template.
+    /// As little as any template accepts.
     pub(crate) fn least(&self) -> Self {
         Self {
             text_arguments: false,

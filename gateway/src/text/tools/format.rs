@@ -1,9 +1,9 @@
-//! A way to write calls, as data, and what reads a single call.
+//! A notation of calls, as data, and the reader of a single call.
 
 use crate::text::{events::Events, tool::Tool};
 use std::{convert, fmt, sync::Arc};
 
-/// A way to write calls. Data; the notation of a single call is its reader's.
+/// A notation of calls, as data. The notation of a single call is left to its reader.
 #[derive(Debug)]
 pub struct ToolFormat {
     pub name: &'static str,
@@ -11,29 +11,29 @@ pub struct ToolFormat {
     pub(super) signs: &'static [&'static [&'static str]],
     /// Marks before a call, anywhere in the answer.
     pub(super) begins: &'static [&'static str],
-    /// Marks that are a call's own beginning.
+    /// Marks that are part of the call themselves.
     pub(super) opens: &'static [&'static str],
-    /// A call without a mark may begin the whole answer, with this character. Then it must be of a known name.
+    /// The first character of a call without a mark, which may form the whole answer. Then its name must be known.
     pub(super) bare: Option<char>,
-    /// `[` opens a list of calls.
+    /// Whether `[` opens a list of calls.
     pub(super) lists: bool,
-    /// Follow the last call, in this order, each perhaps missing. `]` of a list comes before them.
+    /// Marks after the last call, in this order, each optional. `]` of a list comes before them.
     pub(super) ends: &'static [&'static str],
-    /// Stand between calls of a list, or of a row without marks.
+    /// Separators between calls of a list, or of a sequence without marks.
     pub(super) separators: &'static [char],
     /// Marks inside a call.
     pub(super) inner: &'static [&'static str],
-    /// Whether another call may begin so, without a mark of its own.
+    /// Whether a further call may start with this character, without a mark of its own.
     pub(super) again: fn(char) -> bool,
-    /// For a call that begins with this character.
+    /// Creates the reader of a call that starts with this character.
     pub(super) reader: fn(char, &Names) -> Box<dyn Reader>,
     pub(super) script: Script,
 }
 
-/// How the model itself writes calls, as a grammar forces them.
+/// The model's own notation, as a grammar forces it.
 #[derive(Debug)]
 pub(super) struct Script {
-    /// Before the first call, between two, after the last.
+    /// The text before the first call, between two calls, and after the last.
     pub(super) begin: &'static str,
     pub(super) join: &'static str,
     pub(super) end: &'static str,
@@ -42,11 +42,11 @@ pub(super) struct Script {
 
 #[derive(Debug)]
 pub(super) enum Call {
-    /// Text before the name, between it and the arguments' JSON, after them.
+    /// Text before the name, between it and the arguments' JSON, and after these.
     Around { before: &'static str, between: &'static str, after: &'static str },
     /// `f(a=1)`.
     Python,
-    /// `<function=f>…</function>` between these.
+    /// `<function=f>…</function>` between these texts.
     Tags { before: &'static str, after: &'static str },
 }
 
@@ -54,7 +54,7 @@ pub(super) enum Call {
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     pub(super) tools: Arc<[Tool]>,
-    /// Another name makes a text of it. Where a mark shows that a call is meant, its client learns of a wrong name.
+    /// Whether a call with an unknown name is text. After a mark, which shows that a call is meant, the client gets the wrong name.
     pub(super) known_only: bool,
 }
 
@@ -63,19 +63,19 @@ impl Names {
         !name.is_empty() && (!self.known_only || self.tools.iter().any(|tool| tool.name == name))
     }
 
-    /// The schema of a tool's parameter, if it says anything.
+    /// The schema of a tool's parameter, if it has one.
     pub(super) fn parameter(&self, tool: &str, parameter: &str) -> Option<&serde_json::Value> {
         let tool = self.tools.iter().find(|known| known.name == tool)?;
         tool.parameters.as_ref()?.get("properties")?.get(parameter)
     }
 }
 
-/// Reads one call, one character at a time. It says the call's name when nothing can make a text of it any more.
+/// Reads a call, one character at a time. It emits the call's name once the text can no longer turn out to be anything else.
 pub(super) trait Reader: fmt::Debug + Send {
     fn step(&mut self, c: char, events: &mut Events) -> Step;
-    /// Whether the name was said.
+    /// Whether the name was emitted.
     fn said(&self) -> bool;
-    /// No more text comes.
+    /// Ends the text.
     fn finish(&mut self, _events: &mut Events) {}
 }
 
@@ -84,7 +84,7 @@ pub(super) enum Step {
     More,
     /// The call ended with this character.
     Done,
-    /// This character, and these before it, are not the call's. If its name was said, the call ended before them.
+    /// This character, and these before it, do not belong to the call. If its name was emitted, the call ended before them.
     Refused(String),
 }
 

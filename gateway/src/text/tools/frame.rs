@@ -1,5 +1,5 @@
-//! Calls in an answer. A call that turns out to be none is text, to the last character; white space beside calls is nothing. What may
-//! have become a call in an answer that was cut is nothing, either.
+//! Calls in an answer. Text that turns out not to be a call stays text, to the last character; white space beside calls is dropped. In an
+//! answer that was cut, an incomplete call is dropped as well.
 //!
 //! ```text
 //!            mark                    first character              last character
@@ -18,7 +18,7 @@ use crate::text::{
 };
 use std::sync::Arc;
 
-/// The most white space in front of a call's first character, or between two calls: more is no part of a format.
+/// The maximum white space before a call's first character, or between two calls: more does not belong to a format.
 const SPACE_MAX: usize = 256;
 
 #[derive(Debug)]
@@ -26,18 +26,18 @@ pub(in super::super) struct Frame {
     calls: Calls,
     watch: MarkerWatch,
     state: State,
-    /// Whether nothing but white space has come so far.
+    /// Whether the answer so far is only white space.
     first: bool,
-    /// Whether a call was the last that came, white space apart.
+    /// Whether a call came last, apart from white space.
     called: bool,
-    /// White space that may turn out to stand beside a call.
+    /// White space that may turn out to be beside a call.
     space: String,
 }
 
 #[derive(Debug)]
 enum State {
     Text,
-    /// After a mark. `raw`: the characters that are text if this is no call.
+    /// After a mark. `raw` has the characters that are text if this is not a call.
     Opening {
         raw: String,
         row: Row,
@@ -47,7 +47,7 @@ enum State {
         row: Row,
         reader: Box<dyn Reader>,
     },
-    /// After a call. `held`: characters that may still belong to the format.
+    /// After a call. `held` has characters that may still belong to the format.
     After {
         held: String,
         row: Row,
@@ -56,12 +56,12 @@ enum State {
     },
 }
 
-/// The beginning of calls that follow one another.
+/// The start of consecutive calls.
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
-    /// Whether they began with `[`.
+    /// Whether they started with `[`.
     list: bool,
-    /// Whether they began without a mark: only known names are calls.
+    /// Whether they started without a mark: then only known names are calls.
     bare: bool,
 }
 
@@ -81,7 +81,7 @@ impl Frame {
     }
 
     pub(in super::super) fn finish(&mut self, cut: bool, events: &mut Events) {
-        // Where calls are all that may come, what is left belongs to none.
+        // If the answer must consist of calls, the rest belongs to none.
         let forced = self.calls.forced_most.is_some();
         match std::mem::replace(&mut self.state, State::Text) {
             State::Text => {
@@ -96,7 +96,7 @@ impl Frame {
             }
             State::Reading { mut reader, .. } if reader.said() => reader.finish(events),
             State::Opening { raw, row } | State::Reading { raw, row, .. } => {
-                // Without a mark, JSON may be meant for the client.
+                // Without a mark, the JSON may be meant for the client.
                 let begun = !row.bare || raw.contains("\"name\"");
                 if !(forced || cut && begun) {
                     events.text(&raw);
@@ -150,7 +150,7 @@ impl Frame {
 
     fn reading(&mut self, c: char, mut raw: String, row: Row, mut reader: Box<dyn Reader>, events: &mut Events) {
         let step = reader.step(c, events);
-        // Once its name is said it is a call, whatever comes.
+        // Once its name is emitted it is a call, whatever follows.
         self.called = reader.said();
         let after = State::After { held: String::new(), row, end: 0, separated: false };
         match step {

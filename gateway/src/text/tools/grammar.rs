@@ -21,35 +21,35 @@ use serde_json::{Map, Value, json};
 use std::{collections::HashSet, fmt::Write};
 use tidemill_grammar::{GrammarError, compiler::check_size};
 
-/// White space between a thought and what follows.
+/// White space between reasoning and the following text.
 const GAP: &str = r"/\n{0,2}/";
 
 /// The parts that an answer may have.
 #[derive(Debug)]
 pub struct AnswerRules<'a> {
     pub tokenizer: &'a Tokenizer,
-    /// May come first.
+    /// Reasoning, which may come first.
     pub thought: Option<&'a Thought>,
     pub calls: Option<(&'a Calls, Forced<'a>)>,
-    /// The part of a rule that an answer without calls follows.
+    /// The part of a rule for an answer without calls.
     pub answer: Option<&'a str>,
 }
 
-/// Which calls the grammar forces.
+/// The calls that the grammar forces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forced<'a> {
-    /// At least one, of any tool.
+    /// At least one call, of any tool.
     Any,
-    /// One, or several if the client allows it, of this tool.
+    /// One call of this tool, or several if the client allows it.
     Named(&'a str),
-    /// None, but those that come keep to their schemas.
+    /// No calls, but those that come must follow their schemas.
     Nothing,
 }
 
-/// Checks a schema of a tool that is strict or not, and writes it as the compiler takes it.
+/// Checks a schema of a tool that may be strict, and writes it for the compiler.
 pub type PrepareSchema<'a> = &'a mut dyn FnMut(&Value, bool) -> Result<String, GrammarError>;
 
-/// Checks a part of one tool's schema, and writes it as the compiler takes it.
+/// Checks a part of one tool's schema, and writes it for the compiler.
 type PreparePart<'a> = &'a mut dyn FnMut(&Value) -> Result<String, GrammarError>;
 
 /// The tool whose schema is refused.
@@ -60,7 +60,7 @@ pub struct Refused {
 }
 
 impl AnswerRules<'_> {
-    /// The grammar as text. A schema that cannot be kept is refused where a tool is strict; elsewhere any object will do.
+    /// Writes the grammar as text. A schema that cannot be enforced is refused for a strict tool; for other tools any object is accepted.
     pub fn lark(&self, prepare: PrepareSchema<'_>) -> Result<String, Refused> {
         let mut lark = String::new();
         let thought = self.thought.filter(|thought| thought.wanted);
@@ -80,13 +80,13 @@ impl AnswerRules<'_> {
                         continue;
                     }
                     let called = self.call(script, spelled, i, tool, prepare, &mut lark);
-                    // A grammar that is too large as a whole need not be written to its end.
+                    // A grammar that is too large need not be written to its end.
                     called.and_then(|()| check_size(lark.len())).map_err(|error| Refused { tool: i, error })?;
                     names.push(format!("call_{i}"));
                 }
                 let _ = writeln!(lark, "call: {}", names.join(" | "));
                 let begin = without(script.begin, spelled);
-                // Where each call has a mark of its own, and that ends the text before it, a call is a row.
+                // If each call has a mark of its own, which ends the text before it, a call is a row.
                 let one = !calls.parallel || spelled.is_some() && begin == script.begin;
                 let more = match calls.forced_most {
                     _ if one => String::new(),
@@ -104,13 +104,13 @@ impl AnswerRules<'_> {
         Ok(format!("start: {thought}{start}\n{lark}"))
     }
 
-    /// A thought's rules, and how it is referred to.
+    /// Writes the rules of reasoning, and returns a reference to them.
     fn thought(&self, thought: &Thought, lark: &mut String) -> String {
         self.until("thought_end", thought.end, lark);
         if thought.open { format!("thought_end {GAP} ") } else { format!("({} thought_end {GAP})? ", self.literal(thought.begin)) }
     }
 
-    /// A rule for any text up to this mark, and the mark.
+    /// Writes a rule for any text up to this mark, including the mark.
     fn until(&self, rule: &str, mark: &str, lark: &mut String) {
         let _ = match self.tokenizer.unspoken_id_of(mark) {
             Some(id) => writeln!(lark, "{rule}: /(.|\\n)*/ <[{id}]>"),
@@ -118,17 +118,17 @@ impl AnswerRules<'_> {
         };
     }
 
-    /// The mark of this format's calls, if it is text like any other.
+    /// The mark of this format's calls, if it is ordinary text.
     fn spelled_mark(&self, calls: &Calls) -> Option<&'static str> {
         let mark = calls.format.begins.first().filter(|_| calls.format.bare.is_none())?;
         self.tokenizer.unspoken_id_of(mark).is_none().then_some(*mark)
     }
 
-    /// Text and rows of calls in any order, a row wherever its mark is.
+    /// Writes the rules for text and rows of calls in any order, with a row after each mark.
     fn free(&self, calls: &Calls, spelled: Option<&str>, lark: &mut String) -> String {
         let format = calls.format;
         if let Some(bare) = format.bare {
-            // Without a mark, calls are all of the answer.
+            // Without a mark, calls are the whole answer.
             let _ = writeln!(lark, "FREE: /([ \\n\\t]*[^ \\n\\t\\{bare}](.|\\n)*)?/");
             return "(row | FREE)".to_owned();
         }
@@ -138,7 +138,7 @@ impl AnswerRules<'_> {
         let often = if calls.parallel { '*' } else { '?' };
         match spelled {
             Some(mark) => {
-                // The lexer never goes back: what leads to a call must end with the mark itself.
+                // The lexer never backtracks: the text before a call must end with the mark itself.
                 self.until("marked", mark, lark);
                 format!("(marked row){often} FREE")
             }
@@ -146,7 +146,7 @@ impl AnswerRules<'_> {
         }
     }
 
-    /// `spelled`: this mark has come already.
+    /// Writes the rules of a call. `spelled` is a mark that was already written.
     fn call(
         &self,
         script: &Script,
@@ -159,7 +159,7 @@ impl AnswerRules<'_> {
         let prepare: PreparePart<'_> = &mut |schema: &Value| prepare(schema, tool.strict);
         let anything = json!({"type": "object"});
         let schema = tool.parameters.clone().unwrap_or_else(|| json!({"type": "object", "properties": {}, "additionalProperties": false}));
-        // Checked as a whole, so that what is refused does not depend on the notation.
+        // Checked as a whole, so that refusals do not depend on the notation.
         let (schema, prepared) = match prepare(&schema) {
             Ok(prepared) => (schema, prepared),
             Err(error) if tool.strict => return Err(error),
@@ -185,7 +185,7 @@ impl AnswerRules<'_> {
         Ok(())
     }
 
-    /// Rules for an object's properties in their order, those that are not required perhaps left out. Returns the first.
+    /// Writes rules for an object's properties in their order, with optional ones possibly left out. Returns the first rule.
     fn properties(
         &self,
         i: usize,
@@ -212,7 +212,7 @@ impl AnswerRules<'_> {
             check_size(lark.len())?;
             let one = written(key, &value);
             let next = n + 1;
-            // `first`: nothing stands before it in this call.
+            // `first`: no property precedes it in this call.
             for (kind, before) in [("first", String::new()), ("next", if tags { String::new() } else { quoted(join) })] {
                 let _ = write!(lark, "{kind}_{i}_{n}: {before} {one} next_{i}_{next}");
                 let _ = if required.contains(key.as_str()) { writeln!(lark) } else { writeln!(lark, " | {kind}_{i}_{next}") };
@@ -223,7 +223,7 @@ impl AnswerRules<'_> {
         Ok(format!("first_{i}_0"))
     }
 
-    /// A value between tags. Free text cannot keep to a string's pattern or length; to an enumeration it can.
+    /// Writes the rule of a value between tags. Free text cannot follow a string's pattern or length, but an enumeration.
     fn tag_value(
         &self,
         rule: &str,
@@ -251,7 +251,7 @@ impl AnswerRules<'_> {
         Ok(())
     }
 
-    /// Text that stands for itself; marks in it that are tokens by their ids.
+    /// Writes literal text; marks in it that are tokens are referenced by their ids.
     fn literal(&self, text: &str) -> String {
         const MARK_BYTES_MAX: usize = 32;
         let mut parts = Vec::new();
@@ -281,16 +281,16 @@ impl AnswerRules<'_> {
     }
 }
 
-/// Where definitions are.
+/// The keys of definitions.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
-/// The most that all properties' copies of the definitions may take, as a multiple of the largest grammar. They are judged one by one.
+/// The maximum size of all properties' copies of the definitions, as a multiple of the largest grammar. They are checked one by one.
 const DEFINITIONS_AGAIN: usize = 8;
 
 fn definitions_bytes(schema: &Value) -> usize {
     DEFINITIONS.into_iter().filter_map(|key| schema.get(key)).map(|definitions| definitions.to_string().len()).sum()
 }
 
-/// A property as a schema of its own: references go to the whole's definitions.
+/// A property as a schema of its own: references point to the definitions of the whole.
 fn within(property: &Value, whole: &Value) -> Value {
     let mut property = property.clone();
     if let Some(fields) = property.as_object_mut() {
@@ -303,17 +303,17 @@ fn within(property: &Value, whole: &Value) -> Value {
     property
 }
 
-/// Text without the mark that it begins with.
+/// Strips a mark from the beginning of a text.
 fn without<'a>(text: &'a str, mark: Option<&str>) -> &'a str {
     mark.and_then(|mark| text.strip_prefix(mark)).unwrap_or(text)
 }
 
 fn quoted(text: &str) -> String {
-    // JSON leaves this control character as it is.
+    // JSON does not escape this control character.
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
-/// In a regular expression.
+/// Escapes text for a regular expression.
 fn escaped(text: &str) -> String {
     let escape = |c: char| if c.is_alphanumeric() || matches!(c, '_' | '<' | '>' | '=') { c.to_string() } else { format!("\\{c}") };
     text.chars().map(escape).collect()
@@ -455,7 +455,7 @@ row: "" call ("\n" call)* ""
         assert!(lark(forbidden).unwrap().contains(r#"arguments_0: %json {"type":"object"}"#));
     }
 
-    /// Each property is judged with all of its tool's definitions.
+    /// Each property is checked with all definitions of its tool.
     #[test]
     fn many_properties_beside_many_definitions_are_refused_before_they_are_written() {
         let properties: Map<_, _> = (0..5000).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();

@@ -1,5 +1,5 @@
-//! A JSON value as a model writes it, one character at a time. What a model gets wrong most often is set right on the way:
-//! line breaks and other control characters inside strings, escapes that JSON does not know, Python's names of constants.
+//! A JSON value as a model writes it, one character at a time. The most common mistakes of models are corrected on the way: line breaks and
+//! other control characters inside strings, escapes that JSON does not know, Python's names of constants.
 
 /// Follows an object, a list, or a string to its end.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(super) enum Tracked {
     Inside,
     /// The value ended with this character.
     Ended,
-    /// The character belongs to whatever comes next: no JSON has it here.
+    /// The character belongs to the following text: it is not valid JSON here.
     Foreign,
 }
 

@@ -1,4 +1,4 @@
-//! A call as a JSON object: `{"name": "f", "arguments": {…}}`, its keys in any order, others among them.
+//! A call as a JSON object: `{"name": "f", "arguments": {…}}`, with keys in any order and possibly others.
 
 use super::json::{JsonTracker, Tracked};
 use crate::text::{
@@ -8,9 +8,9 @@ use crate::text::{
 
 /// Keys that hold the arguments; the second is Llama's.
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
-/// Longer names, or names and other keys together, are no call.
+/// The maximum length of a name, or of a name and other keys together.
 const KEY_BYTES_MAX: usize = 1024;
-/// Arguments that come before the name are held back. More is no call.
+/// The maximum length of arguments that are held back because they come before the name.
 const HELD_BYTES_MAX: usize = 1 << 16;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct JsonCall {
     state: State,
     name: Option<String>,
     said: bool,
-    /// Some arguments came.
+    /// Whether some arguments have come.
     given: bool,
     /// Arguments that came before the name.
     held: String,
@@ -28,13 +28,13 @@ pub(super) struct JsonCall {
 #[derive(Debug)]
 enum State {
     Open,
-    /// A key, or the end.
+    /// At a key, or the end.
     Key,
     KeyString(JsonTracker, String),
     Colon(String),
     Value(String),
     Name(JsonTracker, String),
-    /// After the brace that opens the arguments, with white space that came since: what else it may be is not clear yet.
+    /// After the brace that opens the arguments and following white space: it is still unclear whether they are an object.
     Brace(String),
     Arguments(JsonTracker),
     /// Arguments as JSON in a string.
@@ -51,7 +51,7 @@ impl JsonCall {
         Self { names: names.clone(), state: State::Open, name: None, said: false, given: false, held: String::new() }
     }
 
-    /// The next characters of the arguments.
+    /// Emits the next characters of the arguments.
     fn arguments(&mut self, json: &str, events: &mut Events) {
         if self.said {
             events.arguments(json);
@@ -60,7 +60,7 @@ impl JsonCall {
         }
     }
 
-    /// Says the name, if it is known and the arguments have begun.
+    /// Emits the name, if it is known and the arguments have started.
     fn say(&mut self, events: &mut Events) {
         if let (false, true, Some(name)) = (self.said, self.given, &self.name) {
             self.said = true;

@@ -1,5 +1,5 @@
-//! Mistral: after its mark a JSON list of calls (tokenizers up to v7), or name and arguments (v11 and later), with a mark per
-//! call. Both are understood wherever the mark is.
+//! Mistral: after its mark a JSON list of calls (tokenizers up to v7), or name and arguments (v11 and later), with a mark per call. Both
+//! are accepted after any mark.
 //!
 //! ```text
 //! [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]

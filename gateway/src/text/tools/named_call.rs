@@ -8,7 +8,7 @@ use crate::text::{
 
 const ARGUMENTS: &str = "[ARGS]";
 const CALL_ID: &str = "[CALL_ID]";
-/// Longer names are no call.
+/// The maximum length of a call's name.
 const NAME_BYTES_MAX: usize = 256;
 
 #[derive(Debug)]
@@ -22,9 +22,9 @@ pub(super) struct NamedCall {
 #[derive(Debug)]
 enum State {
     Name,
-    /// A mark, so far.
+    /// In a mark, with its text so far.
     Mark(String),
-    /// The model's own id of the call, which only the prompt's templates want: everything up to the next mark.
+    /// The model's own id of the call, which is only needed by prompt templates: everything up to the next mark.
     CallId(usize),
     /// White space before the arguments.
     Space,

@@ -1,4 +1,4 @@
-//! No model's own: what an answer that must be a call looks like where the chat template teaches no format.
+//! Not a model's own format: the form of an answer that must be a call if the chat template teaches no format.
 //!
 //! ```text
 //! {"name": "f", "arguments": {"a": 1}}

@@ -1,4 +1,4 @@
-//! A call as Python writes it: `f(a="x", b=[1, None])`. It is read as a whole, since its arguments must become JSON.
+//! A call in Python's notation: `f(a="x", b=[1, None])`. It is read as a whole, since its arguments must be converted to JSON.
 
 use crate::text::{
     events::Events,
@@ -6,7 +6,7 @@ use crate::text::{
 };
 use serde_json::{Map, Number, Value};
 
-/// Longer calls are text.
+/// The length from which a call is taken for text.
 const CALL_BYTES_MAX: usize = 1 << 20;
 const DEPTH_MAX: usize = 64;
 
@@ -15,7 +15,7 @@ pub(super) struct PythonCall {
     names: Names,
     text: String,
     depth: usize,
-    /// The quotation mark of the string that `text` ends in, and whether a backslash came last.
+    /// The quotation mark of the string in which `text` ends, and whether it is preceded by a backslash.
     string: Option<(char, bool)>,
     said: bool,
 }
@@ -36,7 +36,7 @@ impl Reader for PythonCall {
             Some((_, escaped)) if c == '\\' => *escaped = true,
             Some((quote, _)) if *quote == c => self.string = None,
             Some(_) => {}
-            // Before the first parenthesis there is nothing but a name.
+            // Before the first parenthesis there is only a name.
             None if self.depth == 0 && c != '(' && !is_name(c) => return Step::refused(),
             None => match c {
                 '"' | '\'' => self.string = Some((c, false)),
@@ -69,7 +69,7 @@ fn is_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
 }
 
-/// The rest of the text. Any function returns `None` if it is no call.
+/// The rest of the text. Every function returns `None` if it is not a call.
 struct Parser<'a>(&'a str);
 
 impl<'a> Parser<'a> {
@@ -211,7 +211,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// After `\u`. As JSON has them, two may be one character.
+/// Reads the digits after `\u`. As in JSON, two escapes may form one character.
 fn utf16(chars: &mut std::str::Chars) -> Option<char> {
     let mut next = || {
         let (hex, rest) = chars.as_str().split_at_checked(4)?;

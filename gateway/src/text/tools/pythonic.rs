@@ -1,4 +1,4 @@
-//! Llama 4, and Llama 3.2 where it was asked to: a list of calls as Python writes them, as the whole answer or between marks.
+//! Llama 4, and Llama 3.2 if asked to: a list of calls in Python's notation, as the whole answer or between marks.
 //!
 //! ```text
 //! [f(a=1, b="x"), g()]

@@ -1,4 +1,4 @@
-//! Every format: what it reads, and that how the text is cut into pieces changes nothing.
+//! Every format: its calls are read, however the text is cut into pieces.
 
 use super::format::{Call, Script};
 use super::{
@@ -36,7 +36,7 @@ fn read_pieces<'a>(format: &'static ToolFormat, pieces: impl IntoIterator<Item =
     read_to(&rules(format), false, pieces)
 }
 
-/// To an end, or to where it was cut.
+/// Reads pieces to the end, or to where the text was cut.
 fn read_to<'a>(rules: &OutputRules, cut: bool, pieces: impl IntoIterator<Item = &'a str>) -> Read {
     let mut splitter = Splitter::new(rules);
     let mut read = Read::default();
@@ -236,7 +236,7 @@ fn a_templates_own_text_says_which_format_it_is() {
     }
 }
 
-/// A call as the model of this format writes it.
+/// Writes calls as the model of this format does.
 fn write(format: &ToolFormat, calls: &[(String, Map<String, Value>)]) -> String {
     let Script { begin, join, end, call } = &format.script;
     let written = calls.iter().map(|(name, arguments)| match call {
@@ -271,7 +271,7 @@ fn python(value: &Value) -> String {
     }
 }
 
-/// Text with everything in it that could mislead a reader.
+/// Text that contains everything that could mislead a reader.
 fn any_text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         "[a-z潮é🌊 \n\"\\\\{}\\[\\]();,:='/<>_|-]{0,6}",
@@ -316,7 +316,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Keys have the types that [`tools`] says.
+/// Arguments whose types follow [`tools`].
 fn any_arguments() -> impl Strategy<Value = Map<String, Value>> {
     let object =
         prop::collection::btree_map("[a-z]{0,3}", any_value(), 0..3).prop_map(|fields| Value::Object(fields.into_iter().collect()));
@@ -350,7 +350,7 @@ fn any_cuts() -> impl Strategy<Value = Vec<prop::sample::Index>> {
     prop::collection::vec(any::<prop::sample::Index>(), 0..12)
 }
 
-/// A value of text ends where the format says, so text that says the same cannot be inside one.
+/// A text value ends at the format's end mark, so it cannot contain that mark.
 fn writable(format: &ToolFormat, calls: &[(String, Map<String, Value>)]) -> bool {
     let ends = |value: &Value| value.to_string().contains("</parameter>");
     !matches!(format.script.call, Call::Tags { .. }) || !calls.iter().any(|(_, arguments)| arguments.values().any(ends))
@@ -362,7 +362,7 @@ proptest! {
         format in prop::sample::select(&ALL[..]), before in "[a-zé🌊 .]{0,12}", calls in any_calls(), cuts in any_cuts(),
     ) {
         prop_assume!(writable(format, &calls));
-        // Where calls have no mark, they are all that is said.
+        // If calls have no mark, they are the whole answer.
         let before = if format.bare.is_some() { String::new() } else { before };
         let text = before.clone() + &write(format, &calls);
         let read = read_pieces(format, cut(&text, &cuts));

@@ -1,5 +1,5 @@
-//! A call as tags: `<function=f>`, `<parameter=a>` with a value as plain text on lines of its own, `</parameter>`,
-//! `</function>`. The tool's schema says which values are strings; others are JSON.
+//! A call as tags: `<function=f>`, `<parameter=a>` with a value as plain text on lines of its own, `</parameter>`, `</function>`. The
+//! tool's schema tells which values are strings; others are JSON.
 
 use super::json::{push_quoted, quote};
 use crate::text::{
@@ -12,13 +12,13 @@ const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
-/// The tag that follows a call, if the model forgot the function's end.
+/// The tag after a call, if the model forgot the function's end.
 const CALL_END: &str = "</tool_call>";
-/// Longer names are no call.
+/// The maximum length of a call's name.
 const NAME_BYTES_MAX: usize = 256;
-/// More white space between a parameter's end and what follows is part of a value.
+/// The maximum white space between a parameter's end and the next tag: more is part of a value.
 const SPACE_MAX: usize = 64;
-/// Values that are not strings are read as a whole. Longer ones are strings.
+/// The maximum length of a value that is read as a whole because it is not a string. Longer ones are strings.
 const JSON_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct XmlCall {
     name: String,
     state: State,
     said: bool,
-    /// A parameter was written.
+    /// Whether a parameter was written.
     given: bool,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct XmlCall {
 enum State {
     Function(String),
     FunctionName,
-    /// Between parameters: part of a tag.
+    /// Between parameters, in a part of a tag.
     Between(String),
     ParameterName(String),
     Value(ParameterValue),
@@ -44,11 +44,11 @@ enum State {
 #[derive(Debug)]
 struct ParameterValue {
     kind: Kind,
-    /// The line break after the tag is not the value's.
+    /// Whether the value has started: the line break after the tag does not belong to it.
     begun: bool,
     /// Text that may be the value's end.
     held: String,
-    /// All of a value that may be JSON.
+    /// The whole value, if it may be JSON.
     text: String,
 }
 
@@ -156,7 +156,7 @@ impl Reader for XmlCall {
 }
 
 impl ParameterValue {
-    /// The tag that follows the value, when it is complete with `c`.
+    /// Takes a character. Returns the tag that follows the value, when it is complete with `c`.
     fn step(&mut self, c: char, events: &mut Events) -> Option<&'static str> {
         if !std::mem::replace(&mut self.begun, true) && c == '\n' {
             return None;
@@ -202,7 +202,7 @@ impl ParameterValue {
         }
     }
 
-    /// No more text comes: a value that was cut stays open.
+    /// Ends the text: a value that was cut stays open.
     fn cut(&mut self, events: &mut Events) {
         let held = std::mem::take(&mut self.held);
         held.chars().for_each(|c| self.add(c, events));
@@ -217,7 +217,7 @@ enum Following {
     Other,
 }
 
-/// Whether this is a parameter's end and then another tag. An end that nothing follows is part of the value.
+/// Whether this is a parameter's end followed by a tag. Otherwise the end is part of the value.
 fn following(held: &str) -> Following {
     let end = held.strip_prefix('\n').unwrap_or(held);
     let Some(rest) = end.strip_prefix(PARAMETER_END) else {
@@ -235,7 +235,7 @@ fn following(held: &str) -> Following {
     }
 }
 
-/// A value that need not be a string.
+/// The JSON of a value that need not be a string.
 fn json(text: &str, string: bool) -> String {
     let trimmed = text.trim();
     let python = match trimmed {
@@ -245,7 +245,7 @@ fn json(text: &str, string: bool) -> String {
         other => other,
     };
     match serde_json::from_str::<Value>(python) {
-        // `"a"` where a string is allowed is a string with quotes, as any other text.
+        // `"a"`, if a string is allowed, is a string with quotes, like any other text.
         Ok(value) if !(string && value.is_string()) => python.to_owned(),
         _ => quote(text),
     }
@@ -263,7 +263,7 @@ pub(super) fn kind(schema: Option<&Value>) -> Kind {
     }
 }
 
-/// Names of the types that a schema allows, as far as it says so at once.
+/// Collects the names of the types that a schema allows, as far as it states them directly.
 fn collect_types<'a>(schema: &'a Value, types: &mut Vec<&'a str>, depth: usize) {
     if depth > 4 {
         return;

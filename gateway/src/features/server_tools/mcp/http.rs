@@ -1,7 +1,7 @@
-//! The HTTP transport to an MCP server: the protocol is `rmcp`'s, the requests are ours. So they go to the operator's URL and nowhere else,
-//! in bounded time, with the operator's authorities and token, and responses are bounded.
+//! The HTTP transport to an MCP server: the protocol is `rmcp`'s, the requests are ours. So they only go to the operator's URL, in bounded
+//! time, with the operator's authorities and token, and responses are bounded.
 //!
-//! A server gets no stream of its own (a GET without a request before): it would hold a thread without end. A stream that breaks off is
+//! A server gets no stream of its own (a GET without a preceding request): it would hold a thread indefinitely. A stream that breaks off is
 //! resumed.
 
 use axum::http::{
@@ -31,12 +31,12 @@ const SESSION: &str = "mcp-session-id";
 const LAST_EVENT: &str = "last-event-id";
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
-/// The most bytes of one answer, with all of its events, and with images that are left out later. Longer ones are an error.
+/// The maximum size of one answer, with all its events, and with images that are left out later. Longer ones are an error.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
-/// The most bytes of an answer that is an error.
+/// The maximum size of an error answer.
 const PROBLEM_BYTES_MAX: u64 = 1 << 10;
 const CHUNK_BYTES: usize = 16 << 10;
-/// Chunks of a stream that wait to be understood.
+/// The maximum number of unread chunks of a stream.
 const CHUNKS_WAITING: usize = 4;
 
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub(crate) struct Http(Arc<Inner>);
 struct Inner {
     client: Client,
     token: Option<PathBuf>,
-    /// One per thread that waits for this server.
+    /// One permit per thread that waits for this server.
     permits: Arc<Semaphore>,
 }
 
@@ -117,7 +117,7 @@ impl Answered {
         Ok(serde_json::from_slice(&bytes)?)
     }
 
-    /// As they come.
+    /// The events of a stream, as they come.
     fn events(self) -> BoxStream<'static, Result<Sse, SseError>> {
         let Self { answer, permit } = self;
         let (sender, receiver) = mpsc::channel(CHUNKS_WAITING);
@@ -129,7 +129,7 @@ impl Answered {
         SseStream::from_bytes_stream(chunks.boxed()).boxed()
     }
 
-    /// The beginning of an answer that is an error.
+    /// The beginning of an error answer.
     async fn beginning(self) -> String {
         let text = blocking(move || {
             let Self { answer, permit: _permit } = self;
@@ -145,7 +145,7 @@ impl Answered {
         failed(format!("it answered with status {status}: {}", self.beginning().await))
     }
 
-    /// The server's own error, where it has one.
+    /// The server's own error, if it sent one.
     async fn refusal(self, id: RequestId) -> ServerJsonRpcMessage {
         let text = self.beginning().await;
         let error = match serde_json::from_str(&text) {
@@ -156,7 +156,7 @@ impl Answered {
     }
 }
 
-/// On a thread beside the event loop.
+/// Runs work on a thread other than the event loop's.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Failure> + Send + 'static) -> Result<T, Failure> {
     tokio::task::spawn_blocking(work).await?
 }
@@ -177,7 +177,7 @@ fn pass_on(mut reader: impl Read, sender: &mpsc::Sender<io::Result<Bytes>>) {
     }
 }
 
-/// A reader that fails, instead of cutting, at the limit: half a message is none.
+/// A reader that fails at the limit, instead of cutting: half a message is useless.
 struct Bounded<R> {
     reader: R,
     left: usize,
@@ -201,7 +201,7 @@ impl<R: Read> Read for Bounded<R> {
 impl StreamableHttpClient for Http {
     type Error = HttpError;
 
-    // The URL and the token are the operator's; `rmcp` has no say in them.
+    // The URL and the token are the operator's; `rmcp` does not determine them.
     async fn post_message(
         &self,
         _: Arc<str>,
@@ -222,7 +222,7 @@ impl StreamableHttpClient for Http {
             200..300 => {}
             404 if has_session => return Err(StreamableHttpError::SessionExpired),
             401 | 403 => return Err(answered.problem().await),
-            // A server that is older than this question says so in many ways, and is then asked the older one.
+            // A server that is too old for this question refuses it in one of many ways, and is then asked in the older way.
             400..500 if matches!(request.request, ClientRequest::DiscoverRequest(_)) => {
                 return Ok(StreamableHttpPostResponse::Json(answered.refusal(request.id).await, None));
             }

@@ -1,4 +1,4 @@
-//! Against small servers that say what no honest one does. The official server is in `tests/python/test_mcp.py`.
+//! Tests with small servers that send what no honest one does. The official server is in `tests/python/test_mcp.py`.
 
 use super::*;
 use axum::{
@@ -10,7 +10,7 @@ use axum::{
 use serde_json::json;
 use std::sync::{Mutex, atomic::AtomicU32, atomic::Ordering};
 
-/// The requests that came: the method of the protocol, or of HTTP where there is none, and the headers.
+/// The requests that came: the method of the protocol (or of HTTP if there is none), and the headers.
 type Requests = Arc<Mutex<Vec<(String, HeaderMap)>>>;
 
 /// A server that answers each request by `answer`.
