@@ -104,7 +104,7 @@ impl Cluster {
         (response.status().as_u16(), response.json().await.unwrap())
     }
 
-    /// Dies as a killed process does: connections break without a word.
+    /// Dies as a killed process does: connections break without notice.
     pub async fn kill(self) {
         self.served.abort();
         let _ = self.served.await;
@@ -118,12 +118,12 @@ impl Cluster {
 
 pub type ReplyTo = Arc<dyn Fn(&[Token]) -> Vec<Token> + Send + Sync>;
 
-/// What a scripted worker does with its jobs.
+/// A scripted worker's treatment of its jobs.
 #[derive(Clone)]
 pub struct Script {
-    /// What it generates, whatever the prompt.
+    /// The reply to every prompt.
     pub reply: Vec<Token>,
-    /// What it generates instead, by the prompt.
+    /// Computes the reply from the prompt, in place of `reply`.
     pub reply_to: Option<ReplyTo>,
     /// Tokens after which a decode worker falls silent (but stays connected).
     pub stall_after: usize,
@@ -139,16 +139,16 @@ impl Script {
 
 /// A handle on a scripted worker.
 pub struct Worker {
-    /// Everything the coordinator told it.
+    /// The coordinator's messages to the worker.
     pub messages: mpsc::UnboundedReceiver<ToWorker>,
-    /// What it says besides its script.
+    /// Messages that the worker sends besides its script.
     pub say: mpsc::UnboundedSender<WorkerEvent>,
     task: tokio::task::JoinHandle<()>,
     endpoint: Endpoint,
 }
 
 impl Worker {
-    /// Joins the cluster of the coordinator at `quic`, and waits until that knows.
+    /// Joins the cluster of the coordinator at `quic`, and waits until the coordinator has registered the worker.
     pub async fn join(pki: &Path, quic: SocketAddr, name: &str, role: RoleInfo, script: Script) -> Self {
         let endpoint = Endpoint::bind(([127, 0, 0, 1], 0).into(), &Identity::load(pki).unwrap()).unwrap();
         let register = Register { name: name.into(), host: Host("here".into()), pid: std::process::id(), model: None, role };
@@ -176,7 +176,7 @@ impl Worker {
         Worker { messages, say, task, endpoint }
     }
 
-    /// Dies as a killed process does: its link breaks without a word.
+    /// Dies as a killed process does: its link breaks without notice.
     pub async fn kill(self) {
         self.task.abort();
         self.endpoint.close().await;
@@ -205,7 +205,7 @@ const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
 struct Peer {
     uplink: Uplink,
     script: Script,
-    /// With what is to be generated.
+    /// A decode job, with the tokens that are generated for it.
     running: HashMap<SequenceId, (DecodeJob, Vec<Token>)>,
     seen: mpsc::UnboundedSender<ToWorker>,
 }
@@ -251,7 +251,7 @@ impl Peer {
         let _ = self.seen.send(message);
     }
 
-    /// One token for every sequence.
+    /// Sends one token of every sequence.
     fn step(&mut self) {
         let mut ended = Vec::new();
         let mut tokens = Vec::new();
@@ -294,7 +294,7 @@ pub fn engine() -> EngineInfo {
     engine_of(&fixture("llama3"))
 }
 
-/// With the model that this directory holds.
+/// The engine of the model in this directory.
 pub fn engine_of(dir: &Path) -> EngineInfo {
     EngineInfo {
         model: TextModel::load(dir).unwrap().config.identity,

@@ -71,7 +71,8 @@ impl ChatTemplate {
         env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
-        env.add_template_owned("chat", source::adapted(&source)).map_err(|e| TemplateError(describe(&e)))?;
+        let adapted = source::adapted(&source).map_err(TemplateError)?;
+        env.add_template_owned("chat", adapted).map_err(|e| TemplateError(describe(&e)))?;
         let specials = [
             ("bos_token", &config.bos_token),
             ("eos_token", &config.eos_token),

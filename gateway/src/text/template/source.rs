@@ -1,8 +1,11 @@
 //! A template's source rewritten for MiniJinja: features of Jinja2 that MiniJinja lacks are expressed differently.
 
+/// The most words, signs and texts of one tag. Each may make an expression one level deeper, and MiniJinja compiles those by recursion.
+const TOKENS_MAX: usize = 2000;
+
 /// Replaces `{% generation %}`, which marks the assistant's part for training and prints nothing, by a condition that always holds, keeping
 /// its white-space marks. `'…' % value` becomes the equivalent filter.
-pub(super) fn adapted(source: &str) -> String {
+pub(super) fn adapted(source: &str) -> Result<String, String> {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(at) = next_tag(rest) {
@@ -13,8 +16,13 @@ pub(super) fn adapted(source: &str) -> String {
             "{%" => "%}",
             _ => "}}",
         };
-        let Some(end) = tag_end(&rest[2..], close) else { break };
-        let inner = &rest[2..2 + end];
+        let end = tag_end(&rest[2..], close);
+        let inner = &rest[2..end.map_or(rest.len(), |end| 2 + end)];
+        if close != "#}" && tokens(inner).nth(TOKENS_MAX).is_some() {
+            let begins: String = inner.chars().take(40).collect();
+            return Err(format!("the tag that begins with {begins:?} has more than {TOKENS_MAX} words and signs: divide it"));
+        }
+        let Some(end) = end else { break };
         out.push_str(&rest[..2]);
         match close {
             "#}" => out.push_str(inner),
@@ -23,7 +31,18 @@ pub(super) fn adapted(source: &str) -> String {
         out.push_str(close);
         rest = &rest[2 + end + close.len()..];
     }
-    out + rest
+    Ok(out + rest)
+}
+
+/// The words, signs and texts of a tag.
+fn tokens(inner: &str) -> impl Iterator<Item = &str> {
+    let mut rest = inner;
+    let all = std::iter::from_fn(move || {
+        let (token, after) = rest.split_at_checked(token_bytes(rest)).filter(|(token, _)| !token.is_empty())?;
+        rest = after;
+        Some(token)
+    });
+    all.filter(|token| !token.trim().is_empty())
 }
 
 fn next_tag(text: &str) -> Option<usize> {
@@ -176,7 +195,19 @@ mod tests {
             ("{%- generation -%} x {% endgeneration %}", "{%- if true -%} x {% endif %}"),
             ("{{ 'é", "{{ 'é"),
         ] {
-            assert_eq!(adapted(source), expected);
+            assert_eq!(adapted(source).as_deref(), Ok(expected));
         }
+    }
+
+    #[test]
+    fn an_expression_is_no_deeper_than_a_stack() {
+        let sum = |terms: usize| format!("a{}", " % 0".repeat(terms));
+        for whole in ["{{ @ }}", "{% if @ %}x{% endif %}", "{{ @", "{{ ('%' % @) }}"] {
+            let source = whole.replace('@', &sum(20_000));
+            let error = adapted(&source).unwrap_err();
+            assert!(error.contains("2000 words and signs"), "{error}");
+        }
+        assert!(adapted(&format!("{{{{ {} }}}}", sum(900))).is_ok());
+        assert!(adapted(&format!("{{{{ '{}' }}}}", "a b ".repeat(20_000))).is_ok(), "a text is one word");
     }
 }
