@@ -5,7 +5,8 @@
 REFERENCE is the same file as a checkpoint of bf16 numbers, which `transformers` makes (`AutoModelForCausalLM.from_pretrained(…, gguf_file=…,
 dtype=torch.bfloat16)`, `save_pretrained`; its tokenizer likewise). Needs torch and transformers, and --llama a directory with `llama-tokenize`.
 
-Tokens: the text, in pieces of 3,000 characters, by `/tokenize`, by the reference's tokenizer and by `llama-tokenize`.
+Tokens: the text, in pieces of 3,000 characters, by `/tokenize`, by the reference's tokenizer and by `llama-tokenize`. All take special tokens
+that the text spells out for such, as a completion's prompt does.
 Answers: ten prompts are continued greedily; then transformers, in f32, reads each prompt with the answer, and says for every token whether
 it would have drawn it too. Where it would not, its own choice and the token lie `margin` apart in its log-probabilities.
 The exit status is 1 if a token differs from the reference's tokenizer, or an answer's by more than MARGIN_MAX.
@@ -41,7 +42,7 @@ def pieces(text):
 
 
 def llama_tokens(args, text):
-    command = [args.llama / "llama-tokenize", "-m", args.gguf, "--stdin", "--ids", "--no-bos", "--no-parse-special", "--log-disable"]
+    command = [args.llama / "llama-tokenize", "-m", args.gguf, "--stdin", "--ids", "--no-bos", "--log-disable"]
     done = subprocess.run(command, input=text.encode(), capture_output=True, check=True)
     return json.loads(done.stdout)
 
@@ -73,7 +74,7 @@ def tokens(args, server):
             raise real.Failed(f"POST /tokenize: {status}: {answer}")
         ours.append(answer["tokens"])
     tokenizer = AutoTokenizer.from_pretrained(args.reference)
-    theirs = [tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) for text in texts]
+    theirs = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     print(f"| tokens | bytes; tokens | {sum(len(text.encode()) for text in texts):,}; {sum(map(len, ours)):,} |")
     differ = compare(ours, theirs, "transformers")
     if args.llama:
