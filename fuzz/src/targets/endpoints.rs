@@ -14,7 +14,10 @@ use cluster::Cluster;
 use requests::{CLIENTS, OPERATORS as OPERATORS_REQUESTS, Template};
 use reqwest::{Client, Method, header::HeaderValue};
 use serde_json::Value;
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 pub(crate) const ENDPOINTS: Target = Target {
     name: "endpoints",
@@ -36,6 +39,8 @@ pub(crate) const OPERATORS: Target = Target {
 
 /// The time within which any request must be answered.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
+/// The time within which the worker is back: a machine with much else to do costs it its link.
+const REJOIN_MAX: Duration = Duration::from_secs(60);
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 
 fn open(requests: &'static str, operators: bool) -> anyhow::Result<Box<dyn Subject>> {
@@ -115,11 +120,15 @@ impl Session<'_> {
 
     async fn ask_well(&self, url: &str) -> Result<(), String> {
         let body = r#"{"prompt": "hello", "max_tokens": 3}"#;
-        let request = self.client.post(format!("{url}/v1/completions")).header("content-type", "application/json").body(body);
-        match answer(request).await {
-            Ok((200, _)) => Ok(()),
-            Ok((status, answer)) => Err(format!("a good request gets {status}: {}", String::from_utf8_lossy(&answer))),
-            Err(error) => Err(format!("a good request gets no answer: {error}")),
+        let deadline = Instant::now() + REJOIN_MAX;
+        loop {
+            let request = self.client.post(format!("{url}/v1/completions")).header("content-type", "application/json").body(body);
+            match answer(request).await {
+                Ok((200, _)) => return Ok(()),
+                Ok((503, _)) if Instant::now() < deadline => tokio::time::sleep(Duration::from_millis(200)).await,
+                Ok((status, answer)) => return Err(format!("a good request gets {status}: {}", String::from_utf8_lossy(&answer))),
+                Err(error) => return Err(format!("a good request gets no answer: {error}")),
+            }
         }
     }
 
