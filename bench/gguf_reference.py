@@ -3,9 +3,9 @@
     gguf_reference.py TIDEMILL FILE.gguf REFERENCE --text FILE [--llama DIR] [--tokens 200] [--skip tokens|answers]
 
 REFERENCE is the same file as a checkpoint of bf16 numbers, which `transformers` makes (`AutoModelForCausalLM.from_pretrained(…, gguf_file=…,
-dtype=torch.bfloat16)`, `save_pretrained`; its tokenizer likewise). Needs torch and transformers, and --llama a directory with `llama-tokenize`.
+dtype=torch.bfloat16)`, `save_pretrained`; its tokenizer likewise). Needs torch and transformers, and --llama a directory with `llama-server`.
 
-Tokens: the text, in pieces of 3,000 characters, by `/tokenize`, by the reference's tokenizer and by `llama-tokenize`. All take special tokens
+Tokens: the text, in pieces of 3,000 characters, by `/tokenize`, by the reference's tokenizer and by llama.cpp's server. All take special tokens
 that the text spells out for such, as a completion's prompt does.
 Answers: ten prompts are continued greedily; then transformers, in f32, reads each prompt with the answer, and says for every token whether
 it would have drawn it too. Where it would not, its own choice and the token lie `margin` apart in its log-probabilities.
@@ -13,14 +13,19 @@ The exit status is 1 if a token differs from the reference's tokenizer, or an an
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 
 import real
 
 PIECE = 3000
+READY_S = 300
 # What bf16 numbers in K and V, and other orders of additions, may change.
 MARGIN_MAX = 0.1
 PROMPTS = [
@@ -41,10 +46,31 @@ def pieces(text):
     return [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
 
 
-def llama_tokens(args, text):
-    command = [args.llama / "llama-tokenize", "-m", args.gguf, "--stdin", "--ids", "--no-bos", "--log-disable"]
-    done = subprocess.run(command, input=text.encode(), capture_output=True, check=True)
-    return json.loads(done.stdout)
+def llama_tokens(args, texts):
+    """The tokens of each text by the `/tokenize` of llama.cpp's server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [args.llama / "llama-server", "-m", args.gguf, "--port", str(port), "-c", "512"]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(READY_S):
+            with contextlib.suppress(OSError), urllib.request.urlopen(url + "/health", timeout=5):
+                break
+            if process.poll() is not None:
+                break
+            time.sleep(1)
+        return [post(url + "/tokenize", {"content": text, "add_special": False, "parse_special": True})["tokens"] for text in texts]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def post(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
 
 
 def differing(ours, theirs):
@@ -78,7 +104,7 @@ def tokens(args, server):
     print(f"| tokens | bytes; tokens | {sum(len(text.encode()) for text in texts):,}; {sum(map(len, ours)):,} |")
     differ = compare(ours, theirs, "transformers")
     if args.llama:
-        compare(ours, [llama_tokens(args, text) for text in texts], "llama.cpp")
+        compare(ours, llama_tokens(args, texts), "llama.cpp")
     return not differ
 
 
