@@ -2,7 +2,7 @@
 //!
 //! - [`driver`]: the cluster behind a lock, with its actions carried out
 //! - [`links`]: accepts the QUIC links of workers and of other coordinators
-//! - [`loops`]: the event loops of clients and of links
+//! - [`loops`]: the event loops of clients and of links; [`tasks`]: background tasks that must not end
 //! - [`agreed`]: the state that the coordinators agree on, applied to this process, and changed by operators
 //! - [`revoked`]: certificates that stay revoked even if that state is lost
 //! - [`settings`]: flags and config file; [`run`]: all of it together
@@ -14,3 +14,4 @@ pub mod loops;
 pub mod revoked;
 pub mod run;
 pub mod settings;
+pub mod tasks;

@@ -7,6 +7,7 @@ use crate::{
     loops::{self, LinkLoop},
     revoked::{self, Revoked},
     settings::{Settings, TlsFiles, tenants::KeptIn},
+    tasks::Tasks,
 };
 use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_gateway::{
@@ -54,7 +55,7 @@ use tidemill_tenancy::{
     keeper::{self, KeepError, Keeper},
     web::TargetError,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, runtime::Handle};
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -286,8 +287,9 @@ impl Coordinator {
     /// that a part of this process broke and the rest must not go on without it (deadlines and dead workers would go unnoticed).
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let links = Links { driver: Arc::clone(&self.driver), registry: self.registry.clone(), peers: self.peers };
-        let link_loop = self.link_loop.handle();
-        let mut accepting = link_loop.spawn(links::accept(self.endpoint.clone(), links));
+        let (link_loop, front_door_loop) = (self.link_loop.handle(), &Handle::current());
+        let mut tasks = Tasks::default();
+        tasks.spawn("accepts workers", link_loop, links::accept(self.endpoint.clone(), links));
         if let Some(state) = self.registry.view().state {
             agreed::set_rollouts(&self.gateway, &state);
             agreed::distrust(&self.driver, &state);
@@ -298,26 +300,26 @@ impl Coordinator {
             endpoint: self.endpoint.clone(),
             revoked: self.revoked,
         };
-        let mut agreeing = link_loop.spawn(agreed::follow(self.registry.clone(), followers, self.aliases));
-        let mut accusing = link_loop.spawn(agreed::accuse(self.registry.clone(), Arc::clone(&self.driver)));
-        let mut forgetting = link_loop.spawn(agreed::forget(self.registry, Arc::clone(&self.driver)));
+        tasks.spawn("follows the registry", link_loop, agreed::follow(self.registry.clone(), followers, self.aliases));
+        tasks.spawn("reports unhealthy workers", link_loop, agreed::accuse(self.registry.clone(), Arc::clone(&self.driver)));
+        tasks.spawn("removes workers that are gone", link_loop, agreed::forget(self.registry, Arc::clone(&self.driver)));
         let driver = Arc::clone(&self.driver);
-        let mut ticking = link_loop.spawn(async move { driver.tick().await });
+        tasks.spawn("advances time", link_loop, async move { driver.tick().await });
 
+        tasks.spawn("measures the event loop", front_door_loop, loops::measure("front_door"));
         let gateway = Arc::clone(&self.gateway);
-        let mut expiring = tokio::spawn(async move { gateway.expire_stored().await });
-        let measuring = tokio::spawn(loops::measure("front_door"));
-
+        tasks.spawn("deletes old responses", front_door_loop, async move { gateway.expire_stored().await });
         let gateway = Arc::clone(&self.gateway);
-        let mut tending = tokio::spawn(async move { gateway.tend_tenants().await });
-        let mut batching = tokio::spawn(Arc::clone(&self.gateway).run_batches());
-        let mut summarizing = tokio::spawn(Arc::clone(&self.gateway).run_summaries());
+        tasks.spawn("maintains tenants", front_door_loop, async move { gateway.tend_tenants().await });
+        tasks.spawn("runs batches", front_door_loop, Arc::clone(&self.gateway).run_batches());
+        tasks.spawn("summarizes conversations", front_door_loop, Arc::clone(&self.gateway).run_summaries());
+        let gateway = Arc::clone(&self.gateway);
+        tasks.spawn("deletes old audit records", front_door_loop, async move { gateway.expire_audit().await });
+        let gateway = Arc::clone(&self.gateway);
+        tasks.spawn("advances rollouts", front_door_loop, async move { gateway.tend_rollouts().await });
+        // These two may end by themselves: one when it is told to, the other where signals cannot be handled.
         let gateway = Arc::clone(&self.gateway);
         let mut connecting = tokio::spawn(async move { gateway.tend_server_tools().await });
-        let gateway = Arc::clone(&self.gateway);
-        let mut retiring = tokio::spawn(async move { gateway.expire_audit().await });
-        let gateway = Arc::clone(&self.gateway);
-        let mut rolling = tokio::spawn(async move { gateway.tend_rollouts().await });
         let reloading = self.tls.clone().map(|tls| tokio::spawn(async move { tls.reload_on_hangup().await }));
 
         let gateway = Arc::clone(&self.gateway);
@@ -346,18 +348,8 @@ impl Coordinator {
                 Ok(())
             }
             _ = operators => Err(RunError::Broken("serves operators")),
-            _ = &mut ticking => Err(RunError::Broken("advances time")),
-            _ = &mut accepting => Err(RunError::Broken("accepts workers")),
-            _ = &mut agreeing => Err(RunError::Broken("follows the registry")),
-            _ = &mut accusing => Err(RunError::Broken("reports unhealthy workers")),
-            _ = &mut forgetting => Err(RunError::Broken("removes workers that are gone")),
-            _ = &mut expiring => Err(RunError::Broken("deletes old responses")),
-            _ = &mut tending => Err(RunError::Broken("maintains tenants")),
-            _ = &mut batching => Err(RunError::Broken("runs batches")),
-            _ = &mut summarizing => Err(RunError::Broken("summarizes conversations")),
+            duty = tasks.ended() => Err(RunError::Broken(duty)),
             _ = &mut connecting => Err(RunError::Broken("keeps connections to MCP servers")),
-            _ = &mut retiring => Err(RunError::Broken("deletes old audit records")),
-            _ = &mut rolling => Err(RunError::Broken("advances rollouts")),
         };
         if let Some(tools) = self.gateway.server_tools().filter(|_| !connecting.is_finished()) {
             // Servers are notified of the end of their sessions.
@@ -367,21 +359,8 @@ impl Coordinator {
             connecting.abort();
         }
         self.endpoint.close().await;
-        ticking.abort();
-        accepting.abort();
-        agreeing.abort();
-        accusing.abort();
-        forgetting.abort();
-        rolling.abort();
-        // These tasks hold files that the next process opens.
-        for task in
-            [&mut expiring, &mut tending, &mut batching, &mut summarizing, &mut retiring].into_iter().filter(|task| !task.is_finished())
-        {
-            task.abort();
-            let _ = task.await;
-        }
+        tasks.stop().await;
         self.gateway.stop_batches();
-        measuring.abort();
         reloading.inspect(|task| task.abort());
         served
     }
