@@ -11,20 +11,20 @@
 use crate::{
     RequestEvent,
     admission::AdmissionPolicy,
-    candidates::{self, Books},
+    candidates::{self, Books, Candidates},
     class::Classes,
     cost::CostModel,
     decisions::Decisions,
     distrust::Distrusted,
     fairness::Fairness,
-    index::{PrefixIndex, frequency::FrequencySketch},
+    index::{Leading, PrefixIndex, frequency::FrequencySketch},
     lifecycle::WAITING_TOLD_EVERY,
     load::Load,
     membership::Membership,
     pace::Pace,
     probes::{ProbeSettings, Probes},
     requests::Requests,
-    schedule::Policy,
+    schedule::{Policy, Snapshot},
     shortlist::Shortlist,
 };
 use std::{collections::VecDeque, time::Duration};
@@ -211,6 +211,22 @@ impl Cluster {
 
     pub(crate) fn books(&self) -> Books<'_> {
         Books { membership: &self.membership, load: &self.load, cost: &self.cost }
+    }
+
+    /// The cluster as a decision among `candidates` sees it. `blocks` has the holders of the sequence's leading blocks.
+    pub(crate) fn snapshot<'a>(&'a self, candidates: Candidates<'a>, blocks: &'a Leading, now: Duration) -> Snapshot<'a> {
+        let Candidates { prefill, decode, pools } = candidates;
+        Snapshot {
+            prefill,
+            decode,
+            pools,
+            blocks,
+            block_bytes: self.membership.layout().map_or(0, |(_, bytes)| bytes),
+            cost: &self.cost,
+            classes: &self.settings.classes,
+            now,
+            context_tokens: self.context_tokens,
+        }
     }
 
     /// Called after a member has joined, started to drain, or left.

@@ -1,10 +1,9 @@
 //! A forecast of the wait for a request that has not been submitted.
 
 use crate::{
-    Cluster,
-    candidates::{self, Candidates},
+    Cluster, candidates,
     class::ClassId,
-    schedule::{self, Decision, Demand, Snapshot},
+    schedule::{self, Decision, Demand},
 };
 use std::time::Duration;
 
@@ -43,18 +42,8 @@ impl Cluster {
             due_ms: self.settings.classes.get(class).ttft_ms,
             seed: 0,
         };
-        let Candidates { prefill, decode, pools } = candidates::few(&self.books(), &self.shortlist, &[], &blocks, 0, now);
-        let snapshot = Snapshot {
-            prefill,
-            decode,
-            pools,
-            blocks: &blocks,
-            block_bytes: self.membership.layout().map_or(0, |(_, bytes)| bytes),
-            cost: &self.cost,
-            classes: &self.settings.classes,
-            now,
-            context_tokens: self.context_tokens,
-        };
+        let books = self.books();
+        let snapshot = self.snapshot(candidates::few(&books, &self.shortlist, &[], &blocks, 0, now), &blocks, now);
         match schedule::schedule(&self.settings.policy, &snapshot, &demand) {
             Decision::Place(placement) => Some(placement.ttft_ms),
             Decision::Queue | Decision::Hold | Decision::Reject { .. } => Some(queued_ms(1)),

@@ -10,7 +10,7 @@ use crate::{
         ChoiceId, PendingPrefill, Place, Running, common_prefix,
         order::{OVERDUE_EVERY, Turn},
     },
-    schedule::{self, Decision, Demand, Placement, Policy, PolicyName, Snapshot, SourceRun, blocks_fetchable},
+    schedule::{self, Decision, Demand, Placement, Policy, PolicyName, SourceRun, blocks_fetchable},
     shortlist::BEST_MAX,
 };
 use std::time::Duration;
@@ -147,23 +147,12 @@ impl Cluster {
         };
         let books = self.books();
         let decide = |candidates: Candidates<'_>| {
-            let Candidates { mut prefill, mut decode, pools } = candidates;
-            prefill.retain(|candidate| !request.cancelled_at.contains(&candidate.worker));
+            let mut snapshot = self.snapshot(candidates, &blocks, now);
+            snapshot.prefill.retain(|candidate| !request.cancelled_at.contains(&candidate.worker));
             if let Some(pin) = request.pin {
-                prefill.retain(|candidate| pin.prefill == Some(candidate.worker));
-                decode.retain(|candidate| pin.decode == candidate.worker);
+                snapshot.prefill.retain(|candidate| pin.prefill == Some(candidate.worker));
+                snapshot.decode.retain(|candidate| pin.decode == candidate.worker);
             }
-            let snapshot = Snapshot {
-                prefill,
-                decode,
-                pools,
-                blocks: &blocks,
-                block_bytes: self.membership.layout().map_or(0, |(_, bytes)| bytes),
-                cost: &self.cost,
-                classes: &self.settings.classes,
-                now,
-                context_tokens: self.context_tokens,
-            };
             schedule::schedule(policy, &snapshot, &demand)
         };
         if request.pin.is_some() {
