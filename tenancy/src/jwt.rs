@@ -7,13 +7,14 @@ pub mod remote;
 
 use crate::{directory::Principal, limits::Overrides, records::check_name, web::TargetError};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header, jwk::JwkSet};
+use parking_lot::{Mutex, RwLock};
 use remote::Remote;
 use serde_json::{Map, Value};
 use std::{
     collections::HashMap,
     fmt::{self, Display},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::Arc,
     time::SystemTime,
 };
 
@@ -88,8 +89,8 @@ type Keys = Vec<(Option<String>, DecodingKey)>;
 impl Known {
     /// Replaces the keys. Tokens of removed keys are no longer trusted.
     fn replace(&self, keys: Keys) {
-        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
-        self.trusted.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.keys.write() = keys;
+        self.trusted.lock().clear();
     }
 }
 
@@ -162,7 +163,7 @@ impl Verifier {
     /// Verifies a token. `now` is in Unix seconds.
     pub fn verify(&self, now: u64, token: &str) -> Result<Principal, Invalid> {
         let digest = *blake3::hash(token.as_bytes()).as_bytes();
-        let trusted = || self.known.trusted.lock().unwrap_or_else(PoisonError::into_inner);
+        let trusted = || self.known.trusted.lock();
         if let Some(known) = trusted().get(&digest).filter(|known| now < known.until) {
             return Ok(known.principal.clone());
         }
@@ -179,7 +180,7 @@ impl Verifier {
     pub fn refresh(&self) -> Result<bool, JwksError> {
         let Jwks::File(path) = &self.settings.jwks else { return Ok(false) };
         let modified = std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock();
         if modified == *written {
             return Ok(false);
         }
@@ -216,7 +217,7 @@ impl Verifier {
         // Times are checked below, against `now`.
         validation.validate_exp = false;
         validation.validate_nbf = false;
-        let keys = self.known.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.known.keys.read();
         let named = |id: &Option<String>| header.kid.is_none() || id.is_none() || *id == header.kid;
         let mut refusal = Invalid::Key;
         for (_, key) in keys.iter().filter(|(id, _)| named(id)) {

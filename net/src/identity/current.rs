@@ -1,6 +1,7 @@
 //! The certificate that new links present: reloaded when its files change, or on SIGHUP. Existing links keep theirs.
 
 use super::{CertName, load_key};
+use parking_lot::RwLock;
 use rustls::{
     SignatureScheme,
     client::ResolvesClientCert,
@@ -11,7 +12,7 @@ use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock, Weak},
+    sync::{Arc, Weak},
     time::{Duration, SystemTime},
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -45,7 +46,7 @@ impl Current {
     }
 
     fn get(&self) -> Arc<CertifiedKey> {
-        Arc::clone(&self.key.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.key.read())
     }
 
     /// Reads the files again. The last certificate stays if they do not belong together, or name a different holder.
@@ -53,7 +54,7 @@ impl Current {
         let Self { dir, name, .. } = self;
         match load_key(dir) {
             Ok((key, new)) if new.role == name.role && new.name == name.name => {
-                *self.key.write().unwrap_or_else(PoisonError::into_inner) = key;
+                *self.key.write() = key;
                 tracing::info!(dir = %dir.display(), serial = new.serial, "certificate read again: new links present it");
             }
             Ok((_, new)) => tracing::warn!(dir = %dir.display(), "the new certificate is for {new}, this process is {name}: not taken"),

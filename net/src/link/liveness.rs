@@ -7,14 +7,9 @@
 //!
 //! The loss of a host, a paused process, and a path that lets only UDP through are still noticed by silence.
 
+use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
-use std::{
-    collections::HashMap,
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::HashMap, io, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -64,11 +59,11 @@ impl Liveness {
     /// Expects the TCP connection of an accepted QUIC connection, which may never arrive.
     pub(super) fn expect(&self, connection: &quinn::Connection) {
         let Some(secret) = secret(connection) else { return };
-        lock(&self.expected).insert(secret, connection.clone());
+        self.expected.lock().insert(secret, connection.clone());
         let expected = Arc::clone(&self.expected);
         tokio::spawn(async move {
             sleep(INTRODUCED_MAX).await;
-            lock(&expected).remove(&secret);
+            expected.lock().remove(&secret);
         });
     }
 }
@@ -115,7 +110,7 @@ async fn introduce(
     let mut secret = [0; 32];
     timeout_at(deadline, stream.read_exact(&mut secret)).await.ok()?.ok()?;
     while Instant::now() < deadline {
-        let found = lock(&expected).remove(&secret);
+        let found = expected.lock().remove(&secret);
         if let Some(connection) = found {
             return Some((stream, connection));
         }
@@ -147,8 +142,4 @@ async fn watch(mut stream: TcpStream, connection: quinn::Connection) {
 fn secret(connection: &quinn::Connection) -> Option<Secret> {
     let mut secret = [0; 32];
     connection.export_keying_material(&mut secret, b"tidemill liveness", b"").ok().map(|()| secret)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().expect("nobody panics with the lock")
 }

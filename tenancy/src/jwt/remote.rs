@@ -6,9 +6,10 @@ use crate::{
     retry,
     web::{Target, TargetError},
 };
+use parking_lot::Mutex;
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
         mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
     },
@@ -101,7 +102,7 @@ impl Remote {
     /// Requests a fetch because of an unknown key, and returns a future that waits for it. Returns `None` if there was one a moment ago.
     pub(super) fn ask(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
         let mut ended = {
-            let mut state = self.shared.state();
+            let mut state = self.shared.state.lock();
             if !state.pending {
                 if !state.schedule.allows(self.shared.began.elapsed()) {
                     return None;
@@ -123,13 +124,6 @@ impl Remote {
     }
 }
 
-impl Shared {
-    /// No holder of the lock panics.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 struct Fetcher {
     client: Agent,
     url: String,
@@ -141,20 +135,20 @@ impl Fetcher {
     fn run(&self, asked: &Receiver<()>) {
         loop {
             let due = {
-                let state = self.shared.state();
+                let state = self.shared.state.lock();
                 if state.pending { Duration::ZERO } else { state.schedule.next().saturating_sub(self.shared.began.elapsed()) }
             };
             if !due.is_zero() && asked.recv_timeout(due) == Err(RecvTimeoutError::Disconnected) {
                 return;
             }
-            self.shared.state().pending = true;
+            self.shared.state.lock().pending = true;
             let fetched = self.fetch();
             if let Err(error) = &fetched {
                 self.shared.failed.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(url = self.url, %error, "the identity provider's keys cannot be fetched: they stay as they are");
             }
             {
-                let mut state = self.shared.state();
+                let mut state = self.shared.state.lock();
                 state.schedule.ended(self.shared.began.elapsed(), fetched.is_ok());
                 state.pending = false;
             }

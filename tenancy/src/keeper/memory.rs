@@ -2,19 +2,19 @@
 
 use super::{KeepError, Keeper};
 use crate::{directory::Directory, records::Change};
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 #[derive(Debug, Default)]
 pub struct Memory(Mutex<Directory>);
 
 impl Keeper for Memory {
     fn load(&self) -> Result<Vec<Change>, KeepError> {
-        let directory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let directory = self.0.lock();
         Ok(directory.tenants().cloned().map(Change::Tenant).chain(directory.keys().cloned().map(Change::Key)).collect())
     }
 
     fn apply(&self, change: &Change) -> Result<(), KeepError> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).apply(change.clone());
+        self.0.lock().apply(change.clone());
         Ok(())
     }
 

@@ -2,12 +2,12 @@
 
 use super::{KeepError, Keeper};
 use crate::records::Change;
+use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 use std::{
     fs::{DirBuilder, OpenOptions},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::Path,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -51,16 +51,11 @@ impl Sqlite {
         let seen = data_version(&database)?;
         Ok(Self(Mutex::new(State { database, seen })))
     }
-
-    /// No holder of the lock panics.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Keeper for Sqlite {
     fn load(&self) -> Result<Vec<Change>, KeepError> {
-        let state = self.lock();
+        let state = self.0.lock();
         let mut records = state.database.prepare_cached("SELECT body FROM records ORDER BY kind, id")?;
         let bodies = records.query_map([], |row| row.get::<_, String>(0))?;
         bodies.map(|body| Ok(serde_json::from_str(&body?)?)).collect()
@@ -72,13 +67,13 @@ impl Keeper for Sqlite {
             Change::Key(key) => (1, &key.id),
         };
         let body = serde_json::to_string(change)?;
-        let state = self.lock();
+        let state = self.0.lock();
         state.database.execute("INSERT OR REPLACE INTO records (kind, id, body) VALUES (?1, ?2, ?3)", params![kind, id, body])?;
         Ok(())
     }
 
     fn changed(&self) -> Result<bool, KeepError> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let now = data_version(&state.database)?;
         Ok(std::mem::replace(&mut state.seen, now) != now)
     }
