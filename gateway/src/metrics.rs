@@ -341,7 +341,7 @@ pub fn count_replay(outcome: &'static str) {
 
 /// Logs and counts stored records that made room for others of their own tenant, or of one with less than its share.
 pub fn note_evicted(kind: &'static str, tenant: &str, evicted: u64) {
-    tracing::info!(kind, tenant, evicted, "evicted a tenant's oldest stored things");
+    tracing::info!(kind, tenant, evicted, "evicted a tenant's oldest stored records");
     counter!("tidemill_evicted_total", "kind" => kind).increment(evicted);
 }
 

@@ -160,7 +160,7 @@ impl<E: Entry> Journal<E> {
             Ok(()) => Ok(done),
             Err(_) => {
                 if self.state.lost.fetch_add(1, Ordering::Relaxed) == 0 {
-                    tracing::error!("the {} cannot be written, and too many entries wait: they are lost from now on", E::LOG);
+                    tracing::error!("could not write the {}, and its queue is full: further entries are lost", E::LOG);
                 }
                 Err(Full)
             }

@@ -190,7 +190,7 @@ def test_open_lets_pass_for_a_while_and_never_what_may_be_about_children(tmp_pat
 def test_a_judge_that_is_talked_into_nonsense_lets_nothing_pass(tmp_path, classifier):
     with judged(tmp_path, classifier, NEITHER, 'when_down = "open"') as cluster:
         refused = cluster.refusal(cluster.hate)
-        assert refused.code == "safety_check_unavailable" and "neither of its words" in refused.message
+        assert refused.code == "safety_check_unavailable" and "neither of its two words" in refused.message
         assert cluster.metric("tidemill_safety_bypasses_total") == 0
 
 

@@ -65,8 +65,9 @@ pub enum FinishReason {
 pub enum StopReason {
     Token(Token),
     Text(String),
-    /// The cause of a [`FinishReason::ContentFilter`], as is the next one.
+    /// The finding that ended the answer ([`FinishReason::ContentFilter`]).
     Violation(Violation),
+    /// The failed safety check that ended the answer ([`FinishReason::ContentFilter`]).
     Unchecked(Unchecked),
 }
 

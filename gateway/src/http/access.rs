@@ -34,7 +34,7 @@ impl FromRequestParts<Arc<Gateway>> for Client {
 
     async fn from_request_parts(parts: &mut Parts, gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
         let caller = parts.extensions.get::<Arc<Caller>>();
-        let caller = caller.ok_or_else(|| ApiError::internal("nobody asked who sent this: please report this as a bug"))?;
+        let caller = caller.ok_or_else(|| ApiError::internal("the sender was not authenticated: please report this as a bug"))?;
         Ok(Self(gateway.for_caller(Arc::clone(caller))))
     }
 }
@@ -129,7 +129,7 @@ pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: 
 pub async fn count(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
     let Some(caller) = request.extensions().get::<Arc<Caller>>() else {
-        return refusal(ApiError::internal("nobody asked who sent this: please report this as a bug"), messages);
+        return refusal(ApiError::internal("the sender was not authenticated: please report this as a bug"), messages);
     };
     match gateway.tenants().count(caller) {
         Ok(_counted) => next.run(request).await,

@@ -25,7 +25,7 @@ pub struct RequestedGrammar {
     pub param: &'static str,
 }
 
-/// Takes the constraint that a request names, if any. The grammar has yet to pass as a whole.
+/// Takes the constraint that a request names, if any. The whole grammar is checked later, by `Gateway::check_constraint`.
 pub fn grammar(request: &mut GenerateRequest, judge: JudgeSchema<'_>) -> Result<Option<RequestedGrammar>, ApiError> {
     grammar_beside(request, None, judge)
 }

@@ -68,18 +68,18 @@ pub enum ModeratorError {
 /// The failure of a moderation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModerationError {
-    #[error("no worker serves the model that makes it")]
+    #[error("no worker serves the moderation model")]
     NoWorker,
-    #[error("the model that makes it has too much to do")]
+    #[error("the moderation model has too much to do")]
     Busy,
-    #[error("the model that makes it was too slow")]
+    #[error("the moderation model was too slow")]
     Overdue,
-    #[error("the model that makes it has failed: {0}")]
+    #[error("the moderation model failed: {0}")]
     Failed(String),
-    #[error("the model that makes it has failed several times in a row")]
+    #[error("the moderation model failed several times in a row")]
     Resting,
     /// The answer has neither word. The model may have been manipulated, so this is no reason to let text pass.
-    #[error("the model that makes it has said neither of its words")]
+    #[error("the moderation model answered with neither of its two words")]
     Unclear,
 }
 
@@ -99,7 +99,7 @@ impl ModerationError {
     /// The failure as clients are told it, without details.
     pub fn told(&self) -> String {
         match self {
-            Self::Failed(_) => "the model that makes it has failed".into(),
+            Self::Failed(_) => "the moderation model failed".into(),
             other => other.to_string(),
         }
     }

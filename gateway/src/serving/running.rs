@@ -34,7 +34,7 @@ struct Streaming {
     cancel: Arc<Notify>,
 }
 
-/// A response's entry, until it is dropped.
+/// A running response's entry in [`RunningResponses`]. Dropping it removes the entry.
 #[derive(Debug)]
 pub(crate) struct Place {
     all: Arc<RunningResponses>,

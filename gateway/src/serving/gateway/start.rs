@@ -222,7 +222,7 @@ impl Gateway {
 
     /// Reserves a request's quota.
     fn reserve(&self, arrived: Instant, class: ClassId, prompts: &[Tokens], answer_tokens: u64) -> Result<Metered, ApiError> {
-        let caller = self.caller.as_ref().ok_or_else(|| ApiError::internal("nobody asks for this: please report this as a bug"))?;
+        let caller = self.caller.as_ref().ok_or_else(|| ApiError::internal("a request has no sender: please report this as a bug"))?;
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         let class = &self.classes().get(class).name;
         self.shared.settings.tenants.reserve(caller, QuotaRequest { arrived, model: &self.model.name, class, prompt_tokens, answer_tokens })

@@ -15,7 +15,7 @@ pub(super) struct PythonCall {
     names: Names,
     text: String,
     depth: usize,
-    /// The quotation mark of the string in which `text` ends, and whether it is preceded by a backslash.
+    /// The quotation mark of the string in which `text` ends, and whether the last character escapes the next one.
     string: Option<(char, bool)>,
     said: bool,
 }
