@@ -30,7 +30,6 @@ use tidemill_gateway::{
     serving::gateway::{Gateway, ServedModel, settings::GatewaySettings},
     store::{
         Store,
-        memory::Memory,
         postgres::Postgres,
         sqlite::{OpenError, Sqlite},
     },
@@ -145,7 +144,7 @@ impl Coordinator {
             (None, Some(dir)) => Arc::new(Sqlite::open(&dir.join("responses.sqlite"), settings.store)?),
             (None, None) => {
                 tracing::info!("stored responses and conversations end with this process: --data keeps them");
-                Arc::new(Memory::new(settings.store))
+                Arc::new(Sqlite::in_memory(settings.store)?)
             }
         };
         let batches = settings.data.as_ref().map(|dir| Batches::open(&dir.join("batches"), settings.batches)).transpose()?;

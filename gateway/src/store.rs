@@ -3,8 +3,7 @@
 //! Items are stored once, in however many histories they occur. A record keeps the ids of its whole history, so that the next turn loads it
 //! in one fetch, without a walk along a chain of responses; and an item is deleted with the last history that names it.
 //!
-//! - [`memory`]: until this process ends
-//! - [`sqlite`]: a file in the data directory
+//! - [`sqlite`]: a file in the data directory; without one, until this process ends
 //! - [`postgres`]: a database that several coordinators share
 //!
 //! Every call names an [`Owner`], which sees no data of others. Tenants [share](crate::base::room) the room: one that wants more than its
@@ -12,7 +11,6 @@
 
 #[cfg(test)]
 mod contract;
-pub mod memory;
 pub mod postgres;
 pub mod sqlite;
 
@@ -69,9 +67,6 @@ pub const PAGE_BYTES_MAX: u64 = 2 << 20;
 /// The approximate size of a record besides its texts, and of an item.
 const RECORD_OVERHEAD: u64 = 256;
 const ITEM_OVERHEAD: u64 = 128;
-
-/// The prefix of messages' ids. Other items are parts of an answer besides its text, and outputs of calls.
-const MESSAGE: &str = "msg_";
 
 /// A message, a call, its output, or reasoning: a JSON object that contains its `id`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -232,16 +227,6 @@ fn note_evicted(tenant: &str, records: u64) {
     }
 }
 
-/// Returns the number of items of these sizes on a page: all that fit, and at least one.
-fn page_of(sizes: impl IntoIterator<Item = u64>) -> usize {
-    let mut sum: u64 = 0;
-    let fits = |size: &u64| {
-        sum = sum.saturating_add(*size);
-        sum <= PAGE_BYTES_MAX
-    };
-    sizes.into_iter().take_while(fits).count().max(1)
-}
-
 impl Addition {
     pub fn of(items: Vec<Item>) -> Self {
         Self { items, ..Self::default() }
@@ -252,12 +237,6 @@ impl Cut {
     /// Removes the end of a history, and returns it; `None` if the history has a different length by now.
     fn take<T>(self, history: &mut Vec<T>) -> Option<Vec<T>> {
         (history.len() == self.of && self.keep <= self.of).then(|| history.split_off(self.keep))
-    }
-}
-
-impl Item {
-    fn is_message(&self) -> bool {
-        self.id.starts_with(MESSAGE)
     }
 }
 

@@ -4,7 +4,7 @@ mod server;
 
 use super::{
     Addition, Cut, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part, Record, RecordPage, Rewrite, Store,
-    StoreError, Summary, Totals, memory::Memory, postgres::Postgres, sqlite::Sqlite,
+    StoreError, Summary, Totals, postgres::Postgres, sqlite::Sqlite,
 };
 use server::Server;
 use std::{
@@ -21,7 +21,11 @@ async fn stores(limits: Limits) -> Vec<(Arc<dyn Store>, Box<dyn Any>)> {
     let sqlite = Sqlite::open(&dir.path().join("new/store.sqlite"), limits).unwrap();
     let server = Server::shared().await;
     let postgres = Postgres::new(server.database().await.parse().unwrap(), limits);
-    vec![(Arc::new(Memory::new(limits)), Box::new(())), (Arc::new(sqlite), Box::new(dir)), (Arc::new(postgres), Box::new(server))]
+    vec![
+        (Arc::new(Sqlite::in_memory(limits).unwrap()), Box::new(())),
+        (Arc::new(sqlite), Box::new(dir)),
+        (Arc::new(postgres), Box::new(server)),
+    ]
 }
 
 fn me() -> Owner {

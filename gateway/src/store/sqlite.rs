@@ -1,4 +1,4 @@
-//! A store in one SQLite file, written by a thread of its own.
+//! A store in one SQLite file, or in SQLite's memory, written by a thread of its own.
 //!
 //! The log is written ahead (WAL) and synced at checkpoints: a crash of the process loses no data, a power failure may lose the last
 //! moments. Only one process at a time can use the file: it holds the lock from opening to end.
@@ -24,6 +24,8 @@ use std::{
 };
 use tokio::sync::oneshot;
 
+/// SQLite's name for a database without a file.
+const IN_MEMORY: &str = ":memory:";
 /// The maximum number of waiting calls. Further ones are refused.
 const QUEUE_MAX: usize = 256;
 /// The time after which a call fails because the disk does not answer.
@@ -138,6 +140,16 @@ impl Sqlite {
         }
         // SQLite gives its other files the same permissions.
         OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path).map_err(file)?;
+        Self::start(path, limits)
+    }
+
+    /// Makes a store that ends with its process.
+    pub fn in_memory(limits: Limits) -> Result<Self, OpenError> {
+        Self::start(Path::new(IN_MEMORY), limits)
+    }
+
+    fn start(path: &Path, limits: Limits) -> Result<Self, OpenError> {
+        let file = |source| OpenError::File { path: path.to_owned(), source };
         let mut database = Database::open(path, limits)?;
         let (calls, called) = mpsc::sync_channel::<Call>(QUEUE_MAX);
         let thread = std::thread::Builder::new().name("store".into()).spawn(move || {
