@@ -3,7 +3,7 @@
 //! 1. Sequences that had a place before and lost it: their clients are already reading.
 //! 2. The higher priority.
 //! 3. At every [`OVERDUE_EVERY`]th place: sequences that were overtaken too often or have waited too long, the oldest first. So no sequence
-//!   waits forever. Not at every place, since in an overload all would soon have waited too long, and the queue would serve only late ones.
+//!    waits forever. Not at every place, since in an overload all would soon have waited too long, and the queue would serve only late ones.
 //! 4. The tenant that was served least; among its sequences those that can be in time, and among these the one that is due first.
 
 use std::{cmp::Ordering, time::Duration};
