@@ -353,7 +353,8 @@ fn states_on_disk_are_known_after_a_restart() {
     let mut directory = with_disk(8, 8);
     let parts: Vec<BlockKey> = key(0).state_parts(2).collect();
     let block = |key, parent, position| DiskBlock { key, checksum: 1, lineage: Lineage { parent, position, ..LINEAGE } };
-    let left = [block(parts[1], Some(parts[0]), 2), block(parts[0], Some(key(0)), 1), block(key(0), None, 0), block(key(1), Some(key(0)), 1)];
+    let left =
+        [block(parts[1], Some(parts[0]), 2), block(parts[0], Some(key(0)), 1), block(key(0), None, 0), block(key(1), Some(key(0)), 1)];
     assert!(directory.recover((0..).zip(left)).is_empty());
     let is_state = |key: &BlockKey| directory.disk.as_ref().is_some_and(|disk| disk.is_state(key));
     assert_eq!([parts[0], parts[1], key(0), key(1)].map(|key| is_state(&key)), [true, true, false, false]);
