@@ -211,7 +211,8 @@ impl Server {
         for (length, words) in lengths.iter_mut().zip([0, PROBE_WORDS]) {
             let messages = asks::conversation(PROBE_SECRET, words, &mut StdRng::seed_from_u64(seed));
             let ask = Ask { name: format!("probe {words}"), messages, secret: None, output_tokens: 1 };
-            let got = self.ask(&ask, &Value::Null).await.map_err(|error| anyhow::anyhow!("the server does not take such requests: {error}"))?;
+            let got =
+                self.ask(&ask, &Value::Null).await.map_err(|error| anyhow::anyhow!("the server does not take such requests: {error}"))?;
             *length = got.prompt_tokens;
         }
         let [least, more] = lengths;

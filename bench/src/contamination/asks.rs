@@ -20,8 +20,8 @@ const SYSTEM: &str = "You are a careful assistant. You remember what this conver
 const QUESTION: &str = "What is the secret word of this conversation? Answer with that word alone.";
 const SHORT_TOKENS: u32 = 8;
 const WORDS: [&str; 24] = [
-    "the", "river", "turns", "a", "wheel", "and", "grain", "falls", "between", "two", "stones", "while", "water", "rises", "slowly", "past",
-    "old", "gates", "until", "evening", "comes", "with", "wind", "again",
+    "the", "river", "turns", "a", "wheel", "and", "grain", "falls", "between", "two", "stones", "while", "water", "rises", "slowly",
+    "past", "old", "gates", "until", "evening", "comes", "with", "wind", "again",
 ];
 const CONSONANTS: &[u8] = b"bdfgklmnprstvz";
 const VOWELS: &[u8] = b"aeiou";

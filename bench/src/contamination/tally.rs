@@ -36,13 +36,7 @@ const EXCERPT_CHARS: usize = 80;
 
 impl Pass {
     /// Answers by number of their request. `reference` is `None` for the reference itself.
-    pub fn new(
-        name: String,
-        asks: &[Ask],
-        reference: Option<&[Got]>,
-        answers: &[(usize, Result<Got, String>)],
-        seconds: Duration,
-    ) -> Self {
+    pub fn new(name: String, asks: &[Ask], reference: Option<&[Got]>, answers: &[(usize, Result<Got, String>)], seconds: Duration) -> Self {
         let mut pass = Self { name, seconds: seconds.as_secs_f64(), ..Self::default() };
         for (n, answer) in answers {
             let ask = &asks[*n];
@@ -118,10 +112,12 @@ pub fn doubts(asks: &[Ask], reference: &[Got], of_reference: &Pass, passes: &[Pa
         doubts.push(format!("no cached token in {passes}: the server has no cache, has lost it or does not say; this proves nothing"));
     }
     let conversations = asks.iter().filter(|ask| ask.secret.is_some()).count();
-    let answers: BTreeSet<&str> = asks.iter().zip(reference).filter(|(ask, _)| ask.secret.is_some()).map(|(_, got)| got.text.as_str()).collect();
+    let answers: BTreeSet<&str> =
+        asks.iter().zip(reference).filter(|(ask, _)| ask.secret.is_some()).map(|(_, got)| got.text.as_str()).collect();
     if answers.len() < conversations {
         let answers = answers.len();
-        doubts.push(format!("the {conversations} conversations have only {answers} different answers: a mix-up of equal ones does not show"));
+        doubts
+            .push(format!("the {conversations} conversations have only {answers} different answers: a mix-up of equal ones does not show"));
     }
     doubts
 }
