@@ -6,6 +6,9 @@
 //! - [`abuse::cluster`], [`abuse::premium`], [`abuse::keepsakes`]: the cluster, a tenant that chats, and the stored data of others
 //! - [`abuse::outcome`]: the outcome of the attacks
 //! - [`chaos`]: `tidemill-bench chaos`, faults of live processes
+//! - [`contamination`]: `tidemill-bench contamination`, whether caches mix conversations up
+//!   - [`contamination::asks`]: conversations with secret words, and short questions
+//!   - [`contamination::tally`]: each pass compared with the answers without a cache
 //! - [`goodput`]: `tidemill-bench goodput`, the highest rate at which servers keep their limits
 //! - [`goodput::search`]: bisection, and intervals of its results
 //!   - [`goodput::server`]: servers to compare, started and stopped
@@ -68,6 +71,7 @@
 
 pub mod abuse;
 pub mod chaos;
+pub mod contamination;
 pub mod goodput;
 pub mod grammar;
 pub mod kernels;

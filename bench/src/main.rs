@@ -4,6 +4,7 @@ use clap::Parser;
 use tidemill_bench::{
     abuse::{self, AbuseArgs},
     chaos::{self, ChaosArgs},
+    contamination::{self, ContaminationArgs},
     goodput::{self, GoodputArgs},
     grammar::{self, GrammarArgs},
     kernels::{self, KernelsArgs},
@@ -25,6 +26,7 @@ use tidemill_net::process::Failed;
 enum Command {
     Abuse(AbuseArgs),
     Chaos(ChaosArgs),
+    Contamination(ContaminationArgs),
     Goodput(GoodputArgs),
     Grammar(GrammarArgs),
     Kernels(KernelsArgs),
@@ -43,6 +45,7 @@ fn main() -> Result<(), Failed> {
     let outcome = match Command::parse() {
         Command::Abuse(args) => tokio::runtime::Runtime::new()?.block_on(abuse::run(args)),
         Command::Chaos(args) => tokio::runtime::Runtime::new()?.block_on(chaos::run(args)),
+        Command::Contamination(args) => tokio::runtime::Runtime::new()?.block_on(contamination::run(args)),
         Command::Goodput(args) => load::runtime(args.settings.threads).and_then(|runtime| runtime.block_on(goodput::run(args))),
         Command::Grammar(args) => grammar::run(&args),
         Command::Kernels(args) => kernels::run(&args),

@@ -262,7 +262,12 @@ impl Directory {
         self.tick(now);
         self.operation += 1;
         let at = self.operation_of(&lineage);
-        let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(Use::of_chain(at, keys.len())).collect();
+        let state = keys.first().is_some_and(|first| self.is_of_state(&lineage, first));
+        if let Some(parent) = lineage.parent.filter(|_| state) {
+            self.has_state_after(&parent);
+        }
+        let uses = Use::of_chain(at, keys.len()).map(|used| Use { state, tail: used.tail && !state, ..used });
+        let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(uses).collect();
         // With spare room only, blocks that leave memory are on disk. Pinned, the blocks of an offer would keep out the rest of it.
         let kept = if room == Room::Made { &chain[..] } else { &[] };
         let held: Vec<(u32, Use)> = kept.iter().filter_map(|(key, used)| Some((self.published(key)?.slot, *used))).collect();

@@ -40,8 +40,10 @@ pub struct Use {
     pub at: u64,
     /// Place among that operation's blocks, in chain order.
     pub place: u32,
-    /// Whether it was that operation's last block.
+    /// Whether it was that operation's last block, and no state nor followed by one: such a block is worth no more than those before it.
     pub tail: bool,
+    /// Whether the block holds a part of a recurrent layer's state instead of K and V.
+    pub state: bool,
 }
 
 impl Use {
@@ -50,14 +52,14 @@ impl Use {
         (0..blocks as u32).map(move |place| Use::in_chain(at, place, blocks))
     }
 
-    /// The same use with its place counted from the beginning of the chain.
-    pub fn at_place(self, place: u32) -> Self {
-        Self { place, ..self }
+    /// The same use of a block with this place from the beginning of the chain, which is of a state or not.
+    pub fn of_block(self, place: u32, state: bool) -> Self {
+        Self { place, state, tail: self.tail && !state, ..self }
     }
 
-    /// The use of the block at `place` among an operation's `blocks`.
+    /// The use of the block of K and V at `place` among an operation's `blocks`.
     pub fn in_chain(at: u64, place: u32, blocks: usize) -> Self {
-        Self { at, place, tail: place as usize + 1 == blocks }
+        Self { at, place, tail: place as usize + 1 == blocks, state: false }
     }
 }
 

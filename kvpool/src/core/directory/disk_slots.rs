@@ -119,6 +119,12 @@ impl DiskSlots {
         }
     }
 
+    /// Whether the block is held or being stored, and is part of a state.
+    pub(super) fn is_state(&self, key: &BlockKey) -> bool {
+        let slot = self.by_key.get(key).map(|&disk| self.slots[disk as usize]);
+        matches!(slot, Some(State::Held { used, .. } | State::Storing { used, .. }) if used.state)
+    }
+
     /// Whether the block is held or being stored.
     pub(super) fn knows(&self, key: &BlockKey) -> bool {
         self.by_key.contains_key(key)
@@ -222,9 +228,9 @@ impl DiskSlots {
     /// The block was used, from either tier.
     pub(super) fn touch(&mut self, key: &BlockKey, now: Use) {
         let Some(&disk) = self.by_key.get(key) else { return };
-        let now = now.at_place(self.block(disk).lineage.position);
         match &mut self.slots[disk as usize] {
             State::Held { block, used, loading, kept } if now.at > used.at => {
+                let now = now.of_block(block.lineage.position, used.state);
                 let before = std::mem::replace(used, now);
                 if !*loading && !*kept {
                     self.shares.set_idle(block.lineage.tenant, disk, before, false);
@@ -233,7 +239,7 @@ impl DiskSlots {
                     self.policy.unpin(disk, now);
                 }
             }
-            State::Storing { used, .. } if now.at > used.at => *used = now,
+            State::Storing { block, used, .. } if now.at > used.at => *used = now.of_block(block.lineage.position, used.state),
             _ => {}
         }
     }

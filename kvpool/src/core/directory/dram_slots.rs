@@ -34,14 +34,39 @@ impl Directory {
     /// is one use of its chain however many puts it takes, so the chain leaves from its end.
     pub(super) fn operation_of(&mut self, lineage: &Lineage) -> u64 {
         self.operation += 1;
-        let parent = lineage.parent.and_then(|parent| self.by_key.get(&parent)).map(|&slot| self.slots[slot as usize].state);
-        match parent {
-            Some(State::Reserved(Reserved { lineage: before, used, .. }) | State::Published(Published { lineage: before, used, .. }))
-                if before.origin == lineage.origin && used.at > 0 =>
-            {
-                used.at
-            }
+        match lineage.parent.and_then(|parent| self.use_of(&parent)) {
+            Some((before, used)) if before.origin == lineage.origin && used.at > 0 => used.at,
             _ => self.operation,
+        }
+    }
+
+    /// Whether a block of this lineage is part of a state: the first part is named after the block before it, and the others follow a
+    /// part.
+    pub(super) fn is_of_state(&self, lineage: &Lineage, key: &BlockKey) -> bool {
+        let Some(parent) = lineage.parent else { return false };
+        parent.state_part(0) == *key || self.use_of(&parent).is_some_and(|(_, used)| used.state)
+    }
+
+    /// A state comes after the block, which therefore ends no chain: without it, the state would be worth nothing.
+    pub(super) fn has_state_after(&mut self, key: &BlockKey) {
+        let Some(&slot) = self.by_key.get(key) else { return };
+        match &mut self.slots[slot as usize].state {
+            State::Reserved(reserved) => reserved.used.tail = false,
+            State::Published(published) if published.used.tail => {
+                published.used.tail = false;
+                let used = published.used;
+                self.pin(slot);
+                self.unpin(slot, used);
+            }
+            _ => {}
+        }
+    }
+
+    /// The lineage and last use of a block that is reserved or published.
+    pub(super) fn use_of(&self, key: &BlockKey) -> Option<(Lineage, Use)> {
+        match self.slots[*self.by_key.get(key)? as usize].state {
+            State::Reserved(Reserved { lineage, used, .. }) | State::Published(Published { lineage, used, .. }) => Some((lineage, used)),
+            State::Free | State::Quarantined => None,
         }
     }
 
@@ -159,7 +184,8 @@ impl Directory {
     pub(super) fn publish(&mut self, slot: u32, mut block: Published, from: Tier, found: &mut Handovers) {
         let woken = self.waits.wake(block.key);
         // Readers ask for a whole chain at once, however many puts it takes.
-        block.used = woken.last().map_or(block.used, |woken| woken.used).at_place(block.lineage.position);
+        let used = woken.last().map_or(block.used, |woken| woken.used);
+        block.used = used.of_block(block.lineage.position, block.used.state);
         self.shares.set_idle(block.lineage.tenant, slot, block.used, true);
         self.slots[slot as usize].state = State::Published(block);
         self.usage.cached += 1;
@@ -319,7 +345,7 @@ impl Directory {
         let published = self.slots[slot as usize].published().1;
         published.leases -= 1;
         if used.at > published.used.at {
-            published.used = used.at_place(published.lineage.position);
+            published.used = used.of_block(published.lineage.position, published.used.state);
         }
         let Published { key, lineage, used, leases, .. } = *published;
         if leases == 0 {

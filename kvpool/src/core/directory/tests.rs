@@ -313,6 +313,55 @@ fn blocks_of_one_request_are_one_use_however_many_puts_they_come_in() {
     assert_eq!(directory.take_events().events, [PoolEvent::Evicted(key(3)), PoolEvent::Evicted(key(2))]);
 }
 
+#[test]
+fn parts_of_a_state_are_known_however_many_puts_they_come_in() {
+    let mut directory = directory(8);
+    store(&mut directory, 0..3);
+    let parts: Vec<BlockKey> = key(2).state_parts(3).collect();
+    assert!(directory.use_of(&key(2)).is_some_and(|(_, used)| used.tail), "nothing came after it yet");
+    for (n, (parent, run)) in [(key(2), &parts[..2]), (parts[1], &parts[2..])].into_iter().enumerate() {
+        let lineage = Lineage { parent: Some(parent), position: 3 + 2 * n as u32, ..LINEAGE };
+        let answers = directory.put_start(WRITER, lineage, Room::Made, run, NOW);
+        let slots = answers.iter().map(|answer| if let Reservation::Write(at) = answer { written(*at) } else { panic!("{answer:?}") });
+        directory.put_end(WRITER, &slots.collect::<Vec<_>>(), NOW);
+        directory.check_integrity();
+    }
+    get(&mut directory, 1, &[keys(0..3), parts.clone()].concat(), Duration::ZERO);
+    let (lease, _) = found(&mut directory);
+    directory.release(READER, lease);
+    directory.check_integrity();
+    let of_state = |key: &BlockKey| directory.use_of(key).map(|(_, used)| used.state);
+    assert!(keys(0..3).iter().all(|key| of_state(key) == Some(false)));
+    assert!(parts.iter().all(|part| of_state(part) == Some(true)));
+    let ends = |key: &BlockKey| directory.use_of(key).is_some_and(|(_, used)| used.tail);
+    assert!(!keys(0..3).iter().chain(&parts).any(ends), "neither a state nor the block before it ends a chain");
+}
+
+#[test]
+fn a_block_with_a_state_after_it_is_no_end() {
+    let mut directory = directory(8);
+    store(&mut directory, 0..3);
+    let lineage = Lineage { parent: Some(key(2)), position: 3, ..LINEAGE };
+    directory.put_start(WRITER, lineage, Room::Made, &[key(2).state_part(0)], NOW);
+    directory.check_integrity();
+    assert!(directory.use_of(&key(2)).is_some_and(|(_, used)| !used.tail));
+    assert_eq!(directory.use_of(&key(1)).map(|(_, used)| used.state), Some(false));
+}
+
+#[test]
+fn states_on_disk_are_known_after_a_restart() {
+    let mut directory = with_disk(8, 8);
+    let parts: Vec<BlockKey> = key(0).state_parts(2).collect();
+    let block = |key, parent, position| DiskBlock { key, checksum: 1, lineage: Lineage { parent, position, ..LINEAGE } };
+    let left =
+        [block(parts[1], Some(parts[0]), 2), block(parts[0], Some(key(0)), 1), block(key(0), None, 0), block(key(1), Some(key(0)), 1)];
+    assert!(directory.recover((0..).zip(left)).is_empty());
+    let is_state = |key: &BlockKey| directory.disk.as_ref().is_some_and(|disk| disk.is_state(key));
+    assert_eq!([parts[0], parts[1], key(0), key(1)].map(|key| is_state(&key)), [true, true, false, false]);
+    get(&mut directory, 1, &parts, Duration::ZERO);
+    assert!(parts.iter().all(|part| directory.use_of(part).is_some_and(|(_, used)| used.state)), "in DRAM, too");
+}
+
 fn with_disk(slots: u32, disk: u32) -> Directory {
     directory(slots).with_disk(disk, Box::new(Lru::new(disk)))
 }

@@ -71,8 +71,13 @@ impl Directory {
     pub fn recover(&mut self, blocks: impl IntoIterator<Item = (u32, DiskBlock)>) -> Vec<u32> {
         let mut useless = Vec::new();
         let Some(tier) = &mut self.disk else { return useless };
+        let mut blocks: Vec<_> = blocks.into_iter().collect();
+        // A part of a state is known as such by the part before it.
+        blocks.sort_by_key(|(_, block)| block.lineage.position);
         for (disk, block) in blocks {
-            let used = Use { at: 0, place: block.lineage.position, tail: false };
+            let follows = |parent: BlockKey| parent.state_part(0) == block.key || tier.is_state(&parent);
+            let state = block.lineage.parent.is_some_and(follows);
+            let used = Use { at: 0, place: block.lineage.position, tail: false, state };
             if tier.recover(disk, block, used) {
                 self.events.stored(block.key, Tier::Nvme);
             } else {
@@ -198,6 +203,7 @@ impl Directory {
             tier_of(&mut self.disk).load_ended(disk);
             return false;
         };
+        let used = Use { state: tier_of(&mut self.disk).is_state(&key), ..used };
         let until = now + Limits::LOAD;
         let to = self.reserve_slot(slot, NODE, key, lineage, used, until);
         self.actions.push_back(Action::Load { disk, to, checksum, until });

@@ -10,6 +10,10 @@
 //! chain ended with it. Within a class and age, the blocks of the oldest operation leave first, from the end of the chain: later
 //! blocks cost more to compute, but save nothing without those before them.
 //!
+//! With states of recurrent layers, a chain can be used up to its last state only. If that has left, the whole chain is computed again, and
+//! its next turn needs the state at the new end with all blocks before it. So new blocks that follow some which had left count as used as
+//! often as these: else the end would leave long before the rest, which is worth nothing alone.
+//!
 //! Time is counted in blocks that came in, so nothing depends on a clock, and ages are relative to the number of slots. Uses right
 //! after each other, as when prefill and decode fetch the same prompt, count as one.
 //!
@@ -39,6 +43,10 @@ pub struct HitDensity {
     clock: Clock,
     /// The latest operation and the window in which it began: its blocks are equally old.
     latest: (u64, u64),
+    /// The latest operation that brought a block, and how often that block was used.
+    latest_came: (u64, u8),
+    /// Whether a state ever came.
+    has_states: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -118,11 +126,21 @@ impl HitDensity {
             empty_before: 0,
             clock: Clock { slots: u64::from(slots), came: 0, window: 0 },
             latest: (0, 0),
+            latest_came: (0, 1),
+            has_states: false,
         }
     }
 
     fn entry(&mut self, slot: u32) -> &mut Entry {
         self.entries[slot as usize].as_mut().unwrap_or_else(|| panic!("slot {slot} holds nothing"))
+    }
+
+    /// How often a new block counts as used: where there are states, as often as the one before it that came back in the same operation.
+    fn uses_of_new(&self, used: Use) -> u8 {
+        match self.latest_came {
+            (at, uses) if self.has_states && at == used.at => uses,
+            _ => 1,
+        }
     }
 
     /// A block with that history is used again.
@@ -172,8 +190,10 @@ impl EvictionPolicy for HitDensity {
         }
         let history = match self.ghosts.take(key) {
             Some(history) if self.times.remembers(history.window) => self.reuse(history, used),
-            _ => self.start(1, used),
+            _ => self.start(self.uses_of_new(used), used),
         };
+        self.latest_came = (used.at, history.uses);
+        self.has_states |= used.state;
         let entry = Entry { key: *key, history, last: used, last_came: self.clock.came, pinned: false };
         let earlier = self.entries[slot as usize].replace(entry);
         assert!(earlier.is_none_or(|earlier| earlier.pinned), "slot {slot} is a candidate already");
@@ -318,6 +338,21 @@ mod tests {
             if random >> 62 == 0 {
                 policy.evict();
             }
+        }
+    }
+
+    #[test]
+    fn with_states_what_follows_a_block_that_had_left_is_used_as_often() {
+        for (states, uses) in [(false, 1), (true, 2)] {
+            let mut policy = HitDensity::new(64);
+            policy.insert(0, &key(0), Use::in_chain(1, 0, 2));
+            policy.insert(1, &key(1), Use::in_chain(1, 1, 2).of_block(1, states));
+            while policy.evict().is_some() {}
+            for (slot, block) in [(0, 0), (1, 2), (2, 3)] {
+                policy.insert(slot, &key(block), Use::in_chain(2, slot, 3));
+            }
+            policy.insert(3, &key(4), Use::in_chain(3, 0, 2));
+            assert_eq!([0, 1, 2, 3].map(|slot| policy.entry(slot).history.uses), [2, uses, uses, 1], "states: {states}");
         }
     }
 
