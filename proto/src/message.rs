@@ -422,6 +422,8 @@ pub struct TokensBySource {
     pub dram: u64,
     /// A pool node's NVMe, there before this request.
     pub nvme: u64,
+    /// Object storage, by a pool node on this host, there before this request.
+    pub object: u64,
     /// A pool node over the network, there before this request.
     pub remote: u64,
     /// Computed for this request by a prefill worker and handed over through the pool.
@@ -433,7 +435,7 @@ pub struct TokensBySource {
 impl TokensBySource {
     /// Tokens that nobody had to compute for this request.
     pub fn cached(&self) -> u64 {
-        self.hbm + self.dram + self.nvme + self.remote
+        self.hbm + self.dram + self.nvme + self.object + self.remote
     }
 
     pub fn total(&self) -> u64 {
@@ -444,6 +446,7 @@ impl TokensBySource {
         self.hbm += other.hbm;
         self.dram += other.dram;
         self.nvme += other.nvme;
+        self.object += other.object;
         self.remote += other.remote;
         self.prefill += other.prefill;
         self.local += other.local;
@@ -522,6 +525,8 @@ pub struct TierBlocks {
     pub dram: Blocks,
     /// A pool node's disk.
     pub nvme: Blocks,
+    /// The object storage that a pool node shares with others. All of them count the same blocks.
+    pub object: Blocks,
 }
 
 /// Blocks of one tier by state.
@@ -557,6 +562,7 @@ pub struct Counters {
     pub transfer: Transfer,
     pub misses: Misses,
     pub disk: Disk,
+    pub objects: Objects,
     pub rails: Rails,
     pub fetched: Fetched,
 }
@@ -627,6 +633,37 @@ pub struct Disk {
     pub errors: u64,
     /// Whether the disk was given up because of errors: 0 or 1.
     pub given_up: u64,
+}
+
+/// What a pool node did with its object storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Objects {
+    /// Packs written, with their indexes.
+    pub stored: Moved,
+    /// Reads of blocks that somebody waited for.
+    pub loaded: Moved,
+    /// Requests to read, of indexes too,
+    pub reads: u64,
+    /// to write and to list,
+    pub writes: u64,
+    /// and to delete.
+    pub deletes: u64,
+    /// Requests that failed,
+    pub errors: u64,
+    /// and those that were not answered in time.
+    pub late: u64,
+    /// Blocks and indexes that were not what was written.
+    pub corrupt: u64,
+    /// Requests that were not made: beyond the rate or the day's dollars, or after failures.
+    pub refused: u64,
+    /// Whether nothing is read at the moment, because of failures: 0 or 1.
+    pub left_alone: u64,
+    /// Since the day began (UTC), or the process. Present, not monotone, as are the next two:
+    pub spent_usd: f64,
+    /// from asking for blocks to their first byte, of late,
+    pub latency_ms: f64,
+    /// and how fast the others follow.
+    pub bytes_per_ms: f64,
 }
 
 /// Bytes of blocks that were got and valid, by what copied them to where the engine computes.

@@ -109,6 +109,8 @@ pub enum Via {
 pub enum Tier {
     Dram,
     Nvme,
+    /// Object storage that nodes share.
+    Object,
 }
 
 /// Where the blocks of a put belong: the request they are computed for, and their place in their chain.

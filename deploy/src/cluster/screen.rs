@@ -103,6 +103,7 @@ struct Tiers {
     hbm: Blocks,
     dram: Blocks,
     nvme: Blocks,
+    object: Blocks,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -224,7 +225,7 @@ impl Screen {
     /// Where prompts came from.
     fn prompts(&self) -> Table {
         let mut table = Table::new(["PROMPT TOKENS FROM", "TOKENS", "SHARE"]);
-        let sources = ["hbm", "dram", "nvme", "remote", "prefill", "local"].map(|source| {
+        let sources = ["hbm", "dram", "nvme", "object", "remote", "prefill", "local"].map(|source| {
             let of = |member: &Member| member.report.counters.tokens.get(source).and_then(Value::as_u64).unwrap_or(0);
             (source, self.members.iter().map(of).fold(0, u64::saturating_add))
         });
@@ -289,14 +290,15 @@ impl Screen {
 /// Characters of a host's name: the default is a long number.
 const HOST_CHARS: usize = 12;
 
-const TIERS: [&str; 3] = ["hbm", "dram", "nvme"];
+const TIERS: [&str; 4] = ["hbm", "dram", "nvme", "object"];
 
 impl Tiers {
     fn of(&self, tier: &str) -> Blocks {
         match tier {
             "hbm" => self.hbm,
             "dram" => self.dram,
-            _ => self.nvme,
+            "nvme" => self.nvme,
+            _ => self.object,
         }
     }
 }

@@ -131,6 +131,7 @@ impl Metered {
                 hbm: path.tokens.hbm,
                 dram: path.tokens.dram,
                 nvme: path.tokens.nvme,
+                object: path.tokens.object,
                 remote: path.tokens.remote,
                 prefill: path.tokens.prefill,
                 local: path.tokens.local,
