@@ -211,7 +211,9 @@ impl Screen {
             for model in &models {
                 let members = self.members.iter().filter(|member| member.model == *model).map(|member| member.report.blocks.of(tier));
                 let parts: Vec<Blocks> = members.filter(|blocks| blocks.total > 0).collect();
-                let sum = |of: fn(&Blocks) -> u64| parts.iter().map(of).fold(0, u64::saturating_add);
+                // All nodes tell of the same object storage.
+                let together = if tier == "object" { u64::max } else { u64::saturating_add };
+                let sum = |of: fn(&Blocks) -> u64| parts.iter().map(of).fold(0, together);
                 if !parts.is_empty() {
                     let numbers = [sum(|b| b.used), sum(|b| b.cached), sum(|b| b.free), sum(|b| b.total)].map(|n| n.to_string());
                     let bytes = sum(|b| b.total.saturating_mul(b.bytes_per_block));

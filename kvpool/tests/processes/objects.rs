@@ -18,8 +18,13 @@ const ALL: Range<u16> = 0..24;
 
 async fn start(shared: &Path, flags: &[&str]) -> Node {
     let url = format!("file://{}", shared.display());
-    Node::start(SLOTS, &[&["--object-store", &url, "--object-refresh-s", "1", "--object-flush-s", "1"], flags].concat()).await
+    Node::start(SLOTS, &[&["--object-store", &url], flags].concat()).await
 }
+
+/// Looks and writes often.
+const SOON: &[&str] = &["--object-refresh-s", "1", "--object-flush-s", "1"];
+/// Looks once, and writes at its end.
+const ONCE: &[&str] = &["--object-refresh-s", "3600", "--object-flush-s", "3600"];
 
 /// Puts blocks and reads them once: from then on they are worth writing.
 async fn fill(client: &PoolClient, range: Range<u16>) {
@@ -36,7 +41,7 @@ async fn stop(mut node: Node) {
 
 /// A directory with all blocks, which a node that is gone has left.
 async fn written(shared: &Path) {
-    let node = start(shared, &["--object-flush-s", "3600"]).await;
+    let node = start(shared, ONCE).await;
     fill(&node.client(TransportChoice::Auto).await, ALL).await;
     stop(node).await;
     assert_eq!(packs(shared).len(), 1);
@@ -73,7 +78,7 @@ async fn nodes_that_start_with_nothing_find_what_others_wrote() {
     let pack = packs(shared.path())[0].metadata().unwrap();
     assert_eq!((pack.mode() & 0o077, pack.len()), (0, 24 * (BLOCK_BYTES as u64 + 80) + 56), "its user's alone");
     for choice in BOTH {
-        let node = start(shared.path(), &[]).await;
+        let node = start(shared.path(), SOON).await;
         let client = node.client(choice).await;
         knows_all(&node).await;
         let found = fetch(&client, keys(ALL), Duration::ZERO).await;
@@ -85,7 +90,7 @@ async fn nodes_that_start_with_nothing_find_what_others_wrote() {
         })
         .await;
         // Of another model, nothing is known.
-        let other = start(shared.path(), &[]).await;
+        let other = start(shared.path(), SOON).await;
         let client = other.client_of(LayoutFingerprint([6; 16]), choice).await;
         assert_eq!(count_right(&client).await, 0);
     }
@@ -94,7 +99,7 @@ async fn nodes_that_start_with_nothing_find_what_others_wrote() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_run_learn_of_each_others_blocks() {
     let shared = tempfile::tempdir().unwrap();
-    let (one, other) = (start(shared.path(), &[]).await, start(shared.path(), &[]).await);
+    let (one, other) = (start(shared.path(), SOON).await, start(shared.path(), SOON).await);
     let (writer, reader) = (one.client(TransportChoice::Auto).await, other.client(TransportChoice::Auto).await);
     writer.put(LINEAGE, blocks(0..4)).await.unwrap();
     tokio::time::sleep(Duration::from_millis(2500)).await;
@@ -104,7 +109,7 @@ async fn nodes_that_run_learn_of_each_others_blocks() {
     assert_held(&reader, 0..4).await;
     // What is gone from there is gone from the index, except where it is in memory.
     fs::remove_dir_all(shared.path()).unwrap();
-    let third = start(shared.path(), &[]).await;
+    let third = start(shared.path(), SOON).await;
     let _client = third.client(TransportChoice::Auto).await;
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(third.told.lock().unwrap().keys.is_empty());
@@ -119,7 +124,7 @@ fn packs_if_any(shared: &Path) -> Vec<PathBuf> {
 async fn bytes_that_changed_and_packs_that_are_gone_are_misses() {
     let shared = tempfile::tempdir().unwrap();
     written(shared.path()).await;
-    let node = start(shared.path(), &["--object-refresh-s", "3600"]).await;
+    let node = start(shared.path(), ONCE).await;
     let client = node.client(TransportChoice::Auto).await;
     knows_all(&node).await;
     let pack = &packs(shared.path())[0];
@@ -132,7 +137,7 @@ async fn bytes_that_changed_and_packs_that_are_gone_are_misses() {
     assert_eq!(count_right(&client).await, 16);
     node.told(|told| told.report.as_ref().unwrap().counters.objects.corrupt == 8).await;
 
-    let node = start(shared.path(), &["--object-refresh-s", "3600"]).await;
+    let node = start(shared.path(), ONCE).await;
     let client = node.client(TransportChoice::Auto).await;
     knows_all(&node).await;
     fs::remove_file(pack).unwrap();
@@ -147,7 +152,7 @@ async fn bytes_that_changed_and_packs_that_are_gone_are_misses() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_cannot_be_written_leaves_a_node_that_works() {
     // Not even root may make directories there.
-    let node = start(Path::new("/proc/self/kv"), &["--object-pack", "64KiB"]).await;
+    let node = start(Path::new("/proc/self/kv"), SOON).await;
     let client = node.client(TransportChoice::Auto).await;
     fill(&client, ALL).await;
     node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.objects.errors > 0)).await;
