@@ -12,7 +12,7 @@ import openai
 import pytest
 from conftest import cluster_at, running_cluster
 
-BUCKET = "kv"
+BUCKET = "kv-blocks"
 KEYS = {"AWS_ACCESS_KEY_ID": "tide", "AWS_SECRET_ACCESS_KEY": "tide", "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
 # Of several hundred tokens, each unlike the others from its first block on.
 PROMPTS = [f"{n} " + " ".join(f"word{n * 37 + i}" for i in range(120)) for n in range(4)]

@@ -159,3 +159,44 @@ async fn a_directory_that_cannot_be_written_leaves_a_node_that_works() {
     assert_held(&client, ALL).await;
     stop(node).await;
 }
+
+/// What `tests/python/test_object_storage.py` does with a whole cluster. Credentials and region come from the environment, too.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs an S3 server with a bucket kv-blocks; its URL is in TIDEMILL_TEST_S3"]
+async fn an_s3_server_is_a_place_like_a_directory() {
+    let server = std::env::var("TIDEMILL_TEST_S3").expect("the URL of an S3 server");
+    let url = format!("s3://kv-blocks/{}", std::process::id());
+    let flags = |more: &[&str]| {
+        let flags = [&["--object-store", &url, "--object-endpoint", &server][..], more].concat();
+        flags.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let start = async |more: &[&str]| Node::start(SLOTS, &flags(more).iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let node = start(ONCE).await;
+    fill(&node.client(TransportChoice::Auto).await, ALL).await;
+    stop(node).await;
+
+    let node = start(ONCE).await;
+    let client = node.client(TransportChoice::Auto).await;
+    knows_all(&node).await;
+    let started = Instant::now();
+    let found = fetch(&client, keys(ALL), Duration::ZERO).await;
+    assert!(ALL.zip(found).all(|(n, block)| block.is_ok_and(|block| block.bytes == bytes(n) && block.tier == Tier::Object)));
+    println!("{} blocks of {BLOCK_BYTES} bytes in {:?}", ALL.len(), started.elapsed());
+    node.told(|told| told.report.as_ref().unwrap().counters.objects.loaded.bytes == 24 * BLOCK_BYTES as u64).await;
+    println!("{:?}", node.told.lock().unwrap().report.as_ref().unwrap().counters.objects);
+
+    // A place for one pack: the older one leaves.
+    let node = start(&["--object-flush-s", "1", "--object-capacity", "3000000"]).await;
+    let client = node.client(TransportChoice::Auto).await;
+    knows_all(&node).await;
+    fill(&client, 100..124).await;
+    node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.objects.deletes == 1)).await;
+    node.told(|told| !keys(ALL).iter().any(|key| told.keys.contains(key))).await;
+
+    // Nobody is there.
+    let node = Node::start(SLOTS, &["--object-store", &url, "--object-endpoint", "http://127.0.0.1:9", "--object-flush-s", "1"]).await;
+    let client = node.client(TransportChoice::Auto).await;
+    fill(&client, ALL).await;
+    node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.objects.errors > 0)).await;
+    assert_held(&client, ALL).await;
+}
