@@ -322,7 +322,7 @@ impl Node {
     /// `None`: none is configured, or it cannot be used. A node without one forgets sooner; it is not broken.
     fn bucket(&self, kind: Kind) -> Option<Unstarted> {
         let settings = self.objects.clone()?;
-        ObjectTier::new(settings, kind).inspect_err(|error| tracing::error!(%error, "this node goes on without object storage")).ok()
+        ObjectTier::prepare(settings, kind).inspect_err(|error| tracing::error!(%error, "this node goes on without object storage")).ok()
     }
 
     fn report(&self) -> Report {

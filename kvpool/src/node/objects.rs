@@ -63,7 +63,7 @@ const BLOCKING_MAX: usize = 64;
 
 impl ObjectTier {
     /// Makes a tier for such blocks. Nothing is asked of the server yet.
-    pub(super) fn new(settings: settings::Objects, kind: Kind) -> io::Result<Unstarted> {
+    pub(super) fn prepare(settings: settings::Objects, kind: Kind) -> io::Result<Unstarted> {
         let bucket = Bucket::open(&settings, kind)?;
         Self::with_bucket(settings, kind, bucket)
     }
