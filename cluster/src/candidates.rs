@@ -6,13 +6,13 @@ use crate::{
     index::Leading,
     load::{DecodeLoad, Load},
     membership::{Member, Membership, sequence_tokens_max},
-    schedule::{DecodeCandidate, Policy, PoolCandidate, PrefillCandidate},
+    schedule::{DecodeCandidate, ObjectSpeed, Policy, PoolCandidate, PrefillCandidate},
     shortlist::{BEST_MAX, Shortlist, Standing},
 };
 use std::{cmp::Reverse, time::Duration};
 use tidemill_proto::{
     ids::Epoch,
-    message::{Blocks, EngineInfo, Peer, Role, RoleInfo, TierBlocks},
+    message::{Blocks, EngineInfo, Objects, Peer, Role, RoleInfo, TierBlocks},
 };
 
 /// The length of prompt by which workers are compared.
@@ -77,9 +77,12 @@ pub(crate) fn decode<'a>(books: &Books<'a>, worker: Epoch, blocks: &Leading) -> 
 /// A pool node, draining or not: its blocks can be read in either case.
 pub(crate) fn pool<'a>(books: &Books<'a>, node: Epoch) -> Option<PoolCandidate<'a>> {
     let member = books.membership.get(node).filter(|member| member.role() == Role::Kvpool)?;
-    let Blocks { total, free, cached, .. } = books.load.get(node)?.report.blocks.dram;
+    let report = &books.load.get(node)?.report;
+    let Blocks { total, free, cached, .. } = report.blocks.dram;
     let (free_blocks, room_blocks) = if total == 0 { (EVERYTHING_FITS, EVERYTHING_FITS) } else { (free, free.saturating_add(cached)) };
-    Some(PoolCandidate { node, host: &member.host, draining: member.draining, free_blocks, room_blocks })
+    let Objects { latency_ms, bytes_per_ms, left_alone, .. } = report.counters.objects;
+    let object = if left_alone == 0 { ObjectSpeed { latency_ms, bytes_per_ms } } else { ObjectSpeed::default() };
+    Some(PoolCandidate { node, host: &member.host, draining: member.draining, free_blocks, room_blocks, object })
 }
 
 /// All candidates.

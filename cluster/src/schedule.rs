@@ -100,6 +100,23 @@ pub struct PoolCandidate<'a> {
     pub free_blocks: u64,
     /// Blocks that it could store without evicting any that is in use.
     pub room_blocks: u64,
+    pub object: ObjectSpeed,
+}
+
+/// How fast a pool node reads blocks from object storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ObjectSpeed {
+    /// To the first byte.
+    pub latency_ms: f64,
+    /// 0: it reads nothing at the moment.
+    pub bytes_per_ms: f64,
+}
+
+impl ObjectSpeed {
+    /// Milliseconds to read so many bytes.
+    fn read_ms(self, bytes: f64) -> f64 {
+        if self.bytes_per_ms > 0.0 { self.latency_ms + bytes / self.bytes_per_ms } else { f64::INFINITY }
+    }
 }
 
 /// The needs of the sequence to place.

@@ -366,6 +366,7 @@ impl Sequence {
                 _ if arrival.origin == self.job.request => &mut by_source.prefill,
                 Source::Dram => &mut by_source.dram,
                 Source::Nvme => &mut by_source.nvme,
+                Source::Object => &mut by_source.object,
                 Source::Remote => &mut by_source.remote,
             };
             *counter += share;

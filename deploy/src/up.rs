@@ -111,6 +111,15 @@ pub struct UpArgs {
     /// Disk of each KV pool node, under `--data`, for blocks that leave its DRAM; 0: none
     #[arg(long, default_value = "0")]
     pool_nvme: String,
+    /// Object storage that the KV pool nodes share, for blocks that are used again: s3://BUCKET/PREFIX or file:///DIRECTORY [default: none]
+    #[arg(long)]
+    pool_objects: Option<String>,
+    /// URL of an S3 server that is not AWS's [default: AWS's of the region]
+    #[arg(long)]
+    pool_objects_endpoint: Option<String>,
+    /// Uses from which on a block is written there; to be computed is the first
+    #[arg(long, default_value_t = 2)]
+    pool_objects_uses: u32,
     /// Hosts that this machine plays: the first process of each role is on the first host, and so on. Blocks go through shared memory
     /// within a host and over QUIC between hosts
     #[arg(long, default_value_t = 1)]
@@ -331,14 +340,19 @@ impl Cluster {
             // An encoder has no KV to hand over or to keep.
             let has_kv = !is_encoder(dir)?;
             for n in numbered(args.kvpool).filter(|_| has_kv) {
-                let flags = of_model(&[
+                let mut flags = vec![
                     ("--dram", args.pool_memory.clone()),
                     ("--nvme-capacity", args.pool_nvme.clone()),
                     ("--data", data.join(format!("kvpool-{n}")).display().to_string()),
                     ("--lease-ms", args.pool_lease_ms.to_string()),
                     ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
                     ("--rdma-devices", args.pool_rdma_devices.as_ref().unwrap_or(&args.rdma_devices).clone()),
-                ]);
+                ];
+                if let Some(url) = &args.pool_objects {
+                    flags.extend([("--object-store", url.clone()), ("--object-uses", args.pool_objects_uses.to_string())]);
+                    flags.extend(args.pool_objects_endpoint.clone().map(|endpoint| ("--object-endpoint", endpoint)));
+                }
+                let flags = of_model(&flags);
                 self.start_worker("kvpool", n, args, &[&flags[..], &certified(format!("kvpool/kvpool-{n}"))?].concat())?;
             }
             let engine = of_model(&[

@@ -193,3 +193,72 @@ async fn a_disk_serves_the_model_that_it_was_written_for_and_no_other() {
     }
     assert_private(data.path());
 }
+
+/// Two pool nodes that share a directory, behind workers whose device memory is too small for all prompts.
+fn sharing(shared: &Path) -> Vec<String> {
+    let url = format!("file://{}", shared.display());
+    let flags = ["--kvpool", "2", "--prefill", "1", "--decode", "1", "--pool-objects", &url, "--pool-objects-uses", "1"];
+    [DISAGGREGATED, SHORT_OF_MEMORY].concat().into_iter().chain(flags).map(str::to_owned).collect()
+}
+
+fn strs(flags: &[String]) -> Vec<&str> {
+    flags.iter().map(String::as_str).collect()
+}
+
+/// Waits until a pool node knows of blocks in the shared directory.
+async fn knows_objects(cluster: &Cluster) {
+    let known = |c: &Value| member(c, "kvpool-0")["report"]["blocks"]["object"]["cached"].as_u64().is_some_and(|blocks| blocks > 0);
+    cluster.until("blocks in object storage", known).await;
+    // A heartbeat later, coordinators know how fast it is.
+    tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_starts_with_nothing_finds_its_prefixes_in_object_storage() {
+    let cases = mixed_cases(12);
+    let reference = reference(&cases).await;
+    let shared = tempfile::tempdir().expect("a directory");
+    let flags = sharing(shared.path());
+    let cluster = Cluster::start(&strs(&flags));
+    assert_same(&reference, &complete_all(&cluster, &cases, 1).await, &cases, "cold");
+    cluster.at_rest().await;
+    cluster.stop();
+    assert_private(shared.path());
+
+    let cluster = Cluster::start(&strs(&flags));
+    // Workers connect to pool nodes with their first job, which say then what there is.
+    assert_same(&reference, &complete_all(&cluster, &cases[..1], 1).await, &cases[..1], "the first after a restart");
+    knows_objects(&cluster).await;
+    let after = complete_all(&cluster, &cases[1..], 1).await;
+    assert_same(&reference[1..], &after, &cases[1..], "after a restart of everything");
+    let (cached, total) = cached(&after, &cases[1..]);
+    assert!(cached * 4 > total, "{cached} of {total} tokens were found in object storage");
+    assert!(after.iter().map(|answer| answer.source("object")).sum::<u64>() > 0, "and come from there");
+    cluster.at_rest().await;
+    cluster.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn object_storage_with_other_bytes_or_none_changes_no_answer() {
+    let cases = mixed_cases(13);
+    let reference = reference(&cases).await;
+    let shared = tempfile::tempdir().expect("a directory");
+    let flags = sharing(shared.path());
+    let cluster = Cluster::start(&strs(&flags));
+    assert_same(&reference, &complete_all(&cluster, &cases, 1).await, &cases, "cold");
+    cluster.at_rest().await;
+    cluster.stop();
+
+    let cluster = Cluster::start(&strs(&flags));
+    assert_same(&reference, &complete_all(&cluster, &cases[..1], 1).await, &cases[..1], "the first after a restart");
+    knows_objects(&cluster).await;
+    for folder in fs::read_dir(shared.path()).expect("the directory").flatten() {
+        fs::read_dir(folder.path()).expect("a folder").flatten().for_each(|pack| flip(&pack.path(), 0, PAGE));
+    }
+    assert_same(&reference, &complete_all(&cluster, &cases, 2).await, &cases, "with other bytes in object storage");
+    assert!(misses(&cluster, "object_corrupt").await > 0.0, "what was wrong is counted");
+    fs::remove_dir_all(shared.path()).expect("the directory");
+    assert_same(&reference, &complete_all(&cluster, &cases, 2).await, &cases, "without a directory");
+    cluster.at_rest().await;
+    cluster.stop();
+}

@@ -12,6 +12,7 @@ const SOURCES = [
   ["hbm", "HBM", "blocks that the decode worker still had in its own memory"],
   ["dram", "DRAM", "blocks from a pool node's memory on the same host"],
   ["nvme", "NVMe", "blocks from a pool node's disk"],
+  ["object", "object", "blocks from object storage"],
   ["remote", "remote", "blocks from a pool node on another host"],
   ["prefill", "prefill", "computed for this request by a prefill worker, handed over through the pool"],
   ["local", "computed", "computed by the decode worker itself"],
@@ -19,7 +20,7 @@ const SOURCES = [
 
 /** @param {TokensBySource} tokens */
 export function reused(tokens) {
-  return tokens.hbm + tokens.dram + tokens.nvme + tokens.remote;
+  return tokens.hbm + tokens.dram + tokens.nvme + tokens.object + tokens.remote;
 }
 
 /** @param {TokensBySource} tokens */

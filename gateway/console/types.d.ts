@@ -20,6 +20,7 @@ export interface TokensBySource {
   hbm: number;
   dram: number;
   nvme: number;
+  object: number;
   remote: number;
   prefill: number;
   local: number;
@@ -55,7 +56,7 @@ export interface Member {
     waiting: number;
     running: number;
     tokens_queued: number;
-    blocks: { hbm: Blocks; dram: Blocks; nvme: Blocks };
+    blocks: { hbm: Blocks; dram: Blocks; nvme: Blocks; object: Blocks };
     counters: Counters;
   };
   indexed_blocks: number;

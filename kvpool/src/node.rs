@@ -3,11 +3,12 @@
 //! ```text
 //!   clients ──► [session]s ──► [store]: directory + arena ──► [announce] ──► coordinators
 //!                  ▲                 │  ▲
-//!                  └──── answers ─────┘  └──► [nvme]: the disk's threads
+//!                  └──── answers ─────┘  └──► [nvme]: the disk's threads, [objects]: the bucket's
 //! ```
 
 mod drain;
 pub mod nvme;
+mod objects;
 mod rails;
 mod session;
 mod store;
@@ -19,12 +20,14 @@ use crate::{
         announce::Announcer,
         directory::{Directory, DiskUsage, Limits},
         eviction::Policy,
+        objects::pack::Kind,
     },
-    settings::Settings,
+    settings::{self, Settings},
     transport::rdma::DeviceNames,
 };
 use drain::Drain;
 use nvme::{Nvme, NvmeThreads, slab::Manifest};
+use objects::{ObjectTier, Unstarted};
 use parking_lot::Mutex;
 use session::Session;
 use std::{
@@ -66,6 +69,7 @@ struct Node {
     /// A disk is configured, whether it could be opened or not.
     wants_nvme: bool,
     nvme: Option<Nvme>,
+    objects: Option<settings::Objects>,
     limits: Limits,
     policy: Policy,
     tenant_share: u8,
@@ -95,7 +99,7 @@ struct Traffic {
 
 /// Runs a pool node until `shutdown`, and then until it has handed over its blocks.
 pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), LinkError> {
-    let Settings { worker, advertise, dram_bytes, prefault, nvme, policy, tenant_share, rdma, limits, drain } = settings;
+    let Settings { worker, advertise, dram_bytes, prefault, nvme, objects, policy, tenant_share, rdma, limits, drain } = settings;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
     let addr = advertise.unwrap_or_else(|| endpoint.local_addr());
     tracing::info!(%addr, dram_bytes, %policy, reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
@@ -104,6 +108,7 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
         prefault,
         wants_nvme: nvme.is_some(),
         nvme: nvme.and_then(Nvme::open),
+        objects,
         limits,
         policy,
         tenant_share,
@@ -260,6 +265,7 @@ impl Node {
         if let Some(OpenStore { store, .. }) = open.take_if(|open| open.recovered.is_some_and(|manifest| manifest != wanted)) {
             tracing::warn!("what is on disk was left for another model: the disk is wiped");
             store.disk().iter().for_each(|disk| disk.close());
+            store.objects().iter().for_each(|objects| objects.close());
         }
         let open = match &mut *open {
             Some(open) => open,
@@ -274,7 +280,7 @@ impl Node {
     }
 
     fn create_store(&self, manifest: Manifest) -> Result<Arc<Store>, ArenaError> {
-        let Manifest { block_bytes, .. } = manifest;
+        let Manifest { block_bytes, layout, .. } = manifest;
         let arena = Arena::create(self.dram_bytes, block_bytes, rand::random())?;
         let slots = arena.slots();
         tracing::info!(slots, block_bytes, "arena created");
@@ -287,7 +293,15 @@ impl Node {
         if let Some(io) = &io {
             io.recover(&mut directory);
         }
-        let store = Store::new(arena, directory, io.clone(), self.rdma.clone(), Arc::clone(&self.changed));
+        let bucket = self.bucket(Kind { layout, block_bytes });
+        let tier = bucket.as_ref().map(|bucket| Arc::clone(&bucket.tier));
+        if let Some(tier) = &tier {
+            directory = directory.with_objects(tier.uses_min(), tier.deadline());
+        }
+        let store = Store::new(arena, directory, io.clone(), tier, self.rdma.clone(), Arc::clone(&self.changed));
+        if let Some(bucket) = bucket {
+            bucket.start(&store);
+        }
         if let Some(io) = &io
             && let Err(error) = NvmeThreads::start(&store, io)
         {
@@ -303,6 +317,12 @@ impl Node {
         }
         self.changed.notify_one();
         Ok(store)
+    }
+
+    /// `None`: none is configured, or it cannot be used. A node without one forgets sooner; it is not broken.
+    fn bucket(&self, kind: Kind) -> Option<Unstarted> {
+        let settings = self.objects.clone()?;
+        ObjectTier::prepare(settings, kind).inspect_err(|error| tracing::error!(%error, "this node goes on without object storage")).ok()
     }
 
     fn report(&self) -> Report {
@@ -327,6 +347,10 @@ impl Node {
             let missing = message::Disk { given_up: u64::from(self.wants_nvme), ..Default::default() };
             counters.rails.fenced = store.fenced.load(Relaxed);
             counters.disk = store.disk().map_or(missing, NvmeThreads::counters);
+            if let Some(objects) = store.objects() {
+                counters.objects = objects.counters();
+                blocks.object = objects.blocks(&store);
+            }
         }
         Report { blocks, counters, ..Report::default() }
     }

@@ -4,13 +4,15 @@ use crate::{
     core::{
         directory::Limits,
         eviction::{Policy, UnknownPolicy},
+        objects::budget,
     },
     transport::rdma::DeviceNames,
 };
 use serde::{Deserialize, Serialize};
 use std::{
+    fs,
     net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 use tidemill_net::{
@@ -53,6 +55,47 @@ pub struct PoolFlags {
     /// Slots of memory, and of disk, that one tenant (requests with one salt) may fill, in percent [default: 100]
     #[arg(long)]
     pub tenant_share: Option<u8>,
+    /// Object storage or a shared directory for blocks that are used again, common to all nodes: s3://BUCKET/PREFIX or file:///DIRECTORY.
+    /// S3's credentials and region come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and so on) [default:
+    /// none]
+    #[arg(long)]
+    pub object_store: Option<String>,
+    /// URL of an S3 server that is not AWS's, such as http://10.0.0.5:9000 [default: AWS's of the region]
+    #[arg(long)]
+    pub object_endpoint: Option<String>,
+    /// Bytes of one model's blocks there, over all nodes; packs that were used longest ago are deleted [default: 1024GiB]
+    #[arg(long)]
+    pub object_capacity: Option<String>,
+    /// Bytes of blocks that are written as one object [default: 32MiB]
+    #[arg(long)]
+    pub object_pack: Option<String>,
+    /// Uses from which on a block is written; to be computed is the first [default: 2]
+    #[arg(long)]
+    pub object_uses: Option<u32>,
+    /// Seconds after which blocks are written although they fill no pack [default: 30]
+    #[arg(long)]
+    pub object_flush_s: Option<u64>,
+    /// Seconds between two looks at what other nodes have written [default: 60]
+    #[arg(long)]
+    pub object_refresh_s: Option<u64>,
+    /// Most milliseconds that a reader waits for blocks from there [default: 1000]
+    #[arg(long)]
+    pub object_deadline_ms: Option<u64>,
+    /// Most requests of this node per second; half of them are kept for readers [default: 100]
+    #[arg(long)]
+    pub object_requests_per_s: Option<u32>,
+    /// Most dollars for requests of this node per day (UTC) [default: no limit]
+    #[arg(long)]
+    pub object_usd_per_day: Option<f64>,
+    /// Dollars for 1000 requests that write or list [default: 0.005]
+    #[arg(long)]
+    pub object_usd_per_1000_writes: Option<f64>,
+    /// Dollars for 1000 requests that read [default: 0.0004]
+    #[arg(long)]
+    pub object_usd_per_1000_reads: Option<f64>,
+    /// File with a secret of 16 bytes or more, the same at all nodes: what was not written with it is not used [default: none]
+    #[arg(long)]
+    pub object_secret: Option<PathBuf>,
     /// RDMA devices through which workers may reach its memory: all, none, or names such as mlx5_0,mlx5_1 [default: all]
     #[arg(long)]
     pub rdma_devices: Option<String>,
@@ -77,6 +120,8 @@ pub struct Settings {
     pub prefault: bool,
     /// `None`: blocks that leave memory are lost.
     pub nvme: Option<Nvme>,
+    /// `None`: blocks that leave all of this cluster's memory and disks are lost.
+    pub objects: Option<Objects>,
     pub policy: Policy,
     /// Percent.
     pub tenant_share: u8,
@@ -93,6 +138,65 @@ pub struct Nvme {
     pub capacity_bytes: u64,
 }
 
+/// The tier behind disks, which nodes share.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Objects {
+    pub place: ObjectPlace,
+    pub capacity_bytes: u64,
+    pub pack_bytes: u64,
+    pub uses_min: u32,
+    pub flush: Duration,
+    pub refresh: Duration,
+    pub deadline: Duration,
+    pub limits: budget::Limits,
+    /// Never shown.
+    pub secret: Option<HiddenBytes>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ObjectPlace {
+    Directory(PathBuf),
+    /// `endpoint`: of a server that is not AWS's.
+    S3 {
+        bucket: String,
+        prefix: String,
+        endpoint: Option<String>,
+    },
+}
+
+/// Bytes that no log shows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HiddenBytes(Vec<u8>);
+
+impl HiddenBytes {
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+}
+
+impl std::ops::Deref for HiddenBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for HiddenBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+/// Bytes of a pack: with less, requests cost more than blocks; with more, a node would hold too much while it writes.
+const PACK_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=512 << 20;
+/// A reader that waits longer than a load from disk may take would be better off computing.
+const OBJECT_DEADLINE_MS: std::ops::RangeInclusive<u64> = 50..=Limits::LOAD.as_millis() as u64;
+/// Bytes of a secret.
+const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
+/// Longer pauses would be a tier that is not there.
+const PAUSE_S_MAX: u64 = 24 * 3600;
+
 /// Shorter deadlines would pass while a batch is copied; with longer ones, a dead peer would hold too much for too long.
 const DEADLINE_MS: std::ops::RangeInclusive<u64> = 100..=600_000;
 
@@ -102,6 +206,7 @@ const DRAIN_S_MAX: u64 = 24 * 3600;
 impl Flags {
     pub fn check(self) -> Result<Settings, WorkerError> {
         let Flags { mut worker, kvpool } = self;
+        let objects = kvpool.objects()?;
         let bind = *worker.bind.get_or_insert(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         if kvpool.advertise.is_none() && bind.ip().is_unspecified() {
             return Err(invalid("bind", bind, "listens on every address: say with `advertise` which one workers should use").into());
@@ -140,12 +245,91 @@ impl Flags {
             dram_bytes,
             prefault,
             nvme,
+            objects,
             policy,
             tenant_share,
             rdma,
             limits,
             drain,
         })
+    }
+}
+
+impl PoolFlags {
+    fn objects(&self) -> Result<Option<Objects>, ConfigError> {
+        let Some(url) = &self.object_store else { return Ok(None) };
+        let place = ObjectPlace::parse(url, self.object_endpoint.as_deref())?;
+        let bytes = |key: &'static str, given: &Option<String>, default: &str| {
+            let text = given.as_deref().unwrap_or(default);
+            parse_bytes(text).map_err(|reason| invalid(key, text, reason))
+        };
+        let pack_bytes = bytes("object_pack", &self.object_pack, "32MiB")?;
+        if !PACK_BYTES.contains(&pack_bytes) {
+            return Err(invalid("object_pack", pack_bytes, "must be from 64KiB to 512MiB"));
+        }
+        let pause = |key, given: Option<u64>, default| match given.unwrap_or(default) {
+            s if (1..=PAUSE_S_MAX).contains(&s) => Ok(Duration::from_secs(s)),
+            s => Err(invalid(key, s, format!("must be from 1 to {PAUSE_S_MAX}"))),
+        };
+        let at_least_1 = |key, given: Option<u32>, default| match given.unwrap_or(default) {
+            0 => Err(invalid(key, 0, "must be at least 1")),
+            n => Ok(n),
+        };
+        let deadline_ms = self.object_deadline_ms.unwrap_or(1000);
+        if !OBJECT_DEADLINE_MS.contains(&deadline_ms) {
+            let range = format!("must be from {} to {}", OBJECT_DEADLINE_MS.start(), OBJECT_DEADLINE_MS.end());
+            return Err(invalid("object_deadline_ms", deadline_ms, range));
+        }
+        Ok(Some(Objects {
+            place,
+            capacity_bytes: bytes("object_capacity", &self.object_capacity, "1024GiB")?,
+            pack_bytes,
+            uses_min: at_least_1("object_uses", self.object_uses, 2)?,
+            flush: pause("object_flush_s", self.object_flush_s, 30)?,
+            refresh: pause("object_refresh_s", self.object_refresh_s, 60)?,
+            deadline: Duration::from_millis(deadline_ms),
+            limits: budget::Limits {
+                requests_per_s: at_least_1("object_requests_per_s", self.object_requests_per_s, 100)?,
+                usd_per_1000_writes: usd("object_usd_per_1000_writes", self.object_usd_per_1000_writes.unwrap_or(0.005))?,
+                usd_per_1000_reads: usd("object_usd_per_1000_reads", self.object_usd_per_1000_reads.unwrap_or(0.0004))?,
+                usd_per_day: self.object_usd_per_day.map(|most| usd("object_usd_per_day", most)).transpose()?,
+            },
+            secret: self.object_secret.as_deref().map(secret).transpose()?,
+        }))
+    }
+}
+
+impl ObjectPlace {
+    fn parse(url: &str, endpoint: Option<&str>) -> Result<Self, ConfigError> {
+        let wrong = |reason: &str| invalid("object_store", url, reason);
+        if let Some(dir) = url.strip_prefix("file://") {
+            let absolute = dir.starts_with('/') && dir.len() > 1;
+            return if absolute { Ok(Self::Directory(dir.into())) } else { Err(wrong("give the whole path, as in file:///srv/kv")) };
+        }
+        let Some(place) = url.strip_prefix("s3://") else { return Err(wrong("must begin with s3:// or file:///")) };
+        let (bucket, prefix) = place.trim_end_matches('/').split_once('/').unwrap_or((place.trim_end_matches('/'), ""));
+        if bucket.is_empty() {
+            return Err(wrong("names no bucket: write s3://BUCKET/PREFIX"));
+        }
+        let is_url = |endpoint: &&str| endpoint.starts_with("http://") || endpoint.starts_with("https://");
+        if let Some(other) = endpoint.filter(|endpoint| !is_url(endpoint)) {
+            return Err(invalid("object_endpoint", other, "must begin with http:// or https://"));
+        }
+        Ok(Self::S3 { bucket: bucket.into(), prefix: prefix.into(), endpoint: endpoint.map(str::to_owned) })
+    }
+}
+
+fn usd(key: &'static str, usd: f64) -> Result<f64, ConfigError> {
+    if usd.is_finite() && usd >= 0.0 { Ok(usd) } else { Err(invalid(key, usd, "must be an amount of dollars")) }
+}
+
+fn secret(path: &Path) -> Result<HiddenBytes, ConfigError> {
+    let wrong = |reason: String| invalid("object_secret", path.display(), reason);
+    let bytes = fs::read(path).map_err(|error| wrong(error.to_string()))?;
+    if SECRET_BYTES.contains(&bytes.len()) {
+        Ok(HiddenBytes::new(bytes))
+    } else {
+        Err(wrong(format!("has {} bytes, and must have from {} to {}", bytes.len(), SECRET_BYTES.start(), SECRET_BYTES.end())))
     }
 }
 
@@ -193,8 +377,43 @@ mod tests {
             (["--rdma-devices", "mlx5_0,,"], "rdma_devices"),
             (["--nvme-capacity", "1TB"], "nvme_capacity"),
             (["--nvme-capacity", "1GiB"], "data"),
+            (["--object-store", "file://kv"], "object_store"),
+            (["--object-store", "s3:///kv"], "object_store"),
+            (["--object-store", "gs://kv"], "object_store"),
         ] {
             let error = resolve(pki.path(), &flags).unwrap_err();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn object_storage_has_a_place_and_bounds() {
+        let pki = tempfile::tempdir().unwrap();
+        tidemill_net::identity::create(pki.path()).unwrap();
+        let with =
+            |flags: &[&str]| resolve(pki.path(), &[&["--object-store", "s3://kv/a/b/"], flags].concat()).map(|all| all.objects.unwrap());
+        let objects = with(&["--object-endpoint", "http://127.0.0.1:9000", "--object-usd-per-day", "1.5"]).unwrap();
+        let place = ObjectPlace::S3 { bucket: "kv".into(), prefix: "a/b".into(), endpoint: Some("http://127.0.0.1:9000".into()) };
+        assert_eq!((objects.place, objects.limits.usd_per_day, objects.uses_min), (place, Some(1.5), 2));
+        let secret = pki.path().join("secret");
+        fs::write(&secret, [7; 16]).unwrap();
+        let secret = secret.to_str().unwrap();
+        let objects = with(&["--object-secret", secret]).unwrap();
+        assert_eq!(objects.secret.as_deref(), Some(&[7; 16][..]));
+        assert!(format!("{objects:?}").contains("hidden"));
+        for (flags, key) in [
+            (["--object-endpoint", "127.0.0.1:9000"], "object_endpoint"),
+            (["--object-pack", "1KiB"], "object_pack"),
+            (["--object-capacity", "1TB"], "object_capacity"),
+            (["--object-uses", "0"], "object_uses"),
+            (["--object-deadline-ms", "49"], "object_deadline_ms"),
+            (["--object-deadline-ms", "5001"], "object_deadline_ms"),
+            (["--object-requests-per-s", "0"], "object_requests_per_s"),
+            (["--object-refresh-s", "0"], "object_refresh_s"),
+            (["--object-usd-per-day", "NaN"], "object_usd_per_day"),
+            (["--object-secret", "/nowhere"], "object_secret"),
+        ] {
+            let error = with(&flags).unwrap_err();
             assert!(error.contains(key), "{error}");
         }
     }

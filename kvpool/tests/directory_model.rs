@@ -1,6 +1,6 @@
 //! The directory under clients that lose, delay and repeat their messages, stop without a word, and sleep for any time,
 //! beside an arena and a disk of which only the last writer of each slot is remembered. The disk answers when it likes, or
-//! never, fails, and writes what it should not. Clients with rails write at their own pace: what they have begun in time may land at
+//! never, fails, and writes what it should not; so does a bucket, whose packs come and go. Clients with rails write at their own pace: what they have begun in time may land at
 //! any time until they are fenced. Checked after every step:
 //!
 //! - a reader is only ever handed a slot that holds the block it asked for, and as long as its lease runs, the slot stays so
@@ -15,8 +15,9 @@ use std::{
     time::Duration,
 };
 use tidemill_kvpool::core::{
-    directory::{Action, ClientId, Directory, DiskBlock, DiskFault, DramUsage, Limits, Loaded},
+    directory::{Action, ClientId, Directory, DiskBlock, DiskFault, DramUsage, FetchFault, Fetched, Limits, Loaded},
     eviction::Policy,
+    objects::{catalog::PackedBlock, pack::Record},
 };
 use tidemill_proto::{
     block::{BlockKey, Tenant},
@@ -75,6 +76,18 @@ enum Op {
     /// and what it did is heard of.
     /// The directory hears of one answer; or of that and all after it, of several loads at once.
     Answer(Index, bool),
+    /// A pack appears in the bucket,
+    PackAdded {
+        chain: u8,
+        first: u8,
+        blocks: u8,
+    },
+    /// or leaves it.
+    PackGone(Index),
+    /// The bucket does one of the things that it was asked to do.
+    Bucket(Index, Result<(), FetchFault>),
+    /// Blocks that are worth it are written to the bucket.
+    Flush,
     Restart,
     Sleep(u64),
 }
@@ -110,6 +123,11 @@ fn op() -> impl Strategy<Value = Op> {
         10 => (index(), prop_oneof![30 => Just(Disk::Works), 3 => Just(Disk::Tears), 1 => Just(Disk::Fails)])
             .prop_map(|(index, how)| Op::Disk(index, how)),
         10 => (index(), any::<bool>()).prop_map(|(index, together)| Op::Answer(index, together)),
+        2 => (0u8..3, 0u8..3, 1u8..5).prop_map(|(chain, first, blocks)| Op::PackAdded { chain, first, blocks }),
+        1 => index().prop_map(Op::PackGone),
+        4 => (index(), prop_oneof![6 => Just(Ok(())), 1 => Just(Err(FetchFault::Corrupt)), 1 => Just(Err(FetchFault::Missed))])
+            .prop_map(|(index, outcome)| Op::Bucket(index, outcome)),
+        1 => Just(Op::Flush),
         1 => Just(Op::Restart),
         3 => prop_oneof![4 => 0u64..50, 2 => 0u64..2000, 1 => 0u64..20_000].prop_map(Op::Sleep),
     ]
@@ -129,8 +147,8 @@ struct Put {
 
 struct Asked {
     keys: Vec<BlockKey>,
-    /// Those that were on disk only, so that they may fail to come before the deadline.
-    on_disk: BTreeSet<BlockKey>,
+    /// Those that were on disk or in the bucket only, so that they may fail to come before the deadline.
+    far: BTreeSet<BlockKey>,
     unanswered: BTreeSet<u32>,
     /// Until when it waits for what nobody has,
     wait: Duration,
@@ -156,6 +174,7 @@ enum Io {
 struct Setup {
     policy: Policy,
     has_disk: bool,
+    has_objects: bool,
     /// Percent. A chain is a tenant's.
     tenant_share: u8,
 }
@@ -183,6 +202,9 @@ struct World {
     to_fence: Vec<ClientId>,
     asked_of_disk: Vec<Io>,
     unheard: Vec<(Io, Result<(), DiskFault>)>,
+    asked_of_bucket: Vec<(PackedBlock, SlotRef, Duration)>,
+    /// Whoever waits for one of these may be told that it does not come.
+    ever_fetched: BTreeSet<BlockKey>,
 }
 
 impl World {
@@ -207,6 +229,8 @@ impl World {
             to_fence: Vec::new(),
             asked_of_disk: Vec::new(),
             unheard: Vec::new(),
+            asked_of_bucket: Vec::new(),
+            ever_fetched: BTreeSet::new(),
         }
     }
 
@@ -273,7 +297,7 @@ impl World {
                 let keys = keys(chain, 0..blocks);
                 let matched = self.directory.match_prefix(self.clients[client], &keys, self.now);
                 self.settle();
-                let held = keys.iter().take_while(|key| self.told.contains_key(key)).count();
+                let held = keys.iter().take_while(|key| self.told.get(key).is_some_and(|tier| *tier != Tier::Object)).count();
                 assert_eq!(matched, held, "match and events agree");
             }
             Op::Get { client, chain, blocks, wait_ms } => {
@@ -282,9 +306,12 @@ impl World {
                 let keys = keys(chain, 0..blocks);
                 let wait = Duration::from_millis(wait_ms);
                 let unanswered = (0..keys.len() as u32).collect();
-                let on_disk: BTreeSet<BlockKey> = keys.iter().filter(|&key| self.told.get(key) == Some(&Tier::Nvme)).copied().collect();
-                let deadline = self.now + if on_disk.is_empty() { wait } else { wait.max(Limits::LOAD) };
-                self.asked.insert((client, call), Asked { keys: keys.clone(), on_disk, unanswered, wait: self.now + wait, deadline });
+                let is_far = |key: &&BlockKey| self.told.get(key).is_some_and(|tier| *tier != Tier::Dram);
+                let far: BTreeSet<BlockKey> = keys.iter().filter(is_far).copied().collect();
+                let longest = if far.is_empty() { wait } else { wait.max(Limits::LOAD) };
+                // What nobody had may be fetched for another reader meanwhile.
+                let deadline = self.now + if self.setup.has_objects { wait + Limits::LOAD } else { longest };
+                self.asked.insert((client, call), Asked { keys: keys.clone(), far, unanswered, wait: self.now + wait, deadline });
                 self.directory.get(client, call, &keys, wait, Via::Slots, self.now);
             }
             Op::Cancel(index) => {
@@ -329,6 +356,36 @@ impl World {
                     self.answer(heard);
                 }
             }
+            Op::PackAdded { chain, first, blocks } => {
+                self.next += 1;
+                let records = keys(chain, first..first + blocks).into_iter().zip(first..).map(|(key, n)| record(key, lineage(chain, n)));
+                self.directory.pack_added(self.next.to_string(), 1, 0, records.collect());
+            }
+            Op::PackGone(index) => {
+                let mut packs = self.directory.catalog().map_or(Vec::new(), |catalog| catalog.missing(|_| false));
+                if let Some(pack) = pick(&mut packs, index) {
+                    self.directory.pack_gone(*pack);
+                }
+            }
+            Op::Bucket(index, outcome) => {
+                if !self.asked_of_bucket.is_empty() {
+                    let asked = self.asked_of_bucket.remove(index.index(self.asked_of_bucket.len()));
+                    self.fetched(asked, outcome);
+                }
+            }
+            Op::Flush => {
+                let blocks = self.directory.take_wanted(3);
+                for block in &blocks {
+                    let before = block.lineage.parent;
+                    let follows = before.is_none_or(|before| {
+                        blocks.iter().any(|other| other.key == before) || self.directory.catalog().unwrap().holds(&before)
+                    });
+                    assert!(follows, "a chain is written from its beginning");
+                }
+                self.next += 1;
+                let records = blocks.iter().map(|block| record(block.key, block.lineage)).collect();
+                self.directory.pack_added(self.next.to_string(), 1, 0, records);
+            }
             Op::Restart => self.restart(),
             Op::Sleep(ms) => {
                 self.now += Duration::from_millis(ms);
@@ -367,6 +424,15 @@ impl World {
         Ok(())
     }
 
+    /// What the shell does with a block of the bucket.
+    fn fetched(&mut self, (block, to, until): (PackedBlock, SlotRef, Duration), outcome: Result<(), FetchFault>) {
+        let outcome = if self.now < until { outcome } else { Err(FetchFault::Missed) };
+        if outcome.is_ok() {
+            self.arena.insert(to.slot, block.record.key);
+        }
+        self.directory.fetched(&[Fetched { block, to, outcome }], self.now);
+    }
+
     fn answer(&mut self, ended: Vec<(Io, Result<(), DiskFault>)>) {
         let mut loads = Vec::new();
         for (io, outcome) in ended {
@@ -386,6 +452,8 @@ impl World {
         self.directory = directory(self.setup);
         self.asked_of_disk.clear();
         self.unheard.clear();
+        self.asked_of_bucket.clear();
+        self.ever_fetched.clear();
         self.remote.clear();
         self.to_fence.clear();
         (self.arena, self.generations) = Default::default();
@@ -439,6 +507,11 @@ impl World {
                     self.generations.insert(to.slot, to.generation);
                     self.asked_of_disk.push(Io::Load { disk, to, checksum, until });
                 }
+                Action::Fetch { block, to, until } => {
+                    self.generations.insert(to.slot, to.generation);
+                    self.ever_fetched.insert(block.record.key);
+                    self.asked_of_bucket.push((block, to, until));
+                }
                 Action::Erase { disk } => drop(self.index.remove(&disk)),
                 Action::GiveUpDisk => {
                     self.asked_of_disk.clear();
@@ -450,7 +523,8 @@ impl World {
                 }
                 Action::Missed { client, call, indexes, .. } => {
                     let asked = self.asked.get_mut(&(client, call)).expect("answers go to who asked");
-                    let failed = |&index: &u32| asked.on_disk.contains(&asked.keys[index as usize]);
+                    let (far, ever_fetched) = (&asked.far, &self.ever_fetched);
+                    let failed = |&index: &u32| [far, ever_fetched].iter().any(|keys| keys.contains(&asked.keys[index as usize]));
                     assert!(self.now >= asked.wait || indexes.iter().all(failed), "missed before the deadline");
                     assert!(indexes.iter().all(|index| asked.unanswered.remove(index)), "answered twice");
                 }
@@ -507,14 +581,22 @@ impl World {
             self.settle();
             self.check();
         }
+        while let Some(asked) = self.asked_of_bucket.pop() {
+            self.fetched(asked, Ok(()));
+            self.settle();
+            self.check();
+        }
         assert!(self.directory.disk_usage().is_none_or(|disk| disk.busy == 0), "the disk is busy with nothing");
     }
 }
 
-fn directory(Setup { policy, has_disk, tenant_share }: Setup) -> Directory {
+fn directory(Setup { policy, has_disk, has_objects, tenant_share }: Setup) -> Directory {
     let mut directory = Directory::new(SLOTS, LIMITS, policy.build(SLOTS));
     if has_disk {
         directory = directory.with_disk(DISK_SLOTS, policy.build(DISK_SLOTS));
+    }
+    if has_objects {
+        directory = directory.with_objects(2, Duration::from_secs(1));
     }
     directory.with_tenant_share(tenant_share)
 }
@@ -526,6 +608,10 @@ fn keys(chain: u8, range: std::ops::Range<u8>) -> Vec<BlockKey> {
 fn lineage(chain: u8, first: u8) -> Lineage {
     let parent = first.checked_sub(1).map(|before| keys(chain, before..first)[0]);
     Lineage { origin: RequestId(u64::from(chain)), tenant: Tenant(u64::from(chain)), parent, position: u32::from(first) }
+}
+
+fn record(key: BlockKey, lineage: Lineage) -> Record {
+    Record { key, checksum: checksum(key), digest: key.0, lineage }
 }
 
 fn checksum(key: BlockKey) -> u64 {
@@ -553,10 +639,11 @@ proptest! {
     fn no_interleaving_breaks_the_directory(
         policy in prop::sample::select(&Policy::ALL[..]),
         has_disk in any::<bool>(),
+        has_objects in any::<bool>(),
         tenant_share in prop_oneof![Just(100u8), Just(50)],
         ops in prop::collection::vec(op(), 1..300),
     ) {
-        let mut world = World::new(Setup { policy, has_disk, tenant_share });
+        let mut world = World::new(Setup { policy, has_disk, has_objects, tenant_share });
         ops.into_iter().for_each(|op| world.step(op));
         world.end();
     }

@@ -423,6 +423,8 @@ pub struct TokensBySource {
     pub dram: u64,
     /// Read from a pool node's NVMe, present before this request.
     pub nvme: u64,
+    /// Read from object storage by a pool node on this host, present before this request.
+    pub object: u64,
     /// Read from a pool node over the network, present before this request.
     pub remote: u64,
     /// Computed for this request by a prefill worker and handed over through the pool.
@@ -434,7 +436,7 @@ pub struct TokensBySource {
 impl TokensBySource {
     /// Tokens that did not have to be computed for this request.
     pub fn cached(&self) -> u64 {
-        self.hbm + self.dram + self.nvme + self.remote
+        self.hbm + self.dram + self.nvme + self.object + self.remote
     }
 
     pub fn total(&self) -> u64 {
@@ -445,6 +447,7 @@ impl TokensBySource {
         self.hbm += other.hbm;
         self.dram += other.dram;
         self.nvme += other.nvme;
+        self.object += other.object;
         self.remote += other.remote;
         self.prefill += other.prefill;
         self.local += other.local;
@@ -523,6 +526,8 @@ pub struct TierBlocks {
     pub dram: Blocks,
     /// A pool node's disk.
     pub nvme: Blocks,
+    /// The object storage that a pool node shares with others. All of them count the same blocks.
+    pub object: Blocks,
 }
 
 /// Blocks of one tier by state.
@@ -559,6 +564,7 @@ pub struct Counters {
     pub transfer: Transfer,
     pub misses: Misses,
     pub disk: Disk,
+    pub objects: Objects,
     pub rails: Rails,
     pub fetched: Fetched,
 }
@@ -629,6 +635,37 @@ pub struct Disk {
     pub errors: u64,
     /// Whether the disk was given up because of errors: 0 or 1.
     pub given_up: u64,
+}
+
+/// The use that a pool node has made of its object storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Objects {
+    /// Packs written, with their indexes.
+    pub stored: Moved,
+    /// Reads of blocks for which a reader waited.
+    pub loaded: Moved,
+    /// Requests that read, indexes included.
+    pub reads: u64,
+    /// Requests that write or list.
+    pub writes: u64,
+    /// Requests that delete.
+    pub deletes: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Requests that were not answered in time.
+    pub late: u64,
+    /// Blocks and indexes with other bytes than were written.
+    pub corrupt: u64,
+    /// Requests that were not made: beyond the rate or the day's dollars, or after failures.
+    pub refused: u64,
+    /// Whether reads are suspended at the moment, after failures: 0 or 1.
+    pub left_alone: u64,
+    /// Dollars spent since the day (UTC) or the process began. Not monotone.
+    pub spent_usd: f64,
+    /// The moving average of the time from a request for blocks to its first byte, in milliseconds.
+    pub latency_ms: f64,
+    /// The moving average of the rate of the bytes that follow.
+    pub bytes_per_ms: f64,
 }
 
 /// Bytes of valid blocks that were fetched, by the processor that copied them to the engine's memory.

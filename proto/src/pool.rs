@@ -109,6 +109,8 @@ pub enum Via {
 pub enum Tier {
     Dram,
     Nvme,
+    /// Object storage that nodes share.
+    Object,
 }
 
 /// The origin of a put's blocks: the request they are computed for, and their place in their chain.

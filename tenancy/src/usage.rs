@@ -44,6 +44,9 @@ pub struct Source {
     pub hbm: u64,
     pub dram: u64,
     pub nvme: u64,
+    /// Events of earlier versions lack it.
+    #[serde(default)]
+    pub object: u64,
     pub remote: u64,
     pub prefill: u64,
     pub local: u64,

@@ -5,8 +5,9 @@
 
 use tidemill_proto::pool::Tier;
 
-/// The number of slots that a [`Copy`] can name. The largest is left out, so that no copy looks like [`SPILLED`].
-pub(super) const SLOTS_MAX: usize = (1 << 14) - 1;
+/// The number of slots that a [`Copy`] can name. The largest is left out, so that no copy looks like [`SPILLED`], and one for the copy that
+/// is never 0.
+pub(super) const SLOTS_MAX: usize = (1 << 14) - 2;
 const INLINE: usize = 4;
 /// A marker in the last element: the others then encode the place of the holders in [`Spills`].
 const SPILLED: u16 = u16::MAX;
@@ -27,21 +28,23 @@ impl Copy {
     pub(super) fn new(slot: u16, place: Place) -> Self {
         debug_assert!(usize::from(slot) < SLOTS_MAX);
         let code = match place {
-            Place::Pool(Tier::Dram) => 1,
-            Place::Pool(Tier::Nvme) => 2,
+            Place::Pool(Tier::Dram) => 0,
+            Place::Pool(Tier::Nvme) => 1,
+            Place::Pool(Tier::Object) => 2,
             Place::Device => 3,
         };
-        Self(slot << 2 | code)
+        Self((slot + 1) << 2 | code)
     }
 
     pub(super) fn slot(self) -> u16 {
-        self.0 >> 2
+        (self.0 >> 2) - 1
     }
 
     pub(super) fn place(self) -> Place {
         match self.0 & 3 {
-            1 => Place::Pool(Tier::Dram),
-            2 => Place::Pool(Tier::Nvme),
+            0 => Place::Pool(Tier::Dram),
+            1 => Place::Pool(Tier::Nvme),
+            2 => Place::Pool(Tier::Object),
             _ => Place::Device,
         }
     }
@@ -179,11 +182,11 @@ mod tests {
     proptest! {
         /// After any sequence of insertions and removals, the set equals that of a map, and equal sets have equal representations.
         #[test]
-        fn a_packed_set_is_a_set(ops in prop::collection::vec((0u16..12, 0u8..4), 0..200)) {
+        fn a_packed_set_is_a_set(ops in prop::collection::vec((0u16..12, 0u8..5), 0..200)) {
             let mut spills = Spills::default();
             let (mut holders, mut expected) = (Holders::default(), BTreeMap::new());
             for (slot, what) in ops {
-                let place = [Place::Pool(Tier::Dram), Place::Pool(Tier::Nvme), Place::Device].get(usize::from(what)).copied();
+                let place = [Place::Pool(Tier::Dram), Place::Pool(Tier::Nvme), Place::Pool(Tier::Object), Place::Device].get(usize::from(what)).copied();
                 match place {
                     Some(place) => {
                         let fresh = holders.insert(&mut spills, Copy::new(slot, place));

@@ -294,9 +294,9 @@ impl Request {
             local -= taken;
             taken
         };
-        let TokensBySource { hbm, dram, nvme, remote, prefill, local: _ } = *tokens;
-        let [hbm, dram, nvme, remote, prefill] = [hbm, dram, nvme, remote, prefill].map(&mut take);
-        TokensBySource { hbm, dram, nvme, remote, prefill, local }
+        let TokensBySource { hbm, dram, nvme, object, remote, prefill, local: _ } = *tokens;
+        let [hbm, dram, nvme, object, remote, prefill] = [hbm, dram, nvme, object, remote, prefill].map(&mut take);
+        TokensBySource { hbm, dram, nvme, object, remote, prefill, local }
     }
 
     pub(crate) fn record_prefill(&mut self, outcome: &PrefillOutcome) {

@@ -3,7 +3,7 @@
 
 use super::{DecodeCandidate, Demand, Placement, Policy, PrefillCandidate, Snapshot, SourceRun, sources};
 use crate::{class::ClassId, load::ClassLoad};
-use tidemill_proto::{block::BLOCK_TOKENS, ids::Epoch, message::Host};
+use tidemill_proto::{block::BLOCK_TOKENS, ids::Epoch, message::Host, pool::Tier};
 
 /// The multiple of its device blocks that a decode worker is given. The surplus waits there, ready to start within a step; a larger one
 /// would only wait in the wrong place.
@@ -33,12 +33,44 @@ pub(super) struct Planner<'a> {
     /// The number of leading blocks that can come from a pool.
     pub(super) fetchable: u32,
     held: Vec<sources::Held<'a>>,
+    /// Blocks among these that come from object storage.
+    objects: Option<FromObjects>,
+}
+
+/// What must come from object storage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct FromObjects {
+    /// Blocks before the first such block.
+    before: u32,
+    ms: f64,
 }
 
 impl<'a> Planner<'a> {
     pub(super) fn new(policy: &'a Policy, snapshot: &'a Snapshot<'a>, demand: &'a Demand) -> Self {
         let fetchable = if demand.local_only { 0 } else { blocks_fetchable(demand.tokens) };
-        Self { policy, snapshot, demand, fetchable, held: sources::held(snapshot.blocks, fetchable) }
+        let held = sources::held(snapshot.blocks, fetchable);
+        let mut planner = Self { policy, snapshot, demand, fetchable, held, objects: None };
+        planner.weigh_objects();
+        planner
+    }
+
+    /// Leaves blocks in object storage, and those that are of no use without them, if computing them takes no longer than reading.
+    fn weigh_objects(&mut self) {
+        let is_far = |held: &sources::Held<'_>| held.holders.iter().all(|holder| holder.tier == Tier::Object);
+        let Some(first) = self.held.iter().position(is_far) else { return };
+        let blocks = |held: &[sources::Held<'_>]| held.iter().map(|held| held.blocks).sum::<u32>();
+        let (before, after) = (blocks(&self.held[..first]), blocks(&self.held[first..]));
+        let far: u32 = self.held[first..].iter().filter(|held| is_far(held)).map(|held| held.blocks).sum();
+        let holders = self.held[first].holders.iter().filter_map(|holder| sources::find(&self.snapshot.pools, holder.node));
+        let bytes = f64::from(far) * self.snapshot.block_bytes as f64;
+        let read_ms = holders.map(|pool| pool.object.read_ms(bytes)).fold(f64::INFINITY, f64::min);
+        let workers = self.snapshot.prefill.iter().map(|worker| worker.cost).chain(self.snapshot.decode.iter().map(|worker| worker.cost));
+        let computed_ms = workers.map(|cost| cost.prefill_ms(tokens_of(after), tokens_of(before))).fold(f64::INFINITY, f64::min);
+        if read_ms < computed_ms {
+            self.objects = Some(FromObjects { before, ms: read_ms });
+        } else {
+            self.held.truncate(first);
+        }
     }
 
     /// Decode workers that could take the sequence now.
@@ -181,7 +213,8 @@ impl<'a> Planner<'a> {
             *(if is_near { &mut near } else { &mut far }) += blocks;
             at = end;
         }
-        self.snapshot.cost.transfer_ms(near, far, self.snapshot.block_bytes)
+        let from_objects = self.objects.filter(|objects| at > objects.before && at > own_blocks);
+        self.snapshot.cost.transfer_ms(near, far, self.snapshot.block_bytes) + from_objects.map_or(0.0, |objects| objects.ms)
     }
 
     fn has_room(&self, worker: &DecodeCandidate<'_>) -> bool {

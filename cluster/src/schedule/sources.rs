@@ -1,7 +1,7 @@
 //! Sources of a sequence's blocks, and the destination of new ones.
 //!
-//! - **Reading**, per block: DRAM before NVMe, near before far, staying nodes before draining ones; among equals, the fewest runs, since
-//!   each is a round trip.
+//! - **Reading**, per block: DRAM before NVMe before object storage, near before far, staying nodes before draining ones; among equals, the
+//!   fewest runs, since each is a round trip.
 //! - **Home**, for new blocks: a near node if there is one, with room if possible, then the node that most blocks are read from, so that a
 //!   chain stays together.
 
@@ -93,6 +93,7 @@ pub(super) fn choose_home(pools: &[PoolCandidate<'_>], reader: &Host, runs: &[So
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schedule::ObjectSpeed;
 
     /// Rows of `nodes | blocks | runs home`. A node is its host, with `!` if it drains, and its free blocks. A block lists its holders:
     /// nodes by their index, with `n` for NVMe. The reader is on host `a`. Runs are `node×blocks`.
@@ -124,7 +125,14 @@ mod tests {
             let hosts: Vec<Host> = items(nodes).filter(|item| *item != "-").map(|item| Host(item[..1].into())).collect();
             let pool = |(n, (host, item)): (usize, (_, &str))| {
                 let free = item.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap();
-                PoolCandidate { node: Epoch(n as u64), host, draining: item.contains('!'), free_blocks: free, room_blocks: free }
+                PoolCandidate {
+                    node: Epoch(n as u64),
+                    host,
+                    draining: item.contains('!'),
+                    free_blocks: free,
+                    room_blocks: free,
+                    object: ObjectSpeed::default(),
+                }
             };
             let pools: Vec<_> = hosts.iter().zip(items(nodes)).enumerate().map(pool).collect();
             let holders = |item: &str| -> Vec<Holder> {

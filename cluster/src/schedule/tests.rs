@@ -79,6 +79,7 @@ fn check_as(policy: &Policy, classes: &Classes, due_ms: Option<f64>, table: &str
                     draining: false,
                     free_blocks: 100 - *i as u64,
                     room_blocks: 100,
+                    object: ObjectSpeed::default(),
                 })
                 .collect(),
             blocks: &held,
@@ -234,7 +235,16 @@ fn a_sibling_joins_the_prefill_job_of_its_request() {
             cached_blocks: 0,
             cost: cost.of_role(Role::Decode),
         }],
-        pools: [3, 4].map(|n| PoolCandidate { node: Epoch(n), host: &here, draining: false, free_blocks: n, room_blocks: n }).to_vec(),
+        pools: [3, 4]
+            .map(|n| PoolCandidate {
+                node: Epoch(n),
+                host: &here,
+                draining: false,
+                free_blocks: n,
+                room_blocks: n,
+                object: ObjectSpeed::default(),
+            })
+            .to_vec(),
         blocks: &Leading::default(),
         block_bytes: 1,
         cost: &cost,
@@ -337,7 +347,8 @@ fn the_random_policy_draws_from_all_prefill_workers_and_the_same_for_the_same_re
         cached_blocks: 0,
         cost: cost.of_role(Role::Decode),
     };
-    let pool = PoolCandidate { node: Epoch(10), host: &here, draining: false, free_blocks: 9, room_blocks: 9 };
+    let pool =
+        PoolCandidate { node: Epoch(10), host: &here, draining: false, free_blocks: 9, room_blocks: 9, object: ObjectSpeed::default() };
     let snapshot = Snapshot {
         prefill: prefill.collect(),
         decode: vec![decode],
@@ -425,4 +436,60 @@ fn what_cannot_be_met_is_refused_held_back_or_late_as_its_class_says() {
         );
         check_as(&policy, &classes(18.0, on_miss), Some(1000.0), &table);
     }
+}
+
+/// Four leading blocks are in memory and eight more in object storage. They are read if that takes less time than to compute them.
+#[test]
+fn blocks_are_read_from_object_storage_where_that_beats_computing() {
+    let (cost, classes, here) = (CostModel::default(), Classes::default(), Host("a".into()));
+    let computed_ms = cost.of_role(Role::Decode).prefill_ms(8 * 16, 4 * 16);
+    let holder = |tier| [Holder { node: Epoch(3), tier }];
+    let mut blocks = Leading::default();
+    blocks.push(4, holder(Tier::Dram));
+    blocks.push(8, holder(Tier::Object));
+    let decide = |object: ObjectSpeed| {
+        let snapshot = Snapshot {
+            prefill: vec![],
+            decode: vec![DecodeCandidate {
+                worker: Epoch(2),
+                host: &here,
+                sequences: 0,
+                tokens: 0,
+                decoding: 0,
+                classes: &NOBODY,
+                device_blocks: 256,
+                context_tokens: 4096,
+                work_max: 8,
+                cached_blocks: 0,
+                cost: cost.of_role(Role::Decode),
+            }],
+            pools: vec![PoolCandidate { node: Epoch(3), host: &here, draining: false, free_blocks: 9, room_blocks: 9, object }],
+            blocks: &blocks,
+            block_bytes: 1000,
+            cost: &cost,
+            classes: &classes,
+            now: Duration::ZERO,
+            context_tokens: Some(4096),
+        };
+        let demand = Demand {
+            tokens: 300,
+            tokens_max: 400,
+            local_only: false,
+            joins: None,
+            class: ClassId::default(),
+            probe: false,
+            due_ms: None,
+            seed: 1,
+        };
+        let Decision::Place(placed) = schedule(&policy(None), &snapshot, &demand) else { panic!() };
+        (placed.read.iter().map(|run| run.blocks).sum::<u32>(), placed.ttft_ms)
+    };
+    let speed = |latency_ms| ObjectSpeed { latency_ms, bytes_per_ms: 1e6 };
+    let (read, fast_ms) = decide(speed(computed_ms / 2.0));
+    assert_eq!(read, 12);
+    let (read, ms) = decide(speed(computed_ms / 4.0));
+    assert!(read == 12 && ms < fast_ms, "reading takes its time: {ms} and {fast_ms} ms");
+    assert_eq!(decide(speed(computed_ms)).0, 4, "as slow as computing");
+    assert_eq!(decide(ObjectSpeed { latency_ms: 0.0, bytes_per_ms: 8000.0 / computed_ms / 2.0 }).0, 4, "a thin line");
+    assert_eq!(decide(ObjectSpeed::default()).0, 4, "nothing is read at the moment");
 }

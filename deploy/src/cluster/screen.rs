@@ -103,6 +103,7 @@ struct Tiers {
     hbm: Blocks,
     dram: Blocks,
     nvme: Blocks,
+    object: Blocks,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -210,7 +211,9 @@ impl Screen {
             for model in &models {
                 let members = self.members.iter().filter(|member| member.model == *model).map(|member| member.report.blocks.of(tier));
                 let parts: Vec<Blocks> = members.filter(|blocks| blocks.total > 0).collect();
-                let sum = |of: fn(&Blocks) -> u64| parts.iter().map(of).fold(0, u64::saturating_add);
+                // All nodes tell of the same object storage.
+                let together = if tier == "object" { u64::max } else { u64::saturating_add };
+                let sum = |of: fn(&Blocks) -> u64| parts.iter().map(of).fold(0, together);
                 if !parts.is_empty() {
                     let numbers = [sum(|b| b.used), sum(|b| b.cached), sum(|b| b.free), sum(|b| b.total)].map(|n| n.to_string());
                     let bytes = sum(|b| b.total.saturating_mul(b.bytes_per_block));
@@ -224,7 +227,7 @@ impl Screen {
     /// Where prompts came from.
     fn prompts(&self) -> Table {
         let mut table = Table::new(["PROMPT TOKENS FROM", "TOKENS", "SHARE"]);
-        let sources = ["hbm", "dram", "nvme", "remote", "prefill", "local"].map(|source| {
+        let sources = ["hbm", "dram", "nvme", "object", "remote", "prefill", "local"].map(|source| {
             let of = |member: &Member| member.report.counters.tokens.get(source).and_then(Value::as_u64).unwrap_or(0);
             (source, self.members.iter().map(of).fold(0, u64::saturating_add))
         });
@@ -289,14 +292,15 @@ impl Screen {
 /// Characters of a host's name: the default is a long number.
 const HOST_CHARS: usize = 12;
 
-const TIERS: [&str; 3] = ["hbm", "dram", "nvme"];
+const TIERS: [&str; 4] = ["hbm", "dram", "nvme", "object"];
 
 impl Tiers {
     fn of(&self, tier: &str) -> Blocks {
         match tier {
             "hbm" => self.hbm,
             "dram" => self.dram,
-            _ => self.nvme,
+            "nvme" => self.nvme,
+            _ => self.object,
         }
     }
 }

@@ -135,7 +135,7 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "kv_blocks",
         kind: "gauge",
-        help: "KV blocks by `tier` (hbm: device memory, also on a CPU; dram; nvme) and `state` (free; cached: usable, not in use; used)",
+        help: "KV blocks by `tier` (hbm: device memory, also on a CPU; dram; nvme; object: shared, so all nodes count the same) and `state` (free; cached: usable, not in use; used)",
         samples: |m| {
             let states = |(tier, blocks): (&'static str, Blocks)| {
                 let states = [("free", blocks.free), ("cached", blocks.cached), ("used", blocks.used)];
@@ -156,7 +156,7 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "kv_transfer_bytes_total",
         kind: "counter",
-        help: "Block bytes moved, by `transport` (shm, rdma, quic, disk), `tier` and `direction` (put, get)",
+        help: "Block bytes moved, by `transport` (shm, rdma, quic, disk, object), `tier` and `direction` (put, get)",
         samples: |m| lanes(m).into_iter().map(|(labels, moved)| (labels.to_vec(), moved.bytes as f64)).collect(),
     },
     Family {
@@ -176,12 +176,20 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "prefix_tokens_total",
         kind: "counter",
-        help: "Prompt tokens by `source` of their KV: hbm, dram, nvme, remote (cached), prefill (computed for this request), computed (by decode itself)",
+        help: "Prompt tokens by `source` of their KV: hbm, dram, nvme, object, remote (cached), prefill (computed for this request), computed (by decode itself)",
         samples: |m| {
             let t = &m.report.counters.tokens;
-            [("hbm", t.hbm), ("dram", t.dram), ("nvme", t.nvme), ("remote", t.remote), ("prefill", t.prefill), ("computed", t.local)]
-                .map(|(source, tokens)| (vec![("source", source)], tokens as f64))
-                .to_vec()
+            [
+                ("hbm", t.hbm),
+                ("dram", t.dram),
+                ("nvme", t.nvme),
+                ("object", t.object),
+                ("remote", t.remote),
+                ("prefill", t.prefill),
+                ("computed", t.local),
+            ]
+            .map(|(source, tokens)| (vec![("source", source)], tokens as f64))
+            .to_vec()
         },
     },
     Family {
@@ -198,7 +206,7 @@ const WORKER_FAMILIES: &[Family] = &[
     Family {
         name: "kv_misses_total",
         kind: "counter",
-        help: "Blocks asked for and not usable, by `reason`: absent, stale (slot reused), corrupt, unreachable, disk_corrupt",
+        help: "Blocks asked for and not usable, by `reason`: absent, stale (slot reused), corrupt, unreachable, disk_corrupt, object_corrupt",
         samples: |m| {
             let misses = &m.report.counters.misses;
             [
@@ -207,6 +215,7 @@ const WORKER_FAMILIES: &[Family] = &[
                 ("corrupt", misses.corrupt),
                 ("unreachable", misses.unreachable),
                 ("disk_corrupt", m.report.counters.disk.corrupt),
+                ("object_corrupt", m.report.counters.objects.corrupt),
             ]
             .map(|(reason, n)| (vec![("reason", reason)], n as f64))
             .to_vec()
@@ -241,6 +250,36 @@ const WORKER_FAMILIES: &[Family] = &[
         kind: "gauge",
         help: "1 if a pool node goes on without its disk, because of errors",
         samples: |m| vec![(vec![], m.report.counters.disk.given_up as f64)],
+    },
+    Family {
+        name: "kv_object_requests_total",
+        kind: "counter",
+        help: "Requests of a pool node to its object storage, by `kind`: read, write (to list, too), delete",
+        samples: |m| {
+            let o = &m.report.counters.objects;
+            of_objects(m, &[("read", o.reads), ("write", o.writes), ("delete", o.deletes)], "kind")
+        },
+    },
+    Family {
+        name: "kv_object_failures_total",
+        kind: "counter",
+        help: "Requests to object storage that brought nothing, by `reason`: error, late (no answer in time), refused (not made: bounds, failures before)",
+        samples: |m| {
+            let o = &m.report.counters.objects;
+            of_objects(m, &[("error", o.errors), ("late", o.late), ("refused", o.refused)], "reason")
+        },
+    },
+    Family {
+        name: "kv_object_left_alone",
+        kind: "gauge",
+        help: "1 while a pool node reads nothing from its object storage because that failed a moment ago",
+        samples: |m| if has_objects(m) { vec![(vec![], m.report.counters.objects.left_alone as f64)] } else { vec![] },
+    },
+    Family {
+        name: "kv_object_spent_usd",
+        kind: "gauge",
+        help: "Dollars for a pool node's requests to object storage since the day began (UTC), by the prices of its settings",
+        samples: |m| if has_objects(m) { vec![(vec![], m.report.counters.objects.spent_usd)] } else { vec![] },
     },
     Family {
         name: "preemptions_total",
@@ -280,17 +319,28 @@ const WORKER_FAMILIES: &[Family] = &[
 
 /// A member's transfers, by transport, tier and direction.
 fn lanes(member: &MemberView) -> Vec<([(&'static str, &'static str); 3], Moved)> {
-    let Counters { transfer: t, disk: d, .. } = &member.report.counters;
+    let Counters { transfer: t, disk: d, objects: o, .. } = &member.report.counters;
     let shared = t.lanes().map(|(transport, direction, moved)| (transport.name(), direction.name(), *moved));
     let disk = [("disk", "put", d.stored), ("disk", "get", d.loaded)];
     let of_tier = |tier| move |(transport, direction, moved)| ([("transport", transport), ("tier", tier), ("direction", direction)], moved);
     let disk = disk.into_iter().filter(|_| member.role == Role::Kvpool).map(of_tier("nvme"));
-    shared.map(of_tier("dram")).chain(disk).collect()
+    let objects = [("object", "put", o.stored), ("object", "get", o.loaded)];
+    let objects = objects.into_iter().filter(|_| has_objects(member)).map(of_tier("object"));
+    shared.map(of_tier("dram")).chain(disk).chain(objects).collect()
+}
+
+/// Whether a member is a pool node with object storage.
+fn has_objects(member: &MemberView) -> bool {
+    member.report.blocks.object.bytes_per_block > 0
+}
+
+fn of_objects(member: &MemberView, counts: &[(&'static str, u64)], label: &'static str) -> Samples {
+    if has_objects(member) { counts.iter().map(|&(value, n)| (vec![(label, value)], n as f64)).collect() } else { vec![] }
 }
 
 /// Writes the durations of transfers: a histogram for each lane that has any.
 fn transfer_times(text: &mut String, members: &[MemberView]) {
-    let help = "Time of a transfer, by `transport`, `tier` and `direction`: a batch that was put, a block that was got, a read or write of the disk";
+    let help = "Time of a transfer, by `transport`, `tier` and `direction`: a batch that was put, a block that was got, a read or write of the disk or of object storage";
     let _ = writeln!(text, "# HELP tidemill_kv_transfer_seconds {help}\n# TYPE tidemill_kv_transfer_seconds histogram");
     for member in members {
         for (labels, moved) in lanes(member).into_iter().filter(|(_, moved)| moved.transfers > 0) {
@@ -327,11 +377,13 @@ fn expert_rows(text: &mut String, members: &[MemberView]) {
 
 /// The tiers that a member has, by name.
 fn tiers(member: &MemberView) -> Vec<(&'static str, Blocks)> {
-    let TierBlocks { hbm, dram, nvme } = member.report.blocks;
+    let TierBlocks { hbm, dram, nvme, object } = member.report.blocks;
     match member.role {
         Role::Prefill | Role::Decode => vec![("hbm", hbm)],
-        Role::Kvpool if nvme.total == 0 => vec![("dram", dram)],
-        Role::Kvpool => vec![("dram", dram), ("nvme", nvme)],
+        Role::Kvpool => {
+            let further = [("nvme", nvme), ("object", object)].into_iter().filter(|(_, blocks)| blocks.total > 0);
+            [("dram", dram)].into_iter().chain(further).collect()
+        }
     }
 }
 

@@ -132,6 +132,7 @@ impl Metered {
                 hbm: path.tokens.hbm,
                 dram: path.tokens.dram,
                 nvme: path.tokens.nvme,
+                object: path.tokens.object,
                 remote: path.tokens.remote,
                 prefill: path.tokens.prefill,
                 local: path.tokens.local,

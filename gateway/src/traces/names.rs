@@ -27,5 +27,6 @@ pub const TTFT_PREDICTED_MS: &str = "tidemill.ttft_predicted_ms";
 pub const TOKENS_HBM: &str = "tidemill.tokens.hbm";
 pub const TOKENS_DRAM: &str = "tidemill.tokens.dram";
 pub const TOKENS_NVME: &str = "tidemill.tokens.nvme";
+pub const TOKENS_OBJECT: &str = "tidemill.tokens.object";
 pub const TOKENS_REMOTE: &str = "tidemill.tokens.remote";
 pub const SPANS_LEFT_OUT: &str = "tidemill.spans_left_out";

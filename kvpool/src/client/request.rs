@@ -38,6 +38,7 @@ pub fn parts(blocks: impl IntoIterator<Item = (PoolNode, BlockKey)>, home: Optio
 pub enum Source {
     Dram,
     Nvme,
+    Object,
     Remote,
 }
 

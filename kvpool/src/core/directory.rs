@@ -30,6 +30,7 @@ mod events;
 mod hottest;
 mod integrity;
 mod leases;
+mod objects;
 mod shares;
 mod tiers;
 mod timers;
@@ -38,12 +39,17 @@ mod waits;
 pub use disk_slots::{DiskBlock, DiskUsage};
 pub use events::Events;
 pub use hottest::{Held, Place};
+pub use objects::{FetchFault, Fetched, ToPack};
 pub use tiers::{DiskFault, Loaded};
 
-use crate::core::eviction::{EvictionPolicy, Use};
+use crate::core::{
+    eviction::{EvictionPolicy, Use},
+    objects::catalog::PackedBlock,
+};
 use disk_slots::DiskSlots;
 use events::EventLog;
 use leases::Leases;
+use objects::{OBJECTS, Objects};
 use shares::Shares;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -99,6 +105,9 @@ pub enum Action {
     /// Fill a slot from disk. Always answer with [`Directory::loaded`]: with success only if the bytes have this checksum. From
     /// `until` on, no byte may be written to the slot.
     Load { disk: u32, to: SlotRef, checksum: u64, until: Duration },
+    /// Fill a slot from the bucket. Always answer with [`Directory::fetched`]: with success only if the bytes are those of the block's
+    /// record. From `until` on, no byte may be written to the slot.
+    Fetch { block: PackedBlock, to: SlotRef, until: Duration },
     /// Forget this disk slot's content, also after a restart.
     Erase { disk: u32 },
     /// Stop using the disk. No more answers are expected for it.
@@ -118,7 +127,7 @@ pub struct DramUsage {
     pub quarantined: usize,
 }
 
-/// The directory of one arena, and of one disk where there is one.
+/// The directory of one arena, and of a disk and a bucket where there are.
 pub struct Directory {
     limits: Limits,
     slots: Vec<Slot>,
@@ -127,6 +136,7 @@ pub struct Directory {
     free: Vec<u32>,
     policy: Box<dyn EvictionPolicy>,
     disk: Option<DiskSlots>,
+    objects: Option<Objects>,
     shares: Shares,
     /// Slots whose blocks the policy gave up and the disk holds, in the order in which they leave.
     clean: BTreeMap<u64, u32>,
@@ -216,6 +226,7 @@ impl Directory {
             free: (0..slots).rev().collect(),
             policy,
             disk: None,
+            objects: None,
             shares: Shares::new(slots as usize, 100),
             clean: BTreeMap::new(),
             cleaned: 0,
@@ -241,7 +252,8 @@ impl Directory {
         self
     }
 
-    /// How many leading `keys` are held. Those in DRAM stay for [`Limits::MATCH_LEASE`].
+    /// How many leading `keys` are held in memory or on disk: whether to read from a bucket is for others to say. Those in DRAM stay for
+    /// [`Limits::MATCH_LEASE`].
     pub fn match_prefix(&mut self, client: ClientId, keys: &[BlockKey], now: Duration) -> usize {
         self.tick(now);
         self.operation += 1;
@@ -289,9 +301,10 @@ impl Directory {
             let Some(reserved) = self.take_reservation(client, written.at) else { continue };
             published += 1;
             let Reserved { key, lineage, used, .. } = reserved;
-            self.events.stored(key, Tier::Dram);
+            self.arrives(key);
             let block = Published { key, checksum: written.checksum, lineage, used, leases: 0, rank: Rank::Policy };
             self.publish(written.at.slot, block, Tier::Dram, &mut found);
+            self.count_use(&key);
         }
         self.hand_over_all(found, now);
         self.demote();
@@ -336,8 +349,8 @@ impl Directory {
     }
 
     /// Hands over the published blocks of `keys` now, and the others as they are published within `wait`, reserved yet or not. Blocks
-    /// on disk are read into DRAM, which may take up to [`Limits::LOAD`] whatever `wait` says. A call number that names an unfinished
-    /// get replaces it.
+    /// on disk or in the bucket are read into DRAM, which may take up to [`Limits::LOAD`] whatever `wait` says. A call number that names an
+    /// unfinished get replaces it.
     pub fn get(&mut self, client: ClientId, call: CallId, keys: &[BlockKey], wait: Duration, via: Via, now: Duration) {
         self.tick(now);
         self.cancel_get(client, call);
@@ -345,6 +358,7 @@ impl Directory {
         let operation = self.operation;
         let (mut found, mut absent) = (Vec::new(), BTreeMap::new());
         for (&key, used) in keys.iter().zip(Use::of_chain(operation, keys.len())) {
+            self.count_use(&key);
             match self.published(&key) {
                 Some(at) => found.push((self.found(used.place, at.slot, Tier::Dram), used)),
                 None => drop(absent.insert(used.place, key)),
@@ -359,7 +373,7 @@ impl Directory {
         for (index, key) in absent {
             let coming = match self.on_disk(&key) {
                 Some(disk) => self.is_loading(&key) || self.load(disk, Use::in_chain(operation, index, keys.len()), now),
-                None => !wait.is_zero(),
+                None => self.is_loading(&key) || self.fetch(&key, Use::in_chain(operation, index, keys.len()), now) || !wait.is_zero(),
             };
             if coming {
                 waiting.insert(index, key);
@@ -478,7 +492,8 @@ impl Directory {
             _ => None,
         });
         let on_disk = self.disk.iter().flat_map(DiskSlots::blocks).filter(|block| self.published(&block.key).is_none());
-        in_dram.chain(on_disk.map(|block| PoolEvent::Stored { key: block.key, tier: Tier::Nvme }))
+        let on_disk = on_disk.map(|block| PoolEvent::Stored { key: block.key, tier: Tier::Nvme });
+        in_dram.chain(on_disk).chain(self.only_in_objects().map(|key| PoolEvent::Stored { key, tier: Tier::Object }))
     }
 
     /// The checksum of a published block's bytes. `None`: it is no longer there.
@@ -488,7 +503,7 @@ impl Directory {
 
     /// Clients that hold a slot or a lease, or wait for something.
     pub fn clients(&self) -> impl Iterator<Item = ClientId> {
-        let reserving = self.reserved.keys().copied().filter(|client| *client != NODE);
+        let reserving = self.reserved.keys().copied().filter(|client| ![NODE, OBJECTS].contains(client));
         let (leasing, waiting) = (self.leases.iter().map(|(client, ..)| client), self.waits.iter().map(|(client, ..)| client));
         reserving.chain(leasing).chain(waiting)
     }

@@ -8,7 +8,7 @@
 //!              end        when nobody reads or writes here any more, or at the deadline
 //! ```
 //!
-//! Until then the node serves as before. Blocks that it could not hand over are misses; those on its disk are served again when it
+//! Meanwhile, blocks that are worth it go to object storage, if there is one. Until the end the node serves as before. Blocks that it could not hand over are misses; those on its disk are served again when it
 //! comes back.
 
 use super::{Node, store::Store};
@@ -47,11 +47,13 @@ pub(super) struct Drain {
     limit: Duration,
     begun: Option<Instant>,
     moving: Option<JoinHandle<()>>,
+    /// Writes to object storage what is worth it.
+    flushing: Option<JoinHandle<()>>,
 }
 
 impl Drain {
     pub(super) fn new(node: Arc<Node>, endpoint: Endpoint, limit: Duration) -> Self {
-        Self { node, endpoint, limit, begun: None, moving: None }
+        Self { node, endpoint, limit, begun: None, moving: None, flushing: None }
     }
 
     pub(super) fn has_begun(&self) -> bool {
@@ -60,6 +62,10 @@ impl Drain {
 
     pub(super) fn begin(&mut self) {
         self.begun = Some(Instant::now());
+        self.flushing = self.node.store().and_then(|store| {
+            let objects = Arc::clone(store.objects()?);
+            Some(tokio::spawn(objects.flush(store)))
+        });
     }
 
     /// A coordinator's answer. The first one counts.
@@ -76,11 +82,18 @@ impl Drain {
         match &mut self.moving {
             None => sleep_until(deadline.min(begun + PEERS_MAX)).await,
             Some(moving) => {
-                if timeout_at(deadline, &mut *moving).await.is_err() {
+                if !moving.is_finished() && timeout_at(deadline, &mut *moving).await.is_err() {
                     tracing::warn!("not everything was handed over within {:?}", self.limit);
                     moving.abort();
                 }
             }
+        }
+        if let Some(flushing) = &mut self.flushing
+            && !flushing.is_finished()
+            && timeout_at(deadline, &mut *flushing).await.is_err()
+        {
+            tracing::warn!("not everything was written to object storage within {:?}", self.limit);
+            flushing.abort();
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::{
     nvme::{DiskJob, NvmeThreads},
+    objects::{FetchJob, ObjectTier},
     rails::SessionRails,
 };
 use crate::{
@@ -36,6 +37,7 @@ pub(super) struct Store {
     started: Instant,
     state: Mutex<State>,
     disk: Option<Arc<NvmeThreads>>,
+    objects: Option<Arc<ObjectTier>>,
     changed: Arc<Notify>,
 }
 
@@ -63,11 +65,12 @@ pub(super) struct StreamJob {
 }
 
 impl Store {
-    /// The directory must have a disk exactly if `disk` is given.
+    /// The directory must have a disk exactly if `disk` is given, and a bucket exactly if `objects` is.
     pub(super) fn new(
         arena: Arena,
         directory: Directory,
         disk: Option<Arc<NvmeThreads>>,
+        objects: Option<Arc<ObjectTier>>,
         devices: DeviceNames,
         changed: Arc<Notify>,
     ) -> Arc<Self> {
@@ -81,6 +84,7 @@ impl Store {
             started: Instant::now(),
             state,
             disk,
+            objects,
             changed,
         })
     }
@@ -92,6 +96,10 @@ impl Store {
 
     pub(super) fn disk(&self) -> Option<&NvmeThreads> {
         self.disk.as_deref()
+    }
+
+    pub(super) fn objects(&self) -> Option<&Arc<ObjectTier>> {
+        self.objects.as_ref()
     }
 
     /// The present as a time of the directory.
@@ -112,7 +120,7 @@ impl Store {
     pub(super) fn apply<R>(&self, operation: impl FnOnce(&mut Directory, Duration) -> R) -> R {
         let State { directory, outboxes } = &mut *self.state.lock();
         let result = operation(directory, self.now());
-        let mut jobs = Vec::new();
+        let (mut jobs, mut fetches) = (Vec::new(), Vec::new());
         while let Some(action) = directory.poll_action() {
             match action {
                 Action::Store { disk, from, block } => jobs.push(DiskJob::Store { disk, from, block }),
@@ -120,6 +128,10 @@ impl Store {
                     // As for any writer: readers of its earlier content can tell.
                     self.arena.set_generation(to.slot, to.generation);
                     jobs.push(DiskJob::Load { disk, to, checksum, until });
+                }
+                Action::Fetch { block, to, until } => {
+                    self.arena.set_generation(to.slot, to.generation);
+                    fetches.push(FetchJob { block, to, until });
                 }
                 Action::Erase { disk } => jobs.push(DiskJob::Erase { disk }),
                 Action::Fence { client } => match (outboxes.get(&client), self.this.upgrade()) {
@@ -143,6 +155,11 @@ impl Store {
             && !jobs.is_empty()
         {
             disk.push(jobs);
+        }
+        if let Some(objects) = &self.objects
+            && !fetches.is_empty()
+        {
+            objects.push(fetches);
         }
         if directory.has_events() {
             self.changed.notify_one();

@@ -3,4 +3,5 @@
 mod device;
 mod node;
 mod nvme;
+mod objects;
 mod support;

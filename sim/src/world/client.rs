@@ -505,6 +505,7 @@ fn arrival(found: &Found, near: bool) -> Arrival {
         _ if !near => Source::Remote,
         Tier::Dram => Source::Dram,
         Tier::Nvme => Source::Nvme,
+        Tier::Object => Source::Object,
     };
     Arrival { origin: found.origin, source }
 }

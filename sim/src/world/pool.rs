@@ -282,6 +282,7 @@ impl PoolNode {
                     io.arena(self.arena).set_generation(to.slot, to.generation);
                     self.give_to_disk(io, DiskJob::Load { disk, to, checksum, until });
                 }
+                Action::Fetch { .. } => unreachable!("no simulated node has object storage"),
                 Action::Erase { disk: slot } => self.disk.iter_mut().for_each(|disk| disk.erase(slot)),
                 Action::GiveUpDisk => {
                     io.note(|| format!("pool-{} gives its disk up", self.index.0));

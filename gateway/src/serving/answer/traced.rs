@@ -63,6 +63,7 @@ impl Traced {
                 .with(names::TOKENS_HBM, from.tokens.hbm)
                 .with(names::TOKENS_DRAM, from.tokens.dram)
                 .with(names::TOKENS_NVME, from.tokens.nvme)
+                .with(names::TOKENS_OBJECT, from.tokens.object)
                 .with(names::TOKENS_REMOTE, from.tokens.remote);
             let attributes = usage.predicted_ttft_ms.into_iter().fold(attributes, |all, ms| all.with(names::TTFT_PREDICTED_MS, ms));
             self.phase(index, "decode", tokens, Some(&usage.decode_worker), attributes);

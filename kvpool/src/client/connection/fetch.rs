@@ -93,6 +93,7 @@ impl FetchedBlock {
             _ if !self.transport().same_host() => Source::Remote,
             Tier::Dram => Source::Dram,
             Tier::Nvme => Source::Nvme,
+            Tier::Object => Source::Object,
         };
         Arrival { origin: self.origin, source }
     }

@@ -3,6 +3,7 @@
 use super::{
     Action, ClientId, Directory, Due, Handovers, Limits, Published, Rank, Reserved, Slot, State,
     leases::Lease,
+    objects::OBJECTS,
     tiers::NODE,
     waits::{Asked, Get, Woken},
 };
@@ -176,7 +177,7 @@ impl Directory {
         if self.on_disk(&key).is_some() {
             self.events.moved(key, Tier::Nvme);
         } else {
-            self.events.evicted(key);
+            self.leaves(key);
         }
     }
 
@@ -244,6 +245,9 @@ impl Directory {
         if reserved.writer == NODE {
             self.load_cut_off(reserved.key, reserved.disk_ended);
         }
+        if reserved.writer == OBJECTS {
+            self.miss_waiters(reserved.key);
+        }
     }
 
     pub(super) fn quarantine(&mut self, slot: u32, until: Duration) {
@@ -286,7 +290,7 @@ impl Directory {
         }
     }
 
-    /// Lets a get wait until its deadline, and a little longer for blocks that are being read from disk.
+    /// Lets a get wait until its deadline, and a little longer for blocks that are being read from disk or from the bucket.
     pub(super) fn await_blocks(
         &mut self,
         client: ClientId,

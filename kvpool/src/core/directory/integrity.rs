@@ -66,6 +66,9 @@ impl Directory {
             let loading = self.reserved.get(&NODE).map_or(0, BTreeSet::len);
             assert_eq!(disk.loading(), loading, "a block that is being read has no slot, or no reader");
         }
+        if let Some(catalog) = self.catalog() {
+            catalog.check_integrity();
+        }
         assert_eq!(self.by_key.len(), usage.reserved + usage.cached + usage.leased, "a key leads nowhere");
         assert_eq!(usage.reserved, self.reserved.values().map(BTreeSet::len).sum::<usize>(), "a writer lists what it did not reserve");
         self.leases.check_integrity();

@@ -9,6 +9,7 @@
 use super::{
     Action, ClientId, Directory, Handovers, Limits, Published, Rank, State,
     disk_slots::{DiskBlock, DiskSlots},
+    objects::OBJECTS,
 };
 use crate::core::eviction::{EvictionPolicy, Use};
 use std::time::Duration;
@@ -139,7 +140,7 @@ impl Directory {
                 Err(fault) => {
                     if fault == DiskFault::Corrupt {
                         tier_of(&mut self.disk).forget(disk);
-                        self.events.evicted(reserved.key);
+                        self.leaves(reserved.key);
                         self.actions.push_back(Action::Erase { disk });
                     }
                     self.by_key.remove(&reserved.key);
@@ -166,7 +167,7 @@ impl Directory {
         }
         for DiskBlock { key, .. } in tier.blocks() {
             if self.published(&key).is_none() {
-                self.events.evicted(key);
+                self.leaves(key);
             }
         }
         for slot in 0..self.slots.len() as u32 {
@@ -188,10 +189,10 @@ impl Directory {
         self.disk.as_ref()?.held(key)
     }
 
-    /// Whether the block's bytes are being read from disk.
+    /// Whether the block's bytes are being read from disk or from the bucket.
     pub(super) fn is_loading(&self, key: &BlockKey) -> bool {
         let slot = self.by_key.get(key).map(|&slot| &self.slots[slot as usize].state);
-        matches!(slot, Some(State::Reserved(reserved)) if reserved.writer == NODE)
+        matches!(slot, Some(State::Reserved(reserved)) if [NODE, OBJECTS].contains(&reserved.writer))
     }
 
     /// Begins to read a block into DRAM. `false`: there is no slot for it.
@@ -256,7 +257,7 @@ impl Directory {
             if let Some(evicted) = evicted {
                 // It was on disk only, or DRAM has it and will not lose it.
                 if self.published(&evicted).is_none() {
-                    self.events.evicted(evicted);
+                    self.leaves(evicted);
                 }
             }
             self.actions.push_back(Action::Store { disk, from, block });
@@ -288,7 +289,7 @@ impl Directory {
     }
 
     /// A miss for all who wait for the block: it was held, so nobody else is about to bring it.
-    fn miss_waiters(&mut self, key: BlockKey) {
+    pub(super) fn miss_waiters(&mut self, key: BlockKey) {
         for woken in self.waits.wake(key) {
             if let Some(timer) = woken.done {
                 self.timers.cancel(timer);

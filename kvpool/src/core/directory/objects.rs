@@ -1,0 +1,212 @@
+//! The tier behind memory and disk: packs in a bucket that nodes share. A node holds what its catalog lists, as it holds what is on its
+//! disk: it tells coordinators, and reads a block into DRAM when somebody gets it.
+//!
+//! The difference is that nothing here is reserved: blocks come by use ([`Wanted`]) and are lost when a pack leaves, and every failure is a
+//! miss for those who wait. A fetch has a deadline, at which its readers are told that they will not get the block.
+
+use super::{Action, ClientId, Directory, Handovers, Place, Published, Rank, State};
+use crate::core::{
+    eviction::Use,
+    objects::{
+        catalog::{Catalog, PackId, PackedBlock},
+        pack::Record,
+        wanted::{Choice, Wanted},
+    },
+};
+use std::{collections::HashSet, time::Duration};
+use tidemill_proto::{
+    block::BlockKey,
+    pool::{Lineage, Room, SlotRef, Tier},
+};
+
+/// The node itself as a writer of blocks that it fetches from a bucket. No client has this number.
+pub(super) const OBJECTS: ClientId = ClientId(u64::MAX);
+
+/// What a directory knows of its bucket.
+#[derive(Debug)]
+pub(super) struct Objects {
+    catalog: Catalog,
+    wanted: Wanted,
+    /// From asking for a block to giving up on it.
+    deadline: Duration,
+}
+
+/// Why a block did not come from a bucket. All of these are misses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FetchFault {
+    #[error("the bytes differ from what was packed")]
+    Corrupt,
+    #[error("it was not to be had in time, or within the bounds")]
+    Missed,
+}
+
+/// How an [`Action::Fetch`] ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Fetched {
+    pub block: PackedBlock,
+    /// On success, this slot holds the block's bytes, checked.
+    pub to: SlotRef,
+    pub outcome: Result<(), FetchFault>,
+}
+
+/// A block that is to be written to the bucket, and where it is now. Nothing keeps it there, so a copy of it must be validated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ToPack {
+    pub key: BlockKey,
+    pub lineage: Lineage,
+    pub place: Place,
+}
+
+impl Directory {
+    /// Adds a bucket of which nothing is known yet. Blocks are worth writing from their `uses_min`th use on.
+    pub fn with_objects(mut self, uses_min: u32, deadline: Duration) -> Self {
+        self.objects = Some(Objects { catalog: Catalog::default(), wanted: Wanted::new(uses_min), deadline });
+        self
+    }
+
+    /// What is in the bucket, as far as this node has heard.
+    pub fn catalog(&self) -> Option<&Catalog> {
+        self.objects.as_ref().map(|objects| &objects.catalog)
+    }
+
+    /// Blocks that wait to be written to the bucket, and their uses added up.
+    pub fn wanted(&self) -> (usize, u64) {
+        self.objects.as_ref().map_or((0, 0), |objects| (objects.wanted.waiting(), objects.wanted.worth()))
+    }
+
+    /// A pack is in the bucket. One without records is of no use, and only its bytes count.
+    pub fn pack_added(&mut self, name: String, bytes: u64, written_s: u64, records: Vec<Record>) {
+        let Some(objects) = &mut self.objects else { return };
+        for key in objects.catalog.add(name, bytes, written_s, records) {
+            if !self.in_memory_or_on_disk(&key) {
+                self.events.stored(key, Tier::Object);
+            }
+        }
+    }
+
+    /// A pack has left the bucket, or is about to.
+    pub fn pack_gone(&mut self, pack: PackId) {
+        let Some(objects) = &mut self.objects else { return };
+        for key in objects.catalog.remove(pack) {
+            if !self.in_memory_or_on_disk(&key) {
+                self.events.evicted(key);
+            }
+        }
+    }
+
+    /// Packs were read from.
+    pub fn packs_read(&mut self, packs: impl IntoIterator<Item = PackId>, now_s: u64) {
+        let Some(objects) = &mut self.objects else { return };
+        packs.into_iter().for_each(|pack| objects.catalog.touch(pack, now_s));
+    }
+
+    /// The blocks to write to the bucket next, at most so many. Those that have left memory and disk meanwhile are given up.
+    pub fn take_wanted(&mut self, blocks_max: usize) -> Vec<ToPack> {
+        let Some(Objects { catalog, wanted, .. }) = &mut self.objects else { return Vec::new() };
+        let choices = wanted.take(blocks_max, |key| catalog.holds(key));
+        let mut there: HashSet<BlockKey> = HashSet::new();
+        let mut blocks = Vec::new();
+        for Choice { key, lineage } in choices {
+            let follows = lineage.parent.is_none_or(|parent| there.contains(&parent) || self.in_objects(&parent));
+            if follows && let Some(place) = self.place(&key) {
+                there.insert(key);
+                blocks.push(ToPack { key, lineage, place });
+            }
+        }
+        blocks
+    }
+
+    fn place(&self, key: &BlockKey) -> Option<Place> {
+        if let Some(at) = self.published(key) {
+            return Some(Place::Dram(self.found(0, at.slot, Tier::Dram)));
+        }
+        let (slot, disk) = (self.on_disk(key)?, self.disk.as_ref()?);
+        Some(Place::Disk { slot, checksum: disk.block(slot).checksum })
+    }
+
+    /// [`Action::Fetch`]es ended. A reader that waits for several of the blocks gets them together. Returns how many were taken.
+    pub fn fetched(&mut self, fetches: &[Fetched], now: Duration) -> usize {
+        self.tick(now);
+        let mut taken = 0;
+        let mut found = Handovers::new();
+        for &Fetched { block, to, outcome } in fetches {
+            let Some(reserved) = self.take_reservation(OBJECTS, to) else { continue };
+            let Record { key, checksum, lineage, .. } = block.record;
+            match outcome {
+                Ok(()) => {
+                    self.arrives(key);
+                    let published = Published { key, checksum, lineage, used: reserved.used, leases: 0, rank: Rank::Policy };
+                    self.publish(to.slot, published, Tier::Object, &mut found);
+                    taken += 1;
+                }
+                Err(fault) => {
+                    self.by_key.remove(&key);
+                    self.shares.lose(reserved.lineage.tenant);
+                    self.set_free(to.slot);
+                    if let (FetchFault::Corrupt, Some(objects)) = (fault, &mut self.objects)
+                        && objects.catalog.forget(&key, block.pack)
+                    {
+                        self.events.evicted(key);
+                    }
+                    self.miss_waiters(key);
+                }
+            }
+        }
+        self.hand_over_all(found, now);
+        self.demote();
+        taken
+    }
+
+    pub(super) fn in_objects(&self, key: &BlockKey) -> bool {
+        self.objects.as_ref().is_some_and(|objects| objects.catalog.holds(key))
+    }
+
+    /// Blocks that only the bucket has.
+    pub(super) fn only_in_objects(&self) -> impl Iterator<Item = BlockKey> {
+        let keys = self.objects.iter().flat_map(|objects| objects.catalog.keys());
+        keys.filter(|key| !self.in_memory_or_on_disk(key)).copied()
+    }
+
+    fn in_memory_or_on_disk(&self, key: &BlockKey) -> bool {
+        self.published(key).is_some() || self.on_disk(key).is_some()
+    }
+
+    /// Begins to fetch a block into DRAM. `false`: the bucket does not have it, somebody writes it already, or there is no slot for it.
+    pub(super) fn fetch(&mut self, key: &BlockKey, used: Use, now: Duration) -> bool {
+        let Some(objects) = &self.objects else { return false };
+        let Some(block) = objects.catalog.find(key).filter(|_| !self.by_key.contains_key(key)) else { return false };
+        let until = now + objects.deadline;
+        let lineage = block.record.lineage;
+        let Some(slot) = self.take_slot(lineage.tenant, Room::Made) else { return false };
+        let to = self.reserve_slot(slot, OBJECTS, *key, lineage, used, until);
+        self.actions.push_back(Action::Fetch { block, to, until });
+        true
+    }
+
+    /// A block was computed, or read where it was. What is in the bucket need not be counted.
+    pub(super) fn count_use(&mut self, key: &BlockKey) {
+        if self.objects.is_none() {
+            return;
+        }
+        let in_dram = self.published(key).map(|at| match self.slots[at.slot as usize].state {
+            State::Published(Published { lineage, .. }) => lineage,
+            _ => unreachable!("it is published"),
+        });
+        let on_disk = || self.on_disk(key).and_then(|slot| Some(self.disk.as_ref()?.block(slot).lineage));
+        let Some(lineage) = in_dram.or_else(on_disk) else { return };
+        let Some(Objects { catalog, wanted, .. }) = &mut self.objects else { return };
+        if !catalog.holds(key) {
+            wanted.used(*key, lineage, |parent| catalog.holds(parent));
+        }
+    }
+
+    /// A block comes to DRAM that is neither there nor on disk.
+    pub(super) fn arrives(&mut self, key: BlockKey) {
+        if self.in_objects(&key) { self.events.moved(key, Tier::Dram) } else { self.events.stored(key, Tier::Dram) }
+    }
+
+    /// A block is neither in DRAM nor on disk any more.
+    pub(super) fn leaves(&mut self, key: BlockKey) {
+        if self.in_objects(&key) { self.events.moved(key, Tier::Object) } else { self.events.evicted(key) }
+    }
+}

@@ -1,0 +1,11 @@
+//! The object tier's decisions: what a pack looks like, what is in the bucket, which blocks are worth writing, what may be asked for.
+//!
+//! - [`pack`]: the format of an object with many blocks and their index
+//! - [`catalog`]: which pack holds which block, and which packs leave when the bucket is full
+//! - [`wanted`]: which blocks are worth writing, and in which order
+//! - [`budget`]: requests per second, dollars per day, and a breaker for a server that fails
+
+pub mod budget;
+pub mod catalog;
+pub mod pack;
+pub mod wanted;

@@ -1,0 +1,188 @@
+//! Which blocks are worth writing to the bucket, and in which order.
+//!
+//! A block is worth its uses times its bytes. One that was computed and never used again is worth nothing to anyone later, and most are
+//! like that, so a block becomes *wanted* with its `uses_min`th use. Chains go by worth, each from its beginning: a block is useless
+//! without those before it, so it is wanted only if the block before it is in the bucket or is wanted, too.
+
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, HashSet},
+    mem,
+};
+use tidemill_proto::{block::BlockKey, pool::Lineage};
+
+#[derive(Debug)]
+pub struct Wanted {
+    uses_min: u32,
+    /// Uses of blocks that are not wanted yet, of late,
+    recent: HashMap<BlockKey, u32>,
+    /// and before that. A block that is in neither has been forgotten.
+    earlier: HashMap<BlockKey, u32>,
+    waiting: HashMap<BlockKey, Waiting>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    lineage: Lineage,
+    /// The first block of its chain that waits: what goes together.
+    root: BlockKey,
+    uses: u32,
+}
+
+/// A block to write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Choice {
+    pub key: BlockKey,
+    pub lineage: Lineage,
+}
+
+/// Blocks whose uses are counted of late, and again as many before. They take about 10 MB.
+const COUNTED_MAX: usize = 1 << 17;
+/// Blocks that wait to be written.
+pub const WAITING_MAX: usize = 1 << 16;
+
+impl Wanted {
+    /// `uses_min`: at least 1; the computation of a block is its first use.
+    pub fn new(uses_min: u32) -> Self {
+        Self { uses_min, recent: HashMap::new(), earlier: HashMap::new(), waiting: HashMap::new() }
+    }
+
+    /// A block that is not in the bucket was computed or read. `written`: whether a block is in the bucket.
+    pub fn used(&mut self, key: BlockKey, lineage: Lineage, written: impl Fn(&BlockKey) -> bool) {
+        if let Some(waiting) = self.waiting.get_mut(&key) {
+            waiting.uses += 1;
+            return;
+        }
+        let uses = self.count(key);
+        if uses < self.uses_min || self.waiting.len() >= WAITING_MAX {
+            return;
+        }
+        let root = match lineage.parent {
+            Some(parent) => match self.waiting.get(&parent) {
+                Some(before) => before.root,
+                None if written(&parent) => key,
+                None => return,
+            },
+            None => key,
+        };
+        self.recent.remove(&key);
+        self.waiting.insert(key, Waiting { lineage, root, uses });
+    }
+
+    fn count(&mut self, key: BlockKey) -> u32 {
+        if self.recent.len() >= COUNTED_MAX {
+            self.earlier = mem::take(&mut self.recent);
+        }
+        let before = self.earlier.remove(&key).unwrap_or(0);
+        let uses = self.recent.entry(key).or_insert(0);
+        *uses += before + 1;
+        *uses
+    }
+
+    /// Blocks that wait to be written.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Their uses, added up.
+    pub fn worth(&self) -> u64 {
+        self.waiting.values().map(|waiting| u64::from(waiting.uses)).sum()
+    }
+
+    /// The blocks to write next: the chains that are worth most, each from its beginning. They wait no longer.
+    pub fn take(&mut self, blocks_max: usize, written: impl Fn(&BlockKey) -> bool) -> Vec<Choice> {
+        let mut worth: HashMap<BlockKey, u64> = HashMap::new();
+        for waiting in self.waiting.values() {
+            *worth.entry(waiting.root).or_default() += u64::from(waiting.uses);
+        }
+        let mut order: Vec<(BlockKey, Waiting)> = self.waiting.iter().map(|(key, waiting)| (*key, *waiting)).collect();
+        order.sort_unstable_by_key(|(key, waiting)| (Reverse(worth[&waiting.root]), waiting.root.0, waiting.lineage.position, key.0));
+        let mut taken: HashSet<BlockKey> = HashSet::new();
+        let mut choices = Vec::new();
+        for (key, Waiting { lineage, .. }) in order {
+            if choices.len() == blocks_max {
+                break;
+            }
+            self.waiting.remove(&key);
+            // The block before it may have been given up since.
+            if !written(&key) && lineage.parent.is_none_or(|parent| taken.contains(&parent) || written(&parent)) {
+                taken.insert(key);
+                choices.push(Choice { key, lineage });
+            }
+        }
+        choices
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tidemill_proto::{block::Tenant, ids::RequestId};
+
+    /// Block `n` of chain `chain`.
+    fn block(chain: u8, n: u8) -> (BlockKey, Lineage) {
+        let key = |n: u8| BlockKey([chain, n, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let parent = n.checked_sub(1).map(key);
+        (key(n), Lineage { origin: RequestId(1), tenant: Tenant(1), parent, position: n.into() })
+    }
+
+    fn use_chain(wanted: &mut Wanted, chain: u8, blocks: u8) {
+        for (key, lineage) in (0..blocks).map(|n| block(chain, n)) {
+            wanted.used(key, lineage, |_| false);
+        }
+    }
+
+    fn names(choices: &[Choice]) -> Vec<(u8, u8)> {
+        choices.iter().map(|choice| (choice.key.0[0], choice.key.0[1])).collect()
+    }
+
+    #[test]
+    fn what_is_used_again_is_wanted_and_chains_that_are_worth_most_go_first() {
+        let mut wanted = Wanted::new(2);
+        use_chain(&mut wanted, 0, 4);
+        use_chain(&mut wanted, 1, 3);
+        use_chain(&mut wanted, 2, 9);
+        assert_eq!(wanted.waiting(), 0, "computed once");
+        use_chain(&mut wanted, 0, 2);
+        for _ in 0..5 {
+            use_chain(&mut wanted, 1, 3);
+        }
+        assert_eq!((wanted.waiting(), wanted.worth()), (5, 2 * 2 + 3 * 6));
+        assert_eq!(names(&wanted.take(4, |_| false)), [(1, 0), (1, 1), (1, 2), (0, 0)]);
+        assert_eq!(names(&wanted.take(4, |key| *key == block(0, 0).0)), [(0, 1)]);
+        assert_eq!(wanted.waiting(), 0);
+    }
+
+    #[test]
+    fn a_block_without_the_one_before_it_is_not_wanted() {
+        let mut wanted = Wanted::new(1);
+        let (key, lineage) = block(0, 3);
+        wanted.used(key, lineage, |_| false);
+        assert_eq!(wanted.waiting(), 0);
+        wanted.used(key, lineage, |parent| *parent == block(0, 2).0);
+        assert_eq!(wanted.waiting(), 1);
+        assert_eq!(wanted.take(9, |_| false), [], "the one before it has left the bucket");
+    }
+
+    proptest! {
+        #[test]
+        fn a_chain_is_written_from_its_beginning(uses in prop::collection::vec((0u8..3, 1u8..6), 1..60), batch in 1usize..5) {
+            let mut wanted = Wanted::new(2);
+            let mut there: HashSet<BlockKey> = HashSet::new();
+            for (step, (chain, blocks)) in uses.into_iter().enumerate() {
+                for (key, lineage) in (0..blocks).map(|n| block(chain, n)) {
+                    if !there.contains(&key) {
+                        wanted.used(key, lineage, |key| there.contains(key));
+                    }
+                }
+                if step % 3 == 0 {
+                    for choice in wanted.take(batch, |key| there.contains(key)) {
+                        prop_assert!(choice.lineage.parent.is_none_or(|parent| there.contains(&parent)));
+                        prop_assert!(there.insert(choice.key));
+                    }
+                }
+            }
+        }
+    }
+}
