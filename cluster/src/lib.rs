@@ -7,12 +7,14 @@
 //! - [`membership`]: the members, on which all coordinators can agree
 //! - [`load`]: each worker's work from this coordinator, and its last report (never replicated)
 //! - [`index`]: which pool nodes hold a block, and which blocks are read often
+//! - [`autoscale`]: how many workers the model wants
 //! - [`cost`]: how long things take, learnt from workers' steps
 //! - [`probes`]: whether engines still compute what they must; `distrust`: what happens if not
 //! - [`models`]: several models, each with a cluster of its own
 //! - `request`, `view`: the client's and the operator's side
 
 pub mod admission;
+pub mod autoscale;
 mod candidates;
 pub mod class;
 mod cluster;
