@@ -4,13 +4,15 @@
 //! its limits does, what its caller traces if callers are trusted, and a share of the rest. Nothing is recorded while no collector is set.
 //!
 //! - [`names`]: attributes; [`parent`]: the caller's trace; [`span`]: what is recorded
-//! - [`collector`]: the thread that sends traces away, as OTLP over HTTP
+//! - [`collector`]: the thread that sends traces away, as OTLP over HTTP; `queue`: those that wait for it
 
 pub mod collector;
 pub mod names;
 pub mod parent;
+mod queue;
 pub mod span;
 
+use crate::base::shares::Party;
 use collector::Collector;
 use parent::Parent;
 use parking_lot::Mutex;
@@ -53,6 +55,8 @@ pub struct Trace {
 #[derive(Debug)]
 struct State {
     name: String,
+    /// The party whose place in the queue the trace takes.
+    party: Party,
     attributes: Attributes,
     failed: Option<String>,
     /// Whether the trace is kept whatever the share says.
@@ -66,7 +70,8 @@ impl Traces {
         Self { collector, sampling }
     }
 
-    /// Begins the trace of a request, as a part of its caller's if `traceparent` names one.
+    /// Begins the trace of a request, as a part of its caller's if `traceparent` names one. It counts as this server's own until it is
+    /// [someone's](Trace::belongs_to).
     pub fn begin(self: &Arc<Self>, name: String, traceparent: Option<&str>) -> Arc<Trace> {
         let parent = traceparent.and_then(Parent::parse);
         Arc::new(Trace {
@@ -78,6 +83,7 @@ impl Traces {
             began_at: SystemTime::now(),
             state: Mutex::new(State {
                 name,
+                party: Party::Server,
                 attributes: Attributes::default(),
                 failed: None,
                 is_notable: self.sampling.callers && parent.is_some_and(|parent| parent.is_sampled),
@@ -98,6 +104,11 @@ impl Trace {
     /// Names an attribute of the whole request.
     pub fn set(&self, name: &'static str, value: impl Into<span::Value>) {
         self.state.lock().attributes.set(name, value);
+    }
+
+    /// Counts the trace to a party's share of those that wait to be sent.
+    pub fn belongs_to(&self, party: Party) {
+        self.state.lock().party = party;
     }
 
     /// Marks the request as failed.
@@ -146,7 +157,8 @@ impl Drop for Trace {
             failed: state.failed.take(),
         };
         let spans = std::iter::once(root).chain(std::mem::take(&mut state.spans)).collect();
-        self.traces.collector.send(EndedTrace { id: self.id, began_at: self.began_at, began: self.began, spans });
+        let ended = EndedTrace { id: self.id, began_at: self.began_at, began: self.began, spans };
+        self.traces.collector.send(state.party.clone(), ended);
     }
 }
 
