@@ -36,6 +36,8 @@ pub struct AutoscaleSettings {
     pub decode: Range,
     /// Workers of each role beyond those that are needed: what comes suddenly finds them loaded and idle.
     pub warm: u32,
+    /// The time over which signals are averaged.
+    pub window: Duration,
     /// From a worker's start until it serves.
     pub start: Duration,
     /// How long less must have been enough before a worker is given up, and the least time from one change to the next smaller number.
@@ -49,12 +51,10 @@ pub struct Wanted {
     pub decode: u32,
 }
 
-/// Between two looks at the signals.
-pub const EVERY: Duration = Duration::from_secs(5);
-/// Until then nothing is wanted: after a coordinator's restart its workers have to come back first.
-const GATHER: Duration = Duration::from_secs(15);
-/// Time constant of the signals' moving averages.
-const WINDOW: Duration = Duration::from_secs(30);
+/// Looks at the signals within the time over which they are averaged.
+const LOOKS: u32 = 6;
+/// Looks until a number is wanted: after a coordinator's restart its workers have to come back first.
+const GATHER_LOOKS: u32 = 3;
 /// Share of the tightest TTFT limit after which a sequence that only its decode worker delays counts as waiting there.
 const STUCK_SHARE: f64 = 0.5;
 
@@ -80,7 +80,7 @@ pub(crate) struct Autoscaler {
 
 impl Autoscaler {
     pub(crate) fn new(settings: AutoscaleSettings) -> Self {
-        let trend = || Trend::new(WINDOW, settings.start);
+        let trend = || Trend::new(settings.window, settings.start);
         Self {
             looked: None,
             prefill_ms: 0.0,
@@ -95,6 +95,11 @@ impl Autoscaler {
             decode: Steps::new(settings.decode, settings.cooldown),
             settings,
         }
+    }
+
+    /// The time between two looks at the signals.
+    fn every(&self) -> Duration {
+        self.settings.window / LOOKS
     }
 
     /// `None`: it knows too little yet.
@@ -120,10 +125,55 @@ impl Autoscaler {
         }
     }
 
+    /// The time since the last look; `None`: it is too early for another.
+    fn is_due(&mut self, now: Duration) -> Option<Duration> {
+        let (_, looked) = *self.looked.get_or_insert((now, now));
+        Some(now.saturating_sub(looked)).filter(|passed| *passed >= self.every())
+    }
+
+    fn look(&mut self, now: Duration, passed: Duration, seen: &Seen, limits: Limits, cost: &StepCost) {
+        let (first, _) = *self.looked.get_or_insert((now, now));
+        self.looked = Some((first, now));
+        let passed_ms = passed.as_secs_f64() * 1e3;
+        let busy = std::mem::take(&mut self.prefill_ms) / passed_ms;
+        let prompts = std::mem::take(&mut self.prompts_ms) / passed_ms;
+        let prompts = self.prompts.observe(passed, prompts);
+        let busy = self.busy.observe(passed, busy);
+        let prefill = PrefillLoad {
+            // Without a prefill worker, decode workers compute what the first one would.
+            busy: if seen.prefill_workers == 0 { prompts } else { busy },
+            queued_ms: seen.queued_ms,
+        };
+        let decode = DecodeLoad {
+            rows: self.rows.observe(passed, seen.rows),
+            context: self.context.observe(passed, seen.context),
+            used: self.used.observe(passed, seen.used),
+            prompts,
+            unserved: seen.unserved,
+            workers: seen.decode_workers,
+        };
+        if now.saturating_sub(first) < self.every() * GATHER_LOOKS {
+            return;
+        }
+        let AutoscaleSettings { warm, prefill: prefill_range, decode: decode_range, .. } = self.settings;
+        let needed = prefill_needed(prefill, &self.jobs, limits.ttft_ms, prefill_range.ceiling);
+        self.prefill.look(now, needed.saturating_add(warm), seen.prefill_workers);
+        let room = DecodeLimits { tpot_ms: limits.tpot_ms, blocks: seen.blocks, work_max: seen.work_max };
+        let needed = decode_needed(decode, room, cost, decode_range.ceiling);
+        self.decode.look(now, needed.saturating_add(warm), seen.decode_workers);
+    }
+
     pub(crate) fn check_integrity(&self) {
         self.prefill.check_integrity();
         self.decode.check_integrity();
     }
+}
+
+/// The tightest limits of all classes.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    tpot_ms: f64,
+    ttft_ms: f64,
 }
 
 /// What a look finds besides what reports have added up.
@@ -153,45 +203,12 @@ impl Cluster {
 
     /// Looks at the signals, if it is time.
     pub(crate) fn autoscale(&mut self, now: Duration) {
-        let Some(scaler) = &self.autoscaler else { return };
-        let Some((first, looked)) = scaler.looked else {
-            self.autoscaler.iter_mut().for_each(|scaler| scaler.looked = Some((now, now)));
-            return;
-        };
-        let passed = now.saturating_sub(looked);
-        if passed < EVERY {
-            return;
-        }
-        let seen = self.look(now);
-        let (tpot_ms, ttft_ms) = self.tightest_limits();
         let Some(scaler) = &mut self.autoscaler else { return };
-        scaler.looked = Some((first, now));
-        let passed_ms = passed.as_secs_f64() * 1e3;
-        let busy = std::mem::take(&mut scaler.prefill_ms) / passed_ms;
-        let prompts = std::mem::take(&mut scaler.prompts_ms) / passed_ms;
-        let prompts = scaler.prompts.observe(passed, prompts);
-        let prefill = PrefillLoad {
-            // Without a prefill worker, decode workers compute what the first one would.
-            busy: if seen.prefill_workers == 0 { prompts } else { scaler.busy.observe(passed, busy) },
-            queued_ms: seen.queued_ms,
-        };
-        let decode = DecodeLoad {
-            rows: scaler.rows.observe(passed, seen.rows),
-            context: scaler.context.observe(passed, seen.context),
-            used: scaler.used.observe(passed, seen.used),
-            prompts,
-            unserved: seen.unserved,
-            workers: seen.decode_workers,
-        };
-        let limits = DecodeLimits { tpot_ms, blocks: seen.blocks, work_max: seen.work_max };
-        if now.saturating_sub(first) < GATHER {
-            return;
+        let Some(passed) = scaler.is_due(now) else { return };
+        let (seen, limits) = (self.look(now), self.tightest_limits());
+        if let Some(scaler) = &mut self.autoscaler {
+            scaler.look(now, passed, &seen, limits, self.cost.of_role(Role::Decode));
         }
-        let warm = scaler.settings.warm;
-        let needed = prefill_needed(prefill, &scaler.jobs, ttft_ms, scaler.settings.prefill.ceiling);
-        scaler.prefill.look(now, needed.saturating_add(warm), seen.prefill_workers);
-        let needed = decode_needed(decode, limits, self.cost.of_role(Role::Decode), scaler.settings.decode.ceiling);
-        scaler.decode.look(now, needed.saturating_add(warm), seen.decode_workers);
     }
 
     fn look(&self, now: Duration) -> Seen {
@@ -229,8 +246,7 @@ impl Cluster {
 
     /// Sequences without a first token that wait for nothing but their decode worker, and have done so for long.
     fn stuck(&self, now: Duration) -> usize {
-        let (_, ttft_ms) = self.tightest_limits();
-        let patience = Duration::from_secs_f64(STUCK_SHARE * ttft_ms / 1e3);
+        let patience = Duration::from_secs_f64(STUCK_SHARE * self.tightest_limits().ttft_ms / 1e3);
         let waits = |(at, running): &(crate::requests::ChoiceId, crate::requests::Running)| {
             let (request, sequence) = self.requests.choice(*at);
             let since = request.handed_over.map_or(running.since, |(handed_over, _)| handed_over.max(running.since));
@@ -239,16 +255,81 @@ impl Cluster {
         self.requests.running().filter(waits).count()
     }
 
-    /// Of all classes: limits for TPOT and TTFT, those of the default classes if no class has any.
-    fn tightest_limits(&self) -> (f64, f64) {
+    /// The limits of the default classes, if no class has any.
+    fn tightest_limits(&self) -> Limits {
         let least = |of: fn(&crate::class::Class) -> Option<f64>, otherwise: f64| {
             let limits = self.settings.classes.iter().filter_map(|(_, class)| of(class));
             limits.reduce(f64::min).unwrap_or(otherwise)
         };
-        (least(|class| class.tpot_ms, TPOT_MS), least(|class| class.ttft_ms, TTFT_MS))
+        Limits { tpot_ms: least(|class| class.tpot_ms, TPOT_MS), ttft_ms: least(|class| class.ttft_ms, TTFT_MS) }
     }
 }
 
 /// Limits where no class has any.
 const TPOT_MS: f64 = 100.0;
 const TTFT_MS: f64 = 2000.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tidemill_proto::message::StepSample;
+
+    const SETTINGS: AutoscaleSettings = AutoscaleSettings {
+        prefill: Range { floor: 0, ceiling: 12 },
+        decode: Range { floor: 1, ceiling: 12 },
+        warm: 0,
+        window: Duration::from_secs(30),
+        start: Duration::from_secs(60),
+        cooldown: Duration::from_secs(120),
+    };
+
+    /// Numbers that are wanted under a load that stays the same but for what chance adds to it: `prefill` workers' time, `rows` that decode.
+    fn under(prefill: f64, rows: f64, chance: &[f64]) -> Vec<Wanted> {
+        let mut scaler = Autoscaler::new(SETTINGS);
+        let (every, mut cost) = (scaler.every(), StepCost::default());
+        (0..500).for_each(|step| {
+            let rows = 1 + step % 64;
+            let ms = 10.0 + rows as f32;
+            cost.observe(&StepSample { prefill_tokens: 0, prefill_context: 0, decode_rows: rows, decode_context: 0, ms });
+        });
+        let mut all = Vec::new();
+        for (number, chance) in (0..600).zip(chance.iter().cycle()) {
+            let now = every * number;
+            let Some(passed) = scaler.is_due(now) else { continue };
+            scaler.prefill_ms = prefill * chance * passed.as_secs_f64() * 1e3;
+            scaler.job(400.0);
+            let there = all.last().copied().unwrap_or(Wanted { prefill: 1, decode: 1 });
+            let seen = Seen {
+                prefill_workers: there.prefill.max(1),
+                decode_workers: there.decode,
+                rows: rows * chance,
+                context: 500.0 * rows * chance,
+                blocks: 4000.0,
+                used: 32.0 * rows * chance,
+                work_max: 256.0,
+                ..Seen::default()
+            };
+            scaler.look(now, passed, &seen, Limits { tpot_ms: 50.0, ttft_ms: 2000.0 }, &cost);
+            scaler.check_integrity();
+            all.extend(scaler.wanted());
+        }
+        all
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn a_steady_load_does_not_flap_and_more_of_it_wants_no_fewer(
+            prefill in 0.0..14.0_f64, rows in 0.0..400.0_f64, more in 1.0..2.0_f64, chance in prop::collection::vec(0.8..1.2_f64, 7..20),
+        ) {
+            let all = under(prefill, rows, &chance);
+            prop_assert!(all.iter().all(|wanted| wanted.prefill <= 12 && (1..=12).contains(&wanted.decode)));
+            // Half an hour is more than enough for what was too much at the start to go, step by step.
+            let steady = &all[all.len() - 200..];
+            prop_assert!(steady.iter().all(|wanted| wanted == &steady[0]), "{:?}", steady);
+            let with_more = *under(more * prefill, more * rows, &chance).last().unwrap();
+            prop_assert!(with_more.prefill >= steady[0].prefill && with_more.decode >= steady[0].decode, "{:?}, {:?}", steady[0], with_more);
+        }
+    }
+}

@@ -42,6 +42,7 @@ pub(crate) fn settings() -> ClusterSettings {
             prefill: Range { floor: 0, ceiling: 8 },
             decode: Range { floor: 1, ceiling: 8 },
             warm: 0,
+            window: Duration::from_secs(6),
             start: Duration::from_secs(5),
             cooldown: Duration::from_secs(10),
         }),

@@ -273,8 +273,8 @@ pub struct Flags {
     /// 0]
     #[arg(long, value_name = "NATS")]
     pub probe_tolerance: Option<f32>,
-    /// Says how many workers each model wants, such as prefill=1..4,decode=1..4 for one to four of each role; with warm, start_s and
-    /// cooldown_s, or as a section of the file [default: none, no number is wanted]
+    /// Says how many workers each model wants, such as prefill=1..4,decode=1..4 for one to four of each role; with warm, window_s,
+    /// start_s and cooldown_s, or as a section of the file [default: none, no number is wanted]
     #[arg(long, value_name = "ROLE=RANGE,…")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoscale: Option<AutoscaleFlags>,

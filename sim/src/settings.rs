@@ -84,6 +84,8 @@ pub struct Autoscale {
     pub decode_floor: u32,
     /// Instances of each role beyond those that are needed.
     pub warm: u32,
+    /// The time over which the coordinator averages the load.
+    pub window_s: f64,
     /// From the decision until a new instance serves.
     pub start_s: f64,
     /// How long fewer must have been enough before one is given up.
@@ -274,10 +276,15 @@ impl ClusterShape {
             Ok(duration) => Ok(duration),
             Err(error) => Err(InvalidSetting::new(format!("cluster.autoscale.{key}"), error.to_string())),
         };
+        let window = seconds("window_s", settings.window_s)?;
+        if window.is_zero() {
+            return Err(InvalidSetting::new("cluster.autoscale.window_s", "must be more than 0"));
+        }
         Ok(Some(AutoscaleSettings {
             prefill: range("prefill_floor", settings.prefill_floor, prefill + others(|others| others.prefill))?,
             decode: range("decode_floor", settings.decode_floor.max(1), decode + others(|others| others.decode))?,
             warm: settings.warm,
+            window,
             start: seconds("start_s", settings.start_s)?,
             cooldown: seconds("cooldown_s", settings.cooldown_s)?,
         }))
@@ -351,7 +358,7 @@ impl Default for ClusterShape {
 
 impl Default for Autoscale {
     fn default() -> Self {
-        Self { prefill_floor: 1, decode_floor: 1, warm: 0, start_s: 60.0, cooldown_s: 120.0 }
+        Self { prefill_floor: 1, decode_floor: 1, warm: 0, window_s: 30.0, start_s: 60.0, cooldown_s: 120.0 }
     }
 }
 

@@ -15,6 +15,8 @@ pub struct AutoscaleFlags {
     pub decode: String,
     /// Workers of each role beyond those that are needed, for what comes suddenly [default: 0]
     pub warm: Option<u32>,
+    /// Seconds over which the load is averaged; it is looked at six times in them [default: 30]
+    pub window_s: Option<u64>,
     /// Seconds from a worker's start until it serves, which is how far ahead the load is predicted [default: 60]
     pub start_s: Option<u64>,
     /// Seconds for which fewer workers must have been enough before one is given up; then at most a quarter of them [default: 300]
@@ -25,8 +27,9 @@ pub struct AutoscaleFlags {
 const WORKERS_MAX: u32 = 4096;
 const START_S_MAX: u64 = 3600;
 const COOLDOWN_S_MAX: u64 = 24 * 3600;
-/// Signals are looked at every five seconds.
-const COOLDOWN_S_MIN: u64 = 5;
+/// Workers report every second, and half of that is soon enough to look.
+const WINDOW_S_MIN: u64 = 3;
+const WINDOW_S_MAX: u64 = 3600;
 
 impl FromStr for AutoscaleFlags {
     type Err = String;
@@ -40,9 +43,10 @@ impl FromStr for AutoscaleFlags {
                 "prefill" => value.clone_into(&mut flags.prefill),
                 "decode" => value.clone_into(&mut flags.decode),
                 "warm" => flags.warm = Some(number()?.try_into().map_err(|_| format!("`{key}={value}`: too many"))?),
+                "window_s" => flags.window_s = Some(number()?),
                 "start_s" => flags.start_s = Some(number()?),
                 "cooldown_s" => flags.cooldown_s = Some(number()?),
-                _ => return Err(format!("`{key}` is none of prefill, decode, warm, start_s and cooldown_s")),
+                _ => return Err(format!("`{key}` is none of prefill, decode, warm, window_s, start_s and cooldown_s")),
             }
         }
         Ok(flags)
@@ -62,8 +66,9 @@ impl AutoscaleFlags {
                 warm @ 0..=WORKERS_MAX => warm,
                 warm => return Err(invalid("autoscale.warm", warm, format!("must be from 0 to {WORKERS_MAX}"))),
             },
+            window: within("autoscale.window_s", self.window_s.unwrap_or(30), WINDOW_S_MIN, WINDOW_S_MAX)?,
             start: within("autoscale.start_s", self.start_s.unwrap_or(60), 0, START_S_MAX)?,
-            cooldown: within("autoscale.cooldown_s", self.cooldown_s.unwrap_or(300), COOLDOWN_S_MIN, COOLDOWN_S_MAX)?,
+            cooldown: within("autoscale.cooldown_s", self.cooldown_s.unwrap_or(300), 1, COOLDOWN_S_MAX)?,
         })
     }
 }
@@ -89,7 +94,7 @@ mod tests {
         assert_eq!(flags, section);
         let settings = flags.check().unwrap();
         assert_eq!((settings.prefill, settings.decode), (Range { floor: 0, ceiling: 4 }, Range { floor: 2, ceiling: 8 }));
-        assert_eq!((settings.warm, settings.start, settings.cooldown), (1, Duration::from_secs(60), Duration::from_secs(60)));
+        assert_eq!((settings.warm, settings.window, settings.cooldown), (1, Duration::from_secs(30), Duration::from_secs(60)));
         for (text, words) in [
             ("4", "prefill=1..4"),
             ("prefil=1..4", "`prefil` is none of"),
@@ -98,7 +103,8 @@ mod tests {
             ("prefill=4..1,decode=1..4", "autoscale.prefill"),
             ("prefill=1,decode=1..4", "such as 1..4"),
             ("prefill=1..9999,decode=1..4", "4096"),
-            ("prefill=1..4,decode=1..4,cooldown_s=1", "autoscale.cooldown_s"),
+            ("prefill=1..4,decode=1..4,cooldown_s=0", "autoscale.cooldown_s"),
+            ("prefill=1..4,decode=1..4,window_s=2", "autoscale.window_s"),
             ("prefill=1..4,decode=1..4,start_s=x", "start_s=x"),
         ] {
             let error = text.parse::<AutoscaleFlags>().and_then(|flags| flags.check().map_err(|error| error.to_string())).unwrap_err();

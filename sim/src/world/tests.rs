@@ -100,9 +100,9 @@ fn a_cluster_that_is_too_small_loses_and_leaks_nothing() {
 
 #[test]
 fn workers_come_and_go_with_the_load_and_nothing_is_lost() {
-    let mut settings = settings(6, 4, 4.0, 3600);
-    settings.cluster.autoscale = Some(Autoscale { start_s: 10.0, cooldown_s: 30.0, ..Autoscale::default() });
-    settings.workload = WorkloadSettings { arrivals: Arrivals::Diurnal, period_s: 600.0, swing: 0.818, ..settings.workload };
+    let mut settings = settings(6, 4, 4.0, 600);
+    settings.cluster.autoscale = Some(Autoscale { window_s: 6.0, start_s: 2.0, cooldown_s: 6.0, ..Autoscale::default() });
+    settings.workload = WorkloadSettings { arrivals: Arrivals::Diurnal, period_s: 150.0, swing: 0.818, ..settings.workload };
     let run = checked(&settings, 7);
     let asks = workload::draw(&settings.workload, None, 7).unwrap();
     for (ask, answer) in asks.iter().zip(&run.answers) {
