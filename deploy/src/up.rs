@@ -6,11 +6,12 @@ mod scaling;
 use crate::{
     demo_model, gguf,
     processes::{Process, Tended, say},
+    wanted::{self, Wanted},
 };
 use anyhow::{Context, bail};
 use futures_util::future::join_all;
 use rolling::Rolling;
-use scaling::{Fleet, Ranges, Wanted};
+use scaling::{Fleet, Ranges};
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
@@ -24,7 +25,7 @@ use tidemill_net::{
     process,
 };
 use tidemill_proto::message::ModelKind;
-use tokio::{sync::watch, task::spawn_blocking};
+use tokio::task::spawn_blocking;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
@@ -459,7 +460,11 @@ impl Cluster {
         let restart = Duration::from_secs(args.ready_s);
         let mut hangups = process::hangups();
         let mut rolling = Rolling::default();
-        let wanted = args.autoscale.is_some().then(|| watch_wanted(self.doors.iter().map(Door::cluster_url).collect()));
+        let wanted = match (args.autoscale.is_some(), cluster_client()) {
+            (false, _) => None,
+            (true, Ok(client)) => Some(wanted::watch(client, self.doors.iter().map(Door::cluster_url).collect(), LOOK_EVERY, say)),
+            (true, Err(error)) => return format!("the coordinators cannot be asked how many workers they want: {error}"),
+        };
         loop {
             tokio::select! {
                 () = tokio::time::sleep(TEND_EVERY) => {}
@@ -510,7 +515,7 @@ impl Cluster {
     fn scale(&mut self, now: Instant, wanted: &Wanted, args: &UpArgs, data: &Path) {
         let mut fleets = std::mem::take(&mut self.fleets);
         for fleet in &mut fleets {
-            let Some(count) = wanted.of(fleet) else { continue };
+            let Some(count) = wanted.of(&fleet.model, fleet.role) else { continue };
             let there = fleet.numbers().filter(|&number| self.workers.iter().any(|worker| worker.name == fleet.name(number)));
             let (leaving, running): (Vec<usize>, Vec<usize>) = there.partition(|&number| self.leaving.contains(&fleet.name(number)));
             let scaling::Change { start, dismiss } = fleet.change(now, count, &running, &leaving);
@@ -610,35 +615,6 @@ fn ranges(args: &UpArgs) -> anyhow::Result<Ranges> {
 fn certified(data: &Path, role_and_name: &str) -> anyhow::Result<[String; 2]> {
     let (dir, _) = issue::issue(&data.join("pki"), role_and_name, issue::DAYS)?;
     Ok(["--pki".to_owned(), dir.display().to_string()])
-}
-
-/// What the coordinators want, looked up by a task of its own, so that one that does not answer delays nothing else.
-fn watch_wanted(urls: Vec<String>) -> watch::Receiver<Wanted> {
-    let (told, wanted) = watch::channel(Wanted::default());
-    tokio::spawn(async move {
-        let mut said = None;
-        while !told.is_closed() {
-            let asked = match cluster_client() {
-                Ok(client) => Wanted::ask(&client, &urls).await,
-                Err(error) => Err(error.into()),
-            };
-            match asked {
-                Ok(wanted) => {
-                    said = None;
-                    told.send_replace(wanted);
-                }
-                Err(error) => {
-                    let error = format!("{error:#}");
-                    if said.as_ref() != Some(&error) {
-                        say(&format!("cannot learn how many workers are wanted: {error}"));
-                        said = Some(error);
-                    }
-                }
-            }
-            tokio::time::sleep(scaling::LOOK_EVERY).await;
-        }
-    });
-    wanted
 }
 
 /// The address of the `n`th coordinator: the next ports, unless any will do.
@@ -742,6 +718,8 @@ async fn known(client: &reqwest::Client, door: &Door) -> Option<Known> {
     Some(Known::Members(answer.members.into_iter().map(|member| member.pid).collect()))
 }
 
+/// Between two looks at the number of workers that is wanted.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Between looks whether all processes live.
 const TEND_EVERY: Duration = Duration::from_millis(100);
 /// A coordinator gives running requests 30 s to finish and then needs a moment to end.

@@ -1,23 +1,24 @@
-//! `tidemill up --autoscale`: under load one decode worker becomes several, and one again after it. No client notices.
+//! `tidemill up --autoscale`: under load one decode worker becomes four, and one again after it. No client notices.
 
 mod support;
 
-use serde_json::Value;
+use futures_util::{StreamExt, stream::iter};
+use serde_json::{Value, json};
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
-use support::{Case, Cluster, Numbers, assert_same, complete, reference};
+use support::{Answer, Case, Cluster, assert_same, complete, reference};
 
-/// Answers so long, and so many at a time, that their KV fills several workers' memory, whatever the machine's speed.
+/// Six times as many as a worker takes at a time, so that four workers are wanted whatever the machine's speed.
+const CASES: usize = 24;
+const SEQUENCES_MAX: &str = "4";
+
+/// Answers long enough to be under way when a worker comes or goes.
 fn cases() -> Vec<Case> {
-    let mut numbers = Numbers(47);
-    let case = |number: usize| Case {
-        prompt: (0..40 + 10 * number).map(|_| 3 + (numbers.next() % 500) as u32).collect(),
-        seed: (number % 2 == 1).then(|| numbers.next() >> 12),
-        max_tokens: 700,
-    };
-    (0..16).map(case).collect()
+    let prompt = |number: u32| (0..40 + 5 * number).map(move |token| 3 + (number * 31 + token * 7 + token / 5) % 500);
+    let case = |number: u32| Case { prompt: prompt(number).collect(), seed: (number % 2 == 1).then_some(number.into()), max_tokens: 500 };
+    (0..CASES as u32).map(case).collect()
 }
 
 fn decode_workers(cluster: &Value) -> usize {
@@ -25,53 +26,67 @@ fn decode_workers(cluster: &Value) -> usize {
     members.iter().filter(|member| member["role"] == "decode" && member["draining"] == false).count()
 }
 
+/// The answer to a case as a stream, which must not end before its end.
+async fn stream(cluster: &Cluster, case: &Case) -> Answer {
+    let mut body = case.body();
+    body["stream"] = json!(true);
+    let (status, text) = cluster.post_for_text("/completions", &body).await;
+    assert_eq!(status, 200, "{text}");
+    let mut events: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    assert_eq!(events.pop(), Some("[DONE]"), "the stream was cut: {text}");
+    let ids = |event: &&str| {
+        let chunk: Value = serde_json::from_str(event).expect("JSON");
+        let ids = chunk["choices"][0]["token_ids"].as_array().cloned().unwrap_or_default();
+        ids.iter().map(|id| id.as_u64().expect("an id") as u32).collect::<Vec<_>>()
+    };
+    Answer { tokens: events.iter().flat_map(ids).collect(), usage: Value::Null }
+}
+
+/// Asks for answers, half of them as streams, so many at a time, and compares each.
+async fn ask(cluster: &Cluster, cases: &[Case], expected: &[Answer], at_once: usize, when: &str) {
+    let asked = iter(cases.iter().zip(expected).enumerate()).map(|(number, (case, expected))| async move {
+        let answer = if number % 2 == 0 { stream(cluster, case).await } else { complete(cluster, case).await };
+        assert_same(std::slice::from_ref(expected), &[answer], std::slice::from_ref(case), when);
+    });
+    asked.buffer_unordered(at_once).collect().await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_come_with_the_load_and_go_with_it_and_no_answer_changes() {
     let cases = cases();
     let expected = reference(&cases).await;
-    let cluster = Cluster::start(&[
-        "--autoscale",
-        "prefill=1..1,decode=1..4,start_s=5,cooldown_s=10",
-        // Memory for about five of the answers.
-        "--kv-memory",
-        "1536KiB",
-        "--threads",
-        "1",
-    ]);
+    let autoscale = "prefill=1..1,decode=1..4,window_s=3,start_s=2,cooldown_s=3";
+    let cluster = Cluster::start(&["--autoscale", autoscale, "--sequences-max", SEQUENCES_MAX, "--threads", "1"]);
     assert_eq!(decode_workers(&cluster.cluster().await), 1);
 
-    let (most, done) = (AtomicUsize::new(1), AtomicBool::new(false));
+    let (now, most, done) = (AtomicUsize::new(1), AtomicUsize::new(1), AtomicBool::new(false));
     let began = Instant::now();
     let asked = async {
-        let mut rounds = 0;
-        // As long as it takes: the answers that are under way when a worker comes or goes are the test.
-        while rounds < 2 || (most.load(Ordering::Relaxed) < 4 && began.elapsed() < LOAD_MAX) {
-            let answers = support::complete_all(&cluster, &cases, cases.len()).await;
-            assert_same(&expected, &answers, &cases, "while workers come");
-            rounds += 1;
+        while most.load(Ordering::Relaxed) < 4 && began.elapsed() < PHASE_MAX {
+            ask(&cluster, &cases, &expected, CASES, "while workers come").await;
         }
+        let came = began.elapsed();
         // A light load goes on while workers leave.
-        while most.load(Ordering::Relaxed) > 1 && decode_workers(&cluster.cluster().await) > 1 && began.elapsed() < 2 * LOAD_MAX {
-            for (case, expected) in cases.iter().zip(&expected).take(2) {
-                let answer = complete(&cluster, case).await;
-                assert_same(std::slice::from_ref(expected), &[answer], std::slice::from_ref(case), "while workers leave");
-            }
+        while now.load(Ordering::Relaxed) > 1 && began.elapsed() < came + PHASE_MAX {
+            ask(&cluster, &cases[..4], &expected, 2, "while workers leave").await;
         }
+        eprintln!("four workers after {came:?}, one again {:?} later", began.elapsed() - came);
         done.store(true, Ordering::Relaxed);
     };
     let watched = async {
         while !done.load(Ordering::Relaxed) {
-            most.fetch_max(decode_workers(&cluster.cluster().await), Ordering::Relaxed);
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            let workers = decode_workers(&cluster.cluster().await);
+            now.store(workers, Ordering::Relaxed);
+            most.fetch_max(workers, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
     tokio::join!(asked, watched);
-    assert_eq!(most.into_inner(), 4, "all that it may have");
-    assert_eq!(decode_workers(&cluster.cluster().await), 1, "and one again");
+    assert_eq!((most.into_inner(), now.into_inner()), (4, 1), "all that it may have, and one again");
     assert!(cluster.get("/metrics").await.contains("\ntidemill_wanted_workers{role=\"decode\",model=\"tiny\"} 1\n"));
     assert_eq!(cluster.metric("tidemill_rescues_total", &[]).await, 0.0, "who drains hands its sequences over");
     cluster.stop();
 }
 
-/// On a machine that has other things to do as well.
-const LOAD_MAX: Duration = Duration::from_secs(240);
+/// The time for either direction, on a machine that has other things to do as well.
+const PHASE_MAX: Duration = Duration::from_secs(60);

@@ -1,12 +1,7 @@
 //! `tidemill up --autoscale`: as many workers as the coordinators want. What is started is a process of its own; what is given up drains, ends
 //! by itself, and only then is gone.
 
-use anyhow::{Context, bail};
-use serde::Deserialize;
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// Fewest and most workers of each model, by role.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,8 +38,6 @@ pub(super) struct Fleet {
 
 /// After a worker's end that nobody asked for.
 pub(super) const REST: Duration = Duration::from_secs(60);
-/// Between looks at what is wanted.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A change of a fleet, by the numbers of its workers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -73,66 +66,6 @@ impl Fleet {
         newest.truncate(running.len().saturating_sub(wanted));
         Change { start: free.take(more).collect(), dismiss: newest }
     }
-}
-
-/// Workers that the coordinators want, by model and role. A coordinator that does not answer is passed over.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wanted(BTreeMap<(String, &'static str), usize>);
-
-impl Wanted {
-    pub(super) fn of(&self, fleet: &Fleet) -> Option<usize> {
-        self.0.get(&(fleet.model.clone(), fleet.role)).copied()
-    }
-
-    /// Asks every coordinator. Each sees its own requests, so the largest number counts.
-    pub(super) async fn ask(client: &reqwest::Client, urls: &[String]) -> anyhow::Result<Self> {
-        let mut wanted = BTreeMap::new();
-        let mut failure = None;
-        for url in urls {
-            match ask(client, url).await {
-                Ok(answer) => {
-                    for Model { name, wanted: of_model } in answer.models {
-                        let Some(of_model) = of_model else { continue };
-                        for (role, workers) in [("prefill", of_model.prefill), ("decode", of_model.decode)] {
-                            let most = wanted.entry((name.clone(), role)).or_insert(0);
-                            *most = workers.max(*most);
-                        }
-                    }
-                }
-                Err(error) => failure = Some(error),
-            }
-        }
-        match failure {
-            Some(error) if wanted.is_empty() => Err(error),
-            _ => Ok(Self(wanted)),
-        }
-    }
-}
-
-#[derive(Deserialize)]
-struct Answer {
-    models: Vec<Model>,
-}
-
-#[derive(Deserialize)]
-struct Model {
-    name: String,
-    #[serde(default)]
-    wanted: Option<OfModel>,
-}
-
-#[derive(Deserialize)]
-struct OfModel {
-    prefill: usize,
-    decode: usize,
-}
-
-async fn ask(client: &reqwest::Client, url: &str) -> anyhow::Result<Answer> {
-    let answer = client.get(url).send().await.with_context(|| format!("cannot ask {url}"))?;
-    if !answer.status().is_success() {
-        bail!("{url} answers {}: a closed front door does not show the cluster, so --autoscale needs --admin ADDR there", answer.status());
-    }
-    answer.json().await.with_context(|| format!("{url} answers something else"))
 }
 
 #[cfg(test)]
