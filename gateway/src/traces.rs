@@ -4,12 +4,12 @@
 //! its limits does, what its caller traces if callers are trusted, and a share of the rest. Nothing is recorded while no collector is set.
 //!
 //! - [`names`]: attributes; [`parent`]: the caller's trace; [`span`]: what is recorded
-//! - [`collector`]: the thread that sends traces away, as OTLP over HTTP; `queue`: those that wait for it
+//! - [`collector`]: the thread that sends traces away, as OTLP over HTTP; [`queue`]: those that wait for it
 
 pub mod collector;
 pub mod names;
 pub mod parent;
-mod queue;
+pub mod queue;
 pub mod span;
 
 use crate::base::shares::Party;

@@ -3,7 +3,7 @@
 //! Nothing waits for it: a trace that finds no place in the queue, or that the collector does not take, is lost and counted.
 
 use super::{
-    queue::{Far, Near, queue},
+    queue::{Near, queue},
     span::{Attributes, EndedTrace, Kind, Span, Value},
 };
 use crate::{base::shares::Party, metrics};
@@ -86,7 +86,7 @@ impl Collector {
 
 /// The traces that a test's collector was given.
 #[cfg(test)]
-pub struct Held(Far<EndedTrace>);
+pub struct Held(super::queue::Far<EndedTrace>);
 
 #[cfg(test)]
 impl Held {
