@@ -47,10 +47,15 @@ fn world(settings: &Settings, seed: u64) -> World {
 
 /// Runs to the end with the books checked now and then, and until nobody does anything any more.
 fn checked(settings: &Settings, seed: u64) -> Run {
+    checked_every(4999, settings, seed)
+}
+
+/// The same with so many events from one check of the books to the next: it looks at every block of every process.
+fn checked_every(events: u64, settings: &Settings, seed: u64) -> Run {
     let mut world = world(settings, seed);
     while world.open() > 0 {
         assert!(world.step(&mut Unwatched));
-        if world.events.is_multiple_of(4999) {
+        if world.events.is_multiple_of(events) {
             world.check_integrity();
         }
     }
@@ -100,12 +105,12 @@ fn a_cluster_that_is_too_small_loses_and_leaks_nothing() {
 
 #[test]
 fn workers_come_and_go_with_the_load_and_nothing_is_lost() {
-    let mut settings = settings(6, 4, 4.0, 400);
-    // The check of the books looks at every slot.
+    let mut settings = settings(6, 4, 4.0, 280);
     settings.cluster.pool_gib_per_host = 8.0;
-    settings.cluster.autoscale = Some(Autoscale { window_s: 6.0, start_s: 2.0, cooldown_s: 6.0, ..Autoscale::default() });
-    settings.workload = WorkloadSettings { arrivals: Arrivals::Diurnal, period_s: 100.0, swing: 0.818, ..settings.workload };
-    let run = checked(&settings, 7);
+    settings.cluster.autoscale = Some(Autoscale { window_s: 3.0, start_s: 2.0, cooldown_s: 4.0, ..Autoscale::default() });
+    settings.workload =
+        WorkloadSettings { arrivals: Arrivals::Diurnal, period_s: 100.0, swing: 0.818, sharpness: 3.0, ..settings.workload };
+    let run = checked_every(99_991, &settings, 7);
     let asks = workload::draw(&settings.workload, None, 7).unwrap();
     for (ask, answer) in asks.iter().zip(&run.answers) {
         assert_eq!((&answer.end, answer.tokens), (&End::Complete, ask.output_tokens));
