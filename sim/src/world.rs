@@ -578,7 +578,10 @@ impl World {
 
     /// What processes do, or hold for somebody.
     pub(crate) fn busy(&self) -> Vec<String> {
-        let mut busy: Vec<String> = self.workers.iter().filter_map(|worker| worker.busy()).collect();
+        // What reaches a process that has ended is nobody's work.
+        let runs = |number: usize| self.io.life(Process::Worker(WorkerIndex(number))).state != State::Down;
+        let running = self.workers.iter().enumerate().filter(|(number, _)| runs(*number));
+        let mut busy: Vec<String> = running.filter_map(|(_, worker)| worker.busy()).collect();
         for (number, pool) in self.pools.iter().enumerate() {
             let usage = pool.directory.usage();
             // A block with wrong bytes is kept from others for as long as somebody may read it.

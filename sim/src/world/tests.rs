@@ -64,7 +64,7 @@ fn checked_every(events: u64, settings: &Settings, seed: u64) -> Run {
         world.step(&mut Unwatched);
     }
     world.check_integrity();
-    assert!(world.is_idle(), "nobody computes, moves or holds anything for requests that have ended");
+    assert!(world.is_idle(), "nobody computes, moves or holds anything for requests that have ended: {:?}", world.busy());
     world.finish()
 }
 
