@@ -19,7 +19,7 @@
 //!   - [`kernels::ops`]: each kernel
 //!   - [`kernels::phases`]: prefill and decode of whole models
 //! - [`kernels::cuda`]: the same on a GPU: [`kernels::cuda::gpu`], the measured device; [`kernels::cuda::ceilings`],
-//!     [`kernels::cuda::ops`], [`kernels::cuda::phases`]
+//!   [`kernels::cuda::ops`], [`kernels::cuda::phases`]
 //!   - [`kernels::report`]: results and their tables
 //! - [`kv`]: `tidemill-bench kv`, bytes per second of the KV pool
 //!   - [`kv::transfer`]: put and get, timed
@@ -31,7 +31,7 @@
 //! - [`load`]: `tidemill-bench load`, load on any OpenAI-compatible endpoint, in an open loop or a closed one
 //! - [`load::arrivals`]: the times of requests
 //! - [`load::workload`]: the requests: [`load::length`], [`load::chats`] from a file, [`load::trace`]s, [`load::kind`]s of
-//!     a mixed workload
+//!   a mixed workload
 //!   - [`load::target`]: the server, and one request to it
 //!   - [`load::drive`]: sends sessions of requests, each at its time
 //!   - [`load::timeline`]: one answer's events to its latencies

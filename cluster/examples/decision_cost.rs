@@ -69,6 +69,7 @@ fn measure(name: PolicyName, workers: usize) -> Vec<Duration> {
         queue_wait_max: Duration::from_secs(60),
         heartbeat_dead: Duration::from_secs(5),
         probes: None,
+        autoscale: None,
     };
     let (mut cluster, mut now) = (Cluster::new(settings, ModelIdentity::default()), Duration::from_secs(1));
     let engine = EngineInfo {

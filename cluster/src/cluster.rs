@@ -11,6 +11,7 @@
 use crate::{
     RequestEvent,
     admission::AdmissionPolicy,
+    autoscale::{AutoscaleSettings, Autoscaler},
     candidates::{self, Books, Candidates},
     class::Classes,
     cost::CostModel,
@@ -50,6 +51,8 @@ pub struct ClusterSettings {
     pub heartbeat_dead: Duration,
     /// Settings of the probes that check engines' answers; `None` turns probes off.
     pub probes: Option<ProbeSettings>,
+    /// Whether a number of workers is wanted here; `None`: not.
+    pub autoscale: Option<AutoscaleSettings>,
 }
 
 /// The origin of an answer. Answers to the same request from the same origin are the same, unless a worker computes wrongly undetected.
@@ -131,6 +134,7 @@ pub struct Cluster {
     pub(crate) waiting_told: Duration,
     pub(crate) probes: Option<Probes>,
     pub(crate) distrusted: Distrusted,
+    pub(crate) autoscaler: Option<Autoscaler>,
 }
 
 impl Cluster {
@@ -158,6 +162,7 @@ impl Cluster {
             waiting_told: Duration::ZERO,
             probes: settings.probes.map(Probes::new),
             distrusted: Distrusted::default(),
+            autoscaler: settings.autoscale.clone().map(Autoscaler::new),
             settings,
         }
     }
@@ -203,6 +208,7 @@ impl Cluster {
         self.place_queued(now);
         self.probe(now);
         self.index.sweep();
+        self.autoscale(now);
         if now.saturating_sub(self.waiting_told) >= WAITING_TOLD_EVERY {
             self.waiting_told = now;
             self.tell_waiting(now);
@@ -276,6 +282,7 @@ impl Cluster {
         assert_eq!(self.context_tokens, self.membership.context_tokens());
         self.index.check_integrity();
         self.cost.check_integrity();
+        self.autoscaler.iter().for_each(Autoscaler::check_integrity);
         self.requests.check_integrity();
         self.fairness.check_integrity(self.requests.iter().map(|(_, request)| request.tenant));
         assert!(self.cost.workers().all(|worker| self.membership.get(worker).is_some()), "costs of workers that are gone");

@@ -8,12 +8,14 @@
 //! - [`membership`]: the members, on which all coordinators can agree
 //! - [`load`]: each worker's work from this coordinator, and its last report (never replicated)
 //! - [`index`]: which pool nodes hold a block, and which blocks are read often
+//! - [`autoscale`]: the number of workers that a model wants
 //! - [`cost`]: a model of times, learnt from workers' steps
 //! - [`probes`]: checks that engines compute correctly; `distrust`: the consequences if not
 //! - [`models`]: several models, each with a cluster of its own
 //! - `request`, `view`: the client's and the operator's side
 
 pub mod admission;
+pub mod autoscale;
 mod candidates;
 pub mod class;
 mod cluster;

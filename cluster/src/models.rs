@@ -172,6 +172,7 @@ impl Models {
                 sequences_running: view.sequences_running,
                 rescues: view.rescues,
                 probes: view.probes,
+                wanted: view.wanted,
             });
         }
         whole.decisions.sort_by(|a, b| a.age_ms.total_cmp(&b.age_ms));

@@ -3,6 +3,7 @@
 use crate::{
     Action, Cluster, ClusterSettings, Failure, NewRequest, Outcome, RequestEvent,
     admission::AdmissionPolicy,
+    autoscale::{AutoscaleSettings, steps::Range},
     class::{Class, ClassId, Classes, OnMiss},
     lifecycle::{HANDOVER_MAX, LOSSES_MAX},
     membership::tests::{engine, model, register, register_at},
@@ -37,6 +38,14 @@ pub(crate) fn settings() -> ClusterSettings {
         queue_wait_max: Duration::from_secs(20),
         heartbeat_dead: Duration::from_secs(5),
         probes: None,
+        autoscale: Some(AutoscaleSettings {
+            prefill: Range { floor: 0, ceiling: 8 },
+            decode: Range { floor: 1, ceiling: 8 },
+            warm: 0,
+            window: Duration::from_secs(6),
+            start: Duration::from_secs(5),
+            cooldown: Duration::from_secs(10),
+        }),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The cluster as operators and dashboards see it: `/cluster`, `/ready` and the workers' part of `/metrics`.
 
-use crate::{Cluster, cost::StepCoefficients, decisions::DecisionView, membership::Member, probes::ProbeOutcome};
+use crate::{Cluster, autoscale::Wanted, cost::StepCoefficients, decisions::DecisionView, membership::Member, probes::ProbeOutcome};
 use serde::Serialize;
 use std::time::Duration;
 use tidemill_proto::{
@@ -27,6 +27,9 @@ pub struct ClusterView {
     /// The probes, if there is one model.
     #[serde(skip)]
     pub probes: Option<ProbesView>,
+    /// Of the only model.
+    #[serde(skip)]
+    pub wanted: Option<Wanted>,
 }
 
 /// The results of the probes of a model's engines.
@@ -66,6 +69,9 @@ pub struct ModelView {
     pub rescues: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probes: Option<ProbesView>,
+    /// Workers that it wants, where something decides about that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wanted: Option<Wanted>,
 }
 
 #[derive(Debug, Serialize)]
@@ -123,6 +129,7 @@ impl Cluster {
             rescues: self.rescues,
             decisions: self.decisions.view(now, &self.membership),
             probes: self.probes.as_ref().map(|probes| probes.view(now)),
+            wanted: self.wanted(),
         }
     }
 

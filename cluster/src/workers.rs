@@ -86,7 +86,11 @@ impl Cluster {
         report.steps.truncate(Report::STEPS_MAX);
         self.cost.observe_steps(worker, role, &report.steps);
         let after = report.counters.transfer;
+        let reported = self.autoscaler.is_some().then(|| report.clone());
         if let Some(before) = self.load.reported(worker, report) {
+            if let (Some(scaler), Some(after)) = (&mut self.autoscaler, reported) {
+                scaler.report(role, self.cost.steps(worker, role), &before, &after);
+            }
             self.cost.observe_transfer(&before.counters.transfer, &after);
         }
     }

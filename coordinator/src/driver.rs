@@ -309,6 +309,7 @@ mod tests {
             queue_wait_max: Duration::from_secs(60),
             heartbeat_dead: Duration::from_secs(60),
             probes: None,
+            autoscale: None,
         };
         Driver::new(&settings, vec![("tiny".into(), ModelIdentity::default())])
     }

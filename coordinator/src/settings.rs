@@ -1,6 +1,7 @@
 //! The coordinator's settings, each stated once: flags and TOML keys are one struct, which `check` turns into [`Settings`].
 
 pub mod audit;
+pub mod autoscale;
 mod bounds;
 mod check;
 pub mod classes;
@@ -17,6 +18,7 @@ pub mod tenants;
 pub mod traces;
 
 use audit::AuditFlags;
+use autoscale::AutoscaleFlags;
 use classes::ClassFlags;
 use context::{ContextFlags, MemoryFlags};
 use feedback::FeedbackFlags;
@@ -271,6 +273,11 @@ pub struct Flags {
     /// 0]
     #[arg(long, value_name = "NATS")]
     pub probe_tolerance: Option<f32>,
+    /// Says how many workers each model wants, such as prefill=1..4,decode=1..4 for one to four of each role; with warm, window_s,
+    /// start_s and cooldown_s, or as a section of the file [default: none, no number is wanted]
+    #[arg(long, value_name = "ROLE=RANGE,…")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autoscale: Option<AutoscaleFlags>,
     /// Days for which the audit log in `data` keeps blocks by safety checks and appeals against them; 0: no log. Or a section of the file
     /// [default: 0]
     #[arg(long, value_name = "DAYS")]

@@ -1,6 +1,7 @@
 //! The parts of the `tidemill` binary, as a library for the bench.
 //!
 //! - [`client`]: a streaming client of any OpenAI-compatible endpoint (`tidemill chat` and `tidemill-bench load`)
+//! - [`autoscale`]: `tidemill autoscale`, a command run for each number of workers that is [`wanted`]
 //! - [`certs`]: `tidemill certs`, certificates with roles
 //! - [`chat`]: `tidemill chat`, a conversation in the terminal
 //! - [`cluster`]: `tidemill cluster`, what a running cluster does
@@ -18,6 +19,7 @@
 
 pub mod appeals;
 pub mod audit;
+pub mod autoscale;
 pub mod certs;
 pub mod chat;
 pub mod client;
@@ -35,3 +37,4 @@ pub mod rollout;
 pub mod safety;
 pub mod up;
 pub mod usage;
+pub mod wanted;

@@ -3,7 +3,9 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use tidemill_deploy::{appeals, audit, certs, chat, cluster, doctor, eval, feedback, gguf, keys, registry, rollout, safety, up, usage};
+use tidemill_deploy::{
+    appeals, audit, autoscale, certs, chat, cluster, doctor, eval, feedback, gguf, keys, registry, rollout, safety, up, usage,
+};
 use tidemill_net::process::{self, Failed};
 
 /// Disaggregated prefill/decode serving for large language models
@@ -18,6 +20,8 @@ struct Cli {
 enum Command {
     /// Run a whole cluster on this machine, one process per role instance, until Ctrl-C
     Up(Box<up::UpArgs>),
+    /// Run a command of yours for each number of workers that the coordinators want
+    Autoscale(autoscale::AutoscaleArgs),
     /// Chat with a running cluster in the terminal
     Chat(chat::ChatArgs),
     /// Watch a running cluster in the terminal: models, members, tiers and decisions
@@ -63,6 +67,7 @@ async fn main() -> Result<ExitCode, Failed> {
     process::keep_files_private();
     match Cli::parse().command {
         Command::Up(args) => up::up(*args).await?,
+        Command::Autoscale(args) => autoscale::autoscale(args).await?,
         Command::Chat(args) => chat::chat(args).await?,
         Command::Cluster(args) => cluster::cluster(args).await?,
         Command::Doctor(args) => return Ok(doctor::doctor(args).await?),

@@ -51,6 +51,8 @@ pub struct Process {
     due: Option<Instant>,
     /// It was told to end, to be started again.
     recalled: bool,
+    /// It was told to end for good, then.
+    dismissed: Option<Instant>,
 }
 
 /// What [`Process::tend`] found.
@@ -68,7 +70,18 @@ impl Process {
     pub fn start(program: &str, name: &str, args: &[String]) -> anyhow::Result<Self> {
         let (child, said) = spawn(program, name, args)?;
         let (program, name, args) = (program.to_owned(), name.to_owned(), args.to_vec());
-        Ok(Self { name, program, args, child, said, pulse: Pulse::default(), restarts: Restarts::new(0), due: None, recalled: false })
+        Ok(Self {
+            name,
+            program,
+            args,
+            child,
+            said,
+            pulse: Pulse::default(),
+            restarts: Restarts::new(0),
+            due: None,
+            recalled: false,
+            dismissed: None,
+        })
     }
 
     /// The same, to be started again after up to so many crashes in a row.
@@ -90,6 +103,10 @@ impl Process {
         }
         match self.status() {
             None => {
+                if self.dismissed.take_if(|since| now.duration_since(*since) > DISMISSAL_MAX).is_some() {
+                    say(&format!("{} has not ended {DISMISSAL_MAX:?} after it was told to: it is killed", self.name));
+                    let _ = self.child.start_kill();
+                }
                 if self.pulse.is_lost(now, self.said.beats.load(Ordering::Relaxed)) {
                     say(&format!("the event loop of {} has stood still for {SILENCE_MAX:?}: it is killed", self.name));
                     let _ = self.child.start_kill();
@@ -151,6 +168,13 @@ impl Process {
         Some(pid)
     }
 
+    /// Asks the process to drain and end for good. [`tend`](Self::tend) says when it has.
+    pub fn dismiss(&mut self, now: Instant) {
+        self.restarts = Restarts::new(0);
+        (self.due, self.dismissed) = (None, Some(now));
+        self.terminate();
+    }
+
     /// Asks the process to drain and end.
     pub fn terminate(&self) {
         if let Some(pid) = self.child.id() {
@@ -204,6 +228,8 @@ impl Said {
     }
 }
 
+/// A worker hands its work back and ends within seconds; one that does not would hold its place for ever.
+const DISMISSAL_MAX: Duration = Duration::from_secs(30);
 /// The most lines of a process that are kept to be read.
 const LINES_MAX: usize = 64;
 

@@ -1,15 +1,19 @@
 //! `tidemill up`: a whole cluster on one machine, as real processes connected over loopback.
 
 mod rolling;
+mod scaling;
 
 use crate::{
     demo_model, gguf,
     processes::{Process, Tended, say},
+    wanted::{self, Wanted},
 };
 use anyhow::{Context, bail};
 use futures_util::future::join_all;
 use rolling::Rolling;
+use scaling::{Fleet, Ranges};
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -38,6 +42,10 @@ pub struct UpArgs {
     /// Decode workers of each model
     #[arg(long, default_value_t = 1)]
     decode: usize,
+    /// Starts and ends workers as they are needed: prefill=1..4,decode=1..4 for one to four of each role and model. More, such as
+    /// cooldown_s=60, is the coordinator's setting autoscale. --prefill and --decode say how many there are at the start
+    #[arg(long, value_name = "ROLE=RANGE,…")]
+    autoscale: Option<String>,
     /// KV pool nodes of each model
     #[arg(long, default_value_t = 1)]
     kvpool: usize,
@@ -210,17 +218,18 @@ pub async fn up(args: UpArgs) -> anyhow::Result<()> {
     if args.hosts == 0 {
         bail!("--hosts must be at least 1");
     }
+    let ranges = ranges(&args)?;
     let scratch = tempfile::tempdir().context("cannot make a temporary directory")?;
     let data = args.data.clone().unwrap_or_else(|| scratch.path().to_owned());
     let mut cluster = Cluster::default();
     let signalled = process::terminated();
     tokio::pin!(signalled);
     let outcome = tokio::select! {
-        started = cluster.start(&args, &data) => match started {
+        started = cluster.start(&args, ranges, &data) => match started {
             Ok(()) => {
                 tokio::select! {
                     () = &mut signalled => Ok(()),
-                    reason = cluster.supervise(Duration::from_secs(args.ready_s)) => Err(anyhow::anyhow!(reason)),
+                    reason = cluster.supervise(&args, &data) => Err(anyhow::anyhow!(reason)),
                 }
             }
             Err(error) => Err(error),
@@ -245,6 +254,10 @@ struct Cluster {
     workers: Vec<Process>,
     /// Of each coordinator.
     doors: Vec<Door>,
+    /// Engines, by model and role.
+    fleets: Vec<Fleet>,
+    /// Names of workers that were told to end for good.
+    leaving: BTreeSet<String>,
 }
 
 /// Where a coordinator is asked.
@@ -257,19 +270,16 @@ struct Door {
 
 impl Cluster {
     /// Starts every process and waits until requests will succeed.
-    async fn start(&mut self, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
+    async fn start(&mut self, args: &UpArgs, ranges: Ranges, data: &Path) -> anyhow::Result<()> {
         let models = resolve_models(args, data).await?;
         let drafts = resolve_drafts(args, data).await?;
-        let shares = compute_shares(args, models.len())?;
+        let Ranges { prefill: (prefill, prefill_most), decode: (decode, decode_most) } = ranges;
+        let shares = compute_shares(args, models.len() * (prefill_most + decode_most))?;
         let pki = data.join("pki");
         if !pki.join("ca.pem").is_file() {
             issue::create_ca(&pki)?;
         }
-        // Each process gets a certificate of its own, a new one with each start.
-        let certified = |role_and_name: String| -> anyhow::Result<[String; 2]> {
-            let (dir, _) = issue::issue(&pki, &role_and_name, issue::DAYS)?;
-            Ok(["--pki".to_owned(), dir.display().to_string()])
-        };
+        let certified = |role_and_name: String| certified(data, &role_and_name);
         let common = |extra: &[(&str, String)]| -> Vec<String> {
             let shared = [("--log", args.log.clone()), ("--log-format", args.log_format.clone())];
             shared.iter().chain(extra).flat_map(|(flag, value)| [(*flag).to_owned(), value.clone()]).collect()
@@ -304,6 +314,7 @@ impl Cluster {
             flags.extend(args.audit.iter().flat_map(|days| ["--audit".to_owned(), days.to_string()]));
             flags.extend(["--probe-every-s".to_owned(), args.probe_every_s.to_string()]);
             flags.extend(args.safety.then(|| "--safety=on".to_owned()));
+            flags.extend(args.autoscale.iter().flat_map(|ranges| ["--autoscale".to_owned(), ranges.clone()]));
             flags.extend(args.policy.iter().flat_map(|policy| ["--policy".to_owned(), policy.clone()]));
             flags.extend(args.local_tail_tokens.iter().flat_map(|tokens| ["--local-tail-tokens".to_owned(), tokens.to_string()]));
             let mut process = Process::start("tidemill-coordinator", &format!("coordinator-{n}"), &flags)?.restarted(args.restarts);
@@ -332,7 +343,7 @@ impl Cluster {
         }
 
         let coordinators = ("--coordinators", quic.join(","));
-        let (prefill_shares, decode_shares) = shares.split_at(models.len() * args.prefill);
+        let (prefill_shares, decode_shares) = shares.split_at(models.len() * prefill_most);
         for (place, (name, dir)) in models.iter().enumerate() {
             let of_model = |extra: &[(&str, String)]| common(&[&[coordinators.clone(), ("--model-name", name.clone())], extra].concat());
             // Numbers run on over the models.
@@ -377,9 +388,16 @@ impl Cluster {
             ];
             let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
             let engine: Vec<String> = engine.into_iter().chain(given).collect();
-            for n in numbered(args.prefill).filter(|_| has_kv) {
-                let own = certified(format!("prefill/prefill-{n}"))?;
-                self.start_worker("prefill", n, args, &[&engine[..], &prefill_shares[n], &own].concat())?;
+            let fleet = |role, flags: &[String], shares: &[Vec<String>], places: std::ops::Range<usize>| Fleet {
+                model: name.clone(),
+                role,
+                flags: flags.to_vec(),
+                first: places.start,
+                shares: shares[places].to_vec(),
+                rests_until: None,
+            };
+            if has_kv {
+                self.start_fleet(fleet("prefill", &engine, prefill_shares, numbered(prefill_most)), prefill, args, data)?;
             }
             let if_given = [
                 ("--sequences-max", Some(args.sequences_max.to_string())),
@@ -392,11 +410,8 @@ impl Cluster {
                 ("--draft-rows-max", args.draft_rows_max.map(|rows| rows.to_string())),
             ];
             let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
-            let decode: Vec<String> = engine.into_iter().chain(given).collect();
-            for n in numbered(args.decode) {
-                let own = certified(format!("decode/decode-{n}"))?;
-                self.start_worker("decode", n, args, &[&decode[..], &decode_shares[n], &own].concat())?;
-            }
+            let decode_flags: Vec<String> = engine.into_iter().chain(given).collect();
+            self.start_fleet(fleet("decode", &decode_flags, decode_shares, numbered(decode_most)), decode, args, data)?;
         }
         // Whoever reads the first line may go to any of them.
         for door in &doors {
@@ -411,6 +426,20 @@ impl Cluster {
         }
         self.doors = doors;
         Ok(())
+    }
+
+    /// Starts the first workers of a role and model.
+    fn start_fleet(&mut self, fleet: Fleet, workers: usize, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
+        for number in fleet.numbers().take(workers) {
+            self.start_engine(&fleet, number, args, data)?;
+        }
+        self.fleets.push(fleet);
+        Ok(())
+    }
+
+    fn start_engine(&mut self, fleet: &Fleet, number: usize, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
+        let own = certified(data, &format!("{}/{}", fleet.role, fleet.name(number)))?;
+        self.start_worker(fleet.role, number, args, &[&fleet.flags[..], &fleet.shares[number - fleet.first], &own].concat())
     }
 
     /// Starts the `n`th worker of a role. Workers go round the hosts.
@@ -439,11 +468,17 @@ impl Cluster {
         }
     }
 
-    /// Starts crashed processes again, and all of them in turn after each SIGHUP, a process having `restart` for it. Resolves with the
-    /// reason when the cluster can no longer serve. The loss of one worker is only reported.
-    async fn supervise(&mut self, restart: Duration) -> String {
+    /// Starts crashed processes again, and all of them in turn after each SIGHUP; with `--autoscale`, starts and ends workers. Resolves with
+    /// the reason when the cluster can no longer serve. The loss of one worker is only reported.
+    async fn supervise(&mut self, args: &UpArgs, data: &Path) -> String {
+        let restart = Duration::from_secs(args.ready_s);
         let mut hangups = process::hangups();
         let mut rolling = Rolling::default();
+        let wanted = match (args.autoscale.is_some(), cluster_client()) {
+            (false, _) => None,
+            (true, Ok(client)) => Some(wanted::watch(client, self.doors.iter().map(Door::cluster_url).collect(), LOOK_EVERY, say)),
+            (true, Err(error)) => return format!("the coordinators cannot be asked how many workers they want: {error}"),
+        };
         loop {
             tokio::select! {
                 () = tokio::time::sleep(TEND_EVERY) => {}
@@ -460,18 +495,60 @@ impl Cluster {
                     return how;
                 }
             }
-            self.workers.retain_mut(|worker| match worker.tend(now) {
-                Tended::Alive => true,
-                Tended::Ended(how) => {
-                    say(&format!("{how}; the cluster goes on without it"));
-                    false
-                }
-            });
+            self.tend_workers(now);
             if self.workers.is_empty() {
                 return "no worker is left".into();
             }
             self.roll(&mut rolling, now, restart).await;
+            // What is being restarted is no worker to count.
+            if let Some(wanted) = wanted.as_ref().filter(|_| rolling.turn().is_none()) {
+                let wanted = wanted.borrow().clone();
+                self.scale(now, &wanted, args, data);
+            }
         }
+    }
+
+    fn tend_workers(&mut self, now: Instant) {
+        let Self { workers, leaving, fleets, .. } = self;
+        workers.retain_mut(|worker| match worker.tend(now) {
+            Tended::Alive => true,
+            Tended::Ended(_) if leaving.remove(&worker.name) => {
+                say(&format!("{} was not needed any more and has ended", worker.name));
+                false
+            }
+            Tended::Ended(how) => {
+                say(&format!("{how}; the cluster goes on without it"));
+                let of_it = fleets.iter_mut().find(|fleet| fleet.numbers().any(|number| fleet.name(number) == worker.name));
+                of_it.into_iter().for_each(|fleet| fleet.rests_until = Some(now + scaling::REST));
+                false
+            }
+        });
+    }
+
+    /// Starts workers that are wanted and not there, and lets those drain and end that are there and not wanted.
+    fn scale(&mut self, now: Instant, wanted: &Wanted, args: &UpArgs, data: &Path) {
+        let mut fleets = std::mem::take(&mut self.fleets);
+        for fleet in &mut fleets {
+            let Some(count) = wanted.of(&fleet.model, fleet.role) else { continue };
+            let there = fleet.numbers().filter(|&number| self.workers.iter().any(|worker| worker.name == fleet.name(number)));
+            let (leaving, running): (Vec<usize>, Vec<usize>) = there.partition(|&number| self.leaving.contains(&fleet.name(number)));
+            let scaling::Change { start, dismiss } = fleet.change(now, count, &running, &leaving);
+            for number in dismiss {
+                let name = fleet.name(number);
+                say(&format!("{count} {} workers are enough: {name} drains and ends", fleet.role));
+                self.workers.iter_mut().filter(|worker| worker.name == name).for_each(|worker| worker.dismiss(now));
+                self.leaving.insert(name);
+            }
+            for number in start {
+                say(&format!("{count} {} workers are needed: {} starts", fleet.role, fleet.name(number)));
+                if let Err(error) = self.start_engine(fleet, number, args, data) {
+                    say(&format!("{} cannot start: {error:#}", fleet.name(number)));
+                    fleet.rests_until = Some(now + scaling::REST);
+                    break;
+                }
+            }
+        }
+        self.fleets = fleets;
     }
 
     /// One look at a rolling restart: is the process back whose turn it is, and who is next?
@@ -531,6 +608,29 @@ impl Cluster {
     }
 }
 
+impl Door {
+    fn cluster_url(&self) -> String {
+        format!("http://{}/cluster", self.admin.as_ref().unwrap_or(&self.http))
+    }
+}
+
+/// Fewest and most engines of each model: with `--autoscale` what it says, but first what `--prefill` and `--decode` say; else just these.
+fn ranges(args: &UpArgs) -> anyhow::Result<Ranges> {
+    let Some(autoscale) = &args.autoscale else {
+        return Ok(Ranges { prefill: (args.prefill, args.prefill), decode: (args.decode, args.decode) });
+    };
+    let Ranges { prefill, decode } =
+        scaling::parse_ranges(autoscale).map_err(|reason| anyhow::anyhow!("--autoscale {autoscale}: {reason}"))?;
+    let first = |given: usize, (floor, ceiling): (usize, usize)| (given.clamp(floor, ceiling), ceiling);
+    Ok(Ranges { prefill: first(args.prefill, prefill), decode: first(args.decode, decode) })
+}
+
+/// Each process gets a certificate of its own, a new one with each start.
+fn certified(data: &Path, role_and_name: &str) -> anyhow::Result<[String; 2]> {
+    let (dir, _) = issue::issue(&data.join("pki"), role_and_name, issue::DAYS)?;
+    Ok(["--pki".to_owned(), dir.display().to_string()])
+}
+
 /// The address of the `n`th coordinator: the next ports, unless any will do.
 fn nth(mut addr: SocketAddr, n: usize, flag: &str) -> anyhow::Result<SocketAddr> {
     if addr.port() != 0 {
@@ -569,8 +669,7 @@ fn is_encoder(dir: &Path) -> anyhow::Result<bool> {
 }
 
 /// Flags for cores and threads of each model's prefill workers, then of each model's decode workers.
-fn compute_shares(args: &UpArgs, models: usize) -> anyhow::Result<Vec<Vec<String>>> {
-    let workers = models * (args.prefill + args.decode);
+fn compute_shares(args: &UpArgs, workers: usize) -> anyhow::Result<Vec<Vec<String>>> {
     let threads = |threads: usize| ["--threads".to_owned(), threads.to_string()];
     if args.cores == "split" {
         let all = Cores::of_process()?;
@@ -624,7 +723,7 @@ async fn known(client: &reqwest::Client, door: &Door) -> Option<Known> {
         pid: u32,
     }
     let at = door.admin.as_ref().unwrap_or(&door.http);
-    let answer = client.get(format!("http://{at}/cluster")).send().await.ok()?;
+    let answer = client.get(door.cluster_url()).send().await.ok()?;
     if answer.status() == reqwest::StatusCode::NOT_FOUND && door.admin.is_none() {
         let ready = client.get(format!("http://{at}/ready")).send().await.ok()?;
         return ready.status().is_success().then_some(Known::Hidden);
@@ -633,6 +732,8 @@ async fn known(client: &reqwest::Client, door: &Door) -> Option<Known> {
     Some(Known::Members(answer.members.into_iter().map(|member| member.pid).collect()))
 }
 
+/// Between two looks at the number of workers that is wanted.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Between looks whether all processes live.
 const TEND_EVERY: Duration = Duration::from_millis(100);
 /// A coordinator gives running requests 30 s to finish and then needs a moment to end.

@@ -77,7 +77,7 @@ fn describe() {
     );
     describe_counter!(
         "tidemill_traces_total",
-        "Traces that were to be kept, by `outcome`: sent to the collector, or lost, because it did not take them or too many waited"
+        "Traces that were to be kept, by `outcome`: sent to the collector, or lost, because it did not take them or too many waited, in all or of one tenant"
     );
     // Engines' steps
     describe_histogram!("tidemill_step_seconds", "Time of one engine step, by `worker` and `role`");

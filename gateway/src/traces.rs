@@ -5,13 +5,15 @@
 //! while no collector is set.
 //!
 //! - [`names`]: attributes; [`parent`]: the caller's trace; [`span`]: spans and their attributes
-//! - [`collector`]: the thread that sends traces, as OTLP over HTTP
+//! - [`collector`]: the thread that sends traces, as OTLP over HTTP; [`queue`]: those that wait for it
 
 pub mod collector;
 pub mod names;
 pub mod parent;
+pub mod queue;
 pub mod span;
 
+use crate::base::shares::Party;
 use collector::Collector;
 use parent::Parent;
 use parking_lot::Mutex;
@@ -54,6 +56,8 @@ pub struct Trace {
 #[derive(Debug)]
 struct State {
     name: String,
+    /// The party whose place in the queue the trace takes.
+    party: Party,
     attributes: Attributes,
     failed: Option<String>,
     /// Whether the trace is kept regardless of the share.
@@ -67,7 +71,8 @@ impl Traces {
         Self { collector, sampling }
     }
 
-    /// Starts the trace of a request, as a part of its caller's trace if `traceparent` names one.
+    /// Starts the trace of a request, as a part of its caller's trace if `traceparent` names one. It counts as this server's own until it
+    /// [belongs to a party](Trace::belongs_to).
     pub fn begin(self: &Arc<Self>, name: String, traceparent: Option<&str>) -> Arc<Trace> {
         let parent = traceparent.and_then(Parent::parse);
         Arc::new(Trace {
@@ -79,6 +84,7 @@ impl Traces {
             began_at: SystemTime::now(),
             state: Mutex::new(State {
                 name,
+                party: Party::Server,
                 attributes: Attributes::default(),
                 failed: None,
                 is_notable: self.sampling.callers && parent.is_some_and(|parent| parent.is_sampled),
@@ -99,6 +105,11 @@ impl Trace {
     /// Sets an attribute of the whole request.
     pub fn set(&self, name: &'static str, value: impl Into<span::Value>) {
         self.state.lock().attributes.set(name, value);
+    }
+
+    /// Counts the trace to a party's share of those that wait to be sent.
+    pub fn belongs_to(&self, party: Party) {
+        self.state.lock().party = party;
     }
 
     /// Marks the request as failed.
@@ -147,7 +158,8 @@ impl Drop for Trace {
             failed: state.failed.take(),
         };
         let spans = std::iter::once(root).chain(std::mem::take(&mut state.spans)).collect();
-        self.traces.collector.send(EndedTrace { id: self.id, began_at: self.began_at, began: self.began, spans });
+        let ended = EndedTrace { id: self.id, began_at: self.began_at, began: self.began, spans };
+        self.traces.collector.send(state.party.clone(), ended);
     }
 }
 

@@ -51,6 +51,21 @@ pub struct LoadPoint {
     pub decode_load: f64,
     /// The share of decode workers' device blocks in use, on average.
     pub decode_blocks: f64,
+    /// Workers that have devices: those that start and those that drain, too.
+    pub workers: Workers,
+}
+
+/// Numbers by role.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Workers {
+    pub prefill: u32,
+    pub decode: u32,
+}
+
+impl Workers {
+    pub(crate) fn of_mut(&mut self, decodes: bool) -> &mut u32 {
+        if decodes { &mut self.decode } else { &mut self.prefill }
+    }
 }
 
 impl Answer {

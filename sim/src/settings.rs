@@ -5,7 +5,11 @@ use crate::{
     shape::Shape,
 };
 use serde::{Deserialize, Serialize};
-use tidemill_cluster::class;
+use std::time::Duration;
+use tidemill_cluster::{
+    autoscale::{AutoscaleSettings, steps::Range},
+    class,
+};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -67,6 +71,25 @@ pub struct ClusterShape {
     pub device_blocks: Option<u32>,
     /// Instances of another kind, besides.
     pub others: Vec<OtherInstances>,
+    /// Instances run as they are wanted, all of them at most. Without it, all run all the time.
+    pub autoscale: Option<Autoscale>,
+}
+
+/// How many instances run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Autoscale {
+    /// Those that run in any case, and at the start.
+    pub prefill_floor: u32,
+    pub decode_floor: u32,
+    /// Instances of each role beyond those that are needed.
+    pub warm: u32,
+    /// The time over which the coordinator averages the load.
+    pub window_s: f64,
+    /// From the decision until a new instance serves.
+    pub start_s: f64,
+    /// How long fewer must have been enough before one is given up.
+    pub cooldown_s: f64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -123,7 +146,7 @@ pub enum Arrivals {
 pub struct WorkloadSettings {
     /// A file in Mooncake's format.
     pub trace: Option<String>,
-    /// Requests to send; 0: all of the trace.
+    /// Requests to send; 0: all of the trace. More than it has: it comes again, with other prompts.
     pub requests: usize,
     /// Requests of the trace to leave out at its beginning.
     pub skip: usize,
@@ -133,8 +156,10 @@ pub struct WorkloadSettings {
     pub rate: f64,
     /// Diurnal: the time between two peaks,
     pub period_s: f64,
-    /// and how far the rate swings around its mean, as a share of it.
+    /// how far the rate swings around its middle, as a share of it,
     pub swing: f64,
+    /// and how narrow the peak is: 1 for a sine, whose middle is its mean; more for a peak that is a smaller part of the day.
+    pub sharpness: f64,
     pub streams: Vec<Stream>,
     pub classes: Vec<Class>,
     /// Leading share of the requests that warm the cluster up and do not count.
@@ -236,6 +261,35 @@ impl ClusterShape {
         }
     }
 
+    /// What the coordinator is told of it.
+    pub fn autoscale(&self) -> Result<Option<AutoscaleSettings>, InvalidSetting> {
+        let Some(settings) = self.autoscale else { return Ok(None) };
+        let (prefill, decode) = self.split()?;
+        let others = |of: fn(&OtherInstances) -> u32| self.others.iter().map(of).sum::<u32>();
+        let range = |key: &str, floor: u32, ceiling: u32| match floor <= ceiling {
+            true => Ok(Range { floor, ceiling }),
+            false => {
+                Err(InvalidSetting::new(format!("cluster.autoscale.{key}"), format!("is more than the {ceiling} instances that there are")))
+            }
+        };
+        let seconds = |key: &str, s: f64| match Duration::try_from_secs_f64(s) {
+            Ok(duration) => Ok(duration),
+            Err(error) => Err(InvalidSetting::new(format!("cluster.autoscale.{key}"), error.to_string())),
+        };
+        let window = seconds("window_s", settings.window_s)?;
+        if window.is_zero() {
+            return Err(InvalidSetting::new("cluster.autoscale.window_s", "must be more than 0"));
+        }
+        Ok(Some(AutoscaleSettings {
+            prefill: range("prefill_floor", settings.prefill_floor, prefill + others(|others| others.prefill))?,
+            decode: range("decode_floor", settings.decode_floor.max(1), decode + others(|others| others.decode))?,
+            warm: settings.warm,
+            window,
+            start: seconds("start_s", settings.start_s)?,
+            cooldown: seconds("cooldown_s", settings.cooldown_s)?,
+        }))
+    }
+
     pub fn gpu(name: &str) -> Result<Gpu, InvalidSetting> {
         Gpu::find(name).ok_or_else(|| InvalidSetting::new("cluster.gpu", format!("there is no GPU {name:?}")))
     }
@@ -297,7 +351,14 @@ impl Default for ClusterShape {
             measured_decode: None,
             device_blocks: None,
             others: Vec::new(),
+            autoscale: None,
         }
+    }
+}
+
+impl Default for Autoscale {
+    fn default() -> Self {
+        Self { prefill_floor: 1, decode_floor: 1, warm: 0, window_s: 30.0, start_s: 60.0, cooldown_s: 120.0 }
     }
 }
 
@@ -332,6 +393,7 @@ impl Default for WorkloadSettings {
             rate: 1.0,
             period_s: 600.0,
             swing: 0.5,
+            sharpness: 1.0,
             streams: Vec::new(),
             classes: Vec::new(),
             warmup: 0.0,

@@ -70,16 +70,20 @@ fn of_trace(settings: &WorkloadSettings, trace: &[TraceRequest], random: &mut Ra
     let rate = positive("workload.rate", settings.rate)?;
     let wanted = if settings.requests == 0 { trace.len() } else { settings.requests };
     let part = trace.get(settings.skip..).unwrap_or_default();
-    let part = &part[..wanted.min(part.len())];
-    let Some(first) = part.first() else { return Err(InvalidSetting::new("workload.skip", "nothing of the trace is left")) };
+    let (Some(first), Some(last)) = (part.first(), part.last()) else {
+        return Err(InvalidSetting::new("workload.skip", "nothing of the trace is left"));
+    };
+    let span = last.at - first.at;
     let mut clock = Clock { now: 0.0, settings, random: random.clone() };
-    let asks = part.iter().map(|request| {
+    let asks = (0..wanted).map(|number| {
+        let (round, request) = ((number / part.len()) as u32, &part[number % part.len()]);
         let at = match settings.arrivals {
-            Arrivals::Trace => (request.at - first.at).as_secs_f64() / rate,
+            Arrivals::Trace => (span * round + request.at - first.at).as_secs_f64() / rate,
             Arrivals::Poisson | Arrivals::Diurnal => clock.next(rate),
         };
         let TraceRequest { input_tokens, output_tokens, ref ids, .. } = *request;
-        Ask { at: Duration::from_secs_f64(at), input_tokens, output_tokens, ids: ids.clone(), class: 0 }
+        let ids = ids.iter().map(|&id| if round == 0 { id } else { mix(id ^ u64::from(round) << 48) }).collect();
+        Ask { at: Duration::from_secs_f64(at), input_tokens, output_tokens, ids, class: 0 }
     });
     Ok(asks.collect())
 }
@@ -127,7 +131,8 @@ impl Clock<'_> {
         loop {
             self.now += self.random.exponential(rate * (1.0 + swing));
             let day = std::f64::consts::TAU * self.now / self.settings.period_s;
-            if swing == 0.0 || self.random.unit() * (1.0 + swing) < 1.0 - swing * day.cos() {
+            let height = ((1.0 - day.cos()) / 2.0).powf(self.settings.sharpness);
+            if swing == 0.0 || self.random.unit() * (1.0 + swing) < 1.0 + swing * (2.0 * height - 1.0) {
                 return self.now;
             }
         }
@@ -174,6 +179,8 @@ mod tests {
         let asks = draw(&day, None, 1).unwrap();
         assert!((asks.last().unwrap().at.as_secs_f64() / 500.0 - 1.0).abs() < 0.1);
         let by_night = asks.iter().filter(|ask| (ask.at.as_secs_f64() % 100.0 - 50.0).abs() > 37.5).count();
+        let sharp = draw(&WorkloadSettings { sharpness: 3.0, requests: 300, ..day.clone() }, None, 1).unwrap();
+        assert!(sharp.last().unwrap().at.as_secs_f64() / asks[299].at.as_secs_f64() > 1.1, "a narrower peak has fewer requests");
         let at_noon = asks.iter().filter(|ask| (ask.at.as_secs_f64() % 100.0 - 50.0).abs() < 12.5).count();
         assert!(at_noon > 4 * by_night, "{at_noon} at noon, {by_night} by night");
     }
@@ -185,6 +192,9 @@ mod tests {
         let settings = WorkloadSettings { rate: 2.0, requests: 4, skip: 3, ..WorkloadSettings::default() };
         let asks = draw(&settings, Some(&trace), 1).unwrap();
         assert_eq!(asks.iter().map(|ask| (ask.at.as_millis(), ask.ids[0])).collect::<Vec<_>>(), [(0, 3), (500, 4), (1000, 5), (1500, 6)]);
-        assert!(draw(&WorkloadSettings { skip: 10, ..settings }, Some(&trace), 1).is_err());
+        assert!(draw(&WorkloadSettings { skip: 10, ..settings.clone() }, Some(&trace), 1).is_err());
+        let twice = draw(&WorkloadSettings { requests: 14, skip: 0, ..settings }, Some(&trace), 1).unwrap();
+        assert_eq!([9, 10, 13].map(|number| twice[number].at.as_millis()), [4500, 4500, 6000]);
+        assert!(twice[10..].iter().all(|again| twice[..10].iter().all(|first| first.ids != again.ids)), "its prompts are others");
     }
 }

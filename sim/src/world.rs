@@ -5,6 +5,7 @@
 //! - `uplink`: workers' and pool nodes' links to coordinators
 //! - `reader`: clients of the front door
 //! - `io`: time, messages and bytes on links; `network`: connections; `process`: what runs, and its clock; `bytes`: what blocks contain
+//! - `scaling`: workers started and ended as they are wanted
 //! - `event`: what happens; `blueprint`: what processes are made of; `trouble`: what may happen to them, besides
 //!
 //! ```text
@@ -25,6 +26,7 @@ pub(crate) mod network;
 mod pool;
 pub(crate) mod process;
 pub(crate) mod reader;
+mod scaling;
 #[cfg(test)]
 mod tests;
 mod trouble;
@@ -48,6 +50,7 @@ use pool::PoolNode;
 pub use process::Process;
 use process::State;
 use reader::{Manners, Reader};
+use scaling::Scaling;
 use std::time::Duration;
 use tidemill_kvpool::core::directory::Limits;
 use tidemill_proto::{block::LayoutFingerprint, pool::Via};
@@ -110,6 +113,8 @@ pub struct World {
     pub(crate) answers: Vec<Answer>,
     open: usize,
     load: Vec<LoadPoint>,
+    /// `None`: all workers run all the time.
+    scaling: Option<Scaling>,
     pub(crate) plan: Vec<Trouble>,
     pub(crate) events: u64,
     digest: u64,
@@ -181,12 +186,14 @@ impl World {
             readers,
             asks,
             load: Vec::new(),
+            scaling: None,
             plan: Vec::new(),
             events: 0,
             digest: 0,
             closed: 0,
             warnings: 0,
         };
+        world.begin_scaling();
         world.start(coordinators);
         Ok(world)
     }
@@ -258,8 +265,12 @@ impl World {
             let index = self.io.add_worker(host, bus);
             let worker = self.blueprint.worker(&self.io, index, coordinators);
             self.workers.push(worker);
-            // Heartbeats of many workers do not come at once.
-            self.start_worker(index, HEARTBEAT.mul_f64((number as f64 * 0.618) % 1.0));
+            if self.runs_at_first(index) {
+                // Heartbeats of many workers do not come at once.
+                self.start_worker(index, HEARTBEAT.mul_f64((number as f64 * 0.618) % 1.0));
+            } else {
+                self.io.life_mut(Process::Worker(index)).state = State::Down;
+            }
         }
         for (number, ask) in self.asks.iter().enumerate() {
             self.io.queue.push(START + ask.at, Event::Arrive(number));
@@ -345,9 +356,11 @@ impl World {
                 self.timer(process, timer, watch);
             }
             Event::Sample => {
+                self.scale();
                 self.sample();
                 self.io.after(SAMPLE, Event::Sample);
             }
+            Event::Started(worker) => self.started(worker),
             Event::Trouble(number) => self.trouble(number),
         }
     }
@@ -513,7 +526,8 @@ impl World {
     }
 
     fn sample(&mut self) {
-        let loads: Vec<_> = self.workers.iter().map(|worker| worker.load()).collect();
+        let runs = |number: usize| self.io.life(Process::Worker(WorkerIndex(number))).state != State::Down;
+        let loads: Vec<_> = self.workers.iter().enumerate().filter(|(number, _)| runs(*number)).map(|(_, worker)| worker.load()).collect();
         let mean = |decodes: bool, of: &dyn Fn(&engine::WorkerLoad) -> f64| {
             let values: Vec<f64> = loads.iter().filter(|load| load.decodes == decodes).map(of).collect();
             if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
@@ -532,6 +546,7 @@ impl World {
             prefill_load: mean(!has_prefill, &|load| load.queue_ms / self.blueprint.ttft_limit_ms),
             decode_sequences: mean(true, &|load| (load.load.waiting + load.load.running) as f64),
             decode_load: mean(true, &|load| load.last_step_ms / self.blueprint.tpot_limit_ms),
+            workers: self.held_workers(),
             decode_blocks: mean(true, &|load| load.blocks.used as f64 / load.blocks.total.max(1) as f64),
         });
     }
@@ -563,7 +578,10 @@ impl World {
 
     /// What processes do, or hold for somebody.
     pub(crate) fn busy(&self) -> Vec<String> {
-        let mut busy: Vec<String> = self.workers.iter().filter_map(|worker| worker.busy()).collect();
+        // What reaches a process that has ended is nobody's work.
+        let runs = |number: usize| self.io.life(Process::Worker(WorkerIndex(number))).state != State::Down;
+        let running = self.workers.iter().enumerate().filter(|(number, _)| runs(*number));
+        let mut busy: Vec<String> = running.filter_map(|(_, worker)| worker.busy()).collect();
         for (number, pool) in self.pools.iter().enumerate() {
             let usage = pool.directory.usage();
             // A block with wrong bytes is kept from others for as long as somebody may read it.

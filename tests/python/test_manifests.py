@@ -90,6 +90,18 @@ def test_kubernetes_takes_the_manifests():
             kubernetes_validate.validate(copy.deepcopy(it), kubernetes_validate.latest_version(), strict=True)
 
 
+def test_keda_scales_the_engines_by_the_wanted_workers_of_the_model():
+    scaled = {it["metadata"]["name"]: it["spec"] for it in yaml.safe_load_all((KUBERNETES / "autoscaling/keda.yaml").read_text())}
+    deployments = {it["metadata"]["name"] for it in resources() if it["kind"] == "Deployment"}
+    assert set(scaled) == deployments == {spec["scaleTargetRef"]["name"] for spec in scaled.values()}
+    dirs = [argument for argument in containers()["coordinator"]["args"] if argument.startswith("--model=")]
+    model = pathlib.PurePath(dirs[0].partition("=")[2]).name
+    for role, spec in scaled.items():
+        metadata = spec["triggers"][0]["metadata"]
+        assert metadata["query"] == f'max(tidemill_wanted_workers{{role="{role}",model="{model}"}})' and metadata["threshold"] == "1"
+        assert 1 <= spec["minReplicaCount"] <= spec["maxReplicaCount"]
+
+
 def test_selectors_find_their_pods():
     names = set(pods())
     selectors = [it["spec"]["selector"] for it in resources() if "selector" in it.get("spec", {})]

@@ -123,6 +123,16 @@ def test_a_request_is_one_trace_from_queue_to_last_token(tmp_path, headers):
         assert abs(root.end_time_unix_nano / 1e9 - time.time()) < 60
 
 
+def test_a_trace_says_what_was_asked_for(tmp_path):
+    with traced_cluster(tmp_path, share=1.0) as (_, receiver, client):
+        model = client.models.list().data[0].id
+        client.completions.create(model=model, prompt="The tide", max_tokens=2)
+        client.embeddings.create(model=model, input="The tide")
+        for operation in ("text_completion", "embeddings"):
+            said = lambda: [attributes(span) for span in receiver.spans if span.name == f"{operation} {model}"]
+            assert receiver.wait(said)[0]["gen_ai.operation.name"] == operation
+
+
 def test_only_what_is_asked_for_or_went_wrong_is_kept(tmp_path, headers):
     with traced_cluster(tmp_path, callers=False) as (_, receiver, client):
         model = client.models.list().data[0].id

@@ -1,6 +1,10 @@
 //! All cells' figures: a table for people, JSON for programs.
 
-use super::{scenario::Head, summary::Summary, timing::DecisionCost};
+use super::{
+    scenario::Head,
+    summary::{Summary, WorkersUsed},
+    timing::DecisionCost,
+};
 use crate::load::percentiles::Percentiles;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -100,7 +104,7 @@ impl Report {
     /// The table's columns: those with any information.
     pub fn columns(&self) -> Vec<Column> {
         let any = |has: fn(&Row) -> bool| self.rows.iter().any(has);
-        let all: [(bool, &'static str, Figure); 21] = [
+        let all: [(bool, &'static str, Figure); 24] = [
             (true, "variant", |row| row.variant.clone()),
             (any(|row| row.at.is_some()), "at", |row| row.at.clone().unwrap_or_default()),
             (any(|row| row.found.is_some()), "found", |row| {
@@ -119,6 +123,12 @@ impl Report {
             (any(|row| row.summary.prefill_share > 0.0), "local %", |row| format!("{:.1}", 100.0 * row.summary.local_share)),
             (any(|row| row.summary.rejected > 0), "rejected %", |row| percent(row.summary.rejected, row.summary.requests)),
             (any(|row| row.summary.failed > 0), "failed %", |row| percent(row.summary.failed, row.summary.requests)),
+            (any(Row::is_autoscaled), "worker hours", |row| format!("{:.1}", row.summary.workers.hours())),
+            (any(Row::is_autoscaled), "at most", |row| format!("{}+{}", row.summary.workers.prefill_max, row.summary.workers.decode_max)),
+            (any(Row::is_autoscaled), "up, down, flaps", |row| {
+                let WorkersUsed { ups, downs, flaps, .. } = row.summary.workers;
+                format!("{ups}, {downs}, {flaps}")
+            }),
             (true, "error p50 %", |row| row.summary.prediction_error_p50.map_or(String::new(), |error| format!("{:.0}", 100.0 * error))),
             (any(|row| row.decisions.is_some()), "decision µs p50", |row| {
                 row.decisions.as_ref().map_or(String::new(), |cost| format!("{:.1}", cost.submit_us_p50))
@@ -146,6 +156,10 @@ pub struct Column {
 impl Row {
     pub fn cells(&self, columns: &[Column]) -> Vec<String> {
         columns.iter().map(|column| (column.cell)(self)).collect()
+    }
+
+    fn is_autoscaled(&self) -> bool {
+        self.settings.cluster.autoscale.is_some()
     }
 
     /// A figure by the name that references use.

@@ -36,6 +36,7 @@ pub struct Summary {
     pub rejection_ms_max: Option<f64>,
     pub classes: Vec<ClassSummary>,
     pub load: Steadiness,
+    pub workers: WorkersUsed,
     pub network_gb: f64,
     pub virtual_s: f64,
     pub events: u64,
@@ -107,6 +108,7 @@ impl Summary {
             rejection_ms_max: rejections.map(|answer| (answer.ended - answer.at).as_secs_f64() * 1e3).reduce(f64::max),
             classes: workload.classes.iter().enumerate().map(|(number, class)| ClassSummary::new(&answers, number, class)).collect(),
             load: Steadiness::of(runs.iter().flat_map(|(run, _)| counted_load(run, workload.warmup))),
+            workers: WorkersUsed::of(runs),
             network_gb: runs.iter().map(|(run, _)| run.network_bytes / 1e9).sum(),
             virtual_s: runs.iter().map(|(run, _)| run.virtual_time.as_secs_f64()).sum(),
             events,
@@ -119,6 +121,55 @@ impl Summary {
             faults: runs.iter().map(|(run, _)| run.closed + run.warnings).sum(),
             digest: runs.iter().map(|(run, _)| format!("{:016x}", run.digest)).collect::<Vec<_>>().join(" "),
         }
+    }
+}
+
+/// Workers that ran: while requests came, over all seeds.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct WorkersUsed {
+    pub prefill_hours: f64,
+    pub decode_hours: f64,
+    pub prefill_max: u32,
+    pub decode_max: u32,
+    /// Changes to a larger and to a smaller number,
+    pub ups: usize,
+    pub downs: usize,
+    /// and ups of a role within five minutes after a down of it.
+    pub flaps: usize,
+}
+
+/// An up so soon after a down took back what should not have been given.
+const FLAP_S: f64 = 300.0;
+
+impl WorkersUsed {
+    fn of(runs: &[(Run, Duration)]) -> Self {
+        let mut used = Self::default();
+        for (run, _) in runs {
+            let points: Vec<LoadPoint> = counted_load(run, 0.0).collect();
+            used.prefill_hours += points.iter().map(|point| f64::from(point.workers.prefill)).sum::<f64>() / 3600.0;
+            used.decode_hours += points.iter().map(|point| f64::from(point.workers.decode)).sum::<f64>() / 3600.0;
+            used.prefill_max = points.iter().map(|point| point.workers.prefill).fold(used.prefill_max, u32::max);
+            used.decode_max = points.iter().map(|point| point.workers.decode).fold(used.decode_max, u32::max);
+            used.count_changes(&points, |point| point.workers.prefill);
+            used.count_changes(&points, |point| point.workers.decode);
+        }
+        used
+    }
+
+    fn count_changes(&mut self, points: &[LoadPoint], of: fn(&LoadPoint) -> u32) {
+        let mut fell = f64::NEG_INFINITY;
+        for (before, after) in points.iter().zip(points.iter().skip(1)) {
+            if of(after) > of(before) {
+                self.ups += 1;
+                self.flaps += usize::from(after.s - fell < FLAP_S);
+            } else if of(after) < of(before) {
+                (self.downs, fell) = (self.downs + 1, after.s);
+            }
+        }
+    }
+
+    pub fn hours(&self) -> f64 {
+        self.prefill_hours + self.decode_hours
     }
 }
 

@@ -109,6 +109,16 @@ impl StepCost {
         self.predict(&scaled(prefill_tokens.into(), prefill_context as f64, decode_rows.into(), decode_context as f64))
     }
 
+    /// The part of a measured step that its prompts took: all of it, if nothing decoded beside them.
+    pub fn prompts_ms(&self, step: &StepSample) -> f64 {
+        let ms = f64::from(step.ms);
+        if step.prefill_tokens == 0 || !(ms.is_finite() && ms > 0.0) {
+            return 0.0;
+        }
+        let alone = if step.decode_rows == 0 { 0.0 } else { self.step_ms(step.decode_rows.into(), step.decode_context) };
+        (ms - alone).clamp(0.0, ms)
+    }
+
     /// Milliseconds to compute `new` prompt tokens after `cached` ones, with no other work in the steps.
     pub fn prefill_ms(&self, new: u64, cached: u64) -> f64 {
         let (new, cached) = (new as f64, cached as f64);

@@ -39,6 +39,7 @@ impl Cluster {
         let due = due_ms.map(|ms| now + Duration::from_millis(ms));
         let queued = QueuedJob { request: id, class: request.new.class, priority, due, ms: job.predicted_ms };
         self.load.start_job(now, job.worker, queued);
+        self.autoscaler.iter_mut().for_each(|scaler| scaler.job(queued.ms));
         let worker = job.worker;
         request.prefill = Some(job);
         self.send(worker, ToWorker::Prefill(message));

@@ -74,6 +74,11 @@ impl PrefillQueue {
         self.jobs.iter().map(|job| job.ms).sum::<f64>() - self.elapsed_ms(now)
     }
 
+    /// Predicted time of the jobs that wait for others.
+    pub fn behind_head_ms(&self) -> f64 {
+        self.jobs.iter().skip(1).map(|job| job.ms).sum()
+    }
+
     /// The predicted time until a job of this urgency would start.
     pub fn ahead_ms(&self, now: Duration, priority: u8, due: Option<Duration>) -> f64 {
         let ahead = self.jobs.partition_point(|job| job.rank() <= rank(priority, due));
@@ -121,7 +126,7 @@ mod tests {
         queue.push(start, job(1, 100.0, 0, None));
         queue.push(start, job(2, 50.0, 0, None));
         queue.check_integrity();
-        assert_eq!(queue.wait_ms(start), 150.0);
+        assert_eq!((queue.wait_ms(start), queue.behind_head_ms()), (150.0, 50.0));
         assert_eq!(queue.wait_ms(start + Duration::from_millis(40)), 110.0);
         assert_eq!(queue.wait_ms(start + Duration::from_secs(9)), 50.0);
         queue.remove(start + Duration::from_millis(90), RequestId(1));

@@ -2,6 +2,7 @@
 
 use super::{
     Flags, Settings, TlsFiles,
+    autoscale::AutoscaleFlags,
     bounds::{bytes, positive, within},
     classes::ClassFlags,
     context::MemoryFlags,
@@ -228,6 +229,7 @@ impl Flags {
                         },
                     }),
                 },
+                autoscale: self.autoscale.map(AutoscaleFlags::check).transpose()?,
             },
             request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
             body_bytes_max: body_bytes_max as usize,

@@ -58,6 +58,7 @@ fn an_error_names_its_key() {
         (Flags { batch_concurrency: Some(0), ..flags() }, "batch_concurrency"),
         (Flags { batch_days: Some(0), ..flags() }, "batch_days"),
         (Flags { probe_every_s: Some(u64::MAX), ..flags() }, "probe_every_s"),
+        (Flags { autoscale: "prefill=1..4,decode=0..4".parse().ok(), ..flags() }, "autoscale.decode"),
         (Flags { audit: "30".parse().ok(), ..flags() }, "--data"),
         (Flags { audit: "40000".parse().ok(), data: Some("/data".into()), ..flags() }, "audit.days"),
         (Flags { probe_every_s: Some(9), probe_tolerance: Some(f32::NAN), ..flags() }, "probe_tolerance"),

@@ -58,9 +58,15 @@ impl Cluster {
     }
 
     pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let (status, text) = self.post_for_text(path, body).await;
+        (status, serde_json::from_str(&text).expect("a JSON body"))
+    }
+
+    /// The same, of an answer that is no JSON, such as a whole stream of events.
+    pub async fn post_for_text(&self, path: &str, body: &Value) -> (u16, String) {
         let response = self.http.post(format!("{}{path}", self.url)).json(body).send().await.expect("the front door answers");
         let status = response.status().as_u16();
-        (status, response.json().await.expect("a JSON body"))
+        (status, response.text().await.expect("a whole body"))
     }
 
     /// GET of a path beside `/v1`.

@@ -3,6 +3,7 @@
 
 use super::server::Peer;
 use crate::{
+    base::shares::Party,
     http::messages::error::MessagesError,
     metrics,
     requests::error::ApiError,
@@ -17,7 +18,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use std::{fmt::Display, sync::Arc, time::Duration};
+use std::{fmt::Display, net::IpAddr, sync::Arc, time::Duration};
 use tidemill_tenancy::quota::Level;
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -48,8 +49,9 @@ pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Requ
     let caller = match identified {
         Ok(principal) => {
             let caller = Caller::new(principal).from_region(region(&gateway, request.headers())).in_trace(trace.clone());
+            let caller = caller.at_address(address(&request));
             trace.iter().for_each(|trace| name_sender(trace, &caller));
-            Arc::new(caller.at_address(request.extensions().get::<Peer>().map(|Peer(address)| *address)))
+            Arc::new(caller)
         }
         Err(error) => {
             metrics::count_request(error.outcome());
@@ -79,13 +81,20 @@ fn begin_trace(gateway: &Gateway, request: &Request) -> Option<Arc<Trace>> {
     let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let traceparent = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok());
     let trace = traces.begin(format!("{method} {route}"), traceparent);
+    // Until its sender is known, and if it never is.
+    address(request).into_iter().for_each(|address| trace.belongs_to(Party::of_address(address)));
     trace.set(names::METHOD, method.as_str());
     let path: String = request.uri().path().chars().take(PATH_CHARS_MAX).collect();
     trace.set(names::PATH, &*path);
     Some(trace)
 }
 
+fn address(request: &Request) -> Option<IpAddr> {
+    request.extensions().get::<Peer>().map(|Peer(address)| *address)
+}
+
 fn name_sender(trace: &Trace, caller: &Caller) {
+    trace.belongs_to(caller.party());
     trace.set(names::REQUEST_ID, &*caller.id);
     caller.tenant().into_iter().for_each(|tenant| trace.set(names::TENANT, tenant));
 }

@@ -30,6 +30,7 @@ use crate::{
         rounds::{self, Rounds},
     },
     text::{tokenizer::printable, tool::Tool},
+    traces::names::Operation,
 };
 use minijinja::{Value, value::ValueKind};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -116,6 +117,7 @@ impl Endpoint for Chat {
     type Whole = ChatResponse;
     type Chunk = ChatChunk;
     const PATH: &'static str = "/v1/chat/completions";
+    const OPERATION: Operation = Operation::Chat;
     const ID_PREFIX: &'static str = "chatcmpl";
     const PROMPT: &'static str = "messages";
     const CONVERSES: bool = true;

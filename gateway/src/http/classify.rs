@@ -6,6 +6,7 @@ use crate::{
     metrics::{self, RequestOutcome},
     requests::{error::ApiError, parse},
     serving::gateway::{Gateway, start::EmbeddedText},
+    traces::names::Operation,
 };
 use axum::{body::Body, response::Response};
 use serde::Deserialize;
@@ -40,7 +41,7 @@ async fn classify(gateway: &Arc<Gateway>, body: Body) -> Result<Response, ApiErr
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
     let (gateway, texts) = gateway.compute_body(body.weight(), move || understand(&worker, &body)).await?;
-    let (rows, tokens) = embeddings::run(&gateway, "input", &texts).await?;
+    let (rows, tokens) = embeddings::run(&gateway, "input", Operation::Classify, &texts).await?;
     let worker = Arc::clone(&gateway);
     let bytes = rows.iter().map(Vec::len).sum::<usize>() * size_of::<f64>();
     let list = move || {

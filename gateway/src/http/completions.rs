@@ -15,6 +15,7 @@ use crate::{
     },
     serving::{answer::Delta, gateway::Gateway},
     text::{detokenizer::Detokenizer, tokenizer::printable},
+    traces::names::Operation,
 };
 use std::{collections::BTreeMap, sync::Arc};
 use tidemill_proto::{block::Token, sampling::TokenLogprob};
@@ -36,6 +37,7 @@ impl Endpoint for Completions {
     type Whole = CompletionResponse;
     type Chunk = CompletionResponse;
     const PATH: &'static str = "/v1/completions";
+    const OPERATION: Operation = Operation::TextCompletion;
     const ID_PREFIX: &'static str = "cmpl";
     const PROMPT: &'static str = "prompt";
 

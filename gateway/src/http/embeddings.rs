@@ -10,6 +10,7 @@ use crate::{
         embedded::{collect, unit},
         gateway::{Gateway, start::EmbeddedText},
     },
+    traces::names::Operation,
 };
 use axum::{
     body::{Body, Bytes},
@@ -58,18 +59,24 @@ async fn embed(gateway: &Arc<Gateway>, body: Body) -> Result<Bytes, ApiError> {
     let body = gateway.read(body).await?;
     let worker = Arc::clone(gateway);
     let Parsed { gateway, inputs, is_base64, dimensions } = gateway.compute_body(body.weight(), move || understand(&worker, &body)).await?;
-    let (rows, tokens) = run(&gateway, "input", &inputs).await?;
+    let (rows, tokens) = run(&gateway, "input", Operation::Embeddings, &inputs).await?;
     let worker = Arc::clone(&gateway);
     gateway.compute(move || Ok(listed(&worker, rows, dimensions, is_base64, tokens))).await
 }
 
 /// Computes the row of each text, and counts the tokens of all.
-pub(super) async fn run(gateway: &Arc<Gateway>, param: &str, texts: &[EmbeddedText]) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
-    let (submission, mut metered) = gateway.start_embeddings(param, texts)?;
+pub(super) async fn run(
+    gateway: &Arc<Gateway>,
+    param: &str,
+    operation: Operation,
+    texts: &[EmbeddedText],
+) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
+    let (submission, mut metered, traced) = gateway.start_embeddings(param, operation, texts)?;
     let tokens = texts.iter().map(|text| text.tokens.len() as u64).sum();
     let usage = Usage { prompt_tokens: tokens, total_tokens: tokens, ..Usage::default() };
     let collected = collect(submission, texts.len()).await;
     let outcome = collected.as_ref().map_or_else(ApiError::outcome, |_| RequestOutcome::Ok);
+    traced.iter().for_each(|traced| traced.end_reading(outcome, &usage));
     metered.settle(outcome, &usage, None).await;
     Ok((collected?, tokens))
 }

@@ -6,6 +6,7 @@ use crate::{
     requests::{error::ApiError, options::Options},
     serving::{answer::Delta, gateway::Gateway, rounds::Rounds},
     text::tokenizer::Tokenizer,
+    traces::names::Operation,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ pub trait Endpoint: Sized + Send + 'static {
     type Whole: Serialize;
     type Chunk: Serialize;
     const PATH: &'static str;
+    const OPERATION: Operation;
     const ID_PREFIX: &'static str;
     /// The field with the prompts, for errors.
     const PROMPT: &'static str;

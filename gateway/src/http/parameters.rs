@@ -1,5 +1,5 @@
 //! The parts of a request's address as endpoints take them. They stand in for axum's extractors of the same names, which refuse in plain text
-//! where every error of this API is JSON; `clippy.toml` keeps the others out.
+//! where every error of this API is JSON; `gateway/clippy.toml` keeps the others out.
 
 #![expect(clippy::disallowed_types, reason = "the only place that takes axum's")]
 

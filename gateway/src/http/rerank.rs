@@ -12,6 +12,7 @@ use crate::{
     metrics::{self, RequestOutcome},
     requests::{computing::checkpoint, error::ApiError, parse},
     serving::gateway::{Gateway, start::EmbeddedText},
+    traces::names::Operation,
 };
 use axum::{body::Body, response::Response};
 use serde::Deserialize;
@@ -69,7 +70,7 @@ async fn rerank(gateway: &Arc<Gateway>, body: Body) -> Result<Response, ApiError
     let worker = Arc::clone(gateway);
     let Query { gateway, documents, pairs, top, returns_documents } =
         gateway.compute_body(bytes, move || understand(&worker, &body)).await?;
-    let (rows, tokens) = embeddings::run(&gateway, "documents", &pairs).await?;
+    let (rows, tokens) = embeddings::run(&gateway, "documents", Operation::Rerank, &pairs).await?;
     let worker = Arc::clone(&gateway);
     let list = move || {
         let mut order: Vec<(usize, f32)> = rows.iter().map(|row| row.first().copied().unwrap_or(f32::NEG_INFINITY)).enumerate().collect();

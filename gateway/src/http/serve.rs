@@ -138,7 +138,14 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     };
     let id = format!("{}-{:032x}", E::ID_PREFIX, rand::random::<u128>());
     let prompt_logprobs = options.sampling.logprobs.filter(|_| endpoint.scores_prompt());
-    let wanted = Start { param: E::PROMPT, id: &id, max_tokens_default: E::max_tokens_default, prompt_logprobs, question: asked };
+    let wanted = Start {
+        param: E::PROMPT,
+        operation: E::OPERATION,
+        id: &id,
+        max_tokens_default: E::max_tokens_default,
+        prompt_logprobs,
+        question: asked,
+    };
     let answer = gateway.start(&prompts, &mut options, wanted).await?;
     let call = Call {
         id,

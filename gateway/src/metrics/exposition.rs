@@ -36,6 +36,20 @@ pub(super) fn write(text: &mut String, cluster: &ClusterView) {
     transfer_times(text, &cluster.members);
     expert_rows(text, &cluster.members);
     probes(text, &cluster.models);
+    wanted(text, &cluster.models);
+}
+
+/// Writes how many workers the models want, where something decides about that.
+fn wanted(text: &mut String, models: &[ModelView]) {
+    let mut head =
+        "# HELP tidemill_wanted_workers Workers that a `model` wants of a `role`: prefill, decode\n# TYPE tidemill_wanted_workers gauge\n";
+    for (model, wanted) in models.iter().filter_map(|model| Some((escaped(&model.name), model.wanted?))) {
+        for (role, workers) in [(Role::Prefill, wanted.prefill), (Role::Decode, wanted.decode)] {
+            let name = role_name(role);
+            let _ = writeln!(text, "{head}tidemill_wanted_workers{{role=\"{name}\",model=\"{model}\"}} {workers}");
+            head = "";
+        }
+    }
 }
 
 /// Writes the gauges of models whose engines are probed.
@@ -413,10 +427,34 @@ pub(super) fn role_name(role: Role) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidemill_cluster::autoscale::Wanted;
     use tidemill_proto::{
         message::Report,
         pool::{Direction, Transport},
     };
+
+    #[test]
+    fn wanted_workers_are_told_of_models_that_want_a_number() {
+        let model = |name: &str, wanted| ModelView {
+            name: name.into(),
+            layout: None,
+            context_tokens: None,
+            requests: 0,
+            sequences_waiting: 0,
+            sequences_running: 0,
+            rescues: 0,
+            probes: None,
+            wanted,
+        };
+        let mut text = String::new();
+        wanted(&mut text, &[model("still", None)]);
+        assert_eq!(text, "");
+        let two = |prefill, decode| Some(Wanted { prefill, decode });
+        wanted(&mut text, &[model("a", two(1, 2)), model("b", two(0, 4))]);
+        assert_eq!(text.matches("# TYPE").count(), 1);
+        assert!(text.contains("\ntidemill_wanted_workers{role=\"prefill\",model=\"a\"} 1\n"), "{text}");
+        assert!(text.ends_with("\ntidemill_wanted_workers{role=\"decode\",model=\"b\"} 4\n"), "{text}");
+    }
 
     #[test]
     fn transfer_times_are_a_histogram_of_each_lane_and_experts_have_a_line_each() {

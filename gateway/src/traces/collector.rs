@@ -2,8 +2,11 @@
 //!
 //! No request waits for it: a trace that finds the queue full, or that the collector does not accept, is lost and counted.
 
-use super::span::{Attributes, EndedTrace, Kind, Span, Value};
-use crate::metrics;
+use super::{
+    queue::{Near, queue},
+    span::{Attributes, EndedTrace, Kind, Span, Value},
+};
+use crate::{base::shares::Party, metrics};
 use opentelemetry_proto::tonic::{
     collector::trace::v1::ExportTraceServiceRequest,
     common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value},
@@ -14,14 +17,13 @@ use prost_otlp::Message;
 use std::{
     io,
     path::PathBuf,
-    sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tidemill_tenancy::web::{Client, Target, TargetError, read_token};
 
 /// The maximum number of traces that wait to be sent.
-const QUEUE_MAX: usize = 1024;
+const QUEUE_MAX: u64 = 1024;
 /// The maximum number of traces in one request to the collector, and the time for which the first of them waits for others.
 const BATCH_MAX: usize = 128;
 const BATCH_WAIT: Duration = Duration::from_secs(1);
@@ -49,59 +51,48 @@ pub enum StartError {
 }
 
 /// The sending end of the queue.
-#[derive(Clone, Debug)]
-pub struct Collector(SyncSender<EndedTrace>);
+#[derive(Debug)]
+pub struct Collector(Near<EndedTrace>);
 
 impl Collector {
-    /// Starts the thread. It ends with the last handle, after it has sent the queued traces.
+    /// Starts the thread. It ends with this handle, after it has sent the queued traces.
     pub fn start(settings: Settings) -> Result<Self, StartError> {
         let client = settings.target.client_without_redirects(SEND_MAX)?;
-        let (sender, receiver) = mpsc::sync_channel(QUEUE_MAX);
+        let (near, far) = queue(QUEUE_MAX);
         let mut sending = Sending { client, settings, is_failing: false };
         thread::Builder::new().name("traces".into()).spawn(move || {
-            while let Some(batch) = next_batch(&receiver) {
+            while let Some(batch) = far.next(BATCH_MAX, BATCH_WAIT) {
                 sending.send(&batch);
             }
         })?;
-        Ok(Self(sender))
+        Ok(Self(near))
     }
 
-    pub fn send(&self, trace: EndedTrace) {
-        if self.0.try_send(trace).is_err() {
+    /// Queues a trace of this party.
+    pub fn send(&self, party: Party, trace: EndedTrace) {
+        if let Err(refused) = self.0.push(party, trace) {
             metrics::count_traces("lost", 1);
+            metrics::count_share_refusal("traces", refused);
         }
     }
 
     /// A collector that keeps the traces that it is given.
     #[cfg(test)]
     pub fn held() -> (Self, Held) {
-        let (sender, receiver) = mpsc::sync_channel(4096);
-        (Self(sender), Held(receiver))
+        let (near, far) = queue(4 * QUEUE_MAX);
+        (Self(near), Held(far))
     }
 }
 
 /// The traces of a test's collector.
 #[cfg(test)]
-pub struct Held(Receiver<EndedTrace>);
+pub struct Held(super::queue::Far<EndedTrace>);
 
 #[cfg(test)]
 impl Held {
     pub fn taken(&self) -> Vec<EndedTrace> {
-        self.0.try_iter().collect()
+        self.0.taken()
     }
-}
-
-/// Waits for traces; `None` if no more come.
-fn next_batch(receiver: &Receiver<EndedTrace>) -> Option<Vec<EndedTrace>> {
-    let mut batch = vec![receiver.recv().ok()?];
-    let until = Instant::now() + BATCH_WAIT;
-    while batch.len() < BATCH_MAX {
-        match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(trace) => batch.push(trace),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
-        }
-    }
-    Some(batch)
 }
 
 struct Sending {

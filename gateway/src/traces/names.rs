@@ -30,3 +30,25 @@ pub const TOKENS_NVME: &str = "tidemill.tokens.nvme";
 pub const TOKENS_OBJECT: &str = "tidemill.tokens.object";
 pub const TOKENS_REMOTE: &str = "tidemill.tokens.remote";
 pub const SPANS_LEFT_OUT: &str = "tidemill.spans_left_out";
+
+/// What an answer was asked for: the values of [`OPERATION`]. The conventions know the first three, and allow others where none of theirs fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Chat,
+    TextCompletion,
+    Embeddings,
+    Rerank,
+    Classify,
+}
+
+impl Operation {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::TextCompletion => "text_completion",
+            Self::Embeddings => "embeddings",
+            Self::Rerank => "rerank",
+            Self::Classify => "classify",
+        }
+    }
+}

@@ -86,6 +86,7 @@ impl Blueprint {
                 queue_wait_max: Duration::from_secs_f64(policy.queue_wait_s),
                 heartbeat_dead: HEARTBEAT_DEAD,
                 probes: None,
+                autoscale: cluster.autoscale()?,
             },
             identity: ModelIdentity { vocab_size: shape.vocab, ..ModelIdentity::default() },
             eviction,

@@ -1,6 +1,7 @@
 //! What happens at one moment, and whom it needs.
 
 use super::{
+    WorkerIndex,
     bytes::Bytes,
     disk::DiskJob,
     io::{Io, Packet, Received},
@@ -71,6 +72,8 @@ pub(crate) enum Event {
         timer: Timer,
     },
     Sample,
+    /// A worker that was wanted runs.
+    Started(WorkerIndex),
     /// Something of the plan goes wrong, or is repaired.
     Trouble(usize),
 }
@@ -150,6 +153,7 @@ impl Event {
             | Event::Handshake { .. }
             | Event::TransferDue(_)
             | Event::Sample
+            | Event::Started(_)
             | Event::Trouble(_) => None,
         }
     }
@@ -173,6 +177,7 @@ impl Event {
             Event::Transferred(transfer) => of(13, transfer.connection().0, 0),
             Event::Timer { incarnation, .. } => of(14, *incarnation as usize, 0),
             Event::Sample => 16,
+            Event::Started(worker) => of(18, worker.0, 0),
             Event::Trouble(number) => of(17, *number, 0),
         }
     }

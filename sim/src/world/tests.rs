@@ -3,7 +3,7 @@
 use super::{blueprint::device, *};
 use crate::{
     hardware::{Gpu, Work},
-    settings::{Arrivals, Class, ClusterShape, NetworkSettings, OnMiss, PolicySettings, Stream, WorkloadSettings},
+    settings::{Arrivals, Autoscale, Class, ClusterShape, NetworkSettings, OnMiss, PolicySettings, Stream, WorkloadSettings},
     shape::Shape,
     workload,
 };
@@ -47,10 +47,15 @@ fn world(settings: &Settings, seed: u64) -> World {
 
 /// Runs to the end with the books checked now and then, and until nobody does anything any more.
 fn checked(settings: &Settings, seed: u64) -> Run {
+    checked_every(4999, settings, seed)
+}
+
+/// The same with so many events from one check of the books to the next: it looks at every block of every process.
+fn checked_every(events: u64, settings: &Settings, seed: u64) -> Run {
     let mut world = world(settings, seed);
     while world.open() > 0 {
         assert!(world.step(&mut Unwatched));
-        if world.events.is_multiple_of(4999) {
+        if world.events.is_multiple_of(events) {
             world.check_integrity();
         }
     }
@@ -59,7 +64,7 @@ fn checked(settings: &Settings, seed: u64) -> Run {
         world.step(&mut Unwatched);
     }
     world.check_integrity();
-    assert!(world.is_idle(), "nobody computes, moves or holds anything for requests that have ended");
+    assert!(world.is_idle(), "nobody computes, moves or holds anything for requests that have ended: {:?}", world.busy());
     world.finish()
 }
 
@@ -96,6 +101,27 @@ fn a_cluster_that_is_too_small_loses_and_leaks_nothing() {
     let ended = |wanted: fn(&End) -> bool| run.answers.iter().filter(|answer| wanted(&answer.end)).count();
     assert_eq!(ended(|end| *end == End::Open), 0);
     assert!(ended(|end| *end == End::Complete) > 20 && ended(|end| matches!(end, End::Rejected(_))) > 20);
+}
+
+#[test]
+fn workers_come_and_go_with_the_load_and_nothing_is_lost() {
+    let mut settings = settings(6, 4, 4.0, 280);
+    settings.cluster.pool_gib_per_host = 8.0;
+    settings.cluster.autoscale = Some(Autoscale { window_s: 3.0, start_s: 2.0, cooldown_s: 4.0, ..Autoscale::default() });
+    settings.workload =
+        WorkloadSettings { arrivals: Arrivals::Diurnal, period_s: 100.0, swing: 0.818, sharpness: 3.0, ..settings.workload };
+    let run = checked_every(99_991, &settings, 7);
+    let asks = workload::draw(&settings.workload, None, 7).unwrap();
+    for (ask, answer) in asks.iter().zip(&run.answers) {
+        assert_eq!((&answer.end, answer.tokens), (&End::Complete, ask.output_tokens));
+    }
+    assert_eq!((run.closed, run.warnings), (0, 0), "who drains is no fault");
+    let prefill: Vec<u32> = run.load.iter().map(|point| point.workers.prefill).collect();
+    let most = *prefill.iter().max().unwrap();
+    let at_last = *prefill.last().unwrap();
+    assert!(prefill[0] == 1 && most >= 3 && at_last < most, "from {} to {most} to {at_last}", prefill[0]);
+    let good = run.answers.iter().filter(|answer| answer.is_good(&settings.workload.classes[0])).count();
+    assert!(good * 10 >= asks.len() * 9, "{good} of {}", asks.len());
 }
 
 /// One prefill worker with prompts of equal length is a queue with Poisson arrivals and constant service (M/D/1): the mean wait is

@@ -20,7 +20,7 @@ impl World {
             Change::Restart { process } => self.restart(process),
             Change::Pause { process } => self.pause(process),
             Change::Resume { process } => self.resume(process),
-            Change::Drain { process } => self.drain(process),
+            Change::Drain { process } => self.drain(process, super::EXIT),
             Change::Cut(Cut { from, to }) => {
                 self.io.network.cuts.insert((from, to));
                 self.io.review();
@@ -144,8 +144,8 @@ impl World {
         }
     }
 
-    /// SIGTERM: it hands its work over, and ends.
-    fn drain(&mut self, process: Process) {
+    /// SIGTERM: it hands its work over, and ends within `exit`.
+    pub(super) fn drain(&mut self, process: Process, exit: Duration) {
         if self.io.life(process).state != State::Running {
             return;
         }
@@ -155,7 +155,7 @@ impl World {
             Process::Pool(pool) => self.pools[pool.0].leave(&mut self.io),
             Process::Coordinator(_) => {}
         }
-        self.io.timer(process, super::EXIT, Timer::Exit);
+        self.io.timer(process, exit, Timer::Exit);
     }
 
     /// One of a process' connections breaks, or all to coordinators, and both ends notice.

@@ -6,7 +6,8 @@
 use crate::{
     metrics::{RequestOutcome, usage::Usage},
     traces::{
-        Trace, names,
+        Trace,
+        names::{self, Operation},
         span::{Attributes, Kind, Span, SpanId},
     },
 };
@@ -21,6 +22,7 @@ use tidemill_cluster::ChoiceUsage;
 pub struct Traced {
     trace: Arc<Trace>,
     id: SpanId,
+    operation: Operation,
     model: String,
     class: String,
     began: Instant,
@@ -28,8 +30,8 @@ pub struct Traced {
 
 impl Traced {
     /// Starts an answer.
-    pub fn new(trace: Arc<Trace>, model: &str, class: &str) -> Self {
-        Self { trace, id: SpanId::random(), model: model.to_owned(), class: class.to_owned(), began: Instant::now() }
+    pub fn new(trace: Arc<Trace>, operation: Operation, model: &str, class: &str) -> Self {
+        Self { trace, id: SpanId::random(), operation, model: model.to_owned(), class: class.to_owned(), began: Instant::now() }
     }
 
     /// Records a choice that has ended. `tokens` are the times of its first and last token, if there were any.
@@ -79,27 +81,37 @@ impl Traced {
 
     /// Records the answer's end. `kept` tells whether all choices kept their class's limits.
     pub(super) fn end(&self, outcome: RequestOutcome, kept: bool, usage: &Usage) {
-        let failed = matches!(outcome, RequestOutcome::Failed | RequestOutcome::Rejected).then(|| outcome.name().to_owned());
-        failed.iter().for_each(|error| self.trace.fail(error));
         if !kept {
             self.trace.keep();
         }
+        let attributes = Attributes::default()
+            .with(names::OUTPUT_TOKENS, usage.completion_tokens)
+            .with(names::CACHED_TOKENS, usage.prompt_tokens_details.cached_tokens)
+            .with(names::LIMITS_KEPT, kept);
+        self.finish(outcome, usage, attributes);
+    }
+
+    /// Records the end of texts that were read without an answer in tokens, for which there are no limits.
+    pub fn end_reading(&self, outcome: RequestOutcome, usage: &Usage) {
+        self.finish(outcome, usage, Attributes::default());
+    }
+
+    fn finish(&self, outcome: RequestOutcome, usage: &Usage, attributes: Attributes) {
+        let failed = matches!(outcome, RequestOutcome::Failed | RequestOutcome::Rejected).then(|| outcome.name().to_owned());
+        failed.iter().for_each(|error| self.trace.fail(error));
         self.trace.add(Span {
             id: self.id,
             parent: None,
-            name: format!("chat {}", self.model),
+            name: format!("{} {}", self.operation.name(), self.model),
             kind: Kind::Internal,
             from: self.began,
             to: Instant::now(),
-            attributes: Attributes::default()
-                .with(names::OPERATION, "chat")
+            attributes: attributes
+                .with(names::OPERATION, self.operation.name())
                 .with(names::PROVIDER, "tidemill")
                 .with(names::REQUEST_MODEL, &*self.model)
                 .with(names::CLASS, &*self.class)
-                .with(names::INPUT_TOKENS, usage.prompt_tokens)
-                .with(names::OUTPUT_TOKENS, usage.completion_tokens)
-                .with(names::CACHED_TOKENS, usage.prompt_tokens_details.cached_tokens)
-                .with(names::LIMITS_KEPT, kept),
+                .with(names::INPUT_TOKENS, usage.prompt_tokens),
             failed,
         });
     }
@@ -115,7 +127,7 @@ mod tests {
     fn phases_follow_one_another_up_to_the_first_token() {
         let (collector, held) = Collector::held();
         let trace = Arc::new(Traces::new(collector, Sampling { share: 1.0, callers: false })).begin("POST /v1/completions".into(), None);
-        let traced = Traced::new(Arc::clone(&trace), "m", "standard");
+        let traced = Traced::new(Arc::clone(&trace), Operation::TextCompletion, "m", "standard");
         let ms = |ms| traced.began + Duration::from_millis(ms);
         let usage = ChoiceUsage {
             provenance: Provenance { transfer_ms: 30.0, tail_ms: 1e9, queue_ms: f64::NAN, ..Provenance::default() },
@@ -134,7 +146,8 @@ mod tests {
             ended.spans[1..].iter().map(|span| (&*span.name, (span.from - began).as_millis(), (span.to - began).as_millis())).collect();
         assert_eq!(spans[..5], [("queue", 0, 10), ("prefill", 10, 30), ("transfer", 30, 40), ("tail", 40, 50), ("decode", 50, 90)]);
         let answer = ended.spans.last().unwrap();
-        assert_eq!((&*answer.name, answer.parent), ("chat m", Some(ended.spans[0].id)));
+        assert_eq!((&*answer.name, answer.parent), ("text_completion m", Some(ended.spans[0].id)));
+        assert_eq!(answer.attributes.get(names::OPERATION), Some(&"text_completion".into()));
         assert!(ended.spans[1..6].iter().all(|span| span.parent == Some(answer.id)));
     }
 
@@ -148,7 +161,7 @@ mod tests {
         ] {
             let (collector, held) = Collector::held();
             let trace = Arc::new(Traces::new(collector, Sampling { share: 0.0, callers: false })).begin(String::new(), None);
-            Traced::new(trace, "m", "standard").end(outcome, kept, &Usage::default());
+            Traced::new(trace, Operation::Chat, "m", "standard").end(outcome, kept, &Usage::default());
             assert_eq!(held.taken().len(), usize::from(is_there), "{outcome:?}, {kept}");
         }
     }

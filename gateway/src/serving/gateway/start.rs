@@ -12,6 +12,7 @@ use crate::{
         backend::{Caches, Submission},
     },
     tenants::metered::{Metered, QuotaRequest},
+    traces::names::Operation,
 };
 use serde_json::{Map, Value};
 use std::{sync::Arc, time::Instant};
@@ -27,6 +28,8 @@ use tidemill_proto::{
 pub struct Start<'a> {
     /// The field with the prompts, for errors.
     pub param: &'static str,
+    /// The kind of the answer, for its trace.
+    pub operation: Operation,
     /// The response's id; empty for an answer without one that clients know.
     pub id: &'a str,
     /// Derives an answer's length from the available room, if the client gives none.
@@ -38,9 +41,16 @@ pub struct Start<'a> {
 }
 
 impl Start<'_> {
-    /// The terms of an answer of any length, without an id that clients know.
+    /// The terms of an answer of any length to a dialog, without an id that clients know.
     pub fn of(param: &'static str) -> Self {
-        Self { param, id: "", max_tokens_default: std::convert::identity, prompt_logprobs: None, question: None }
+        Self {
+            param,
+            operation: Operation::Chat,
+            id: "",
+            max_tokens_default: std::convert::identity,
+            prompt_logprobs: None,
+            question: None,
+        }
     }
 }
 
@@ -91,12 +101,13 @@ impl Gateway {
     /// Starts the answer to prompts: moderates uncertain findings, bounds the answer's length, and gives the prompts to the cluster, unless
     /// a cache has the answer. A constraint must have been [checked](Self::check_constraint).
     pub async fn start(&self, prompts: &[Tokens], options: &mut Options, start: Start<'_>) -> Result<Answer, ApiError> {
-        let Start { param, id, max_tokens_default, prompt_logprobs, question } = start;
+        let Start { param, operation, id, max_tokens_default, prompt_logprobs, question } = start;
         self.moderate_prompt(param, options).await?;
         let room = self.room(prompts)?;
         let max_tokens = options.max_tokens.unwrap_or_else(|| max_tokens_default(self.answer_tokens(prompts, options.choices, room)));
         self.complete_question(options, id).await;
-        let mut answer = self.submit(param, prompts, options, max_tokens, prompt_logprobs)?;
+        let traced = self.traced(operation, options.class);
+        let mut answer = self.submit(param, prompts, options, max_tokens, prompt_logprobs, traced)?;
         self.remember(&mut answer, id, question);
         Ok(answer)
     }
@@ -138,6 +149,7 @@ impl Gateway {
         options: &Options,
         max_tokens: u32,
         prompt_logprobs: Option<u32>,
+        traced: Option<Traced>,
     ) -> Result<Answer, ApiError> {
         if !options.doubts.is_empty() {
             return Err(ApiError::internal("a doubt was not settled: please report this as a bug"));
@@ -201,7 +213,7 @@ impl Gateway {
                 objectives: Arc::clone(&self.shared.objectives),
                 recent: Arc::clone(&self.shared.recent),
                 metered,
-                traced: self.traced(options.class),
+                traced,
                 blocks: self.shared.settings.audit.clone().map(|audit| Blocks {
                     audit,
                     tenant: self.tenant().map(str::to_owned),
@@ -215,9 +227,9 @@ impl Gateway {
     }
 
     /// The part of the request's trace that an answer writes.
-    fn traced(&self, class: ClassId) -> Option<Traced> {
+    fn traced(&self, operation: Operation, class: ClassId) -> Option<Traced> {
         let trace = self.caller.as_ref()?.trace.clone()?;
-        Some(Traced::new(trace, &self.model.name, &self.classes().get(class).name))
+        Some(Traced::new(trace, operation, &self.model.name, &self.classes().get(class).name))
     }
 
     /// Reserves a request's quota.
@@ -229,7 +241,12 @@ impl Gateway {
     }
 
     /// Submits all texts to the cluster to be embedded or classified.
-    pub fn start_embeddings(&self, param: &str, texts: &[EmbeddedText]) -> Result<(Submission, Metered), ApiError> {
+    pub fn start_embeddings(
+        &self,
+        param: &str,
+        operation: Operation,
+        texts: &[EmbeddedText],
+    ) -> Result<(Submission, Metered, Option<Traced>), ApiError> {
         let prompts: Vec<Tokens> = texts.iter().map(|text| text.tokens.clone()).collect();
         self.check_prompts(param, &prompts, 0)?;
         let class = self.classes().by_tier(self.service_tier(None)).unwrap_or_default();
@@ -238,8 +255,9 @@ impl Gateway {
             NewRequest::embedding(tokens.clone(), embeds, self.salt(&[]), class, self.shared.settings.request_timeout)
         };
         let mut metered = self.reserve(Instant::now(), class, &prompts, 0)?;
+        let traced = self.traced(operation, class);
         let submission = Submission::new(Arc::clone(&self.model.backend), texts.iter().map(request).collect());
-        Ok((submission.inspect_err(|_| metered.cancel())?, metered))
+        Ok((submission.inspect_err(|_| metered.cancel())?, metered, traced))
     }
 
     fn check_prompts(&self, param: &str, prompts: &[Tokens], generated: u32) -> Result<(), ApiError> {

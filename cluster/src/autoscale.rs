@@ -1,0 +1,335 @@
+//! How many workers a model wants, of each role. It only wants: what starts workers, and drains and ends them, is told by the view.
+//!
+//! ```text
+//!   workers' reports ──► [`trend`] ──► [`demand`]: what is needed ──► [`steps`]: what is wanted ──► view, `tidemill_wanted_workers`
+//! ```
+//!
+//! - [`demand`]: workers that keep the classes' limits, by predicted queue seconds, predicted step times and KV use
+//! - [`steps`]: from what is needed to what is wanted: up at once, down slowly, between a floor and a ceiling
+//! - [`trend`]: signals, smoothed and extrapolated to the time when a worker that is started now will serve
+//!
+//! Every signal but two is of the workers' reports, which all coordinators get. A coordinator's own are the prompts that wait behind others,
+//! and the sequences without a place. So several coordinators want nearly the same, and the largest of their numbers is the cluster's.
+
+pub mod demand;
+pub mod steps;
+pub mod trend;
+
+use crate::{
+    Cluster,
+    cost::StepCost,
+    membership::{Member, sequence_tokens_max},
+};
+use demand::{DecodeLimits, DecodeLoad, Jobs, PrefillLoad, decode_needed, prefill_needed};
+use serde::Serialize;
+use std::time::Duration;
+use steps::{Range, Steps};
+use tidemill_proto::{
+    ids::Epoch,
+    message::{Report, Role},
+};
+use trend::Trend;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct AutoscaleSettings {
+    pub prefill: Range,
+    pub decode: Range,
+    /// Workers of each role beyond those that are needed: what comes suddenly finds them loaded and idle.
+    pub warm: u32,
+    /// The time over which signals are averaged.
+    pub window: Duration,
+    /// From a worker's start until it serves.
+    pub start: Duration,
+    /// How long less must have been enough before a worker is given up, and the least time from one change to the next smaller number.
+    pub cooldown: Duration,
+}
+
+/// Workers that are wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Wanted {
+    pub prefill: u32,
+    pub decode: u32,
+}
+
+/// Looks at the signals within the time over which they are averaged.
+const LOOKS: u32 = 6;
+/// Looks until a number is wanted: after a coordinator's restart its workers have to come back first.
+const GATHER_LOOKS: u32 = 3;
+/// Share of the tightest TTFT limit after which a sequence that only its decode worker delays counts as waiting there.
+const STUCK_SHARE: f64 = 0.5;
+
+/// The state between looks.
+#[derive(Debug)]
+pub(crate) struct Autoscaler {
+    settings: AutoscaleSettings,
+    /// The first look, and the last; `None`: there was none.
+    looked: Option<(Duration, Duration)>,
+    /// Since the last look, as workers have reported: time of prefill workers' steps,
+    prefill_ms: f64,
+    /// and of the prompts in decode workers' steps.
+    prompts_ms: f64,
+    jobs: Jobs,
+    busy: Trend,
+    prompts: Trend,
+    rows: Trend,
+    context: Trend,
+    used: Trend,
+    prefill: Steps,
+    decode: Steps,
+}
+
+impl Autoscaler {
+    pub(crate) fn new(settings: AutoscaleSettings) -> Self {
+        let trend = || Trend::new(settings.window, settings.start);
+        Self {
+            looked: None,
+            prefill_ms: 0.0,
+            prompts_ms: 0.0,
+            jobs: Jobs::default(),
+            busy: trend(),
+            prompts: trend(),
+            rows: trend(),
+            context: trend(),
+            used: trend(),
+            prefill: Steps::new(settings.prefill, settings.cooldown),
+            decode: Steps::new(settings.decode, settings.cooldown),
+            settings,
+        }
+    }
+
+    /// The time between two looks at the signals.
+    fn every(&self) -> Duration {
+        self.settings.window / LOOKS
+    }
+
+    /// `None`: it knows too little yet.
+    pub(crate) fn wanted(&self) -> Option<Wanted> {
+        Some(Wanted { prefill: self.prefill.wanted()?, decode: self.decode.wanted()? })
+    }
+
+    /// A prefill job of this predicted time was given to a worker.
+    pub(crate) fn job(&mut self, ms: f64) {
+        self.jobs.observe(ms);
+    }
+
+    /// A worker's steps between two of its reports.
+    pub(crate) fn report(&mut self, role: Role, cost: &StepCost, before: &Report, after: &Report) {
+        let reported = after.steps.len() as f64;
+        let done = after.counters.steps.saturating_sub(before.counters.steps) as f64;
+        // The first report of a worker that other coordinators know counts from its start.
+        let times = if before.counters.steps == 0 || reported == 0.0 { 1.0 } else { (done / reported).max(1.0) };
+        match role {
+            Role::Prefill => self.prefill_ms += times * after.steps.iter().map(|step| f64::from(step.ms)).sum::<f64>(),
+            Role::Decode => self.prompts_ms += times * after.steps.iter().map(|step| cost.prompts_ms(step)).sum::<f64>(),
+            Role::Kvpool => {}
+        }
+    }
+
+    /// The time since the last look; `None`: it is too early for another.
+    fn is_due(&mut self, now: Duration) -> Option<Duration> {
+        let (_, looked) = *self.looked.get_or_insert((now, now));
+        Some(now.saturating_sub(looked)).filter(|passed| *passed >= self.every())
+    }
+
+    fn look(&mut self, now: Duration, passed: Duration, seen: &Seen, limits: Limits, cost: &StepCost) {
+        let (first, _) = *self.looked.get_or_insert((now, now));
+        self.looked = Some((first, now));
+        let passed_ms = passed.as_secs_f64() * 1e3;
+        let busy = std::mem::take(&mut self.prefill_ms) / passed_ms;
+        let prompts = std::mem::take(&mut self.prompts_ms) / passed_ms;
+        let prompts = self.prompts.observe(passed, prompts);
+        let busy = self.busy.observe(passed, busy);
+        let prefill = PrefillLoad {
+            // Without a prefill worker, decode workers compute what the first one would.
+            busy: if seen.prefill_workers == 0 { prompts } else { busy },
+            queued_ms: seen.queued_ms,
+        };
+        let decode = DecodeLoad {
+            rows: self.rows.observe(passed, seen.rows),
+            context: self.context.observe(passed, seen.context),
+            used: self.used.observe(passed, seen.used),
+            prompts,
+            unserved: seen.unserved,
+            workers: seen.decode_workers,
+        };
+        if now.saturating_sub(first) < self.every() * GATHER_LOOKS {
+            return;
+        }
+        let AutoscaleSettings { warm, prefill: prefill_range, decode: decode_range, .. } = self.settings;
+        let needed = prefill_needed(prefill, &self.jobs, limits.ttft_ms, prefill_range.ceiling);
+        self.prefill.look(now, needed.saturating_add(warm), seen.prefill_workers);
+        let room = DecodeLimits { tpot_ms: limits.tpot_ms, blocks: seen.blocks, work_max: seen.work_max };
+        let needed = decode_needed(decode, room, cost, decode_range.ceiling);
+        self.decode.look(now, needed.saturating_add(warm), seen.decode_workers);
+    }
+
+    pub(crate) fn check_integrity(&self) {
+        self.prefill.check_integrity();
+        self.decode.check_integrity();
+    }
+}
+
+/// The tightest limits of all classes.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    tpot_ms: f64,
+    ttft_ms: f64,
+}
+
+/// What a look finds besides what reports have added up.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    prefill_workers: u32,
+    decode_workers: u32,
+    /// Predicted time of the prompts behind those that are being computed.
+    queued_ms: f64,
+    rows: f64,
+    context: f64,
+    /// Device blocks in use,
+    used: f64,
+    /// and of one worker, on average.
+    blocks: f64,
+    /// Sequences that one worker takes at a time.
+    work_max: f64,
+    /// Sequences without a place, or whose decode worker has kept them waiting.
+    unserved: f64,
+}
+
+impl Cluster {
+    /// Workers that are wanted by now; `None`: nothing decides about that here, or not yet.
+    pub fn wanted(&self) -> Option<Wanted> {
+        self.autoscaler.as_ref().and_then(Autoscaler::wanted)
+    }
+
+    /// Looks at the signals, if it is time.
+    pub(crate) fn autoscale(&mut self, now: Duration) {
+        let Some(scaler) = &mut self.autoscaler else { return };
+        let Some(passed) = scaler.is_due(now) else { return };
+        let (seen, limits) = (self.look(now), self.tightest_limits());
+        if let Some(scaler) = &mut self.autoscaler {
+            scaler.look(now, passed, &seen, limits, self.cost.of_role(Role::Decode));
+        }
+    }
+
+    fn look(&self, now: Duration) -> Seen {
+        let mut seen = Seen::default();
+        for (epoch, member) in self.membership.taking_work() {
+            let Some(load) = self.load.get(epoch) else { continue };
+            match member.role() {
+                Role::Prefill => {
+                    seen.prefill_workers += 1;
+                    seen.queued_ms += load.prefill.behind_head_ms();
+                }
+                Role::Decode => {
+                    seen.decode_workers += 1;
+                    self.look_at_decode(&mut seen, epoch, member);
+                }
+                Role::Kvpool => {}
+            }
+        }
+        let workers = f64::from(seen.decode_workers.max(1));
+        (seen.blocks, seen.work_max) = (seen.blocks / workers, seen.work_max / workers);
+        seen.unserved = (self.requests.waiting() + self.stuck(now)) as f64;
+        seen
+    }
+
+    fn look_at_decode(&self, seen: &mut Seen, worker: Epoch, member: &Member) {
+        let (Some(load), Some(info)) = (self.load.get(worker), member.decode_info()) else { return };
+        let (sequences, tokens) = load.whole(u64::from(sequence_tokens_max(info)) / 4);
+        let rows = f64::from(load.decode.decoding.saturating_add(load.others));
+        seen.rows += rows;
+        seen.context += tokens as f64 * rows / f64::from(sequences.max(1));
+        seen.used += load.report.blocks.hbm.used as f64;
+        seen.blocks += f64::from(info.device_blocks);
+        seen.work_max += f64::from(self.settings.policy.decode_sequences_max.map_or(info.work_max, |most| most.min(info.work_max)));
+    }
+
+    /// Sequences without a first token that wait for nothing but their decode worker, and have done so for long.
+    fn stuck(&self, now: Duration) -> usize {
+        let patience = Duration::from_secs_f64(STUCK_SHARE * self.tightest_limits().ttft_ms / 1e3);
+        let waits = |(at, running): &(crate::requests::ChoiceId, crate::requests::Running)| {
+            let (request, sequence) = self.requests.choice(*at);
+            let since = request.handed_over.map_or(running.since, |(handed_over, _)| handed_over.max(running.since));
+            sequence.generated.is_empty() && request.prefill.is_none() && now.saturating_sub(since) > patience
+        };
+        self.requests.running().filter(waits).count()
+    }
+
+    /// The limits of the default classes, if no class has any.
+    fn tightest_limits(&self) -> Limits {
+        let least = |of: fn(&crate::class::Class) -> Option<f64>, otherwise: f64| {
+            let limits = self.settings.classes.iter().filter_map(|(_, class)| of(class));
+            limits.reduce(f64::min).unwrap_or(otherwise)
+        };
+        Limits { tpot_ms: least(|class| class.tpot_ms, TPOT_MS), ttft_ms: least(|class| class.ttft_ms, TTFT_MS) }
+    }
+}
+
+/// Limits where no class has any.
+const TPOT_MS: f64 = 100.0;
+const TTFT_MS: f64 = 2000.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tidemill_proto::message::StepSample;
+
+    const SETTINGS: AutoscaleSettings = AutoscaleSettings {
+        prefill: Range { floor: 0, ceiling: 12 },
+        decode: Range { floor: 1, ceiling: 12 },
+        warm: 0,
+        window: Duration::from_secs(30),
+        start: Duration::from_secs(60),
+        cooldown: Duration::from_secs(120),
+    };
+
+    /// Numbers that are wanted under a load that stays the same but for what chance adds to it: `prefill` workers' time, `rows` that decode.
+    fn under(prefill: f64, rows: f64, chance: &[f64]) -> Vec<Wanted> {
+        let mut scaler = Autoscaler::new(SETTINGS);
+        let (every, mut cost) = (scaler.every(), StepCost::default());
+        (0..500).for_each(|step| {
+            let rows = 1 + step % 64;
+            let ms = 10.0 + rows as f32;
+            cost.observe(&StepSample { prefill_tokens: 0, prefill_context: 0, decode_rows: rows, decode_context: 0, ms });
+        });
+        let mut all = Vec::new();
+        for (number, chance) in (0..600).zip(chance.iter().cycle()) {
+            let now = every * number;
+            let Some(passed) = scaler.is_due(now) else { continue };
+            scaler.prefill_ms = prefill * chance * passed.as_secs_f64() * 1e3;
+            scaler.job(400.0);
+            let there = all.last().copied().unwrap_or(Wanted { prefill: 1, decode: 1 });
+            let seen = Seen {
+                prefill_workers: there.prefill.max(1),
+                decode_workers: there.decode,
+                rows: rows * chance,
+                context: 500.0 * rows * chance,
+                blocks: 4000.0,
+                used: 32.0 * rows * chance,
+                work_max: 256.0,
+                ..Seen::default()
+            };
+            scaler.look(now, passed, &seen, Limits { tpot_ms: 50.0, ttft_ms: 2000.0 }, &cost);
+            scaler.check_integrity();
+            all.extend(scaler.wanted());
+        }
+        all
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn a_steady_load_does_not_flap_and_more_of_it_wants_no_fewer(
+            prefill in 0.0..14.0_f64, rows in 0.0..400.0_f64, more in 1.0..2.0_f64, chance in prop::collection::vec(0.8..1.2_f64, 7..20),
+        ) {
+            let all = under(prefill, rows, &chance);
+            prop_assert!(all.iter().all(|wanted| wanted.prefill <= 12 && (1..=12).contains(&wanted.decode)));
+            // Half an hour is more than enough for what was too much at the start to go, step by step.
+            let steady = &all[all.len() - 200..];
+            prop_assert!(steady.iter().all(|wanted| wanted == &steady[0]), "{:?}", steady);
+            let with_more = *under(more * prefill, more * rows, &chance).last().unwrap();
+            prop_assert!(with_more.prefill >= steady[0].prefill && with_more.decode >= steady[0].decode, "{:?}, {:?}", steady[0], with_more);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! From what is needed to what is wanted: up at once, down slowly.
+
+use serde::{Deserialize, Serialize};
+use std::{collections::VecDeque, time::Duration};
+
+/// At least the floor, at most the ceiling.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Range {
+    pub floor: u32,
+    pub ceiling: u32,
+}
+
+impl Range {
+    fn clamp(self, workers: u32) -> u32 {
+        workers.clamp(self.floor, self.ceiling)
+    }
+}
+
+/// One role's number. It rises to what is needed at once, and falls by at most a quarter at a time: when less has been enough for as long as
+/// the cooldown, and no sooner than that after the last change.
+#[derive(Clone, Debug)]
+pub struct Steps {
+    range: Range,
+    cooldown: Duration,
+    wanted: u32,
+    changed: Duration,
+    /// The first look.
+    began: Option<Duration>,
+    /// What was needed at each look of the last cooldown, but without numbers that a later one is as large as: the first is the largest.
+    needed: VecDeque<(Duration, u32)>,
+}
+
+/// The most that is given up at a time, as one in so many.
+const STEP: u32 = 4;
+
+impl Steps {
+    /// `range`: a floor that is no higher than the ceiling.
+    pub fn new(range: Range, cooldown: Duration) -> Self {
+        assert!(range.floor <= range.ceiling, "the floor is no higher than the ceiling: {range:?}");
+        Self { range, cooldown, wanted: range.floor, changed: Duration::ZERO, began: None, needed: VecDeque::new() }
+    }
+
+    /// `None` before the first look.
+    pub fn wanted(&self) -> Option<u32> {
+        self.began.map(|_| self.wanted)
+    }
+
+    /// So many are needed now, and so many are there.
+    pub fn look(&mut self, now: Duration, needed: u32, there: u32) {
+        let began = *self.began.get_or_insert(now);
+        let mut needed = self.range.clamp(needed);
+        if now.saturating_sub(began) < self.cooldown {
+            // A coordinator that has just started knows little: those that are there may well be needed.
+            needed = needed.max(self.range.clamp(there));
+        }
+        while self.needed.back().is_some_and(|(_, earlier)| *earlier <= needed) {
+            self.needed.pop_back();
+        }
+        self.needed.push_back((now, needed));
+        while self.needed.front().is_some_and(|(at, _)| now.saturating_sub(*at) > self.cooldown) {
+            self.needed.pop_front();
+        }
+        if needed > self.wanted {
+            (self.wanted, self.changed) = (needed, now);
+            return;
+        }
+        let enough = self.needed.front().map_or(needed, |(_, most)| *most);
+        let watched = now.saturating_sub(began) >= self.cooldown && now.saturating_sub(self.changed) >= self.cooldown;
+        if watched && enough < self.wanted {
+            let least = self.wanted - (self.wanted / STEP).max(1);
+            (self.wanted, self.changed) = (enough.max(least), now);
+        }
+    }
+
+    /// Panics if an invariant is broken. Tests call it after every step.
+    pub fn check_integrity(&self) {
+        assert_eq!(self.wanted, self.range.clamp(self.wanted), "between floor and ceiling: {self:?}");
+        assert!(self.needed.iter().is_sorted_by(|a, b| a.0 < b.0 && a.1 > b.1), "{self:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const EVERY: Duration = Duration::from_secs(5);
+    const COOLDOWN: Duration = Duration::from_secs(60);
+
+    fn steps(floor: u32, ceiling: u32) -> Steps {
+        Steps::new(Range { floor, ceiling }, COOLDOWN)
+    }
+
+    /// The numbers after each look.
+    fn run(steps: &mut Steps, needed: impl IntoIterator<Item = u32>) -> Vec<u32> {
+        let look = |(number, needed): (u32, u32)| {
+            let there = steps.wanted;
+            steps.look(EVERY * number, needed, there);
+            steps.check_integrity();
+            steps.wanted
+        };
+        (0..).zip(needed).map(look).collect()
+    }
+
+    #[test]
+    fn up_at_once_and_down_by_a_quarter_after_each_cooldown() {
+        let mut steps = steps(1, 16);
+        let needed = std::iter::repeat_n(16, 1).chain(std::iter::repeat_n(1, 200));
+        let wanted = run(&mut steps, needed);
+        let mut seen: Vec<u32> = wanted.clone();
+        seen.dedup();
+        assert_eq!(seen, [16, 12, 9, 7, 6, 5, 4, 3, 2, 1]);
+        let first_fall = wanted.iter().position(|&wanted| wanted == 12).unwrap();
+        assert!(EVERY * first_fall as u32 > COOLDOWN, "look {first_fall}");
+        assert!(EVERY * wanted.iter().position(|&wanted| wanted == 1).unwrap() as u32 >= COOLDOWN * 9);
+    }
+
+    #[test]
+    fn one_that_has_just_started_keeps_those_that_are_there() {
+        let mut steps = steps(1, 8);
+        steps.look(Duration::from_secs(100), 1, 6);
+        assert_eq!(steps.wanted(), Some(6));
+        steps.look(Duration::from_secs(130), 1, 6);
+        assert_eq!(steps.wanted(), Some(6));
+    }
+
+    #[test]
+    fn what_goes_up_and_down_within_a_cooldown_moves_nothing() {
+        let wanted = run(&mut steps(1, 16), (0..500).map(|look| [5, 6, 7, 5][look % 4]));
+        assert!(wanted[4..].iter().all(|&wanted| wanted == 7), "{wanted:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn never_outside_its_range_never_a_larger_step_and_never_less_than_needed(
+            floor in 0_u32..4, more in 0_u32..12, needed in proptest::collection::vec(0_u32..20, 1..200),
+        ) {
+            let mut steps = steps(floor, floor + more);
+            let mut before = steps.wanted;
+            for (number, needed) in (0..).zip(needed) {
+                steps.look(EVERY * number, needed, before);
+                steps.check_integrity();
+                let wanted = steps.wanted;
+                prop_assert!((floor..=floor + more).contains(&wanted));
+                prop_assert!(wanted >= needed.clamp(floor, floor + more));
+                prop_assert!(before - wanted.min(before) <= (before / STEP).max(1));
+                before = wanted;
+            }
+        }
+
+        #[test]
+        fn a_constant_need_is_met_and_stays(needed in 0_u32..20, first in 0_u32..20) {
+            let mut steps = steps(1, 16);
+            let wanted = run(&mut steps, [first].into_iter().chain(std::iter::repeat_n(needed, 400)));
+            let target = needed.clamp(1, 16);
+            prop_assert_eq!(*wanted.last().unwrap(), target);
+            // From the first number on it goes one way.
+            prop_assert!(wanted[1..].is_sorted_by(|a, b| if first > needed { a >= b } else { a <= b }), "{:?}", wanted);
+        }
+    }
+}
