@@ -1,6 +1,6 @@
-//! `tidemill eval`: golden cases asked of a running cluster through its front door, results kept in SQLite, models compared by a judge.
+//! `tidemill eval`: asks a running cluster golden cases, keeps the results in SQLite, and compares models with a judge.
 //!
-//! - `server`: what is asked of the cluster; `run`: cases of one model; `compare`: answers of several, in pairs
+//! - `server`: requests to the cluster; `run`: evaluates one model; `compare`: compares the answers of several, in pairs
 //! - `results`: the file of results
 
 mod compare;
@@ -173,7 +173,7 @@ impl Asks {
     }
 }
 
-/// How far a long computation has come, for who watches it in a terminal.
+/// The progress of a long computation, printed for a person at the terminal.
 struct Progress {
     what: &'static str,
     all: usize,

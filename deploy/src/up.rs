@@ -234,15 +234,15 @@ const GPU_SHARE: f32 = 0.9;
 struct Cluster {
     coordinators: Vec<Process>,
     workers: Vec<Process>,
-    /// Of each coordinator.
+    /// The addresses of each coordinator.
     doors: Vec<Door>,
 }
 
-/// Where a coordinator is asked.
+/// The addresses of a coordinator's HTTP ports.
 #[derive(Debug)]
 struct Door {
     http: String,
-    /// Where it shows the cluster, if not at `http`.
+    /// The operators' port, which shows the cluster; without one, `http` does.
     admin: Option<String>,
 }
 
@@ -256,7 +256,7 @@ impl Cluster {
         if !pki.join("ca.pem").is_file() {
             issue::create_ca(&pki)?;
         }
-        // Each process gets a certificate of its own, a new one with each start.
+        // Each process gets its own certificate, a new one with each start.
         let certified = |role_and_name: String| -> anyhow::Result<[String; 2]> {
             let (dir, _) = issue::issue(&pki, &role_and_name, issue::DAYS)?;
             Ok(["--pki".to_owned(), dir.display().to_string()])
@@ -311,7 +311,7 @@ impl Cluster {
                 .and_then(|rest| rest.split_once(" quic://"))
                 .with_context(|| format!("coordinator-{n} printed `{line}`"))?;
             let (links, admin) = rest.split_once(" admin http://").map_or((rest, None), |(links, admin)| (links, Some(admin)));
-            // Should it be started again, clients and operators look for it where it was.
+            // A restarted coordinator must listen at the same addresses, since clients and operators know those.
             if let Some(process) = self.coordinators.last_mut() {
                 for (flag, addr) in [("--http", Some(http)), ("--admin", admin)] {
                     let place = process.args.iter().position(|given| given == flag).map(|flag| flag + 1);
@@ -326,7 +326,7 @@ impl Cluster {
         let (prefill_shares, decode_shares) = shares.split_at(models.len() * args.prefill);
         for (place, (name, dir)) in models.iter().enumerate() {
             let of_model = |extra: &[(&str, String)]| common(&[&[coordinators.clone(), ("--model-name", name.clone())], extra].concat());
-            // Numbers run on over the models.
+            // Numbers continue from one model to the next.
             let numbered = |each: usize| place * each..(place + 1) * each;
             // An encoder has no KV to hand over or to keep.
             let has_kv = !is_encoder(dir)?;
@@ -384,7 +384,7 @@ impl Cluster {
                 self.start_worker("decode", n, args, &[&decode[..], &decode_shares[n], &own].concat())?;
             }
         }
-        // Whoever reads the first line may go to any of them.
+        // All must be ready before the first line is printed, since its reader may connect to any of them.
         for door in &doors {
             self.wait_ready(door, Duration::from_secs(args.ready_s)).await?;
         }
@@ -399,7 +399,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts the `n`th worker of a role. Workers go round the hosts.
+    /// Starts the `n`th worker of a role. Workers are assigned to the hosts in turn.
     fn start_worker(&mut self, role: &str, n: usize, args: &UpArgs, flags: &[String]) -> anyhow::Result<()> {
         let host = if args.hosts > 1 { vec!["--host".to_owned(), format!("host-{}", n % args.hosts)] } else { Vec::new() };
         let (program, name) = (format!("tidemill-{role}"), format!("{role}-{n}"));
@@ -425,8 +425,8 @@ impl Cluster {
         }
     }
 
-    /// Starts crashed processes again, and all of them in turn after each SIGHUP, a process having `restart` for it. Resolves with the
-    /// reason when the cluster can no longer serve. The loss of one worker is only reported.
+    /// Restarts crashed processes, and after each SIGHUP all processes in turn; each has `restart` to come back. Resolves with the reason
+    /// when the cluster can no longer serve. The loss of one worker is only reported.
     async fn supervise(&mut self, restart: Duration) -> String {
         let mut hangups = process::hangups();
         let mut rolling = Rolling::default();
@@ -435,7 +435,7 @@ impl Cluster {
                 () = tokio::time::sleep(TEND_EVERY) => {}
                 Some(()) = hangups.recv() => {
                     say("restarting every process, one after the other");
-                    // Blocks on disk come back with their pool node, so those go first.
+                    // Pool nodes go first, since their blocks on disk are back when they are.
                     let workers = self.workers.iter().chain(&self.coordinators);
                     rolling.begin(workers.map(|process| process.name.clone()));
                 }
@@ -460,7 +460,7 @@ impl Cluster {
         }
     }
 
-    /// One look at a rolling restart: is the process back whose turn it is, and who is next?
+    /// Advances a rolling restart: checks whether the process being restarted is back, and restarts the next one.
     async fn roll(&mut self, rolling: &mut Rolling, now: Instant, within: Duration) {
         if let Some(turn) = rolling.turn().cloned()
             && self.is_back(&turn).await
@@ -473,7 +473,7 @@ impl Cluster {
         }
         if let Some(name) = rolling.next() {
             let process = self.workers.iter_mut().chain(&mut self.coordinators).find(|process| process.name == name);
-            // One that has ended meanwhile needs no restart.
+            // A process that has ended in the meantime needs no restart.
             if let Some(pid) = process.and_then(Process::recall) {
                 rolling.started(name, pid, now);
             }
@@ -526,8 +526,7 @@ fn nth(mut addr: SocketAddr, n: usize, flag: &str) -> anyhow::Result<SocketAddr>
     Ok(addr)
 }
 
-/// So many free addresses on loopback, where coordinators will find one another. They are free for UDP and for TCP, which links use side
-/// by side.
+/// `count` free addresses on loopback for the links between coordinators. Their ports are free for both UDP and TCP, since links use both.
 fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
     let mut held = Vec::new();
     while held.len() < count {
@@ -540,7 +539,7 @@ fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(held.into_iter().map(|(addr, ..)| addr).collect())
 }
 
-/// Whether a directory's model reads texts as a whole and writes none.
+/// Whether a directory's model is an encoder, which generates no tokens.
 fn is_encoder(dir: &Path) -> anyhow::Result<bool> {
     #[derive(serde::Deserialize)]
     struct Config {
@@ -548,7 +547,7 @@ fn is_encoder(dir: &Path) -> anyhow::Result<bool> {
         architectures: Vec<String>,
     }
     let path = dir.join("config.json");
-    // Workers say what is wrong with the directory.
+    // The workers report what is wrong with the directory.
     let Ok(bytes) = std::fs::read(&path) else { return Ok(false) };
     let config: Config = serde_json::from_slice(&bytes).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(config.architectures.first().is_some_and(|name| ModelKind::of_architecture(name) != ModelKind::Decoder))
@@ -570,7 +569,7 @@ fn compute_shares(args: &UpArgs, models: usize) -> anyhow::Result<Vec<Vec<String
     Ok(vec![threads(args.threads.unwrap_or((cores / workers).max(1))).to_vec(); workers])
 }
 
-/// No proxy: front doors are on this machine.
+/// A client without a proxy: front doors are on this machine.
 fn cluster_client() -> reqwest::Result<reqwest::Client> {
     reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()
 }
@@ -579,7 +578,7 @@ fn cluster_client() -> reqwest::Result<reqwest::Client> {
 enum Known {
     /// Their process ids.
     Members(Vec<u32>),
-    /// It is ready, and shows the cluster to nobody: its front door is closed, and it has no address for operators.
+    /// The coordinator is ready but does not show the cluster: its front door is closed, and it has no operators' port.
     Hidden,
 }
 
@@ -599,7 +598,7 @@ impl Known {
     }
 }
 
-/// What a coordinator says of its workers, if it answers.
+/// The workers that a coordinator reports, if it answers.
 async fn known(client: &reqwest::Client, door: &Door) -> Option<Known> {
     #[derive(serde::Deserialize)]
     struct Answer {
@@ -619,11 +618,11 @@ async fn known(client: &reqwest::Client, door: &Door) -> Option<Known> {
     Some(Known::Members(answer.members.into_iter().map(|member| member.pid).collect()))
 }
 
-/// Between looks whether all processes live.
+/// The interval between checks of all processes.
 const TEND_EVERY: Duration = Duration::from_millis(100);
 /// A coordinator gives running requests 30 s to finish and then needs a moment to end.
 const COORDINATOR_END: Duration = Duration::from_secs(40);
-/// A worker has nothing to finish when its coordinators have ended.
+/// Workers have nothing left to finish once the coordinators have ended.
 const WORKER_END: Duration = Duration::from_secs(10);
 
 fn first_ended(processes: &mut [Process]) -> Option<String> {
@@ -651,7 +650,7 @@ async fn resolve_models(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<(Strin
     Ok(named(args, names)?.into_iter().zip(dirs).collect())
 }
 
-/// The directories of the models that guess.
+/// The directories of the draft models.
 async fn resolve_drafts(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let (drafts, models) = (args.draft_model.len(), args.model.len().max(1));
     if drafts > 0 && drafts != models {
@@ -664,7 +663,7 @@ async fn resolve_drafts(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<PathBu
     Ok(dirs)
 }
 
-/// The directory of a model that is one, or a GGUF file, or at the hub.
+/// The directory of a model, which is given as a directory, as a GGUF file or by its name at the hub.
 async fn resolve_model(model: &str, data: &Path) -> anyhow::Result<PathBuf> {
     let kept = data.join("models");
     if gguf::is_one(model) {
@@ -677,7 +676,7 @@ async fn resolve_model(model: &str, data: &Path) -> anyhow::Result<PathBuf> {
     Ok(model_dir::resolve(model, &Hub::from_env(kept), progress).await?)
 }
 
-/// The operator's names instead of these, if there are any.
+/// The names given with `--served-model-name`, or else `names`.
 fn named(args: &UpArgs, names: Vec<String>) -> anyhow::Result<Vec<String>> {
     match args.served_model_name.len() {
         0 => Ok(names),
