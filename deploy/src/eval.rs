@@ -93,7 +93,7 @@ pub struct RunArgs {
     asks: Asks,
     #[command(flatten)]
     kept: Kept,
-    /// What the run is compared with: a run's number, a model (its last run), or none [default: this model's last run, or else the last
+    /// Baseline of the comparison: a run's number, a model (its last run), or none [default: this model's last run, or else the last
     /// run of another one]
     #[arg(long, value_name = "RUN|MODEL")]
     baseline: Option<String>,
@@ -103,7 +103,7 @@ pub struct RunArgs {
     /// Most by which the score may be below the baseline's, on the cases of both
     #[arg(long, value_name = "SCORE", default_value_t = Gate::default().drop)]
     gate_drop: f64,
-    /// What is evaluated, for the results, such as a commit or a checkpoint's name
+    /// Label of the run in the results, such as a commit or a checkpoint's name
     #[arg(long, default_value = "")]
     commit: String,
     /// Show every check that failed, with the answer

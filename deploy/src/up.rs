@@ -51,7 +51,7 @@ pub struct UpArgs {
     /// port, and so on [default: none, /metrics and /cluster are at the front door]
     #[arg(long)]
     admin: Option<SocketAddr>,
-    /// Open the front door to everybody, also at an address that other machines reach, until there is a key
+    /// Open the front door to requests without a key, also at an address that other machines reach, until there is a key
     #[arg(long)]
     open: bool,
     /// File with settings of the coordinators that have no flag here, such as tiers, prices, an identity provider
@@ -61,7 +61,7 @@ pub struct UpArgs {
     /// the end]
     #[arg(long)]
     data: Option<PathBuf>,
-    /// What computes on prefill and decode workers: model; or echo, which reads no weights, and whose tokens are a hash of the ids, to
+    /// Engine of prefill and decode workers: model; or echo, which reads no weights, and whose tokens are a hash of the ids, to
     /// measure everything around a model
     #[arg(long, default_value = "model", value_parser = ["model", "echo"])]
     engine: String,
@@ -80,7 +80,7 @@ pub struct UpArgs {
     /// Other names that clients may ask for, such as gpt-5=tidemill-demo
     #[arg(long, value_name = "NAME=MODEL,…")]
     aliases: Option<String>,
-    /// Where models compute
+    /// Device that models run on
     #[arg(long, default_value = "auto", value_parser = ["auto", "cpu", "cuda"])]
     device: String,
     /// Cores of prefill and decode workers: shared by all, or split, so that each worker has its own
@@ -92,11 +92,11 @@ pub struct UpArgs {
     /// Device memory of each prefill and decode worker for KV blocks [default: 1GiB on a CPU, an equal share of a GPU]
     #[arg(long)]
     kv_memory: Option<String>,
-    /// How projections compute: none (as weights are stored: bf16 in bf16, 4 bits with activations in 8, others in f32), int8 (weights and
-    /// activations in 8-bit integers), int4 (weights in 4 bits) or dequantize (weights in 4 bits as numbers of 16)
+    /// Arithmetic of projections: none (as weights are stored: bf16 in bf16, 4 bits with activations in 8, others in f32), int8 (weights
+    /// and activations in 8-bit integers), int4 (weights in 4 bits) or dequantize (weights in 4 bits as numbers of 16)
     #[arg(long, default_value = "none", value_parser = ["none", "int8", "int4", "dequantize"])]
     quantize: String,
-    /// How K and V are stored: bf16, f16, f32, or int8 (with a scale per position and head)
+    /// Format of K and V: bf16, f16, f32, or int8 (with a scale per position and head)
     #[arg(long, default_value = "bf16", value_parser = ["bf16", "f16", "f32", "int8"])]
     kv_dtype: String,
     /// DRAM of each KV pool node
@@ -115,7 +115,7 @@ pub struct UpArgs {
     /// within a host and over QUIC between hosts
     #[arg(long, default_value_t = 1)]
     hosts: usize,
-    /// How blocks travel: auto (shared memory within a host), shm, rdma or quic
+    /// Transport of blocks: auto (shared memory within a host), shm, rdma or quic
     #[arg(long, default_value = "auto")]
     transport: String,
     /// RDMA devices of the workers: all, none, or names with commas between them
@@ -160,7 +160,7 @@ pub struct UpArgs {
     /// Sequences that a decode worker runs at once
     #[arg(long, default_value_t = 64)]
     sequences_max: usize,
-    /// How a decode worker guesses the next tokens, which it verifies several at once: ngram, draft (by the model of --draft-model) or off
+    /// Source of draft tokens, which a decode worker verifies several at once: ngram, draft (the model of --draft-model) or off
     /// [default: off]
     #[arg(long)]
     speculation: Option<String>,
@@ -173,7 +173,7 @@ pub struct UpArgs {
     /// Small model that guesses, for --speculation draft: as --model, and of the same vocabulary; as often as --model, in the same order
     #[arg(long)]
     draft_model: Vec<String>,
-    /// How projections of draft models compute: none, int8, int4 or dequantize [default: none]
+    /// Arithmetic of draft models' projections: none, int8, int4 or dequantize [default: none]
     #[arg(long)]
     draft_quantize: Option<String>,
     /// Memory of each decode worker for the draft model's own KV blocks [default: 256MiB]
