@@ -26,7 +26,7 @@ import real
 
 PIECE = 3000
 READY_S = 300
-# What bf16 numbers in K and V, and other orders of additions, may change.
+# The change that bf16 numbers in K and V, and different orders of additions, may cause.
 MARGIN_MAX = 0.1
 PROMPTS = [
     "def quicksort(items):\n",

@@ -24,7 +24,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-# Natural logarithm: what rounding to bf16 does to logits of models with random weights.
+# The effect of rounding to bf16 on logits of models with random weights, in natural logarithms.
 TIE = 0.3
 TOKENS = 48
 READY_S = 240
@@ -113,7 +113,7 @@ class Cluster:
         raise SystemExit("no decode worker came back")
 
     def complete(self, prompt):
-        """Without log-probabilities first: that is what is drawn on the device."""
+        """Asks without log-probabilities first, since only then tokens are sampled on the device."""
         answer = self.ask(prompt)
         scored = self.ask(prompt, logprobs=2)["choices"][0]
         return {
@@ -157,7 +157,7 @@ def main():
     parser.add_argument("--few-blocks", default="192KiB", help="with --way preempted: a worker's memory for blocks")
     parser.add_argument("up", nargs="*", help="further arguments of `tidemill up`, after --")
     args = parser.parse_args()
-    # Of a block and a few, of chunks, and of shared beginnings.
+    # Prompts of a few blocks, of several chunks, and with shared prefixes.
     prompts = [[3 + (7 * i + 31 * length) % 180 for i in range(length)] for length in (5, 16, 17, 40, 100, 200, 300)]
     prompts += [prompts[-1][:150] + [9, 8, 7], prompts[-1][:150] + [7, 8, 9]]
     answers, ready, notes = {}, {}, {}

@@ -62,7 +62,7 @@ TOOLS = [
     function("add_event", "Adds an event to the user's calendar.", title=("string", "What happens"), day=("string", "Which day of the week")),
     function("convert", "Converts an amount of money.", amount=("number", "How much"), to=("string", "Three letters of the currency")),
 ]
-# What is asked, the tool that answers it (none: an answer in words is right), and an argument that it must have.
+# The question, the tool that answers it (none: an answer in words is right), and an argument that the call must have.
 ERRANDS = [
     ("What is the weather in Oslo?", "get_weather", ("city", "oslo")),
     ("Is it raining in Lima right now?", "get_weather", ("city", "lima")),

@@ -70,7 +70,7 @@ def rollout(tidemill, admin, *arguments):
 
 
 class Asking:
-    """Users who ask all the time, so many at once."""
+    """Users who send requests all the time, a fixed number at once."""
 
     def __init__(self, url):
         self.url, self.answers, self.going = url, [], True
@@ -95,7 +95,7 @@ class Asking:
         return models, models.pop(None, 0)
 
     def users(self, of, since):
-        """Of a model; `None`: of any."""
+        """The users of a model since a time; of any model if `None`."""
         return {user for at, user, model in self.answers if at >= since and of in (None, model)}
 
     def stop(self):

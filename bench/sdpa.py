@@ -1,4 +1,4 @@
-"""PyTorch's attention (FlashAttention) at the shapes that `tidemill-bench kernels` measures: what ours is compared with.
+"""PyTorch's attention (FlashAttention) at the shapes that `tidemill-bench kernels` measures, as the reference for our kernels.
 
 Llama-3.1-8B: 32 query heads of 128, 8 of keys and values, causal, bf16. For rows behind a cached prefix PyTorch's mask is aligned to
 the lower right.
@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, bias, sdpa_kernel
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
-# As `tidemill-bench kernels` times: the median of graphs of so many calls.
+# As `tidemill-bench kernels` measures: the median over graphs of this many calls.
 CALLS, REPETITIONS = 20, 11
 
 

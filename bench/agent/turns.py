@@ -15,7 +15,7 @@ import urllib.request
 
 BLOCK = 16
 ANSWER_MAX = 300
-# Of so many turns, the model may choose in one whether it calls a tool, and must in the others: a small one seldom does by itself.
+# In one of this many turns, the model is free to call a tool or not; in the others it must, as a small model seldom does on its own.
 FREE_EVERY = 4
 SYSTEM = """You are a careful programmer who works on a small Python project with the tools that you are given. Look at the files before you \
 change them. Change one thing at a time, and run the tests after each change. Paths are relative to the project. Call one tool per turn. \

@@ -236,11 +236,11 @@ def average_gradients(parameters, processes):
 
 
 def train(rank, args, rendezvous):
-    """One process of `args.processes`, each with one thread: on cores that others use, too, threads would wait for each other at every operation."""
+    """One process of `args.processes`, each with one thread: on shared cores, threads would wait for each other at every operation."""
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=args.processes)
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    # A checkpoint that goes on keeps its tokenizer: texts that changed since would give another.
+    # A resumed checkpoint keeps its tokenizer: texts that have changed since would give a different one.
     bpe = Tokenizer.from_file(str(args.resume / "tokenizer.json")) if args.resume else make_tokenizer(Writer(SEED))
     writer, rng = Writer(SEED + 1 + rank), random.Random(SEED + 1 + rank)
     encoder, model = Encoder(bpe, rng), Model()

@@ -1,5 +1,5 @@
-"""Front doors side by side: clusters with the echo engine, all up at once, asked in turns of a second, so that what else the machine does
-meets all of them.
+"""Front doors side by side: clusters with the echo engine, all up at once, measured in turns of a second, so that other load on the machine
+affects all of them.
 
     turns.py MODEL ROUNDS STREAMS NAME=DIR[,FLAG...] ...
 

@@ -1,4 +1,4 @@
-"""How long a model of the cluster takes to judge a prompt that the classifier is not sure of: `tidemill_safety_model_seconds`.
+"""The time that a model of the cluster takes to judge a prompt of which the classifier is uncertain: `tidemill_safety_model_seconds`.
 
     judge_time.py TIDEMILL MODEL [FLAG...]
 
@@ -48,7 +48,7 @@ def main():
 
 
 def first_token(model):
-    """Of "safe", as this vocabulary has it: what comes after the template's last line is at the beginning of a word."""
+    """The first token of "safe" in this vocabulary, at the start of a word, since it follows the template's last line."""
     vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
     return [next(piece for length in (4, 3, 2, 1) if (piece := "safe"[:length]) in vocabulary)]
 
@@ -79,7 +79,7 @@ def post(url, body):
 
 
 def spent(admin):
-    """How many judgements, and their seconds."""
+    """The number of judgements, and their total seconds."""
     with urllib.request.urlopen(f"{admin}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     found = (re.search(rf"^tidemill_safety_model_seconds_{part}(?:\{{.*\}})? (\S+)$", text, re.M) for part in ("count", "sum"))

@@ -1,4 +1,4 @@
-"""What a noisy free tenant costs a paid one: the paid tenant's TTFT with and without it, by turns, in one run.
+"""The cost of a noisy free tenant for a paid one: the paid tenant's TTFT with and without it, by turns, in one run.
 
     noisy.py TIDEMILL [TURNS] [SECONDS] [FLAG...]
 

@@ -1,4 +1,4 @@
-//! `tidemill appeals`: the queue of those who disagree with a block, at a coordinator's operators' address.
+//! `tidemill appeals`: the queue of appeals against blocks, at a coordinator's operators' port.
 
 use crate::{
     golden,
@@ -81,7 +81,7 @@ async fn decide(id: &str, decision: &str, note: &str, at: &At) -> anyhow::Result
     Ok(())
 }
 
-/// What was blocked must pass from now on.
+/// A golden case that requires the blocked text to pass from now on.
 fn case(appeal: &Value) -> Case {
     let side = if appeal["side"] == "output" { Side::Output } else { Side::Input };
     let note = format!("blocked as {}, appeal overturned: {}", text(appeal, "category"), text(appeal, "note"));

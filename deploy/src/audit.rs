@@ -1,4 +1,4 @@
-//! `tidemill audit`: the log of what was blocked, checked and shown, from its files.
+//! `tidemill audit`: verifies and prints the audit log of blocks, from its files.
 
 use anyhow::Context;
 use serde_json::json;

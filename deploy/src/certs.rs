@@ -1,4 +1,4 @@
-//! `tidemill certs`: a cluster's CA, and certificates that say what their holders may act as.
+//! `tidemill certs`: a cluster's CA, and certificates that state the role and name of their holders.
 
 use std::path::PathBuf;
 use tidemill_net::identity::{IdentityError, issue};

@@ -44,7 +44,7 @@ pub struct ChatArgs {
     pub key_file: Option<PathBuf>,
 }
 
-/// Runs until `/quit`, the end of stdin, or Ctrl-C at the prompt. With piped input the first error ends it.
+/// Runs until `/quit`, the end of stdin, or Ctrl-C at the prompt. With piped input, it ends at the first error.
 pub async fn chat(args: ChatArgs) -> anyhow::Result<()> {
     let key = args.key_file.as_ref().map(|path| fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display())));
     let client = Client::new(&args.url)?.with_key(key.transpose()?.as_deref())?;
@@ -130,7 +130,7 @@ impl Conversation {
 #[derive(Default)]
 struct Answer {
     text: String,
-    /// Counted from the stream; `usage`, if present, is exact.
+    /// The number of tokens counted in the stream; `usage`, if present, is exact.
     tokens: u64,
     ttft: Duration,
     elapsed: Duration,
@@ -182,7 +182,7 @@ impl Answer {
         self.usage.as_ref().map_or(self.tokens, |usage| usage.completion_tokens)
     }
 
-    /// From the first token to the last.
+    /// The time from the first token to the last.
     fn decoding(&self) -> Duration {
         self.elapsed.saturating_sub(self.ttft)
     }
@@ -219,7 +219,7 @@ fn dim(text: &str) -> String {
 
 const HELP: &str = "/reset starts over, /stats sums up, /quit ends, Ctrl-C stops an answer; a line that ends in \\ goes on.";
 
-/// Longest pause of a server within an answer.
+/// The longest pause that a server may make within an answer.
 const STALL: Duration = Duration::from_secs(300);
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub struct Client {
     key: Option<HeaderValue>,
 }
 
-/// Why a request has no answer, or only part of one.
+/// The reason that a request has no answer, or only part of one.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("`{0}` is not an http:// URL such as http://127.0.0.1:8000/v1")]
@@ -27,7 +27,7 @@ pub enum ClientError {
     Key,
     #[error("no answer from {base}: {reason}")]
     Unreachable { base: String, reason: String },
-    /// The server refused, with OpenAI's error object or without.
+    /// The server refused the request, with or without OpenAI's error object.
     #[error("the server refused with status {status}: {message}")]
     Status { status: u16, message: String },
     #[error("the answer broke off: {0}")]
@@ -57,10 +57,10 @@ impl ClientError {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
     pub text: String,
-    /// The event carries at least one token, even if that token completes no character yet.
+    /// Whether the event carries at least one token, even if that token completes no character yet.
     pub is_token: bool,
     pub finish_reason: Option<String>,
-    /// In a separate last event, if the request set `stream_options.include_usage`.
+    /// Token counts, in a separate last event, if the request set `stream_options.include_usage`.
     pub usage: Option<Usage>,
 }
 
@@ -71,7 +71,7 @@ pub struct Usage {
     #[serde(default)]
     pub completion_tokens: u64,
     pub prompt_tokens_details: Option<PromptTokensDetails>,
-    /// Tidemill only: where the prompt's KV came from.
+    /// The sources of the prompt's KV (Tidemill only).
     pub tidemill: Option<Provenance>,
 }
 
@@ -88,14 +88,14 @@ pub struct Provenance {
 }
 
 impl Usage {
-    /// Prompt tokens that were cached; 0 if the server does not report them.
+    /// The number of prompt tokens that were cached; 0 if the server does not report it.
     pub fn cached_tokens(&self) -> u64 {
         self.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens).unwrap_or(0)
     }
 }
 
 impl Client {
-    /// `base` ends in `/v1`, with or without a slash.
+    /// A client of the server at `base`, which ends in `/v1`, with or without a slash.
     pub fn new(base: &str) -> Result<Client, ClientError> {
         let base = base.trim_end_matches('/').to_owned();
         if !base.starts_with("http://") || reqwest::Url::parse(&base).is_err() {
@@ -112,13 +112,13 @@ impl Client {
         Ok(Client { http, base, key: None })
     }
 
-    /// Sends an API key with each request.
+    /// The client, with an API key that it sends with each request.
     pub fn with_key(mut self, key: Option<&str>) -> Result<Client, ClientError> {
         self.key = match key {
             None => None,
             Some(key) => {
                 let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim())).map_err(|_| ClientError::Key)?;
-                // So that nothing that formats a request shows it.
+                // Hides the key when a request is formatted.
                 value.set_sensitive(true);
                 Some(value)
             }
@@ -146,16 +146,15 @@ impl Client {
         Ok(models.data.into_iter().map(|model| model.id).collect())
     }
 
-    /// What a Tidemill coordinator shows at `/cluster`, beside `/v1`.
+    /// The state of the cluster, which a Tidemill coordinator shows at `/cluster`, beside `/v1`.
     pub async fn cluster<T: DeserializeOwned>(&self) -> Result<T, ClientError> {
         let url = format!("{}/cluster", self.base.trim_end_matches("/v1"));
         let response = self.accepted(self.http.get(url).timeout(MODELS_TIMEOUT)).await?;
         response.json().await.map_err(|e| ClientError::Malformed(in_full(&e)))
     }
 
-    /// Posts `body` (which asks for a stream) to `path`, such as `/completions`. The stream ends after the server's
-    /// `[DONE]` or with its first error; dropping it closes the connection, which tells the server to stop. It has
-    /// no deadline of its own.
+    /// Posts `body` (which asks for a stream) to `path`, such as `/completions`. The stream ends after the server's `[DONE]` or with its
+    /// first error; dropping it closes the connection, which tells the server to stop. It has no deadline.
     pub async fn stream(&self, path: &str, body: &Value) -> Result<impl Stream<Item = Result<Chunk, ClientError>> + use<>, ClientError> {
         let response = self.accepted(self.http.post(format!("{}{path}", self.base)).json(body)).await?;
         let events = Box::pin(response.bytes_stream().eventsource());
@@ -182,7 +181,7 @@ impl Client {
         if status.is_success() {
             return Ok(response);
         }
-        // A refusal is short: a longer body is not read to its end.
+        // Refusals are short: of a longer body, the rest is not read.
         let mut body = Vec::new();
         while let Ok(Ok(Some(bytes))) = timeout(REFUSAL_TIMEOUT, response.chunk()).await {
             body.extend_from_slice(&bytes);

@@ -1,4 +1,4 @@
-//! `tidemill cluster`: what a running cluster does now, in the terminal: models, members, tiers and decisions, once a second.
+//! `tidemill cluster`: the current state of a cluster in the terminal: models, members, tiers and decisions, refreshed every second.
 
 mod screen;
 mod table;
@@ -27,7 +27,7 @@ pub struct ClusterArgs {
 
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Runs until Ctrl-C, or until nobody reads its output. A cluster that does not answer is asked again.
+/// Runs until Ctrl-C or until stdout is closed. A cluster that does not answer is asked again.
 pub async fn cluster(args: ClusterArgs) -> anyhow::Result<()> {
     let base = args.url.trim_end_matches('/').trim_end_matches("/v1");
     if !base.starts_with("http://") || reqwest::Url::parse(base).is_err() {
@@ -63,7 +63,7 @@ async fn look(client: &reqwest::Client, url: &str) -> anyhow::Result<String> {
     Ok(screen.to_string())
 }
 
-/// Prints a frame, in place of the last one on a terminal. `false`: nobody reads it.
+/// Prints a frame, in place of the last one on a terminal. Returns `false` if stdout is closed.
 fn show(frame: &str, refreshes: bool) -> io::Result<bool> {
     let mut out = io::stdout().lock();
     let text = if refreshes { in_place(frame, rows()) } else { format!("{frame}\n") };
@@ -73,7 +73,8 @@ fn show(frame: &str, refreshes: bool) -> io::Result<bool> {
     }
 }
 
-/// Home, each line to its end, and what is left below cleared: nothing flickers. At most `rows` lines.
+/// A frame of at most `rows` lines that overwrites the last one: the cursor goes home, and the rest of each line and of the screen is
+/// cleared. Nothing flickers.
 fn in_place(frame: &str, rows: usize) -> String {
     let lines: Vec<&str> = frame.lines().collect();
     let mut shown: Vec<String> = lines.iter().take(rows).map(|line| (*line).to_owned()).collect();
@@ -85,7 +86,7 @@ fn in_place(frame: &str, rows: usize) -> String {
     format!("\x1b[H{}\x1b[K\x1b[J", shown.join("\x1b[K\n"))
 }
 
-/// Lines of the terminal.
+/// The height of the terminal, in lines.
 fn rows() -> usize {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: TIOCGWINSZ writes one winsize to the address given, and `size` is one.

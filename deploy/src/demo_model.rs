@@ -1,4 +1,4 @@
-//! The model that a cluster serves when it is given none: a small one that explains Tidemill, carried in the binary. `bench/demo-model` trains it.
+//! The default model: a small one that explains Tidemill, embedded in the binary. `bench/demo-model` trains it.
 
 use std::{fs, io, path::Path};
 

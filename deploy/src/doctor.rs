@@ -1,8 +1,8 @@
-//! `tidemill doctor`: whether a machine, and with a URL a cluster, is fit to serve, and what to do where it is not.
+//! `tidemill doctor`: checks whether a machine, and with a URL a cluster, is fit to serve, and says what to do if it is not.
 //!
-//! - [`facts`]: what is so, read from the system and from role programs' config files; no judgement
+//! - [`facts`]: facts read from the system and from role programs' config files, without judgement
 //! - [`checks`]: pure functions from facts to findings
-//! - [`remote`]: the same of a cluster, from what a coordinator shows
+//! - [`remote`]: findings about a cluster, from what a coordinator shows
 
 pub mod checks;
 pub mod facts;
@@ -33,7 +33,7 @@ struct Outcome {
     findings: Vec<Finding>,
 }
 
-/// Prints what was found. The status is 1 if something failed, and 0 if there are warnings at most.
+/// Prints the findings. The status is 1 if a check failed, and 0 if there are at most warnings.
 pub async fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     let facts = Facts::gather(&args.config)?;
     let mut findings = checks::all(&facts);

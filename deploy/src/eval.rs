@@ -1,6 +1,6 @@
-//! `tidemill eval`: golden cases asked of a running cluster through its front door, results kept in SQLite, models compared by a judge.
+//! `tidemill eval`: asks a running cluster golden cases, keeps the results in SQLite, and compares models with a judge.
 //!
-//! - `server`: what is asked of the cluster; `run`: cases of one model; `compare`: answers of several, in pairs
+//! - `server`: requests to the cluster; `run`: evaluates one model; `compare`: compares the answers of several, in pairs
 //! - `results`: the file of results
 
 mod compare;
@@ -93,7 +93,7 @@ pub struct RunArgs {
     asks: Asks,
     #[command(flatten)]
     kept: Kept,
-    /// What the run is compared with: a run's number, a model (its last run), or none [default: this model's last run, or else the last
+    /// Baseline of the comparison: a run's number, a model (its last run), or none [default: this model's last run, or else the last
     /// run of another one]
     #[arg(long, value_name = "RUN|MODEL")]
     baseline: Option<String>,
@@ -103,7 +103,7 @@ pub struct RunArgs {
     /// Most by which the score may be below the baseline's, on the cases of both
     #[arg(long, value_name = "SCORE", default_value_t = Gate::default().drop)]
     gate_drop: f64,
-    /// What is evaluated, for the results, such as a commit or a checkpoint's name
+    /// Label of the run in the results, such as a commit or a checkpoint's name
     #[arg(long, default_value = "")]
     commit: String,
     /// Show every check that failed, with the answer
@@ -173,7 +173,7 @@ impl Asks {
     }
 }
 
-/// How far a long computation has come, for who watches it in a terminal.
+/// The progress of a long computation, printed for a person at the terminal.
 struct Progress {
     what: &'static str,
     all: usize,

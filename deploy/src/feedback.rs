@@ -1,4 +1,4 @@
-//! `tidemill feedback`: what users think of answers, at a coordinator's operators' address.
+//! `tidemill feedback`: users' ratings of answers, at a coordinator's operators' port.
 
 use crate::{
     golden,
@@ -49,7 +49,7 @@ pub enum FeedbackCommand {
     },
 }
 
-/// Where nobody says otherwise.
+/// The least score that a judge must give, unless `--judge` sets another.
 const JUDGE_MIN: f64 = 0.7;
 
 pub async fn feedback(command: FeedbackCommand) -> anyhow::Result<()> {
@@ -68,7 +68,7 @@ pub async fn feedback(command: FeedbackCommand) -> anyhow::Result<()> {
             );
             let found = at.call(reqwest::Method::GET, &format!("/admin/feedback?response_id={response_id}"), None).await?;
             let opinions = found["feedback"].as_array().into_iter().flatten();
-            // Of several users', the latest that says what is wrong.
+            // If several users have rated the answer, prefer a thumb down, then a rating with a comment, then the latest.
             let worth = |opinion: &&Value| (opinion["rating"] == "down", opinion["comment"].is_string(), opinion["at"].as_u64());
             let opinion = opinions.max_by_key(worth).with_context(|| format!("nobody has said anything of {response_id}"))?;
             let mut checks = Vec::new();
@@ -99,7 +99,7 @@ fn case(id: &str, opinion: &Value, checks: Vec<Check>) -> anyhow::Result<Case> {
     Ok(Case { id: id.to_owned(), tags: vec!["feedback".into()], messages, checks, note: Some(note), ..Case::default() })
 }
 
-/// What a user found wrong, for a judge.
+/// The judge's criteria, made from the comment of a user who complained.
 fn complaint(opinion: &Value) -> Option<String> {
     let comment = opinion["comment"].as_str().filter(|comment| !comment.is_empty())?;
     Some(format!("The answer is correct and does what was asked. Of an earlier answer a user said: {comment}"))

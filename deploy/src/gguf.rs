@@ -1,4 +1,4 @@
-//! Models as GGUF files, which every process reads as a directory in Hugging Face's layout: unpacked once, and kept.
+//! Models in GGUF files. Each is unpacked once into a directory in Hugging Face's layout, which every process reads, and kept.
 
 use anyhow::Context;
 use std::{
@@ -34,7 +34,7 @@ pub fn is_one(model: &str) -> bool {
     Path::new(model).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// The name by which clients know a file's model: the file's own, without its ending and without its number if it is one of several.
+/// The name by which clients know a file's model: the file's name without its extension, and without its number if it is one of several.
 pub fn name(file: &Path) -> String {
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     let number = |part: &str| part.len() == 5 && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -44,7 +44,7 @@ pub fn name(file: &Path) -> String {
     }
 }
 
-/// The directory of a file, under `models`: written unless that has been done since the file last changed, in place of the one before.
+/// The directory of a file, under `models`. It is written, in place of an earlier one, if the file has changed since.
 pub fn resolve(file: &Path, models: &Path) -> anyhow::Result<PathBuf> {
     let gguf = Gguf::open(file)?;
     let absolute = fs::canonicalize(file).with_context(|| format!("reading {} failed", file.display()))?;
@@ -58,7 +58,7 @@ pub fn resolve(file: &Path, models: &Path) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// Differs whenever the directory would.
+/// A hash that differs whenever the directory's contents would.
 fn state(gguf: &Gguf) -> anyhow::Result<String> {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&FORM.to_le_bytes());
@@ -76,7 +76,7 @@ fn short(hash: &blake3::Hash) -> String {
     hash.to_hex()[..12].to_owned()
 }
 
-/// Removes the directories whose names begin so, and drafts of such that a killed process has left.
+/// Removes the directories whose names start with `prefix`, and unfinished ones that a killed process has left behind.
 fn remove_all(models: &Path, prefix: &str) -> anyhow::Result<()> {
     let reading = || format!("reading {} failed", models.display());
     for entry in fs::read_dir(models).with_context(reading)? {
@@ -89,7 +89,7 @@ fn remove_all(models: &Path, prefix: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Progress is shown again after so many bytes.
+/// Bytes between two updates of the progress.
 const SHOWN_EVERY: u64 = 64 << 20;
 
 fn write(gguf: &Gguf, dir: &Path) -> anyhow::Result<()> {

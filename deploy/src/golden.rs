@@ -1,4 +1,4 @@
-//! A file of golden cases, to which operators add what users were right about.
+//! A file of golden cases, to which operators add cases from users' feedback and overturned blocks.
 
 use anyhow::Context;
 use std::{
@@ -9,7 +9,7 @@ use std::{
 };
 use tidemill_eval::case::{self, Case};
 
-/// Adds the cases that the file does not have yet, and makes the file if need be. Returns how many those were.
+/// Adds the cases that the file does not have yet, and creates the file if necessary. Returns the number of cases added.
 pub fn add(path: &Path, cases: &[Case]) -> anyhow::Result<usize> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
@@ -20,7 +20,7 @@ pub fn add(path: &Path, cases: &[Case]) -> anyhow::Result<usize> {
     let known: BTreeSet<&str> = known.iter().map(|ready| ready.case.id.as_str()).collect();
     let new: Vec<&Case> = cases.iter().filter(|case| !known.contains(case.id.as_str())).collect();
     let lines: String = new.iter().map(|case| case::line(case)).collect();
-    // What cannot be read back is not written.
+    // Cases that cannot be read back must not be written.
     case::read(&lines).context("the new cases")?;
     let begins = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     let mut file = OpenOptions::new().append(true).create(true).open(path).with_context(|| format!("cannot write {}", path.display()))?;

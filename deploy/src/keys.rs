@@ -1,11 +1,11 @@
-//! `tidemill keys` and `tidemill tenants`: at a coordinator's operators' address.
+//! `tidemill keys` and `tidemill tenants`, at a coordinator's operators' port.
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 use tidemill_tenancy::limits::Limit;
 
-/// A coordinator answers within milliseconds.
+/// The time limit for an answer. A coordinator usually takes milliseconds.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 
 #[derive(Debug, clap::Subcommand)]
@@ -27,7 +27,7 @@ pub enum KeysCommand {
         /// Days after which the key is no longer valid
         #[arg(long, value_name = "DAYS")]
         expires_days: Option<u64>,
-        // Of this key alone, beside its tenant's.
+        // These apply to this key alone, in addition to its tenant's.
         #[command(flatten)]
         limits: LimitArgs,
         #[command(flatten)]
@@ -137,7 +137,7 @@ pub async fn keys(command: KeysCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of a key's id.
+/// The most bytes of a key's id.
 const ID_BYTES: usize = 15;
 
 pub async fn tenants(command: TenantsCommand) -> anyhow::Result<()> {
@@ -159,7 +159,7 @@ pub async fn tenants(command: TenantsCommand) -> anyhow::Result<()> {
                 ("reset_limits", json!(reset_limits)),
                 ("semantic_cache", json!(semantic_cache)),
             ]);
-            // Of the characters that a name may have, only this one would end a path's segment in a URL.
+            // This is the only character allowed in names that must be escaped in a URL's path.
             let path = format!("/admin/tenants/{}", tenant.replace('|', "%7C"));
             let put = at.call(reqwest::Method::PUT, &path, Some(body)).await?;
             at.print(&put, |put| println!("tenant {} has tier {}", text(put, "id"), text(put, "tier")));
@@ -182,7 +182,7 @@ impl LimitArgs {
 impl At {
     pub(crate) async fn call(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
         let url = format!("{}{path}", self.url.trim_end_matches('/'));
-        // No proxy: keys go to the coordinator, and to nobody else.
+        // No proxy: keys must reach only the coordinator.
         let client = reqwest::Client::builder().timeout(ANSWER_MAX).no_proxy().build()?;
         let mut request = client.request(method, &url);
         if let Some(body) = body {
@@ -207,7 +207,7 @@ impl At {
     }
 }
 
-/// Fields that say something.
+/// An object of the fields that are neither null nor empty.
 fn given<const N: usize>(fields: [(&str, Value); N]) -> Value {
     let given = fields.into_iter().filter(|(_, value)| !value.is_null() && value.as_object().is_none_or(|object| !object.is_empty()));
     given.map(|(name, value)| (name.to_owned(), value)).collect::<Map<_, _>>().into()

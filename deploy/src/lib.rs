@@ -4,18 +4,18 @@
 //! - [`autoscale`]: `tidemill autoscale`, a command run for each number of workers that is [`wanted`]
 //! - [`certs`]: `tidemill certs`, certificates with roles
 //! - [`chat`]: `tidemill chat`, a conversation in the terminal
-//! - [`cluster`]: `tidemill cluster`, what a running cluster does
+//! - [`cluster`]: `tidemill cluster`, the state of a running cluster
 //! - [`appeals`]: `tidemill appeals`; [`audit`]: `tidemill audit`; [`feedback`]: `tidemill feedback`;
 //!   [`golden`]: the file of golden cases
-//! - [`doctor`]: `tidemill doctor`, whether machines and clusters are fit to serve
-//! - [`eval`]: `tidemill eval`, whether models' answers are good
+//! - [`doctor`]: `tidemill doctor`, checks that machines and clusters are fit to serve
+//! - [`eval`]: `tidemill eval`, evaluation of models' answers
 //! - [`keys`]: `tidemill keys` and `tidemill tenants`; [`usage`]: `tidemill usage`
-//! - [`registry`]: `tidemill registry`, what the coordinators agree on
-//! - [`rollout`]: `tidemill rollout`, users that move from one model to another
-//! - [`safety`]: `tidemill safety`, the safety checks' classifier trained and judged
+//! - [`registry`]: `tidemill registry`, the records that the coordinators agree on
+//! - [`rollout`]: `tidemill rollout`, moving users from one model to another
+//! - [`safety`]: `tidemill safety`, training and evaluation of the safety checks' classifier
 //! - [`up`]: `tidemill up`, a whole cluster on one machine
 //! - [`processes`]: the role processes that `up` starts, watches and ends
-//! - [`demo_model`]: the checkpoint that `up` serves when it is given none
+//! - [`demo_model`]: the checkpoint that `up` serves by default
 
 pub mod appeals;
 pub mod audit;

@@ -1,5 +1,4 @@
-//! Child processes of `tidemill up`: started from this binary's directory, started again when they crash, ended by pid, never left
-//! behind.
+//! Child processes of `tidemill up`: started from this binary's directory, restarted when they crash, ended by pid, never left behind.
 
 mod pulse;
 mod restarts;
@@ -30,9 +29,10 @@ use tokio::{
     time::timeout,
 };
 
-/// Writes a line to standard error in one piece: the children write there too, and `eprintln!` would let their lines into the middle of ours.
+/// Writes a line to standard error in one piece: the children also write there, and `eprintln!` would let their lines into the middle of
+/// ours.
 pub(crate) fn say(line: &str) {
-    // Nothing is left to complain to.
+    // There is nowhere left to report an error.
     let _ = stderr().write_all(format!("tidemill: {line}\n").as_bytes());
 }
 
@@ -41,32 +41,32 @@ pub(crate) fn say(line: &str) {
 pub struct Process {
     pub name: String,
     program: String,
-    /// What it is started with, should it be started again.
+    /// The arguments with which the process is started and restarted.
     pub args: Vec<String>,
     child: Child,
     said: Said,
     pulse: Pulse,
     restarts: Restarts,
-    /// It crashed, and is started again then.
+    /// The time at which the process, which has crashed, is restarted.
     due: Option<Instant>,
-    /// It was told to end, to be started again.
+    /// Whether the process was asked to end in order to be restarted.
     recalled: bool,
-    /// It was told to end for good, then.
+    /// The time at which the process was told to end for good.
     dismissed: Option<Instant>,
 }
 
-/// What [`Process::tend`] found.
+/// A result of [`Process::tend`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Tended {
-    /// It runs, or will again.
+    /// The process is running, or will be restarted.
     Alive,
-    /// It has ended for good, and how.
+    /// The process has ended for good, with a description of how.
     Ended(String),
 }
 
 impl Process {
-    /// Starts `program` from this binary's directory. Its own process group keeps Ctrl-C away from it, so that we decide the order of
-    /// draining. Its stdin is a pipe that closes when we end, however that happens.
+    /// Starts `program` from this binary's directory. Its own process group keeps Ctrl-C away from it, so that this process
+    /// decides the order of draining. Its stdin is a pipe that closes when this process ends, however that happens.
     pub fn start(program: &str, name: &str, args: &[String]) -> anyhow::Result<Self> {
         let (child, said) = spawn(program, name, args)?;
         let (program, name, args) = (program.to_owned(), name.to_owned(), args.to_vec());
@@ -84,13 +84,13 @@ impl Process {
         })
     }
 
-    /// The same, to be started again after up to so many crashes in a row.
+    /// The process, with automatic restarts after up to `max` recent crashes.
     pub fn restarted(self, max: u32) -> Self {
         Self { restarts: Restarts::new(max), ..self }
     }
 
-    /// Starts it again if it has crashed, after a wait that grows. An end in good order is an end. One whose event loop stands still is
-    /// ended, which is a crash.
+    /// Restarts the process if it has crashed, after a wait that grows with each crash. A process that exits with success is not restarted.
+    /// One whose event loop hangs is killed, which counts as a crash.
     pub fn tend(&mut self, now: Instant) -> Tended {
         if let Some(due) = self.due {
             if now >= due {
@@ -155,12 +155,12 @@ impl Process {
         self.child.id()
     }
 
-    /// How the process ended, if it has.
+    /// The exit status of the process, if it has ended.
     pub fn ended(&mut self) -> Option<String> {
         self.status().map(|status| status.to_string())
     }
 
-    /// Asks the process to drain and end; [`tend`](Self::tend) starts it again then. Its process id, if it runs.
+    /// Asks the process to drain and end; [`tend`](Self::tend) then restarts it. Returns its process id, if it is running.
     pub fn recall(&mut self) -> Option<u32> {
         let pid = self.child.id()?;
         self.recalled = true;
@@ -185,7 +185,7 @@ impl Process {
     /// Waits for the process to end, and kills it after `within`. Returns whether it ended well.
     pub async fn wait(mut self, within: Duration) -> bool {
         if self.due.is_some() {
-            // It crashed, which was said, and nothing of it runs.
+            // It crashed, which has been reported, and is not running.
             return true;
         }
         match timeout(within, self.child.wait()).await {
@@ -200,11 +200,11 @@ impl Process {
     }
 }
 
-/// The lines that a process prints. They are read as they come, so that no process waits for its reader.
+/// The lines that a process prints. They are read as they arrive, so that no process blocks on a full pipe.
 #[derive(Debug)]
 struct Said {
     lines: mpsc::Receiver<String>,
-    /// The number of times that it said that its event loop turns.
+    /// The number of heartbeats printed by the process's event loop.
     beats: Arc<AtomicU64>,
 }
 
@@ -219,7 +219,7 @@ impl Said {
                 if line == BEAT {
                     counted.fetch_add(1, Ordering::Relaxed);
                 } else {
-                    // Only the first ones are of interest.
+                    // Only the first lines are of interest.
                     let _ = heard.try_send(line);
                 }
             }
@@ -228,9 +228,9 @@ impl Said {
     }
 }
 
-/// A worker hands its work back and ends within seconds; one that does not would hold its place for ever.
+/// The time that a dismissed worker has to hand its work back and to end, so that it does not hold its place indefinitely.
 const DISMISSAL_MAX: Duration = Duration::from_secs(30);
-/// The most lines of a process that are kept to be read.
+/// The most unread lines of a process that are kept.
 const LINES_MAX: usize = 64;
 
 fn spawn(program: &str, name: &str, args: &[String]) -> anyhow::Result<(Child, Said)> {

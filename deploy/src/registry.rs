@@ -1,4 +1,4 @@
-//! `tidemill registry`: what the coordinators agree on, read and changed at a coordinator's operators' port.
+//! `tidemill registry`: reads and changes the records that the coordinators agree on, at a coordinator's operators' port.
 
 use anyhow::{Context, bail};
 use reqwest::{Method, RequestBuilder, Url};
@@ -51,7 +51,7 @@ struct Record {
     revision: u64,
 }
 
-/// A coordinator waits 5 s for a majority.
+/// The time limit for an answer: a coordinator waits up to 5 s for a majority.
 const ANSWER: Duration = Duration::from_secs(10);
 
 pub async fn registry(args: RegistryArgs) -> anyhow::Result<()> {

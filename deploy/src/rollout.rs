@@ -1,4 +1,4 @@
-//! `tidemill rollout`: users move from one model to another, at a coordinator's operators' address.
+//! `tidemill rollout`: moves users from one model to another, at a coordinator's operators' port.
 
 use crate::keys::At;
 use anyhow::bail;
@@ -167,7 +167,7 @@ impl StartArgs {
     }
 }
 
-/// What became of it.
+/// Prints the rollout's state after an action.
 fn tell(answer: &Value) {
     match answer["why"].as_str() {
         Some(why) => println!("{} -> {}: {why}", text(&answer["from"]), text(&answer["to"])),

@@ -1,4 +1,4 @@
-//! `tidemill safety`: train the classifier of the safety checks with examples of one's own, and judge it.
+//! `tidemill safety`: trains the classifier of the safety checks with your own examples, and evaluates it.
 
 use anyhow::Context;
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Instant};
@@ -70,7 +70,7 @@ fn read(path: &PathBuf) -> anyhow::Result<Vec<Example>> {
 }
 
 fn judge(guard: &Guard, examples: &[Example], verbose: bool) {
-    // Refused, and all.
+    // The number of refused examples and of all examples, by category.
     let mut counts = BTreeMap::<&str, (usize, usize)>::new();
     let mut times = Vec::with_capacity(examples.len());
     for (text, label) in examples {

@@ -59,7 +59,7 @@ pub struct UpArgs {
     /// port, and so on [default: none, /metrics and /cluster are at the front door]
     #[arg(long)]
     admin: Option<SocketAddr>,
-    /// Open the front door to everybody, also at an address that other machines reach, until there is a key
+    /// Open the front door to requests without a key, also at an address that other machines reach, until there is a key
     #[arg(long)]
     open: bool,
     /// File with settings of the coordinators that have no flag here, such as tiers, prices, an identity provider
@@ -69,7 +69,7 @@ pub struct UpArgs {
     /// the end]
     #[arg(long)]
     data: Option<PathBuf>,
-    /// What computes on prefill and decode workers: model; or echo, which reads no weights, and whose tokens are a hash of the ids, to
+    /// Engine of prefill and decode workers: model; or echo, which reads no weights, and whose tokens are a hash of the ids, to
     /// measure everything around a model
     #[arg(long, default_value = "model", value_parser = ["model", "echo"])]
     engine: String,
@@ -88,7 +88,7 @@ pub struct UpArgs {
     /// Other names that clients may ask for, such as gpt-5=tidemill-demo
     #[arg(long, value_name = "NAME=MODEL,…")]
     aliases: Option<String>,
-    /// Where models compute
+    /// Device that models run on
     #[arg(long, default_value = "auto", value_parser = ["auto", "cpu", "cuda"])]
     device: String,
     /// Cores of prefill and decode workers: shared by all, or split, so that each worker has its own
@@ -100,11 +100,11 @@ pub struct UpArgs {
     /// Device memory of each prefill and decode worker for KV blocks [default: 1GiB on a CPU, an equal share of a GPU]
     #[arg(long)]
     kv_memory: Option<String>,
-    /// How projections compute: none (as weights are stored: bf16 in bf16, 4 bits with activations in 8, others in f32), int8 (weights and
-    /// activations in 8-bit integers), int4 (weights in 4 bits) or dequantize (weights in 4 bits as numbers of 16)
+    /// Arithmetic of projections: none (as weights are stored: bf16 in bf16, 4 bits with activations in 8, others in f32), int8 (weights
+    /// and activations in 8-bit integers), int4 (weights in 4 bits) or dequantize (weights in 4 bits as numbers of 16)
     #[arg(long, default_value = "none", value_parser = ["none", "int8", "int4", "dequantize"])]
     quantize: String,
-    /// How K and V are stored: bf16, f16, f32, or int8 (with a scale per position and head)
+    /// Format of K and V: bf16, f16, f32, or int8 (with a scale per position and head)
     #[arg(long, default_value = "bf16", value_parser = ["bf16", "f16", "f32", "int8"])]
     kv_dtype: String,
     /// DRAM of each KV pool node
@@ -132,7 +132,7 @@ pub struct UpArgs {
     /// within a host and over QUIC between hosts
     #[arg(long, default_value_t = 1)]
     hosts: usize,
-    /// How blocks travel: auto (shared memory within a host), shm, rdma or quic
+    /// Transport of blocks: auto (shared memory within a host), shm, rdma or quic
     #[arg(long, default_value = "auto")]
     transport: String,
     /// RDMA devices of the workers: all, none, or names with commas between them
@@ -177,7 +177,7 @@ pub struct UpArgs {
     /// Sequences that a decode worker runs at once
     #[arg(long, default_value_t = 64)]
     sequences_max: usize,
-    /// How a decode worker guesses the next tokens, which it verifies several at once: ngram, draft (by the model of --draft-model) or off
+    /// Source of draft tokens, which a decode worker verifies several at once: ngram, draft (the model of --draft-model) or off
     /// [default: off]
     #[arg(long)]
     speculation: Option<String>,
@@ -190,7 +190,7 @@ pub struct UpArgs {
     /// Small model that guesses, for --speculation draft: as --model, and of the same vocabulary; as often as --model, in the same order
     #[arg(long)]
     draft_model: Vec<String>,
-    /// How projections of draft models compute: none, int8, int4 or dequantize [default: none]
+    /// Arithmetic of draft models' projections: none, int8, int4 or dequantize [default: none]
     #[arg(long)]
     draft_quantize: Option<String>,
     /// Memory of each decode worker for the draft model's own KV blocks [default: 256MiB]
@@ -252,7 +252,7 @@ const GPU_SHARE: f32 = 0.9;
 struct Cluster {
     coordinators: Vec<Process>,
     workers: Vec<Process>,
-    /// Of each coordinator.
+    /// The addresses of each coordinator.
     doors: Vec<Door>,
     /// Engines, by model and role.
     fleets: Vec<Fleet>,
@@ -260,11 +260,11 @@ struct Cluster {
     leaving: BTreeSet<String>,
 }
 
-/// Where a coordinator is asked.
+/// The addresses of a coordinator's HTTP ports.
 #[derive(Debug)]
 struct Door {
     http: String,
-    /// Where it shows the cluster, if not at `http`.
+    /// The operators' port, which shows the cluster; without one, `http` does.
     admin: Option<String>,
 }
 
@@ -279,6 +279,7 @@ impl Cluster {
         if !pki.join("ca.pem").is_file() {
             issue::create_ca(&pki)?;
         }
+        // Each process gets its own certificate, a new one with each start.
         let certified = |role_and_name: String| certified(data, &role_and_name);
         let common = |extra: &[(&str, String)]| -> Vec<String> {
             let shared = [("--log", args.log.clone()), ("--log-format", args.log_format.clone())];
@@ -331,7 +332,7 @@ impl Cluster {
                 .and_then(|rest| rest.split_once(" quic://"))
                 .with_context(|| format!("coordinator-{n} printed `{line}`"))?;
             let (links, admin) = rest.split_once(" admin http://").map_or((rest, None), |(links, admin)| (links, Some(admin)));
-            // Should it be started again, clients and operators look for it where it was.
+            // A restarted coordinator must listen at the same addresses, since clients and operators know those.
             if let Some(process) = self.coordinators.last_mut() {
                 for (flag, addr) in [("--http", Some(http)), ("--admin", admin)] {
                     let place = process.args.iter().position(|given| given == flag).map(|flag| flag + 1);
@@ -346,7 +347,7 @@ impl Cluster {
         let (prefill_shares, decode_shares) = shares.split_at(models.len() * prefill_most);
         for (place, (name, dir)) in models.iter().enumerate() {
             let of_model = |extra: &[(&str, String)]| common(&[&[coordinators.clone(), ("--model-name", name.clone())], extra].concat());
-            // Numbers run on over the models.
+            // Numbers continue from one model to the next.
             let numbered = |each: usize| place * each..(place + 1) * each;
             // An encoder has no KV to hand over or to keep.
             let has_kv = !is_encoder(dir)?;
@@ -413,7 +414,7 @@ impl Cluster {
             let decode_flags: Vec<String> = engine.into_iter().chain(given).collect();
             self.start_fleet(fleet("decode", &decode_flags, decode_shares, numbered(decode_most)), decode, args, data)?;
         }
-        // Whoever reads the first line may go to any of them.
+        // All must be ready before the first line is printed, since its reader may connect to any of them.
         for door in &doors {
             self.wait_ready(door, Duration::from_secs(args.ready_s)).await?;
         }
@@ -442,7 +443,7 @@ impl Cluster {
         self.start_worker(fleet.role, number, args, &[&fleet.flags[..], &fleet.shares[number - fleet.first], &own].concat())
     }
 
-    /// Starts the `n`th worker of a role. Workers go round the hosts.
+    /// Starts the `n`th worker of a role. Workers are assigned to the hosts in turn.
     fn start_worker(&mut self, role: &str, n: usize, args: &UpArgs, flags: &[String]) -> anyhow::Result<()> {
         let host = if args.hosts > 1 { vec!["--host".to_owned(), format!("host-{}", n % args.hosts)] } else { Vec::new() };
         let (program, name) = (format!("tidemill-{role}"), format!("{role}-{n}"));
@@ -468,7 +469,7 @@ impl Cluster {
         }
     }
 
-    /// Starts crashed processes again, and all of them in turn after each SIGHUP; with `--autoscale`, starts and ends workers. Resolves with
+    /// Restarts crashed processes, and after each SIGHUP all processes in turn; with `--autoscale`, starts and ends workers. Resolves with
     /// the reason when the cluster can no longer serve. The loss of one worker is only reported.
     async fn supervise(&mut self, args: &UpArgs, data: &Path) -> String {
         let restart = Duration::from_secs(args.ready_s);
@@ -484,7 +485,7 @@ impl Cluster {
                 () = tokio::time::sleep(TEND_EVERY) => {}
                 Some(()) = hangups.recv() => {
                     say("restarting every process, one after the other");
-                    // Blocks on disk come back with their pool node, so those go first.
+                    // Pool nodes go first, since their blocks on disk are back when they are.
                     let workers = self.workers.iter().chain(&self.coordinators);
                     rolling.begin(workers.map(|process| process.name.clone()));
                 }
@@ -551,7 +552,7 @@ impl Cluster {
         self.fleets = fleets;
     }
 
-    /// One look at a rolling restart: is the process back whose turn it is, and who is next?
+    /// Advances a rolling restart: checks whether the process being restarted is back, and restarts the next one.
     async fn roll(&mut self, rolling: &mut Rolling, now: Instant, within: Duration) {
         if let Some(turn) = rolling.turn().cloned()
             && self.is_back(&turn).await
@@ -564,7 +565,7 @@ impl Cluster {
         }
         if let Some(name) = rolling.next() {
             let process = self.workers.iter_mut().chain(&mut self.coordinators).find(|process| process.name == name);
-            // One that has ended meanwhile needs no restart.
+            // A process that has ended in the meantime needs no restart.
             if let Some(pid) = process.and_then(Process::recall) {
                 rolling.started(name, pid, now);
             }
@@ -640,8 +641,7 @@ fn nth(mut addr: SocketAddr, n: usize, flag: &str) -> anyhow::Result<SocketAddr>
     Ok(addr)
 }
 
-/// So many free addresses on loopback, where coordinators will find one another. They are free for UDP and for TCP, which links use side
-/// by side.
+/// `count` free addresses on loopback for the links between coordinators. Their ports are free for both UDP and TCP, since links use both.
 fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
     let mut held = Vec::new();
     while held.len() < count {
@@ -654,7 +654,7 @@ fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(held.into_iter().map(|(addr, ..)| addr).collect())
 }
 
-/// Whether a directory's model reads texts as a whole and writes none.
+/// Whether a directory's model is an encoder, which generates no tokens.
 fn is_encoder(dir: &Path) -> anyhow::Result<bool> {
     #[derive(serde::Deserialize)]
     struct Config {
@@ -662,7 +662,7 @@ fn is_encoder(dir: &Path) -> anyhow::Result<bool> {
         architectures: Vec<String>,
     }
     let path = dir.join("config.json");
-    // Workers say what is wrong with the directory.
+    // The workers report what is wrong with the directory.
     let Ok(bytes) = std::fs::read(&path) else { return Ok(false) };
     let config: Config = serde_json::from_slice(&bytes).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(config.architectures.first().is_some_and(|name| ModelKind::of_architecture(name) != ModelKind::Decoder))
@@ -683,7 +683,7 @@ fn compute_shares(args: &UpArgs, workers: usize) -> anyhow::Result<Vec<Vec<Strin
     Ok(vec![threads(args.threads.unwrap_or((cores / workers).max(1))).to_vec(); workers])
 }
 
-/// No proxy: front doors are on this machine.
+/// A client without a proxy: front doors are on this machine.
 fn cluster_client() -> reqwest::Result<reqwest::Client> {
     reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()
 }
@@ -692,7 +692,7 @@ fn cluster_client() -> reqwest::Result<reqwest::Client> {
 enum Known {
     /// Their process ids.
     Members(Vec<u32>),
-    /// It is ready, and shows the cluster to nobody: its front door is closed, and it has no address for operators.
+    /// The coordinator is ready but does not show the cluster: its front door is closed, and it has no operators' port.
     Hidden,
 }
 
@@ -712,7 +712,7 @@ impl Known {
     }
 }
 
-/// What a coordinator says of its workers, if it answers.
+/// The workers that a coordinator reports, if it answers.
 async fn known(client: &reqwest::Client, door: &Door) -> Option<Known> {
     #[derive(serde::Deserialize)]
     struct Answer {
@@ -732,13 +732,13 @@ async fn known(client: &reqwest::Client, door: &Door) -> Option<Known> {
     Some(Known::Members(answer.members.into_iter().map(|member| member.pid).collect()))
 }
 
-/// Between two looks at the number of workers that is wanted.
+/// The interval between looks at the number of workers that is wanted.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Between looks whether all processes live.
+/// The interval between checks of all processes.
 const TEND_EVERY: Duration = Duration::from_millis(100);
 /// A coordinator gives running requests 30 s to finish and then needs a moment to end.
 const COORDINATOR_END: Duration = Duration::from_secs(40);
-/// A worker has nothing to finish when its coordinators have ended.
+/// Workers have nothing left to finish once the coordinators have ended.
 const WORKER_END: Duration = Duration::from_secs(10);
 
 fn first_ended(processes: &mut [Process]) -> Option<String> {
@@ -766,7 +766,7 @@ async fn resolve_models(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<(Strin
     Ok(named(args, names)?.into_iter().zip(dirs).collect())
 }
 
-/// The directories of the models that guess.
+/// The directories of the draft models.
 async fn resolve_drafts(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let (drafts, models) = (args.draft_model.len(), args.model.len().max(1));
     if drafts > 0 && drafts != models {
@@ -779,7 +779,7 @@ async fn resolve_drafts(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<PathBu
     Ok(dirs)
 }
 
-/// The directory of a model that is one, or a GGUF file, or at the hub.
+/// The directory of a model, which is given as a directory, as a GGUF file or by its name at the hub.
 async fn resolve_model(model: &str, data: &Path) -> anyhow::Result<PathBuf> {
     let kept = data.join("models");
     if gguf::is_one(model) {
@@ -792,7 +792,7 @@ async fn resolve_model(model: &str, data: &Path) -> anyhow::Result<PathBuf> {
     Ok(model_dir::resolve(model, &Hub::from_env(kept), progress).await?)
 }
 
-/// The operator's names instead of these, if there are any.
+/// The names given with `--served-model-name`, or else `names`.
 fn named(args: &UpArgs, names: Vec<String>) -> anyhow::Result<Vec<String>> {
     match args.served_model_name.len() {
         0 => Ok(names),

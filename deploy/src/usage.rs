@@ -1,4 +1,4 @@
-//! `tidemill usage`: reads the coordinators' usage logs, running or not, and adds them up.
+//! `tidemill usage`: reads the coordinators' usage logs, whether the coordinators are running or not, and adds them up.
 
 use anyhow::{Context, bail};
 use std::{
@@ -46,7 +46,7 @@ pub fn usage(args: &UsageArgs) -> anyhow::Result<()> {
         }
     }
     let mut report = Report::new(args.by.clone());
-    // An event is written once; a directory may be named twice.
+    // Each event is written once, but a directory may be given twice.
     let mut seen = HashSet::new();
     for path in segments {
         let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -78,7 +78,7 @@ impl UsageArgs {
     }
 }
 
-/// The segments of a coordinator's data directory, or of the coordinators' directories in it, in their order.
+/// Appends the log segments, in order, of a coordinator's data directory or of the coordinators' directories in it.
 fn find(data: &Path, segments: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     let listed = |dir: &Path| -> anyhow::Result<Vec<PathBuf>> {
         let failed = || format!("cannot read {}", dir.display());

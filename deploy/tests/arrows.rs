@@ -1,5 +1,5 @@
-//! The workspace's dependency arrows are the ones that `docs/ARCHITECTURE.md` §7 lists, no more and no fewer; `rooms`: those inside the
-//! gateway, too.
+//! The workspace's dependency arrows are the ones that `docs/ARCHITECTURE.md` §7 lists, no more and no fewer. `rooms` checks those inside
+//! the gateway.
 
 #[path = "arrows/rooms.rs"]
 mod rooms;
@@ -26,14 +26,14 @@ fn crates_depend_on_each_other_as_the_design_says() {
     assert_eq!(allowed.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>(), "§7 lists crates that there are not");
 }
 
-/// The lines `a, b → c, d   words for people` of the design's list with this heading: what each crate, or each room, may use.
+/// The arrows that the design's list with this heading allows each crate or room, from lines such as `a, b → c, d   words for people`.
 fn listed(design: &str, heading: &str) -> Arrows {
     let (_, after) = design.split_once(heading).expect("the design has the list");
     let block = after.split("```").nth(1).expect("the list is a code block");
     let mut arrows = Arrows::new();
     for line in block.lines() {
         let Some((users, rest)) = line.split_once('→') else { continue };
-        // Two spaces end the list.
+        // The list ends at two spaces.
         let used = rest.trim_start().split("  ").next().unwrap_or_default();
         let names = |list: &str| list.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.starts_with("nothing")).collect();
         for user in users.split(',') {
@@ -43,7 +43,7 @@ fn listed(design: &str, heading: &str) -> Arrows {
     arrows
 }
 
-/// What each crate of the workspace depends on, its tests aside.
+/// The dependencies of each crate of the workspace, without those of its tests.
 fn built(root: &Path) -> Arrows {
     let output = Command::new(env!("CARGO")).args(["metadata", "--no-deps", "--offline", "--format-version=1"]).current_dir(root).output();
     let metadata: Value = serde_json::from_slice(&output.unwrap().stdout).unwrap();

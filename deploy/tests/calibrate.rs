@@ -1,4 +1,4 @@
-//! The simulator beside a live cluster: `tidemill-bench sim --calibrate`.
+//! The simulator compared with a live cluster: `tidemill-bench sim --calibrate`.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! `tidemill chat` through pipes, against a small server that speaks OpenAI's stream.
+//! `tidemill chat` through pipes, against a small server that streams in OpenAI's format.
 
 use axum::{
     Json, Router,
@@ -51,7 +51,7 @@ async fn chat(url: &str, flags: &[&str], input: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     command.args(["chat", "--url", url]).args(flags).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.kill_on_drop(true).spawn().unwrap();
-    // A chat that ends at once may be gone before its input comes.
+    // A chat that ends at once may be gone before its input arrives.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes()).await;
     child.wait_with_output().await.unwrap()
 }

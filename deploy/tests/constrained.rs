@@ -1,5 +1,5 @@
-//! The exactness contract for constrained answers: the grammar's state is a function of the tokens so far, so they are the same whichever
-//! way they go. That they follow their grammars is what `tests/python/test_structured.py` shows.
+//! The exactness contract for constrained answers: the grammar's state is a function of the tokens so far, so the answers are the same on
+//! every path. `tests/python/test_structured.py` checks that they follow their grammars.
 
 mod support;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use support::{Cluster, DISAGGREGATED, MODEL_NAME, Numbers, crash};
 
-/// What a client asks, and the prompt's length.
+/// A request's body, and the length of its prompt.
 struct Ask {
     body: Value,
     prompt: usize,
@@ -25,7 +25,7 @@ fn schema() -> Value {
     })
 }
 
-/// Every kind of grammar at prompts around block borders; every second one seeded, with penalties, scores or bans.
+/// Every kind of grammar, with prompt lengths around block borders; every second request is seeded, with penalties, scores or bans.
 fn asks(max_tokens: u32) -> Vec<Ask> {
     let constraints = [
         json!({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema()}}}),
@@ -50,11 +50,11 @@ fn asks(max_tokens: u32) -> Vec<Ask> {
         }
         Ask { body, prompt: length }
     };
-    // An odd step, so that every constraint meets greedy and seeded draws.
+    // An odd step, so that every constraint is used with greedy and with seeded sampling.
     lengths.into_iter().chain(lengths.into_iter().skip(1)).enumerate().map(ask).collect()
 }
 
-/// What must not depend on the way: tokens, text, why it ended, log-probabilities.
+/// The part of an answer that must not depend on the path: tokens, text, finish reason, log-probabilities.
 fn answer(body: &Value) -> Value {
     let choice = &body["choices"][0];
     json!([choice["token_ids"], choice["text"], choice["finish_reason"], choice["logprobs"]])
@@ -115,7 +115,7 @@ async fn a_rescued_answer_goes_on_under_its_grammar() {
     let reference = all(&alone, &asks, 4).await;
     alone.stop();
     let cluster = Cluster::start(&[DISAGGREGATED, &["--decode", "3", "--threads", "1"]].concat());
-    // Answers are quick: one that ends before the crash is asked for again.
+    // Answers are quick. If all end before the crash, try again.
     for _ in 0..10 {
         let (answers, ()) = tokio::join!(all(&cluster, &asks, 4), crash_one_at_work(&cluster));
         assert_same(&reference, &answers, &asks, "a decode worker crashed");
@@ -127,7 +127,7 @@ async fn a_rescued_answer_goes_on_under_its_grammar() {
     panic!("no crash met an answer on its way");
 }
 
-/// Ends a decode worker that has been at work for a moment, so that it has tokens behind it. None may be seen.
+/// Kills a decode worker that has been busy for a moment, and so has generated tokens. Gives up if there is none.
 async fn crash_one_at_work(cluster: &Cluster) {
     let mut before = Vec::new();
     for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! Three coordinators as real processes: what they agreed on survives the loss of any of them, and requests never wait for it.
+//! Three coordinators as real processes: agreed records survive the loss of any one, and requests never wait for agreement.
 
 mod support;
 
@@ -25,7 +25,7 @@ struct Three {
     client: Client,
 }
 
-/// So many free ports in a row, which no other test of this process gets.
+/// The first of `count` consecutive free ports, which no other test of this process gets.
 fn ports(count: u16) -> u16 {
     static TAKEN: AtomicU16 = AtomicU16::new(0);
     let free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok() && UdpSocket::bind(("127.0.0.1", port)).is_ok();
@@ -58,7 +58,7 @@ impl Three {
         self.client.get(url).send().await.expect("it answers").json().await.expect("JSON")
     }
 
-    /// Process id of a decode worker of this model, as a coordinator sees it.
+    /// The process id of a decode worker of this model, as a coordinator reports it.
     async fn cluster_member(&self, n: usize, model: &str) -> u32 {
         let cluster = self.view(n).await;
         let mut members = cluster["members"].as_array().expect("members").iter();
@@ -66,7 +66,7 @@ impl Three {
         member["pid"].as_u64().expect("a pid") as u32
     }
 
-    /// Process id of the `n`th coordinator, unless it is down.
+    /// The process id of the `n`th coordinator, unless it is down.
     fn pid(&self, n: usize) -> Option<u32> {
         let up = self.cluster.up_pid();
         let name = format!("coordinator-{n}");
@@ -120,7 +120,7 @@ impl Three {
         }
     }
 
-    /// Waits until every coordinator has this member, or none has.
+    /// Waits until every coordinator has this member, or until none has it.
     async fn until_members(&self, name: &str, present: bool) {
         let is_there = |cluster: &Value| cluster["members"].as_array().expect("members").iter().any(|member| member["name"] == name);
         self.until_all(&format!("{name} present: {present}"), |cluster| is_there(cluster) == present).await;
@@ -145,7 +145,7 @@ impl Three {
         self.client.delete(url).send().await.ok().map(|response| response.status().as_u16())
     }
 
-    /// Status of a change, or `None` without an answer.
+    /// Changes a record. Returns the status, or `None` without an answer.
     async fn put(&self, n: usize, kind: &str, key: &str, value: &str) -> Option<u16> {
         let url = format!("http://127.0.0.1:{}/registry/{kind}/{key}", self.admin + n as u16);
         self.client.put(url).json(&json!({ "value": value })).send().await.ok().map(|response| response.status().as_u16())
@@ -171,7 +171,7 @@ impl Three {
         response.bytes().await.ok().map(|_| status)
     }
 
-    /// Times of requests at a coordinator, one after the other, in milliseconds.
+    /// The times of consecutive requests at a coordinator, in milliseconds.
     async fn times(&self, n: usize, count: usize) -> Vec<f64> {
         let mut times = Vec::new();
         for _ in 0..count {
@@ -183,8 +183,8 @@ impl Three {
         times
     }
 
-    /// Kills the leader and changes a record at another coordinator until that is acknowledged. How long it took, and the keys of all
-    /// that was acknowledged meanwhile.
+    /// Kills the leader and changes a record at another coordinator until the change is acknowledged. Returns the time that this took, and
+    /// the keys of all changes that were acknowledged.
     async fn lose_leader(&self, round: usize) -> (Duration, Vec<String>) {
         let mut acknowledged = Vec::new();
         let leader = loop {
@@ -223,7 +223,7 @@ impl Three {
         }
     }
 
-    /// Waits until every coordinator answers whoever has the key with this status.
+    /// Waits until every coordinator answers a request with this key with this status.
     async fn until_opens(&self, key: Option<&str>, status: u16) {
         let deadline = Instant::now() + Duration::from_secs(20);
         for n in 0..COORDINATORS {
@@ -248,7 +248,7 @@ async fn what_was_acknowledged_survives_leaders_a_lost_disk_and_a_restart_and_a_
     let three = Three::start(&[]);
     three.whole().await;
 
-    // An alias counts at all coordinators, wherever it was made.
+    // An alias is valid at all coordinators, wherever it was created.
     assert_eq!(three.complete(1, "nickname").await, Some(404));
     assert_eq!(three.put(0, "alias", "nickname", "no-such-model").await, Some(400));
     assert_eq!(three.put(0, "alias", "nickname", support::MODEL_NAME).await, Some(200));
@@ -259,7 +259,7 @@ async fn what_was_acknowledged_survives_leaders_a_lost_disk_and_a_restart_and_a_
         }
     }
 
-    // So does what is said of a worker that computes wrongly.
+    // So is the record of a worker that computes wrongly.
     let epoch = member(&three.view(0).await, "prefill-0")["epoch"].as_str().expect("an epoch").to_owned();
     assert_eq!(three.put(0, "unhealthy", "worker 0", support::MODEL_NAME).await, Some(400));
     assert_eq!(three.put(0, "unhealthy", &epoch, support::MODEL_NAME).await, Some(200));
@@ -274,7 +274,7 @@ async fn what_was_acknowledged_survives_leaders_a_lost_disk_and_a_restart_and_a_
     three.until_all("still unhealthy", unhealthy).await;
     three.check_all(&acknowledged).await;
 
-    // A coordinator that lost its disk comes back by a snapshot.
+    // A coordinator that lost its disk recovers from a snapshot.
     let leader = three.leader().await.expect("the group is whole");
     let wiped = (leader + 1) % COORDINATORS;
     crash(three.pid(wiped).expect("it runs"));
@@ -283,7 +283,7 @@ async fn what_was_acknowledged_survives_leaders_a_lost_disk_and_a_restart_and_a_
     three.whole().await;
     three.check_all(&acknowledged).await;
 
-    // A worker whose certificate is revoked is no member anywhere; when that is taken back, it is one again.
+    // A worker whose certificate is revoked is not a member anywhere, until the revocation is withdrawn.
     let pki = three.data.path().join("pki/prefill/prefill-0");
     let serial = Identity::load(&pki).expect("a certificate").name().serial.clone();
     assert_eq!(three.put(wiped, "denied", &serial, "a test").await, Some(200));
@@ -291,7 +291,7 @@ async fn what_was_acknowledged_survives_leaders_a_lost_disk_and_a_restart_and_a_
     assert_eq!(three.delete(leader, "denied", &serial).await, Some(200));
     three.until_members("prefill-0", true).await;
 
-    // A minority serves, and confirms nothing.
+    // A minority serves requests, and confirms no changes.
     let others = [(wiped + 1) % COORDINATORS, (wiped + 2) % COORDINATORS];
     let paused = others.map(|n| three.pid(n).expect("it runs"));
     paused.into_iter().for_each(pause);
@@ -304,7 +304,7 @@ async fn what_was_acknowledged_survives_leaders_a_lost_disk_and_a_restart_and_a_
     three.cluster.stop();
 }
 
-/// A key that one coordinator makes opens all of them, and closes them to everybody else, also to whoever comes while one starts again.
+/// A key created at one coordinator is accepted by all, and from then on all refuse requests without a key, even while one restarts.
 async fn keys_count_everywhere(three: &Three) {
     let admin = |n: usize, path: &str| format!("http://127.0.0.1:{}{path}", three.admin + n as u16);
     let wanted = json!({ "tenant": "acme", "tier": "premium" });
@@ -322,7 +322,7 @@ async fn keys_count_everywhere(three: &Three) {
         assert!(died.elapsed() < Duration::from_secs(60), "it does not come back");
     }
 
-    // Nobody sees or changes a key but as a key.
+    // Keys are visible and changeable only through the API for keys.
     let records = three.client.get(admin(2, "/registry")).send().await.expect("it answers").text().await.expect("text");
     assert!(!records.contains(id) && !records.contains("acme"), "{records}");
     assert_eq!(three.delete(2, "key", id).await, Some(400));
@@ -361,8 +361,8 @@ async fn a_rollout_goes_on_when_its_leader_is_lost_and_back_when_its_candidate_i
     let (started, words) = command(&[&start[..], &steps[..]].concat());
     assert!(started && words.contains("started at 20 %"), "{words}");
 
-    // Users ask at all coordinators, by turns. Meanwhile the leader is lost: whoever is at the new model stays there. A coordinator hears of
-    // a step moments after the others, and one that was down when it is back, so each is looked at by itself.
+    // Users send requests to all coordinators in turn. Meanwhile the leader is lost: users of the new model stay there. Coordinators learn
+    // of a step at different times, and one that was down when it is back, so each is checked separately.
     let mut there = vec![BTreeSet::new(); COORDINATORS];
     let mut shares = BTreeSet::new();
     let mut lost: Option<(usize, Instant)> = None;
@@ -399,7 +399,7 @@ async fn a_rollout_goes_on_when_its_leader_is_lost_and_back_when_its_candidate_i
         }
     }
 
-    // The candidate's only worker hangs: users are back by themselves, at all coordinators.
+    // The candidate's only worker hangs: the rollout reverts automatically, at all coordinators.
     assert!(command(&["abort", "--from", "old"]).0);
     let steps = ["--steps", "50,100", "--step-seconds", "600", "--no-gate", "--overdue-s", "2"];
     let (started, words) = command(&[&start[..], &steps[..]].concat());
@@ -497,7 +497,7 @@ async fn measure_twenty_lost_leaders_and_requests_with_and_without_a_majority() 
 }
 
 /// Not a test but a measurement, see above: eight clients, spread over one, two or three coordinators, and four decode workers whose steps
-/// take longer with each sequence. If they are placed evenly, there are two at each worker.
+/// take longer with each sequence. If the sequences are placed evenly, each worker has two.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes a minute and asserts no times"]
 async fn measure_how_evenly_several_coordinators_place() {
@@ -506,7 +506,7 @@ async fn measure_how_evenly_several_coordinators_place() {
         let costs = ["--step-ms", "5", "--row-ms", "10", "--prompt-token-ms", "0.1"];
         let three = Three::start_some(count, &[&["--prefill", "0", "--kvpool", "0", "--decode", "4"], &costs[..]].concat());
         for n in 0..count {
-            // The first is ready before the others.
+            // The first coordinator is ready before the others.
             while three.complete(n, support::MODEL_NAME).await != Some(200) {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }

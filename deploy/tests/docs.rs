@@ -1,5 +1,4 @@
-//! The documentation as a reader walks it: links lead somewhere, pages are short, the contents page knows them all, and results say where
-//! they come from.
+//! Checks of the documentation: links have targets, pages are short, the contents page lists them all, and results state their origin.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -7,16 +6,16 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// A longer page is two pages.
+/// The most lines of a page. A longer one must be split.
 const LINES_MAX: usize = 600;
 
-/// Pages of other projects that comments name.
+/// Pages of other projects that comments refer to.
 const FOREIGN: [&str; 1] = ["docs/gguf.md"];
 
-/// Directories without text of ours.
+/// Directories without our own files.
 const SKIPPED: [&str; 3] = ["node_modules", "target", "__pycache__"];
 
-/// Kinds of files whose comments and texts name pages.
+/// Extensions of files whose comments and strings refer to pages.
 const NAMING: [&str; 9] = ["rs", "cu", "cuh", "py", "js", "sh", "toml", "html", "txt"];
 
 #[test]
@@ -82,7 +81,7 @@ fn every_table_of_results_says_what_was_run() {
     let pages = pages();
     let results = pages.iter().filter(|(path, _)| path.starts_with("docs/results") || path.ends_with("docs/benchmarks.md"));
     for (page, text) in results {
-        // `tidemill-bench report --into` writes what stands between these marks, and a line of its own below.
+        // `tidemill-bench report --into` writes the text between these marks, and its own line below.
         let (before, after) = (text.split("<!-- report -->").next().unwrap(), text.split("<!-- /report -->").nth(1).unwrap_or_default());
         for part in [before, after] {
             let mut paragraph = "";
@@ -172,7 +171,7 @@ fn links(text: &str) -> Vec<String> {
     links
 }
 
-/// What links may name in a page: its headings as GitHub names them, and named places.
+/// The anchors of a page: its headings, as GitHub names them, and explicit names.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     for line in prose(text) {
@@ -194,7 +193,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 fn slug(title: &str) -> String {
     let mut plain = String::new();
     let mut rest = title;
-    // Of a link, the words.
+    // Only the text of a link counts.
     while let Some((before, after)) = rest.split_once("](") {
         plain += before;
         rest = after.split_once(')').map_or("", |(_, behind)| behind);
@@ -204,7 +203,7 @@ fn slug(title: &str) -> String {
     kept.replace(' ', "-")
 }
 
-/// Paths of pages that a text names, such as those in comments.
+/// Paths of pages that a text mentions, for example in comments.
 fn named(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices("docs/").filter_map(|(at, _)| {
         let before = text[..at].chars().next_back();

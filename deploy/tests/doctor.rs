@@ -1,4 +1,4 @@
-//! `tidemill doctor`: each check over facts that are given, and the program itself on this machine and against a coordinator that is not there.
+//! `tidemill doctor`: each check on given facts, and the program on this machine and against a coordinator that does not exist.
 
 use serde_json::Value;
 use std::{
@@ -14,7 +14,7 @@ use tidemill_deploy::doctor::{
 };
 use tidemill_net::identity::issue;
 
-/// A machine on which all is well.
+/// A machine without problems.
 fn well() -> Facts {
     Facts {
         rmem_max: Some(4 << 20),
@@ -39,7 +39,7 @@ fn well() -> Facts {
     }
 }
 
-/// Verdict and words of a check, after a change of the machine.
+/// The verdict and text of a check, after a change of the machine.
 fn after(change: impl FnOnce(&mut Facts), check: fn(&Facts) -> Vec<Finding>) -> (Verdict, String) {
     let mut facts = well();
     change(&mut facts);

@@ -1,11 +1,11 @@
-//! The exactness contract (docs/ARCHITECTURE.md, §5), end to end over real processes: a request's tokens are the same whichever way it
-//! goes. Counters prove that it really went that way.
+//! The exactness contract (docs/ARCHITECTURE.md, §5), end to end over real processes: a request's tokens are the same on every path.
+//! Counters prove that it took that path.
 
 mod support;
 
 use support::{Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete, complete_all, reference, reference_with, reusable};
 
-/// Prompt lengths around block and chunk borders, and up to 1,500; every second case is seeded instead of greedy.
+/// Cases with prompt lengths up to 1,500, around block and chunk borders; every second one is seeded instead of greedy.
 fn cases() -> Vec<Case> {
     let lengths = [
         1, 2, 5, 15, 16, 17, 18, 31, 32, 33, 34, 47, 48, 49, 63, 64, 65, 80, 96, 100, 127, 128, 129, 150, 200, 255, 256, 257, 300, 320,
@@ -23,7 +23,7 @@ fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// Short prompts with long answers: all fit at first, but not at their ends.
+/// Short prompts with long answers: all fit into memory at the start, but not at the end.
 fn growing_cases() -> Vec<Case> {
     let mut numbers = Numbers(43);
     let case = |i: usize| Case {
@@ -34,7 +34,7 @@ fn growing_cases() -> Vec<Case> {
     (0..16).map(case).collect()
 }
 
-/// (b), (c): prefill → pool → decode; (d): again, from the pool, since the device is too small to keep much.
+/// Checks (b), (c): prefill → pool → decode; and (d): again, from the pool, since the device is too small to keep much.
 async fn through_the_pool(reference: &[Answer], cases: &[Case], transport: &str, cached_source: &str, transport_label: &str) {
     // 1 MiB holds one long sequence of this model (170 blocks of 6 KiB) and little else.
     let flags = [DISAGGREGATED, &["--transport", transport, "--kv-memory", "1MiB"]].concat();
@@ -70,7 +70,7 @@ async fn through_the_pool(reference: &[Answer], cases: &[Case], transport: &str,
     cluster.stop();
 }
 
-/// (h) Again, from the pool's disk: the node's memory holds only one or two prompts.
+/// Checks (h): again, from the pool's disk, since the node's memory holds only one or two prompts.
 async fn from_disk(reference: &[Answer], cases: &[Case]) {
     let flags = ["--kv-memory", "1MiB", "--pool-memory", "1MiB", "--pool-nvme", "64MiB"];
     let cluster = Cluster::start(&[DISAGGREGATED, &flags].concat());
@@ -101,8 +101,8 @@ async fn outputs_do_not_depend_on_the_way() {
         cluster.stop();
     }
 
-    // (f) Device memory for little more than the longest sequence, 16 at a time: sequences are preempted. Together, the growing ones
-    // need four times that memory.
+    // (f) Device memory for little more than the longest sequence, 16 at a time: sequences are preempted. Together, the growing ones need
+    // four times that memory.
     let growing = growing_cases();
     let cluster = Cluster::start(&[DISAGGREGATED, &["--kv-memory", "660KiB"]].concat());
     assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, "short of memory");
@@ -123,7 +123,7 @@ async fn outputs_do_not_depend_on_the_way() {
     }
 }
 
-/// The same prompts, again and again: from device memory, and from the disk of a pool node whose DRAM is too small for them.
+/// Repeats the same prompts: from device memory, and from the disk of a pool node whose DRAM is too small for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_of_every_tier_are_the_same() {
     let cases = cases();
@@ -145,7 +145,7 @@ async fn blocks_of_every_tier_are_the_same() {
     }
 }
 
-/// With weights, activations, K and V in 8-bit integers: not the tokens of bf16, but the same ones whichever way.
+/// With weights, activations, K and V in 8-bit integers, the tokens differ from those of bf16, but are the same on every path.
 #[tokio::test(flavor = "multi_thread")]
 async fn outputs_in_int8_do_not_depend_on_the_way() {
     const INT8: &[&str] = &["--quantize", "int8", "--kv-dtype", "int8"];
@@ -170,7 +170,7 @@ async fn outputs_in_int8_do_not_depend_on_the_way() {
     assert!(in_bf16.iter().zip(&reference).any(|(bf16, int8)| bf16.tokens != int8.tokens), "int8 was used at all");
 }
 
-/// An echo's answers follow from the bytes of its blocks: what loses or mixes some of them changes the answers.
+/// An echo's answers are a function of its blocks' bytes: losing or mixing some changes the answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn outputs_of_an_echo_do_not_depend_on_the_way() {
     const ECHO: &[&str] = &["--engine", "echo", "--block-bytes", "6144"];
@@ -193,7 +193,7 @@ async fn outputs_of_an_echo_do_not_depend_on_the_way() {
 
 const TRANSFERRED: &str = "tidemill_kv_transfer_bytes_total";
 
-/// Bytes of a block of the tests' model: 3 layers, K and V, 2 heads, 16 positions, 16 dimensions, bf16.
+/// The size of a block of the tests' model: 3 layers, K and V, 2 heads, 16 positions, 16 dimensions, bf16.
 const BLOCK_BYTES: u64 = 3 * 2 * 2 * 16 * 16 * 2;
-/// In int8, with a scale of 4 bytes for each position.
+/// The size of a block in int8, with a scale of 4 bytes for each position.
 const INT8_BLOCK_BYTES: u64 = 3 * 2 * 2 * 16 * (4 + 16);

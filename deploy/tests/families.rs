@@ -1,12 +1,12 @@
-//! Every family of models in clusters of real processes: prompts computed by one worker and decoded by another, cold and out of the pool, have
-//! the tokens that one worker alone draws.
+//! Every family of models in clusters of real processes: prefill by one worker and decode by another, cold and from the pool, give the
+//! tokens of one worker alone.
 
 mod support;
 
 use serde_json::json;
 use support::{Answer, Case, Cluster, mixed_cases};
 
-/// One fixture of each family, a few for each cluster; GPT-OSS also as it is published.
+/// One fixture of each family, a few for each cluster; GPT-OSS also in its published format.
 const FAMILIES: [&[&str]; 10] = [
     &["mistral", "qwen2", "qwen3"],
     &["gemma2", "gemma3", "phi3"],

@@ -7,7 +7,7 @@ use std::time::Duration;
 use support::{Answer, Case, Cluster, complete, crash, pause, terminate};
 use tidemill_net::cores::Cores;
 
-/// A case that runs long enough to be hit: a prompt of `prompt` tokens, different for each `salt`, and an answer of `answer` tokens.
+/// A case that runs long enough to be hit by a crash: `prompt` tokens, different for each `salt`, and an answer of `answer` tokens.
 fn long_case(salt: u32, prompt: u32, answer: u32) -> Case {
     Case { prompt: (0..prompt).map(|i| 3 + (salt + i * 7 + i / 5) % 500).collect(), seed: Some(11), max_tokens: answer }
 }
@@ -16,19 +16,19 @@ fn running(cluster: &Value) -> u64 {
     cluster["sequences_running"].as_u64().expect("a number")
 }
 
-/// The process id of the member with this role that has something to do.
+/// The process id of a busy member with this role.
 fn busy(cluster: &Value, role: &str) -> Option<u32> {
     let members = cluster["members"].as_array().expect("members");
     let busy = members.iter().find(|m| m["role"] == role && m["assigned"].as_u64() > Some(0))?;
     busy["pid"].as_u64().map(|pid| pid as u32)
 }
 
-/// Crashes the process of `role` that serves `case` while it does; the answer must not show it.
+/// Crashes the process of `role` while it serves `case`; the answer must not change.
 async fn survives(cluster: &Cluster, role: &str, case: &Case, reference: &Answer) -> Answer {
     let crashing = async {
         loop {
             let now = cluster.cluster().await;
-            // A pool node belongs to no request in particular: take the first.
+            // A pool node does not belong to a particular request: take the first.
             let first = cluster.pids(role).await[0];
             if let Some(pid) = if role == "kvpool" { (running(&now) > 0).then_some(first) } else { busy(&now, role) } {
                 crash(pid);
@@ -47,7 +47,7 @@ async fn survives(cluster: &Cluster, role: &str, case: &Case, reference: &Answer
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_of_any_worker_does_not_show_in_the_answer() {
-    // Each crash hits a request without cached blocks. A long prompt keeps a prefill worker busy long enough to be hit.
+    // Each crash affects a request without cached blocks. A long prompt keeps a prefill worker busy for long enough.
     let cases = [
         ("decode", long_case(0, 400, 3000)),
         ("decode", long_case(1, 400, 3000)),
@@ -59,7 +59,7 @@ async fn a_crash_of_any_worker_does_not_show_in_the_answer() {
     all_survive(&[], &cases).await;
 }
 
-/// The same roles around another engine, whose steps take a while.
+/// Crashes with the echo engine, whose steps take a while.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_does_not_show_in_an_echo_either() {
     let cases = [("decode", long_case(0, 400, 500)), ("prefill", long_case(2, 3900, 50)), ("kvpool", long_case(4, 400, 500))];
@@ -82,7 +82,7 @@ async fn all_survive(flags: &[&str], cases: &[(&str, Case)]) {
     }
     let last = complete(&cluster, &cases[0].1).await;
     assert_eq!(last.tokens, references[0].tokens, "one decode worker is left, and serves");
-    // Some processes did not end well, so `stop` does not apply.
+    // Some processes crashed, so `stop` does not apply.
     drop(cluster);
 }
 
@@ -155,7 +155,7 @@ async fn nothing_is_left_behind() {
     assert_eq!(shm(), before, "shared memory is left");
 }
 
-/// The process that `tidemill up` has started from this program.
+/// The process id of the child that `tidemill up` started from this program.
 fn child_of(up: u32, program: &str) -> Option<u32> {
     let of = |pid: u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -183,7 +183,7 @@ async fn a_process_that_crashes_is_started_again() {
         assert_eq!(complete(&cluster, &case).await.tokens, reference.tokens, "after the crash of {role}");
     }
 
-    // Clients and workers find a coordinator where it was.
+    // Clients and workers find a restarted coordinator at its old address.
     let pid = child_of(cluster.up_pid(), "tidemill-coordinator").expect("a coordinator");
     crash(pid);
     let back = async {
@@ -228,7 +228,7 @@ async fn with_cores_split_each_worker_stays_on_its_own() {
                 let status = std::fs::read_to_string(thread.expect("a thread").path().join("status")).expect("a running thread");
                 let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("Linux tells");
                 let list = list.trim().parse::<Cores>().expect("a list");
-                // Threads that compute have one each.
+                // Compute threads have one core each.
                 assert!(list == *expected || each.contains(&list), "a thread of {role} is on {list} instead of {expected}");
             }
         }
@@ -249,7 +249,7 @@ async fn with_cores_split_each_worker_stays_on_its_own() {
 async fn a_coordinator_whose_loop_stands_still_is_killed_and_started_again() {
     let cluster = Cluster::start(&["--restarts", "3"]);
     let pid = child_of(cluster.up_pid(), "tidemill-coordinator").expect("a coordinator");
-    // It has said that its loop turns.
+    // By now, it has sent a heartbeat of its event loop.
     tokio::time::sleep(Duration::from_secs(3)).await;
     pause(pid);
     let back = async {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::process::Command;
 use support::{Answer, Case, Cluster, MODEL, crash, member, mixed_cases};
 
-/// By name.
+/// The directories of the models, by name.
 const MODELS: [(&str, &str); 2] = [("tiny", MODEL), ("qwen", concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/qwen2"))];
 
 async fn ask(cluster: &Cluster, model: &str, case: &Case) -> (u16, Value) {
@@ -23,7 +23,7 @@ async fn answer(cluster: &Cluster, model: &str, case: &Case) -> Answer {
     Answer { tokens: tokens.map(|id| id.as_u64().expect("an id") as u32).collect(), usage: answer["usage"].clone() }
 }
 
-/// Short ones, whose ids both vocabularies have.
+/// Short cases whose token ids are in both vocabularies.
 fn cases() -> Vec<Case> {
     let cases = mixed_cases(3).into_iter().take(5);
     cases.map(|case| Case { prompt: case.prompt.iter().map(|token| token % 250).collect(), ..case }).collect()
@@ -54,7 +54,7 @@ async fn each_model_answers_as_it_does_alone_and_fails_alone() {
             (&json!("decode-0"), &json!("decode-1"))
         );
     }
-    // Engines tell what their own caches have; each model's blocks are in its own pool node.
+    // Engines report their own caches; each model's blocks are in its own pool node.
     let told = |c: &Value| {
         ["kvpool-0", "kvpool-1", "decode-0", "decode-1"].iter().all(|name| member(c, name)["indexed_blocks"].as_u64() > Some(9))
     };
@@ -75,7 +75,7 @@ async fn each_model_answers_as_it_does_alone_and_fails_alone() {
     drop(cluster);
 }
 
-/// What `tidemill cluster --once` prints.
+/// The output of `tidemill cluster --once`.
 fn screen(cluster: &Cluster) -> String {
     let output =
         Command::new(env!("CARGO_BIN_EXE_tidemill")).args(["cluster", "--once", "--url", &cluster.url]).output().expect("tidemill starts");

@@ -1,5 +1,5 @@
-//! Several pool nodes on several pretended hosts. Blocks are read from the node that has them, and the loss of a node, writer or
-//! reader during a transfer never shows in an answer.
+//! Several pool nodes on several simulated hosts. Blocks are read from the node that has them, and the loss of a node, writer or reader
+//! during a transfer never shows in an answer.
 
 mod support;
 
@@ -21,7 +21,7 @@ fn tokens(answers: &[Answer], source: &str) -> u64 {
     answers.iter().map(|answer| answer.source(source)).sum()
 }
 
-/// A generous bound: a machine that keeps up needs one.
+/// The most reads until all blocks are copied: a generous bound, since one suffices on a machine that keeps up.
 const READINGS_UNTIL_COPIED: usize = 10;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -35,7 +35,7 @@ async fn blocks_are_read_from_another_host_and_copied_when_they_are_hot() {
     let total: u64 = cases.iter().map(reusable).sum();
     assert_eq!((tokens(&cold, "prefill"), tokens(&cold, "remote")), (total, 0), "blocks were handed over near the decode worker");
 
-    // Sent one at a time, all went to the same decode worker. The other worker is on the other host.
+    // Sent one at a time, all requests went to the same decode worker. The other worker is on the other host.
     let first = cold[0].usage["tidemill"]["decode_worker"].as_str().expect("a name").to_owned();
     let first = cluster.pid(&first).await;
     terminate(first);
@@ -70,7 +70,7 @@ async fn a_node_that_leaves_hands_its_blocks_over() {
     let reference = reference(&cases).await;
     let cluster = Cluster::start(&[DISAGGREGATED, SHORT_OF_MEMORY, &["--kvpool", "2"]].concat());
     assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, "cold");
-    // The one with the most blocks.
+    // The node with the most blocks leaves.
     let view = cluster.cluster().await;
     let blocks = |name: &str| member(&view, name)["indexed_blocks"].as_u64().expect("a number");
     let leaving = cluster.pid(["kvpool-0", "kvpool-1"].into_iter().max_by_key(|name| blocks(name)).expect("two")).await;
@@ -106,7 +106,7 @@ async fn a_node_killed_in_the_middle_of_transfers_costs_misses_only() {
         let cluster = Cluster::start(&flags);
         assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, "cold");
         let victim = cluster.pids("kvpool").await[0];
-        // Stopped first, so that transfers to and from it are in flight when it dies.
+        // The victim is paused first, so that transfers to and from it are in flight when it dies.
         let kill = async {
             pause(victim);
             cluster.until("requests running", |c| c["sequences_running"].as_u64() > Some(0)).await;
@@ -151,7 +151,7 @@ async fn a_reader_paused_past_its_lease_reads_nothing_wrong() {
     cluster.stop();
 }
 
-/// Reserves slots for blocks, then neither writes nor revokes them, and stays connected.
+/// Reserves slots for blocks, never writes or revokes them, and stays connected.
 async fn reserve_and_fall_silent(cluster: &Value, pki: &std::path::Path, keys: Vec<BlockKey>) -> Endpoint {
     let node = member(cluster, "kvpool-0");
     let addr = node["addr"].as_str().expect("an address").parse().expect("an address");

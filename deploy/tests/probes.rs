@@ -1,7 +1,7 @@
 //! Probes find an engine with one flipped bit, in a cluster of real processes.
 //!
-//! An embedding table is used where its file is mapped. So a bit that changes in the file of a worker that runs already is a bit of
-//! that worker's memory, and no identity check sees it: the digest of the weights was taken when they were loaded.
+//! An embedding table is used where its file is mapped. So changing a bit in the file of a running worker changes that worker's memory,
+//! and no identity check notices: the digest of the weights was taken when they were loaded.
 
 mod support;
 
@@ -19,14 +19,14 @@ use tempfile::TempDir;
 /// The token whose row of the embedding gets a wrong bit.
 const TOKEN: u32 = 2;
 
-/// One more worker of a cluster that runs, with a checkpoint of its own.
+/// An additional worker of a running cluster, with its own copy of the checkpoint.
 struct Worker {
     child: Child,
     model: TempDir,
 }
 
 impl Worker {
-    /// `like`: the worker of the cluster whose flags it gets.
+    /// Starts a worker with the flags of the cluster's worker `like`, and waits until it answers probes.
     async fn join(cluster: &Cluster, data: &Path, role: &str, like: &str) -> Self {
         let model = tempfile::tempdir().expect("a directory");
         for file in fs::read_dir(MODEL).expect("the fixture") {
@@ -51,7 +51,7 @@ impl Worker {
         Self { child, model }
     }
 
-    /// One bit of one weight: the greatest bit of the mantissa, in the embedding of a token that probes ask for.
+    /// Flips one bit of one weight: the highest bit of the mantissa, in the embedding of a token that probes use.
     fn flip(&self) {
         const ROW_BYTES: u64 = 64 * 2;
         let file = fs::File::options().read(true).write(true).open(self.model.path().join("model.safetensors")).expect("the copy");
@@ -102,7 +102,7 @@ async fn found<T>(cluster: &Cluster, name: &str, worker: &Worker, meanwhile: imp
     done
 }
 
-/// Prompts that begin with the token whose row is wrong.
+/// Prompts that start with the token whose embedding is wrong.
 fn wrong_for_a_bad_worker() -> Vec<Case> {
     let case = |n: u32| Case {
         prompt: (0..80).map(|place| if place == 0 { TOKEN } else { 3 + n * 97 % 400 + place }).collect(),
@@ -112,7 +112,7 @@ fn wrong_for_a_bad_worker() -> Vec<Case> {
     (0..40).map(case).collect()
 }
 
-/// The first of them that this prefill worker computes, and what came of it; `None`: it was found before it computed one.
+/// The first of the cases that this prefill worker computes, with its answer, or `None` if the worker was found before.
 async fn computed_by<'a>(cluster: &Cluster, name: &str, cases: &'a [Case]) -> Option<(&'a Case, Answer)> {
     for case in cases {
         let answer = complete(cluster, case).await;
@@ -138,7 +138,7 @@ async fn one_flipped_bit_of_a_running_worker_is_found_within_a_period() {
 
     found(&cluster, "decode-9", &decode, async {}).await;
     let wrong = wrong_for_a_bad_worker();
-    // Its blocks are in the pool, under keys that everybody asks for. From the moment that it is found nobody reads them.
+    // Its blocks are in the pool, under the keys that all workers ask for. Once the worker is found, they are no longer read.
     if let Some((case, before)) = found(&cluster, "prefill-9", &prefill, computed_by(&cluster, "prefill-9", &wrong)).await {
         let right = &reference(std::slice::from_ref(case)).await[0];
         let [first, second] = [complete(&cluster, case).await, complete(&cluster, case).await];
@@ -157,7 +157,7 @@ async fn one_flipped_bit_of_a_running_worker_is_found_within_a_period() {
     assert_eq!(cluster.metric("tidemill_probe_unhealthy", &[]).await, 2.0);
     assert_eq!(cluster.metric("tidemill_probe_answers_total", &["differs".into()]).await, 2.0);
     assert!(cluster.metric("tidemill_probe_answers_total", &["same".into()]).await > 5.0);
-    // Each worker for itself, so that it can be waited for.
+    // Ends the bad workers, and waits until the cluster has removed them.
     drop((decode, prefill));
     cluster.until("the bad workers being gone", |c| c["members"].as_array().expect("members").len() == 4).await;
     cluster.stop();

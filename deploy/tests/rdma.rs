@@ -1,4 +1,4 @@
-//! A whole cluster whose blocks travel by RDMA gives the same tokens. It needs the RDMA guest: `make test-rdma`.
+//! A whole cluster whose blocks are transferred by RDMA gives the same tokens. It needs the RDMA guest: `make test-rdma`.
 
 mod support;
 

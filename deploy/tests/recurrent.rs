@@ -1,18 +1,18 @@
-//! Models whose layers keep states, over real processes: an answer has the same tokens whichever way its state went, and counters show that
-//! it went that way.
+//! Models whose layers keep states, over real processes: an answer has the same tokens on whichever path its state travelled, and counters
+//! prove that it took that path.
 
 mod support;
 
 use support::{Answer, Case, Cluster, DISAGGREGATED, Numbers, assert_same, complete, complete_all, crash, reusable};
 
-/// A model, the bytes of one of its blocks in bf16, the blocks of a state, and sizes of memory in blocks.
+/// A model, the size of its blocks in bf16, the number of blocks of a state, and sizes of memory in blocks.
 struct Kind {
     model: &'static str,
     block_bytes: u64,
     state_blocks: u64,
     /// A memory that holds any of [`growing_cases`], but not five of them.
     few: u64,
-    /// A memory that keeps nearly nothing of a chat beside what computes it.
+    /// A memory that holds little of a chat beyond the blocks in use.
     chat: u64,
     /// A memory that holds the longest of [`cases`] and little more.
     one: u64,
@@ -20,7 +20,7 @@ struct Kind {
     pool: u64,
 }
 
-/// A block has 1 KiB, and a state takes two.
+/// A model with short convolutions: a block has 1 KiB, and a state takes two blocks.
 const SHORT_CONV: Kind = Kind {
     model: concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/lfm2"),
     block_bytes: 1024,
@@ -31,7 +31,7 @@ const SHORT_CONV: Kind = Kind {
     pool: 192,
 };
 
-/// A state takes eleven blocks.
+/// A model with the delta rule: a state takes eleven blocks.
 const DELTA_RULE: Kind = Kind {
     model: concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/qwen3-next"),
     block_bytes: 1536,
@@ -54,7 +54,7 @@ impl Kind {
         answers
     }
 
-    /// So many blocks, as settings say it.
+    /// The memory of this many blocks, as a setting.
     fn memory(&self, blocks: u64) -> String {
         format!("{}KiB", (blocks * self.block_bytes).div_ceil(1024))
     }
@@ -69,14 +69,14 @@ fn case(numbers: &mut Numbers, prompt: usize, max_tokens: u32) -> Case {
     }
 }
 
-/// Around the borders of blocks and chunks.
+/// Cases with prompt lengths around the borders of blocks and chunks.
 fn cases() -> Vec<Case> {
     let mut numbers = Numbers(1);
     let lengths = [1, 5, 15, 16, 17, 32, 33, 48, 64, 65, 100, 128, 129, 256, 257, 300, 511, 513, 800, 1000];
     lengths.into_iter().map(|length| case(&mut numbers, length, 40)).collect()
 }
 
-/// Together, they need four times the memory of a device that holds any of them.
+/// Cases that together need four times the memory of a device that holds any one of them.
 fn growing_cases() -> Vec<Case> {
     let mut numbers = Numbers(2);
     (0..16).map(|i| case(&mut numbers, 20 + i, 400)).collect()
@@ -111,7 +111,7 @@ async fn outputs_do_not_depend_on_the_way(kind: &Kind) {
         assert!(preemptions > 0.0, "the device was meant to be too small");
         cluster.stop();
     }
-    // Chunks that no block ends with, and states at every end.
+    // Chunks do not end with blocks, and there is a state at the end of every block.
     let cluster = kind.start(&[&["--step-tokens", "64", "--sequences-max", "16", "--state-every", "1", "--prefill", "2", "--decode", "2"]]);
     for how in ["16 at a time, two workers of each role", "the same, cached"] {
         assert_same(&reference, &complete_all(&cluster, &cases, 16).await, &cases, how);
@@ -119,7 +119,7 @@ async fn outputs_do_not_depend_on_the_way(kind: &Kind) {
     cluster.stop();
 }
 
-/// A hand-over moves a prompt's blocks and the state at its last block end, and no more.
+/// A hand-over moves only a prompt's blocks and the state at the end of the last one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hand_over_moves_the_blocks_and_one_state() {
     for kind in [SHORT_CONV, DELTA_RULE] {
@@ -139,12 +139,12 @@ async fn a_hand_over_moves_one_state(kind: &Kind) {
     cluster.stop();
 }
 
-/// Each turn begins where the answer before it ended, at whichever decode worker.
+/// Each turn resumes from the end of the previous answer, on any decode worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_computes_only_its_new_tokens() {
     for kind in [SHORT_CONV, DELTA_RULE] {
         let memory = kind.memory(kind.chat);
-        // Of two decode workers that keep nearly nothing, the pool has the states.
+        // Two decode workers hold nearly nothing, so the states are in the pool.
         let small = ["--kv-memory", &memory, "--decode", "2", "--sequences-max", "4"];
         for flags in [&["--prefill", "0"][..], DISAGGREGATED, &small] {
             chat(&kind, flags, 4).await;
@@ -170,9 +170,9 @@ async fn chat(kind: &Kind, flags: &[&str], turns: usize) {
         assert_eq!(answer.tokens, complete(&expected, &case).await.tokens, "turn {turn} with {flags:?}");
         assert_eq!(answer.cached(), known, "turn {turn} with {flags:?}: {}", answer.usage);
         dialog.extend(&answer.tokens);
-        // The token drawn last has not been computed.
+        // The last sampled token has not been computed.
         known = (dialog.len() as u64 - 1) / 16 * 16;
-        // What is published at best effort is known after some heartbeats.
+        // Blocks that are published at best effort are known after some heartbeats.
         cluster.settled_metric("tidemill_ttft_seconds", &[]).await;
     }
     cluster.stop();
@@ -190,7 +190,7 @@ async fn lost_states_are_made_again(kind: &Kind) {
     let cases = cases();
     let reference = kind.alone(&cases).await;
     let [memory, pool] = [kind.one, kind.pool].map(|blocks| kind.memory(blocks));
-    // Memory for the longest prompt and little more: what a prompt needs has mostly been evicted, blocks and states alike.
+    // Memory for the longest prompt and little more: most blocks and states that a prompt could reuse have been evicted.
     let small = ["--kv-memory", &memory, "--pool-memory", &pool, "--sequences-max", "4", "--state-every", "4"];
     let cluster = kind.start(&[DISAGGREGATED, &small]);
     for how in ["a small pool", "a small pool, again"] {

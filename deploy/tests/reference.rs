@@ -1,5 +1,6 @@
-//! The reference pages are made from the code, and say what it says: settings from the doc comments of the settings' structs, metrics from
-//! their descriptions, commands from the programs' own help. What stands between `<!-- made from SOURCE -->` and `<!-- /made -->` is written by
+//! The reference pages match the code from which they are generated: settings from the doc comments of the settings' structs, metrics
+//! from their descriptions, commands from the programs' own help. The text between `<!-- made from SOURCE -->` and `<!-- /made -->` is
+//! written by
 //!
 //! ```sh
 //! make reference
@@ -14,14 +15,15 @@ use std::{
     process::Command,
 };
 
-/// Set, pages are written rather than compared.
+/// The environment variable with which pages are written instead of compared.
 const RENEW: &str = "TIDEMILL_RENEW_REFERENCE";
 
-/// Crates whose settings operators write.
+/// Crates with settings for operators.
 const CONFIGURED: [&str; 7] = ["coordinator", "net", "engine", "kvpool", "prefill", "decode", "tenancy"];
 
-/// Guides to keys of these structs; what ends in `_` is how several keys begin.
+/// The structs whose keys have guides in [`GUIDES`].
 const GUIDED: [&str; 5] = ["Flags", "DecodeFlags", "EngineFlags", "PoolFlags", "WorkerFlags"];
+/// The guides to keys: (key, title, page). A key that ends in `_` is the prefix of several.
 const GUIDES: [(&str, &str, &str); 23] = [
     ("admin_public", "Security", "security.md"),
     ("aliases", "Several coordinators", "coordinators.md"),
@@ -72,7 +74,7 @@ fn every_section_of_a_config_file_is_in_the_reference() {
         for text in sources(krate) {
             for rest in text.split("\npub struct ").skip(1) {
                 let name = rest.split(' ').next().unwrap();
-                // A worker's `Flags` are its sections, each a struct of its own.
+                // A worker's `Flags` consist of sections, each of which is a separate struct.
                 let is_settings = name.ends_with("Flags") && (name != "Flags" || krate == "coordinator");
                 assert!(!is_settings || page.contains(&format!("<!-- made from {krate}::{name} -->")), "settings.md lacks {krate}::{name}");
             }
@@ -110,7 +112,7 @@ fn every_path_is_in_the_reference() {
     assert!(missing.is_empty(), "http.md lacks {missing:?}");
 }
 
-/// The page, with what is made from the code between its marks.
+/// The page, with the text generated from the code between its marks.
 fn filled(page: &str) -> String {
     let mut parts = page.split("<!-- made from ");
     let mut filled = parts.next().unwrap().to_owned();
@@ -166,7 +168,7 @@ struct Metric {
     name: String,
     kind: String,
     help: String,
-    /// The heading above it in the code.
+    /// The heading above the metric in the code.
     group: String,
 }
 
@@ -181,7 +183,7 @@ fn metrics_table() -> String {
     groups.into_iter().map(|(group, table)| format!("## {group}\n\n{table}")).collect::<Vec<_>>().join("\n\n")
 }
 
-/// All metrics, in the order of the code: those that `describe_…!` names, and those that are written out from reports.
+/// All metrics, in the order of the code: those that `describe_…!` names, and those rendered from reports.
 fn metrics() -> Vec<Metric> {
     let texts = sources("gateway");
     let mut metrics = Vec::new();
@@ -201,7 +203,7 @@ fn metrics() -> Vec<Metric> {
     let text = texts.iter().find(|text| text.contains("const WORKER_FAMILIES")).expect("a module writes workers' reports out");
     let text = text.split("#[cfg(test)]").next().unwrap();
     for part in text.split("\nfn ").flat_map(|part| part.split("\npub(super) fn ")).flat_map(|part| part.split("\nconst ")) {
-        // `tidemill_probe_{name}`: what all names in this function begin with.
+        // The common prefix of all names in this function, as in `tidemill_probe_{name}`.
         let prefix = part.split("TYPE tidemill_").nth(1).and_then(|rest| rest.split_once("{name}")).map_or("", |(prefix, _)| prefix);
         let group = match prefix {
             "" => "Workers, and the cluster as a whole",
@@ -241,7 +243,7 @@ fn strings(code: &str) -> Vec<&str> {
     found
 }
 
-/// What a program says of itself and of all its commands.
+/// The help of a program and of all its commands, as a page.
 fn help(program: &str) -> String {
     let program = program.strip_suffix(" --help").unwrap_or_else(|| panic!("nothing is made from {program}"));
     assert_eq!(program, "tidemill");
@@ -275,7 +277,7 @@ fn describe(text: &mut String, command: &[&str]) {
     }
 }
 
-/// Arguments and options with what they mean, which stands beside them or in the next line.
+/// Arguments and options with their meanings, which are beside them or on the next line.
 fn options(help: &str) -> Vec<(String, String)> {
     let mut options: Vec<(String, String)> = Vec::new();
     let rows = help.lines().skip_while(|line| !["Arguments:", "Options:"].contains(line)).filter(|line| line.starts_with("  "));
@@ -292,7 +294,7 @@ fn options(help: &str) -> Vec<(String, String)> {
     options
 }
 
-/// Text that stays within its cell.
+/// Text escaped for a cell of a table.
 fn cell(text: &str) -> String {
     text.trim().replace('|', "\\|")
 }

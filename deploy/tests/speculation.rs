@@ -1,5 +1,5 @@
-//! Speculation changes no byte of an answer (docs/ARCHITECTURE.md, §5): tokens, text, log-probabilities, why it ended and what it is billed
-//! are those of a cluster that does not speculate. Counters prove that tokens were guessed, rightly and wrongly.
+//! Speculation changes no byte of an answer (docs/ARCHITECTURE.md, §5): tokens, text, log-probabilities, finish reason and usage are those
+//! of a cluster without speculation. Counters prove that drafts were accepted and rejected.
 
 mod support;
 
@@ -10,15 +10,15 @@ use support::{Cluster, DISAGGREGATED, Numbers, crash};
 const FAMILIES: [&[&str]; 2] = [&["llama3", "gemma3", "prose"], &["qwen3", "mixtral", "deepseek-v3"]];
 const ALONE: &[&str] = &["--prefill", "0", "--kvpool", "0"];
 const NGRAM: &[&str] = &["--speculation", "ngram"];
-/// Guesses are made and verified whether they pay or not: these models are as small as their draft models.
+/// Flags that draft and verify tokens whether it pays or not: these models are as small as their draft models.
 const DRAFT: &[&str] = &["--speculation", "draft", "--draft-tokens-min", "3", "--draft-tokens-max", "6"];
-/// Models, and their draft models: themselves, which are always right, and others of the same vocabulary, which hardly ever are.
+/// Models and their draft models: themselves, whose drafts are always right, and others of the same vocabulary, which hardly ever are.
 const DRAFTED: [(&[&str], &[&str]); 2] = [
     (&["llama3", "gemma3", "prose"], &["llama3", "gemma3", "prose"]),
     (&["qwen3", "mixtral", "deepseek-v3"], &["mixtral", "gemma3", "qwen3"]),
 ];
 
-/// Requests, one of every kind for each model: prompts around block borders that repeat themselves, as code does.
+/// Requests of every kind for each model. The prompts have lengths around block borders, and repeat themselves as code does.
 fn asks(models: &[&str], max_tokens: u32) -> Vec<Value> {
     let kinds = [
         json!({}),
@@ -115,7 +115,7 @@ async fn answers_are_those_without_a_draft_model() {
         let cluster = start(&dirs, &[ALONE, DRAFT, &drafts]);
         let answers = all(&cluster, &asks, 1).await;
         assert_same(&reference, &answers, &asks, "one at a time");
-        // The first one of each model is greedy, and its draft model may be the model itself.
+        // The first request of each model is greedy, and its draft model may be the model itself.
         let firsts: Vec<_> = answers.iter().step_by(asks.len() / models.len()).cloned().collect();
         let (drafted, accepted) = (sum(&firsts, "tokens_drafted"), sum(&firsts, "tokens_accepted"));
         assert!(drafted > 60, "{drafted} tokens were guessed");
@@ -125,7 +125,7 @@ async fn answers_are_those_without_a_draft_model() {
         assert_same(&reference, &all(&cluster, &asks, 8).await, &asks, "eight at a time");
         cluster.stop();
 
-        // Little memory, for the draft model's blocks too, and blocks from the pool; weights of the draft model in 8 bits.
+        // Little memory, also for the draft model's blocks, and blocks from the pool; the draft model's weights are in 8 bits.
         let short: &[&str] = &["--kv-memory", "1MiB", "--draft-kv-memory", "300KiB", "--draft-quantize", "int8"];
         let cluster = start(&dirs, &[DISAGGREGATED, DRAFT, &drafts, short]);
         for how in ["cold", "cached"] {
@@ -154,11 +154,11 @@ async fn answers_are_those_without_speculation() {
         let metrics = ["tidemill_tokens_drafted_total", "tidemill_tokens_accepted_total"];
         let drafted = cluster.settled_metric(metrics[0], &[]).await;
         let accepted = cluster.metric(metrics[1], &[]).await;
-        // How many are guessed depends on what rows and steps cost just then.
+        // The number of drafted tokens depends on the current costs of rows and steps.
         assert!(accepted > 0.0 && drafted >= accepted, "metrics show {accepted} of {drafted}");
         cluster.stop();
 
-        // Blocks that were filled while tokens were guessed serve later requests, from the pool.
+        // Blocks that were filled during speculation serve later requests, from the pool.
         let cluster = start(&dirs, &[DISAGGREGATED, NGRAM, &["--kv-memory", "1MiB", "--draft-tokens-max", "5"]]);
         for how in ["cold", "cached"] {
             assert_same(&reference, &all(&cluster, &asks, 4).await, &asks, how);
@@ -167,7 +167,7 @@ async fn answers_are_those_without_speculation() {
     }
 }
 
-/// Prompts that need more device memory together than there is.
+/// Requests that together need more device memory than there is.
 fn growing() -> Vec<Value> {
     let mut asks = asks(&["llama3"], 400);
     asks.retain(|ask| ask.get("n").is_none() && ask.get("stop").is_none());
@@ -213,7 +213,7 @@ async fn rescued(speculation: &[&str]) {
     let reference = all(&plain, &asks, 4).await;
     plain.stop();
     let cluster = start(&dirs, &[DISAGGREGATED, speculation, &["--decode", "3", "--threads", "1"]]);
-    // Answers are quick: one that ends before the crash is asked for again.
+    // Answers are quick. If all end before the crash, try again.
     for _ in 0..10 {
         let (answers, ()) = tokio::join!(all(&cluster, &asks, 4), crash_one_at_work(&cluster));
         assert_same(&reference, &answers, &asks, "a decode worker crashed");
@@ -224,7 +224,7 @@ async fn rescued(speculation: &[&str]) {
     panic!("no crash met an answer on its way");
 }
 
-/// Ends a decode worker that has been at work for a moment, so that it has tokens behind it. None may be seen.
+/// Kills a decode worker that has been busy for a moment, and so has generated tokens. Gives up if there is none.
 async fn crash_one_at_work(cluster: &Cluster) {
     let mut before = Vec::new();
     for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! Faults of a pool node's memory and disk while it serves: none shows in an answer, losses are counted, and the node goes on.
+//! Faults of a pool node's memory and disk while it serves: no answer changes, losses are counted, and the node continues.
 
 mod support;
 
@@ -14,9 +14,9 @@ use support::{
     reusable, terminate,
 };
 
-/// Memory for a prompt or two, and a disk for all of them.
+/// Memory for a prompt or two, and a disk that holds all of them.
 const ON_DISK: &[&str] = &["--pool-memory", "1MiB", "--pool-nvme", "64MiB", "--prefill", "1", "--decode", "1"];
-/// Smaller than a block, so that every block is hit.
+/// The interval of flipped bits, smaller than a block, so that every block is hit.
 const PAGE: u64 = 4096;
 
 /// The file behind the memory that a pool node shares.
@@ -26,7 +26,7 @@ fn arena(pid: u32) -> PathBuf {
     arenas.next().expect("an arena")
 }
 
-/// Checks that all files and directories below a directory are their user's alone.
+/// Checks that only the owner has access to the files and directories below a directory.
 fn assert_private(dir: &Path) {
     for entry in fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry")) {
         let metadata = entry.metadata().expect("it is there");
@@ -49,7 +49,7 @@ fn flip(path: &Path, first: u64, step: u64) {
     file.sync_all().expect("its bytes, where the node reads them");
 }
 
-/// Only the system can make a process's writes come out short.
+/// Makes a process's writes fail, by setting the limit on its files' size to 0.
 fn forbid_writing(pid: u32) {
     let status = Command::new("prlimit").args(["--pid", &pid.to_string(), "--fsize=0"]).status().expect("util-linux is installed");
     assert!(status.success(), "prlimit ended with {status}");
@@ -74,7 +74,7 @@ async fn bytes_that_changed_in_memory_are_computed_again() {
         let node = member(&cluster.cluster().await, "kvpool-0");
         let dram = &node["report"]["blocks"]["dram"];
         let [slots, block_bytes] = ["total", "bytes_per_block"].map(|name| dram[name].as_u64().expect("a number"));
-        // Slots are the last thing in the arena, one after the other.
+        // Slots are contiguous at the end of the arena.
         let arena = arena(cluster.pid("kvpool-0").await);
         let length = fs::metadata(&arena).expect("the arena").len();
         flip(&arena, length - slots * block_bytes + block_bytes / 2, 16 * block_bytes);
@@ -82,7 +82,7 @@ async fn bytes_that_changed_in_memory_are_computed_again() {
         let again = complete_all(&cluster, &cases, 4).await;
         assert_same(&reference, &again, &cases, &format!("{transport}, with other bytes in memory"));
         assert!(misses(&cluster, "corrupt").await > 0.0, "{transport}: what was wrong is counted");
-        // A reader notices the first wrong block of a chain, and looks at none behind it.
+        // A reader notices the first wrong block of a chain, and does not check the ones after it.
         let mut healed = false;
         for _ in 0..10 {
             let again = complete_all(&cluster, &cases, 1).await;
@@ -123,7 +123,7 @@ async fn a_disk_that_takes_no_more_leaves_a_node_without_one() {
     let cluster = Cluster::start(&[DISAGGREGATED, SHORT_OF_MEMORY, ON_DISK].concat());
     assert_same(&reference, &complete_all(&cluster, &before, 4).await, &before, "cold");
     forbid_writing(cluster.pid("kvpool-0").await);
-    // New blocks push old ones out of memory, and the disk takes none.
+    // New blocks evict old ones from memory, and the disk accepts none.
     assert_same(&reference, &complete_all(&cluster, &cases, 4).await, &cases, "with a disk that takes no more");
     let given_up = |c: &Value| {
         let report = &member(c, "kvpool-0")["report"];
@@ -169,7 +169,7 @@ async fn a_node_that_leaves_hands_over_what_is_on_its_disk() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_serves_the_model_that_it_was_written_for_and_no_other() {
     let cases = mixed_cases(10);
-    // Blocks of the same size, and of other bytes.
+    // The other model's blocks have the same size but different contents.
     let other: &[&str] = &["--quantize", "int8"];
     let references = [reference(&cases).await, reference_with(other, &cases).await];
     assert!(references[0].iter().zip(&references[1]).any(|(a, b)| a.tokens != b.tokens), "the models differ");
@@ -183,7 +183,7 @@ async fn a_disk_serves_the_model_that_it_was_written_for_and_no_other() {
         assert_same(reference, &answers, &cases, &format!("{flags:?}, written before: {from_disk}"));
         let (cached, total) = cached(&answers, &cases);
         if from_disk {
-            // What was in memory alone is gone.
+            // Blocks that were only in memory are lost.
             assert!(cached * 4 > total, "{cached} of {total} tokens were there after the restart");
         } else {
             assert_eq!(cached, 0, "another model's blocks are nobody's");

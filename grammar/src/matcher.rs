@@ -1,4 +1,4 @@
-//! One sequence on its way through a grammar.
+//! The matching of one sequence against a grammar.
 
 use crate::compiler::Compiled;
 use tidemill_proto::{block::Token, grammar::Constraint, step::Mask};
@@ -11,7 +11,7 @@ pub struct Matcher {
     width: usize,
 }
 
-/// The sequence cannot go on.
+/// An error that ends the sequence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MatchError {
     #[error("the grammar leads to where no token of this model is allowed")]
@@ -25,8 +25,8 @@ pub enum MatchError {
 }
 
 impl Matcher {
-    /// At the place that `generated` leads to. It takes the same work as it took to generate them, so that whatever depends on the work
-    /// done before comes out the same.
+    /// A matcher in the state after the tokens in `generated`. It repeats the work of generating them, so that results that depend on
+    /// earlier work are the same.
     pub fn new(compiled: &Compiled, constraint: &Constraint, generated: &[Token]) -> Result<Self, MatchError> {
         let Constraint { end_tokens, ends_late, .. } = constraint;
         let mut matcher = Self { inner: compiled.fresh(), end_tokens: end_tokens.clone(), ends_late: *ends_late, width: compiled.width };
@@ -37,7 +37,7 @@ impl Matcher {
         Ok(matcher)
     }
 
-    /// The tokens that may come next: at least one. Once between any two tokens.
+    /// The tokens that may come next, at least one. It must be called exactly once between two tokens.
     pub fn mask(&mut self) -> Result<Mask, MatchError> {
         if self.inner.stop_reason() != llguidance::api::StopReason::NotStopped {
             return self.ends_only();
@@ -54,7 +54,7 @@ impl Matcher {
         Ok(mask)
     }
 
-    /// The next token. Nothing follows the end of the sequence.
+    /// Consumes the next token. No token follows an end-of-sequence token.
     pub fn advance(&mut self, token: Token) -> Result<(), MatchError> {
         if self.end_tokens.contains(&token) {
             return Ok(());
@@ -62,7 +62,7 @@ impl Matcher {
         self.inner.consume_token(token).map_err(|error| refusal(token, first_line(&error.to_string())))
     }
 
-    /// The grammar is complete.
+    /// The mask at which the grammar is complete: only end-of-sequence tokens.
     fn ends_only(&self) -> Result<Mask, MatchError> {
         let mut mask = Mask::none(self.width);
         self.end_tokens.iter().for_each(|&token| mask.allow(token));
@@ -79,13 +79,13 @@ impl Matcher {
     }
 }
 
-/// The reason why `token` was not taken. A mask looks at tokens under a budget for all of them, and the parser's rows have a limit of their
-/// own: the way on from an allowed token may be too much work. Only llguidance's words tell that from a token that was not allowed.
+/// The error for a token that was not accepted. The parser's rows have a limit apart from the budget of a mask, so consuming an allowed
+/// token may be too complex. Only the text of llguidance's error distinguishes that from a token that was not allowed.
 fn refusal(token: Token, reason: String) -> MatchError {
     if reason.contains("Current row has") { MatchError::TooComplex(reason) } else { MatchError::Strayed { token, reason } }
 }
 
-/// What llguidance says, without its dump of the state.
+/// The message of llguidance, without its dump of the state.
 fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().to_owned()
 }

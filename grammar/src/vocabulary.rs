@@ -1,4 +1,4 @@
-//! The bytes that the tokens of a model stand for, and the trie of them that masks are computed on.
+//! The bytes of a model's tokens, and the trie on which masks are computed.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use tidemill_proto::block::Token;
 use tokenizers::{AddedToken, Decoder, DecoderWrapper, Tokenizer};
 use toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
-/// Tokens of more bytes are never allowed: the trie cannot hold them. They are runs of spaces.
+/// The most bytes of a token that can be allowed, by the limits of the trie. Longer tokens are runs of spaces.
 const TOKEN_BYTES_MAX: usize = 1000;
 
 /// A bound on ids: four times the largest known vocabulary, Gemma's.
@@ -16,16 +16,16 @@ const IDS_MAX: TokenId = 1 << 20;
 /// The most bytes of an added token: many times those that models have.
 const ADDED_BYTES_MAX: usize = 4096;
 
-/// The most steps of a tokenizer, those around its model: many times those that models have. Each may be an expression to compile.
+/// The most steps of a tokenizer around its model: many times those that models have. Each may be an expression to compile.
 const STEPS_MAX: usize = 64;
 
-/// A tokenizer from the bytes of its file. The library panics at a malformed decoder, and at a post-processor's unknown token when it first
-/// encodes, which are errors like any other here.
+/// A tokenizer from the bytes of its file. The library panics on a malformed decoder, and on an unknown token of the post-processor when it
+/// first encodes. Here, both are errors.
 pub fn read_tokenizer(bytes: &[u8]) -> Result<Tokenizer, String> {
     check_outline(bytes)?;
     let read = catch_unwind(|| {
         let tokenizer = Tokenizer::from_bytes(bytes)?;
-        // A text that cannot be encoded is its sender's error.
+        // An error is ignored here: only a panic means that the file is invalid.
         let _ = tokenizer.encode_fast("", true);
         check_ids(&tokenizer)?;
         Ok::<_, tokenizers::Error>(tokenizer)
@@ -67,7 +67,7 @@ fn check_outline(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Counts a step and those that it is made of.
+/// The number of steps in a part, itself included.
 fn steps(part: &Value) -> usize {
     match part {
         Value::Object(fields) => usize::from(fields.contains_key("type")) + fields.values().map(steps).sum::<usize>(),
@@ -76,7 +76,7 @@ fn steps(part: &Value) -> usize {
     }
 }
 
-/// Refuses ids that no model has, because tables have a place for every id up to the largest.
+/// Refuses ids larger than those of any model, because tables have an entry for every id up to the largest.
 fn check_ids(tokenizer: &Tokenizer) -> Result<(), tokenizers::Error> {
     let last = tokenizer.get_vocab(true).into_iter().max_by_key(|&(_, id)| id);
     match last {
@@ -85,7 +85,7 @@ fn check_ids(tokenizer: &Tokenizer) -> Result<(), tokenizers::Error> {
     }
 }
 
-/// From a token to its bytes.
+/// The mapping from tokens to bytes.
 #[derive(Debug)]
 pub struct TokenBytes {
     /// Bytes of the alphabet's characters, for byte-level vocabularies.
@@ -97,8 +97,8 @@ impl TokenBytes {
         Self { byte_of: tokenizer.get_decoder().is_some_and(is_byte_level).then(byte_level_alphabet) }
     }
 
-    /// The bytes that one token stands for, as far as a token alone says: a part of a character in a byte-level vocabulary; with its
-    /// leading space in a SentencePiece one. None for an id without a token.
+    /// The bytes of one token on its own: in a byte-level vocabulary, possibly a part of a character; in a SentencePiece one, with its
+    /// leading space. Empty for an id without a token.
     pub fn of(&self, tokenizer: &Tokenizer, id: Token) -> Vec<u8> {
         let Some(piece) = tokenizer.id_to_token(id) else { return Vec::new() };
         if tokenizer.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id) {
@@ -107,7 +107,7 @@ impl TokenBytes {
         self.spelt(piece)
     }
 
-    /// The bytes of a token's spelling. In a byte-level vocabulary, one that is not of the alphabet stands for itself.
+    /// The bytes of a token's spelling. In a byte-level vocabulary, a spelling with characters outside the alphabet is taken literally.
     pub fn spelt(&self, piece: String) -> Vec<u8> {
         match &self.byte_of {
             Some(byte_of) => piece.chars().map(|c| byte_of.get(&c).copied()).collect::<Option<_>>().unwrap_or_else(|| piece.into_bytes()),
@@ -119,13 +119,13 @@ impl TokenBytes {
     }
 }
 
-/// `<0xE6>` is that byte.
+/// The byte that a token such as `<0xE6>` stands for.
 fn byte_fallback(piece: &str) -> Option<u8> {
     let hex = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
 }
 
-/// Byte-level decoders come alone or in a sequence; asking one is surer than looking inside.
+/// Whether a decoder is byte-level. Such decoders occur alone or in a sequence, so trying one is more reliable than inspecting it.
 fn is_byte_level(decoder: &DecoderWrapper) -> bool {
     decoder.decode(vec!["Ġ".into()]).is_ok_and(|text| text == " ")
 }
@@ -145,7 +145,7 @@ pub struct Vocabulary {
     pub(crate) width: usize,
 }
 
-/// A model directory's `tokenizer.json` cannot be used.
+/// An error about a `tokenizer.json` that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {reason}")]
 pub struct VocabularyError {
@@ -154,11 +154,11 @@ pub struct VocabularyError {
 }
 
 impl Vocabulary {
-    /// Of a model whose rows of logits have `width` entries. Tokens beyond it cannot be drawn, and entries without a token are never
-    /// allowed.
+    /// The vocabulary of a model whose rows of logits have `width` entries. Tokens beyond that cannot be sampled, and entries without a
+    /// token are never allowed.
     ///
-    /// Special tokens stand for no text: a grammar allows one only where it names it, as `<|name|>` or `<[id]>`. So does an added token
-    /// of the form `<…>` that is not marked as special, such as Qwen's `<tool_call>`.
+    /// Special tokens match no text: a grammar allows one only where it names it, as `<|name|>` or `<[id]>`. The same holds for an added
+    /// token of the form `<…>` that is not marked as special, such as Qwen's `<tool_call>`.
     pub fn new(tokenizer: &Tokenizer, width: usize) -> Self {
         let bytes = TokenBytes::new(tokenizer);
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
@@ -172,20 +172,20 @@ impl Vocabulary {
             }
             word
         };
-        // The last word is nobody's token. It takes the end of sequence's part: allowed where the grammar may end.
+        // The last word belongs to no token. It stands for the end of the sequence: allowed where the grammar may end.
         let words: Vec<Vec<u8>> = (0..width as TokenId).map(word).chain([Vec::new()]).collect();
         let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, width as TokenId), &words);
         Self { env: Arc::new(Environment(trie)), width }
     }
 
-    /// From the `tokenizer.json` at `path`.
+    /// The vocabulary of the `tokenizer.json` at `path`.
     pub fn load(path: &Path, width: usize) -> Result<Self, VocabularyError> {
         let read = fs::read(path).map_err(|error| error.to_string()).and_then(|bytes| read_tokenizer(&bytes));
         let tokenizer = read.map_err(|reason| VocabularyError { path: path.display().to_string(), reason })?;
         Ok(Self::new(&tokenizer, width))
     }
 
-    /// Entries of a row of logits.
+    /// The number of entries in a row of logits.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -212,7 +212,7 @@ impl TokenizerEnv for Environment {
         self.0.greedy_tokenize(bytes)
     }
 
-    /// Tokens are never forced, so nobody needs to know how text would be cut into them.
+    /// Returns `false`: tokens are never forced, so the canonical tokenization of a text is not needed.
     fn tokenize_is_canonical(&self) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! A real coordinator in this process (HTTP and QUIC on port 0) and scripted workers: peers that speak the real protocol
-//! and say what a test tells them to.
+//! A real coordinator in this process (HTTP and QUIC on port 0) and scripted workers: peers that speak the real protocol and follow a
+//! test's script.
 
 use std::{
     collections::HashMap,
@@ -98,13 +98,13 @@ impl Cluster {
         reqwest::Client::new().post(format!("{}{path}", self.url)).json(&body).send().await.unwrap()
     }
 
-    /// Status and JSON.
+    /// Posts a body. Returns the status and the answer's JSON.
     pub async fn ask(&self, path: &str, body: serde_json::Value) -> (u16, serde_json::Value) {
         let response = self.post(path, body).await;
         (response.status().as_u16(), response.json().await.unwrap())
     }
 
-    /// Dies as a killed process does: connections break without notice.
+    /// Ends the coordinator like a killed process: connections break without notice.
     pub async fn kill(self) {
         self.served.abort();
         let _ = self.served.await;
@@ -176,13 +176,13 @@ impl Worker {
         Worker { messages, say, task, endpoint }
     }
 
-    /// Dies as a killed process does: its link breaks without notice.
+    /// Ends the worker like a killed process: its link breaks without notice.
     pub async fn kill(self) {
         self.task.abort();
         self.endpoint.close().await;
     }
 
-    /// The next message that `pick` wants; others are passed over.
+    /// The next message that `pick` accepts; others are skipped.
     pub async fn expect<T>(&mut self, pick: impl Fn(ToWorker) -> Option<T>) -> T {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -199,13 +199,13 @@ impl Worker {
     }
 }
 
-/// Scripted workers have one coordinator, and link up once.
+/// The link of a scripted worker, which has one coordinator and connects once.
 const LINK: LinkId = LinkId { coordinator: 0, session: 0 };
 
 struct Peer {
     uplink: Uplink,
     script: Script,
-    /// A decode job, with the tokens that are generated for it.
+    /// Decode jobs, with the tokens to generate for them.
     running: HashMap<SequenceId, (DecodeJob, Vec<Token>)>,
     seen: mpsc::UnboundedSender<ToWorker>,
 }

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! **The rules.** Each core's state is consistent (`check_integrity`). Every request ends within its deadline, by its coordinator's clock,
-//! and fails only for a reason that is true. No token is lost, doubled or wrong, and no reader accepts a block with wrong bytes.
+//! and fails only for a valid reason. No token is lost, duplicated or wrong, and no reader accepts a block with wrong bytes.
 //! Acknowledged blocks are published. No process sends to an epoch that is gone, and no epoch is assigned twice; a link on which a message
 //! of an earlier epoch arrives is closed. Nothing is held for a client that is gone, and no worker computes for a request that is gone.
 //! [`RECOVERED`]: all earlier requests have ended, and every process is a member everywhere. Probes are answered in full. [`END`]: every
@@ -159,7 +159,7 @@ fn check_recovered(world: &mut World, plan: &Plan) {
     }
 }
 
-/// Checks that probes were answered, and nothing is left.
+/// Checks that probes were answered, and that every process is idle and holds nothing.
 fn check_over(world: &mut World, plan: &Plan) {
     for &number in &plan.probes {
         let end = world.answers[number].end.clone();
@@ -178,8 +178,7 @@ thread_local! {
     static QUIETLY: RefCell<bool> = const { RefCell::new(false) };
 }
 
-/// Silences the usual message of a panic: a core's failed assertion is a finding with a trace of its own, and the message would be one of
-/// thousands.
+/// Silences the usual message of a panic: a core's failed assertion is a finding with its own trace, and the messages would be thousands.
 fn silence_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,7 +1,7 @@
 //! Bytes in transit: transfers share links fairly.
 //!
 //! A flow's rate is the least of its equal shares of the links that it passes. (Max-min fairness would give the rest of such a share to
-//! other flows; this is a little pessimistic and only needs the flows that share a link with one that begins or ends.)
+//! other flows; this is a little pessimistic, and only needs the flows that share a link with one that starts or ends.)
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -26,7 +26,7 @@ pub struct Flows<T> {
     links: Vec<Link>,
     flows: Vec<Option<Flow<T>>>,
     free: Vec<usize>,
-    /// The versions by place, which are never reset, so that a deadline of an earlier flow is not taken for the next one's.
+    /// The versions by place. They are never reset, so that a deadline of an earlier flow is not mistaken for one of the next flow.
     versions: Vec<u32>,
 }
 

@@ -7,8 +7,8 @@
 //! - [`workload`]: clients: arrivals, prompts, tokens
 //! - [`hardware`]: devices: the time of a step; [`shape`]: the models that they compute
 //! - [`flows`]: links: bytes that share them
-//! - [`world`]: everything together; [`world::World::run`] is a run
-//! - [`faults`]: another driver of the same world, in which everything fails that can
+//! - [`world`]: the whole cluster; [`world::World::run`] runs a simulation
+//! - [`faults`]: a second driver of the same world, with fault injection
 //! - [`outcome`]: the outcome of each request, and the load over time
 //! - [`queue`], [`random`]: events by time, and seeded draws
 

@@ -1,6 +1,6 @@
 //! Seeded draws: the same seed gives the same numbers on every machine and with every compiler.
 
-/// SplitMix64 (Steele, Lea, Flood 2014), which passes the usual tests, and whose whole state is a seed.
+/// SplitMix64 (Steele, Lea, Flood 2014), which passes the usual tests, and whose entire state is a seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

@@ -1,4 +1,4 @@
-"""Checkpoints of tests' own: one that always says the same, for tests that need a model with an opinion, and one that knows tools."""
+"""Checkpoints for tests: one that always gives the same answer, for predictable results, and one with a template for tools."""
 
 import json
 import shutil
@@ -17,17 +17,17 @@ TEMPLATE = """
     {{- '<|eot_id|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}{% endif %}"""
-# What the said token's logit is above all others'.
+# The margin of the planted token's logit above all others.
 MARGIN = 12.0
 SILENT = ("o_proj.weight", "down_proj.weight")
 LOUD = ("embed_tokens.weight", "norm.weight", "layernorm.weight")
 
 
 def planted(directory, pieces, base=MODEL):
-    """`base`, a Llama, with other weights: whatever it is told, one of `pieces` (of its vocabulary) comes next, all of them as likely.
+    """`base`, a Llama, with other weights: for any prompt, one of `pieces` (of its vocabulary) comes next, all equally likely.
 
-    Every token looks alike, no layer adds anything, and what is left is the same vector of ones, from which a new output matrix makes
-    the logits.
+    All tokens have the same embedding and no layer adds anything, so the output is always the same vector of ones, from which a new
+    output matrix makes the logits.
     """
     directory.mkdir()
     for file in base.iterdir():

@@ -41,7 +41,7 @@ class Cluster:
         self.admin = self.told(r"operators' port (http://\S+)")
 
     def told(self, pattern):
-        """What stderr says, which may come a moment after what stdout said."""
+        """The output on stderr, which may arrive a moment after that on stdout."""
         deadline = time.monotonic() + 10
         while not (found := re.findall(pattern, "".join(self.log[self.begun :]))):
             assert time.monotonic() < deadline, f"no {pattern} in {self.log}"
@@ -69,11 +69,11 @@ class Cluster:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
     def coordinator_pid(self):
-        """`None`: it was killed, and is not started again yet."""
+        """The process id, or `None` while the coordinator is down."""
         for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
             for child in (task / "children").read_text().split():
                 with contextlib.suppress(OSError):
-                    # A command's name is cut there.
+                    # The kernel truncates names to 15 characters.
                     if pathlib.Path(f"/proc/{child}/comm").read_text().strip() == "tidemill-coordinator"[:15]:
                         return int(child)
         return None

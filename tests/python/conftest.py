@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 
-# A tiny checkpoint with random weights: it says anything, so any prompt will do.
+# A tiny checkpoint with random weights: its answers mean nothing, so any prompt will do.
 MODEL = pathlib.Path(__file__).parents[2] / "model/tests/fixtures/llama3"
 READY_S = 300
 DRAIN_S = 60
@@ -32,7 +32,7 @@ def url():
 
 @pytest.fixture(scope="module")
 def disaggregated():
-    """The same of a cluster of its own, where a prefill worker computes every full block of a prompt."""
+    """The base URL of a separate cluster, where a prefill worker computes every full block of a prompt."""
     with running_cluster("--local-tail-tokens", "0") as url:
         yield url
 
@@ -89,7 +89,7 @@ def cluster_at(url):
 
 @pytest.fixture(scope="session")
 def root(url):
-    """Where everything that is not OpenAI's API lives."""
+    """The base URL of everything that is not OpenAI's API."""
     return url.removesuffix("/v1")
 
 
@@ -101,7 +101,7 @@ def cluster(url):
 
 @pytest.fixture(scope="session")
 def client(url):
-    # No retries: a refusal is what some tests want to see, and no test may pass at the second attempt only.
+    # No retries: some tests expect a refusal, and no test may pass only at the second attempt.
     with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=60) as client:
         yield client
 

@@ -1,4 +1,4 @@
-"""Clusters whose last safety check is a model, a real checkpoint that always says the same."""
+"""Clusters whose last safety check is a model, a real checkpoint that always gives the same answer."""
 
 import contextlib
 import re
@@ -11,7 +11,7 @@ from checkpoints import planted
 from clusters import Cluster, tidemill
 from conftest import cluster_at
 
-# Made-up words, so that the classifier's opinion is the test's own.
+# Made-up words, so that the test determines the classifier's scores.
 CORPUS = """
 [hate]
 {the|a|every|any} {zorb|zorbs} {is|are} {vile|base|low} {and|so} {must|should} {go|leave}
@@ -24,7 +24,7 @@ CORPUS = """
 HARMLESS = "the old tree must stay"
 # The first tokens of the words, as this vocabulary has them.
 UNSAFE, SAFE, NEITHER, PROSE = ["un"], ["s"], ["Ġthe"], ["Ġthe"]
-# For [safety]: as for prompts, or what is certain for an answer would not be doubtful.
+# For [safety]: the thresholds for prompts, since with stricter ones the classifier would be certain of doubtful answers.
 LENIENT_ANSWERS = 'output = { hate = "BLOCK_HIGH_AND_ABOVE", csam = "BLOCK_HIGH_AND_ABOVE" }'
 
 
@@ -49,7 +49,7 @@ class Judged(Cluster):
         self.hate, self.csam = self.doubtful("hate"), self.doubtful("csam")
 
     def doubtful(self, category):
-        """What the classifier is not sure of."""
+        """A text of which the classifier is uncertain."""
         noun = {"hate": "zorb", "csam": "plim"}[category]
         frames = ["{} here", "the {} is old", "any {} is tall and must stay", "a {} and a tree", "the {}", "{} must stay", "every {} is green"]
         texts = [frame.format(noun) for frame in frames]
@@ -61,7 +61,7 @@ class Judged(Cluster):
         pytest.fail(f"no doubtful text for {category}: choose other frames")
 
     def doubtful_answer(self, noun="zorb"):
-        """A sentence that the classifier becomes unsure of, word by word, and is never sure of."""
+        """A sentence of which the classifier becomes uncertain word by word, and never certain."""
         ours = {"zorb": "hate", "plim": "sexual/minors"}[noun]
         frames = ["must stay {}", "green {}", "the tall {}", "the old {}", "a stone and a {}"]
         for words in (frame.format(noun).split() for frame in frames):
@@ -82,13 +82,13 @@ class Judged(Cluster):
         return refused.value
 
     def metric(self, name, label=""):
-        """Of all labels together, or of those with this one."""
+        """The sum of a metric over all series, or over those with this label."""
         text = httpx.get(f"{self.admin}/metrics").text
         found = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", text, re.M)
         return sum(float(value) for labels, value in found if label in labels)
 
     def judge_pid(self):
-        """`None`: it has no worker."""
+        """The process id of the judge's decode worker, or `None` if there is none."""
         members = cluster_at(self.admin)["members"]
         return next((member["pid"] for member in members if (member["model"], member["role"]) == ("guard", "decode")), None)
 
@@ -104,5 +104,5 @@ def judged(*arguments, **settings):
 
 
 def saying(text):
-    """What the model must say, whatever its weights."""
+    """Parameters that force the model's answer, whatever its weights."""
     return {"max_tokens": 200, "extra_body": {"structured_outputs": {"choice": [text]}}}

@@ -45,7 +45,7 @@ def secret(city: Literal["Kyoto"]) -> str:
 
 def tool(function):
     made = Tool.from_function(function, structured_output=False)
-    # A model with random weights would invent arguments for ever.
+    # A model with random weights would never stop inventing arguments.
     made.parameters["additionalProperties"] = False
     return made
 

@@ -1,4 +1,4 @@
-"""What tests of alerts and dashboards share: the metrics that exist, and a Prometheus that scrapes a cluster."""
+"""Helpers for tests of alerts and dashboards: the metrics that exist, and a Prometheus that scrapes a cluster."""
 
 import contextlib
 import pathlib
@@ -24,13 +24,13 @@ def reference():
 
 
 def used(expression):
-    """The metrics in a query, recorded ones too. Labels' values are not searched."""
+    """The metrics in a query, including recorded ones. Values of labels are not searched."""
     return set(re.findall(r"\btidemill[\w:]+", re.sub(r'"[^"]*"', "", expression)))
 
 
 @contextlib.contextmanager
 def prometheus(data, url):
-    """Prometheus that scrapes the cluster once a second, with rules that do not wait; how to ask its API."""
+    """Runs a Prometheus that scrapes the cluster once a second, with rules without delays. Yields a function that queries its API."""
     waits_not = re.sub(r"^( +for:).*$", r"\1 0s", (MONITORING / "alerts.yml").read_text(), flags=re.M)
     (data / "alerts.yml").write_text(waits_not)
     config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())

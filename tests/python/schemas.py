@@ -1,6 +1,6 @@
-"""JSON Schemas for constrained answers: what must be followed, and what must be refused.
+"""JSON Schemas for constrained answers: those that answers must follow, and those that must be refused.
 
-Strings, lists and recursion are bounded where it does not matter, so that a model with random weights comes to an end.
+Strings, lists and recursion are bounded where it does not matter, so that answers of a model with random weights end.
 """
 
 import random
@@ -230,7 +230,7 @@ FOLLOWED = [
     for schema in family()
 ]
 
-# What is asked, and where its error points.
+# Refused schemas, and the paths that their errors name.
 REFUSED = [
     ({"type": "array", "uniqueItems": True}, ".uniqueItems"),
     ({"not": {"type": "integer"}}, ".not"),

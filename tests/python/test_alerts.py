@@ -57,7 +57,7 @@ def test_a_prometheus_notices_that_the_only_decode_worker_is_gone(tmp_path):
     if os.environ.get("TIDEMILL_URL"):
         pytest.skip("it kills a worker of a cluster of its own")
     with running_cluster("--engine", "echo", "--restarts", "0") as url, prometheus(tmp_path, url) as ask:
-        # Of this alert alone: a machine that others keep busy has reasons for more.
+        # Only this alert counts: on a busy machine, others may fire as well.
         gone = ("TidemillMembersFew", "decode")
         firing = lambda: {(alert["labels"]["alertname"], alert["labels"].get("role")) for alert in ask("alerts")["alerts"]}
         value = lambda query: [sample["value"][1] for sample in ask("query", query=query)["result"]]

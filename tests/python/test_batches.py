@@ -1,4 +1,4 @@
-"""Files and batches with the official client: run, cancelled, wrong, somebody else's, and across the death of the coordinator."""
+"""Files and batches with the official client: completed, cancelled, invalid, another tenant's, and across a crash of the coordinator."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def ended(client, batch, within_s=120):
 
 
 def records(client, file_id):
-    """By custom_id; each is there once."""
+    """The records by custom_id, each of which must be unique."""
     if file_id is None:
         return {}
     lines = [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
@@ -231,7 +231,7 @@ def test_there_is_so_much_room(cluster, ours):
 
 
 def slow(count):
-    """Long enough that something can happen meanwhile."""
+    """A request that runs long enough for something to happen in the meantime."""
     body = {"model": "llama3", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
     return [line(str(n), prompt=[n + 1, 2, 3], **body) for n in range(count)]
 
@@ -268,14 +268,14 @@ def test_a_batch_waits_for_its_tenants_quota(cluster):
     batch = start(ours, [line(str(n)) for n in range(5)])
     # The upload and the batch itself were the first of three requests a minute.
     partly(ours, batch, 1)
-    # Like a request of the same tenant's, it gets nothing that the quota does not give.
+    # The batch shares the quota with the tenant's requests.
     with pytest.raises(openai.RateLimitError):
         complete(ours)
     assert ours.batches.retrieve(batch.id).request_counts.completed == 1
     batch = ended(ours, batch, within_s=300)
     assert (batch.status, batch.request_counts.failed) == ("completed", 0)
     assert batch.completed_at - batch.created_at >= 55
-    # So is a download: it waits for the next minute.
+    # A download counts as a request: it waits for the next minute.
     assert len(records(ours.with_options(max_retries=15), batch.output_file_id)) == 5
 
 
@@ -314,7 +314,7 @@ def ours_name(cluster, batch):
 
 
 def wait_for(call, within_s=120):
-    """While the coordinator is away, nothing answers."""
+    """Retries a call while the coordinator is down."""
     deadline = time.monotonic() + within_s
     while True:
         try:

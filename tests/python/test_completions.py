@@ -109,7 +109,7 @@ def test_logprobs_describe_every_token(complete):
 def test_echo_scores_the_prompt_as_generation_did(complete):
     generated = complete(IDS, max_tokens=8, logprobs=1)
     whole = IDS + token_ids(generated)
-    # What lm-evaluation-harness sends.
+    # The parameters that lm-evaluation-harness sends.
     scored = complete(whole, max_tokens=1, logprobs=1, echo=True)
     logprobs = scored.choices[0].logprobs
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == len(whole) + 1

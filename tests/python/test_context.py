@@ -1,4 +1,4 @@
-"""What long conversations leave out, with the official client: summaries of it, old messages that are looked up, facts about a user."""
+"""Context of long conversations, with the official client: summaries, retrieval of old messages, facts about a user."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ def say(client, said, model="llama3", **fields):
 
 
 def prompt(client, answer):
-    """What the model was given."""
+    """The prompt that the model was given."""
     body = {"model": answer.model, "tokens": answer.prompt_token_ids}
     root = str(client.base_url).removesuffix("v1/")
     return httpx.post(f"{root}detokenize", json=body, headers={"authorization": f"Bearer {client.api_key}"}).raise_for_status().json()["prompt"]
@@ -56,7 +56,7 @@ def context(answer):
 
 
 def stored(cluster):
-    """What its file has, while it does not run."""
+    """The records in the store of a cluster that is not running."""
     [path] = cluster.data.rglob("responses.sqlite")
     with contextlib.closing(sqlite3.connect(path)) as database:
         return database.execute("SELECT id, summary FROM records").fetchall()
@@ -72,7 +72,7 @@ def summarized(client, id, items):
 
 
 def begin(client, turns, **wish):
-    """A conversation of so many turns, of which eight fit."""
+    """A conversation of `turns` turns, of which eight fit."""
     wish = {"strategy": "summary", "turns_max": 8, **wish}
     id = client.conversations.create(extra_body={"instructions": SYSTEM}).id
     answers = [say(client, f"Question {turn} about the tide.", conversation=id, context=wish) for turn in range(1, turns + 1)]
@@ -100,7 +100,7 @@ def test_a_long_conversation_gets_a_summary(client, model):
     assert tenth.usage.prompt_tokens_details.cached_tokens >= ninth.usage.prompt_tokens // 16 * 16 - 16
     assert len(list(client.conversations.items.list(id, limit=100))) == 20, "what is left out stays stored"
 
-    # The next one is made of this one, and of what was said since.
+    # The next summary is made from this one and the messages since.
     for turn in (11, 12):
         say(client, f"Question {turn} about the tide.", conversation=id, context=wish)
     summarized(client, id, 20)

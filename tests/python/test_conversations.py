@@ -189,7 +189,7 @@ def test_another_tenants_and_users_conversations_do_not_exist(cluster, say):  # 
 
 @pytest.mark.parametrize("strategy", ["none", "slide", "steps", "summary"])
 def test_a_long_conversation_is_fitted_into_the_window(client, model, strategy):
-    """A chat of a hundred turns, of which a model is given ten at most. `pytest -s` shows what each strategy finds in the KV cache."""
+    """A chat of a hundred turns, of which a model gets at most ten. `pytest -s` shows the cache hits of each strategy."""
     id = client.conversations.create(extra_body={"instructions": f"You answer in few words, strategy {strategy}. " + "Be kind. " * 12}).id
     context = {"strategy": strategy} if strategy == "none" else {"strategy": strategy, "turns_max": 10}
     prompts, cached, shortest, beginnings = 0, 0, 100, 0
@@ -214,7 +214,7 @@ def test_a_long_conversation_is_fitted_into_the_window(client, model, strategy):
             before = left_out
         prompts += answer.usage.prompt_tokens
         cached += answer.usage.prompt_tokens_details.cached_tokens
-        # Whoever reads an answer leaves time to summarize: it is decided after eight turns, and given from the eleventh on.
+        # A reader leaves time to summarize: the summary is started after eight turns, and used from the eleventh on.
         if strategy == "summary" and turn >= 7 and (turn - 7) % 6 == 0:
             wait_until(lambda: client.conversations.retrieve(id).to_dict().get("summary", {}).get("items") == 2 * (turn - 1))  # noqa: B023
     print(f"{strategy}: {prompts} prompt tokens, {cached / prompts:.3f} of them cached, {beginnings} times another beginning")

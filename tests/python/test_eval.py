@@ -98,7 +98,7 @@ def test_who_does_not_answer_has_failed(served, tmp_path):
 
 
 def test_a_judge_grades_by_its_probabilities(served, tmp_path):
-    """What a random model thinks means nothing; it must think the same twice, and something between 0 and 1."""
+    """A random model's grades mean nothing, but must be the same twice, and between 0 and 1."""
     cases = written(tmp_path / "cases.jsonl", *[forced(f"judged-{n}", f"Answer {n}.", {"judge": {"min": 0.0}}) for n in range(4)])
     results = tmp_path / "eval.sqlite"
     common = ["--url", served, "--cases", cases, "--results", results, "--gate-score", "0", "--json", "--max-tokens", "32"]
@@ -117,7 +117,7 @@ def test_models_are_compared_in_both_orders(served, tmp_path):
     results = tmp_path / "eval.sqlite"
     cases = written(tmp_path / "cases.jsonl", *[forced(f"same-{n}", f"Answer {n}.", {"contains": "Answer"}) for n in range(3)])
     common = ["--judge", "qwen2", "--url", served, "--results", results, "--json", "--max-tokens", "16"]
-    # Both say the same: whatever the judge prefers is a place, and no model is better.
+    # Both answers are the same: the judge can only prefer a position, and no model is better.
     compared = json.loads(tidemill("eval", "compare", *MODELS, "--cases", cases, *common))
     assert [(pair["wins"], pair["losses"], pair["ties"]) for pair in compared["pairs"]] == [(0, 0, 3)]
     assert compared["ratings"][0]["rating"] == compared["ratings"][1]["rating"] == pytest.approx(1000)
@@ -134,7 +134,7 @@ def test_models_are_compared_in_both_orders(served, tmp_path):
 
 
 def test_the_golden_set_that_comes_along_is_asked_in_whole(served, tmp_path):
-    """All of it goes through a cluster, tools and schemas, too: the scores of a random model mean nothing, but none may fail to be asked."""
+    """All cases go through a cluster, including tools and schemas: the scores of a random model mean nothing, but no request may fail."""
     results = tmp_path / "eval.sqlite"
     said = tidemill(
         "eval", "run", "--model", "llama3", "--url", served, "--results", results, "--max-tokens", "8", "--tag", "tool", "--gate-score", "0"

@@ -1,4 +1,4 @@
-"""What users think of answers: any endpoint's, their own tenant's, one opinion per user; and golden cases made of it."""
+"""Feedback on answers of any endpoint: only on their own tenant's, one opinion per user; and golden cases made from it."""
 
 import json
 import os

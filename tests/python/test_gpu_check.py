@@ -1,4 +1,4 @@
-"""`bench/gpu-check` on the stand-in for a GPU: whatever fails costs its own group, and what was found before is kept."""
+"""`bench/gpu-check` on the stand-in for a GPU: a failure affects only its own group, and earlier results are kept."""
 
 import json
 import os
@@ -15,7 +15,7 @@ RELEASE = pathlib.Path(os.environ["TIDEMILL_BIN"]).parent
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
     """The stand-in under the names of the driver's and CUDA's libraries."""
-    # Where Cargo puts it depends on whether it builds or tests.
+    # Its place depends on whether Cargo builds or tests.
     places = [RELEASE / folder / "libtidemill_gpu_standin.so" for folder in [".", "deps"]]
     library = max((place for place in places if place.exists()), key=lambda place: place.stat().st_mtime)
     folder = tmp_path_factory.mktemp("libraries")

@@ -1,4 +1,4 @@
-"""What real clients send besides what the documentation asks for, with the official clients."""
+"""Requests of real clients that deviate from the documentation, with the official clients."""
 
 import json
 import os

@@ -39,7 +39,7 @@ def containers():
 
 
 def commands():
-    """Where each command stands, and its words."""
+    """The source and the words of each command."""
     unit = (DEPLOY / "systemd/tidemill@.service").read_text()
     start = re.search(r"^ExecStart=(.*)$", unit, re.M)[1]
     yield from ((f"unit of {role}", start.replace("%i", role).split()) for role in ROLES)

@@ -82,7 +82,7 @@ def ask(cluster, tool, named=None, **fields):
 
 
 def eventually(cluster, tool, **fields):
-    """Once its server has answered."""
+    """Calls a tool, and retries until its server answers."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -159,7 +159,7 @@ def test_a_server_may_be_restarted(cluster, servers, server):
     servers[server].stop()
     assert returned(ask(cluster, f"{server}__weather")).startswith("error: ")
     servers[server].start()
-    # It knows nothing of an earlier session, and has counted nothing. Whoever looked at it meanwhile has to look again.
+    # The new server knows no earlier session, and its count is 0. A client that failed to reach it in the meantime retries.
     wait_until(lambda: returned(ask(cluster, f"{server}__weather")).endswith(", call 1"), within_s=20)
 
 

@@ -1,4 +1,4 @@
-"""A whole cluster beside an operator's own services: an identity provider whose keys it fetches, a usage sink, and too much to do."""
+"""A whole cluster with an operator's own services: an identity provider whose keys it fetches, a usage sink, and overload."""
 
 import json
 import threading
@@ -27,7 +27,7 @@ kv_used = 0.000001
 
 
 class Services(BaseHTTPRequestHandler):
-    """Serves the keys that the test has made, and takes events, unless it is told not to."""
+    """Serves the keys that the test has made, and accepts events unless told otherwise."""
 
     def do_GET(self):
         self.reply(200, {"keys": [self.server.public(name) for name in self.server.keys]})

@@ -1,4 +1,4 @@
-"""People's data: models see placeholders, clients get it back; what models say of others is taken out. Whole and streamed."""
+"""Personal data: models see placeholders, clients get the data back, and data of others is removed from answers. Whole and streamed."""
 
 import httpx
 import openai
@@ -7,7 +7,7 @@ from conftest import running_cluster
 
 MINE = "jane.doe@example.org"
 QUESTION = [{"role": "user", "content": f"I am {MINE}, call me: (415) 555-2671. Order #4111111111111111."}]
-# What the model must say, whatever its weights.
+# Forces the answer, whatever the weights.
 FORCED = {"structured_outputs": {"choice": ["Dear [EMAIL_1], ask bob@example.com or [PHONE_1], not [EMAIL_2], version 1.2.3.4."]}}
 ANSWER = f"Dear {MINE}, ask [EMAIL] or (415) 555-2671, not [EMAIL_2], version 1.2.3.4."
 
@@ -49,7 +49,7 @@ def test_the_next_turn_begins_with_the_same_prompt(client, model):
     turns = [*QUESTION, {"role": "assistant", "content": f"Hello {MINE}"}, {"role": "user", "content": "And bob@example.com?"}]
     second = chat(client, model, {"return_token_ids": True}, messages=turns, max_tokens=1)
     shared = [a == b for a, b in zip(first.prompt_token_ids, second.prompt_token_ids, strict=False)]
-    # All but what opens the answer.
+    # Everything but the start of the answer is shared.
     assert shared.count(False) <= 4 or all(shared)
 
 

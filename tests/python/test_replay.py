@@ -1,4 +1,4 @@
-"""Repeated requests and streams that go on, with the official clients."""
+"""Repeated requests and resumed streams, with the official clients."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ MESSAGES = [{"role": "user", "content": "Tell of the tide."}]
 
 @pytest.fixture
 def key(request):
-    """One per test."""
+    """A header with a key of its own for each test."""
     return {"Idempotency-Key": request.node.name}
 
 
@@ -69,7 +69,7 @@ def test_ids_of_events_do_not_disturb_the_anthropic_client(root, model, key):
 
 
 def free_ports():
-    """Two in a row."""
+    """The first of two consecutive free ports."""
     for _ in range(100):
         with socket.socket() as one, socket.socket() as next_one:
             one.bind(("127.0.0.1", 0))
@@ -90,7 +90,7 @@ def test_a_stream_goes_on_at_another_coordinator():
         other = f"http://127.0.0.1:{port + 1}/v1"
         model = http.get(url + "/models").raise_for_status().json()["data"][0]["id"]
         body = {"model": model, "messages": MESSAGES, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
-        # What a run without faults says.
+        # The answer without faults.
         whole = said(event_lines(http.post(url + "/chat/completions", json=body).raise_for_status().text))
         key = {"Idempotency-Key": "k"}
         stopped = coordinator_at(port)
@@ -113,7 +113,7 @@ def test_a_stream_goes_on_at_another_coordinator():
 
 
 def coordinator_at(port):
-    """The process that listens there."""
+    """The process that listens on a port."""
     rows = [row.split() for row in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
     inode = next(row[9] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A")
     for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):

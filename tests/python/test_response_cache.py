@@ -1,4 +1,4 @@
-"""The response cache: the same answer for whoever asks the same, and for nobody else."""
+"""The response cache: the same answer for the same request, and only for that."""
 
 import concurrent.futures
 

@@ -155,5 +155,5 @@ def test_a_pinned_tenant_gets_its_model_and_pays_for_it(routed):
         assert chat(bank, "auto", extra_headers={"X-Region": "eu"})[0] == "large"
     with openai.OpenAI(base_url=url, api_key=made["shop"], max_retries=0) as shop:
         assert chat(shop, "small")[:2] == ("small", "asked")
-        # Whoever does not name its users is one user.
+        # A client that does not name its users counts as one user.
         assert len({chat(shop, "chat")[0] for _ in range(6)}) == 1

@@ -6,7 +6,7 @@ import openai
 import pytest
 from conftest import running_cluster
 
-# What the model must say, whatever its weights: a phrase of the built-in list in the middle.
+# The forced answer, whatever the weights: a phrase of the built-in list in the middle.
 BEFORE = "Listen well: "
 VIOLATION = "you should kill yourself"
 FORCED = {"structured_outputs": {"choice": [f"{BEFORE}{VIOLATION}, he said."]}}

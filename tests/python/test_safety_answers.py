@@ -1,4 +1,4 @@
-"""The last stage of the safety checks reads answers: what it lets pass and what not, by every protocol, and what happens while it is down."""
+"""The last stage of the safety checks, on answers: its verdicts in every protocol, and the behaviour while it is down."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_a_doubted_answer_is_released_once_it_was_judged(lenient):
     assert [choice["finish_reason"] for choice in ended.values()] == ["stop"] * 2
     assert lenient.metric(ASKED, 'side="output"') == asked + 4
     assert lenient.metric(ASKED, 'side="input"') == 0
-    # It is not billed to anybody.
+    # Judging is not billed.
     events = [json.loads(line) for line in lenient.usage("--format", "events").splitlines()]
     assert {event["model"] for event in events} == {"chat"}
 

@@ -1,5 +1,5 @@
-"""The last stage of the safety checks, a model of the cluster: what it lets pass and what not, and what happens while it is down, slow or
-talks nonsense. And disclaimers. Judges are real checkpoints that always say the same."""
+"""The last stage of the safety checks, a model of the cluster: its verdicts, and the behaviour while it is down, slow or gives invalid
+answers. Also disclaimers. Judges are real checkpoints that always give the same answer."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What operators ask: is it live, is it ready, what does it serve, how does it fare."""
+"""Endpoints for operators: liveness, readiness, models and metrics."""
 
 import httpx
 import openai

@@ -1,4 +1,4 @@
-"""Tenants with the official clients: keys, limits and their headers, what belongs to whom, and what is written down."""
+"""Tenants with the official clients: keys, limits and their headers, ownership, and the usage log."""
 
 import json
 import os
@@ -180,7 +180,7 @@ def test_what_a_client_got_in_full_is_counted_once_whatever_is_killed(cluster):
     ending.set()
     for worker in workers:
         worker.join()
-    # At each kill, what ran was perhaps written and not received: no more than one request of each client.
+    # At each kill, a running request may have been recorded but not received: at most one of each client.
     events = [json.loads(line) for line in cluster.usage("--tenant", "steady", "--format", "events").splitlines()]
     whole = {event["id"]: event["output_tokens"] for event in events if event["outcome"] == "ok"}
     assert len(whole) == sum(event["outcome"] == "ok" for event in events), "no request is counted twice"

@@ -29,7 +29,7 @@ QUESTION = [{"role": "user", "content": "What is the weather in Kyōto, and what
 
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory):
-    """A client of a model whose template knows tools."""
+    """A client of a model whose template supports tools."""
     if os.environ.get("TIDEMILL_URL"):
         pytest.skip("needs a cluster of a model of its own")
     model = caller_in(tmp_path_factory.mktemp("caller"))
@@ -58,7 +58,7 @@ def check(name, arguments):
 
 
 def assemble(stream):
-    """What a streamed answer says, in the shape of a whole one: content, calls, how it ended."""
+    """A streamed answer in the form of a whole one: content, calls, finish reason."""
     content, calls, finish = "", [], None
     for chunk in stream:
         for choice in chunk.choices:

@@ -1,4 +1,4 @@
-"""What vLLM adds to OpenAI's API and its users rely on, over plain HTTP: names and places as vLLM has them."""
+"""vLLM's extensions of OpenAI's API that its users rely on, over plain HTTP, with vLLM's names and places."""
 
 import httpx
 import pytest

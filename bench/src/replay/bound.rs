@@ -1,21 +1,21 @@
-//! An upper bound for policies that know only what a pool can see.
+//! An upper bound for policies that know only the information that a pool has.
 //!
-//! Each use of a block falls into a class by what is known at that time: how often the block was used, whether the chain ended with it,
-//! how much of the prompt was new. Consider a policy that keeps the blocks of each class for a fixed time after each use, that knows the
-//! best times for this very trace, and that keeps to its capacity only on average. It does no worse than any policy that must learn the
-//! times, always keeps to its capacity, and needs a block's predecessors for a hit. Its hit tokens are at most
+//! Each use of a block falls into a class by the information available at that time: how often the block was used, whether the chain ended
+//! with it, how much of the prompt was new. Consider a policy that keeps the blocks of each class for a fixed time after each use, that
+//! knows the best times for this very trace, and that keeps to its capacity only on average. It does no worse than any policy that must
+//! learn the times, always keeps to its capacity, and needs a block's predecessors for a hit. Its hit tokens are at most
 //!
 //! ```text
 //!   min over λ ≥ 0 of   λ · capacity  +  Σ over classes of  max over times τ of  ( tokens hit within τ  −  λ · slots taken for τ )
 //! ```
 //!
-//! (Lagrangian duality: λ is the cost of a slot for the time of one request.) Finer classes give away more of the future; one class
-//! per request gives away all of it.
+//! (Lagrangian duality: λ is the cost of a slot for the time of one request.) Finer classes reveal more of the future; one class per
+//! request reveals all of it.
 
 use super::trace::{Request, TRACE_BLOCK_TOKENS};
 use std::collections::HashMap;
 
-/// A way to sort uses into classes, and the bound that it gives.
+/// A classification of uses, and the bound that it gives.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Bound {
     pub classes_by: &'static str,
@@ -23,20 +23,21 @@ pub struct Bound {
     pub prefix_token_hit_rate: f64,
 }
 
-/// What a pool can see when a block is used.
+/// The information that a pool has when a block is used.
 struct Sight {
     request: u32,
-    /// Uses so far, including this one.
+    /// The number of uses so far, including this one.
     uses: u32,
     ends_chain: bool,
-    /// Blocks of the prompt, and those of them that were never seen before.
+    /// The number of blocks of the prompt.
     blocks: u32,
+    /// The number of those blocks that were never seen before.
     new: u32,
-    /// Requests since the use before.
+    /// The number of requests since the previous use.
     since: u32,
 }
 
-/// One use of a block, and what follows.
+/// One use of a block, and its next use.
 struct Use {
     sight: Sight,
     /// Requests until the next use, or to the end of the trace.
@@ -47,7 +48,7 @@ struct Use {
 
 type Classes = (&'static str, fn(&Sight) -> [u32; 5]);
 
-/// Lengths and times are in powers of two.
+/// The classifications. Lengths and times are rounded to powers of two.
 const CLASSES: [Classes; 6] = [
     ("age only", |_| [0; 5]),
     ("uses", |s| [s.uses.min(8), 0, 0, 0, 0]),
@@ -63,7 +64,7 @@ fn log(n: u32) -> u32 {
     n.checked_ilog2().map_or(0, |log| log + 1)
 }
 
-/// One bound per way to sort, for a pool of `capacity` blocks.
+/// One bound per classification, for a pool of `capacity` blocks.
 pub fn bounds(requests: &[Request], capacity: u64) -> Vec<Bound> {
     let uses = uses(requests);
     let tokens: u64 = requests.iter().map(|request| request.input_tokens).sum();
@@ -80,7 +81,7 @@ pub fn bounds(requests: &[Request], capacity: u64) -> Vec<Bound> {
 fn uses(requests: &[Request]) -> Vec<Use> {
     let end = requests.len() as u64;
     let mut uses: Vec<Use> = Vec::new();
-    // By block: its latest use, and how many there were.
+    // The latest use of each block, and the number of its uses.
     let mut latest: HashMap<u64, (usize, u32)> = HashMap::new();
     for (now, request) in (0u32..).zip(requests) {
         let new = request.blocks.iter().filter(|id| !latest.contains_key(id)).count() as u32;
@@ -103,8 +104,8 @@ fn uses(requests: &[Request]) -> Vec<Use> {
     uses
 }
 
-/// Gain and cost of a class whose blocks are kept for a time: (tokens hit, slots taken, in slots × requests), for each time that makes
-/// a difference.
+/// The gain and cost of keeping a class's blocks for a time: (tokens hit, slots taken, in slots × requests), for each time that makes a
+/// difference.
 type Curve = Vec<(f64, f64)>;
 
 fn curve(mut uses: Vec<&Use>) -> Curve {
@@ -114,14 +115,14 @@ fn curve(mut uses: Vec<&Use>) -> Curve {
     for (gone, used) in uses.iter().enumerate() {
         hit += used.tokens;
         taken += used.gap;
-        // Blocks that come back later hold their slots for the whole time.
+        // Blocks that are used again later hold their slots for the whole time.
         let others = (uses.len() - gone - 1) as u64 * used.gap;
         curve.push((hit as f64, (taken + others) as f64));
     }
     curve
 }
 
-/// The minimum over what a slot costs: a convex function, so a search in thirds finds it.
+/// The minimum over the cost of a slot. The function is convex, so a ternary search finds it.
 fn dual(curves: &[Curve], capacity: f64) -> f64 {
     let value = |price: f64| {
         let best = |curve: &Curve| curve.iter().map(|(hit, taken)| hit - price * taken).fold(0.0, f64::max);
@@ -136,7 +137,7 @@ fn dual(curves: &[Curve], capacity: f64) -> f64 {
     value((low + high) / 2.0)
 }
 
-/// Each step makes the interval a third smaller.
+/// Steps of the search, each of which makes the interval a third smaller.
 const SEARCH_STEPS: usize = 60;
 
 #[cfg(test)]
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn knowing_more_never_brings_less() {
-        // Half of the blocks come back at once, the others never.
+        // Half of the blocks are used again at once, the others never.
         let requests: Vec<_> = (0..200).map(|n| if n % 4 < 2 { request(&[n / 4]) } else { request(&[1000 + n]) }).collect();
         let rates: Vec<f64> = bounds(&requests, 1).iter().map(|bound| bound.prefix_token_hit_rate).collect();
         assert!(rates.iter().all(|rate| rates[0] - 1e-9 <= *rate && *rate <= rates[5] + 1e-9), "{rates:?}");

@@ -1,24 +1,25 @@
 //! A trace's prompts and answers as chains of the pool's blocks of 16 tokens.
 //!
-//! A trace names 512 tokens by one id, and answers not at all. Its ids become chains of finer blocks, each with a name of its own; what two
-//! prompts share by their ids they share here too.
+//! A trace has one id for 512 tokens of a prompt, and none for answers. Its ids become chains of finer blocks, each with its own key;
+//! prompts that share ids share the blocks.
 //!
-//! **Chats.** Ids never show that a prompt goes on from an answer, since a turn's last id is mostly of a block that was not full. So a
+//! **Chats.** Ids never show that a prompt continues an answer, since a turn's last id usually stands for a block that was not full. So a
 //! prompt is taken to be the next turn of an earlier request if its known ids end exactly with that request's last full one (which is not
 //! the trace's first block, a system prompt that all share), the request came before, and the prompt is at least as long as that request's
-//! prompt and answer together; of several, of the longest. It then shares that request's blocks to the end of its answer.
+//! prompt and answer together. If there are several such requests, the longest counts. The prompt then shares that request's blocks to the
+//! end of its answer.
 
 use super::trace::{Request, TRACE_BLOCK_TOKENS};
 use std::collections::HashMap;
 use tidemill_proto::block::{BLOCK_TOKENS, BlockKey};
 
-/// A request's blocks.
+/// The blocks of a request.
 pub struct Chain {
-    /// All full blocks of the prompt and of the answer, but for the answer's last token: it is drawn, never computed.
+    /// All full blocks of the prompt and of the answer, without the answer's last token, which is sampled but never computed.
     pub keys: Vec<BlockKey>,
-    /// Full blocks of the prompt.
+    /// The number of full blocks of the prompt.
     pub prompt_blocks: usize,
-    /// The prompt's blocks that another's can serve for: its last token is always computed.
+    /// The number of the prompt's blocks that can be reused: its last token is always computed.
     pub usable_blocks: usize,
     pub is_next_turn: bool,
 }
@@ -26,7 +27,7 @@ pub struct Chain {
 /// Turns requests into chains, in the order of the trace.
 #[derive(Default)]
 pub struct Chains {
-    /// The blocks that each of the trace's ids stands for.
+    /// The blocks of each of the trace's ids.
     blocks: HashMap<u64, Vec<BlockKey>>,
     /// Requests by the id of their last full block.
     turns: HashMap<u64, Vec<Turn>>,
@@ -36,11 +37,11 @@ pub struct Chains {
 struct Turn {
     timestamp: Option<u64>,
     tokens: u64,
-    /// Full blocks after those of its last full id.
+    /// The full blocks after those of the last full id.
     rest: Vec<BlockKey>,
 }
 
-/// Blocks of the pool in one of the trace.
+/// The number of the pool's blocks in one of the trace.
 const FINER: usize = TRACE_BLOCK_TOKENS as usize / BLOCK_TOKENS;
 
 impl Chains {
@@ -69,7 +70,7 @@ impl Chains {
         Chain { keys, prompt_blocks, usable_blocks: full_blocks(request.input_tokens - 1), is_next_turn }
     }
 
-    /// The earlier request whose next turn this is, of which so many leading ids are known.
+    /// The earlier request of which this one, with `known` leading ids known, is the next turn.
     fn continued(&self, request: &Request, known: usize) -> Option<&Turn> {
         let turns = self.turns.get(request.blocks.get(known.checked_sub(1)?)?)?;
         let could_be = |turn: &&Turn| turn.timestamp < request.timestamp && turn.tokens <= request.input_tokens;

@@ -1,4 +1,4 @@
-//! A trace to a live server: every request at its time, whatever the server does.
+//! Replays a trace against a live server in an open loop: every request at its time, whatever the server does.
 
 use super::{
     ReplayArgs,
@@ -20,7 +20,7 @@ use anyhow::{Context, ensure};
 use serde::Serialize;
 use std::time::Duration;
 
-/// How a trace goes to a live server.
+/// Options for a replay against a live server.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct LiveArgs {
     /// The server's URL, up to and including /v1.
@@ -29,16 +29,16 @@ pub struct LiveArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub request: RequestArgs,
-    /// How many times as fast as it was recorded.
+    /// Speed of the replay, relative to the recording.
     #[arg(long, default_value_t = 1.0, value_parser = positive)]
     pub time_scale: f64,
     /// Factor on the lengths of prompts and answers.
     #[arg(long, default_value_t = 1.0, value_parser = positive)]
     pub length_scale: f64,
-    /// Requests to leave out at the beginning,
+    /// Requests to skip at the start of the trace.
     #[arg(long, default_value_t = 0)]
     pub skip: usize,
-    /// and to send; all by default.
+    /// Most requests to send; all by default.
     #[arg(long)]
     pub requests: Option<usize>,
     /// Token ids, or words for servers that take only text.
@@ -47,12 +47,13 @@ pub struct LiveArgs {
     /// Token ids are drawn below this; the default fits every vocabulary.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(16..))]
     pub vocab: u32,
-    /// Of the prompts: another one gives prompts that the server has not seen. Drawn by default.
+    /// Seed of the prompts: a different one gives prompts that the server has not seen. Random by default.
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Limits, for goodput.
+    /// TTFT limit for goodput.
     #[arg(long)]
     pub slo_ttft_ms: Option<u64>,
+    /// TPOT limit for goodput.
     #[arg(long)]
     pub slo_tpot_ms: Option<u64>,
     /// Threads of this program.
@@ -65,9 +66,9 @@ struct Report<'a> {
     settings: &'a ReplayArgs,
     live: &'a LiveArgs,
     client: &'a Overhead,
-    /// Share of prompt tokens that an unlimited cache would find.
+    /// The share of prompt tokens that an unlimited cache would find.
     cacheable: f64,
-    /// TTFT by that share of each request.
+    /// TTFT of requests, grouped by that share.
     by_cacheable: Vec<Group>,
     #[serde(flatten)]
     summary: &'a Summary,

@@ -1,9 +1,9 @@
 //! The best possible cache, which knows the future: Belady's MIN for prefixes.
 //!
-//! After each request it keeps those blocks, of its own and the request's, that are needed again soonest. Unlike a pool it need not
-//! take blocks that it will not keep. Between two uses of a block lies an interval; keeping the block takes a slot for that interval and
-//! yields one hit. The task is to choose as many intervals as possible such that no more overlap than there are slots. Dropping the one
-//! that ends last wherever there are too many is optimal (Carlisle and Lloyd, *On the k-coloring of intervals*, 1995; Belady's rule,
+//! After each request it keeps those blocks, of its own and the request's, that are needed again soonest. Unlike a pool, it need not
+//! accept blocks that it will not keep. Between two uses of a block lies an interval; keeping the block takes a slot for that interval and
+//! yields one hit. The task is to choose as many intervals as possible such that no more overlap than there are slots. Wherever too many
+//! overlap, dropping the one that ends last is optimal (Carlisle and Lloyd, *On the k-coloring of intervals*, 1995; Belady's rule,
 //! 1966). So the number of hits is optimal among all caches, even those that count hits without a block's predecessors. This cache has
 //! no such hits: a block is needed again no later than its successors, and among equals the one further down the chain is dropped. Hit
 //! tokens are nearly optimal: only a prompt's last, partly filled block counts for less than the others.
@@ -11,10 +11,10 @@
 use super::{Hits, trace::Request};
 use std::collections::{BTreeSet, HashMap};
 
-/// When a block is needed next, its place in the chain, its id.
+/// The next use of a block, as (request, place in the chain, id).
 type Need = (usize, usize, u64);
 
-/// Hits of a cache of `capacity` blocks over the requests' prompts.
+/// The hits of a cache of `slots` blocks over the requests' prompts.
 pub fn hits(requests: &[Request], slots: usize) -> Hits {
     let next_uses = next_uses(requests);
     let mut kept: BTreeSet<Need> = BTreeSet::new();

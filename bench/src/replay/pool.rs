@@ -1,5 +1,5 @@
-//! Runs a trace through the pool's directory as a cluster does: decode asks for the whole prompt and waits, prefill puts the missing
-//! blocks, decode reads and releases. No time passes and no bytes move.
+//! Runs a trace through the pool's directory as a cluster does: decode gets the whole prompt and waits, prefill puts the missing blocks,
+//! decode reads and releases. No time passes and no bytes move.
 
 use super::trace::Request;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub struct ReplayedPool {
 pub(super) const PREFILL: ClientId = ClientId(1);
 pub(super) const DECODE: ClientId = ClientId(2);
 pub(super) const NOW: Duration = Duration::ZERO;
-/// Any times work: nothing is ever late.
+/// Arbitrary limits: no time passes, so nothing is ever late.
 pub(super) const LIMITS: Limits = Limits { put_deadline: Duration::from_secs(1), lease: Duration::from_secs(1) };
 pub(super) const WAIT: Duration = Duration::from_secs(1);
 
@@ -31,7 +31,7 @@ impl ReplayedPool {
         Self { directory: Directory::new(slots, LIMITS, policy.build(slots)), requests: 0 }
     }
 
-    /// Number of leading blocks of the prompt that are present. Afterwards all that fit are.
+    /// The number of leading blocks of the prompt that are present. Afterwards, all that fit are present.
     pub fn serve(&mut self, request: &Request) -> usize {
         self.requests += 1;
         let call = CallId(self.requests);
@@ -52,7 +52,7 @@ impl ReplayedPool {
         self.directory.put_end(PREFILL, &written, NOW);
         self.read(&mut leases, |_| ());
 
-        // If the prompt is larger than the pool, the rest never comes.
+        // If the prompt is larger than the pool, the rest never arrives.
         self.directory.cancel_get(DECODE, call);
         leases.into_iter().for_each(|lease| self.directory.release(DECODE, lease));
         self.directory.take_events();
@@ -77,7 +77,7 @@ pub(super) fn reserved(answer: Reservation) -> Option<Written> {
     }
 }
 
-/// The trace's ids name a block and all before it, as keys do.
+/// The key of a trace's id: like keys, ids identify a block and all blocks before it.
 fn key(id: u64) -> BlockKey {
     let mut key = [0; 16];
     key[..8].copy_from_slice(&id.to_le_bytes());

@@ -1,8 +1,9 @@
-//! Runs a trace through the pool's directory for a model whose layers keep states, once for each rule of which block ends have one.
+//! Runs a trace through the pool's directory for a model whose layers keep states, once for each rule that selects the block ends whose
+//! state is kept.
 //!
-//! A prompt is used up to the last end within its known blocks whose whole state is there, and the rest is computed and put: K and V block
-//! by block, a state as its parts after the block that it follows, as workers put them. No time passes and no bytes move. Blocks are the
-//! pool's own of 16 tokens, and [`chains`](super::chains) says which of them two requests share.
+//! A prompt is reused up to the last end within its known blocks whose whole state is present, and the rest is computed and put as workers
+//! do: K and V block by block, a state as its parts after the block that it follows. No time passes and no bytes move. Blocks are the
+//! pool's own of 16 tokens, and [`chains`](super::chains) determines which of them two requests share.
 
 use super::{
     Capacity,
@@ -26,14 +27,14 @@ use tidemill_proto::{
 };
 use tidemill_sim::shape::{SHAPES, Shape};
 
-/// Which block ends have a state.
+/// The rule that selects the block ends whose state is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ends {
-    /// None is needed: the model has K and V alone.
+    /// No state is needed: the model has only K and V.
     Stateless,
-    /// The last full block of a prompt, and that of an answer.
+    /// The last full block of each prompt and of each answer.
     OfTexts,
-    /// These, and each so many blocks of a sequence.
+    /// The ends of texts, and every n-th block of a sequence.
     Every(usize),
 }
 
@@ -41,23 +42,23 @@ pub enum Ends {
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     ends: String,
-    /// Tokens that were not computed again, of all prompts' tokens.
+    /// The share of all prompt tokens that were not computed again.
     reused: f64,
     states_put: u64,
     kv_gb_put: f64,
     state_gb_put: f64,
-    /// The states' part of the blocks that the pool holds at the end.
+    /// The states' share of the blocks that the pool holds at the end.
     state_share_held: f64,
 }
 
-/// A shape by name, which must have recurrent layers.
+/// The shape with this name, which must have recurrent layers.
 pub fn recurrent(name: &str) -> anyhow::Result<Shape> {
     let shape = Shape::find(name).filter(|shape| shape.recurrent.is_some());
     let names = SHAPES.iter().filter(|shape| shape.recurrent.is_some()).map(|shape| shape.name).collect::<Vec<_>>().join(", ");
     shape.with_context(|| format!("--states: the shapes with states are {names}"))
 }
 
-/// Blocks of a sequence's state.
+/// The number of blocks of a sequence's state.
 pub fn state_blocks(shape: &Shape) -> usize {
     shape.state_bytes().div_ceil(shape.block_bytes()) as usize
 }
@@ -118,7 +119,7 @@ impl Ends {
         }
     }
 
-    /// The blocks within `from..=to` after which a state is kept, where a text ends after `to`.
+    /// The blocks within `from..=to` after which a state is kept, if a text ends after `to`.
     fn within(self, from: usize, to: usize) -> Vec<usize> {
         let every = match self {
             Self::Stateless => return Vec::new(),
@@ -129,7 +130,7 @@ impl Ends {
     }
 }
 
-/// A bound of the different blocks and states, each of one part, of all requests.
+/// An upper bound on the number of distinct blocks and states, each of one part, of all requests.
 fn blocks_of_all(requests: &[Request], ends: Ends) -> u64 {
     let mut chains = Chains::default();
     let of_each = requests.iter().map(|request| {
@@ -146,15 +147,15 @@ fn blocks_of_all(requests: &[Request], ends: Ends) -> u64 {
     keys.len() as u64 + states + 1
 }
 
-/// A pool node's directory, its only clients, and what these know of it.
+/// A pool node's directory, with the state of its only clients.
 struct Pool {
     directory: Directory,
     ends: Ends,
-    /// Blocks of a state.
+    /// The number of blocks of a state.
     parts: usize,
-    /// The blocks that the directory holds, by its events.
+    /// The blocks that the directory holds, according to its events.
     held: HashSet<BlockKey>,
-    /// The blocks that the current request keeps from eviction.
+    /// Leases with which the current request protects blocks from eviction.
     leases: Vec<(ClientId, LeaseId)>,
     requests: u64,
     blocks_reused: u64,
@@ -197,7 +198,7 @@ impl Pool {
 
         // Blocks that are held without a state after them are computed again, and putting them again has no effect.
         self.put(keys, used, *prompt_blocks);
-        // If the prompt is larger than the pool, the rest never comes.
+        // If the prompt is larger than the pool, the rest never arrives.
         self.directory.cancel_get(DECODE, call);
         self.put(keys, *prompt_blocks, keys.len());
         for (client, lease) in std::mem::take(&mut self.leases) {
@@ -206,7 +207,7 @@ impl Pool {
         self.note_events();
     }
 
-    /// How many leading blocks are held, if need be up to the last one with a state.
+    /// The number of leading blocks that are held; if states are needed, up to the last one with a state.
     fn usable(&self, keys: &[BlockKey]) -> usize {
         let leading = keys.iter().take_while(|key| self.held.contains(key)).count();
         match self.ends {
@@ -215,7 +216,7 @@ impl Pool {
         }
     }
 
-    /// Puts a request's blocks `from..to`, which end a text, and the states among them, in order.
+    /// Puts a request's blocks `from..to`, the last of which ends a text, and their states, in order.
     fn put(&mut self, keys: &[BlockKey], from: usize, to: usize) {
         let mut start = from;
         for end in self.ends.within(from + 1, to) {
@@ -230,7 +231,7 @@ impl Pool {
         self.kv_put += self.put_run(keys, start, &keys[start..to]);
     }
 
-    /// Puts blocks that follow the request's first `position` ones. Returns how many were not there yet.
+    /// Puts blocks that follow the request's first `position` ones. Returns the number of blocks that were not there yet.
     fn put_run(&mut self, keys: &[BlockKey], position: usize, run: &[BlockKey]) -> u64 {
         let parent = position.checked_sub(1).map(|last| keys[last]);
         let lineage = Lineage { origin: RequestId(self.requests), tenant: Tenant(0), parent, position: position as u32 };
@@ -246,12 +247,12 @@ impl Pool {
         self.state_after(key).all(|part| self.held.contains(&part))
     }
 
-    /// The names of the parts of a state after a block.
+    /// The keys of the parts of the state after a block.
     fn state_after(&self, key: BlockKey) -> impl Iterator<Item = BlockKey> + use<> {
         (0..self.parts).map(move |part| state_part(key, part))
     }
 
-    /// Takes what is handed over to the clients.
+    /// Takes the leases on blocks that are handed over to the clients.
     fn take_leases(&mut self) {
         while let Some(action) = self.directory.poll_action() {
             if let Action::Found { client, lease, .. } = action {
@@ -271,7 +272,7 @@ impl Pool {
     }
 }
 
-/// A chain's names leave the second half of a key to this.
+/// The key of a part of the state after a block. It uses the second half of the key, which is 0 in the keys of a chain.
 fn state_part(key: BlockKey, part: usize) -> BlockKey {
     let BlockKey(mut bytes) = key;
     bytes[8..].copy_from_slice(&(part as u64 + 1).to_le_bytes());
@@ -286,7 +287,7 @@ fn is_state(key: &BlockKey) -> bool {
 mod tests {
     use super::*;
 
-    /// A chat of three turns, and a prompt that leaves the first turn's prompt after 512 tokens of it.
+    /// A chat of three turns, and a prompt that diverges from the first turn's prompt after 512 tokens.
     fn chat() -> Vec<Request> {
         let request = |at: u64, input_tokens: u64, blocks: &[u64]| Request {
             timestamp: Some(at),

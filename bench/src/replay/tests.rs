@@ -1,4 +1,4 @@
-//! The replay beside an independent simulation, on random traffic.
+//! The replay compared with an independent simulation, on random traffic.
 
 use super::*;
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ fn traces() -> impl Strategy<Value = Vec<Request>> {
     })
 }
 
-/// A naive LRU: a list with the next block to evict in front.
+/// A naive LRU: a list with the next block to evict at the front.
 fn naive_lru(requests: &[Request], slots: usize) -> Hits {
     let mut list: VecDeque<u64> = VecDeque::new();
     let mut hits = Hits::default();

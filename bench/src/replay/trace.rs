@@ -9,13 +9,13 @@ use std::{
     path::Path,
 };
 
-/// Tokens that one id in `hash_ids` stands for.
+/// The number of tokens that one id in `hash_ids` stands for.
 pub const TRACE_BLOCK_TOKENS: u64 = 512;
 
-/// The longest prompt accepted.
+/// The longest accepted prompt, in tokens.
 const INPUT_TOKENS_MAX: u64 = 1 << 24;
 
-/// One line. A cache needs no times and no answers, so those may be missing.
+/// One line of a trace. A cache needs no times and no answers, so those may be missing.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 pub struct Request {
     /// Milliseconds from the start.
@@ -30,7 +30,7 @@ pub struct Request {
     pub blocks: Vec<u64>,
 }
 
-/// An error names the line that is wrong.
+/// Reads a trace. An error names the invalid line.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Request>> {
     let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut requests = Vec::new();

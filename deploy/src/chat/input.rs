@@ -1,4 +1,4 @@
-//! Questions, from a terminal or a pipe. A line that ends in `\` goes on with the next one.
+//! Questions from a terminal or a pipe. A line that ends in `\` continues on the next one.
 
 use rustyline::{Behavior, Config, DefaultEditor, error::ReadlineError};
 use std::io::{self, BufRead};
@@ -22,7 +22,7 @@ const CONTINUED: &str = "… ";
 
 impl Input {
     pub(super) fn terminal() -> Result<Self, ReadlineError> {
-        // The editor talks to the terminal even if answers go into a file.
+        // The editor uses the terminal even if answers are redirected to a file.
         let config = Config::builder().behavior(Behavior::PreferTerm).build();
         Ok(Self::Terminal(Box::new(DefaultEditor::with_config(config)?)))
     }
@@ -31,7 +31,7 @@ impl Input {
         Ok(Self::Pipe { lines: stdin_lines(), interrupts: signal(SignalKind::interrupt())? })
     }
 
-    /// The next question, and the input to ask for the one after it. `None`: there are no more.
+    /// The next question, and the input from which to read the one after it. `None` at the end of the input.
     pub(super) async fn question(mut self) -> anyhow::Result<Option<(String, Self)>> {
         let mut question = String::new();
         let mut prompt = PROMPT;

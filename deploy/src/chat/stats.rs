@@ -1,4 +1,4 @@
-//! `/stats`: what all answers of a chat took together.
+//! `/stats`: totals over all answers of a chat.
 
 use super::Answer;
 use std::{fmt, time::Duration};

@@ -1,4 +1,4 @@
-//! What `/cluster` says, as tables. Pure: a value in, text out.
+//! The contents of `/cluster` as tables. Pure: a value in, text out.
 
 use super::table::Table;
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use std::{
     fmt::{self, Display},
 };
 
-/// `/cluster`, as far as this page shows it. What a coordinator does not say is left out.
+/// The part of `/cluster` that is shown. Tables for which the coordinator has no data are left out.
 #[derive(Debug, Deserialize)]
 pub(super) struct Screen {
     members: Vec<Member>,
@@ -18,7 +18,7 @@ pub(super) struct Screen {
     sequences_waiting: u64,
     sequences_running: u64,
     rescues: u64,
-    /// The last placements, the newest first.
+    /// The last placements, newest first.
     #[serde(default)]
     decisions: Vec<Decision>,
     registry: Option<Registry>,
@@ -122,7 +122,7 @@ struct Counters {
     preemptions: u64,
 }
 
-/// A worker that said nothing for longer than this has missed a heartbeat.
+/// Seconds without a message after which a member has missed a heartbeat.
 const SILENT_S: f64 = 2.5;
 const DECISIONS: usize = 12;
 
@@ -224,7 +224,7 @@ impl Screen {
         table
     }
 
-    /// Where prompts came from.
+    /// Sources of prompt tokens.
     fn prompts(&self) -> Table {
         let mut table = Table::new(["PROMPT TOKENS FROM", "TOKENS", "SHARE"]);
         let sources = ["hbm", "dram", "nvme", "object", "remote", "prefill", "local"].map(|source| {
@@ -242,7 +242,7 @@ impl Screen {
         table
     }
 
-    /// What was predicted, and what came of it.
+    /// Placement decisions: predictions and outcomes.
     fn decisions(&self) -> Table {
         let mut table = Table::new([
             "AGE",
@@ -278,7 +278,7 @@ impl Screen {
                 format!("{:.0} %", 100.0 * chance),
                 time(decision.waited_ms),
                 known(decision.ttft_ms),
-                // From the decision on; the other time is from the request's arrival.
+                // The prediction starts at the decision, and the measured time at the request's arrival.
                 time(decision.waited_ms + predicted_ttft_ms),
                 known(decision.tpot_ms),
                 time(*predicted_tpot_ms),
@@ -289,7 +289,7 @@ impl Screen {
     }
 }
 
-/// Characters of a host's name: the default is a long number.
+/// Characters of a host's name that are shown: the default name is a long number.
 const HOST_CHARS: usize = 12;
 
 const TIERS: [&str; 4] = ["hbm", "dram", "nvme", "object"];
@@ -332,7 +332,7 @@ fn size(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    /// As a cluster of two models said it, after a few requests; some counters are left out.
+    /// The answer of a cluster with two models after a few requests; some counters are left out.
     const SAID: &str = include_str!("fixture.json");
 
     fn shown(change: impl FnOnce(&mut Value)) -> String {
@@ -341,7 +341,7 @@ mod tests {
         serde_json::from_value::<Screen>(said).unwrap().to_string()
     }
 
-    /// The line that begins so.
+    /// The cells of the line that starts with `begins`.
     fn line<'a>(shown: &'a str, begins: &str) -> Vec<&'a str> {
         let line = shown.lines().find(|line| line.starts_with(begins)).unwrap_or_else(|| panic!("no `{begins}` in\n{shown}"));
         line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(line(&shown, "dram"), ["dram", "org/qwen", "0", "32", "21813", "21845", "64.0 MiB"]);
         assert_eq!(line(&shown, "prefill  "), ["prefill", "928", "64.4 %"]);
         assert!(!shown.contains("decisions"), "a cluster that tells of none");
-        // Columns stand under their heads.
+        // Columns are aligned with their heads.
         let starts = |begins: &str, what: &str| shown.lines().find(|line| line.starts_with(begins)).and_then(|line| line.find(what));
         assert_eq!(starts("MEMBER", "ROLE"), starts("kvpool-1", "kvpool  "));
     }

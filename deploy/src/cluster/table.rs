@@ -1,4 +1,4 @@
-//! Columns of text, as wide as they must be.
+//! Aligned columns of text.
 
 use std::fmt::{self, Display};
 
@@ -7,7 +7,7 @@ pub(super) struct Table {
     rows: Vec<Vec<String>>,
 }
 
-/// Longest text of a cell.
+/// The most characters of a cell.
 const CELL_CHARS_MAX: usize = 48;
 
 impl Table {
@@ -24,7 +24,7 @@ impl Table {
     }
 }
 
-/// Printable, and of bounded length: names come from the network.
+/// Makes a cell printable and of bounded length: names come from the network.
 fn bounded(cell: String) -> String {
     let printable: String = cell.chars().map(|c| if c.is_control() { '·' } else { c }).collect();
     if printable.chars().count() <= CELL_CHARS_MAX {

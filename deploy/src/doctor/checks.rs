@@ -17,7 +17,7 @@ pub struct Finding {
     pub check: &'static str,
     pub verdict: Verdict,
     pub says: String,
-    /// The remedy; empty where nothing is to be done.
+    /// The remedy; empty if there is nothing to do.
     pub todo: String,
 }
 
@@ -52,7 +52,7 @@ pub fn all(facts: &Facts) -> Vec<Finding> {
     checks.iter().flat_map(|check| check(facts)).collect()
 }
 
-/// Bytes that a QUIC socket asks for.
+/// The buffer size that a QUIC socket asks for.
 const BUFFER_BYTES: u64 = 4 << 20;
 
 pub fn socket_buffers(facts: &Facts) -> Vec<Finding> {
@@ -69,7 +69,7 @@ pub fn socket_buffers(facts: &Facts) -> Vec<Finding> {
     sysctls.map(judge).into()
 }
 
-/// Connections that a coordinator accepts by default, and room for its own files.
+/// Files that a coordinator may have open: the connections that it accepts by default, and some of its own.
 const FILES: u64 = 4096 + 1024;
 
 pub fn open_files(facts: &Facts) -> Vec<Finding> {
@@ -86,7 +86,7 @@ pub fn open_files(facts: &Facts) -> Vec<Finding> {
     vec![finding]
 }
 
-/// Only a GPU's worker locks much memory.
+/// Checks the limit on locked memory. Only workers with a GPU lock much memory.
 pub fn locked_memory(facts: &Facts) -> Vec<Finding> {
     let finding = match (facts.locked_memory, &facts.gpu) {
         (Bound::Unlimited, _) => good("locked memory", "no limit"),
@@ -114,7 +114,7 @@ pub fn clock(facts: &Facts) -> Vec<Finding> {
     vec![finding]
 }
 
-/// Days before its end from which a certificate should be renewed.
+/// The number of days before its expiry at which a certificate should be renewed.
 const RENEW_DAYS: i64 = 30;
 
 pub fn certificates(facts: &Facts) -> Vec<Finding> {
@@ -185,7 +185,7 @@ pub fn memory(facts: &Facts) -> Vec<Finding> {
     vec![finding]
 }
 
-/// Free space below which a disk that takes logs is too full.
+/// The least free space of a disk that logs are written to.
 const SPARE_BYTES: u64 = 1 << 30;
 
 pub fn disk(facts: &Facts) -> Vec<Finding> {
@@ -217,7 +217,7 @@ pub fn versions(facts: &Facts) -> Vec<Finding> {
     facts.programs.iter().map(judge).collect()
 }
 
-/// The first driver of CUDA 13, whose NVRTC compiles the kernels.
+/// The oldest driver that supports CUDA 13, whose NVRTC compiles the kernels.
 const DRIVER: u32 = 580;
 
 pub fn gpu(facts: &Facts) -> Vec<Finding> {
@@ -241,7 +241,7 @@ fn list(needs: &[Need]) -> String {
     needs.iter().map(|need| format!("{} {}", need.key, size(need.bytes))).collect::<Vec<_>>().join(", ")
 }
 
-/// Bytes as people read them.
+/// A size in a unit that is easy to read.
 fn size(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.into_iter().find(|(_, bits)| bytes >> bits > 0) {

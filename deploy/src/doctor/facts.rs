@@ -1,4 +1,4 @@
-//! What a machine is like, and what config files ask of it.
+//! Properties of a machine, and the demands that config files make on it.
 
 use anyhow::{Context, bail};
 use nix::{libc, sys::statvfs::statvfs};
@@ -22,7 +22,7 @@ pub enum Bound {
 #[derive(Clone, Debug)]
 pub struct Certificate {
     pub path: PathBuf,
-    /// Whole days until its end, or why that cannot be read.
+    /// Whole days until the certificate expires, or the reason that it cannot be read.
     pub days_left: Result<i64, String>,
 }
 
@@ -31,11 +31,11 @@ pub struct Port {
     pub key: &'static str,
     pub protocol: &'static str,
     pub address: SocketAddr,
-    /// Why it cannot be bound, if it cannot.
+    /// The error that binding the port gives, if it fails.
     pub taken: Option<String>,
 }
 
-/// The request of a config file's key.
+/// The memory that a config file's key asks for.
 #[derive(Clone, Debug)]
 pub struct Need {
     pub key: &'static str,
@@ -53,7 +53,7 @@ pub struct Disk {
 pub enum Gpu {
     None,
     NoDriver,
-    /// Its driver's version.
+    /// A GPU whose driver has this version.
     Driver(String),
 }
 
@@ -66,28 +66,30 @@ pub struct Facts {
     pub clock_synchronized: Option<bool>,
     pub certificates: Vec<Certificate>,
     pub ports: Vec<Port>,
-    /// The mode: always, madvise or never.
+    /// The mode of transparent huge pages: always, madvise or never.
     pub transparent_huge_pages: Option<String>,
     pub numa_nodes: usize,
-    /// Prefill and decode workers among the config files, and whether all of them are kept on cores of their own.
+    /// The number of prefill and decode workers among the config files.
     pub engines: usize,
+    /// Whether all of these workers have their own cores.
     pub engines_keep_cores: bool,
     pub memory_total: u64,
     pub memory_available: u64,
     pub memory_wanted: Vec<Need>,
     pub disks: Vec<Disk>,
-    /// This program's version, and those of role programs beside it.
+    /// The version of this program.
     pub version: String,
+    /// The names and versions of the role programs beside this one.
     pub programs: Vec<(String, String)>,
     pub gpu: Gpu,
     pub wants_gpu: bool,
 }
 
-/// The role programs.
+/// The names of the role programs, without their prefix.
 const ROLES: [&str; 4] = ["coordinator", "prefill", "decode", "kvpool"];
 
 impl Facts {
-    /// Reads the system, and the config files. An error names the file, and the line if it is no TOML.
+    /// Reads the system and the config files. An error names the file, and the line if it is not valid TOML.
     pub fn gather(configs: &[PathBuf]) -> anyhow::Result<Self> {
         let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -120,7 +122,7 @@ impl Facts {
         Ok(facts)
     }
 
-    /// The requests of a role's config file. Keys that nothing here judges are the role program's to check.
+    /// Adds the demands of a role's config file. Other keys are left for the role program to check.
     fn add(&mut self, config: &toml::Table) -> anyhow::Result<()> {
         let text = |section: &str, key: &str| -> anyhow::Result<Option<String>> {
             let table = if section.is_empty() { Some(config) } else { config.get(section).and_then(toml::Value::as_table) };
@@ -187,7 +189,7 @@ pub fn bound(limits: &str, name: &str) -> Bound {
     }
 }
 
-/// The word in brackets.
+/// The selected option, which such files show in brackets.
 fn chosen(path: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
@@ -204,11 +206,11 @@ fn numa_nodes() -> usize {
     entries.filter(|entry| entry.file_name().to_str().is_some_and(is_node)).count()
 }
 
-/// The kernel's view of the clock, as a time daemon set it.
+/// Whether the kernel considers the clock synchronized, as set by a time daemon; `None` if unknown.
 fn clock_synchronized() -> Option<bool> {
-    // SAFETY: a `timex` is numbers only, for which zeros are values.
+    // SAFETY: a `timex` holds only numbers, for which all zeros is a valid value.
     let mut asked: libc::timex = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer is to one `timex`; with `modes` 0 the call changes nothing but that.
+    // SAFETY: the pointer is to one `timex`; with `modes` 0 the call only writes to it.
     match unsafe { libc::adjtimex(&raw mut asked) } {
         -1 => None,
         state => Some(state != libc::TIME_ERROR),
@@ -226,13 +228,13 @@ fn days_left(path: &Path) -> Result<i64, String> {
     Ok((end - now.as_secs().cast_signed()).div_euclid(24 * 60 * 60))
 }
 
-/// Binds it for a moment.
+/// Binds an address for a moment, and returns the error if that fails.
 fn taken(protocol: &str, address: SocketAddr) -> Option<String> {
     let bound = if protocol == "TCP" { TcpListener::bind(address).map(drop) } else { UdpSocket::bind(address).map(drop) };
     bound.err().map(|error| error.to_string())
 }
 
-/// Free bytes where a directory is, or will be.
+/// Free bytes on the disk where a directory is or will be.
 fn free(path: &Path) -> io::Result<u64> {
     let there = path.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let disk = statvfs(there)?;
@@ -264,13 +266,13 @@ fn gpu() -> Gpu {
         return Gpu::Driver(driver(&text).unwrap_or_else(|| "unknown".into()));
     }
     let reads = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
-    // NVIDIA's, and a display or 3D controller.
+    // The vendor is NVIDIA, and the class is a display or 3D controller.
     let is_gpu = |dir: PathBuf| reads(dir.join("vendor")).trim() == "0x10de" && reads(dir.join("class")).starts_with("0x03");
     let devices = fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
     if devices.map(|entry| entry.path()).any(is_gpu) { Gpu::NoDriver } else { Gpu::None }
 }
 
-/// The version in the driver's own words: the first one of numbers and dots.
+/// The version in the driver's description: the first word that consists of digits and dots.
 pub fn driver(text: &str) -> Option<String> {
     let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
     text.lines().next()?.split_whitespace().find(is_version).map(str::to_owned)

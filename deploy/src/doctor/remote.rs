@@ -1,4 +1,4 @@
-//! Checks of a cluster, by what a coordinator shows.
+//! Checks of a cluster, based on what a coordinator shows.
 
 use super::checks::{Finding, failure, good, warning};
 use anyhow::{Context, bail};
@@ -6,7 +6,7 @@ use serde::Deserialize;
 use std::time::Duration;
 
 const ANSWER: Duration = Duration::from_secs(5);
-/// Heartbeats come every second.
+/// Seconds without a heartbeat after which a member counts as silent. Heartbeats are sent every second.
 const SILENT_S: f64 = 3.0;
 
 /// The fields of `/cluster` that are read.
@@ -25,7 +25,7 @@ pub struct Member {
     pub seconds_since_heartbeat: f64,
 }
 
-/// Asks a coordinator. A URL that nothing answers at is a finding, too.
+/// Queries a coordinator. If it does not answer, that is a finding.
 pub async fn check(url: &str) -> anyhow::Result<Vec<Finding>> {
     let base = url.trim_end_matches('/').trim_end_matches("/v1");
     if !base.starts_with("http://") || reqwest::Url::parse(base).is_err() {
@@ -62,7 +62,7 @@ pub async fn check(url: &str) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Faults of members, and how many there are of each role.
+/// Faults of members, and the number of members of each role.
 pub fn members(cluster: &Cluster) -> Vec<Finding> {
     let mut findings = Vec::new();
     for Member { name, role, draining, unhealthy, seconds_since_heartbeat: silent } in &cluster.members {

@@ -1,4 +1,4 @@
-//! Several models, in pairs: a judge sees two answers to one question in both orders, and says which is better.
+//! Pairwise comparison of models: a judge sees two answers to one question in both orders, and says which is better.
 
 use super::{
     CompareArgs, Progress,
@@ -16,7 +16,7 @@ use tidemill_eval::{
     judge::{Swapped, comparing},
 };
 
-/// Two models and a case: places in their lists.
+/// Two models and a case, as indices in their lists.
 type Pair = (usize, usize, usize);
 
 pub(super) async fn compare(args: CompareArgs) -> anyhow::Result<()> {

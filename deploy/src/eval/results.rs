@@ -37,18 +37,18 @@ pub(super) struct Run {
     pub(super) cases: u64,
     /// Cases without an answer.
     pub(super) failed: Option<u64>,
-    /// `None`: it did not come to its end.
+    /// The mean score; `None` if the run did not finish.
     pub(super) score: Option<f64>,
     pub(super) passed: Option<bool>,
 }
 
-/// What became of one case.
+/// The outcome of one case.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Outcome {
     pub(super) id: String,
     pub(super) tags: Vec<String>,
     pub(super) answer: String,
-    /// Why there is no answer.
+    /// The reason that there is no answer.
     pub(super) error: Option<String>,
     pub(super) checks: Vec<Checked>,
 }
@@ -56,12 +56,12 @@ pub(super) struct Outcome {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Checked {
     pub(super) kind: &'static str,
-    /// From 0 to 1.
+    /// The score, from 0 to 1.
     pub(super) score: f64,
     pub(super) passed: bool,
 }
 
-/// Two models, by one judge.
+/// A comparison of two models by one judge.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Comparison {
     pub(super) first: String,
@@ -69,14 +69,14 @@ pub(super) struct Comparison {
     pub(super) wins: u64,
     pub(super) losses: u64,
     pub(super) ties: u64,
-    /// Share of pairs of which the judge said the same in both orders.
+    /// The share of pairs for which the judge said the same in both orders.
     pub(super) agreement: Option<f64>,
-    /// How much it prefers whoever is shown first.
+    /// The judge's mean bias in favour of the answer shown first.
     pub(super) bias: Option<f64>,
 }
 
 impl Outcome {
-    /// The mean of its checks.
+    /// The mean score of the case's checks.
     pub(super) fn score(&self) -> f64 {
         tidemill_eval::gate::mean(self.checks.iter().map(|check| check.score)).unwrap_or(0.0)
     }
@@ -93,7 +93,7 @@ impl Results {
         Ok(Self(open().with_context(|| format!("cannot keep results in {}", path.display()))?))
     }
 
-    /// A run begins; its number.
+    /// Starts a run and returns its number.
     pub(super) fn begin(&self, model: &str, judge: Option<&str>, commit: &str, cases: usize) -> anyhow::Result<i64> {
         let insert = "INSERT INTO runs (at, model, judge, \"commit\", cases) VALUES (?1, ?2, ?3, ?4, ?5)";
         self.0.execute(insert, params![unix_seconds(), model, judge, commit, cases as u64])?;
@@ -118,7 +118,7 @@ impl Results {
         Ok(())
     }
 
-    /// The newest first.
+    /// The latest runs, newest first.
     pub(super) fn list(&self, model: Option<&str>, limit: usize) -> anyhow::Result<Vec<Run>> {
         let mut select = self.0.prepare(
             "SELECT id, at, model, judge, \"commit\", cases, failed, score, passed FROM runs WHERE ?1 IS NULL OR model = ?1
@@ -127,7 +127,7 @@ impl Results {
         Ok(select.query_map(params![model, limit as i64], run)?.collect::<Result<_, _>>()?)
     }
 
-    /// The run that another one is compared with: what is wanted, or this model's last one, or another model's.
+    /// The run to compare another run with: the requested one, or else the model's last one, or else another model's.
     pub(super) fn baseline(&self, wanted: Option<&str>, model: &str, before: i64) -> anyhow::Result<Option<Run>> {
         let columns = "SELECT id, at, model, judge, \"commit\", cases, failed, score, passed FROM runs WHERE score IS NOT NULL AND id < ?1";
         let find = |rest: &str, by: &dyn rusqlite::ToSql| {
@@ -179,7 +179,7 @@ fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
     })
 }
 
-/// For people.
+/// The runs as a table of text.
 pub(super) fn table(runs: &[Run]) -> String {
     let mut out =
         format!("{:>5}  {:20}  {:24}  {:>6}  {:>6}  {:>6}  {:6}  {}\n", "run", "at", "model", "cases", "failed", "score", "gate", "commit");

@@ -1,4 +1,4 @@
-//! One model and all cases: each is asked, its answer checked, and the whole held against a gate.
+//! An evaluation of one model: asks it all cases, checks the answers, and compares the scores with a gate.
 
 use super::{
     Progress, RunArgs,
@@ -27,7 +27,7 @@ pub(super) async fn run(args: RunArgs) -> anyhow::Result<()> {
     };
     if args.judge.is_none() {
         let before = cases.len();
-        // A case that nobody can judge says nothing.
+        // Without a judge, the checks that need one are dropped, and so are cases that have no others.
         cases.iter_mut().for_each(|ready| {
             let (case, checks) = (&mut ready.case, &mut ready.checks);
             let keep: Vec<bool> = checks.iter().map(|check| !matches!(check, Compiled::Judge(_))).collect();
@@ -108,7 +108,7 @@ impl Asker<'_> {
         outcome
     }
 
-    /// Score, and whether that is enough.
+    /// The score of a check, and whether it passes.
     async fn check(&self, ready: &Ready, check: &Compiled, answer: &Answer) -> anyhow::Result<(f64, bool)> {
         let passed = match (check.passes(answer), check) {
             (Some(passed), _) => passed,
@@ -125,7 +125,7 @@ impl Asker<'_> {
     }
 }
 
-/// A case's chat. What the case says wins.
+/// The request for a case. The case's own fields take precedence.
 pub(super) fn request(ready: &Ready, max_tokens: u32) -> Value {
     let mut fields = json!({"messages": ready.case.messages(), "temperature": 0, "seed": 0, "max_tokens": max_tokens});
     for (name, value) in &ready.case.request {
@@ -134,7 +134,7 @@ pub(super) fn request(ready: &Ready, max_tokens: u32) -> Value {
     fields
 }
 
-/// An answer as a text.
+/// An answer as text, including its tool calls.
 pub(super) fn shown(answer: &Answer) -> String {
     let calls = answer.calls.iter().map(|call| format!("[calls {} with {}]", call.name, json!(call.arguments)));
     let blocked = answer.is_blocked.then(|| "[blocked by safety checks]".to_owned());

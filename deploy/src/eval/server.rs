@@ -1,4 +1,4 @@
-//! The cluster as an evaluation sees it: chats, a judge's verdicts, and what the safety checks let pass.
+//! The cluster as an evaluation uses it: chats, a judge's verdicts and the safety checks' decisions.
 
 use anyhow::{Context, bail};
 use reqwest::{
@@ -12,7 +12,7 @@ use tidemill_eval::{
     judge::Verdict,
 };
 
-/// Between two attempts, where a server that has too much to do does not say.
+/// The wait before another attempt, if an overloaded server sends no `Retry-After`.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ impl Server {
         Ok(listed["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
     }
 
-    /// A chat's answer. One that safety checks refuse is an answer, too.
+    /// A chat's answer. A block by the safety checks also counts as an answer.
     pub(super) async fn chat(&self, model: &str, fields: Value) -> anyhow::Result<Answer> {
         let (status, body) = self.ask(model, fields).await?;
         if status == StatusCode::BAD_REQUEST && body["error"]["code"] == "content_filter" {
@@ -61,7 +61,7 @@ impl Server {
         })
     }
 
-    /// What a judge says.
+    /// A judge's verdict.
     pub(super) async fn judge(&self, model: &str, fields: Value) -> anyhow::Result<Verdict> {
         let (status, body) = self.ask(model, fields).await?;
         let choice = &checked(status, &body)?["choices"][0];
@@ -87,7 +87,7 @@ impl Server {
         self.send(reqwest::Method::POST, "/chat/completions", Some(fields)).await
     }
 
-    /// Until the deadline, again where the server has too much to do.
+    /// Sends a request, and repeats it until the deadline while the server is overloaded.
     async fn send(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> anyhow::Result<(StatusCode, Value)> {
         let started = Instant::now();
         loop {

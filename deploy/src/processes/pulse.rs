@@ -1,13 +1,13 @@
-//! Whether a process still says that its event loop turns. Time is an argument.
+//! Detects a process whose event loop has stopped reporting heartbeats. Time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// The silence after which a loop counts as standing still: a multiple of what the worst moment of an overloaded machine takes.
+/// The silence after which an event loop counts as hung: a multiple of the longest pause seen on an overloaded machine.
 pub(super) const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// The most silence that is counted between two looks. If more time has passed, this process itself stood still.
+/// The most silence that is counted between two checks. If more time has passed, this process itself was paused.
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
-/// The beats that were heard of one process.
+/// The heartbeats of one process.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
     beats: u64,
@@ -16,8 +16,8 @@ pub(super) struct Pulse {
 }
 
 impl Pulse {
-    /// Takes the number of beats since the process began, and says whether it has been silent for too long. A process that has not begun to
-    /// beat is still starting.
+    /// Takes the number of beats since the process started, and returns whether it has been silent for too long. A process that has not
+    /// sent a beat yet is still starting.
     pub(super) fn is_lost(&mut self, now: Instant, beats: u64) -> bool {
         let passed = self.looked.replace(now).map_or(Duration::ZERO, |looked| now.saturating_duration_since(looked));
         self.silence = if beats == self.beats { self.silence + passed.min(LOOK_MAX) } else { Duration::ZERO };

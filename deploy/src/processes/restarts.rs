@@ -1,4 +1,4 @@
-//! When a process that crashed is started again: later each time, and not for ever. Time is an argument.
+//! Restart policy of a crashed process: exponential backoff, and an upper limit on restarts. Time is an argument.
 
 use std::{
     collections::VecDeque,
@@ -7,15 +7,15 @@ use std::{
 
 /// Crashes longer ago than this are forgiven.
 pub(super) const WINDOW: Duration = Duration::from_secs(300);
-/// Before the first restart; each further one waits twice as long,
+/// The wait before the first restart; it doubles with each crash, up to [`LONGEST`].
 const FIRST: Duration = Duration::from_millis(200);
-/// up to this.
+/// The longest wait before a restart.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// One process's crashes.
 #[derive(Debug)]
 pub(super) struct Restarts {
-    /// Within the window.
+    /// The most restarts within the window.
     max: u32,
     recent: VecDeque<Instant>,
 }
@@ -25,7 +25,7 @@ impl Restarts {
         Self { max, recent: VecDeque::new() }
     }
 
-    /// It crashed now: how long to wait before it is started again. `None`: it keeps failing.
+    /// Records a crash and returns the wait before the restart, or `None` if the process keeps failing.
     pub(super) fn crashed(&mut self, now: Instant) -> Option<Duration> {
         while self.recent.front().is_some_and(|crash| now.duration_since(*crash) > WINDOW) {
             self.recent.pop_front();
@@ -38,7 +38,7 @@ impl Restarts {
         Some(FIRST.saturating_mul(1 << before.min(16)).min(LONGEST))
     }
 
-    /// Of the crashes that count, this was which.
+    /// The number of crashes within the window, as of the last one.
     pub(super) fn count(&self) -> usize {
         self.recent.len()
     }

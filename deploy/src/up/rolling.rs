@@ -1,15 +1,15 @@
-//! A rolling restart: process after process ends in good order and is started again, so that clients notice nothing.
+//! A rolling restart: one process after another drains, ends and is restarted, so that clients notice nothing.
 
 use std::{
     collections::VecDeque,
     time::{Duration, Instant},
 };
 
-/// Processes that are still to be restarted, by name.
+/// A rolling restart's state: the names of the processes that are still to be restarted, and the one being restarted.
 #[derive(Debug, Default)]
 pub(super) struct Rolling {
     left: VecDeque<String>,
-    /// The one that is being restarted, since when, and the process id that it had.
+    /// The process being restarted.
     now: Option<Turn>,
 }
 
@@ -21,17 +21,17 @@ pub(super) struct Turn {
 }
 
 impl Rolling {
-    /// All of these, in this order; what an earlier call has left is done again with them.
+    /// Starts a restart of all these processes, in this order. Replaces what an earlier call has left to do.
     pub(super) fn begin(&mut self, names: impl IntoIterator<Item = String>) {
         self.left = names.into_iter().collect();
     }
 
-    /// The process whose restart is not over yet.
+    /// The process being restarted.
     pub(super) fn turn(&self) -> Option<&Turn> {
         self.now.as_ref()
     }
 
-    /// The next name, if no restart is under way. Whoever takes it says with [`started`](Self::started) that it ends now.
+    /// Takes the next name, if no process is being restarted. The caller asks that process to end, and calls [`started`](Self::started).
     pub(super) fn next(&mut self) -> Option<String> {
         if self.now.is_some() { None } else { self.left.pop_front() }
     }
@@ -40,13 +40,13 @@ impl Rolling {
         self.now = Some(Turn { name, old_pid, began: now });
     }
 
-    /// The new process serves. Returns whether it was the last one.
+    /// Records that the new process serves. Returns whether it was the last one.
     pub(super) fn done(&mut self) -> bool {
         self.now = None;
         self.left.is_empty()
     }
 
-    /// A process that does not come back ends the rolling restart: the others stay as they are. Its name.
+    /// Cancels the rolling restart if a process has not come back in time, and returns its name. The others stay as they are.
     pub(super) fn overdue(&mut self, now: Instant, within: Duration) -> Option<String> {
         let turn = self.now.take_if(|turn| now.duration_since(turn.began) > within)?;
         self.left.clear();

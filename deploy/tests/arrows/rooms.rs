@@ -1,5 +1,5 @@
-//! The gateway's rooms, the top-level modules of its crate, use each other as `docs/ARCHITECTURE.md` §7 lists, no more and no less; no room
-//! and no file of it is part of a circle. Tests within files are left out, as the manifests' list leaves out tests' dependencies.
+//! The gateway's rooms, the top-level modules of its crate, use each other exactly as `docs/ARCHITECTURE.md` §7 lists. Neither rooms nor
+//! files form cycles. Tests within files are left out, as the list of crates leaves out tests' dependencies.
 
 use super::{Arrows, listed};
 use std::{
@@ -46,7 +46,7 @@ fn arrows_are_found_however_they_are_written() {
     assert_eq!(between(&files, "b", "d"), ["b::c → d"]);
 }
 
-/// Reads all files of a crate but its root and those that are tests.
+/// Reads all files of a crate except its root and its tests.
 fn read(src: &Path) -> Sources {
     let mut sources = Sources::new();
     let mut dirs = vec![src.to_owned()];
@@ -85,7 +85,7 @@ fn arrows(sources: &Sources) -> Arrows {
     sources.iter().map(|(module, text)| (module.clone(), used(module, text))).collect()
 }
 
-/// All paths in a text: those of `use` items, spelt out, and those in code.
+/// All paths in a text: those of `use` items, expanded, and those in code.
 fn paths(text: &str) -> Vec<Vec<String>> {
     let mut paths = Vec::new();
     let mut code = Vec::new();
@@ -127,7 +127,7 @@ fn spelt_out(tree: &str) -> Vec<Vec<String>> {
     parts.flat_map(spelt_out).map(|end| start.iter().cloned().chain(end).collect()).collect()
 }
 
-/// The module that a path written in `module` leads to, if it is one of the sources: the longest beginning that names one.
+/// The module that a path written in `module` refers to, if it is one of the sources: the longest prefix that names one.
 fn resolved(sources: &Sources, module: &str, path: &[String]) -> Option<String> {
     let own: Vec<_> = module.split("::").map(str::to_owned).collect();
     let supers = path.iter().take_while(|part| *part == "super").count();
@@ -135,7 +135,7 @@ fn resolved(sources: &Sources, module: &str, path: &[String]) -> Option<String> 
         "crate" => path[1..].to_vec(),
         "super" => [&own[..own.len().checked_sub(supers)?], &path[supers..]].concat(),
         "self" => [&own[..], &path[1..]].concat(),
-        // A child of this module; anything else is another crate's, or was imported.
+        // A child of this module; anything else belongs to a different crate, or was imported.
         child if sources.contains_key(&format!("{module}::{child}")) => [&own[..], path].concat(),
         _ => return None,
     };
@@ -152,7 +152,7 @@ fn room(module: &str) -> &str {
     module.split("::").next().unwrap_or(module)
 }
 
-/// What each room uses, itself left out.
+/// The rooms that each room uses, other than itself.
 fn rooms(files: &Arrows) -> Arrows {
     let mut rooms = Arrows::new();
     for (module, uses) in files {
@@ -162,14 +162,14 @@ fn rooms(files: &Arrows) -> Arrows {
     rooms
 }
 
-/// The arrows of files that make one room use another.
+/// The arrows between files that make one room use the other.
 fn between(files: &Arrows, user: &str, used: &str) -> Vec<String> {
     let of_user = files.iter().filter(|(module, _)| room(module) == user);
     let arrows = of_user.flat_map(|(module, uses)| uses.iter().map(move |target| (module, target)));
     arrows.filter(|(_, target)| room(target) == used).map(|(module, target)| format!("{module} → {target}")).collect()
 }
 
-/// The groups whose members all lead to each other.
+/// The cycles: groups whose members can all reach each other.
 fn circles(arrows: &Arrows) -> Vec<Vec<String>> {
     let reached: BTreeMap<_, _> = arrows.keys().map(|start| (start, reached(arrows, start))).collect();
     let mut circles = BTreeSet::new();
@@ -180,7 +180,7 @@ fn circles(arrows: &Arrows) -> Vec<Vec<String>> {
     circles.into_iter().collect()
 }
 
-/// Everything that arrows lead to from here.
+/// All modules that can be reached from `start`.
 fn reached(arrows: &Arrows, start: &str) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
     let mut open = vec![start];

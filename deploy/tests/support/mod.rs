@@ -1,4 +1,4 @@
-//! A real cluster for a test: `tidemill up` as a user starts it, spoken to over HTTP.
+//! A real cluster for a test: `tidemill up` as a user starts it, accessed over HTTP.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file includes this module and uses its part")]
 
@@ -25,11 +25,10 @@ impl Cluster {
         Self::start_with(&[(MODEL_NAME, MODEL)], flags)
     }
 
-    /// The same of other models: names and directories.
+    /// Starts a cluster of other models, given as names and directories.
     pub fn start_with(models: &[(&str, &str)], flags: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tidemill"))
-            // What is promised bit by bit is promised on the CPU.
-            // Who crashes a process wants to see it gone.
+            // Exactness is promised on the CPU. Tests that crash a process expect it to stay gone.
             .args(["up", "--http", "127.0.0.1:0", "--log", "warn", "--device", "cpu", "--restarts", "0"])
             .args(models.iter().flat_map(|(name, dir)| ["--model", dir, "--served-model-name", name]))
             .args(flags)
@@ -43,7 +42,7 @@ impl Cluster {
         Self { child: Some(child), url, http }
     }
 
-    /// Ends the cluster as an operator does, and checks that it ended well.
+    /// Ends the cluster as an operator does, and checks that it ended without errors.
     pub fn stop(mut self) {
         let mut child = self.child.take().expect("running");
         let pid = nix::unistd::Pid::from_raw(child.id() as i32);
@@ -69,7 +68,7 @@ impl Cluster {
         (status, response.text().await.expect("a whole body"))
     }
 
-    /// GET of a path beside `/v1`.
+    /// Sends GET to a path beside `/v1`, and returns the body.
     pub async fn get(&self, path: &str) -> String {
         let url = self.url.replace("/v1", path);
         self.http.get(url).send().await.expect("the front door answers").text().await.expect("text")
@@ -97,7 +96,7 @@ impl Cluster {
         member(&self.cluster().await, name)["pid"].as_u64().expect("a pid") as u32
     }
 
-    /// Waits until a process is no member any more.
+    /// Waits until a process is no longer a member.
     pub async fn gone(&self, pid: u32) {
         self.until("the process being gone", |c| c["members"].as_array().expect("members").iter().all(|m| m["pid"] != pid)).await;
     }
@@ -113,14 +112,14 @@ impl Cluster {
         serde_json::from_str(&self.get("/cluster").await).expect("JSON")
     }
 
-    /// Sum of a metric over its labels, of lines that contain all of `labels`.
+    /// The sum of a metric over the lines that contain all of `labels`.
     pub async fn metric(&self, name: &str, labels: &[String]) -> f64 {
         let text = self.get("/metrics").await;
         let lines = text.lines().filter(|l| l.starts_with(name) && labels.iter().all(|label| l.contains(label.as_str())));
         lines.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// The same, once two heartbeats have brought what workers counted.
+    /// The sum of a metric after two heartbeats, which bring the workers' counters.
     pub async fn settled_metric(&self, name: &str, labels: &[String]) -> f64 {
         tokio::time::sleep(Duration::from_millis(2500)).await;
         self.metric(name, labels).await
@@ -151,7 +150,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Greedy without a seed, else drawn with a mix of sampling settings.
+    /// The request's body: greedy without a seed, and sampled with a mix of settings with one.
     pub fn body(&self) -> Value {
         let mut body = json!({
             "model": MODEL_NAME, "prompt": self.prompt, "max_tokens": self.max_tokens,
@@ -214,7 +213,7 @@ pub async fn complete(cluster: &Cluster, case: &Case) -> Answer {
     Answer { tokens, usage: body["usage"].clone() }
 }
 
-/// Runs all cases, `at_once` at a time; answers in order.
+/// Runs all cases, `at_once` at a time. The answers are in the order of the cases.
 pub async fn complete_all(cluster: &Cluster, cases: &[Case], at_once: usize) -> Vec<Answer> {
     use futures_util::StreamExt;
     futures_util::stream::iter(cases).map(|case| complete(cluster, case)).buffered(at_once).collect().await
@@ -231,12 +230,12 @@ pub fn reusable(case: &Case) -> u64 {
     ((case.prompt.len() - 1) / 16 * 16) as u64
 }
 
-/// What a decode worker answers alone: no prefill worker, no pool.
+/// The answers of a decode worker alone, without prefill workers and pool nodes.
 pub async fn reference(cases: &[Case]) -> Vec<Answer> {
     reference_with(&[], cases).await
 }
 
-/// The same, of a model that `flags` make another.
+/// The answers of a decode worker alone, with flags that change the model's outputs.
 pub async fn reference_with(flags: &[&str], cases: &[Case]) -> Vec<Answer> {
     let cluster = Cluster::start(&[&["--prefill", "0", "--kvpool", "0"], flags].concat());
     let answers = complete_all(&cluster, cases, 1).await;
@@ -248,10 +247,10 @@ pub async fn reference_with(flags: &[&str], cases: &[Case]) -> Vec<Answer> {
     answers
 }
 
-/// So little memory that a worker must read its blocks again.
+/// A memory so small that a worker must read its blocks again.
 pub const SHORT_OF_MEMORY: &[&str] = &["--kv-memory", "1MiB", "--threads", "1"];
 
-/// More blocks than a worker's device memory holds, every second case seeded.
+/// Cases with more blocks than a worker's device memory holds; every second one is seeded.
 pub fn mixed_cases(seed: u64) -> Vec<Case> {
     let mut numbers = Numbers(seed);
     let lengths = [17, 100, 200, 320, 513, 640, 777, 900, 1024, 1200];
@@ -263,7 +262,7 @@ pub fn mixed_cases(seed: u64) -> Vec<Case> {
     lengths.into_iter().enumerate().map(case).collect()
 }
 
-/// Every full block of a prompt goes to a prefill worker, however short: the scheduler would keep short ones local.
+/// Sends every full block of a prompt to a prefill worker: by default, the scheduler keeps short prompts local.
 pub const DISAGGREGATED: &[&str] = &["--local-tail-tokens", "0"];
 
 /// Pseudo-random numbers that are the same in every run (SplitMix64, Steele et al. 2014).

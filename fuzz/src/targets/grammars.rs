@@ -1,5 +1,5 @@
-//! Schemas, expressions and grammars: each is compiled or refused by the helper within its limits, and what has passed is compiled here, as
-//! a worker does, and followed for some tokens.
+//! Schemas, expressions and grammars: the helper compiles or refuses each within its limits. Accepted ones are also compiled here, as in a
+//! worker, and followed for some tokens.
 
 use super::tree;
 use crate::{
@@ -47,10 +47,10 @@ pub(crate) const GRAMMARS: Target = Target {
     short: 150,
 };
 
-/// What has passed is compiled here within a second, as there, and then followed.
+/// The CPU time of a case: grammars that the helper accepts are also compiled here, which takes at most a second, and then followed.
 const CPU_MAX: Duration = Duration::from_secs(5);
 const BYTES_MAX: usize = 2 * MEMORY_BYTES;
-/// How far a grammar is followed.
+/// The most tokens for which a grammar is followed.
 const TOKENS: usize = 40;
 
 fn open(ask: fn(&mut Dice) -> Question) -> anyhow::Result<Box<dyn Subject>> {
@@ -74,7 +74,7 @@ fn open(ask: fn(&mut Dice) -> Question) -> anyhow::Result<Box<dyn Subject>> {
             (Ok(_), Question::Grammar { grammar, .. }) => grammar.clone(),
             (Err(AskError::Refused(GrammarError::Invalid(problem))), _) if problem.contains("report this") => return Err(problem),
             (Err(AskError::Refused(_)), _) => return Ok(()),
-            // The machine had too much else to do.
+            // The machine was too busy.
             (Err(AskError::Unavailable(error)), _) if error.kind() == std::io::ErrorKind::TimedOut => return Ok(()),
             (Err(AskError::Unavailable(error)), _) => return Err(format!("there is no answer: {error}")),
         };
@@ -87,7 +87,7 @@ fn follow(compiler: &Compiler, grammar: Grammar, dice: &mut Dice) -> Result<(), 
     let constraint = Constraint { grammar, end_tokens: vec![1], ends_late: dice.one_in(2) };
     let Ok(mut matcher) = Matcher::new(&compiled, &constraint, &[]) else { return Ok(()) };
     for _ in 0..TOKENS {
-        // A grammar may lead to where nothing is allowed, or take too much there: its sequence ends with an error.
+        // A grammar may reach a state in which nothing is allowed, or in which a mask is too complex: the sequence then ends with an error.
         let Ok(mask) = matcher.mask() else { return Ok(()) };
         let allowed: Vec<u32> = mask.tokens().collect();
         if allowed.is_empty() {
@@ -123,7 +123,7 @@ fn schema_text(dice: &mut Dice) -> String {
         json::mutate(dice, &mut tree, &keys);
     }
     let text = json::text(dice, &tree);
-    // A question is what a body was read to.
+    // As in a question, the text is JSON that was parsed from a body and serialized again.
     serde_json::from_str::<Value>(&text).unwrap_or(tree).to_string()
 }
 
@@ -161,7 +161,7 @@ fn schema(dice: &mut Dice, depth: usize) -> Value {
             "properties" | "patternProperties" | "dependentSchemas" | "definitions" | "$defs" => named(dice, depth),
             "allOf" | "anyOf" | "oneOf" | "prefixItems" => {
                 let one = several(dice, depth);
-                // The same several times over.
+                // Repeats the same items several times.
                 match (dice.one_in(5), one) {
                     (true, Value::Array(items)) => Value::Array(items.iter().cycle().take(items.len() * dice.few(12)).cloned().collect()),
                     (_, one) => one,
@@ -308,7 +308,7 @@ const EXPRESSION_WORDS: &[&str] = &[
     "~(a)",
 ];
 
-/// As clients send it: what looks like GBNF is turned into Lark first.
+/// A grammar as clients send it. Text that looks like GBNF is first translated to Lark.
 fn grammar(dice: &mut Dice) -> String {
     let seed = *dice.pick(GRAMMAR_SEEDS);
     let mut made = match dice.below(3) {

@@ -1,7 +1,7 @@
-//! A model that calls a tool a number of times and then answers, for trying coding agents against it. It does not run by itself:
+//! A model that calls a tool a number of times and then answers, for trying out coding agents. It only runs on request:
 //!
 //! ```sh
-//! AGENTS_HTTP=127.0.0.1:8123 AGENTS_TURNS=20 cargo test --release -p tidemill-coordinator --test scenarios agents -- --ignored --nocapture
+//! AGENTS_HTTP=127.0.0.1:8123 AGENTS_TURNS=20 cargo test --release -p tidemill-scenarios --test scenarios agents -- --ignored --nocapture
 //! ```
 //!
 //! serves it for `AGENTS_SECONDS` (600), with `AGENTS_TURNS` (1) calls. Point an agent at it, and give it any task. Each prompt's length is

@@ -15,7 +15,7 @@ async fn a_body_is_parsed_once_whoever_looks_at_it() {
     let parses = &listen().parses;
     let cluster = Cluster::start(|flags| {
         flags.feedback = Some(FeedbackFlags::default());
-        // A rule that looks at the text.
+        // A rule that inspects the text.
         flags.router = Some(RouterFlags::default());
         flags.route = vec![RouteFlags { language: vec!["deu".into()], model: Some("tiny".into()), ..RouteFlags::default() }];
     })

@@ -19,7 +19,7 @@ impl Events {
         Self { response, read: String::new() }
     }
 
-    /// `None` when the stream has ended.
+    /// The next event's name and data, or `None` at the end of the stream.
     async fn next(&mut self) -> Option<(String, Value)> {
         loop {
             if let Some((event, rest)) = self.read.split_once("\n\n") {
@@ -87,7 +87,7 @@ async fn viewers_see_the_cluster_and_each_request_that_ends() {
     assert_eq!((&request["completion_tokens"], &request["path"]["decode_worker"]), (&json!(2), &json!("decode-0")), "{request}");
     assert!(request["age_ms"].as_u64().unwrap() < 10_000 && request["ttft_ms"].as_f64().unwrap() > 0.0, "{request}");
 
-    // A viewer does not hold up the end.
+    // A viewer does not delay the shutdown.
     tokio::join!(async { while events.next().await.is_some() {} }, cluster.stop());
 }
 

@@ -1,4 +1,4 @@
-//! Workers that die in the middle: the client must not notice, and nothing may leak.
+//! Workers that die in the middle of an answer: the client must not notice, and nothing may leak.
 
 use crate::support::{Cluster, Script, decode, pool, prefill};
 use serde_json::{Value, json};
@@ -77,7 +77,7 @@ async fn what_a_pool_node_holds_is_not_computed_again() {
     assert_eq!(cluster.ask("/v1/completions", salted).await.0, 200);
     assert!(prefill.messages.recv().await.is_some(), "another tenant finds nothing");
 
-    // A gap in the events: the node is asked to start again, with an empty index.
+    // There is a gap in the events, so the node is asked to start again, with an empty index.
     pool.say.send(WorkerEvent::PoolEvents { from: 99, events: Vec::new() }).unwrap();
     while cluster.get("/cluster").await.json::<Value>().await.unwrap()["members"]
         .as_array()

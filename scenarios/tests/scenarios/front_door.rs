@@ -82,7 +82,7 @@ async fn choices_share_one_prefill_job_and_differ_in_seed() {
     assert_eq!(seeds, [10, 11, 12]);
     let job = prefill.expect(|message| if let ToWorker::Prefill(job) = message { Some(job) } else { None }).await;
     assert_eq!((job.blocks, job.tokens.to_vec()), (2, prompt[..32].to_vec()));
-    // The sequences may end before the prefill worker says that it is done: then its job is cancelled.
+    // The sequences may end before the prefill worker reports that it is done: then its job is cancelled.
     let more = std::iter::from_fn(|| prefill.messages.try_recv().ok()).filter(|message| matches!(message, ToWorker::Prefill(_)));
     assert_eq!(more.count(), 0, "one job serves all choices");
     cluster.stop().await;

@@ -21,11 +21,11 @@ use tidemill_gateway::features::grammars::{
 };
 use tidemill_proto::grammar::Grammar;
 
-/// The kernel checks a process's CPU time at its ticks.
+/// The most CPU time of a question, with a margin, since the kernel only checks a process's CPU time at its ticks.
 const CPU_MAX: Duration = Duration::from_millis(CPU_S * 1000 + 250);
 
 fn helper() -> Handle {
-    // The vocabulary and some room, as the fixtures' engines have it.
+    // The vocabulary's size, padded as in the fixtures' engines.
     let model = Model { tokenizer: fixture("llama3").join("tokenizer.json"), width: 512 };
     Handle::start(program(), vec![model]).unwrap()
 }
@@ -114,7 +114,7 @@ async fn what_took_a_coordinator_minutes_or_gigabytes_is_refused_and_the_next_re
     cluster.stop().await;
 }
 
-/// The schema is not rewritten first, so that only the limits stop it.
+/// The schema is not rewritten first, so only the process's limits stop it.
 #[test]
 fn what_the_compiler_does_not_bound_ends_at_the_limits_of_its_process() {
     let helper = helper();
@@ -161,7 +161,7 @@ fn a_session_ends_with_what_is_left_of_its_request() {
     let long = grammar(Grammar::JsonSchema(intersected(12).to_string().into()));
     let takes = {
         let mut session = helper.session().unwrap();
-        // Refused or not, it has an answer.
+        // It gets an answer, even if it is refused.
         assert!(!matches!(session.ask(&long), Err(AskError::Unavailable(_))));
         session.cpu()
     };
@@ -285,7 +285,7 @@ fn any_expression() -> impl Strategy<Value = String> {
     })
 }
 
-/// Rules that refer to one another in any way, endlessly as well.
+/// Rules that refer to one another in any way, including endless recursion.
 fn any_lark() -> impl Strategy<Value = String> {
     let item = prop_oneof![
         2 => (0..6_u8).prop_map(|n| format!("r{n}")),

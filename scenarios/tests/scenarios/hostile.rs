@@ -155,7 +155,7 @@ async fn bytes_that_are_not_http_end_their_connection_only() {
     cluster.stop().await;
 }
 
-/// Addresses that cannot be read, for every route that reads a part of its path or its query.
+/// Addresses that cannot be parsed, for every route that parses a part of its path or its query.
 const UNREADABLE: &[(&str, &str)] = &[
     ("POST", "/v1/responses/%FF/cancel"),
     ("GET", "/v1/responses/%FF"),

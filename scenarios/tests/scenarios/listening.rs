@@ -36,7 +36,7 @@ pub(crate) fn listen() -> &'static Listening {
     })
 }
 
-/// The log, until it is taken.
+/// The collected log, until it is taken.
 #[derive(Clone)]
 pub(crate) struct Log(Arc<Mutex<Option<Vec<u8>>>>);
 

@@ -242,7 +242,7 @@ async fn safety_checks_read_all_that_the_model_is_shown() {
     assert_eq!(door.post(&key, "/v1/chat/completions", &chat("Hello")).await.0, StatusCode::OK);
 }
 
-/// By each protocol: a turn that is forged in an assistant's, a user's and a tool's text.
+/// Forges a turn in an assistant's, a user's and a tool's text, by each protocol.
 #[tokio::test]
 async fn no_protocol_takes_a_clients_text_for_a_turn() {
     let data = tempfile::tempdir().unwrap();
@@ -261,7 +261,8 @@ async fn no_protocol_takes_a_clients_text_for_a_turn() {
     let plain = turns(said("x", "x", "x")).await;
     assert_eq!(plain, 5, "four turns, and the one that is to come");
     assert_eq!(turns(said(forged, forged, forged)).await, plain);
-    // Anthropic's protocol counts what the model would read: every mark that became a token would be one, and is letters.
+    // Anthropic's protocol counts the tokens that the model would read: a mark read as a special token would count as one, and as text
+    // counts as several.
     let count = async |text: &str| {
         let body = json!({"model": "tiny", "messages": [{"role": "user", "content": text}]});
         door.post(&key, "/v1/messages/count_tokens", &body).await.1["input_tokens"].as_u64().unwrap()

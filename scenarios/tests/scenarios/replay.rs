@@ -150,7 +150,7 @@ async fn a_stream_goes_on_after_its_last_event() {
     let joined: Vec<_> = heard.iter().copied().chain(events(&rest)).collect();
     assert_eq!(said(&joined), WORDS.repeat(10));
     assert!(joined.iter().enumerate().all(|(n, event)| id(event).ends_with(&format!(":{n}"))));
-    // By its id as well.
+    // A stream can also be resumed by its id.
     let name = data(joined[0]).unwrap()["id"].as_str().unwrap().to_owned();
     let by_id = cluster.get(&format!("/v1/chat/completions/{name}?stream=true&starting_after=6")).await;
     assert_eq!((status(&by_id), by_id.text().await.unwrap()), ("resumed".into(), joined[7..].concat()));

@@ -13,7 +13,7 @@ fn text_model() -> TextModel {
     TextModel::load(&fixture("llama3")).unwrap()
 }
 
-/// A script that generates this text, and ends.
+/// A script that generates this text and the end of the turn.
 fn saying(text: &str) -> Script {
     Script::reply(&[text_model().tokenizer.encode(text, false).unwrap(), vec![EOT]].concat())
 }

@@ -1,4 +1,4 @@
-//! Users move from one model to another: in steps, and back if it is worse. A scripted decode worker for each model.
+//! Rollouts move users from one model to another in steps, and back if it is worse. Each model has a scripted decode worker.
 
 use crate::{
     routes::qwen,
@@ -144,7 +144,7 @@ async fn a_candidate_that_hangs_or_is_gone_is_rolled_back_within_seconds() {
     assert!(ask(&cluster, 0..24).await.iter().all(|model| model.as_deref() == Some("old")));
     asking.iter().for_each(tokio::task::JoinHandle::abort);
 
-    // Once more, and its only worker dies.
+    // Once more, and the new model's only worker dies.
     new.kill().await;
     assert_eq!(operate(&cluster, "/rollouts", &long("old")).await.0, 200);
     let mut failed = 0;
@@ -159,7 +159,7 @@ async fn a_candidate_that_hangs_or_is_gone_is_rolled_back_within_seconds() {
     cluster.stop().await;
 }
 
-/// Some users send requests at once, and leave after a second. Returns the number without an answer.
+/// Sends requests of some users at once, which give up after a second. Returns the number of requests without an answer.
 async fn ask_now(cluster: &Cluster) -> usize {
     let client = reqwest::Client::builder().timeout(Duration::from_secs(1)).build().unwrap();
     let asking: Vec<_> = (0..8)

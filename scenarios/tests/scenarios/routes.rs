@@ -159,7 +159,7 @@ async fn a_request_overflows_to_a_model_that_has_time() {
     let _small = cluster.join("decode-0", decode(), Script::reply(&[8, 9])).await;
     let (_, _, model, why) = ask(&cluster, "/v1/completions", &[], &complete("chat")).await;
     assert_eq!((model.as_str(), why.as_str()), ("small", "rule 1"));
-    // A limit that no model keeps sends requests to the faster one.
+    // If no model meets the limit, requests go to the faster one.
     let (status, _, model, why) = ask(&cluster, "/v1/completions", &[], &complete("strict")).await;
     assert_eq!(status, 200);
     assert_eq!(model == "large", why.contains("overflow: small would take"), "{model} {why}");

@@ -341,7 +341,7 @@ async fn a_flood_in_a_full_queue_gives_way_and_is_told() {
         flags.queue_max = Some(8);
     })
     .await;
-    // Its memory holds only a few sequences, and they do not end.
+    // The worker's memory holds only a few sequences, and they do not end.
     let engine = tidemill_proto::message::EngineInfo { device_blocks: 4, ..crate::support::engine() };
     let script = Script { stall_after: 0, ..Script::reply(&[40]) };
     let _worker = cluster.join("decode-0", tidemill_proto::message::RoleInfo::Decode(engine), script).await;

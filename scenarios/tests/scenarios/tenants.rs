@@ -97,7 +97,7 @@ async fn a_door_is_open_until_there_is_a_key_and_then_closed_for_good() {
     assert_eq!(cluster.get("/health").await.status(), 200);
     cluster.stop().await;
 
-    // The same after a restart, without an operators' port: then the cluster's state is not visible.
+    // Keys are still required after a restart. Without an operators' port, the cluster's state is not visible.
     let again = Cluster::start(|flags| flags.data = Some(data.path().to_owned())).await;
     assert_eq!(
         (again.get("/v1/models").await.status(), again.get("/cluster").await.status()),
@@ -206,7 +206,7 @@ async fn tokens_are_reserved_for_all_choices_and_what_is_not_used_comes_back() {
     let never = ask(with_n(40, 3)).await;
     assert_eq!(never.status(), 400);
     assert_eq!(never.json::<Value>().await.unwrap()["error"]["code"], "request_too_large");
-    // 4 tokens of prompt and 90 of answer are reserved; 6 are answered.
+    // 4 tokens of prompt and 90 of answer are reserved; the answer has 6.
     let answer = ask(with_n(90, 1)).await;
     assert_eq!((answer.status().as_u16(), &*header(&answer, "x-ratelimit-remaining-tokens")), (200, "6"));
     assert_eq!(answer.json::<Value>().await.unwrap()["usage"]["total_tokens"], 10);
@@ -216,7 +216,7 @@ async fn tokens_are_reserved_for_all_choices_and_what_is_not_used_comes_back() {
     // 10 and 28 were used.
     let refused = ask(with_n(60, 1)).await;
     assert_eq!((refused.status().as_u16(), &*header(&refused, "x-ratelimit-remaining-tokens")), (429, "62"));
-    // A client that leaves gives back what it did not use.
+    // The unused reservation of a client that disconnects is returned.
     while worker.messages.try_recv().is_ok() {}
     let stream = json!({"model": "tiny", "prompt": [9], "max_tokens": 50, "stream": true, "ignore_eos": true});
     drop(ask(stream).await);
@@ -349,7 +349,7 @@ async fn what_was_used_is_written_down_once_and_limits_outlive_a_restart() {
 
 #[tokio::test]
 async fn a_secret_is_in_no_log_no_metric_and_no_error() {
-    // On all threads: a key must not be logged by a compute thread either.
+    // The log of all threads: compute threads must not log a key either.
     let log = &listen().log;
     let data = tempfile::tempdir().unwrap();
     let (cluster, _worker) = start(data.path(), |_| ()).await;
@@ -373,7 +373,7 @@ async fn a_secret_is_in_no_log_no_metric_and_no_error() {
         if path.is_dir() {
             files.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
         } else {
-            // A database that is being closed removes its journal.
+            // A database removes its journal when it is closed.
             let bytes = std::fs::read(&path).or_else(|error| if error.kind() == NotFound { Ok(Vec::new()) } else { Err(error) });
             assert!(!String::from_utf8_lossy(&bytes.unwrap()).contains(&secret[15..30]), "{}", path.display());
         }

@@ -36,11 +36,11 @@ mutations! {
     DropLease = "drop-lease",
     /// A coordinator accepts a worker's messages under an old epoch.
     ObeyStaleEpoch = "obey-stale-epoch",
-    /// A worker is not told that a sequence is cancelled, and keeps its blocks.
+    /// A worker is not notified of a cancelled sequence, and keeps its blocks.
     ForgetCancel = "forget-cancel",
     /// A sequence continues one token too early at its next worker.
     ResumeEarly = "resume-early",
-    /// A worker is not told that no worker computes its missing blocks any more.
+    /// A worker is not notified that its missing blocks are no longer being computed.
     ForgetStopWaiting = "forget-stop-waiting",
     /// A request's deadline is lost.
     LoseDeadline = "lose-deadline",

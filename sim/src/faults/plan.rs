@@ -38,7 +38,7 @@ pub(crate) struct Trouble {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
-    /// A crash; `silently` if the host fails with the process.
+    /// A crash; `silently` if the host fails along with the process.
     Crash {
         process: Process,
         silently: bool,
@@ -83,7 +83,7 @@ pub(crate) enum Change {
     },
 }
 
-/// A broken path: no message from one process reaches the other.
+/// A broken path, on which no message from one process reaches the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     pub(crate) from: Process,
@@ -91,7 +91,7 @@ pub(crate) struct Cut {
 }
 
 const MODEL: &str = "smollm-135m";
-/// The start of the requests' time, two seconds after the world's own.
+/// The time from which requests arrive.
 const WARM: Duration = Duration::from_secs(2);
 /// The largest rate error of a clock, in parts per million. Real ones are a thousand times smaller.
 const PPM_MAX: u32 = 10_000;
@@ -238,7 +238,7 @@ fn clients(
     (asks, manners, (first_probe..first_probe + 4 * coordinators).collect())
 }
 
-/// A request. Prompts share their beginnings, so that blocks are shared. `endless`: the answer is as long as possible.
+/// A random request. Prompts share prefixes, so that blocks are shared. If `endless`, the answer is as long as possible.
 fn ask(random: &mut Random, at: Duration, (tokens_max, longest): (u32, u32), endless: bool) -> Ask {
     let input_tokens = if random.unit() < 0.2 { random.between(1, 20) } else { random.between(17, tokens_max / 2) };
     let (room, most) = (tokens_max - input_tokens, pick(random, &[60, longest]));
@@ -250,7 +250,7 @@ fn ask(random: &mut Random, at: Duration, (tokens_max, longest): (u32, u32), end
 
 fn troubles(random: &mut Random, processes: &[Process], pools: usize, moments: &[Duration]) -> Vec<Trouble> {
     let mut troubles = Vec::new();
-    // Sometimes there are few faults, so that the effect of each shows by itself.
+    // Sometimes there are few faults, so that the effect of each shows on its own.
     let count = if random.unit() < 0.3 { random.between(0, 2) } else { random.between(3, 16) };
     for _ in 0..count {
         let after = Duration::from_secs_f64(random.exponential(5.0));
@@ -261,7 +261,7 @@ fn troubles(random: &mut Random, processes: &[Process], pools: usize, moments: &
         troubles.push(Trouble { at: QUIET, change: Change::Resume { process } });
         troubles.push(Trouble { at: QUIET, change: Change::Restart { process } });
     }
-    // Processes that were draining then have ended a little later.
+    // Processes that were still draining at that time have ended a second later.
     for &process in processes {
         troubles.push(Trouble { at: QUIET + Duration::from_secs(1), change: Change::Restart { process } });
     }

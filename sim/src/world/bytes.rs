@@ -1,6 +1,6 @@
-//! What blocks contain. A position holds a hash of all tokens up to it, chained from the position before as it stands in its block, and the
-//! next token follows from the last position: a block that is lost, mixed up or changed on its way changes the answer. Worlds that study
-//! scheduling keep no bytes.
+//! The contents of blocks. A position holds a hash of all tokens up to it, chained from the previous position as stored in its block, and
+//! the next token is a function of the last position. So a block that is lost, mixed up or altered changes the answer. Worlds for studies
+//! of scheduling keep no bytes.
 
 use crate::{random::mix, workload};
 use std::collections::HashMap;
@@ -12,24 +12,24 @@ use tidemill_proto::{
 /// The bytes of a block: a number for each position.
 pub(crate) type Block = [u64; BLOCK_TOKENS];
 
-/// As they travel; `None` where nobody keeps any.
+/// The bytes of a block in transit; `None` in worlds that keep none.
 pub(crate) type Bytes = Option<Block>;
 
 /// An engine's device blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    /// Empty: nothing is kept.
+    /// The contents of the blocks; empty in worlds that keep no bytes.
     blocks: Vec<Block>,
 }
 
-/// A pool node's slots. Processes of its host reach it as long as they live.
+/// A pool node's slots. Processes on its host can access them even after the node is gone.
 #[derive(Debug)]
 pub(crate) struct Arena {
     generations: Vec<u64>,
     blocks: Vec<Block>,
 }
 
-/// What each block has to contain, by the tokens that clients sent and are owed.
+/// The correct contents of each block, derived from the clients' prompts and the answers that they should get.
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
     blocks: HashMap<BlockKey, Block>,
@@ -62,7 +62,7 @@ impl Memory {
         }
     }
 
-    /// Computes a segment. Without memory, tokens follow from seed and number alone.
+    /// Computes a segment. Without contents, tokens are a function of seed and number alone.
     pub(crate) fn compute(&mut self, segment: &Segment<'_>, vocab: u32) -> SegmentResult {
         let mut state = 0;
         if !self.blocks.is_empty() {
@@ -109,7 +109,7 @@ impl Arena {
         }
     }
 
-    /// One bit of one slot is another from now on.
+    /// Flips one bit of a slot.
     pub(crate) fn flip(&mut self, slot: u32, bit: u32) {
         if let Some(block) = self.blocks.get_mut(slot as usize) {
             flip(block, bit);
@@ -122,7 +122,7 @@ pub(crate) fn flip(block: &mut Block, bit: u32) {
 }
 
 impl Truth {
-    /// The tokens that follow a prompt. Remembers what all blocks on the way contain.
+    /// The correct answer to a prompt. Records the contents of all its blocks.
     pub(crate) fn answer(&mut self, layout: &LayoutFingerprint, prompt: &[Token], tokens: u32, vocab: u32) -> Vec<Token> {
         let mut all = prompt.to_vec();
         let mut states: Vec<u64> = Vec::with_capacity(prompt.len() + tokens as usize);
@@ -137,7 +137,7 @@ impl Truth {
         all.split_off(prompt.len())
     }
 
-    /// Whether these bytes are not what the key stands for.
+    /// Whether these bytes differ from the correct contents of the key's block.
     pub(crate) fn contradicts(&self, key: &BlockKey, bytes: Bytes) -> bool {
         bytes.is_some_and(|bytes| self.blocks.get(key).is_some_and(|truth| *truth != bytes))
     }

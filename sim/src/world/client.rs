@@ -1,10 +1,10 @@
-//! A worker's way to pool nodes: a model of the pool client and its tasks, which go on while the engine computes. What it checks of copied
-//! blocks is production's.
+//! A worker's pool client: a model of production's client and its tasks, which run while the engine computes. The checks of copied blocks
+//! are production's.
 //!
 //! ```text
-//!   node  connect ──► Hello ──► Welcome; again when it broke, not sooner than after a second
+//!   node  connect ──► Hello ──► Welcome; again after a failure, at the earliest after a second
 //!   put   PutStart ──► PutStarted   bytes ──► PutEnded                  a batch at a time for each put
-//!   get   Get ──► Found, or bytes at once   bytes ──► released          as blocks come
+//!   get   Get ──► Found, or bytes at once   bytes ──► released          as blocks arrive
 //! ```
 
 use super::{
@@ -37,14 +37,14 @@ pub(crate) struct PoolClient {
     worker: WorkerIndex,
     layout: LayoutFingerprint,
     block_bytes: u64,
-    /// Blocks that may wait to be put at best effort.
+    /// The most blocks that may wait for a put at best effort.
     offers_max: usize,
     nodes: BTreeMap<PoolIndex, Node>,
     calls: BTreeMap<CallId, Call>,
     calls_begun: u64,
     fetches: BTreeMap<FetchId, Vec<CallId>>,
     offers: VecDeque<Offer>,
-    /// One put at best effort is under way.
+    /// Whether a put at best effort is in progress.
     offering: bool,
     moved: message::Transfer,
     misses: Misses,
@@ -60,7 +60,7 @@ enum Node {
 struct Call {
     pool: PoolIndex,
     started: Duration,
-    /// Waits for the connection.
+    /// The message that waits for the connection.
     unsent: Option<ToPool>,
     what: What,
 }
@@ -72,11 +72,11 @@ enum What {
 }
 
 struct Put {
-    /// Wants to know how it ended; `None`: nobody does.
+    /// The job to notify of the outcome; `None` for a put at best effort.
     job: Option<JobId>,
     blocks: Vec<(BlockKey, Bytes)>,
     refused: usize,
-    /// Slots that it got.
+    /// The slots reserved for the put.
     reserved: Vec<SlotRef>,
 }
 
@@ -86,11 +86,11 @@ struct Offer {
     block: (BlockKey, Bytes),
 }
 
-/// Blocks of one put at best effort.
+/// The most blocks of a put at best effort.
 const OFFER_BLOCKS: usize = 32;
-/// As production's: a node that takes longer is gone,
+/// The time after which a node that does not answer counts as gone, as in production.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// and a node that could not be reached is not tried again sooner.
+/// The wait before another attempt to reach a node, as in production.
 const RETRY: Duration = Duration::from_secs(1);
 
 impl PoolClient {
@@ -111,7 +111,7 @@ impl PoolClient {
         }
     }
 
-    /// Asks a node how many leading blocks it holds.
+    /// Asks a node for the number of leading blocks that it holds.
     pub(crate) fn ask(&mut self, io: &mut Io, job: JobId, node: PoolNode, keys: Vec<BlockKey>) -> Vec<Input> {
         if keys.is_empty() {
             return vec![Input::Matched { job, held: Ok(0) }];
@@ -145,12 +145,12 @@ impl PoolClient {
         }
     }
 
-    /// Puts blocks and tells the job how it went.
+    /// Puts blocks, and notifies the job of the outcome.
     pub(crate) fn put(&mut self, io: &mut Io, job: JobId, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, Bytes)>) -> Vec<Input> {
         self.start_put(io, Some(job), node, lineage, blocks)
     }
 
-    /// Puts blocks as far as the queue has room.
+    /// Queues blocks for puts at best effort, as far as there is room.
     pub(crate) fn offer(&mut self, io: &mut Io, node: PoolNode, first: Lineage, blocks: Vec<(BlockKey, Bytes)>) {
         let room = self.offers_max.saturating_sub(self.offers.len());
         let keys: Vec<BlockKey> = blocks.iter().map(|(key, _)| *key).collect();
@@ -168,12 +168,12 @@ impl PoolClient {
         Vec::new()
     }
 
-    /// A connection is over: so are all calls on it.
+    /// Handles the end of a connection, which ends all calls on it.
     pub(crate) fn ended(&mut self, io: &mut Io, conn: ConnId) -> Vec<Input> {
         self.node_at(conn).map_or_else(Vec::new, |pool| self.lose(io, pool))
     }
 
-    /// A node's answer. Returns what the engine hears of it.
+    /// Handles a node's answer. Returns inputs for the engine.
     pub(crate) fn answered(&mut self, io: &mut Io, conn: ConnId, message: FromPool) -> Vec<Input> {
         let Some(pool) = self.node_at(conn) else { return Vec::new() };
         match message {
@@ -193,7 +193,7 @@ impl PoolClient {
             },
             FromPool::Found { call, lease, blocks } => {
                 let Some(arena) = self.calls.get(&call).and_then(|_| self.connected_to(pool)).map(|(_, arena)| arena) else {
-                    // Its call has ended.
+                    // The call has ended.
                     io.call_pool(conn, ToPool::Release { lease });
                     return Vec::new();
                 };
@@ -254,7 +254,7 @@ impl PoolClient {
         Vec::new()
     }
 
-    /// The bytes of a put are in their slots, which this process reaches itself.
+    /// Writes the bytes of a put into their slots, which this process can access itself.
     pub(crate) fn written(&mut self, io: &mut Io, conn: ConnId, arena: usize, call: CallId, blocks: Vec<(Written, Bytes)>) {
         for (written, bytes) in &blocks {
             io.arena(arena).write(written.at.slot, *bytes);
@@ -263,7 +263,7 @@ impl PoolClient {
         io.call_pool(conn, ToPool::PutEnd { call, blocks });
     }
 
-    /// Blocks of a get are here. `lease`: this process has read them from their slots.
+    /// Handles the arrival of a get's blocks, with a lease if this process has read them from their slots.
     pub(crate) fn received(
         &mut self,
         io: &mut Io,
@@ -305,12 +305,12 @@ impl PoolClient {
         self.arrive(call, arrivals)
     }
 
-    /// A call is due: no answer came.
+    /// Fails a call that was not answered in time.
     pub(crate) fn overdue(&mut self, io: &mut Io, call: CallId) -> Vec<Input> {
         self.calls.remove(&call).map_or_else(Vec::new, |ended| self.fail(io, call, ended))
     }
 
-    /// The counts so far, as reports carry them.
+    /// The counters for reports.
     pub(crate) fn counters(&self) -> (message::Transfer, Misses) {
         (self.moved, self.misses)
     }
@@ -319,7 +319,7 @@ impl PoolClient {
         self.calls.is_empty() && self.offers.is_empty()
     }
 
-    /// Calls under way and blocks that wait.
+    /// The number of calls in progress and of waiting blocks.
     pub(crate) fn under_way(&self) -> (usize, usize) {
         (self.calls.len(), self.offers.len())
     }
@@ -383,7 +383,7 @@ impl PoolClient {
         vec![Input::PutDone { job, blocks: blocks.len(), outcome }]
     }
 
-    /// The next run of offered blocks that follow each other.
+    /// Puts the next run of consecutive offered blocks.
     fn next_offer(&mut self, io: &mut Io) -> Vec<Input> {
         if self.offering {
             return Vec::new();
@@ -400,7 +400,7 @@ impl PoolClient {
         self.start_put(io, None, node, lineage, blocks)
     }
 
-    /// A new call, sent now or when the node is reached. What the engine hears if that is hopeless.
+    /// Starts a call, which is sent now or once the node is connected. Returns the call, and inputs for the engine if it fails at once.
     fn begin(
         &mut self,
         io: &mut Io,
@@ -449,7 +449,7 @@ impl PoolClient {
         inputs
     }
 
-    /// A call ends without an answer.
+    /// Ends a call without an answer. Returns inputs for the engine.
     fn fail(&mut self, io: &mut Io, id: CallId, call: Call) -> Vec<Input> {
         let reason = format!("pool node {} is out of reach", io::address(call.pool));
         match call.what {

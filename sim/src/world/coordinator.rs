@@ -19,24 +19,24 @@ use tidemill_proto::{
 pub(crate) struct Coordinator {
     pub(crate) index: CoordinatorIndex,
     pub(crate) cluster: Cluster,
-    /// Ids of this incarnation begin here.
+    /// The first request id of this incarnation.
     pub(crate) id_base: u64,
     links: BTreeMap<Epoch, ConnId>,
     epochs: BTreeMap<ConnId, Epoch>,
     /// Epochs whose links are down.
     gone: BTreeSet<Epoch>,
-    /// Requests of clients, when they were taken, and how long they may live.
+    /// The open requests of clients.
     pub(crate) requests: BTreeMap<RequestId, Taken>,
-    /// Links that it closed by itself.
+    /// The number of links that the core decided to close.
     pub(crate) closed: u64,
     pub(crate) warnings: u64,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) struct Taken {
-    /// Of the client.
+    /// The number of the client's request.
     pub(crate) ask: usize,
-    /// By the coordinator's own clock.
+    /// The time at which the request was accepted, by the coordinator's own clock.
     pub(crate) at: Duration,
     pub(crate) timeout: Duration,
 }
@@ -66,10 +66,10 @@ impl Coordinator {
         Ok(id)
     }
 
-    /// A worker's message.
+    /// Handles a worker's message.
     pub(crate) fn receive(&mut self, io: &mut Io, conn: ConnId, message: ToCoordinator) {
         match (message, self.epochs.get(&conn).copied()) {
-            // Simulated coordinators give epochs of their own: the registry is simulated by itself.
+            // Simulated coordinators assign epochs themselves: the registry has its own simulation.
             (ToCoordinator::Register { register, .. }, None) => match self.cluster.register(io.here, register) {
                 Ok(epoch) => {
                     if let Some(faulty) = &mut io.faulty {
@@ -92,7 +92,7 @@ impl Coordinator {
                     self.cluster.worker_event(io.here, own, event);
                 }
             }
-            // An event of another epoch, or registered twice, or not at all.
+            // An event of a different epoch, a second registration, or an event before registration.
             _ => {
                 io.note(|| format!("coordinator-{} ends a link that breaks the protocol", self.index.0));
                 self.drop_link(io, conn);
@@ -100,7 +100,7 @@ impl Coordinator {
         }
     }
 
-    /// A connection is over.
+    /// Handles the end of a connection.
     pub(crate) fn ended(&mut self, io: &mut Io, conn: ConnId) {
         if let Some(epoch) = self.epochs.remove(&conn) {
             self.links.remove(&epoch);
@@ -114,7 +114,7 @@ impl Coordinator {
         self.ended(io, conn);
     }
 
-    /// Carries out the core's actions. Returns what clients hear.
+    /// Carries out the core's actions. Returns the events for clients.
     pub(crate) fn perform(&mut self, io: &mut Io) -> Vec<(RequestId, RequestEvent)> {
         let mut heard = Vec::new();
         while let Some(action) = self.cluster.poll_action() {
@@ -148,7 +148,7 @@ impl Coordinator {
         heard
     }
 
-    /// Panics if its books do not balance: those with links are members, and those that clients wait for are requests.
+    /// Panics if the state is inconsistent: exactly the members have links, and exactly the requests have waiting clients.
     pub(crate) fn check(&self) {
         self.cluster.check_integrity();
         let (view, name) = (self.cluster.view(Duration::ZERO), self.index.0);
@@ -156,13 +156,13 @@ impl Coordinator {
         assert_eq!(view.requests, self.requests.len(), "coordinator-{name}: a client waits for each request");
     }
 
-    /// Members, by now.
+    /// The number of members.
     pub(crate) fn members(&self) -> usize {
         self.links.len()
     }
 }
 
-/// The message as it goes out, if a planted bug lets it.
+/// The message after planted bugs have altered it, or `None` if one drops it.
 fn planted(io: &Io, message: ToWorker) -> Option<ToWorker> {
     match message {
         ToWorker::CancelSequence { .. } if io.has(Mutation::ForgetCancel) => None,

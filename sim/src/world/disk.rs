@@ -1,4 +1,5 @@
-//! A pool node's disk: slow, full, failing, and with bits that flip. It survives its process; what was being written may be there, or half.
+//! A pool node's disk, which can be slow, full or failing, and whose bits can flip. It survives its process; writes in progress may be
+//! missing, complete or torn.
 
 use super::bytes::{Bytes, checksum, flip};
 use crate::random::Random;
@@ -11,9 +12,9 @@ pub(crate) struct Disk {
     records: Vec<Option<DiskBlock>>,
     blocks: Vec<Bytes>,
     pub(crate) health: Health,
-    /// The directory expects no more answers.
+    /// Whether the directory has given up the disk, and so expects no more answers.
     pub(crate) given_up: bool,
-    /// Being written.
+    /// The writes in progress.
     writing: Vec<(u32, DiskBlock, Bytes)>,
 }
 
@@ -29,7 +30,7 @@ pub(crate) enum Health {
     Broken,
 }
 
-/// What the disk does for the directory.
+/// A job of the disk for the directory.
 #[derive(Debug)]
 pub(crate) enum DiskJob {
     Store { disk: u32, block: DiskBlock, copied: Result<Bytes, DiskFault> },
@@ -75,7 +76,8 @@ impl Disk {
         self.records[disk as usize] = None;
     }
 
-    /// The process is gone: of each write under way, the bytes, the record, both or neither arrived, or some of the bytes.
+    /// Applies a crash of the process to the writes in progress: of each, the bytes, the record, both or neither are stored, or the bytes
+    /// are torn.
     pub(crate) fn tear(&mut self, random: &mut Random) {
         for (disk, block, bytes) in self.writing.drain(..) {
             let disk = disk as usize;
@@ -91,7 +93,7 @@ impl Disk {
         self.given_up = false;
     }
 
-    /// One bit of one block is another from now on.
+    /// Flips one bit of a random block.
     pub(crate) fn flip(&mut self, random: &mut Random) {
         let slot = random.between(0, self.slots().saturating_sub(1)) as usize;
         if let Some(Some(block)) = self.blocks.get_mut(slot) {
@@ -99,13 +101,13 @@ impl Disk {
         }
     }
 
-    /// What an earlier process left.
+    /// The records that an earlier process has left.
     pub(crate) fn records(&self) -> Vec<(u32, DiskBlock)> {
         (0..).zip(&self.records).filter_map(|(slot, record)| Some((slot, (*record)?))).collect()
     }
 }
 
-/// Checks what was copied from a slot on its way to disk.
+/// Checks the bytes that were copied from a slot for the disk.
 pub(crate) fn checked(bytes: Bytes, generation: u64, from: SlotRef, block: &DiskBlock) -> Result<Bytes, DiskFault> {
     if generation != from.generation {
         return Err(DiskFault::Late);

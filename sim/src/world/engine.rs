@@ -30,7 +30,7 @@ use tidemill_proto::{
     step::SegmentResult,
 };
 
-/// What arrives at an engine.
+/// An input of an engine.
 #[derive(Debug)]
 pub(crate) enum Input {
     Up(LinkId),
@@ -42,7 +42,7 @@ pub(crate) enum Input {
     Drain,
 }
 
-/// A scheduler whose books tests can check.
+/// A scheduler whose consistency tests can check.
 pub(crate) trait Checked {
     fn check(&self);
 }
@@ -66,22 +66,22 @@ pub(crate) trait Worker {
     fn connected(&mut self, io: &mut Io, conn: ConnId, established: bool);
     fn heard(&mut self, io: &mut Io, conn: ConnId, message: Box<ToWorker>);
     fn pool_answered(&mut self, io: &mut Io, conn: ConnId, message: FromPool);
-    /// Blocks of a get are here; `lease` if this process has read them itself.
+    /// Handles the arrival of a get's blocks, with a lease if this process has read them itself.
     fn received(&mut self, io: &mut Io, conn: ConnId, call: CallId, blocks: (Vec<Received>, Option<LeaseId>), started: Duration);
-    /// This process has written the blocks of a put into their slots.
+    /// Handles the end of this process's writes of a put's blocks into their slots.
     fn written(&mut self, io: &mut Io, conn: ConnId, arena: usize, call: CallId, blocks: Vec<(Written, Bytes)>);
-    /// A connection is over.
+    /// Handles the end of a connection.
     fn ended(&mut self, io: &mut Io, conn: ConnId);
     fn overdue(&mut self, io: &mut Io, call: CallId);
-    /// The step that the device computed is done.
+    /// Handles the end of the device's step.
     fn stepped(&mut self, io: &mut Io);
-    /// Reports what happened since the last time.
+    /// Sends a heartbeat with the worker's report.
     fn heartbeat(&mut self, io: &mut Io);
-    /// Hands all its work back.
+    /// Returns all work to the coordinators.
     fn drain(&mut self, io: &mut Io);
     fn load(&self) -> WorkerLoad;
     fn check(&self, io: &mut Io);
-    /// What it does, or holds for somebody. `None`: nothing.
+    /// A description of the worker's activity and of the resources that it holds, or `None` if it is idle and holds nothing.
     fn busy(&self) -> Option<String>;
 }
 
@@ -89,7 +89,7 @@ pub(crate) trait Worker {
 pub(crate) struct WorkerLoad {
     pub(crate) decodes: bool,
     pub(crate) load: Load,
-    /// Predicted time of the prompt tokens that are not computed yet.
+    /// The predicted time of the prompt tokens that are not computed yet.
     pub(crate) queue_ms: f64,
     pub(crate) last_step_ms: f64,
     pub(crate) blocks: Blocks,
@@ -105,17 +105,17 @@ pub(crate) struct Engine<R> {
     announcer: Announcer,
     vocab: u32,
     block_bytes: u64,
-    /// Most jobs that it should ever have.
+    /// The most jobs that the engine should ever have.
     jobs_max: usize,
     inbox: VecDeque<Input>,
     step: Option<Step>,
     last_step: Duration,
     report: Report,
-    /// It has handed its work back, and takes nothing any more.
+    /// Whether the engine has returned its work, and accepts no more.
     drained: bool,
 }
 
-/// Under way on the device.
+/// The step in progress on the device.
 struct Step {
     chunks: Vec<ScheduledChunk>,
     results: Vec<SegmentResult>,
@@ -123,7 +123,7 @@ struct Step {
     took: Duration,
 }
 
-/// What an engine is made of.
+/// The parts of an engine.
 pub(crate) struct Parts<R> {
     pub(crate) index: WorkerIndex,
     pub(crate) role: R,
@@ -163,7 +163,7 @@ impl<R: Role + Checked> Engine<R> {
         self.drive(io);
     }
 
-    /// Takes in what has arrived and starts the next step, unless the device is busy.
+    /// Applies the inputs that have arrived and starts the next step, unless the device is busy.
     fn drive(&mut self, io: &mut Io) {
         while self.step.is_none() && !self.drained {
             while let Some(input) = self.inbox.pop_front() {

@@ -1,4 +1,4 @@
-//! What every process reaches: time, messages to others, and bytes on links.
+//! The environment of every process: time, messages to other processes, and bytes on links.
 
 use super::{
     CoordinatorIndex, Event, PoolIndex, Process, Timer, Transfer, WorkerIndex,
@@ -32,11 +32,11 @@ pub(crate) enum Packet {
     ToWorker(Box<ToWorker>),
     ToPool(Box<ToPool>),
     FromPool(Box<FromPool>),
-    /// The other end ends in good order.
+    /// A clean end by the other side.
     End,
 }
 
-/// A block as a reader has copied it, not validated.
+/// A block as a reader has copied it, not yet validated.
 #[derive(Debug)]
 pub(crate) struct Received {
     pub(crate) found: Found,
@@ -45,21 +45,21 @@ pub(crate) struct Received {
 }
 
 pub(crate) struct Io {
-    /// The world's time,
+    /// The world's time.
     pub(crate) now: Duration,
-    /// and what the process that acts takes for it.
+    /// The time by the clock of the acting process.
     pub(crate) here: Duration,
     pub(crate) queue: Queue<Event>,
     pub(crate) network: Network,
-    /// What happens besides what is wanted. `None`: nothing, and nobody keeps books for it.
+    /// The state of fault injection; `None` in a world without faults, in which nothing is checked.
     pub(crate) faulty: Option<Faulty>,
-    /// Of coordinators, workers and pool nodes.
+    /// The states of coordinators, workers and pool nodes.
     lives: [Vec<Life>; 3],
     flows: Flows<Transfer>,
     hosts: Vec<Nic>,
-    /// By worker.
+    /// The buses, by worker.
     buses: Vec<Bus>,
-    /// By pool node: its host.
+    /// The host of each pool node.
     pools: Vec<usize>,
     arenas: Vec<Arena>,
     latency: Duration,
@@ -67,20 +67,20 @@ pub(crate) struct Io {
     nic_bytes_per_s: f64,
 }
 
-/// A world in which things fail, and what is known there besides.
+/// Fault injection, and the records with which rules are checked.
 pub(crate) struct Faulty {
     pub(crate) random: Random,
     pub(crate) truth: Truth,
     pub(crate) planted: Option<Mutation>,
-    /// Which rules were broken.
+    /// Descriptions of the rules that were broken.
     pub(crate) violations: Vec<String>,
-    /// Slots that were published, for what is acknowledged must have been.
+    /// Published slots: blocks must be published before they are acknowledged.
     pub(crate) published: HashSet<(usize, SlotRef)>,
-    /// Every epoch that any coordinator has given,
+    /// Every epoch that any coordinator has assigned.
     pub(crate) epochs: HashSet<Epoch>,
-    /// and on which connection.
+    /// The epoch assigned on each connection.
     pub(crate) granted: HashMap<ConnId, Epoch>,
-    /// What happened, for people. `None`: nobody reads it.
+    /// The events of the run as text, if requested.
     pub(crate) trace: Option<Vec<String>>,
 }
 
@@ -90,7 +90,7 @@ struct Nic {
     into: LinkIndex,
 }
 
-/// Between a worker's devices and its host's memory and network.
+/// The path between a worker's devices and its host's memory and network.
 #[derive(Debug)]
 struct Bus {
     host: usize,
@@ -99,7 +99,7 @@ struct Bus {
 }
 
 impl Packet {
-    /// Enough of it to tell two runs apart.
+    /// A hash of enough of the message to distinguish two runs.
     pub(crate) fn fingerprint(&self) -> u64 {
         match self {
             Packet::ToCoordinator(message) => match &**message {
@@ -147,7 +147,7 @@ impl Io {
         CoordinatorIndex(self.lives[0].len() - 1)
     }
 
-    /// A host with a pool node.
+    /// Adds a host with a pool node.
     pub(crate) fn add_host(&mut self) -> PoolIndex {
         let (out, into) = (self.flows.add_link(self.nic_bytes_per_s), self.flows.add_link(self.nic_bytes_per_s));
         self.hosts.push(Nic { out, into });
@@ -173,12 +173,12 @@ impl Io {
         &mut self.lives[kind][number]
     }
 
-    /// A process acts.
+    /// Sets the acting process, whose clock determines `here`.
     pub(crate) fn enter(&mut self, process: Process) {
         self.here = self.life(process).clock.at(self.now);
     }
 
-    /// Sends a put on streams. Its bytes follow their headers.
+    /// Sends the headers of a put on streams. The bytes follow them.
     pub(crate) fn stream(&mut self, put: Transfer) {
         let conn = put.connection();
         let delay = self.delay_on(conn);
@@ -189,7 +189,7 @@ impl Io {
         self.queue.push(self.now + delay, event);
     }
 
-    /// Wakes a process, unless it ends before.
+    /// Schedules a timer of a process, which is void if the process ends before.
     pub(crate) fn timer(&mut self, process: Process, delay: Duration, timer: Timer) {
         let incarnation = self.life(process).incarnation;
         self.after(delay, Event::Timer { process, incarnation, timer });
@@ -204,11 +204,11 @@ impl Io {
         &mut self.arenas[arena]
     }
 
-    /// A slot's bytes as a reader has them that began to copy when they were `before`.
+    /// The result of a reader's copy of a slot, whose bytes were `before` when the copy started.
     pub(crate) fn copy(&self, arena: usize, found: Found, before: Bytes) -> Received {
         let arena = &self.arenas[arena];
         let after = arena.read(found.at.slot);
-        // A little of each.
+        // If the slot changed during the copy, the bytes are a mixture.
         let bytes = if before == after { after } else { after.map(|block| block.map(|word| mix(word ^ before.map_or(0, |b| b[0])))) };
         let copied = Copied {
             checksum: if self.faulty.is_some() { checksum(bytes) } else { found.checksum },
@@ -217,7 +217,7 @@ impl Io {
         Received { found, copied, bytes }
     }
 
-    /// Connects, as production does: within [`CONNECT_MAX`], or not.
+    /// Starts to connect, which fails after [`CONNECT_MAX`], as in production.
     pub(crate) fn connect(&mut self, client: Process, server: Process) -> ConnId {
         let conn = self.network.connect((client, self.life(client).incarnation), server);
         let delay = self.delay(client, server);
@@ -225,7 +225,7 @@ impl Io {
         conn
     }
 
-    /// Tries to finish a handshake.
+    /// Attempts to complete a handshake.
     pub(crate) fn shake_hands(&mut self, conn: ConnId, until: Duration) {
         let ends = &self.network.connections[conn.0].ends;
         let (client, server, wanted) = (ends[CLIENT].process, ends[SERVER].process, ends[CLIENT].open);
@@ -274,7 +274,7 @@ impl Io {
         self.send(conn, CLIENT, Packet::FromPool(Box::new(message)));
     }
 
-    /// One end closes. The other one hears of it at once, or by silence where the path is cut or `silently` says so.
+    /// Closes one end. The other one is notified at once or, if the path is broken or `silently` is set, notices by the silence.
     pub(crate) fn close(&mut self, conn: ConnId, end: usize, silently: bool) {
         if !std::mem::replace(&mut self.network.end_mut(conn, end).open, false) {
             return;
@@ -286,7 +286,7 @@ impl Io {
         self.review();
     }
 
-    /// Looks who hears nothing, after what may have changed that.
+    /// Updates the ends that receive nothing, after a change of processes, paths or connections.
     pub(crate) fn review(&mut self) {
         if self.faulty.is_none() {
             return;
@@ -331,7 +331,7 @@ impl Io {
         let ends = &self.network.connections[conn.0].ends;
         let delay = self.delay(ends[CLIENT].process, ends[SERVER].process);
         match &mut self.faulty {
-            // Mostly soon; now and then a datagram is lost, and sent again.
+            // Most delays are short; now and then a datagram is lost and sent again.
             Some(faulty) => {
                 delay.mul_f64(1.0 + faulty.random.exponential(1.0)) + if faulty.random.unit() < LOST { LOSS } else { Duration::ZERO }
             }
@@ -339,7 +339,7 @@ impl Io {
         }
     }
 
-    /// Sends a transfer's bytes on their way.
+    /// Starts the transfer of bytes over links.
     pub(crate) fn transfer(&mut self, transfer: Transfer, bytes: u64) {
         let ends = &self.network.connections[transfer.connection().0].ends;
         let (Process::Worker(worker), Process::Pool(pool)) = (ends[CLIENT].process, ends[SERVER].process) else {
@@ -357,14 +357,14 @@ impl Io {
         self.await_all(deadlines);
     }
 
-    /// A deadline has come: the transfer that has ended, if it still holds.
+    /// Applies a flow's deadline. Returns the transfer that has ended, if the deadline still holds.
     pub(crate) fn transferred(&mut self, deadline: Deadline) -> Option<Transfer> {
         let (transfer, deadlines) = self.flows.end(self.now, deadline)?;
         self.await_all(deadlines);
         Some(transfer)
     }
 
-    /// Bytes that left hosts over the network.
+    /// The number of bytes that hosts have sent over the network.
     pub(crate) fn network_bytes(&self) -> f64 {
         self.hosts.iter().map(|nic| self.flows.bytes(nic.out)).sum()
     }
@@ -384,20 +384,20 @@ impl Io {
         self.faulty.as_ref().is_some_and(|faulty| faulty.planted == Some(mutation))
     }
 
-    /// Whether a worker says this under another epoch than the one that it was given on this connection.
+    /// Whether a worker's message has a different epoch than the one assigned on this connection.
     pub(crate) fn is_stale(&self, conn: ConnId, message: &ToCoordinator) -> bool {
         let (Some(faulty), ToCoordinator::Event { epoch, .. }) = (&self.faulty, message) else { return false };
         faulty.granted.get(&conn) != Some(epoch)
     }
 
-    /// A rule is broken.
+    /// Records the violation of a rule.
     pub(crate) fn violated(&mut self, rule: impl FnOnce() -> String) {
         if let Some(faulty) = &mut self.faulty {
             faulty.violations.push(rule());
         }
     }
 
-    /// For those who read what happened.
+    /// Adds a line to the trace, if it was requested.
     pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
         let now = self.now;
         if let Some(trace) = self.faulty.as_mut().and_then(|faulty| faulty.trace.as_mut()) {
@@ -406,11 +406,11 @@ impl Io {
     }
 }
 
-/// Between two attempts to reach a process that does not answer.
+/// The interval between attempts to reach a process that does not answer.
 const HANDSHAKE_AGAIN: Duration = Duration::from_millis(200);
-/// Share of messages that are lost on their way once,
+/// The share of messages that are lost once in transit.
 const LOST: f64 = 0.01;
-/// and come so much later.
+/// The additional delay of a lost message.
 const LOSS: Duration = Duration::from_millis(30);
 
 fn place(process: Process) -> (usize, usize) {
@@ -421,7 +421,7 @@ fn place(process: Process) -> (usize, usize) {
     }
 }
 
-/// Where a pool node's clients would connect: its number, as an address.
+/// The address of a pool node, made from its number.
 pub(crate) fn address(PoolIndex(pool): PoolIndex) -> SocketAddr {
     let [_, a, b, c] = (pool as u32).to_be_bytes();
     ([10, a, b, c], 1).into()

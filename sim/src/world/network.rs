@@ -1,12 +1,12 @@
-//! Connections between processes, and what cuts them.
+//! Connections between processes, and their failures.
 //!
-//! A connection is two ordered streams of messages and the blocks that travel beside them, as QUIC has it: a message that is lost on the way
-//! is a message that comes later, and all after it do, too. So nothing is dropped, doubled or overtaken on a connection that stands. What
-//! happens instead is that it ends, with all that is under way:
+//! A connection is two ordered streams of messages, and the blocks that are sent beside them, as in QUIC: a message that is lost in transit
+//! arrives later, and so do all messages after it. So an open connection never drops, duplicates or reorders messages. Instead, it can end,
+//! with everything in transit:
 //!
-//! - a process that ends or crashes closes its connections; the other end learns of it at once where the path is open (production has a TCP
+//! - a process that ends or crashes closes its connections; the other end notices at once if the path is open (production has a TCP
 //!   connection beside each for that);
-//! - an end that hears nothing for [`IDLE_MAX`] closes: the other end is paused, cut off, or its host is gone.
+//! - an end that receives nothing for [`IDLE_MAX`] closes: the other end is paused or cut off, or its host is gone.
 
 use super::{Event, Packet, Process};
 use std::{
@@ -14,18 +14,18 @@ use std::{
     time::Duration,
 };
 
-/// One connection. Numbers are never reused.
+/// The number of a connection. Numbers are never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct ConnId(pub(crate) usize);
 
-/// The end that connected,
+/// The end that connected.
 pub(crate) const CLIENT: usize = 0;
-/// and the one that accepted.
+/// The end that accepted.
 pub(crate) const SERVER: usize = 1;
 
-/// As production's: of links,
+/// The longest silence on a connection, as in production.
 pub(crate) const IDLE_MAX: Duration = Duration::from_secs(5);
-/// and of the time that connecting takes.
+/// The longest time that connecting may take, as in production.
 pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -33,27 +33,28 @@ pub(crate) struct Connection {
     pub(crate) ends: [End; 2],
 }
 
-/// An end, and what is under way to it.
+/// An end of a connection, and the messages in transit to it.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) process: Process,
     pub(crate) incarnation: u32,
     pub(crate) open: bool,
-    /// Numbers of the next message that is sent to it, and that it takes.
+    /// The number of the next message sent to this end.
     pub(crate) sent: u64,
+    /// The number of the next message delivered to this end.
     pub(crate) taken: u64,
-    /// Messages that came before those before them, or cannot come yet.
+    /// Messages that have arrived out of order, or that cannot be delivered yet.
     pub(crate) held: BTreeMap<u64, Packet>,
-    /// Blocks that cannot come yet.
+    /// Blocks that cannot be delivered yet.
     pub(crate) stalled: Vec<Event>,
-    /// Since when it hears nothing.
+    /// The time since which this end has received nothing.
     pub(crate) silent: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Network {
     pub(crate) connections: Vec<Connection>,
-    /// Nothing comes through from the first to the second.
+    /// The broken paths: nothing gets through from the first process to the second.
     pub(crate) cuts: BTreeSet<(Process, Process)>,
 }
 
@@ -81,13 +82,13 @@ impl Network {
         &mut self.connections[conn.0].ends[end]
     }
 
-    /// Whether what is sent to this end cannot come through now.
+    /// Whether the path to this end is broken.
     pub(crate) fn is_cut(&self, conn: ConnId, to: usize) -> bool {
         let ends = &self.connections[conn.0].ends;
         !self.cuts.is_empty() && self.cuts.contains(&(ends[1 - to].process, ends[to].process))
     }
 
-    /// The next message that this end can take.
+    /// Takes the next message that can be delivered to this end.
     pub(crate) fn next(&mut self, conn: ConnId, to: usize) -> Option<Packet> {
         if self.is_cut(conn, to) {
             return None;
@@ -98,7 +99,7 @@ impl Network {
         Some(packet)
     }
 
-    /// Ends of connections that a process has open.
+    /// The open ends of a process's connections.
     pub(crate) fn open_ends(&self, process: Process) -> Vec<(ConnId, usize)> {
         let ends = self.connections.iter().enumerate().flat_map(|(number, conn)| [(number, CLIENT), (number, SERVER)].map(|at| (at, conn)));
         let open = ends.filter(|((_, end), conn)| conn.ends[*end].open && conn.ends[*end].process == process);

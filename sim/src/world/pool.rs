@@ -34,11 +34,11 @@ pub(crate) struct PoolNode {
     put_deadline: Duration,
     /// Clients, by connection.
     sessions: BTreeSet<ConnId>,
-    /// Slots that clients' streams fill, and until when they may.
+    /// Slots that clients' streams are filling, with their deadlines.
     receiving: BTreeMap<(ConnId, SlotRef), Duration>,
 }
 
-/// What a node is made of.
+/// The dimensions of a node.
 #[derive(Clone, Copy)]
 pub(crate) struct PoolShape {
     pub(crate) slots: u32,
@@ -77,7 +77,7 @@ impl PoolNode {
         self.act(io);
     }
 
-    /// A client's message.
+    /// Handles a client's message.
     pub(crate) fn handle(&mut self, io: &mut Io, conn: ConnId, message: ToPool) {
         let (client, now) = (client_of(conn), io.here);
         if !self.sessions.contains(&conn) {
@@ -119,7 +119,7 @@ impl PoolNode {
         self.act(io);
     }
 
-    /// A reader found wrong bytes. The node checks before it throws the block away.
+    /// Checks a block in which a reader found wrong bytes, and drops it if they are wrong.
     fn examine(&mut self, io: &mut Io, block: SlotRef) {
         let Some(expected) = self.directory.checksum(block) else { return };
         let arena = io.arena(self.arena);
@@ -128,7 +128,7 @@ impl PoolNode {
         }
     }
 
-    /// Streams begin to fill slots.
+    /// Starts to receive blocks on streams into their slots.
     pub(crate) fn receive_start(&mut self, io: &mut Io, conn: ConnId, put: Transfer) {
         let Transfer::Put { blocks, .. } = &put else { return };
         for at in blocks.iter().map(|(written, _)| written.at) {
@@ -143,7 +143,7 @@ impl PoolNode {
         self.act(io);
     }
 
-    /// Blocks have come on streams.
+    /// Handles blocks that have arrived on streams.
     pub(crate) fn streamed(&mut self, io: &mut Io, conn: ConnId, call: CallId, blocks: &[(Written, Bytes)]) {
         if !self.sessions.contains(&conn) {
             return;
@@ -182,7 +182,7 @@ impl PoolNode {
         published
     }
 
-    /// The blocks of a get have left on streams.
+    /// Releases the blocks of a get after they were sent on streams.
     pub(crate) fn sent(&mut self, io: &mut Io, conn: ConnId, lease: LeaseId) {
         self.directory.release(client_of(conn), lease);
         self.act(io);
@@ -197,7 +197,7 @@ impl PoolNode {
         self.act(io);
     }
 
-    /// A connection is over.
+    /// Handles the end of a connection.
     pub(crate) fn ended(&mut self, io: &mut Io, conn: ConnId) {
         if let Some(link) = self.uplink.ended(io, conn) {
             self.announcer.down(link);
@@ -221,7 +221,7 @@ impl PoolNode {
         self.uplink.broadcast(io, &report);
     }
 
-    /// It gets nothing new.
+    /// Announces that the node is leaving, so that it gets no new blocks.
     pub(crate) fn leave(&mut self, io: &mut Io) {
         self.uplink.broadcast(io, &WorkerEvent::Leaving);
     }
@@ -238,7 +238,7 @@ impl PoolNode {
         Report { blocks: TierBlocks { dram, ..TierBlocks::default() }, ..Report::default() }
     }
 
-    /// The disk has done a job.
+    /// Handles the end of a disk job.
     pub(crate) fn disk_done(&mut self, io: &mut Io, job: DiskJob) {
         let Some(disk) = self.disk.as_mut().filter(|disk| !disk.given_up) else { return };
         match job {
@@ -300,7 +300,7 @@ impl PoolNode {
 
     fn found(&mut self, io: &mut Io, conn: ConnId, call: CallId, via: Via, lease: LeaseId, blocks: Vec<Found>) {
         match via {
-            // The reader copies by itself.
+            // The reader copies the blocks itself.
             Via::Slots => io.answer(conn, FromPool::Found { call, lease, blocks }),
             Via::Streams => {
                 let bytes = self.block_bytes * blocks.len() as u64;
@@ -311,20 +311,20 @@ impl PoolNode {
         }
     }
 
-    /// Panics if its books do not balance.
+    /// Panics if the state is inconsistent.
     pub(crate) fn check(&self) {
         self.directory.check_integrity();
         let stranger = self.directory.clients().find(|client| !self.sessions.contains(&conn_of(*client)));
         assert_eq!(stranger, None, "pool-{}: it holds something for a client that is gone", self.index.0);
     }
 
-    /// Copies of the blocks as they leave on streams.
+    /// Copies of blocks as they are sent on streams.
     pub(crate) fn copies(&self, io: &Io, blocks: Vec<(Found, Bytes)>) -> Vec<Received> {
         blocks.into_iter().map(|(found, before)| io.copy(self.arena, found, before)).collect()
     }
 }
 
-/// The node's own number is 0.
+/// The directory's client for a connection: 0 is the node itself.
 fn client_of(conn: ConnId) -> ClientId {
     ClientId(conn.0 as u64 + 1)
 }

@@ -1,4 +1,4 @@
-//! Processes: which of them run, and what each takes for the time.
+//! Processes: their states and their clocks.
 
 use super::{CoordinatorIndex, Event, PoolIndex, WorkerIndex};
 use std::{collections::VecDeque, fmt, time::Duration};
@@ -23,18 +23,18 @@ impl fmt::Display for Process {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
     Running,
-    /// It computes nothing, and what comes for it waits (SIGSTOP).
+    /// The process is stopped, as by SIGSTOP, and its events wait.
     Paused,
     Down,
 }
 
-/// One process: after a restart it is another, with the same name.
+/// The state of a process. Each restart is a new incarnation under the same name.
 #[derive(Debug)]
 pub(crate) struct Life {
     pub(crate) incarnation: u32,
     pub(crate) state: State,
     pub(crate) clock: Clock,
-    /// What came while it was paused.
+    /// Events that arrived while the process was paused.
     pub(crate) deferred: VecDeque<Event>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Life {
 pub(crate) struct Clock {
     since: Duration,
     read: Duration,
-    /// Too fast by this many parts in a million.
+    /// The rate error, in parts per million; positive if the clock is too fast.
     ppm: i32,
 }
 
@@ -60,7 +60,7 @@ impl Clock {
         if self.ppm < 0 { self.read + passed - drift } else { self.read + passed + drift }
     }
 
-    /// It begins at 0 again, as that of a new process.
+    /// Restarts the clock at 0, as that of a new process.
     pub(crate) fn restart(&mut self, now: Duration) {
         (self.since, self.read) = (now, Duration::ZERO);
     }

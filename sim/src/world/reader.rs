@@ -1,4 +1,4 @@
-//! Clients of the front door: they send a request, read its answer, and may read slowly, leave, or repeat it elsewhere.
+//! Clients of the front door: they send a request and read its answer, and may read slowly, leave, or retry at a different coordinator.
 
 use super::{Call, CoordinatorIndex, Event, Process, State, TICK, Watch, World};
 use crate::{outcome::End, workload};
@@ -13,17 +13,17 @@ use tidemill_proto::{
     sampling::{Sampling, StopRule},
 };
 
-/// How a client behaves.
+/// The behaviour of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Manners {
-    /// Of its first attempt; further ones go to the next ones.
+    /// The coordinator of the first attempt; retries go to the following coordinators.
     pub(crate) coordinator: usize,
     pub(crate) choices: u32,
-    /// Attempts, altogether.
+    /// The most attempts.
     pub(crate) attempts: u32,
-    /// Goes away so long after it came.
+    /// The time after its arrival at which the client leaves, if it does.
     pub(crate) leaves: Option<Duration>,
-    /// Reads one event in this time. `None`: all at once.
+    /// The time that reading an event takes; `None` if events are read at once.
     pub(crate) reads_every: Option<Duration>,
     pub(crate) timeout: Option<Duration>,
 }
@@ -38,19 +38,19 @@ pub(crate) struct Reader {
     pub(crate) manners: Manners,
     coordinators: usize,
     attempt: u32,
-    /// Its request, where one is under way.
+    /// The client's request in progress, if any.
     at: Option<(CoordinatorIndex, RequestId)>,
-    /// What it should read; empty where nobody checks.
+    /// The correct answer; empty in worlds that do not check answers.
     expected: Vec<Token>,
-    /// Tokens that it has read in this attempt, and whether that was all, by choice.
+    /// By choice, the number of tokens read in this attempt, and whether the choice has ended.
     choices: Vec<(u32, bool)>,
-    /// Not read yet.
+    /// The events that are not read yet.
     queue: VecDeque<RequestEvent>,
 }
 
-/// From a broken connection to the next attempt.
+/// The time from a broken connection to the next attempt.
 const AGAIN: Duration = Duration::from_millis(300);
-/// Events that a client has not read, with which a coordinator gives it up. Production's bound is higher, as are its answers.
+/// The number of unread events at which a coordinator drops a client. Production's limit is higher, and its answers are longer.
 const QUEUE_MAX: usize = 24;
 
 impl Reader {
@@ -115,7 +115,7 @@ impl World {
         self.perform(index);
     }
 
-    /// The connection to the coordinator is gone: the client tries another one, if it has the patience.
+    /// Handles a lost connection to the coordinator: the client retries at the next one, if it has attempts left.
     pub(super) fn broken(&mut self, number: usize) {
         let reader = &mut self.readers[number];
         reader.at = None;
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// Clients whose requests a coordinator has.
+    /// The clients with a request at a coordinator.
     pub(super) fn readers_at(&self, coordinator: CoordinatorIndex) -> Vec<usize> {
         let is_there = |number: &usize| self.readers[*number].at.is_some_and(|(at, _)| at == coordinator);
         (0..self.readers.len()).filter(is_there).collect()
@@ -152,7 +152,7 @@ impl World {
         self.give_up(number);
     }
 
-    /// Nobody wants this answer any more.
+    /// Cancels a client's request.
     fn give_up(&mut self, number: usize) {
         self.readers[number].queue.clear();
         if let Some((index, id)) = self.readers[number].at.take() {
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// A client hears of its request.
+    /// Delivers an event of a request to its client.
     fn hear(&mut self, index: CoordinatorIndex, request: RequestId, event: RequestEvent) {
         let Some(taken) = self.coordinators[index.0].requests.get(&request).copied() else { return };
         let number = taken.ask;
@@ -200,7 +200,7 @@ impl World {
         }
     }
 
-    /// A slow client reads its next event.
+    /// Lets a slow client read its next event.
     pub(super) fn read(&mut self, number: usize) {
         let Some(event) = self.readers[number].queue.pop_front() else { return };
         self.take(number, event);
@@ -268,7 +268,7 @@ impl World {
         self.open -= 1;
     }
 
-    /// A request may fail for a few reasons, and each has to be true.
+    /// Checks that a request fails only for one of a few reasons, and that the reason is true.
     fn check_failure(&mut self, index: CoordinatorIndex, request: RequestId, event: &RequestEvent) {
         let RequestEvent::Finished { outcome: Outcome::Failed(failure), .. } = event else { return };
         let Some(taken) = self.coordinators[index.0].requests.get(&request).copied() else { return };
@@ -284,7 +284,7 @@ impl World {
         }
     }
 
-    /// Nobody's request is older than it may be.
+    /// Checks that no request has exceeded its deadline.
     pub(super) fn check_deadlines(&mut self, index: CoordinatorIndex) {
         if self.io.faulty.is_none() {
             return;

@@ -1,4 +1,4 @@
-//! A process' links to the coordinators: a model of `tidemill_net::uplink`. Connect, register, and start over when a link breaks.
+//! A process's links to the coordinators, a model of `tidemill_net::uplink`: connects, registers, and starts over when a link breaks.
 
 use super::{
     CoordinatorIndex, Process, Timer,
@@ -16,16 +16,16 @@ pub(crate) struct Uplink {
     process: Process,
     register: Register,
     links: Vec<Link>,
-    /// Why a coordinator refused this process.
+    /// The reason for which a coordinator refused this process.
     pub(crate) refused: Option<String>,
-    /// It ends: broken links stay down.
+    /// Whether the process is ending, so that broken links stay down.
     leaving: bool,
 }
 
 struct Link {
     id: LinkId,
     state: State,
-    /// What was sent last, for a process that says it again on its next link.
+    /// The last events sent, for a confused process that repeats them on its next link.
     last: Vec<(Epoch, WorkerEvent)>,
 }
 
@@ -37,16 +37,17 @@ enum State {
     Up(ConnId, Epoch),
 }
 
-/// What the process behind the links hears.
+/// An event of the links for the process behind them.
 pub(crate) enum Heard {
     Up(LinkId),
     Message(LinkId, Box<ToWorker>),
 }
 
-/// As production's.
+/// The wait before another attempt to connect, as in production.
 const RETRY: Duration = Duration::from_millis(500);
+/// The wait after a refusal, as in production.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
-/// Events that are remembered of a link.
+/// The number of events that are remembered for each link.
 const LAST_MAX: usize = 8;
 
 impl Uplink {
@@ -59,7 +60,7 @@ impl Uplink {
         (0..self.links.len()).for_each(|coordinator| self.connect(io, coordinator));
     }
 
-    /// Tries a coordinator, unless it is there.
+    /// Connects to a coordinator, unless the link is up or being established.
     pub(crate) fn connect(&mut self, io: &mut Io, coordinator: usize) {
         let link = &mut self.links[coordinator];
         if link.state == State::Down && !self.leaving {
@@ -67,7 +68,7 @@ impl Uplink {
         }
     }
 
-    /// Whether a connection is one of these.
+    /// Whether a connection is one of these links.
     pub(crate) fn owns(&self, conn: ConnId) -> bool {
         self.find(conn).is_some()
     }
@@ -105,7 +106,7 @@ impl Uplink {
         }
     }
 
-    /// A connection is over. Returns the link that was up.
+    /// Handles the end of a connection. Returns its link if that was up.
     pub(crate) fn ended(&mut self, io: &mut Io, conn: ConnId) -> Option<LinkId> {
         let coordinator = self.find(conn)?;
         let (id, was_up) = (self.links[coordinator].id, matches!(self.links[coordinator].state, State::Up(..)));
@@ -116,7 +117,7 @@ impl Uplink {
         was_up.then_some(id)
     }
 
-    /// Lost if the link is not that one any more.
+    /// Sends an event, which is lost if that link is no longer up.
     pub(crate) fn send(&mut self, io: &mut Io, to: LinkId, event: WorkerEvent) {
         let Some(link) = self.links.get_mut(to.coordinator).filter(|link| link.id == to) else { return };
         let State::Up(conn, epoch) = link.state else { return };
@@ -138,7 +139,7 @@ impl Uplink {
         self.links.iter().filter(|link| matches!(link.state, State::Up(..))).map(|link| link.id)
     }
 
-    /// Ends all links in good order, after what was sent.
+    /// Closes all links cleanly, after the messages already sent.
     pub(crate) fn leave(&mut self, io: &mut Io) {
         self.leaving = true;
         for link in &self.links {
@@ -148,7 +149,7 @@ impl Uplink {
         }
     }
 
-    /// A confused process: it says on its link what it said last on an earlier one.
+    /// Repeats an event of an earlier link on the current one, as a confused process would. Returns whether there was one.
     pub(crate) fn repeat_stale(&mut self, io: &mut Io) -> bool {
         for link in &self.links {
             let State::Up(conn, current) = link.state else { continue };
@@ -173,7 +174,7 @@ impl Uplink {
     }
 }
 
-/// Whether a worker is told that its link is down.
+/// Whether a worker is notified that its link is down: not if a planted bug prevents it.
 pub(crate) fn tells_down(io: &Io) -> bool {
     !io.has(Mutation::ForgetLinkDown)
 }
