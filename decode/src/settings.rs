@@ -43,7 +43,7 @@ pub struct DecodeFlags {
     /// Most sequences that wait beside those; more go back to their coordinator [default: 1024]
     #[arg(long)]
     pub waiting_max: Option<usize>,
-    /// How the next tokens are guessed, so that a step verifies several at once: ngram (what followed the last tokens when they occurred
+    /// Source of guesses at the next tokens, of which a step verifies several at once: ngram (what followed the last tokens when they occurred
     /// before), draft (by a small model, and as ngram does where that is as likely right), or off. Answers are the same bytes either way.
     /// Models on a GPU decode without [default: off]
     #[arg(long)]
@@ -58,7 +58,7 @@ pub struct DecodeFlags {
     /// there]
     #[arg(long)]
     pub draft_model: Option<PathBuf>,
-    /// How the draft model's projections compute: none, int8, int4 or dequantize, as `quantize` says of the model's [default: none]
+    /// Arithmetic of the draft model's projections: none, int8, int4 or dequantize, as `quantize` says of the model's [default: none]
     #[arg(long)]
     pub draft_quantize: Option<String>,
     /// Memory for the draft model's own KV blocks; sequences that find no room there are not guessed by it [default: 256MiB]

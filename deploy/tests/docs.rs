@@ -53,6 +53,27 @@ fn pages_that_code_names_are_there() {
     assert!(missing.is_empty(), "pages that are not there:\n{}", missing.join("\n"));
 }
 
+/// Words that begin a fragment of a sentence. Where one begins a comment, the item's own name or a noun says more.
+const FRAGMENTS: [&str; 10] = ["What", "Whatever", "Who", "Whoever", "Whose", "Where", "How", "When", "Of", "Nobody"];
+
+#[test]
+fn comments_stand_alone() {
+    let mut found = Vec::new();
+    for path in files(&["rs", "cu", "cuh"]) {
+        let text = read(&path);
+        let mut is_inside = false;
+        for (number, line) in (1..).zip(text.lines()) {
+            let comment = line.trim_start().strip_prefix("//").map(|comment| comment.trim_start_matches(['/', '!']).trim());
+            let word = comment.unwrap_or_default().split([' ', ',', ':']).next().unwrap_or_default();
+            if !is_inside && FRAGMENTS.contains(&word) {
+                found.push(format!("{}:{number}: {}", path.display(), line.trim()));
+            }
+            is_inside = comment.is_some_and(|comment| !comment.is_empty());
+        }
+    }
+    assert!(found.is_empty(), "comments that do not begin with their subject:\n{}", found.join("\n"));
+}
+
 #[test]
 fn no_page_is_longer_than_a_reader_bears() {
     let long = pages().into_iter().map(|(path, text)| (path, text.lines().count())).filter(|(_, lines)| *lines > LINES_MAX);

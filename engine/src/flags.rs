@@ -44,7 +44,7 @@ pub struct EngineFlags {
     /// Hugging Face directory of the model [default: none, required]
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// What computes: model; or echo, which reads no weights, and whose tokens and KV are a hash of the ids, to measure everything around a
+    /// Compute engine: model; or echo, which reads no weights, and whose tokens and KV are a hash of the ids, to measure everything around a
     /// model. All engines of a cluster must be one [default: model]
     #[arg(long)]
     pub engine: Option<String>,
@@ -60,15 +60,15 @@ pub struct EngineFlags {
     /// Size of an echo's KV block, in bytes [default: 4096]
     #[arg(long)]
     pub block_bytes: Option<usize>,
-    /// Where the model computes: cpu, cuda, or auto, which takes a GPU that can run the model where there is one [default: auto]
+    /// Device of the model: cpu, cuda, or auto, which takes a GPU that can run the model where there is one [default: auto]
     #[arg(long)]
     pub device: Option<String>,
-    /// How projections compute: none (as weights are stored: bf16 in products of bf16, 4 bits with activations in 8, others in f32), int8
+    /// Arithmetic of projections: none (as weights are stored: bf16 in products of bf16, 4 bits with activations in 8, others in f32), int8
     /// (weights and activations in 8-bit integers), int4 (weights in 4 bits) or dequantize (a checkpoint's 4 bits as numbers of 16). int8
     /// and int4 on CPUs only [default: none]
     #[arg(long)]
     pub quantize: Option<String>,
-    /// How K and V are stored: bf16, int8 (half the memory: a scale for each position and head), or on CPUs f16 or f32 [default: bf16]
+    /// Storage of K and V: bf16, int8 (half the memory: a scale for each position and head), or on CPUs f16 or f32 [default: bf16]
     #[arg(long)]
     pub kv_dtype: Option<String>,
     /// Device memory for KV blocks, such as 512MiB [default: 1GiB on a CPU, what `device_share` leaves on a GPU]
@@ -91,7 +91,7 @@ pub struct EngineFlags {
     /// [default: auto]
     #[arg(long)]
     pub isa: Option<String>,
-    /// How blocks travel: auto (shared memory with pool nodes on this host, else RDMA where both have a device, else QUIC), or shm, rdma or
+    /// Transport of blocks: auto (shared memory with pool nodes on this host, else RDMA where both have a device, else QUIC), or shm, rdma or
     /// quic, with QUIC where that does not work [default: auto]
     #[arg(long)]
     pub transport: Option<String>,

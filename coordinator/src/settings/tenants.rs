@@ -46,7 +46,7 @@ pub struct TierFlags {
     pub class: Option<String>,
     /// `service_tier`s that requests may ask for [default: the built-in tier's, or that of `class`]
     pub classes: Option<Vec<String>>,
-    /// When the tier is turned away: 1, first when there is too much to do; 2, then; 0, never [default: the built-in tier's, or 2]
+    /// Turn in which the tier is refused when there is too much to do: 1, first; 2, after that; 0, never [default: the built-in tier's, or 2]
     pub shed: Option<u8>,
     /// Most tokens of an answer whose length a client leaves open, where tokens are limited [default: 4096]
     pub answer_tokens: Option<u32>,
