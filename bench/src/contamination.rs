@@ -1,7 +1,7 @@
-//! `tidemill-bench contamination`: whether a server's caches ever give one conversation what belongs to another.
+//! `tidemill-bench contamination`: tests whether a server's caches ever give one conversation content of another.
 //!
-//! - [`asks`]: what is asked
-//! - [`tally`]: what came of it
+//! - [`asks`]: the requests
+//! - [`tally`]: the comparison of their answers
 //!
 //! ```text
 //!   reference            every request once, with nothing cached
@@ -9,7 +9,7 @@
 //!   --restart COMMAND    an operator's command, such as one that kills a pool node; then another pass
 //! ```
 //!
-//! With memory for a few of the conversations only, each pass reads most of them from wherever else they are kept.
+//! With memory for only a few of the conversations, each pass reads most of them from the other tiers.
 
 pub mod asks;
 pub mod tally;
@@ -114,7 +114,7 @@ pub struct Report {
     settings: ContaminationArgs,
     pub reference: Pass,
     pub passes: Vec<Pass>,
-    /// Why the run shows less than it seems to.
+    /// The reasons why the run shows less than it seems to.
     pub doubts: Vec<String>,
 }
 
@@ -128,7 +128,7 @@ pub async fn run(args: ContaminationArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs all passes. Each is printed when it ends.
+/// Runs all passes, and prints each when it ends.
 pub async fn measure(mut args: ContaminationArgs) -> anyhow::Result<Report> {
     let seed = *args.seed.get_or_insert_with(|| rand::random::<u32>().into());
     let server = Server::new(&args.url, &args).await?;
@@ -159,7 +159,7 @@ pub async fn measure(mut args: ContaminationArgs) -> anyhow::Result<Report> {
     Ok(Report { settings: args, reference: of_reference, passes, doubts })
 }
 
-/// The reference's answers by number. It must have all.
+/// The reference's answers by number. Fails if any is missing.
 fn in_order(asks: &[Ask], answers: Vec<(usize, Result<Got, String>)>) -> anyhow::Result<Vec<Got>> {
     let mut reference = vec![Got::default(); asks.len()];
     for (n, answer) in answers {
@@ -171,7 +171,7 @@ fn in_order(asks: &[Ask], answers: Vec<(usize, Result<Got, String>)>) -> anyhow:
     Ok(reference)
 }
 
-/// One server, and how requests to it are written.
+/// One server, and the form of requests to it.
 #[derive(Clone, Debug)]
 struct Server {
     client: Client,
@@ -182,14 +182,14 @@ struct Server {
     seed: u64,
 }
 
-/// Words of the longer of two conversations that show how many tokens a word has.
+/// The length in words of the longer of two conversations that measure the tokens per word.
 const PROBE_WORDS: usize = 256;
-/// As long as any secret.
+/// A word of the same length as any secret.
 const PROBE_SECRET: &str = "babibobuda";
 const READY_EVERY: Duration = Duration::from_millis(200);
 
 impl Server {
-    /// Asks the server for its models, if none is named.
+    /// Connects to a server, and asks it for its models if none is named.
     async fn new(url: &str, args: &ContaminationArgs) -> anyhow::Result<Self> {
         let read = |path: &PathBuf| fs::read_to_string(path).with_context(|| format!("--key-file: cannot read {}", path.display()));
         let key = args.key_file.as_ref().map(read).transpose()?;
@@ -205,7 +205,7 @@ impl Server {
         Ok(Self { client, model, fields: args.fields.clone(), at_once, patience, seed: args.seed.unwrap_or_default() })
     }
 
-    /// How many words make a conversation about so many tokens long.
+    /// The number of filler words that make a conversation about `tokens` tokens long.
     async fn filler_words(&self, tokens: u32, seed: u64) -> anyhow::Result<usize> {
         let mut lengths = [0; 2];
         for (length, words) in lengths.iter_mut().zip([0, PROBE_WORDS]) {
@@ -229,7 +229,7 @@ impl Server {
         pass
     }
 
-    /// Asks everything in the order of this pass. Answers come with the number of their request.
+    /// Sends all requests in the order of this pass. Answers come with the numbers of their requests.
     async fn ask_all(&self, asks: &[Ask], pass: usize, reference_fields: Option<&str>) -> Vec<(usize, Result<Got, String>)> {
         let order = asks::shuffled(self.seed, pass, asks.len());
         let answers = stream::iter(order).map(|n| async move {
@@ -243,7 +243,7 @@ impl Server {
         answers.buffer_unordered(self.at_once).collect().await
     }
 
-    /// One answer, with `more` fields in the request.
+    /// Requests one answer, with the fields of `more` added.
     async fn ask(&self, ask: &Ask, more: &Value) -> Result<Got, String> {
         let body = self.body(ask, more);
         match timeout(self.patience, self.answer(&body)).await {

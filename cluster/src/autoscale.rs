@@ -1,15 +1,16 @@
-//! How many workers a model wants, of each role. It only wants: what starts workers, and drains and ends them, is told by the view.
+//! The number of workers that a model wants, of each role. The view publishes it; another component starts, drains and ends workers.
 //!
 //! ```text
-//!   workers' reports ──► [`trend`] ──► [`demand`]: what is needed ──► [`steps`]: what is wanted ──► view, `tidemill_wanted_workers`
+//!   workers' reports ──► [`trend`] ──► [`demand`]: workers needed ──► [`steps`]: workers wanted ──► view, `tidemill_wanted_workers`
 //! ```
 //!
-//! - [`demand`]: workers that keep the classes' limits, by predicted queue seconds, predicted step times and KV use
-//! - [`steps`]: from what is needed to what is wanted: up at once, down slowly, between a floor and a ceiling
+//! - [`demand`]: the workers needed to keep the classes' limits, by predicted queue seconds, predicted step times and KV use
+//! - [`steps`]: from needed to wanted workers: up at once, down slowly, between a floor and a ceiling
 //! - [`trend`]: signals, smoothed and extrapolated to the time when a worker that is started now will serve
 //!
-//! Every signal but two is of the workers' reports, which all coordinators get. A coordinator's own are the prompts that wait behind others,
-//! and the sequences without a place. So several coordinators want nearly the same, and the largest of their numbers is the cluster's.
+//! All signals but two are from the workers' reports, which all coordinators get. The other two, the prompts that wait behind others and
+//! the sequences without a place, are a coordinator's own. So several coordinators want nearly the same, and the largest of their numbers
+//! is the cluster's.
 
 pub mod demand;
 pub mod steps;
@@ -34,39 +35,40 @@ use trend::Trend;
 pub struct AutoscaleSettings {
     pub prefill: Range,
     pub decode: Range,
-    /// Workers of each role beyond those that are needed: what comes suddenly finds them loaded and idle.
+    /// The number of workers of each role beyond those that are needed, so that a sudden load finds some loaded and idle.
     pub warm: u32,
     /// The time over which signals are averaged.
     pub window: Duration,
-    /// From a worker's start until it serves.
+    /// The time from a worker's start until it serves.
     pub start: Duration,
-    /// How long less must have been enough before a worker is given up, and the least time from one change to the next smaller number.
+    /// The time for which fewer workers must have been enough before one is given up, and the least time from one change to the next
+    /// decrease.
     pub cooldown: Duration,
 }
 
-/// Workers that are wanted.
+/// The wanted number of workers, by role.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Wanted {
     pub prefill: u32,
     pub decode: u32,
 }
 
-/// Looks at the signals within the time over which they are averaged.
+/// The number of looks at the signals within their averaging time.
 const LOOKS: u32 = 6;
-/// Looks until a number is wanted: after a coordinator's restart its workers have to come back first.
+/// The number of looks before a number is wanted, since workers have to reconnect after a coordinator's restart.
 const GATHER_LOOKS: u32 = 3;
-/// Share of the tightest TTFT limit after which a sequence that only its decode worker delays counts as waiting there.
+/// The share of the tightest TTFT limit after which a sequence that only its decode worker delays counts as waiting there.
 const STUCK_SHARE: f64 = 0.5;
 
-/// The state between looks.
+/// The state between looks at the signals.
 #[derive(Debug)]
 pub(crate) struct Autoscaler {
     settings: AutoscaleSettings,
-    /// The first look, and the last; `None`: there was none.
+    /// The times of the first look and the last; `None` before the first.
     looked: Option<(Duration, Duration)>,
-    /// Since the last look, as workers have reported: time of prefill workers' steps,
+    /// The time of prefill workers' steps since the last look, as reported.
     prefill_ms: f64,
-    /// and of the prompts in decode workers' steps.
+    /// The time of the prompts in decode workers' steps since the last look, as reported.
     prompts_ms: f64,
     jobs: Jobs,
     busy: Trend,
@@ -102,21 +104,21 @@ impl Autoscaler {
         self.settings.window / LOOKS
     }
 
-    /// `None`: it knows too little yet.
+    /// The wanted numbers, or `None` if too little is known yet.
     pub(crate) fn wanted(&self) -> Option<Wanted> {
         Some(Wanted { prefill: self.prefill.wanted()?, decode: self.decode.wanted()? })
     }
 
-    /// A prefill job of this predicted time was given to a worker.
+    /// Takes account of a prefill job of this predicted time that was given to a worker.
     pub(crate) fn job(&mut self, ms: f64) {
         self.jobs.observe(ms);
     }
 
-    /// A worker's steps between two of its reports.
+    /// Takes account of a worker's steps between two of its reports.
     pub(crate) fn report(&mut self, role: Role, cost: &StepCost, before: &Report, after: &Report) {
         let reported = after.steps.len() as f64;
         let done = after.counters.steps.saturating_sub(before.counters.steps) as f64;
-        // The first report of a worker that other coordinators know counts from its start.
+        // A worker that other coordinators already know counts from its start in its first report.
         let times = if before.counters.steps == 0 || reported == 0.0 { 1.0 } else { (done / reported).max(1.0) };
         match role {
             Role::Prefill => self.prefill_ms += times * after.steps.iter().map(|step| f64::from(step.ms)).sum::<f64>(),
@@ -125,7 +127,7 @@ impl Autoscaler {
         }
     }
 
-    /// The time since the last look; `None`: it is too early for another.
+    /// The time since the last look, or `None` if it is too early for another.
     fn is_due(&mut self, now: Duration) -> Option<Duration> {
         let (_, looked) = *self.looked.get_or_insert((now, now));
         Some(now.saturating_sub(looked)).filter(|passed| *passed >= self.every())
@@ -140,7 +142,7 @@ impl Autoscaler {
         let prompts = self.prompts.observe(passed, prompts);
         let busy = self.busy.observe(passed, busy);
         let prefill = PrefillLoad {
-            // Without a prefill worker, decode workers compute what the first one would.
+            // Without a prefill worker, decode workers compute the prompts that the first one would.
             busy: if seen.prefill_workers == 0 { prompts } else { busy },
             queued_ms: seen.queued_ms,
         };
@@ -176,27 +178,27 @@ struct Limits {
     ttft_ms: f64,
 }
 
-/// What a look finds besides what reports have added up.
+/// The signals that a look collects in addition to the sums over reports.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     prefill_workers: u32,
     decode_workers: u32,
-    /// Predicted time of the prompts behind those that are being computed.
+    /// The predicted time of the prompts behind those that are being computed.
     queued_ms: f64,
     rows: f64,
     context: f64,
-    /// Device blocks in use,
+    /// The number of device blocks in use.
     used: f64,
-    /// and of one worker, on average.
+    /// The mean number of device blocks of a worker.
     blocks: f64,
-    /// Sequences that one worker takes at a time.
+    /// The number of sequences that one worker takes at a time.
     work_max: f64,
-    /// Sequences without a place, or whose decode worker has kept them waiting.
+    /// The number of sequences without a place, or whose decode worker has kept them waiting.
     unserved: f64,
 }
 
 impl Cluster {
-    /// Workers that are wanted by now; `None`: nothing decides about that here, or not yet.
+    /// The number of workers wanted now, or `None` if autoscaling is off, or knows too little yet.
     pub fn wanted(&self) -> Option<Wanted> {
         self.autoscaler.as_ref().and_then(Autoscaler::wanted)
     }
@@ -244,7 +246,7 @@ impl Cluster {
         seen.work_max += f64::from(self.settings.policy.decode_sequences_max.map_or(info.work_max, |most| most.min(info.work_max)));
     }
 
-    /// Sequences without a first token that wait for nothing but their decode worker, and have done so for long.
+    /// The number of sequences that have no first token and have long been waiting for their decode worker only.
     fn stuck(&self, now: Duration) -> usize {
         let patience = Duration::from_secs_f64(STUCK_SHARE * self.tightest_limits().ttft_ms / 1e3);
         let waits = |(at, running): &(crate::requests::ChoiceId, crate::requests::Running)| {
@@ -255,7 +257,7 @@ impl Cluster {
         self.requests.running().filter(waits).count()
     }
 
-    /// The limits of the default classes, if no class has any.
+    /// The tightest limits of all classes, or default ones if no class has any.
     fn tightest_limits(&self) -> Limits {
         let least = |of: fn(&crate::class::Class) -> Option<f64>, otherwise: f64| {
             let limits = self.settings.classes.iter().filter_map(|(_, class)| of(class));
@@ -265,8 +267,9 @@ impl Cluster {
     }
 }
 
-/// Limits where no class has any.
+/// The TPOT limit if no class has one.
 const TPOT_MS: f64 = 100.0;
+/// The TTFT limit if no class has one.
 const TTFT_MS: f64 = 2000.0;
 
 #[cfg(test)]
@@ -284,7 +287,7 @@ mod tests {
         cooldown: Duration::from_secs(120),
     };
 
-    /// Numbers that are wanted under a load that stays the same but for what chance adds to it: `prefill` workers' time, `rows` that decode.
+    /// The numbers wanted under a constant load with random noise: `prefill` workers' time, and `rows` that decode.
     fn under(prefill: f64, rows: f64, chance: &[f64]) -> Vec<Wanted> {
         let mut scaler = Autoscaler::new(SETTINGS);
         let (every, mut cost) = (scaler.every(), StepCost::default());
@@ -325,7 +328,7 @@ mod tests {
         ) {
             let all = under(prefill, rows, &chance);
             prop_assert!(all.iter().all(|wanted| wanted.prefill <= 12 && (1..=12).contains(&wanted.decode)));
-            // Half an hour is more than enough for what was too much at the start to go, step by step.
+            // Half an hour is more than enough to give up the surplus from the start, step by step.
             let steady = &all[all.len() - 200..];
             prop_assert!(steady.iter().all(|wanted| wanted == &steady[0]), "{:?}", steady);
             let with_more = *under(more * prefill, more * rows, &chance).last().unwrap();

@@ -61,7 +61,7 @@ pub struct Snapshot<'a> {
 pub struct PrefillCandidate<'a> {
     pub worker: Epoch,
     pub host: &'a Host,
-    /// Time until it could start a new job.
+    /// The time until it could start a new job.
     pub queue_ms: f64,
     pub queue: &'a PrefillQueue,
     /// Leading blocks of the sequence that it holds in its own memory.
@@ -103,17 +103,17 @@ pub struct PoolCandidate<'a> {
     pub object: ObjectSpeed,
 }
 
-/// How fast a pool node reads blocks from object storage.
+/// The speed at which a pool node reads blocks from object storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ObjectSpeed {
-    /// To the first byte.
+    /// The time to the first byte.
     pub latency_ms: f64,
-    /// 0: it reads nothing at the moment.
+    /// The bandwidth; 0 if it does not read from there at the moment.
     pub bytes_per_ms: f64,
 }
 
 impl ObjectSpeed {
-    /// Milliseconds to read so many bytes.
+    /// The time to read this many bytes, in milliseconds.
     fn read_ms(self, bytes: f64) -> f64 {
         if self.bytes_per_ms > 0.0 { self.latency_ms + bytes / self.bytes_per_ms } else { f64::INFINITY }
     }
@@ -122,9 +122,9 @@ impl ObjectSpeed {
 /// The needs of the sequence to place.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
-    /// The prompt, and tokens generated before.
+    /// The length of the prompt and of tokens generated before.
     pub tokens: u32,
-    /// The longest that it can become. A worker that cannot hold so many tokens would end it early, where a larger one would not.
+    /// The longest possible length. A worker that cannot hold so many tokens would end it early, where a larger one would not.
     pub tokens_max: u64,
     /// Whether the decode worker must compute all of it, since every position's logits are needed, or the model reads texts as a whole.
     pub local_only: bool,
@@ -133,7 +133,7 @@ pub struct Demand {
     pub class: ClassId,
     /// Whether to serve it even if its class rejects.
     pub probe: bool,
-    /// Time until its first token is due; `None` without a limit, or after the first token.
+    /// The time until its first token is due; `None` without a limit, or after the first token.
     pub due_ms: Option<f64>,
     /// A number that differs between requests: a policy's only source of randomness.
     pub seed: u64,

@@ -27,7 +27,7 @@ pub struct ClusterView {
     /// The probes, if there is one model.
     #[serde(skip)]
     pub probes: Option<ProbesView>,
-    /// Of the only model.
+    /// The wanted numbers of workers, if there is one model and it is autoscaled.
     #[serde(skip)]
     pub wanted: Option<Wanted>,
 }
@@ -38,9 +38,11 @@ pub struct ProbesView {
     pub every_s: f64,
     /// The number of rounds that have ended.
     pub rounds: u64,
-    /// The number of workers whose answers were right, wrong or missing.
+    /// The number of workers whose answers were right.
     pub same: u64,
+    /// The number of workers whose answers were wrong.
     pub differs: u64,
+    /// The number of workers whose answers were missing.
     pub unanswered: u64,
     /// The number of decode workers that gave the reference answer.
     pub votes: usize,
@@ -69,7 +71,7 @@ pub struct ModelView {
     pub rescues: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probes: Option<ProbesView>,
-    /// Workers that it wants, where something decides about that.
+    /// The wanted numbers of its workers, if it is autoscaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wanted: Option<Wanted>,
 }
@@ -95,15 +97,15 @@ pub struct MemberView {
     pub assigned: usize,
     /// Its last report, without steps.
     pub report: Report,
-    /// For engines: the recent error of predicted step times, as a share of the actual time.
+    /// The recent error of predicted step times, as a share of the actual time, for engines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prediction_error: Option<PredictionError>,
-    /// For engines: the current cost model of a step.
+    /// The current cost model of a step, for engines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_cost: Option<StepCoefficients>,
     /// The number of blocks there that the prefix index knows: a pool node's, or those on an engine's own device.
     pub indexed_blocks: usize,
-    /// For pool nodes: the address to which clients connect.
+    /// The address to which clients connect, for pool nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub addr: Option<std::net::SocketAddr>,
 }

@@ -1,4 +1,4 @@
-//! `tidemill autoscale`: a command of the operator's, run whenever the coordinators want another number of workers.
+//! `tidemill autoscale`: runs an operator's command whenever the coordinators want a different number of workers.
 
 use crate::{
     processes::say,
@@ -40,7 +40,7 @@ pub async fn autoscale(args: AutoscaleArgs) -> anyhow::Result<()> {
     let mut wanted = wanted::watch(wanted::client()?, urls, Duration::from_secs(args.every_s), say);
     let mut done = BTreeMap::new();
     let acting = async {
-        // Each look is told, whether it found another number or not: so what failed is tried again.
+        // Every poll notifies, even without a change, so that a failed command is tried again.
         while wanted.changed().await.is_ok() {
             let now = wanted.borrow_and_update().clone();
             act(&hook, &now, &mut done).await;
@@ -62,7 +62,7 @@ async fn act(hook: &Hook, wanted: &Wanted, done: &mut BTreeMap<Fleet, usize>) {
                 done.insert(fleet.clone(), workers);
             }
             Err(error) => {
-                // It may have done a part: what was there before is not there for certain.
+                // The command may have done a part of its work, so the present number is unknown.
                 done.remove(fleet);
                 say(&format!("{workers} {role} workers of {model} are wanted, and {error:#}; it will be tried again"));
             }
@@ -93,7 +93,7 @@ impl Hook {
         let ended = timeout(self.deadline, child.wait()).await;
         match ended.with_context(|| format!("`{program}` takes longer than {:?}: it is killed", self.deadline))?? {
             status if status.success() => {
-                // What it leaves running in the background may be what it is for.
+                // Background processes that the command leaves running may be its purpose.
                 std::mem::forget(group);
                 Ok(())
             }
@@ -102,13 +102,13 @@ impl Hook {
     }
 }
 
-/// A command and all that it has started, killed with this.
+/// A command's process group, killed when this is dropped.
 struct Group(Option<u32>);
 
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(pid) = self.0.and_then(|pid| i32::try_from(pid).ok()) {
-            // It may be gone already.
+            // The group may have ended already.
             let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }

@@ -245,7 +245,7 @@ pub async fn up(args: UpArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Share of a GPU's memory for all workers together.
+/// The share of a GPU's memory for all workers together.
 const GPU_SHARE: f32 = 0.9;
 
 #[derive(Debug, Default)]
@@ -485,7 +485,7 @@ impl Cluster {
                 () = tokio::time::sleep(TEND_EVERY) => {}
                 Some(()) = hangups.recv() => {
                     say("restarting every process, one after the other");
-                    // Pool nodes go first, since their blocks on disk are back when they are.
+                    // Pool nodes go first: once they are back, so are their blocks on disk.
                     let workers = self.workers.iter().chain(&self.coordinators);
                     rolling.begin(workers.map(|process| process.name.clone()));
                 }
@@ -501,7 +501,7 @@ impl Cluster {
                 return "no worker is left".into();
             }
             self.roll(&mut rolling, now, restart).await;
-            // What is being restarted is no worker to count.
+            // No scaling during a rolling restart: a worker that restarts would count as missing.
             if let Some(wanted) = wanted.as_ref().filter(|_| rolling.turn().is_none()) {
                 let wanted = wanted.borrow().clone();
                 self.scale(now, &wanted, args, data);
@@ -526,7 +526,7 @@ impl Cluster {
         });
     }
 
-    /// Starts workers that are wanted and not there, and lets those drain and end that are there and not wanted.
+    /// Starts workers that are wanted but missing, and drains and ends those that are not wanted.
     fn scale(&mut self, now: Instant, wanted: &Wanted, args: &UpArgs, data: &Path) {
         let mut fleets = std::mem::take(&mut self.fleets);
         for fleet in &mut fleets {
@@ -615,7 +615,8 @@ impl Door {
     }
 }
 
-/// Fewest and most engines of each model: with `--autoscale` what it says, but first what `--prefill` and `--decode` say; else just these.
+/// The fewest and the most engines of each model: `--autoscale`'s ranges, with `--prefill` and `--decode` as the first numbers; without it,
+/// just these.
 fn ranges(args: &UpArgs) -> anyhow::Result<Ranges> {
     let Some(autoscale) = &args.autoscale else {
         return Ok(Ranges { prefill: (args.prefill, args.prefill), decode: (args.decode, args.decode) });
@@ -632,7 +633,7 @@ fn certified(data: &Path, role_and_name: &str) -> anyhow::Result<[String; 2]> {
     Ok(["--pki".to_owned(), dir.display().to_string()])
 }
 
-/// The address of the `n`th coordinator: the next ports, unless any will do.
+/// The address of the `n`th coordinator: the `n`th port after the first one's, unless any port will do.
 fn nth(mut addr: SocketAddr, n: usize, flag: &str) -> anyhow::Result<SocketAddr> {
     if addr.port() != 0 {
         let port = u16::try_from(n).ok().and_then(|n| addr.port().checked_add(n));
@@ -690,7 +691,7 @@ fn cluster_client() -> reqwest::Result<reqwest::Client> {
 
 /// The workers that a coordinator knows.
 enum Known {
-    /// Their process ids.
+    /// The workers' process ids.
     Members(Vec<u32>),
     /// The coordinator is ready but does not show the cluster: its front door is closed, and it has no operators' port.
     Hidden,
@@ -745,7 +746,7 @@ fn first_ended(processes: &mut [Process]) -> Option<String> {
     processes.iter_mut().find_map(|p| p.ended().map(|status| format!("{} ended: {status}", p.name)))
 }
 
-/// The names that clients know the models by, and their directories.
+/// The names by which clients know the models, and the models' directories.
 async fn resolve_models(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
     if args.model.is_empty() {
         let dir = data.join("demo-model");

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use std::{collections::BTreeMap, time::Duration};
 use tokio::sync::watch;
 
-/// Workers that are wanted, by model and role.
+/// The wanted numbers of workers, by model and role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted(BTreeMap<Fleet, usize>);
 
@@ -17,7 +17,7 @@ pub struct Fleet {
 }
 
 impl Wanted {
-    /// `None`: the coordinators want no number, or do not know one yet.
+    /// The wanted number, or `None` if the coordinators want none, or do not know one yet.
     pub fn of(&self, model: &str, role: &'static str) -> Option<usize> {
         self.0.get(&Fleet { model: model.to_owned(), role }).copied()
     }
@@ -27,7 +27,7 @@ impl Wanted {
     }
 
     /// Asks the coordinators at all of these addresses of `/cluster`. Each sees its own requests, so the largest number counts; one that
-    /// does not answer is passed over, unless none does.
+    /// does not answer is skipped, unless none does.
     pub async fn ask(client: &reqwest::Client, urls: &[String]) -> anyhow::Result<Self> {
         let mut wanted = BTreeMap::new();
         let (mut has_answer, mut failure) = (false, None);
@@ -47,13 +47,13 @@ impl Wanted {
     }
 }
 
-/// A client that waits for no coordinator long. No proxy: a cluster's addresses are private.
+/// A client with a short timeout. No proxy: a cluster's addresses are private.
 pub fn client() -> reqwest::Result<reqwest::Client> {
     reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX).build()
 }
 
-/// Looks at what is wanted again and again, in a task of its own, so that a coordinator that does not answer delays nothing else. `say` is
-/// told of each new problem.
+/// Polls the wanted numbers in a separate task, so that a coordinator that does not answer delays nothing else. `say` is called with each
+/// new problem.
 pub fn watch(client: reqwest::Client, urls: Vec<String>, every: Duration, say: fn(&str)) -> watch::Receiver<Wanted> {
     let (told, wanted) = watch::channel(Wanted::default());
     tokio::spawn(async move {
@@ -126,7 +126,7 @@ pub(crate) mod tests {
     use axum::{Router, routing::get};
     use serde_json::{Value, json};
 
-    /// A coordinator that shows what is in the channel; the address of its `/cluster`.
+    /// Starts a coordinator that shows the channel's value. Returns the address of its `/cluster`.
     pub(crate) async fn coordinator(shown: watch::Receiver<Value>) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/cluster", listener.local_addr().unwrap());

@@ -10,7 +10,7 @@
 //! through `/proc/<pid>/fd/<fd>`, which the kernel allows to the same user in the same PID namespace. Its size is sealed, so no peer
 //! can shrink it under another.
 //!
-//! Only this module and its copies in `hashed_copy` touch shared bytes, through raw pointers: nobody holds a reference into a slot,
+//! Only this module and its copies in `hashed_copy` touch shared bytes, through raw pointers: no code holds a reference into a slot,
 //! because another process may be writing it. [`validate`](crate::core::validate::validate) says whether a copy is good.
 
 pub(crate) mod hashed_copy;
@@ -51,19 +51,19 @@ pub enum ArenaError {
     NotShared { path: PathBuf, reason: String },
 }
 
-/// A mapped arena. Its creator and all that opened it see the same bytes.
+/// A mapped arena. Its creator and all processes that opened it see the same bytes.
 #[derive(Debug)]
 pub struct Arena {
-    /// The slots in pieces, each once a device knows it. Declared before the mapping, which must outlive them.
+    /// The slots in pieces, each set once a device has pinned it. Declared before the mapping, which must outlive them.
     pinned: Box<[OnceLock<Box<dyn Pinned>>]>,
     map: MmapRaw,
     layout: Layout,
     info: ArenaInfo,
-    /// Kept open so that others can map it.
+    /// The memory file, kept open so that others can map it.
     _file: File,
 }
 
-/// Where everything is in the file.
+/// The positions of everything in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     slots: u32,
@@ -76,20 +76,20 @@ pub(crate) struct Layout {
 const NAME: &str = "tidemill-kvpool";
 const MAGIC: [u8; 8] = *b"TIDEPOOL";
 const PAGE: usize = 4096;
-/// A cache line, which also suits the widest vector stores.
+/// The alignment of slots: a cache line, which also suits the widest vector stores.
 const SLOT_ALIGN: usize = 64;
-/// About as much is made known to a device at a time: meanwhile its driver may hold up all that others ask of it, on the whole machine, and
-/// some drivers and kernels refuse more than 2 GiB.
+/// Approximate bytes that are pinned at a time: meanwhile the driver may delay all its other work on the machine, and some drivers and
+/// kernels refuse more than 2 GiB.
 const PIECE_BYTES: usize = 1 << 30;
-/// As many slots are whole pages, however large a slot is.
+/// The number of slots that fill whole pages, however large a slot is.
 const SLOTS_OF_WHOLE_PAGES: usize = PAGE / SLOT_ALIGN;
-/// Taken from the system at a time, so that a large arena does not lock the process's memory map for long.
+/// Bytes taken from the system at a time, so that a large arena does not lock the process's memory map for long.
 const PREFAULT_BYTES: usize = 16 << 20;
 
-/// Bytes at the start of the file that prove whose arena it is.
+/// Length of the proof at the start of the file: the magic and the nonce.
 pub(crate) const PROOF_BYTES: usize = MAGIC.len() + 16;
 
-/// What the start of an arena with this nonce must be.
+/// The bytes at the start of an arena with this nonce.
 pub(crate) fn proof(nonce: [u8; 16]) -> [u8; PROOF_BYTES] {
     let mut proof = [0; PROOF_BYTES];
     proof[..MAGIC.len()].copy_from_slice(&MAGIC);
@@ -98,7 +98,7 @@ pub(crate) fn proof(nonce: [u8; 16]) -> [u8; PROOF_BYTES] {
 }
 
 impl Layout {
-    /// `None`: the sizes overflow.
+    /// The layout for these sizes, or `None` if they overflow.
     pub(crate) fn new(slots: u32, block_bytes: u64) -> Option<Self> {
         let block_bytes = usize::try_from(block_bytes).ok()?;
         let stride = block_bytes.checked_next_multiple_of(SLOT_ALIGN)?;
@@ -108,13 +108,13 @@ impl Layout {
         Some(Self { slots, block_bytes, stride, slots_at, file_bytes })
     }
 
-    /// Panics if there is no such slot.
+    /// The offset of a slot. Panics if there is no such slot.
     pub(crate) fn slot_at(&self, slot: u32) -> usize {
         assert!(slot < self.slots, "slot {slot} is outside the arena");
         self.slots_at + slot as usize * self.stride
     }
 
-    /// Slots of a piece; the last one may have fewer.
+    /// The number of slots in a piece; the last one may have fewer.
     fn piece_slots(&self) -> usize {
         let whole_pages = SLOTS_OF_WHOLE_PAGES * self.stride;
         (PIECE_BYTES / whole_pages).max(1) * SLOTS_OF_WHOLE_PAGES
@@ -124,14 +124,14 @@ impl Layout {
         (self.slots as usize).div_ceil(self.piece_slots())
     }
 
-    /// Where a slot's generation is. Panics if there is no such slot.
+    /// The offset of a slot's generation. Panics if there is no such slot.
     pub(crate) fn generation_at(&self, slot: u32) -> usize {
         assert!(slot < self.slots, "slot {slot} is outside the arena");
         PAGE + slot as usize * size_of::<AtomicU64>()
     }
 }
 
-/// A place for each piece.
+/// Empty places for all pieces, none of which is pinned yet.
 fn unpinned(layout: Layout) -> Box<[OnceLock<Box<dyn Pinned>>]> {
     (0..layout.pieces()).map(|_| OnceLock::new()).collect()
 }
@@ -159,8 +159,8 @@ impl Arena {
     }
 
     /// Takes all memory from the system now, instead of page by page as slots are first written, which is several times slower than
-    /// copying. Call it on a thread of its own: it takes about 0.2 s per GiB. Contents do not change. If the system refuses, the rest
-    /// is taken page by page.
+    /// copying. Call it on a dedicated thread: it takes about 0.2 s per GiB. Contents do not change. If the system refuses, the rest is
+    /// taken page by page.
     pub fn prefault(&self) -> io::Result<()> {
         for at in (0..self.layout.file_bytes).step_by(PREFAULT_BYTES) {
             let len = PREFAULT_BYTES.min(self.layout.file_bytes - at);
@@ -195,7 +195,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// What another process needs to map it.
+    /// The description with which another process can map the arena.
     pub fn info(&self) -> ArenaInfo {
         self.info
     }
@@ -208,7 +208,7 @@ impl Arena {
         self.layout.block_bytes
     }
 
-    /// Announces that the slot's content is about to change. Call it before anyone is told to write.
+    /// Announces that the slot's content is about to change. Call it before a writer is told to write.
     pub fn set_generation(&self, slot: u32, generation: u64) {
         self.generation_cell(slot).store(generation, Ordering::Release);
     }
@@ -228,7 +228,7 @@ impl Arena {
         hasher.finish()
     }
 
-    /// Copies a whole block into memory of its own.
+    /// Copies a whole block into newly allocated memory.
     pub fn read_block(&self, slot: u32) -> (Vec<u8>, Copied) {
         let mut bytes = vec![0; self.layout.block_bytes];
         let copied = self.read_into(slot, &mut bytes);
@@ -246,13 +246,13 @@ impl Arena {
         Copied { checksum: hasher.finish(), generation_after: self.generation_after(slot) }
     }
 
-    /// Pieces in which a device gets to know the slots. They end where slots and pages do, so that no slot lies in two.
+    /// The number of pieces in which devices pin the slots. Pieces end where both slots and pages do, so that no slot lies in two.
     pub fn pieces(&self) -> usize {
         self.pinned.len()
     }
 
-    /// Makes a piece of the slots known to a device, for as long as they are mapped here. Without effect if one knows it. Call it on a
-    /// thread of its own: memory that the system has not provided yet is provided now, and all of it is locked.
+    /// Pins a piece of the slots for a device, for as long as they are mapped here. Has no effect if the piece is pinned already. Call it
+    /// on a dedicated thread: memory that the system has not provided yet is provided now, and all of it is locked.
     pub fn pin_piece(&self, piece: usize, pin: &dyn Pin) -> Result<(), String> {
         if self.pinned[piece].get().is_some() {
             return Ok(());
@@ -260,7 +260,7 @@ impl Arena {
         let bytes = self.layout.piece_slots() * self.layout.stride;
         let at = self.layout.slots_at + piece * bytes;
         let bytes = bytes.min(self.layout.file_bytes - at);
-        // SAFETY: a piece that there is begins inside the mapping.
+        // SAFETY: every existing piece begins inside the mapping.
         let start = NonNull::new(unsafe { self.map.as_mut_ptr().add(at) }).expect("a mapping is not at 0");
         // SAFETY: the mapping is dropped after `pinned`, and neither moves nor shrinks before.
         let pinned = unsafe { pin.pin(start, bytes) }?;
@@ -268,21 +268,21 @@ impl Arena {
         Ok(())
     }
 
-    /// Where the device that pinned it finds this slot. `None`: none has. Panics if there is no such slot.
+    /// The address of this slot for the device that pinned it, or `None` if none did. Panics if there is no such slot.
     pub fn device_address(&self, slot: u32) -> Option<u64> {
         let (piece, slot_of_piece) = (slot as usize / self.layout.piece_slots(), slot as usize % self.layout.piece_slots());
         assert!(slot < self.layout.slots, "slot {slot} is outside the arena");
         Some(self.pinned[piece].get()?.address(slot_of_piece * self.layout.stride))
     }
 
-    /// Judges a copy that a device made of the slot, and that has ended, by what the slot holds now. As good as
+    /// Judges a copy of the slot that a device made and completed, by the slot's present content. This is as safe as
     /// [`read_into`](Self::read_into), which hashes the copy itself: suppose that the device read a byte that is not the published one.
     ///
-    /// - If its writer was told to write by the node, the node had changed the generation before that. The writer wrote before the device
-    ///   read, and the end of the device's copy was seen before the generation is loaded here: the load sees the change.
-    /// - If the generation is unchanged, the writer had no business here: late beyond its deadline and the quarantine after it, or broken.
-    ///   Nobody writes the published byte again, so the wrong one is still there, and is hashed here. (Hashed *while* the device reads,
-    ///   the byte could be still right here and wrong there.)
+    /// - If the node had told the writer of that byte to write, it had changed the generation before that. The writer wrote before the
+    ///   device read, and the end of the device's copy was seen before the generation is loaded here: the load sees the change.
+    /// - If the generation is unchanged, the writer was not allowed to write: it was late beyond its deadline and the following quarantine,
+    ///   or broken. No writer restores the published byte, so the wrong one is still there, and is hashed here. (If it were hashed *while*
+    ///   the device reads, the byte could still be right here and wrong there.)
     pub fn read_by_device(&self, slot: u32) -> Copied {
         let mut hasher = XxHash3_64::new();
         let bytes = self.layout.block_bytes;
@@ -327,8 +327,8 @@ impl Arena {
         self.layout
     }
 
-    /// The whole mapping, for devices that access it. It stays where it is as long as the arena lives, and nobody holds a reference
-    /// into it but to atomics.
+    /// The whole mapping, for devices that access it. It does not move as long as the arena lives, and no code holds a reference into it
+    /// except to atomics.
     pub(crate) fn mapping(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
@@ -417,7 +417,7 @@ mod tests {
         assert_eq!(client.read_block(3).0, block(1, 1000));
     }
 
-    /// Takes everything, and knows what it took.
+    /// A device that pins everything and records each range.
     #[derive(Debug, Default)]
     struct Taking(std::sync::Mutex<Vec<(usize, usize)>>);
 

@@ -1,6 +1,6 @@
-//! What a process that reads and writes blocks uses.
+//! The client of the pool, for processes that read and write blocks.
 //!
-//! - [`request`]: what is asked for, and what is learned about each block (core)
+//! - [`request`]: the parameters of a get, and the outcome for each block (core)
 //! - [`connection`]: one pool node, and the calls it answers
 //! - [`router`]: all pool nodes, one connection each
 //! - [`counters`]: bytes moved and blocks missed

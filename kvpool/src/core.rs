@@ -1,9 +1,9 @@
-//! What a pool node decides: no clock, socket, thread or byte. Builds with `--no-default-features`.
+//! The decisions of a pool node: no clock, socket, thread or byte. Builds with `--no-default-features`.
 //!
-//! - [`announce`]: what coordinators are told of what a node holds
-//! - [`directory`]: what a node holds, who may touch which slot, who waits for what
+//! - [`announce`]: the events that inform coordinators of the blocks that a node holds
+//! - [`directory`]: the blocks that a node holds, the access to its slots, and the readers that wait
 //! - [`eviction`]: which block leaves when room is needed, one policy per file
-//! - [`objects`]: what a node keeps in object storage, and what it may ask of it
+//! - [`objects`]: the blocks that a node keeps in object storage, and the requests that it may make there
 //! - [`validate`]: the check that every read passes after its copy
 
 pub mod announce;

@@ -2,16 +2,16 @@
 //!
 //! Core (no clock, socket or thread; builds with `--no-default-features`):
 //!
-//! - [`core`]: what a pool node decides
-//! - [`client::request`]: what a client asks for, and what it learns about each block
+//! - [`core`]: the decisions of a pool node
+//! - [`client::request`]: the parameters of a get, and the outcome for each block
 //!
 //! Shell (feature `shell`, on by default):
 //!
 //! - [`arena`]: equal slots in memory that the processes of one host share
 //! - [`transport`]: how block bytes move, one file per transport
-//! - [`client`]: what workers use: one connection per pool node, put and get
+//! - [`client`]: the workers' side: one connection per pool node, put and get
 //! - [`node`]: the pool node as a process
-//! - [`settings`]: its flags and config file
+//! - [`settings`]: the node's flags and config file
 
 pub mod client;
 pub mod core;

@@ -56,17 +56,17 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-/// Connections at once. Further ones are refused.
+/// The most connections at once. Further ones are refused.
 const CLIENTS_MAX: usize = 1024;
-/// How late a deadline may be noticed.
+/// The longest delay with which a deadline is noticed.
 const TICK: Duration = Duration::from_millis(20);
 
-/// What all tasks of a node share.
+/// The state that all tasks of a node share.
 #[derive(Debug)]
 struct Node {
     dram_bytes: u64,
     prefault: bool,
-    /// A disk is configured, whether it could be opened or not.
+    /// Whether a disk is configured, even if it could not be opened.
     wants_nvme: bool,
     nvme: Option<Nvme>,
     objects: Option<settings::Objects>,
@@ -75,22 +75,22 @@ struct Node {
     tenant_share: u8,
     rdma: DeviceNames,
     store: Mutex<Option<OpenStore>>,
-    /// Of its clients' blocks; the first client says it.
+    /// The layout of its clients' blocks, set by the first client.
     layout: OnceLock<LayoutFingerprint>,
-    /// Set when there are events to announce.
+    /// Notified when there are events to announce.
     changed: Arc<Notify>,
     traffic: Traffic,
 }
 
-/// The store. It is created for the first client, which says how large a block is, or before that for blocks found on disk.
+/// The store. It is created for the first client, which states the size of a block, or earlier for blocks found on disk.
 #[derive(Debug)]
 struct OpenStore {
     store: Arc<Store>,
-    /// What was found on disk, until a client wants the same.
+    /// The manifest of blocks that were found on disk, until the first client that uses the same layout.
     recovered: Option<Manifest>,
 }
 
-/// Bytes that the node itself moved, which is only over QUIC.
+/// Bytes that the node itself moved, which happens only over QUIC.
 #[derive(Debug, Default)]
 struct Traffic {
     put_bytes: AtomicU64,
@@ -151,7 +151,7 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
             () = node.changed.notified() => {
                 let store = node.store();
                 if store.is_some() && !mem::replace(&mut room_is_known, true) {
-                    // Coordinators should know what fits here before the next heartbeat.
+                    // Coordinators should know the free room before the next heartbeat.
                     uplink.broadcast(&WorkerEvent::Heartbeat(Box::new(node.report())));
                 }
                 announce(&mut announcer, store.as_deref(), &uplink);
@@ -193,7 +193,7 @@ fn announce(announcer: &mut Announcer, store: Option<&Store>, uplink: &Uplink) {
     }
 }
 
-/// Clients being served. They end with this.
+/// The tasks that serve clients. Dropping this ends them.
 struct Sessions {
     tasks: JoinSet<()>,
     permits: Arc<Semaphore>,
@@ -225,7 +225,7 @@ impl Sessions {
     }
 }
 
-/// Why a client is refused; it is sent this text.
+/// The reason why a client is refused, as the text that it is sent.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error("blocks have {has} bytes at this node, not {wants}: give each model its own pool nodes")]
@@ -243,7 +243,7 @@ impl Node {
         self.store.lock().as_ref().map(|open| Arc::clone(&open.store))
     }
 
-    /// Offers the blocks on disk before the first client comes: most likely they are the same model's.
+    /// Offers the blocks on disk before the first client comes, since they most likely belong to the same model.
     fn recover(&self) {
         let Some(manifest) = self.nvme.as_ref().and_then(|nvme| nvme.manifest()) else { return };
         match self.create_store(manifest) {
@@ -252,7 +252,7 @@ impl Node {
         }
     }
 
-    /// The store, created for `block_bytes` if this is the first client. If the blocks on disk are others, the disk is wiped.
+    /// The store, created for `block_bytes` if this is the first client. If the blocks on disk have another format, the disk is wiped.
     fn store_for(&self, BlockFormat { layout, shard, block_bytes }: BlockFormat) -> Result<Arc<Store>, Refusal> {
         if !shard.is_valid() {
             return Err(Refusal::NoSuchShard(shard));
@@ -319,7 +319,7 @@ impl Node {
         Ok(store)
     }
 
-    /// `None`: none is configured, or it cannot be used. A node without one forgets sooner; it is not broken.
+    /// The bucket, or `None` if none is configured or it cannot be used. A node without one still works, but loses blocks sooner.
     fn bucket(&self, kind: Kind) -> Option<Unstarted> {
         let settings = self.objects.clone()?;
         ObjectTier::prepare(settings, kind).inspect_err(|error| tracing::error!(%error, "this node goes on without object storage")).ok()

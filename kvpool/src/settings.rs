@@ -114,16 +114,16 @@ pub struct PoolFlags {
 #[derive(Debug)]
 pub struct Settings {
     pub worker: WorkerSettings,
-    /// `None`: the bound address.
+    /// The address for clients; `None` for the bound address.
     pub advertise: Option<SocketAddr>,
     pub dram_bytes: u64,
     pub prefault: bool,
-    /// `None`: blocks that leave memory are lost.
+    /// The disk; `None` if blocks that leave memory are lost.
     pub nvme: Option<Nvme>,
-    /// `None`: blocks that leave all of this cluster's memory and disks are lost.
+    /// The object storage; `None` if blocks that leave all memory and disks of this cluster are lost.
     pub objects: Option<Objects>,
     pub policy: Policy,
-    /// Percent.
+    /// The most slots of a tier that one tenant may fill, in percent.
     pub tenant_share: u8,
     pub rdma: DeviceNames,
     pub limits: Limits,
@@ -134,7 +134,7 @@ pub struct Settings {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Nvme {
     pub dir: PathBuf,
-    /// For blocks. Their index takes about 100 more bytes per block.
+    /// Capacity for blocks. Their index takes about 100 more bytes per block.
     pub capacity_bytes: u64,
 }
 
@@ -149,14 +149,14 @@ pub struct Objects {
     pub refresh: Duration,
     pub deadline: Duration,
     pub limits: budget::Limits,
-    /// Never shown.
+    /// The key of the packs' digests, never shown.
     pub secret: Option<HiddenBytes>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ObjectPlace {
     Directory(PathBuf),
-    /// `endpoint`: of a server that is not AWS's.
+    /// A bucket on an S3 server; `endpoint` if the server is not AWS's.
     S3 {
         bucket: String,
         prefix: String,
@@ -188,19 +188,20 @@ impl std::fmt::Debug for HiddenBytes {
     }
 }
 
-/// Bytes of a pack: with less, requests cost more than blocks; with more, a node would hold too much while it writes.
+/// Bytes of a pack: with less, requests would cost more than blocks; with more, a node would hold too much while it writes.
 const PACK_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=512 << 20;
-/// A reader that waits longer than a load from disk may take would be better off computing.
+/// Milliseconds that a reader waits for a block from object storage: if it waited longer than for a load from disk, it had better compute.
 const OBJECT_DEADLINE_MS: std::ops::RangeInclusive<u64> = 50..=Limits::LOAD.as_millis() as u64;
 /// Bytes of a secret.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
-/// Longer pauses would be a tier that is not there.
+/// The longest configurable pause: with longer ones the tier would be as good as absent.
 const PAUSE_S_MAX: u64 = 24 * 3600;
 
-/// Shorter deadlines would pass while a batch is copied; with longer ones, a dead peer would hold too much for too long.
+/// Milliseconds of a deadline: shorter ones would pass while a batch is copied; with longer ones, a dead peer would hold too much for too
+/// long.
 const DEADLINE_MS: std::ops::RangeInclusive<u64> = 100..=600_000;
 
-/// More than any node needs.
+/// The longest configurable drain, more than any node needs.
 const DRAIN_S_MAX: u64 = 24 * 3600;
 
 impl Flags {

@@ -1,11 +1,11 @@
-//! How block bytes move. A transport is one file and one row of `TRANSPORTS`; a client opens those that it may use when it connects,
-//! and asks for the cheapest that works whenever it moves a block.
+//! The ways in which block bytes move. A transport is one file and one row of `TRANSPORTS`; a client opens those that it may use when it
+//! connects, and uses the cheapest one that works whenever it moves a block.
 //!
 //! - `shm`: the client copies to and from the mapped arena of a node on the same host
 //! - [`rdma`]: the client's devices read and write the arena of a node on the same fabric
 //! - `quic`: bytes follow headers on one-way streams; works everywhere
 //!
-//! The node sees only whether a client reaches slots itself or wants streams ([`Via`]).
+//! The node only distinguishes clients that reach slots themselves from those that want streams ([`Via`]).
 
 pub(crate) mod quic;
 pub mod rdma;
@@ -23,31 +23,31 @@ use std::{fmt, future::ready, net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_proto::pool::{ArenaInfo, ToPool, Transport, Via};
 use tokio::sync::mpsc;
 
-/// A peer that lets a transfer stand still for this long has broken it off.
+/// The longest time for which a transfer may stand still; then it counts as broken off by the peer.
 pub(crate) const STALL_MAX: Duration = Duration::from_secs(10);
 
-/// Every transport, and how it reaches a node; the cheapest first.
+/// All transports, each with the function that opens it; the cheapest first.
 const TRANSPORTS: [(Transport, Open); Transport::ALL.len()] =
     [(Transport::Shm, shm::open), (Transport::Rdma, rdma::client::open), (Transport::Quic, quic::open)];
 
 type Open = fn(&Offer<'_>) -> Result<Access, ArenaError>;
 
-/// What a client has to open a transport with.
+/// The arguments with which a client opens a transport.
 pub(crate) struct Offer<'a> {
     pub(crate) arena: &'a ArenaInfo,
     pub(crate) nics: Option<&'a Arc<Nics>>,
-    /// Copies from mapped slots by itself.
+    /// The device that copies from mapped slots by itself, if any.
     pub(crate) device: Option<&'a Arc<dyn Pin>>,
-    /// For what a transport has to say on the control stream.
+    /// The control stream, for a transport that has messages to send.
     pub(crate) control: mpsc::WeakSender<ToPool>,
     pub(crate) counters: &'a Arc<TransferCounters>,
 }
 
-/// Bytes were to be moved, and what would have moved them is gone. Some of them may have moved.
+/// The error of a transfer whose transport is gone. Some of the bytes may have moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Broken;
 
-/// A node's slots, as a client reaches them itself. Sizes and slot numbers are checked by the caller.
+/// A node's slots, accessed by a client directly. The caller checks sizes and slot numbers.
 pub(crate) trait Slots: fmt::Debug + Send + Sync {
     fn transport(&self) -> Transport;
 
@@ -56,7 +56,7 @@ pub(crate) trait Slots: fmt::Debug + Send + Sync {
         true
     }
 
-    /// What must be opened in talks with the node, if this is such a transport.
+    /// The rails that must be opened by negotiation with the node, if this transport has any.
     fn rails(&self) -> Option<&Arc<Rails>> {
         None
     }
@@ -66,31 +66,32 @@ pub(crate) trait Slots: fmt::Debug + Send + Sync {
         Box::pin(ready(()))
     }
 
-    /// Where the slots lie in this process's memory, if they do.
+    /// The slots in this process's memory, if they are mapped.
     fn mapped(&self) -> Option<&Arena> {
         None
     }
 
-    /// Fills a slot, or begins to. `bytes` are free afterwards.
+    /// Fills a slot, or begins to. `bytes` can be reused when this returns.
     fn write(&self, slot: u32, bytes: &[u8]) -> Result<Filled, Broken>;
 
-    /// Sends on its way what was begun.
+    /// Submits the writes that have been queued.
     fn flush(&self) {}
 
     /// Copies a slot's block. The copy must be validated.
     fn read(&self, slot: u32, to: &mut [u8]) -> Result<Copied, Broken>;
 }
 
-/// A slot that is filled, or being filled.
+/// A slot that is filled or being filled.
 #[derive(Debug)]
 pub(crate) struct Filled {
-    /// Of the block.
+    /// The checksum of the block.
     pub(crate) checksum: u64,
-    /// `None`: the bytes are there.
+    /// The completion of the write; `None` if the bytes are in place.
     pub(crate) landing: Option<Landing>,
 }
 
-/// The rest of a block's way into its slot, after [`Slots::flush`]. `Err`: it cannot get there; nothing writes the slot any more.
+/// The completion of a block's write, after [`Slots::flush`]. Its error returns the bytes: they cannot be written this way, and nothing
+/// writes the slot any more.
 pub(crate) struct Landing(pub(crate) BoxFuture<'static, Result<(), Bytes>>);
 
 impl fmt::Debug for Landing {
@@ -99,7 +100,7 @@ impl fmt::Debug for Landing {
     }
 }
 
-/// How a client gets at a node's bytes.
+/// A client's access to a node's bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum Access {
     Slots(Arc<dyn Slots>),
@@ -129,15 +130,15 @@ impl Access {
     }
 }
 
-/// A client's ways to a node's bytes.
+/// A client's transports to a node's bytes.
 #[derive(Debug)]
 pub(crate) struct DataPath {
-    /// The cheapest first. The last one is always usable.
+    /// The open transports, the cheapest first. The last one is always usable.
     ways: Vec<Access>,
 }
 
 impl DataPath {
-    /// Opens transports that may be used, up to the first that is usable now. `None`: there is no such.
+    /// Opens transports that may be used, up to the first that is usable now. `None` if no transport is usable.
     pub(crate) fn open(addr: SocketAddr, offer: &Offer<'_>, allowed: impl Fn(Transport) -> bool) -> Option<Self> {
         let mut ways: Vec<Access> = Vec::new();
         for (transport, open) in TRANSPORTS.into_iter().filter(|(transport, _)| allowed(*transport)) {
@@ -152,7 +153,7 @@ impl DataPath {
         None
     }
 
-    /// The cheapest that is usable now.
+    /// The cheapest transport that is usable now.
     pub(crate) fn now(&self) -> &Access {
         let (last, others) = self.ways.split_last().expect("there is a way");
         others.iter().find(|way| way.usable()).unwrap_or(last)
@@ -163,7 +164,7 @@ impl DataPath {
     }
 }
 
-/// Splits a batch into neighbouring parts of about equal size, at most so many.
+/// Splits a batch into at most `parts` consecutive parts of about equal size.
 pub(crate) fn shares<T>(batch: Vec<T>, parts: usize) -> Vec<Vec<T>> {
     let share = batch.len().div_ceil(parts);
     let mut batch = batch.into_iter();

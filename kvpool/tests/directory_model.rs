@@ -1,12 +1,12 @@
-//! The directory under clients that lose, delay and repeat their messages, stop without a word, and sleep for any time,
-//! beside an arena and a disk of which only the last writer of each slot is remembered. The disk answers when it likes, or
-//! never, fails, and writes what it should not; so does a bucket, whose packs come and go. Clients with rails write at their own pace: what they have begun in time may land at
-//! any time until they are fenced. Checked after every step:
+//! The directory under clients that lose, delay and repeat their messages, stop without notice, and sleep for any time, beside an arena and
+//! a disk of which only the last writer of each slot is remembered. The disk answers at any time, or never, fails, and writes wrong bytes;
+//! so does a bucket, whose packs come and go. Clients with rails write at their own pace: writes that they have begun in time may land at
+//! any time until the clients are fenced. Checked after every step:
 //!
-//! - a reader is only ever handed a slot that holds the block it asked for, and as long as its lease runs, the slot stays so
-//! - what the events tell is what the directory holds
+//! - a reader is only ever handed a slot that holds the block it asked for, and the slot stays so as long as its lease runs
+//! - the events add up to the directory's content
 //! - every get is answered in full, once, by its deadline
-//! - after a restart, what the disk holds is found again, and never with another block's bytes
+//! - after a restart, the blocks on disk are found again, and never with another block's bytes
 //! - the books balance; and when all clients are gone and the published bound has passed, nothing is held
 
 use proptest::{prelude::*, sample::Index};
@@ -28,7 +28,7 @@ use tidemill_proto::{
 
 const SLOTS: u32 = 6;
 const DISK_SLOTS: u32 = 5;
-/// What a write that went wrong leaves behind.
+/// The content that a failed write leaves behind.
 const TORN: BlockKey = BlockKey([0xff; 16]);
 const LIMITS: Limits = Limits { put_deadline: Duration::from_millis(3000), lease: Duration::from_millis(4000) };
 
@@ -41,9 +41,9 @@ enum Op {
         blocks: u8,
         room: Room,
     },
-    /// The writer copies its bytes into one slot, unless it sees that its time is up.
+    /// The writer copies its bytes into one slot, unless it sees that its deadline has passed.
     Write(Index),
-    /// For one slot that was written: sent in time, late, or again.
+    /// A `put_end` for one written slot: sent in time, late, or again.
     PutEnd(Index),
     Revoke(Index),
     ReceiveStart(Index),
@@ -60,31 +60,30 @@ enum Op {
         wait_ms: u64,
     },
     Cancel(Index),
-    /// For any lease ever handed out.
+    /// A release of any lease ever handed out.
     Release(Index),
     Forget {
         slot: u32,
         generation: u64,
     },
     Gone(usize),
-    /// It writes remotely from now on.
+    /// The client writes remotely from now on.
     OpenRails(usize),
-    /// One of the clients that were to be fenced is.
+    /// One of the clients that were to be fenced is fenced.
     Fenced(Index),
-    /// The disk does one of the things that it was asked to do,
+    /// The disk carries out one of its actions.
     Disk(Index, Disk),
-    /// and what it did is heard of.
-    /// The directory hears of one answer; or of that and all after it, of several loads at once.
+    /// The directory receives one of the disk's answers; or that and all after it, several loads at once.
     Answer(Index, bool),
-    /// A pack appears in the bucket,
+    /// A pack appears in the bucket.
     PackAdded {
         chain: u8,
         first: u8,
         blocks: u8,
     },
-    /// or leaves it.
+    /// A pack leaves the bucket.
     PackGone(Index),
-    /// The bucket does one of the things that it was asked to do.
+    /// The bucket carries out one of its actions.
     Bucket(Index, Result<(), FetchFault>),
     /// Blocks that are worth it are written to the bucket.
     Flush,
@@ -95,7 +94,7 @@ enum Op {
 #[derive(Clone, Copy, Debug)]
 enum Disk {
     Works,
-    /// It says that it wrote, and wrote something else.
+    /// The disk reports a write, but wrote other bytes.
     Tears,
     Fails,
 }
@@ -139,20 +138,20 @@ struct Put {
     at: SlotRef,
     deadline: Duration,
     written: bool,
-    /// Its writer has rails, and began in time: the bytes may land now or later.
+    /// Whether the writer has rails and began in time: the bytes may land now or later.
     begun: bool,
-    /// The node writes this one for the client.
+    /// Whether the node writes this slot for the client.
     receiving: bool,
 }
 
 struct Asked {
     keys: Vec<BlockKey>,
-    /// Those that were on disk or in the bucket only, so that they may fail to come before the deadline.
+    /// Keys that were on disk or in the bucket only, so that they may fail to arrive before the deadline.
     far: BTreeSet<BlockKey>,
     unanswered: BTreeSet<u32>,
-    /// Until when it waits for what nobody has,
+    /// The time until which the get waits for blocks that are not held.
     wait: Duration,
-    /// and until when it has an answer.
+    /// The time until which the get must be answered.
     deadline: Duration,
 }
 
@@ -163,7 +162,7 @@ struct Reading {
     blocks: Vec<(BlockKey, SlotRef)>,
 }
 
-/// What the disk was asked to do.
+/// An action for the disk.
 #[derive(Clone, Copy)]
 enum Io {
     Store { disk: u32, from: SlotRef, block: DiskBlock },
@@ -175,7 +174,7 @@ struct Setup {
     policy: Policy,
     has_disk: bool,
     has_objects: bool,
-    /// Percent. A chain is a tenant's.
+    /// The share in percent. Each chain belongs to one tenant.
     tenant_share: u8,
 }
 
@@ -185,7 +184,7 @@ struct World {
     now: Duration,
     clients: [ClientId; 3],
     next: u64,
-    /// What was written to each slot last.
+    /// The block that was last written to each slot.
     arena: HashMap<u32, BlockKey>,
     puts: Vec<Put>,
     asked: HashMap<(ClientId, CallId), Asked>,
@@ -193,17 +192,18 @@ struct World {
     leases: Vec<(ClientId, LeaseId)>,
     told: BTreeMap<BlockKey, Tier>,
     told_next: u64,
-    /// As the shell sets them before anyone is told to write.
+    /// The generations, set as by the shell before a writer is told to write.
     generations: HashMap<u32, u64>,
-    /// What was written to each disk slot last, and what the index says of it.
+    /// The block that was last written to each disk slot.
     platter: HashMap<u32, BlockKey>,
+    /// The block that the disk's index has for each slot.
     index: BTreeMap<u32, DiskBlock>,
     remote: BTreeSet<ClientId>,
     to_fence: Vec<ClientId>,
     asked_of_disk: Vec<Io>,
     unheard: Vec<(Io, Result<(), DiskFault>)>,
     asked_of_bucket: Vec<(PackedBlock, SlotRef, Duration)>,
-    /// Whoever waits for one of these may be told that it does not come.
+    /// Keys of blocks that were ever fetched: a reader that waits for one of these may be told that it does not come.
     ever_fetched: BTreeSet<BlockKey>,
 }
 
@@ -264,7 +264,7 @@ impl World {
             Op::PutEnd(index) => {
                 if let Some(put) = pick(&mut self.puts, index).filter(|put| put.written) {
                     self.directory.put_end(put.client, &[Written { at: put.at, checksum: checksum(put.key) }], self.now);
-                    // Whoever says that it is done writes no more.
+                    // A client that sends `put_end` writes no more.
                     put.deadline = Duration::ZERO;
                     put.begun = false;
                 }
@@ -272,7 +272,7 @@ impl World {
             Op::Revoke(index) => {
                 if let Some(put) = pick(&mut self.puts, index) {
                     self.directory.put_revoke(put.client, &[put.at], self.now);
-                    // The client writes no more, but where the node is writing, it goes on to its deadline.
+                    // The client writes no more, but a write of the node itself continues to its deadline.
                     if !put.receiving {
                         put.deadline = Duration::ZERO;
                     }
@@ -309,7 +309,7 @@ impl World {
                 let is_far = |key: &&BlockKey| self.told.get(key).is_some_and(|tier| *tier != Tier::Dram);
                 let far: BTreeSet<BlockKey> = keys.iter().filter(is_far).copied().collect();
                 let longest = if far.is_empty() { wait } else { wait.max(Limits::LOAD) };
-                // What nobody had may be fetched for another reader meanwhile.
+                // Blocks that were not held may be fetched for another reader meanwhile.
                 let deadline = self.now + if self.setup.has_objects { wait + Limits::LOAD } else { longest };
                 self.asked.insert((client, call), Asked { keys: keys.clone(), far, unanswered, wait: self.now + wait, deadline });
                 self.directory.get(client, call, &keys, wait, Via::Slots, self.now);
@@ -396,7 +396,7 @@ impl World {
         self.check();
     }
 
-    /// What the shell does with an action, on the disk's own time.
+    /// The shell's part in an action for the disk, at any later time.
     fn disk(&mut self, io: Io, how: Disk) -> Result<(), DiskFault> {
         if matches!(how, Disk::Fails) {
             return Err(DiskFault::Io);
@@ -424,7 +424,7 @@ impl World {
         Ok(())
     }
 
-    /// What the shell does with a block of the bucket.
+    /// The shell's part in fetching a block from the bucket.
     fn fetched(&mut self, (block, to, until): (PackedBlock, SlotRef, Duration), outcome: Result<(), FetchFault>) {
         let outcome = if self.now < until { outcome } else { Err(FetchFault::Missed) };
         if outcome.is_ok() {
@@ -444,7 +444,7 @@ impl World {
         self.directory.loaded(&loads, self.now);
     }
 
-    /// The node is killed, whatever it is doing, and started again.
+    /// Kills the node, whatever it is doing, and starts it again.
     fn restart(&mut self) {
         let ids = self.next..self.next + 3;
         self.clients = [ClientId(ids.start), ClientId(ids.start + 1), ClientId(ids.start + 2)];
@@ -466,14 +466,15 @@ impl World {
         assert!(self.index.values().all(|block| self.told.contains_key(&block.key)), "what is on disk is found again");
     }
 
-    /// Nothing that it has begun lands any more. What it still has reserved it may write otherwise, until the deadline.
+    /// Closes a client's rails: nothing that it has begun lands any more. Slots that it still has reserved may be written otherwise, until
+    /// the deadline.
     fn close_rails(&mut self, client: ClientId) {
         if self.remote.remove(&client) {
             self.puts.iter_mut().filter(|put| put.client == client).for_each(|put| put.begun = false);
         }
     }
 
-    /// A client stops; another one connects in its place. Its writes may go on until their deadline.
+    /// Ends a client; another one connects in its place. Its writes may continue until their deadline.
     fn client_gone(&mut self, index: usize) {
         let gone = std::mem::replace(&mut self.clients[index], ClientId(self.next));
         self.next += 1;
@@ -570,7 +571,7 @@ impl World {
         let DramUsage { free, cached, reserved, leased, quarantined } = self.directory.usage();
         assert_eq!((reserved, leased, quarantined), (0, 0, 0), "something leaked");
         assert_eq!(free + cached, SLOTS as usize);
-        // A disk that answers again, however late, is not kept busy by what was asked of it in vain.
+        // A disk that answers again, however late, is not kept busy by requests that are no longer needed.
         loop {
             while let Some(io) = self.asked_of_disk.pop() {
                 let outcome = self.disk(io, Disk::Works);
@@ -625,7 +626,7 @@ fn stored(event: PoolEvent) -> (BlockKey, Tier) {
     }
 }
 
-/// One of the latest: what happens long after is what sleeping is for.
+/// One of the latest entries; `Sleep` covers what happens long after.
 fn pick<T>(from: &mut [T], index: Index) -> Option<&mut T> {
     let latest = from.len().saturating_sub(12);
     let from = &mut from[latest..];

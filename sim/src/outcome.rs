@@ -17,7 +17,7 @@ pub struct Answer {
     /// The longest time between two tokens.
     pub gap_max: Duration,
     pub end: End,
-    /// The time at which the client learnt of its end.
+    /// The time at which the client learned of its end.
     pub ended: Duration,
     pub predicted_ttft_ms: Option<f64>,
     pub sources: TokensBySource,
@@ -51,7 +51,7 @@ pub struct LoadPoint {
     pub decode_load: f64,
     /// The share of decode workers' device blocks in use, on average.
     pub decode_blocks: f64,
-    /// Workers that have devices: those that start and those that drain, too.
+    /// The workers that occupy devices, including those that are starting or draining.
     pub workers: Workers,
 }
 

@@ -1,4 +1,4 @@
-//! What is simulated, as a scenario file says it. Every key has a default but those that make no sense without a choice.
+//! The settings of a simulation, as in a scenario file. Every key has a default except those that make no sense without a choice.
 
 use crate::{
     hardware::{Gpu, StepCoefficients},
@@ -14,7 +14,7 @@ use tidemill_cluster::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// One of [`SHAPES`](crate::shape::SHAPES), by name.
+    /// The name of one of [`SHAPES`](crate::shape::SHAPES).
     pub model: String,
     pub cluster: ClusterShape,
     #[serde(default)]
@@ -25,70 +25,72 @@ pub struct Settings {
     pub workload: WorkloadSettings,
 }
 
-/// Instances and what each of them is.
+/// The engines of the cluster, and the properties that they share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterShape {
-    /// Engines, prefill and decode together.
+    /// The number of engines, prefill and decode together.
     pub instances: u32,
-    /// How many of them prefill,
+    /// The number of engines that prefill.
     pub prefill: Option<u32>,
-    /// or which share of them, in place of `prefill`: at least one does not, and at least one does unless this is 0.
+    /// The share of engines that prefill, in place of `prefill`: at least one does not, and at least one does unless this is 0.
     pub prefill_share: Option<f64>,
-    /// `a800`, `h100`, `h200` or `l40s`.
+    /// The device: `a800`, `h100`, `h200` or `l40s`.
     pub gpu: String,
-    /// GPUs of one engine (tensor parallelism).
+    /// The number of GPUs of one engine (tensor parallelism).
     pub gpus_per_instance: u32,
     pub instances_per_host: u32,
-    /// Share of the GPUs' peak that prompts reach, communication between GPUs included,
+    /// The share of the GPUs' peak that prompts reach, communication between GPUs included.
     pub flops_efficiency: f64,
-    /// of their memory's bandwidth that decoding reaches,
+    /// The share of the GPUs' memory bandwidth that decoding reaches.
     pub memory_efficiency: f64,
-    /// and time of each step besides: launches, small all-reduces, sampling.
+    /// The additional time of each step: launches, small all-reduces, sampling.
     pub overhead_ms: f64,
-    /// Standard deviation of a step's time, as a share of it.
+    /// The standard deviation of a step's time, as a share of it.
     pub noise: f64,
-    /// Share of device memory that weights and KV may fill.
+    /// The share of device memory that weights and KV may fill.
     pub memory_share: f64,
     /// The pool's DRAM on each host.
     pub pool_gib_per_host: f64,
-    /// Eviction policy of pool nodes.
+    /// The eviction policy of pool nodes.
     pub eviction: String,
-    /// Tokens of a step of a prefill worker,
+    /// The most tokens in a step of a prefill worker.
     pub prefill_step_tokens: usize,
-    /// and of a decode worker.
+    /// The most tokens in a step of a decode worker.
     pub decode_step_tokens: usize,
-    /// Sequences that decode together at one instance.
+    /// The most sequences that decode together at one instance.
     pub sequences_max: usize,
-    /// Prompts that a prefill worker holds in device memory.
+    /// The most prompts that a prefill worker holds in device memory.
     pub admitted_max: usize,
-    /// Blocks on their way into the pool from one worker.
+    /// The most blocks on their way into the pool from one worker.
     pub putting_max: usize,
-    /// In place of the roofline: measured coefficients.
+    /// Measured coefficients of prefill workers' steps, in place of the roofline.
     pub measured_prefill: Option<StepCoefficients>,
+    /// Measured coefficients of decode workers' steps, in place of the roofline.
     pub measured_decode: Option<StepCoefficients>,
-    /// Device blocks of each engine, in place of what is left of its memory.
+    /// The number of device blocks of each engine, in place of those that fit the rest of its memory.
     pub device_blocks: Option<u32>,
-    /// Instances of another kind, besides.
+    /// Additional instances of other kinds.
     pub others: Vec<OtherInstances>,
-    /// Instances run as they are wanted, all of them at most. Without it, all run all the time.
+    /// Autoscaling, up to the number of instances. Without it, all instances run all the time.
     pub autoscale: Option<Autoscale>,
 }
 
-/// How many instances run.
+/// The settings of autoscaling.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Autoscale {
-    /// Those that run in any case, and at the start.
+    /// The prefill instances that run in any case, and at the start.
     pub prefill_floor: u32,
+    /// The decode instances that run in any case, and at the start.
     pub decode_floor: u32,
-    /// Instances of each role beyond those that are needed.
+    /// The number of instances of each role beyond those that are needed.
     pub warm: u32,
     /// The time over which the coordinator averages the load.
     pub window_s: f64,
-    /// From the decision until a new instance serves.
+    /// The time from the decision until a new instance serves.
     pub start_s: f64,
-    /// How long fewer must have been enough before one is given up.
+    /// The time for which fewer must have been enough before an instance is given up.
     pub cooldown_s: f64,
 }
 
@@ -104,27 +106,27 @@ pub struct OtherInstances {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NetworkSettings {
-    /// A host's network cards together, each way.
+    /// The bandwidth of a host's network cards together, each way.
     pub nic_gb_per_s: f64,
-    /// Between a host's DRAM and one GPU, each way.
+    /// The bandwidth between a host's DRAM and one GPU, each way.
     pub bus_gb_per_s: f64,
-    /// One way, for messages between processes of different hosts.
+    /// The one-way latency of messages between processes on different hosts.
     pub latency_us: f64,
-    /// One way, for messages between processes of one host.
+    /// The one-way latency of messages between processes on one host.
     pub local_latency_us: f64,
 }
 
-/// How the cluster schedules.
+/// The settings of the cluster's scheduling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicySettings {
-    /// One of the scheduler's policies.
+    /// The name of one of the scheduler's policies.
     pub name: String,
-    /// Sequences given to one decode worker at a time, at most. By default: as many as it asks for.
+    /// The most sequences given to one decode worker at a time. By default: as many as it asks for.
     pub decode_sequences_max: Option<u32>,
-    /// Uncached suffixes of at most this many tokens are computed by the decode worker. By default: by predicted time.
+    /// The longest uncached suffix that the decode worker computes itself, in tokens. By default: by predicted time.
     pub local_tail_tokens: Option<u32>,
-    /// Reads from afar after which a block gets a copy nearby; 0: never.
+    /// The number of reads from other hosts after which a block gets a copy nearby; 0: never.
     pub replicate_after: u8,
     pub queue_max: usize,
     pub queue_wait_s: f64,
@@ -134,35 +136,35 @@ pub struct PolicySettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arrivals {
-    /// When the trace says.
+    /// Requests arrive at the trace's times.
     Trace,
     Poisson,
-    /// Poisson, with a rate that goes up and down.
+    /// A Poisson process whose rate goes up and down.
     Diurnal,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkloadSettings {
-    /// A file in Mooncake's format.
+    /// The path of a file in Mooncake's format.
     pub trace: Option<String>,
-    /// Requests to send; 0: all of the trace. More than it has: it comes again, with other prompts.
+    /// The number of requests to send; 0: all of the trace. Beyond its end the trace is repeated, with different prompts.
     pub requests: usize,
-    /// Requests of the trace to leave out at its beginning.
+    /// The number of requests of the trace to skip at its beginning.
     pub skip: usize,
     pub arrivals: Arrivals,
-    /// With the trace's arrivals: how many times as fast. Of a Poisson process over a trace: requests per second. With streams: a factor
+    /// With the trace's arrivals, a factor on their speed; for a Poisson process over a trace, requests per second; with streams, a factor
     /// on their rates.
     pub rate: f64,
-    /// Diurnal: the time between two peaks,
+    /// The time between two peaks of diurnal arrivals.
     pub period_s: f64,
-    /// how far the rate swings around its middle, as a share of it,
+    /// The amplitude of a diurnal rate around its middle, as a share of it.
     pub swing: f64,
-    /// and how narrow the peak is: 1 for a sine, whose middle is its mean; more for a peak that is a smaller part of the day.
+    /// The narrowness of a diurnal peak: 1 for a sine, whose middle is its mean; more for a peak that is a smaller part of the day.
     pub sharpness: f64,
     pub streams: Vec<Stream>,
     pub classes: Vec<Class>,
-    /// Leading share of the requests that warm the cluster up and do not count.
+    /// The leading share of the requests that warm the cluster up and are not counted.
     pub warmup: f64,
 }
 
@@ -172,37 +174,38 @@ pub struct WorkloadSettings {
 pub struct Stream {
     /// Requests per second.
     pub rate: f64,
-    /// Tokens, drawn evenly from the first number to the second.
+    /// The range of prompts' lengths in tokens, drawn evenly from the first number to the second.
     pub input: [u32; 2],
+    /// The range of answers' lengths in tokens, drawn evenly from the first number to the second.
     pub output: [u32; 2],
-    /// Leading tokens that all its prompts share, in steps of 512.
+    /// The leading tokens that all its prompts share, in steps of 512.
     #[serde(default)]
     pub prefix_tokens: u32,
     #[serde(default)]
     pub class: Option<String>,
 }
 
-/// What its requests need to count as good.
+/// A class of requests, with the limits within which they count as good.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Class {
     pub name: String,
-    /// Of a trace's requests, drawn at random.
+    /// The share of a trace's requests that belong to this class, drawn at random.
     #[serde(default = "one")]
     pub share: f64,
-    /// Time to the first token, at most; without it, any.
+    /// The limit of the time to the first token; without it, any time is good.
     #[serde(default)]
     pub ttft_ms: Option<f64>,
-    /// Mean time per further token, at most; without it, any.
+    /// The limit of the mean time per further token; without it, any time is good.
     #[serde(default)]
     pub tpot_ms: Option<f64>,
-    /// The higher one goes first.
+    /// The priority; higher ones go first.
     #[serde(default = "standard")]
     pub priority: u8,
-    /// Worth of one request that keeps its limits.
+    /// The value of one request that keeps its limits.
     #[serde(default = "one")]
     pub weight: f64,
-    /// What happens to a request whose limits cannot be met.
+    /// The treatment of a request whose limits cannot be met.
     #[serde(default)]
     pub on_miss: OnMiss,
 }
@@ -245,7 +248,7 @@ impl Settings {
 }
 
 impl ClusterShape {
-    /// Instances that prefill, and those that decode.
+    /// The numbers of instances that prefill and that decode.
     pub fn split(&self) -> Result<(u32, u32), InvalidSetting> {
         let prefill = match (self.prefill, self.prefill_share) {
             (Some(prefill), None) => prefill,
@@ -261,7 +264,7 @@ impl ClusterShape {
         }
     }
 
-    /// What the coordinator is told of it.
+    /// The coordinator's settings for autoscaling.
     pub fn autoscale(&self) -> Result<Option<AutoscaleSettings>, InvalidSetting> {
         let Some(settings) = self.autoscale else { return Ok(None) };
         let (prefill, decode) = self.split()?;
@@ -296,7 +299,7 @@ impl ClusterShape {
 }
 
 impl WorkloadSettings {
-    /// As the cluster knows them: the first for requests that choose none.
+    /// The classes in the cluster's form: the first is for requests that choose none.
     pub fn cluster_classes(&self) -> Result<class::Classes, InvalidSetting> {
         let of = |(place, class): (usize, &Class)| class::Class {
             name: class.name.clone(),
@@ -318,7 +321,7 @@ impl WorkloadSettings {
             .map_err(|error| InvalidSetting::new("workload.classes", error.to_string()))
     }
 
-    /// Place of a class by its name; the first for requests that name none.
+    /// The place of a class by its name; the first for requests that name none.
     pub fn class(&self, name: Option<&str>) -> Result<usize, InvalidSetting> {
         let Some(name) = name else { return Ok(0) };
         let place = self.classes.iter().position(|class| class.name == name);

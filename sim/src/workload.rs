@@ -1,7 +1,7 @@
-//! Clients: when each request comes, what it asks for, and the prompt's tokens.
+//! Clients: the time of each request, its parameters, and the prompt's tokens.
 //!
-//! Prompts of a trace have one id per 512 tokens, and equal ids stand for equal prefixes; their tokens are a hash of id and place. So
-//! are the tokens that a model draws, by request and number: nobody has to keep them.
+//! Prompts of a trace have one id per 512 tokens, and equal ids stand for equal prefixes; their tokens are a hash of id and place. The
+//! tokens that a model draws are likewise a hash of request and number, so they need not be stored.
 
 use crate::{
     random::{Random, mix},
@@ -10,7 +10,7 @@ use crate::{
 use std::time::Duration;
 use tidemill_proto::{block::Token, tokens::Tokens};
 
-/// Tokens that one id stands for.
+/// The number of tokens that one id stands for.
 pub const ID_TOKENS: u32 = 512;
 
 /// One line of a trace.
@@ -19,7 +19,7 @@ pub struct TraceRequest {
     pub at: Duration,
     pub input_tokens: u32,
     pub output_tokens: u32,
-    /// One per 512 tokens of the prompt; the last may stand for fewer.
+    /// The ids of the prompt, one per 512 tokens; the last may stand for fewer.
     pub ids: Vec<u64>,
 }
 
@@ -30,7 +30,7 @@ pub struct Ask {
     pub input_tokens: u32,
     pub output_tokens: u32,
     pub ids: Vec<u64>,
-    /// Place in the settings' list of classes; 0 if there are none.
+    /// The place in the settings' list of classes; 0 if there are none.
     pub class: usize,
 }
 
@@ -46,7 +46,7 @@ pub fn token(id: u64, place: u32, vocab: u32) -> Token {
     (mix(mix(id).wrapping_add(u64::from(place))) % u64::from(vocab)) as Token
 }
 
-/// The requests of a run, by time. `trace`: the one that the settings name, if they name one.
+/// The requests of a run, by time. `trace` is the one that the settings name, if any.
 pub fn draw(settings: &WorkloadSettings, trace: Option<&[TraceRequest]>, seed: u64) -> Result<Vec<Ask>, InvalidSetting> {
     let mut random = Random::new(seed);
     let mut asks = match (trace, settings.streams.is_empty()) {
@@ -88,7 +88,7 @@ fn of_trace(settings: &WorkloadSettings, trace: &[TraceRequest], random: &mut Ra
     Ok(asks.collect())
 }
 
-/// Every stream by itself, each until it has its share of the requests.
+/// The requests of all streams, each drawn independently until it has its share of the requests.
 fn of_streams(settings: &WorkloadSettings, random: &mut Random) -> Result<Vec<Ask>, InvalidSetting> {
     let factor = positive("workload.rate", settings.rate)?;
     let total: f64 = settings.streams.iter().map(|stream| stream.rate).sum();
@@ -108,7 +108,7 @@ fn of_streams(settings: &WorkloadSettings, random: &mut Random) -> Result<Vec<As
     Ok(asks)
 }
 
-/// Ids of a stream's prompt: those of its common prefix, then its own.
+/// The ids of a stream's prompt: those of its common prefix, then its own.
 fn ids(stream: &Stream, number: u64, request: u64, input_tokens: u32) -> Vec<u64> {
     let common = stream.prefix_tokens / ID_TOKENS;
     let id = |place: u32| {
@@ -117,7 +117,7 @@ fn ids(stream: &Stream, number: u64, request: u64, input_tokens: u32) -> Vec<u64
     (0..input_tokens.div_ceil(ID_TOKENS)).map(id).collect()
 }
 
-/// When the next request of a Poisson process comes. Its rate may follow the time of day.
+/// The arrival times of a Poisson process, whose rate may follow the time of day.
 struct Clock<'a> {
     now: f64,
     settings: &'a WorkloadSettings,

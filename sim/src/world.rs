@@ -1,12 +1,13 @@
 //! The whole cluster in virtual time: one queue of events, and the processes that handle them.
 //!
 //! - [`World`]: builds the processes and delivers events
-//! - `coordinator`; `engine`: a prefill or decode worker; `client`: its way to pool nodes; `pool`: a pool node, `disk`: what it keeps
+//! - `coordinator`; `engine`: a prefill or decode worker; `client`: its pool client; `pool`: a pool node, `disk`: its disk
 //! - `uplink`: workers' and pool nodes' links to coordinators
 //! - `reader`: clients of the front door
-//! - `io`: time, messages and bytes on links; `network`: connections; `process`: what runs, and its clock; `bytes`: what blocks contain
-//! - `scaling`: workers started and ended as they are wanted
-//! - `event`: what happens; `blueprint`: what processes are made of; `trouble`: what may happen to them, besides
+//! - `io`: time, messages and bytes on links; `network`: connections; `process`: the life of a process, and its clock; `bytes`: the
+//!   contents of blocks
+//! - `scaling`: workers started and ended by autoscaling
+//! - `event`: the events; `blueprint`: the making of processes; `trouble`: the faults that may happen to them
 //!
 //! ```text
 //!   asks ──► Cluster ⇄ engines (prefill, decode) ⇄ pool nodes ──► Cluster        every arrow takes its time on a link
@@ -64,40 +65,40 @@ pub struct WorkerIndex(pub usize);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PoolIndex(pub usize);
 
-/// A call of the coordinator, for those who time them.
+/// A call of the coordinator, for observers that time it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Call {
-    /// A new request, with the decision where it goes if there is room.
+    /// A new request, with the decision about its placement if there is room.
     Submit,
     WorkerEvent,
     Tick,
 }
 
-/// Is told when the coordinator computes. What it does with that changes nothing in the world.
+/// An observer that is notified when the coordinator computes. It does not affect the world.
 pub trait Watch {
     fn begins(&mut self, _: Call) {}
     fn ended(&mut self, _: Call) {}
 }
 
-/// Times nothing.
+/// An observer that does nothing.
 pub struct Unwatched;
 
 impl Watch for Unwatched {}
 
-/// What a run shows.
+/// The results of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// By request, in order of arrival.
+    /// The answers by request, in order of arrival.
     pub answers: Vec<Answer>,
     pub load: Vec<LoadPoint>,
     pub virtual_time: Duration,
     pub events: u64,
-    /// Of all events and their times: equal for equal runs.
+    /// A hash of all events and their times: equal for equal runs.
     pub digest: u64,
     pub network_bytes: f64,
-    /// Links that the coordinator closed. None should be: nothing fails here.
+    /// The number of links that the coordinator closed. It should be 0, since nothing fails here.
     pub closed: u64,
-    /// Prefill jobs that failed.
+    /// The number of prefill jobs that failed.
     pub warnings: u64,
 }
 
@@ -108,56 +109,57 @@ pub struct World {
     pub(crate) workers: Vec<Box<dyn Worker>>,
     pub(crate) pools: Vec<PoolNode>,
     pub(crate) asks: Vec<Ask>,
-    /// Clients, by ask.
+    /// The clients, by ask.
     pub(crate) readers: Vec<Reader>,
     pub(crate) answers: Vec<Answer>,
     open: usize,
     load: Vec<LoadPoint>,
-    /// `None`: all workers run all the time.
+    /// The state of autoscaling; `None` if all workers run all the time.
     scaling: Option<Scaling>,
     pub(crate) plan: Vec<Trouble>,
     pub(crate) events: u64,
     digest: u64,
-    /// Of coordinators that are gone.
+    /// The number of links closed by coordinators that are gone.
     closed: u64,
+    /// The number of warnings of coordinators that are gone.
     warnings: u64,
 }
 
-/// What a world has that studies of scheduling do without.
+/// Features of a world beyond those that studies of scheduling need.
 pub(crate) struct Extras {
     pub(crate) coordinators: usize,
-    /// Of each pool node; 0: it has no disk.
+    /// The number of disk slots of each pool node; 0: it has no disk.
     pub(crate) disk_slots: u32,
-    /// By ask.
+    /// The clients' behaviour, by ask.
     pub(crate) manners: Vec<Manners>,
     pub(crate) faulty: Option<Faulty>,
-    /// Of pool nodes.
+    /// The limits of pool nodes.
     pub(crate) limits: Limits,
-    /// Sequences that wait at a decode worker.
+    /// The most sequences that wait at a decode worker.
     pub(crate) waiting_max: usize,
 }
 
-/// As production's.
+/// The interval of a coordinator's ticks, as in production.
 const TICK: Duration = Duration::from_millis(50);
 const POOL_TICK: Duration = Duration::from_millis(100);
 const HEARTBEAT: Duration = Duration::from_secs(1);
 const HEARTBEAT_DEAD: Duration = Duration::from_secs(5);
 pub(crate) const POOL_LIMITS: Limits = Limits { put_deadline: Duration::from_secs(10), lease: Duration::from_secs(10) };
-/// Time for everybody to register before the first request comes.
+/// The time of the first request, before which every process registers.
 const START: Duration = Duration::from_secs(2);
 const SAMPLE: Duration = Duration::from_secs(1);
-/// Any will do: all engines have the same.
+/// The layout of all engines; any value will do.
 pub(crate) const LAYOUT: LayoutFingerprint = LayoutFingerprint([1; 16]);
-/// From saying that it leaves to its end.
+/// The time from announcing its leave to a process's end.
 const EXIT: Duration = Duration::from_millis(500);
 
 impl World {
-    /// A cluster that is up, and clients that will send `asks`.
+    /// A cluster that is running, and clients that will send `asks`.
     pub fn new(settings: &Settings, asks: Vec<Ask>, seed: u64) -> Result<Self, InvalidSetting> {
         let manners = vec![Manners::default(); asks.len()];
         let extras = Extras { coordinators: 1, disk_slots: 0, manners, faulty: None, limits: POOL_LIMITS, waiting_max: WAITING_MAX };
         let mut world = Self::with(settings, asks, seed, extras)?;
-        // Everybody registers before anything else happens.
+        // Every process registers before anything else happens.
         while world.io.queue.next_at().is_some_and(|at| at < START / 2) {
             world.step(&mut Unwatched);
         }
@@ -204,7 +206,7 @@ impl World {
         self.finish()
     }
 
-    /// The next event. `false`: there is none.
+    /// Handles the next event. `false` if there is none.
     pub fn step(&mut self, watch: &mut dyn Watch) -> bool {
         let Some((at, event)) = self.io.queue.pop() else { return false };
         self.io.now = at;
@@ -214,7 +216,7 @@ impl World {
         true
     }
 
-    /// What has happened so far.
+    /// The results so far.
     pub fn finish(self) -> Run {
         let of = |gone: u64, of: fn(&Coordinator) -> u64| gone + self.coordinators.iter().map(of).sum::<u64>();
         Run {
@@ -229,7 +231,7 @@ impl World {
         }
     }
 
-    /// What goes wrong when, and by how much clocks are off.
+    /// Sets the faults, and the rate errors of clocks.
     pub(crate) fn set_plan(&mut self, plan: Vec<Trouble>, clocks: &[(Process, i32)]) {
         for (number, trouble) in plan.iter().enumerate() {
             self.io.queue.push(trouble.at, Event::Trouble(number));
@@ -266,7 +268,7 @@ impl World {
             let worker = self.blueprint.worker(&self.io, index, coordinators);
             self.workers.push(worker);
             if self.runs_at_first(index) {
-                // Heartbeats of many workers do not come at once.
+                // Heartbeats of many workers are spread over time.
                 self.start_worker(index, HEARTBEAT.mul_f64((number as f64 * 0.618) % 1.0));
             } else {
                 self.io.life_mut(Process::Worker(index)).state = State::Down;
@@ -296,7 +298,7 @@ impl World {
         self.io.timer(Process::Worker(index), first_heartbeat, Timer::Heartbeat);
     }
 
-    /// Why somebody may not take part.
+    /// The reason why a process was refused, if any was.
     fn refusal(&mut self) -> Option<String> {
         let pools = self.pools.iter().filter_map(|pool| pool.uplink.refused.clone());
         pools.chain(self.workers.iter_mut().filter_map(|worker| worker.uplink().refused.clone())).next()
@@ -365,7 +367,7 @@ impl World {
         }
     }
 
-    /// The process at an end acts.
+    /// Runs the process at an end of a connection.
     fn enter(&mut self, conn: ConnId, end: usize) {
         let process = self.io.network.end(conn, end).process;
         self.io.enter(process);
@@ -416,7 +418,7 @@ impl World {
         }
     }
 
-    /// A connection is over for one end.
+    /// Ends a connection for one end.
     fn ended(&mut self, conn: ConnId, at: usize) {
         let end = self.io.network.end(conn, at);
         if !end.open {
@@ -551,7 +553,7 @@ impl World {
         });
     }
 
-    /// Panics if any process' books do not balance. Tests call it.
+    /// Panics if any process's books do not balance. Tests call it.
     pub fn check_integrity(&mut self) {
         let runs = |io: &Io, process| io.life(process).state != State::Down;
         for coordinator in &self.coordinators {
@@ -571,20 +573,20 @@ impl World {
         }
     }
 
-    /// Whether nobody computes, moves or holds anything for a request. Tests ask when all requests have ended.
+    /// Whether no process computes, moves or holds anything for a request. Tests ask when all requests have ended.
     pub fn is_idle(&self) -> bool {
         self.open == 0 && self.io.is_quiet() && self.busy().is_empty()
     }
 
-    /// What processes do, or hold for somebody.
+    /// The work that processes do, or the state that they hold, for requests.
     pub(crate) fn busy(&self) -> Vec<String> {
-        // What reaches a process that has ended is nobody's work.
+        // Messages to a process that has ended cause no work.
         let runs = |number: usize| self.io.life(Process::Worker(WorkerIndex(number))).state != State::Down;
         let running = self.workers.iter().enumerate().filter(|(number, _)| runs(*number));
         let mut busy: Vec<String> = running.filter_map(|(_, worker)| worker.busy()).collect();
         for (number, pool) in self.pools.iter().enumerate() {
             let usage = pool.directory.usage();
-            // A block with wrong bytes is kept from others for as long as somebody may read it.
+            // A block with wrong bytes is quarantined for as long as a reader may hold it.
             let quarantined = if self.io.faulty.is_some() { 0 } else { usage.quarantined };
             if (usage.reserved, usage.leased, quarantined) != (0, 0, 0) {
                 busy.push(format!("pool-{number}: {usage:?}"));
@@ -606,12 +608,12 @@ impl World {
         self.io.now
     }
 
-    /// What is known of each request by now.
+    /// The state of each request by now.
     pub fn answers(&self) -> &[Answer] {
         &self.answers
     }
 
-    /// Requests that have not ended.
+    /// The number of requests that have not ended.
     pub fn open(&self) -> usize {
         self.open
     }

@@ -1,20 +1,20 @@
-//! What is asked: conversations with a secret word each, and short questions between them.
+//! The requests: conversations with a secret word each, and short questions between them.
 
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// A request whose answer must not depend on what any cache holds.
+/// A request whose answer must not depend on the content of any cache.
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub name: String,
     pub messages: Value,
-    /// `None` for a short question.
+    /// The secret word; `None` for a short question.
     pub secret: Option<String>,
     pub output_tokens: u32,
 }
 
-/// A conversation's user says the filler in so many parts.
+/// The number of parts in which a conversation's user sends the filler.
 const TURNS: usize = 4;
 const SYSTEM: &str = "You are a careful assistant. You remember what this conversation says, and you know of no other conversation.";
 const QUESTION: &str = "What is the secret word of this conversation? Answer with that word alone.";
@@ -27,7 +27,7 @@ const CONSONANTS: &[u8] = b"bdfgklmnprstvz";
 const VOWELS: &[u8] = b"aeiou";
 const SYLLABLES: usize = 5;
 
-/// The conversations, each with so many words of filler, and after them the short questions.
+/// The conversations, each with this many words of filler, followed by the short questions.
 pub fn all(seed: u64, conversations: usize, filler_words: usize, short: usize, output_tokens: u32) -> Vec<Ask> {
     let mut rng = StdRng::seed_from_u64(seed);
     let secrets = secrets(&mut rng, conversations);
@@ -51,7 +51,7 @@ pub fn shuffled(seed: u64, pass: usize, asks: usize) -> Vec<usize> {
     order
 }
 
-/// The messages of a conversation with this secret and so many words of filler.
+/// The messages of a conversation with this secret and this many words of filler.
 pub fn conversation(secret: &str, filler_words: usize, rng: &mut StdRng) -> Value {
     let said = |role: &str, content: String| json!({"role": role, "content": content});
     let mut messages = vec![said("system", SYSTEM.into())];
@@ -66,7 +66,7 @@ pub fn conversation(secret: &str, filler_words: usize, rng: &mut StdRng) -> Valu
     messages.into()
 }
 
-/// Different made-up words of one length, so none is part of another.
+/// Different made-up words of equal length, so that none is part of another.
 fn secrets(rng: &mut StdRng, count: usize) -> BTreeSet<String> {
     let mut words = BTreeSet::new();
     while words.len() < count {

@@ -1,4 +1,4 @@
-//! What came of the passes.
+//! The comparison of answers with the reference.
 
 use super::asks::Ask;
 use serde::Serialize;
@@ -13,29 +13,29 @@ pub struct Got {
     pub cached_tokens: u64,
 }
 
-/// All answers of one pass, compared.
+/// The comparison of all answers of one pass.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Pass {
     pub name: String,
     pub requests: u64,
-    /// Answers that are not the reference's.
+    /// The number of answers that differ from the reference's.
     pub different: u64,
-    /// Answers with another conversation's secret word.
+    /// The number of answers with another conversation's secret word.
     pub leaked: u64,
     pub failed: u64,
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub seconds: f64,
-    /// The first of them in words.
+    /// Descriptions of the first faults.
     pub findings: Vec<String>,
 }
 
-/// Findings of a pass that are shown.
+/// The most findings of a pass that are shown.
 const FINDINGS_MAX: usize = 10;
 const EXCERPT_CHARS: usize = 80;
 
 impl Pass {
-    /// Answers by number of their request. `reference` is `None` for the reference itself.
+    /// Compares answers, which come with the numbers of their requests. `reference` is `None` for the reference itself.
     pub fn new(name: String, asks: &[Ask], reference: Option<&[Got]>, answers: &[(usize, Result<Got, String>)], seconds: Duration) -> Self {
         let mut pass = Self { name, seconds: seconds.as_secs_f64(), ..Self::default() };
         for (n, answer) in answers {
@@ -84,7 +84,7 @@ impl Pass {
         }
     }
 
-    /// Whether every answer came, and was right.
+    /// Whether every answer arrived, and was right.
     pub fn is_clean(&self) -> bool {
         self.different + self.leaked + self.failed == 0
     }
@@ -99,13 +99,13 @@ impl fmt::Display for Pass {
     }
 }
 
-/// Why a run shows less than it seems to.
+/// The reasons why a run shows less than it seems to.
 pub fn doubts(asks: &[Ask], reference: &[Got], of_reference: &Pass, passes: &[Pass]) -> Vec<String> {
     let mut doubts = Vec::new();
     if of_reference.cached_tokens > 0 {
         doubts.push("the reference came from a cache itself: give another server with --reference, or --reference-fields".to_owned());
     }
-    // The first pass may be the one that fills the cache.
+    // The first pass may only fill the cache.
     let uncached: Vec<&str> = passes.iter().skip(1).filter(|pass| pass.cached_tokens == 0).map(|pass| pass.name.as_str()).collect();
     if !uncached.is_empty() {
         let passes = uncached.join(", ");

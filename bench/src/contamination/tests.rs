@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// A server that names a prompt's secret word, and caches answers as its fault has it.
+/// A server that answers with a prompt's secret word, and caches answers with a certain fault.
 struct Server {
     fault: Fault,
     cache: Mutex<HashMap<String, String>>,
@@ -16,9 +16,9 @@ struct Server {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// Prompts of one length have one answer: that of the first.
+    /// Prompts of equal length get one answer: that of the first.
     MixesUp,
-    /// What comes from the cache lacks a letter.
+    /// Answers from the cache lack a letter.
     LosesALetter,
     NoCache,
 }

@@ -1,27 +1,27 @@
-//! Workers that a load needs, so that the classes' limits are kept. Pure functions, which never need fewer for more.
+//! The number of workers that a load needs to keep the classes' limits. Pure functions, monotonic in the load.
 
 use crate::cost::StepCost;
 
-/// Busiest that prefill workers are to be,
+/// The highest utilisation of prefill workers.
 const BUSY_MAX: f64 = 0.85;
-/// and how long a prompt is to wait for one on average, as a share of the tightest TTFT limit.
+/// The longest mean wait for a prefill worker, as a share of the tightest TTFT limit.
 const WAIT_SHARE: f64 = 0.1;
-/// Time in which a queue is to be worked off, beside what comes.
+/// The time in which a queue is to be worked off, in addition to new prompts.
 const WORK_OFF_MS: f64 = 30_000.0;
-/// The most of the tightest TPOT limit that a decode step is to take.
+/// The longest decode step, as a share of the tightest TPOT limit.
 const STEP_SHARE: f64 = 0.8;
-/// Where a sequence alone takes longer than that, no number of workers helps: then so many times as long as alone.
+/// The longest decode step where a sequence alone exceeds that share, so that no number of workers helps: this multiple of its time alone.
 const CROWDED: f64 = 1.5;
-/// The most of decode workers' time that goes into prompts,
+/// The largest share of decode workers' time for prompts.
 const PROMPTS_MAX: f64 = 0.7;
-/// the most of their device blocks that are in use,
+/// The largest share of decode workers' device blocks in use.
 const USED_MAX: f64 = 0.8;
-/// and the most of the sequences that they take.
+/// The largest share of the sequences that decode workers take.
 const ROWS_SHARE: f64 = 0.9;
-/// Share of a new job that enters the moments of jobs' times.
+/// The weight of a new job in the moments of jobs' times.
 const JOB_WEIGHT: f64 = 0.02;
 
-/// First and second moment of prefill jobs' predicted times.
+/// The first and second moment of prefill jobs' predicted times.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Jobs {
     mean_ms: f64,
@@ -38,7 +38,7 @@ impl Jobs {
         self.mean_square += weight * (ms * ms - self.mean_square);
     }
 
-    /// Predicted time in the queue of a job that comes to so many workers, which are `busy` together. The approximation for M/G/n of
+    /// The predicted queueing time of a job at this many workers, whose total utilisation is `busy`. The approximation for M/G/n of
     /// Sakasegawa (1977), "An approximation formula L_q = αρ^β/(1−ρ)": exact for one worker.
     fn wait_ms(&self, busy: f64, workers: u32) -> f64 {
         let (n, utilisation) = (f64::from(workers), busy / f64::from(workers));
@@ -55,13 +55,13 @@ impl Jobs {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PrefillLoad {
-    /// Workers' time that prompts take, per time that passes: so many workers would be busy all the time.
+    /// The workers' time that prompts take per unit of time: the number of workers that would be busy all the time.
     pub busy: f64,
-    /// Predicted time of the prompts behind those that are being computed.
+    /// The predicted time of the prompts behind those that are being computed.
     pub queued_ms: f64,
 }
 
-/// The fewest prefill workers that keep prompts from waiting; at most `ceiling`.
+/// The fewest prefill workers that keep prompts' waits within the limits; at most `ceiling`.
 pub fn prefill_needed(load: PrefillLoad, jobs: &Jobs, ttft_ms: f64, ceiling: u32) -> u32 {
     let busy = load.busy + load.queued_ms / WORK_OFF_MS;
     if busy < IDLE {
@@ -71,38 +71,39 @@ pub fn prefill_needed(load: PrefillLoad, jobs: &Jobs, ttft_ms: f64, ceiling: u32
     (1..ceiling).find(suffices).unwrap_or(ceiling)
 }
 
-/// Less is the rest of a moving average.
+/// The load below which nothing is needed, since it is only the remainder of a moving average.
 const IDLE: f64 = 0.001;
 
-/// All decode workers together.
+/// The load of all decode workers together.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DecodeLoad {
-    /// Sequences that decode, and their lengths added up.
+    /// The number of sequences that decode.
     pub rows: f64,
+    /// The sum of these sequences' lengths.
     pub context: f64,
-    /// Device blocks in use.
+    /// The number of device blocks in use.
     pub used: f64,
-    /// Workers' time that prompts take, per time that passes.
+    /// The workers' time that prompts take per unit of time.
     pub prompts: f64,
-    /// Sequences without a place, or kept waiting by their worker.
+    /// The number of sequences without a place, or kept waiting by their worker.
     pub unserved: f64,
-    /// Workers that have all this now.
+    /// The number of workers that carry this load now.
     pub workers: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeLimits {
     pub tpot_ms: f64,
-    /// Device blocks of one worker.
+    /// The number of device blocks of one worker.
     pub blocks: f64,
-    /// Sequences that one worker takes.
+    /// The number of sequences that one worker takes.
     pub work_max: f64,
 }
 
 /// The fewest decode workers that have room and keep the pace; at least one, at most `ceiling`.
 pub fn decode_needed(load: DecodeLoad, limits: DecodeLimits, cost: &StepCost, ceiling: u32) -> u32 {
     let rows = load.rows + load.unserved;
-    // Those without a place are as long as the others.
+    // Sequences without a place are taken to be as long as the others.
     let context = if load.rows > 0.0 { load.context * rows / load.rows } else { load.context };
     let alone_ms = cost.step_ms(1, (context / rows.max(1.0)) as u64);
     let pace_ms = (STEP_SHARE * limits.tpot_ms).max(CROWDED * alone_ms);
@@ -114,13 +115,13 @@ pub fn decode_needed(load: DecodeLoad, limits: DecodeLimits, cost: &StepCost, ce
         (limits.blocks <= 0.0 || load.used <= USED_MAX * n * limits.blocks)
             && (limits.work_max <= 0.0 || rows <= ROWS_SHARE * n * limits.work_max)
     };
-    // What fills a worker is not always known: where sequences wait, it holds as many as it can.
+    // The limiting resource of a worker is not always known: where sequences wait, it holds as many as it can.
     let waiting = f64::from(load.workers) * rows / load.rows.max(1.0);
     let fewest = if load.unserved > 0.0 { (waiting.ceil() as u32).clamp(1, ceiling.max(1)) } else { 1 };
     (fewest..ceiling).find(|&workers| keeps_pace(workers.into()) && has_room(workers.into())).unwrap_or(ceiling)
 }
 
-/// A decode step over a mean number of rows.
+/// The time of a decode step over a mean number of rows.
 fn step_ms(cost: &StepCost, rows: f64, context: f64) -> f64 {
     cost.step_ms(rows.ceil() as u64, context as u64)
 }
@@ -137,7 +138,7 @@ mod tests {
         jobs
     }
 
-    /// Steps of 10 ms, and 1 ms for each row.
+    /// The cost of steps of 10 ms, and 1 ms for each row.
     fn cost() -> StepCost {
         let mut cost = StepCost::default();
         for step in 0..2000 {
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn one_worker_waits_as_long_as_pollaczek_and_khinchine_say() {
-        // Equal jobs: half of what exponential ones would wait.
+        // Equal jobs wait half as long as exponential ones.
         let wait_ms = jobs(&[100.0]).wait_ms(0.8, 1);
         assert!((wait_ms - 200.0).abs() < 1e-9, "{wait_ms}");
         assert!(jobs(&[100.0]).wait_ms(1.0, 1).is_infinite());
@@ -179,7 +180,7 @@ mod tests {
     fn decode_workers_by_pace_by_room_and_by_who_waits() {
         let needed = |load| decode_needed(load, LIMITS, &cost(), 32);
         assert_eq!(needed(DecodeLoad::default()), 1);
-        // 40 ms are 30 rows.
+        // A step of 40 ms has 30 rows.
         assert!((5..=6).contains(&needed(DecodeLoad { rows: 150.0, ..DecodeLoad::default() })));
         assert_eq!(needed(DecodeLoad { rows: 10.0, used: 2400.0, ..DecodeLoad::default() }), 3, "0.8 of three");
         let waiting = DecodeLoad { rows: 16.0, unserved: 16.0, workers: 2, ..DecodeLoad::default() };

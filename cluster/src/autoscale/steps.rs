@@ -1,9 +1,9 @@
-//! From what is needed to what is wanted: up at once, down slowly.
+//! From needed to wanted workers: up at once, down slowly.
 
 use serde::{Deserialize, Serialize};
 use std::{collections::VecDeque, time::Duration};
 
-/// At least the floor, at most the ceiling.
+/// The fewest and the most workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Range {
     pub floor: u32,
@@ -16,41 +16,41 @@ impl Range {
     }
 }
 
-/// One role's number. It rises to what is needed at once, and falls by at most a quarter at a time: when less has been enough for as long as
-/// the cooldown, and no sooner than that after the last change.
+/// The wanted number of one role's workers. It rises to the needed number at once, and falls by at most a quarter at a time: when fewer
+/// have been enough for the duration of the cooldown, and no sooner than that after the last change.
 #[derive(Clone, Debug)]
 pub struct Steps {
     range: Range,
     cooldown: Duration,
     wanted: u32,
     changed: Duration,
-    /// The first look.
+    /// The time of the first look.
     began: Option<Duration>,
-    /// What was needed at each look of the last cooldown, but without numbers that a later one is as large as: the first is the largest.
+    /// The numbers needed at each look of the last cooldown, without those that a later one equals or exceeds: the first is the largest.
     needed: VecDeque<(Duration, u32)>,
 }
 
-/// The most that is given up at a time, as one in so many.
+/// The inverse of the largest share that is given up at a time.
 const STEP: u32 = 4;
 
 impl Steps {
-    /// `range`: a floor that is no higher than the ceiling.
+    /// The state before the first look. The range's floor is no higher than its ceiling.
     pub fn new(range: Range, cooldown: Duration) -> Self {
         assert!(range.floor <= range.ceiling, "the floor is no higher than the ceiling: {range:?}");
         Self { range, cooldown, wanted: range.floor, changed: Duration::ZERO, began: None, needed: VecDeque::new() }
     }
 
-    /// `None` before the first look.
+    /// The wanted number, or `None` before the first look.
     pub fn wanted(&self) -> Option<u32> {
         self.began.map(|_| self.wanted)
     }
 
-    /// So many are needed now, and so many are there.
+    /// Takes account of the needed and the existing number of workers.
     pub fn look(&mut self, now: Duration, needed: u32, there: u32) {
         let began = *self.began.get_or_insert(now);
         let mut needed = self.range.clamp(needed);
         if now.saturating_sub(began) < self.cooldown {
-            // A coordinator that has just started knows little: those that are there may well be needed.
+            // A coordinator that has just started knows little, and the existing workers may well be needed.
             needed = needed.max(self.range.clamp(there));
         }
         while self.needed.back().is_some_and(|(_, earlier)| *earlier <= needed) {
@@ -91,7 +91,7 @@ mod tests {
         Steps::new(Range { floor, ceiling }, COOLDOWN)
     }
 
-    /// The numbers after each look.
+    /// The wanted numbers after each look.
     fn run(steps: &mut Steps, needed: impl IntoIterator<Item = u32>) -> Vec<u32> {
         let look = |(number, needed): (u32, u32)| {
             let there = steps.wanted;
@@ -154,7 +154,7 @@ mod tests {
             let wanted = run(&mut steps, [first].into_iter().chain(std::iter::repeat_n(needed, 400)));
             let target = needed.clamp(1, 16);
             prop_assert_eq!(*wanted.last().unwrap(), target);
-            // From the first number on it goes one way.
+            // From the first number on, all changes have one direction.
             prop_assert!(wanted[1..].is_sorted_by(|a, b| if first > needed { a >= b } else { a <= b }), "{:?}", wanted);
         }
     }

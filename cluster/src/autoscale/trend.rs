@@ -1,20 +1,20 @@
-//! A signal's moving average, and where it will be.
+//! A signal's moving average, and its extrapolation.
 
 use std::time::Duration;
 
-/// Two exponential averages of one signal. The slower one lags further behind a signal that rises steadily, and their distance tells how
-/// steeply.
+/// Two exponential averages of one signal. The slower one lags further behind a signal that rises steadily, and their difference measures
+/// the slope.
 #[derive(Clone, Debug)]
 pub struct Trend {
     window_s: f64,
-    /// How far it looks ahead.
+    /// The time to extrapolate.
     ahead_s: f64,
     fast: f64,
     slow: f64,
     started: bool,
 }
 
-/// Time constant of the slower average, in those of the faster one.
+/// The time constant of the slower average, in those of the faster one.
 const SLOWER: f64 = 3.0;
 
 impl Trend {
@@ -22,8 +22,8 @@ impl Trend {
         Self { window_s: window.as_secs_f64(), ahead_s: ahead.as_secs_f64(), fast: 0.0, slow: 0.0, started: false }
     }
 
-    /// Takes the signal's mean over the time that has passed. Returns the value to plan for: the average, and what a signal that rises will
-    /// have gained. One that falls is not taken to fall on.
+    /// Takes the signal's mean over the time that has passed. Returns the value to plan for: the average, plus the expected gain of a
+    /// rising signal. A falling signal is not extrapolated.
     pub fn observe(&mut self, passed: Duration, value: f64) -> f64 {
         if !self.started {
             (self.fast, self.slow, self.started) = (value, value, true);
@@ -31,7 +31,7 @@ impl Trend {
         let weight = |window_s: f64| 1.0 - (-passed.as_secs_f64() / window_s).exp();
         self.fast += weight(self.window_s) * (value - self.fast);
         self.slow += weight(SLOWER * self.window_s) * (value - self.slow);
-        // Behind a steady rise each lags by its own time constant.
+        // Behind a steady rise, each average lags by its own time constant.
         let per_s = (self.fast - self.slow) / ((SLOWER - 1.0) * self.window_s);
         self.fast + per_s.max(0.0) * (self.window_s + self.ahead_s)
     }
@@ -55,7 +55,7 @@ mod tests {
         for look in 0..200 {
             planned = rising.observe(EVERY, f64::from(look));
         }
-        // 60 s ahead are twelve looks.
+        // An extrapolation by 60 s is twelve looks ahead.
         assert!((planned - 211.0).abs() < 3.0, "{planned}");
     }
 

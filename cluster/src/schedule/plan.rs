@@ -37,11 +37,12 @@ pub(super) struct Planner<'a> {
     objects: Option<FromObjects>,
 }
 
-/// What must come from object storage.
+/// The part of the held blocks that must come from object storage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct FromObjects {
-    /// Blocks before the first such block.
+    /// The number of blocks before the first such block.
     before: u32,
+    /// The time to read these blocks.
     ms: f64,
 }
 
@@ -54,7 +55,7 @@ impl<'a> Planner<'a> {
         planner
     }
 
-    /// Leaves blocks in object storage, and those that are of no use without them, if computing them takes no longer than reading.
+    /// Drops the blocks in object storage, and those that are of no use without them, if computing them takes no longer than reading.
     fn weigh_objects(&mut self) {
         let is_far = |held: &sources::Held<'_>| held.holders.iter().all(|holder| holder.tier == Tier::Object);
         let Some(first) = self.held.iter().position(is_far) else { return };
@@ -104,7 +105,7 @@ impl<'a> Planner<'a> {
         self.held.iter().map(|held| held.blocks).sum()
     }
 
-    /// Time to compute the missing full blocks at a prefill worker that has `cached` leading ones.
+    /// The time to compute the missing full blocks at a prefill worker that has `cached` leading ones.
     pub(super) fn prefill_ms(&self, worker: &PrefillCandidate<'_>, cached: u32) -> f64 {
         let cached = cached.max(worker.cached_blocks).min(self.fetchable);
         worker.cost.prefill_ms(tokens_of(self.fetchable - cached), tokens_of(cached))
@@ -115,7 +116,7 @@ impl<'a> Planner<'a> {
         worker.cost.step_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(self.demand.tokens))
     }
 
-    /// Time a worker needs for prompts that it was given before and computes first.
+    /// The time that a worker needs for prompts that it was given before and computes first.
     pub(super) fn tails_ms(&self, worker: &DecodeCandidate<'_>) -> f64 {
         match self.ahead(worker).map(|class| class.tail_tokens).sum() {
             0 => 0.0,
@@ -123,8 +124,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Time until enough sequences have ended for this one to have room on the device. Each token is taken to be its answer's last with the
-    /// same probability.
+    /// The time until enough sequences have ended for this one to have room on the device. Each token is assumed to be its answer's last
+    /// with the same probability.
     fn room_ms(&self, worker: &DecodeCandidate<'_>) -> f64 {
         let (own, capacity) = (u64::from(self.demand.tokens), u64::from(worker.device_blocks) * BLOCK_TOKENS as u64);
         let missing = (worker.tokens + own).saturating_sub(capacity);
@@ -197,13 +198,13 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Time to compute a prompt at a decode worker, after `cached` leading blocks.
+    /// The time to compute a prompt at a decode worker, after `cached` leading blocks.
     fn tail_ms(&self, decode: &DecodeCandidate<'_>, cached: u32) -> f64 {
         let cached = tokens_of(cached);
         decode.cost.prefill_ms(u64::from(self.demand.tokens) - cached, cached)
     }
 
-    /// Time to fetch the blocks of the runs that the reader does not hold itself.
+    /// The time to fetch the blocks of the runs that the reader does not hold itself.
     fn fetch_ms(&self, runs: &[SourceRun], reader: &Host, own_blocks: u32) -> f64 {
         let (mut near, mut far, mut at) = (0, 0, 0);
         for run in runs {
@@ -240,23 +241,23 @@ pub(super) struct At<'p, 'a> {
     pub(super) found: u32,
     joined_blocks: u32,
     home: Option<Epoch>,
-    /// Time until the decode worker's device has room.
+    /// The time until the decode worker's device has room.
     room_ms: f64,
     fetch_ms: f64,
-    /// Time to compute the tokens after the last full block.
+    /// The time to compute the tokens after the last full block.
     last_ms: f64,
-    /// Time from the last block to the first token, without the tail.
+    /// The time from the last block to the first token, without the tail.
     after_ms: f64,
 }
 
 /// The times of a plan's stages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
-    /// Time until the computation of the missing blocks starts.
+    /// The time until the computation of the missing blocks starts.
     pub(super) begin_ms: f64,
     /// The prefill worker's computation time.
     pub(super) prefill_ms: f64,
-    /// The time that the decode worker computes parts of the prompt.
+    /// The time in which the decode worker computes parts of the prompt.
     pub(super) tail_ms: f64,
     pub(super) ttft_ms: f64,
 }
@@ -267,7 +268,7 @@ impl At<'_, '_> {
         self.planner.demand.joins.is_none() && self.home.is_some() && self.found < self.planner.fetchable
     }
 
-    /// Times if the decode worker computes the missing blocks.
+    /// The times if the decode worker computes the missing blocks.
     pub(super) fn local(&self) -> Times {
         let cached = self.found.max(self.joined_blocks).max(self.decode.cached_blocks.min(self.planner.fetchable));
         let tail_ms = self.planner.tail_ms(self.decode, cached);
@@ -275,7 +276,7 @@ impl At<'_, '_> {
         Times { begin_ms, prefill_ms: 0.0, tail_ms, ttft_ms: begin_ms + tail_ms + self.after_ms }
     }
 
-    /// Times if a prefill worker computes the missing blocks in `prefill_ms`, after `queue_ms`. It fetches blocks for one job while it
+    /// The times if a prefill worker computes the missing blocks in `prefill_ms`, after `queue_ms`. It fetches blocks for one job while it
     /// computes others.
     pub(super) fn remote(&self, worker: &PrefillCandidate<'_>, queue_ms: f64, prefill_ms: f64) -> Times {
         let planner = self.planner;

@@ -1,16 +1,16 @@
-//! `tidemill up --autoscale`: as many workers as the coordinators want. What is started is a process of its own; what is given up drains, ends
-//! by itself, and only then is gone.
+//! `tidemill up --autoscale`: as many workers as the coordinators want. A new worker is a separate process; one that is given up drains and
+//! ends by itself, and keeps its place until then.
 
 use std::time::{Duration, Instant};
 
-/// Fewest and most workers of each model, by role.
+/// The fewest and the most workers of each model, by role.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Ranges {
     pub prefill: (usize, usize),
     pub decode: (usize, usize),
 }
 
-/// Reads the numbers of `prefill=1..4,decode=1..4`. The rest is the coordinator's to read.
+/// Parses the numbers of `prefill=1..4,decode=1..4`. The coordinator parses the rest.
 pub(super) fn parse_ranges(text: &str) -> Result<Ranges, String> {
     let range = |role: &str| {
         let found = text.split(',').find_map(|part| part.trim().strip_prefix(role)?.strip_prefix('='));
@@ -21,22 +21,22 @@ pub(super) fn parse_ranges(text: &str) -> Result<Ranges, String> {
     Ok(Ranges { prefill: range("prefill")?, decode: range("decode")? })
 }
 
-/// The workers of one role and model: those that run, and those that may.
+/// The workers of one role and model: their places, whether occupied or not.
 #[derive(Debug)]
 pub(super) struct Fleet {
     pub model: String,
     pub role: &'static str,
-    /// What each of them is started with.
+    /// The flags with which each of them is started.
     pub flags: Vec<String>,
-    /// Flags for the share of the machine that each place has.
+    /// The flags for each place's share of the machine.
     pub shares: Vec<Vec<String>>,
-    /// Number of the first place; others count on.
+    /// The number of the first place; the others follow.
     pub first: usize,
-    /// A worker that ended by itself is not replaced before then.
+    /// The time until which a worker that ended by itself is not replaced.
     pub rests_until: Option<Instant>,
 }
 
-/// After a worker's end that nobody asked for.
+/// The time without replacements after a worker has ended unexpectedly.
 pub(super) const REST: Duration = Duration::from_secs(60);
 
 /// A change of a fleet, by the numbers of its workers.
@@ -55,7 +55,7 @@ impl Fleet {
         self.first..self.first + self.shares.len()
     }
 
-    /// What is to be done: `running` are there and stay, `leaving` still have their places.
+    /// The change that is needed: `running` workers are there and stay, `leaving` ones still occupy their places.
     pub(super) fn change(&self, now: Instant, wanted: usize, running: &[usize], leaving: &[usize]) -> Change {
         let wanted = wanted.min(self.shares.len());
         let rests = self.rests_until.is_some_and(|until| now < until);

@@ -24,8 +24,9 @@ use tidemill_tenancy::web::{Client, Target, TargetError, read_token};
 
 /// The maximum number of traces that wait to be sent.
 const QUEUE_MAX: u64 = 1024;
-/// The maximum number of traces in one request to the collector, and the time for which the first of them waits for others.
+/// The maximum number of traces in one request to the collector.
 const BATCH_MAX: usize = 128;
+/// The time for which the first trace of a request waits for others.
 const BATCH_WAIT: Duration = Duration::from_secs(1);
 /// The time limit for the collector to answer.
 const SEND_MAX: Duration = Duration::from_secs(5);
@@ -34,9 +35,9 @@ const ANSWER_BYTES_MAX: u64 = 4 << 10;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// For example `http://127.0.0.1:4318/v1/traces`.
+    /// The collector's URL, for example `http://127.0.0.1:4318/v1/traces`.
     pub target: Target,
-    /// File with a token that is sent as `Authorization: Bearer`; read before each request.
+    /// A file with a token that is sent as `Authorization: Bearer`; read before each request.
     pub token: Option<PathBuf>,
     /// The name of this process among all senders.
     pub instance: String,

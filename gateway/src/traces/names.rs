@@ -1,5 +1,5 @@
-//! Names of attributes. Those of `gen_ai` are OpenTelemetry's semantic conventions for generative AI, which are still in development, and
-//! `http`, `url` and `error` its stable ones; `tidemill` are our own.
+//! Names of attributes. Those of `gen_ai` are from OpenTelemetry's semantic conventions for generative AI, which are still in development,
+//! those of `http`, `url` and `error` from its stable ones; those of `tidemill` are specific to this project.
 
 pub const METHOD: &str = "http.request.method";
 pub const STATUS: &str = "http.response.status_code";
@@ -31,7 +31,8 @@ pub const TOKENS_OBJECT: &str = "tidemill.tokens.object";
 pub const TOKENS_REMOTE: &str = "tidemill.tokens.remote";
 pub const SPANS_LEFT_OUT: &str = "tidemill.spans_left_out";
 
-/// What an answer was asked for: the values of [`OPERATION`]. The conventions know the first three, and allow others where none of theirs fits.
+/// The kind of a requested answer: the values of [`OPERATION`]. The conventions define the first three, and allow others where none of
+/// theirs fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Chat,

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Things in the order in which they came, each with its party.
+/// Items in the order in which they arrived, each with its party.
 #[derive(Debug)]
 struct Line<T> {
     shares: Shares<Party>,
@@ -21,19 +21,19 @@ impl<T> Line<T> {
         Self { shares: Shares::quarters(places, 1), waiting: VecDeque::new() }
     }
 
-    /// Adds a thing. An error says why one was lost: the party's oldest, or, if it has none here, the new one.
+    /// Adds an item. An error gives the reason why one was lost: the party's oldest, or, if it has none here, the new one.
     fn push(&mut self, party: Party, thing: T) -> Result<(), Refused> {
         let taken = self.shares.take(&party, 1);
         if taken.is_err() {
             let Some(oldest) = self.waiting.iter().position(|(of, _)| *of == party) else { return taken };
-            // The new thing has the place of the oldest, so that the books stay as they are.
+            // The new item takes the place of the oldest, so the shares do not change.
             self.waiting.remove(oldest);
         }
         self.waiting.push_back((party, thing));
         taken
     }
 
-    /// Takes the first things, as many as `most`.
+    /// Takes the first items, at most `most`.
     fn take(&mut self, most: usize) -> Vec<T> {
         let taken = self.waiting.drain(..most.min(self.waiting.len()));
         let shares = &mut self.shares;
@@ -57,18 +57,18 @@ struct Shared<T> {
     changed: Condvar,
 }
 
-/// Makes a queue of so many places.
+/// Makes a queue with this many places.
 pub fn queue<T>(places: u64) -> (Near<T>, Far<T>) {
     let shared = Arc::new(Shared { state: Mutex::new(State { line: Line::new(places), is_closed: false }), changed: Condvar::new() });
     (Near(Arc::clone(&shared)), Far(shared))
 }
 
-/// The end where things come in. The queue is closed once it is dropped.
+/// The sending end. Dropping it closes the queue.
 #[derive(Debug)]
 pub struct Near<T>(Arc<Shared<T>>);
 
 impl<T> Near<T> {
-    /// Adds a thing, and never waits. An error says why one was lost: the party's oldest, or, if it has none here, the new one.
+    /// Adds an item without waiting. An error gives the reason why one was lost: the party's oldest, or, if it has none here, the new one.
     pub fn push(&self, party: Party, thing: T) -> Result<(), Refused> {
         let pushed = self.0.state.lock().line.push(party, thing);
         self.0.changed.notify_one();
@@ -83,12 +83,12 @@ impl<T> Drop for Near<T> {
     }
 }
 
-/// The end where things leave.
+/// The receiving end.
 #[derive(Debug)]
 pub struct Far<T>(Arc<Shared<T>>);
 
 impl<T> Far<T> {
-    /// Waits for things: for up to `most` of them, and for others no longer than `wait` once there is one. `None`: no more come.
+    /// Waits for up to `most` items, and no longer than `wait` once there is one. `None` if the queue is closed and empty.
     pub fn next(&self, most: usize, wait: Duration) -> Option<Vec<T>> {
         let mut state = self.0.state.lock();
         while state.line.waiting.is_empty() {
@@ -106,7 +106,7 @@ impl<T> Far<T> {
         Some(state.line.take(most))
     }
 
-    /// Takes what is there.
+    /// Takes all queued items.
     #[cfg(test)]
     pub fn taken(&self) -> Vec<T> {
         self.0.state.lock().line.take(usize::MAX)

@@ -38,7 +38,7 @@ pub struct Span {
 #[derive(Debug)]
 pub struct EndedTrace {
     pub id: u128,
-    /// The time of `began` by the calendar.
+    /// The calendar time of `began`.
     pub began_at: SystemTime,
     pub began: Instant,
     pub spans: Vec<Span>,

@@ -1,9 +1,9 @@
 //! Copying block bytes and hashing the copy, in one pass over memory.
 //!
 //! A block does not fit a core's caches, and is not read here again soon. An ordinary copy loads the destination's old bytes into
-//! the cache before it overwrites them, and waits for each new page of the source. This one writes past the caches (non-temporal
-//! stores) and prefetches the source one chunk ahead, two pages at a time. It hashes a third copy, which stays in the L1 cache: so
-//! the checksum is of exactly the bytes that were written, even if the source changes meanwhile.
+//! the cache before it overwrites them, and waits for each new page of the source. This one writes past the caches (non-temporal stores)
+//! and prefetches the source one chunk ahead, two pages at a time. It hashes a third copy, which stays in the L1 cache, so the checksum is
+//! of exactly the bytes that were written, even if the source changes meanwhile.
 
 use std::{hash::Hasher, mem::MaybeUninit};
 use twox_hash::XxHash3_64;
@@ -13,7 +13,7 @@ const CHUNK: usize = 8 << 10;
 /// A cache line.
 const LINE: usize = 64;
 
-/// The copy that is hashed.
+/// The copy that is hashed, on a cache line.
 #[repr(align(64))]
 struct Chunk(#[expect(dead_code, reason = "only its address is used")] [u8; CHUNK]);
 
@@ -34,11 +34,11 @@ pub(crate) unsafe fn copy_hashed(from: *const u8, to: *mut u8, len: usize, hashe
     }
 }
 
-/// Adds `len` bytes to the checksum. Each is read once.
+/// Adds `len` bytes to the checksum. Each byte is read once.
 ///
 /// # Safety
 ///
-/// `from` is valid for reading `len` bytes. Another process may be writing them: the checksum is then of some mixture.
+/// `from` is valid for reading `len` bytes. Another process may be writing them: the checksum is then of some mixture of old and new bytes.
 pub(crate) unsafe fn hash_shared(from: *const u8, len: usize, hasher: &mut XxHash3_64) {
     let mut chunk = MaybeUninit::<Chunk>::uninit();
     for at in (0..len).step_by(CHUNK) {
@@ -52,7 +52,7 @@ pub(crate) unsafe fn hash_shared(from: *const u8, len: usize, hasher: &mut XxHas
     }
 }
 
-/// [`copy_hashed`] between two slices of one length.
+/// [`copy_hashed`] between two slices of equal length.
 pub(crate) fn copy_slice_hashed(from: &[u8], to: &mut [u8], hasher: &mut XxHash3_64) {
     assert_eq!(from.len(), to.len(), "a copy is as long as its source");
     // SAFETY: both are valid for their length, which is the same; a shared and an exclusive borrow do not overlap.
@@ -63,7 +63,7 @@ pub(crate) fn copy_slice_hashed(from: &[u8], to: &mut [u8], hasher: &mut XxHash3
 ///
 /// # Safety
 ///
-/// As [`copy_hashed`].
+/// The same as for [`copy_hashed`].
 unsafe fn copy_plain(from: *const u8, to: *mut u8, len: usize, hasher: &mut XxHash3_64) {
     let mut chunk = MaybeUninit::<Chunk>::uninit();
     for at in (0..len).step_by(CHUNK) {
@@ -82,7 +82,7 @@ unsafe fn copy_plain(from: *const u8, to: *mut u8, len: usize, hasher: &mut XxHa
 ///
 /// # Safety
 ///
-/// As [`copy_hashed`], and `to` is at the start of a cache line.
+/// The same as for [`copy_hashed`], and `to` is at the start of a cache line.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse2")]
 unsafe fn copy_past_caches(from: *const u8, to: *mut u8, len: usize, hasher: &mut XxHash3_64) {
@@ -126,14 +126,14 @@ mod tests {
             for (from, to) in [(0, 0), (1, 0), (0, 1), (3, 63), (64, 64), (17, 16)] {
                 let mut copy = vec![0xEE; len + 200];
                 let mut hasher = XxHash3_64::new();
-                // SAFETY: both are long enough, and different.
+                // SAFETY: both are long enough, and do not overlap.
                 unsafe { copy_hashed(source[from..].as_ptr(), copy[to..].as_mut_ptr(), len, &mut hasher) };
                 let expected = &source[from..from + len];
                 assert_eq!(&copy[to..to + len], expected, "{len} bytes, {from} to {to}");
                 assert!(copy[..to].iter().chain(&copy[to + len..]).all(|&byte| byte == 0xEE), "{len} bytes, {from} to {to}");
                 assert_eq!(hasher.finish(), XxHash3_64::oneshot(expected));
                 let mut hasher = XxHash3_64::new();
-                // SAFETY: it is long enough.
+                // SAFETY: the source is long enough.
                 unsafe { hash_shared(source[from..].as_ptr(), len, &mut hasher) };
                 assert_eq!(hasher.finish(), XxHash3_64::oneshot(expected));
             }

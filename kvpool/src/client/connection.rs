@@ -7,11 +7,11 @@
 //!       └── block bytes, by the cheapest transport that works ([`transport`](crate::transport))
 //! ```
 //!
-//! Both directions have two phases, so that bytes need no memory of their own on the way: a put *reserves* slots, the caller writes
-//! them, and it *commits*; a get *leases* blocks, the caller reads them, and each copy is *validated*.
+//! Both directions have two phases, so that bytes need no intermediate memory: a put *reserves* slots, the caller writes them, and it
+//! *commits*; a get *leases* blocks, the caller reads them, and each copy is *validated*.
 //!
-//! A connection is made once. When it breaks, all calls under way and all later ones answer `Unreachable` at once, and the owner
-//! makes a new connection. Every call ends: the node answers by a deadline, and the client waits little longer.
+//! A connection is made once. When it breaks, all current and later calls return `Unreachable` at once, and the owner makes a new
+//! connection. Every call ends: the node answers by a deadline, and the client waits only a little longer.
 
 mod calls;
 mod fetch;
@@ -40,7 +40,7 @@ use tidemill_proto::{
 };
 use tokio::{sync::mpsc, time::timeout};
 
-/// Which transports a client may use: the cheapest of them that works.
+/// The transports that a client may use; it uses the cheapest of them that works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransportChoice {
     /// Shared memory where the node's arena can be mapped, else RDMA where both ends have a device, else QUIC.
@@ -64,7 +64,7 @@ impl TransportChoice {
         }
     }
 
-    /// What is left of it between hosts.
+    /// The choice that applies between hosts.
     pub const fn far(self) -> Self {
         match self {
             Self::Auto | Self::Rdma => Self::Rdma,
@@ -81,17 +81,17 @@ impl TransportChoice {
     }
 }
 
-/// A choice, and the devices that take part.
+/// A choice of transport, and the devices that take part.
 #[derive(Clone, Debug)]
 pub struct Ways {
     pub choice: TransportChoice,
-    /// What RDMA goes over.
+    /// The devices for RDMA, if any.
     pub nics: Option<Arc<Nics>>,
-    /// What copies blocks from shared memory by itself.
+    /// The device that copies blocks from shared memory by itself, if any.
     pub device: Option<Arc<dyn Pin>>,
 }
 
-/// Without RDMA, whatever the choice is, and with copies by the host.
+/// A choice without devices: no RDMA, whatever the choice is, and the host copies blocks.
 impl From<TransportChoice> for Ways {
     fn from(choice: TransportChoice) -> Self {
         Self { choice, nics: None, device: None }
@@ -110,7 +110,7 @@ pub enum PoolError {
     TooMany { blocks: usize },
 }
 
-/// Clones share the connection. It ends with the last of them, of their fetches and of their blocks.
+/// A connection to a pool node. Clones share it; it ends with the last of the clones, of their fetches and of their blocks.
 #[derive(Clone, Debug)]
 pub struct PoolClient(Arc<Inner>);
 
@@ -126,13 +126,13 @@ struct Inner {
     counters: Arc<TransferCounters>,
 }
 
-/// Calls on their way to the node.
+/// The most messages that wait to be sent to the node.
 const OUTGOING_MAX: usize = 1024;
-/// A node that takes longer than this for what it can answer at once is gone.
+/// The longest time for an answer that needs no waiting at the node; then the node counts as gone.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 impl PoolClient {
-    /// Connects, by the cheapest transport that works and is allowed. All clients of a node must have blocks of one size.
+    /// Connects, and opens the cheapest transport that works and is allowed. All clients of a node must use blocks of one size.
     pub async fn connect(
         endpoint: &Endpoint,
         addr: SocketAddr,
@@ -172,22 +172,22 @@ impl PoolClient {
         Ok(Self(inner))
     }
 
-    /// Whether calls have a chance.
+    /// Whether the connection is still open.
     pub fn is_open(&self) -> bool {
         self.0.calls.is_open()
     }
 
-    /// What carries blocks now.
+    /// The transport that carries blocks now.
     pub fn transport(&self) -> Transport {
         self.0.path.now().transport()
     }
 
-    /// UDP payload bytes of the datagrams that go to the node now.
+    /// The UDP payload, in bytes, of datagrams now sent to the node.
     pub fn datagram_bytes(&self) -> u16 {
         self.0.connection.datagram_bytes()
     }
 
-    /// Reserves slots for blocks that follow each other in one chain, to be written and committed by the caller. Blocks already
+    /// Reserves slots for blocks that follow each other in one chain, to be written and committed by the caller. Blocks that are already
     /// held or in flight are not written twice.
     pub async fn reserve(&self, room: Room, lineage: Lineage, keys: Vec<BlockKey>) -> Result<ReservedSlots, PoolError> {
         if keys.len() > KEYS_MAX {
@@ -196,13 +196,13 @@ impl PoolClient {
         ReservedSlots::reserve(&self.0, room, lineage, keys).await
     }
 
-    /// Reserves, writes and commits in one call.
+    /// Reserves slots, writes blocks and commits them in one call.
     pub async fn put(&self, lineage: Lineage, blocks: Vec<(BlockKey, impl Into<Bytes>)>) -> Result<PutReport, PoolError> {
         self.put_into(Room::Made, lineage, blocks).await
     }
 
-    /// As [`put`](Self::put), but no block leaves the node for these. What is refused now may find room when the node's disk has
-    /// copies of more.
+    /// Like [`put`](Self::put), but evicts no blocks to make room. Blocks that are refused now may find room when the disk has copies of
+    /// more of the node's blocks.
     pub async fn offer(&self, lineage: Lineage, blocks: Vec<(BlockKey, impl Into<Bytes>)>) -> Result<PutReport, PoolError> {
         self.put_into(Room::Spare, lineage, blocks).await
     }
@@ -218,7 +218,7 @@ impl PoolClient {
         Arc::into_inner(reserved).expect("all writers have ended").commit().await
     }
 
-    /// How many leading `keys` the node holds now. It keeps these blocks for about a second, so that a get finds them.
+    /// The number of leading `keys` that the node holds now. It keeps these blocks for about a second, so that a get finds them.
     pub async fn match_prefix(&self, keys: &[BlockKey]) -> Result<usize, PoolError> {
         let keys = &keys[..keys.len().min(KEYS_MAX)];
         if keys.is_empty() {
@@ -232,8 +232,8 @@ impl PoolClient {
         }
     }
 
-    /// Asks for blocks, and waits for each up to `wait`. Results come in any order, one per key. Dropping the [`Fetch`] cancels it.
-    /// Call it inside a tokio runtime.
+    /// Requests blocks, and waits for each up to `wait`. Results come in any order, one per key. Dropping the [`Fetch`] cancels it. Call it
+    /// inside a tokio runtime.
     pub fn get(&self, keys: Vec<BlockKey>, wait: Duration) -> Fetch {
         Fetch::start(Arc::clone(&self.0), keys, wait)
     }
@@ -268,7 +268,7 @@ impl Inner {
         PoolError::Unreachable { addr: self.addr, reason: reason.to_owned() }
     }
 
-    /// The node broke the protocol: neither it nor this connection can be used.
+    /// Closes the connection to a node that broke the protocol.
     fn nonsense(&self) -> PoolError {
         self.connection.close("answer makes no sense");
         self.unreachable("its answer makes no sense")

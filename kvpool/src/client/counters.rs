@@ -1,4 +1,4 @@
-//! Blocks that a process moved to and from the pool, and those it missed.
+//! Counters of the blocks that a process moved to and from the pool, and of those it missed.
 
 use crate::client::Miss;
 use std::{
@@ -10,7 +10,7 @@ use tidemill_proto::{
     pool::{Direction, Transport},
 };
 
-/// Shared by all pool connections of a process; read once per heartbeat.
+/// Counters shared by all pool connections of a process; read once per heartbeat.
 #[derive(Debug, Default)]
 pub struct TransferCounters {
     lanes: [[Lane; Direction::ALL.len()]; Transport::ALL.len()],
@@ -24,7 +24,7 @@ pub struct TransferCounters {
     fetched_by_host: AtomicU64,
 }
 
-/// What took a block's bytes to where they are computed on.
+/// The agent that copied a block's bytes to the memory where they are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Copier {
     /// A device, straight from the node's slot.
@@ -32,7 +32,7 @@ pub(crate) enum Copier {
     Host,
 }
 
-/// One direction of one transport, or of a disk.
+/// The counters of one direction of one transport, or of a disk.
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
     bytes: AtomicU64,
@@ -93,7 +93,7 @@ impl TransferCounters {
         self.rails_lost.fetch_add(1, Relaxed);
     }
 
-    /// Bytes of valid blocks so far, by what copied them.
+    /// Bytes of valid blocks so far, by copier.
     pub fn fetched_bytes(&self) -> Fetched {
         Fetched { by_device: self.fetched_by_device.load(Relaxed), by_host: self.fetched_by_host.load(Relaxed) }
     }
@@ -103,7 +103,7 @@ impl TransferCounters {
         Rails { opened: self.rails_opened.load(Relaxed), lost: self.rails_lost.load(Relaxed), fenced: 0 }
     }
 
-    /// The counts so far, as reports carry them.
+    /// The counts so far, in the form of a report.
     pub fn snapshot(&self) -> (Transfer, Misses) {
         let transfer = Transfer(self.lanes.each_ref().map(|lanes| lanes.each_ref().map(Lane::snapshot)));
         let misses = Misses {

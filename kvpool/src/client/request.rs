@@ -1,14 +1,14 @@
-//! What a client asks the pool for, and what it learns about each block. Builds without the shell, for cores that decide what to fetch.
+//! The parameters of a get, and the outcome for each block. Builds without the shell, for cores that decide what to fetch.
 
 use std::time::Duration;
 use tidemill_proto::{block::BlockKey, ids::RequestId, message::PoolNode};
 
-/// How many blocks a queue may hold: as many as fit into `bytes`, at least one and at most `blocks_max`.
+/// The capacity of a queue in blocks: as many as fit into `bytes`, at least one and at most `blocks_max`.
 pub fn blocks_within(bytes: usize, block_bytes: usize, blocks_max: usize) -> usize {
     (bytes / block_bytes.max(1)).clamp(1, blocks_max)
 }
 
-/// Names one fetch, so that results of one that was given up are recognized and dropped.
+/// The identity of one fetch, by which late results of a cancelled one are recognized and dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FetchId(pub u64);
 
@@ -17,11 +17,11 @@ pub struct FetchId(pub u64);
 pub struct Part {
     pub node: PoolNode,
     pub keys: Vec<BlockKey>,
-    /// How long the node may wait for a block to come.
+    /// The time that the node may wait for a block to arrive.
     pub wait: Duration,
 }
 
-/// Splits a fetch where the node changes. Only `home` waits for blocks: elsewhere, a missing block does not come.
+/// Splits a fetch where the node changes. Only `home` waits for blocks: at other nodes, a missing block will not arrive.
 pub fn parts(blocks: impl IntoIterator<Item = (PoolNode, BlockKey)>, home: Option<PoolNode>, wait: Duration) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for (node, key) in blocks {
@@ -33,7 +33,7 @@ pub fn parts(blocks: impl IntoIterator<Item = (PoolNode, BlockKey)>, home: Optio
     parts
 }
 
-/// Where a fetched block was.
+/// The tier in which a fetched block was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
     Dram,
@@ -45,7 +45,7 @@ pub enum Source {
 /// One fetched block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
-    /// The request whose job computed it: the asking one, or an earlier one.
+    /// The request whose job computed it: the current one, or an earlier one.
     pub origin: RequestId,
     pub source: Source,
 }

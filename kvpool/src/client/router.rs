@@ -1,4 +1,4 @@
-//! A worker's way to every pool node: one connection per node, made when it is first needed and again after it broke.
+//! A worker's connections to all pool nodes: one per node, made when it is first needed and again after it broke.
 
 use super::{FetchedBlock, Miss, Part, PoolClient, PoolError, PutReport, Registration, TransferCounters, Ways};
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use tidemill_proto::{
 };
 use tokio::{sync::mpsc, time::timeout};
 
-/// Clones share the connections.
+/// Connections to all pool nodes. Clones share them.
 #[derive(Clone, Debug)]
 pub struct PoolRouter(Arc<Inner>);
 
@@ -27,7 +27,7 @@ struct Inner {
     blocks: BlockFormat,
     ways: Ways,
     counters: Arc<TransferCounters>,
-    /// One lock per node, so that a node that does not answer delays only its own callers.
+    /// The nodes, each with its own lock, so that a node that does not answer delays only its own callers.
     nodes: Mutex<HashMap<PoolNode, Arc<tokio::sync::Mutex<Node>>>>,
 }
 
@@ -36,33 +36,34 @@ enum Node {
     #[default]
     Unknown,
     Connected(PoolClient),
-    /// All callers that waited for the attempt share its result, until the next attempt.
+    /// The last attempt to connect failed. All callers that waited for it share its result, until the next attempt.
     Failed {
         since: Instant,
         reason: String,
     },
 }
 
-/// Connecting to a node takes no longer than this,
+/// The longest time for connecting to a node.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// and is not tried again sooner than this.
+/// The shortest time between two attempts to connect to a node.
 const RETRY: Duration = Duration::from_secs(1);
 
 impl PoolRouter {
-    /// `ways`: how near nodes are reached; far ones as far as that works between hosts.
+    /// A router without connections. `ways` are used for nodes on this host; for others, as far as they work between hosts.
     pub fn new(endpoint: Endpoint, blocks: BlockFormat, ways: Ways) -> Self {
         let counters = Arc::new(TransferCounters::default());
         Self(Arc::new(Inner { endpoint, blocks, ways, counters, nodes: Mutex::default() }))
     }
 
-    /// Registers memory that blocks will be read to with the RDMA devices, if there are any. Without that they come with a copy.
+    /// Registers memory into which blocks will be read with the RDMA devices, if there are any. Without registration they arrive with an
+    /// extra copy.
     pub fn register(&self, memory: &mut [u8]) -> Option<Registration> {
         let nics = self.0.ways.nics.as_ref().filter(|nics| !nics.is_empty())?;
         let bytes = memory.len();
         nics.register(memory).inspect_err(|error| tracing::warn!(%error, bytes, "blocks are copied after they have come by RDMA")).ok()
     }
 
-    /// Fetches all parts at once and delivers one result per key as they come, with its place among the keys of all parts. For a node
+    /// Fetches all parts at once and delivers one result per key as they arrive, with its place among the keys of all parts. For a node
     /// that cannot be reached, each key is a miss.
     pub async fn fetch<T: Send>(
         self,
@@ -113,17 +114,17 @@ impl PoolRouter {
         self.client(node).await?.put(lineage, blocks).await
     }
 
-    /// As [`put`](Self::put), but no block leaves the node for these.
+    /// Like [`put`](Self::put), but evicts no blocks to make room.
     pub async fn offer(&self, node: PoolNode, lineage: Lineage, blocks: Vec<(BlockKey, Vec<u8>)>) -> Result<PutReport, PoolError> {
         self.client(node).await?.offer(lineage, blocks).await
     }
 
-    /// How many leading `keys` a node holds.
+    /// The number of leading `keys` that a node holds.
     pub async fn match_prefix(&self, node: PoolNode, keys: &[BlockKey]) -> Result<usize, PoolError> {
         self.client(node).await?.match_prefix(keys).await
     }
 
-    /// Makes a heartbeat's report: the engine's `latest`, with the transfer counters. Steps are reported once.
+    /// The source of heartbeats' reports: the engine's `latest`, with the transfer counters. Each step is reported once.
     pub fn reporter(&self, latest: Arc<Mutex<Report>>) -> Reporter {
         let pools = self.clone();
         Arc::new(move || {

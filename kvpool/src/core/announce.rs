@@ -1,4 +1,4 @@
-//! Tells coordinators what the node holds: everything when a link comes up, then changes, in numbered events.
+//! Informs coordinators of the blocks that the node holds: all of them when a link comes up, then changes, in numbered events.
 
 use super::directory::Directory;
 use tidemill_proto::{
@@ -6,10 +6,10 @@ use tidemill_proto::{
     message::{PoolEvent, WorkerEvent},
 };
 
-/// How much each coordinator knows.
+/// The progress of each coordinator's view of the node.
 #[derive(Debug)]
 pub struct Announcer {
-    /// By coordinator.
+    /// The links by coordinator.
     links: Vec<Link>,
     /// Number of the directory's next event.
     next: u64,
@@ -18,25 +18,25 @@ pub struct Announcer {
 #[derive(Clone, Copy, Debug)]
 enum Link {
     Down,
-    /// Knows nothing valid. Its next event has this number.
+    /// The coordinator has no valid view. Its next event has this number.
     Outdated(LinkId, u64),
-    /// Knows everything up to the last announcement. Its next event has this number.
+    /// The coordinator has everything up to the last announcement. Its next event has this number.
     UpToDate(LinkId, u64),
 }
 
-/// What to tell whom.
+/// The messages to send now.
 #[derive(Debug, Default)]
 pub struct Announcement {
     pub messages: Vec<(LinkId, WorkerEvent)>,
-    /// The directory had lost events, so that everybody is told everything again.
+    /// Whether the directory had lost events, so that every coordinator gets a snapshot again.
     pub repeats: bool,
 }
 
-/// Keeps messages far below the frame limit.
+/// The most events in one message, which keeps messages far below the frame limit.
 const EVENTS_PER_MESSAGE: usize = 4096;
 
 impl Announcer {
-    /// For a node with this many coordinators.
+    /// An announcer for this many coordinators, all of whose links are down.
     pub fn new(links: usize) -> Self {
         Self { links: vec![Link::Down; links], next: 0 }
     }
@@ -49,12 +49,12 @@ impl Announcer {
         self.links[link.coordinator] = Link::Down;
     }
 
-    /// Whether some link is to be told everything.
+    /// Whether some link needs a snapshot.
     pub fn is_behind(&self) -> bool {
         self.links.iter().any(|link| matches!(link, Link::Outdated(..)))
     }
 
-    /// Brings every link that is up to date. `None`: there is no directory yet.
+    /// Brings every connected coordinator up to date. `directory` is `None` while there is no store yet.
     pub fn announce(&mut self, directory: Option<&mut Directory>) -> Announcement {
         let (mut changes, mut snapshot, mut repeats) = (Vec::new(), Vec::new(), false);
         if let Some(directory) = directory {

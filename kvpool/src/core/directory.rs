@@ -1,5 +1,5 @@
-//! What a pool node holds: keys to slots, and who may touch which slot. No bytes, no clock, no socket: calls bring the time,
-//! results and [`Action`]s go out.
+//! The directory of a pool node: keys to slots, and the access to each slot. No bytes, no clock, no socket: calls bring the time, results
+//! and [`Action`]s go out.
 //!
 //! A slot's life:
 //!
@@ -12,14 +12,14 @@
 //!     └──── time is up ─── 4 quarantined ◄───┘        (3 published ── forget ──► 1 free, when not leased)
 //! ```
 //!
-//! (A block that comes from disk is written by the node itself: see `tiers`.)
+//! (A block that is loaded from disk is written by the node itself: see `tiers`.)
 //!
 //! 1. **free**: its content means nothing
-//! 2. **reserved**: one writer may fill it until a deadline. Its key is in flight: nobody finds it. Reserving gives the slot a new
+//! 2. **reserved**: one writer may fill it until a deadline. Its key is in flight, and not found. Reserving gives the slot a new
 //!    generation, which tells readers of its earlier content that it is gone.
 //! 3. **published**: full, immutable, found by its key; leased to readers, or a candidate for eviction
-//! 4. **quarantined**: nobody finds it and nobody gets it, because a writer that was cut off may still be writing; of a writer on this
-//!    host or behind the node, for a time; of one that writes from another host (RDMA), until the shell has fenced it
+//! 4. **quarantined**: neither found nor reused, because a writer that was cut off may still be writing; for a fixed time if the writer is
+//!    on this host or behind the node; until the shell has fenced it if it writes from another host (RDMA)
 //!
 //! Every wait, lease and reservation has a deadline, so everything that a dead peer held is free again within
 //! [`Limits::reclaim_max`].
@@ -64,36 +64,36 @@ use tiers::NODE;
 use timers::{TimerId, Timers};
 use waits::{Asked, Waits};
 
-/// One client's connection. Numbers are never reused.
+/// The identity of one client's connection. Numbers are never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ClientId(pub u64);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// From `put_start` to `put_end`.
+    /// The time from `put_start` to `put_end`.
     pub put_deadline: Duration,
-    /// From handing blocks to a reader to the end of its claim on them.
+    /// The time from handing blocks to a reader to the end of its claim on them.
     pub lease: Duration,
 }
 
 impl Limits {
-    /// How long a reserved slot is kept from others after its deadline: a writer that checked the clock just before the deadline has
+    /// The time for which a reserved slot is withheld after its deadline: a writer that checked the clock just before the deadline has
     /// finished its copy by then.
     pub const QUARANTINE: Duration = Duration::from_millis(500);
 
-    /// From asking the disk for a block to having it. Even a reader that wants no wait waits this long.
+    /// The time in which the disk must deliver a block. Even a reader that wants no wait waits this long.
     pub const LOAD: Duration = Duration::from_secs(5);
 
-    /// How long `match_prefix` keeps the blocks it found: enough for the get that follows.
+    /// The time for which `match_prefix` keeps the blocks it found: enough for the get that follows.
     pub const MATCH_LEASE: Duration = Duration::from_secs(1);
 
-    /// Nothing that a dead or silent peer holds stays longer than this.
+    /// The longest time for which a dead or silent peer can hold anything.
     pub fn reclaim_max(&self) -> Duration {
         (self.put_deadline.max(Self::LOAD) + Self::QUARANTINE).max(self.lease).max(Self::MATCH_LEASE)
     }
 }
 
-/// What the shell must do, in order.
+/// An instruction to the shell. Instructions are carried out in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     /// Hand these published blocks to a reader. They are leased to it.
@@ -112,7 +112,7 @@ pub enum Action {
     Erase { disk: u32 },
     /// Stop using the disk. No more answers are expected for it.
     GiveUpDisk,
-    /// See to it that this client writes no byte from another host any more. Always answer with [`Directory::fenced`].
+    /// Make sure that this client writes no more bytes from another host. Always answer with [`Directory::fenced`].
     Fence { client: ClientId },
 }
 
@@ -121,24 +121,24 @@ pub enum Action {
 pub struct DramUsage {
     pub free: usize,
     pub reserved: usize,
-    /// Published and not leased.
+    /// Slots that are published and not leased.
     pub cached: usize,
     pub leased: usize,
     pub quarantined: usize,
 }
 
-/// The directory of one arena, and of a disk and a bucket where there are.
+/// The directory of one arena, and of its disk and bucket if there are any.
 pub struct Directory {
     limits: Limits,
     slots: Vec<Slot>,
-    /// Reserved and published slots.
+    /// Reserved and published slots by key.
     by_key: HashMap<BlockKey, u32>,
     free: Vec<u32>,
     policy: Box<dyn EvictionPolicy>,
     disk: Option<DiskSlots>,
     objects: Option<Objects>,
     shares: Shares,
-    /// Slots whose blocks the policy gave up and the disk holds, in the order in which they leave.
+    /// Slots that the policy gave up and that have a copy on disk, in the order in which they leave.
     clean: BTreeMap<u64, u32>,
     /// Number of the last slot that became clean.
     cleaned: u64,
@@ -178,9 +178,9 @@ struct Reserved {
     lineage: Lineage,
     used: Use,
     timer: TimerId,
-    /// The node itself is writing for the client.
+    /// Whether the node itself is writing for the client.
     receiving: bool,
-    /// For a block from disk: how many of the disk's reads and writes had ended when it was requested.
+    /// The number of disk reads and writes that had ended when a block was requested from disk.
     disk_ended: u64,
 }
 
@@ -194,14 +194,14 @@ struct Published {
     rank: Rank,
 }
 
-/// What decides when a published block leaves DRAM.
+/// The rule by which a published block leaves DRAM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rank {
-    /// The policy: the block is one of its candidates unless it is leased.
+    /// The policy decides: the block is one of its candidates unless it is leased.
     Policy,
     /// The policy gave it up, and it is being copied to disk.
     Leaving,
-    /// It has a copy on disk and leaves in this order, before all other blocks.
+    /// It has a copy on disk and leaves before all blocks that have none, in the order of this number.
     Clean(u64),
 }
 
@@ -217,7 +217,7 @@ enum Due {
 }
 
 impl Directory {
-    /// `0..slots` are free. `policy` must be for as many slots.
+    /// A directory whose slots `0..slots` are free. `policy` must be for the same number of slots.
     pub fn new(slots: u32, limits: Limits, policy: Box<dyn EvictionPolicy>) -> Self {
         Self {
             limits,
@@ -252,8 +252,8 @@ impl Directory {
         self
     }
 
-    /// How many leading `keys` are held in memory or on disk: whether to read from a bucket is for others to say. Those in DRAM stay for
-    /// [`Limits::MATCH_LEASE`].
+    /// The number of leading `keys` that are held in memory or on disk; reading from a bucket is the caller's decision. Those in DRAM stay
+    /// for [`Limits::MATCH_LEASE`].
     pub fn match_prefix(&mut self, client: ClientId, keys: &[BlockKey], now: Duration) -> usize {
         self.tick(now);
         self.operation += 1;
@@ -280,7 +280,8 @@ impl Directory {
         }
         let uses = Use::of_chain(at, keys.len()).map(|used| Use { state, tail: used.tail && !state, ..used });
         let chain: Vec<(BlockKey, Use)> = keys.iter().copied().zip(uses).collect();
-        // With spare room only, blocks that leave memory are on disk. Pinned, the blocks of an offer would keep out the rest of it.
+        // With spare room only, blocks that leave memory are on disk. Pinning an offer's own blocks would leave too few slots for its other
+        // blocks.
         let kept = if room == Room::Made { &chain[..] } else { &[] };
         let held: Vec<(u32, Use)> = kept.iter().filter_map(|(key, used)| Some((self.published(key)?.slot, *used))).collect();
         held.iter().for_each(|&(slot, _)| self.pin(slot));
@@ -291,8 +292,8 @@ impl Directory {
         answers
     }
 
-    /// Publishes written slots and hands them to waiting readers. A slot that this client has not reserved under this generation, or
-    /// no longer, is refused: its writer is late. Returns how many were published.
+    /// Publishes written slots and hands them to waiting readers. A slot that this client has not reserved under this generation, or no
+    /// longer, is refused, since its writer is late. Returns the number of published slots.
     pub fn put_end(&mut self, client: ClientId, blocks: &[Written], now: Duration) -> usize {
         self.tick(now);
         let mut published = 0;
@@ -311,8 +312,8 @@ impl Directory {
         published
     }
 
-    /// Cancels reservations of slots that their client is not writing. If the node itself is writing one, its reservation ends with
-    /// the write.
+    /// Cancels reservations of slots that their client is not writing. If the node itself is writing one, its reservation ends with the
+    /// write.
     pub fn put_revoke(&mut self, client: ClientId, blocks: &[SlotRef], now: Duration) {
         self.tick(now);
         for &at in blocks {
@@ -326,7 +327,7 @@ impl Directory {
         }
     }
 
-    /// The node starts to write a slot for the client that reserved it, and stops at the returned deadline at the latest. `None`: the
+    /// Starts the node's own write to a slot for the client that reserved it, and returns the deadline at which it must stop. `None` if the
     /// client has no such reservation, or the slot is being written already.
     pub fn receive_start(&mut self, client: ClientId, at: SlotRef, now: Duration) -> Option<Duration> {
         self.tick(now);
@@ -335,8 +336,8 @@ impl Directory {
         Some(reserved.timer.at())
     }
 
-    /// The node failed to write a slot; its reservation ends. A client with rails may have begun to write it remotely before it sent the
-    /// bytes another way: such a slot waits for a fence.
+    /// Ends the reservation of a slot that the node failed to write. A client with rails may have begun to write it remotely before it sent
+    /// the bytes another way: such a slot waits for a fence.
     pub fn receive_failed(&mut self, client: ClientId, at: SlotRef, now: Duration) {
         self.tick(now);
         let Some(reserved) = self.reservation(client, at) else { return };
@@ -348,8 +349,8 @@ impl Directory {
         }
     }
 
-    /// Hands over the published blocks of `keys` now, and the others as they are published within `wait`, reserved yet or not. Blocks
-    /// on disk or in the bucket are read into DRAM, which may take up to [`Limits::LOAD`] whatever `wait` says. A call number that names an
+    /// Hands over the published blocks of `keys` now, and the others as they are published within `wait`, reserved yet or not. Blocks on
+    /// disk or in the bucket are read into DRAM, which may take up to [`Limits::LOAD`] regardless of `wait`. A call number that names an
     /// unfinished get replaces it.
     pub fn get(&mut self, client: ClientId, call: CallId, keys: &[BlockKey], wait: Duration, via: Via, now: Duration) {
         self.tick(now);
@@ -401,7 +402,7 @@ impl Directory {
         }
     }
 
-    /// Forgets a block whose bytes are wrong. Nobody finds it from now on; others get its slot once no lease on it can be left.
+    /// Forgets a block whose bytes are wrong. It is not found any more, and its slot is reused once no lease on it can be left.
     pub fn forget(&mut self, at: SlotRef, now: Duration) {
         self.tick(now);
         let Some(Published { leases, .. }) = self.published_at(at) else { return };
@@ -417,12 +418,13 @@ impl Directory {
         }
     }
 
-    /// From now on, this client may write slots from another host: a clock does not bound when its bytes arrive.
+    /// Marks a client that may write slots from another host, so that no clock bounds when its bytes arrive.
     pub fn writes_remotely(&mut self, client: ClientId) {
         self.remote.insert(client);
     }
 
-    /// No byte of this client arrives from another host any more, unless [`writes_remotely`](Self::writes_remotely) is called again.
+    /// Ends a fence: no byte of this client arrives from another host any more, unless [`writes_remotely`](Self::writes_remotely) is called
+    /// again.
     pub fn fenced(&mut self, client: ClientId, now: Duration) {
         self.remote.remove(&client);
         for slot in self.unfenced.remove(&client).unwrap_or_default() {
@@ -432,8 +434,8 @@ impl Directory {
         self.tick(now);
     }
 
-    /// A client's connection ended, and it is fenced: its waits and leases end, and its reserved slots are quarantined until nobody can be
-    /// writing them.
+    /// Ends the waits and leases of a client whose connection ended and which is fenced, and quarantines its reserved slots until it can no
+    /// longer be writing them.
     pub fn client_gone(&mut self, client: ClientId, now: Duration) {
         self.remote.remove(&client);
         self.tick(now);
@@ -449,7 +451,7 @@ impl Directory {
         }
     }
 
-    /// Ends everything that is due at `now`. Every operation does this first, so calling it late changes no answer.
+    /// Ends everything that is due at `now`. Every operation does this first, so a late call changes no answer.
     pub fn tick(&mut self, now: Duration) {
         while let Some(due) = self.timers.pop(now) {
             match due {
@@ -476,7 +478,7 @@ impl Directory {
         self.actions.pop_front()
     }
 
-    /// What came and went since the last call.
+    /// The blocks that came and went since the last call.
     pub fn take_events(&mut self) -> Events {
         self.events.take()
     }
@@ -485,7 +487,7 @@ impl Directory {
         !self.events.is_empty()
     }
 
-    /// Everything that is held, as the events that would lead there from empty.
+    /// All blocks that are held, as the events that would lead there from an empty directory.
     pub fn snapshot(&self) -> impl Iterator<Item = PoolEvent> {
         let in_dram = self.slots.iter().filter_map(|slot| match slot.state {
             State::Published(Published { key, .. }) => Some(PoolEvent::Stored { key, tier: Tier::Dram }),
@@ -496,7 +498,7 @@ impl Directory {
         in_dram.chain(on_disk).chain(self.only_in_objects().map(|key| PoolEvent::Stored { key, tier: Tier::Object }))
     }
 
-    /// The checksum of a published block's bytes. `None`: it is no longer there.
+    /// The checksum of a published block's bytes, or `None` if it is no longer there.
     pub fn checksum(&self, at: SlotRef) -> Option<u64> {
         self.published_at(at).map(|published| published.checksum)
     }
@@ -512,7 +514,7 @@ impl Directory {
         self.usage
     }
 
-    /// `None`: there is no disk (any more).
+    /// The usage of the disk, or `None` if there is no disk (any more).
     pub fn disk_usage(&self) -> Option<DiskUsage> {
         self.disk.as_ref().map(DiskSlots::usage)
     }

@@ -1,7 +1,7 @@
-//! Which block leaves when room is needed: one policy per tier, replaceable, one file each.
+//! The choice of the block that leaves when room is needed: one policy per tier, replaceable, one file each.
 //!
-//! A policy sees slots (small dense numbers) and ranks the *candidates*, those that may leave. The owner of the slots tells it what
-//! happens to them; it never sees bytes, leases or clocks.
+//! A policy sees slots (small dense numbers) and ranks the *candidates*, those that may leave. The owner of the slots informs it of their
+//! changes; it never sees bytes, leases or clocks.
 //!
 //! ```text
 //!            insert               pin
@@ -33,14 +33,15 @@ use s3fifo::S3Fifo;
 use std::{fmt, str::FromStr};
 use tidemill_proto::block::BlockKey;
 
-/// When a block was used last.
+/// The last use of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Use {
-    /// Number of the operation. Larger is later.
+    /// Number of the operation. A larger number is later.
     pub at: u64,
     /// Place among that operation's blocks, in chain order.
     pub place: u32,
-    /// Whether it was that operation's last block, and no state nor followed by one: such a block is worth no more than those before it.
+    /// Whether it was that operation's last block, and neither a state nor followed by one: such a block is worth no more than those before
+    /// it.
     pub tail: bool,
     /// Whether the block holds a part of a recurrent layer's state instead of K and V.
     pub state: bool,
@@ -52,7 +53,7 @@ impl Use {
         (0..blocks as u32).map(move |place| Use::in_chain(at, place, blocks))
     }
 
-    /// The same use of a block with this place from the beginning of the chain, which is of a state or not.
+    /// The same use for the block at this place from the beginning of the chain, which is part of a state or not.
     pub fn of_block(self, place: u32, state: bool) -> Self {
         Self { place, state, tail: self.tail && !state, ..self }
     }
@@ -65,26 +66,26 @@ impl Use {
 
 /// Ranks the blocks that may leave. Each call costs O(log n), some only on average.
 pub trait EvictionPolicy: Send {
-    /// `slot` holds the block `key` from now on and is a candidate. If it was pinned, its earlier block is forgotten.
+    /// Makes `slot`, which now holds the block `key`, a candidate. If it was pinned, its earlier block is forgotten.
     fn insert(&mut self, slot: u32, key: &BlockKey, used: Use);
 
-    /// `slot`, a candidate, is in use: it is no candidate until [`unpin`](Self::unpin).
+    /// Marks the candidate `slot` as in use: it is no candidate until [`unpin`](Self::unpin).
     fn pin(&mut self, slot: u32);
 
-    /// The last user of `slot` is done. The same operation as in its last use means that it was not used again.
+    /// Makes `slot` a candidate again after its last user is done. The same operation as in its last use means that it was not used again.
     fn unpin(&mut self, slot: u32, used: Use);
 
     /// Chooses a candidate and forgets it; `None` if there is none.
     fn evict(&mut self) -> Option<u32>;
 
-    /// Forgets the candidate `slot`, which someone else chose.
+    /// Forgets the candidate `slot`, which the caller chose.
     fn remove(&mut self, slot: u32);
 
     /// Whether `slot` is a candidate. For the `check_integrity` of the slots' owner.
     fn is_candidate(&self, slot: u32) -> bool;
 }
 
-/// The policies there are.
+/// The available policies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Policy {
     Lru,
@@ -107,7 +108,7 @@ impl Policy {
         }
     }
 
-    /// For slots `0..slots`, none of them a candidate.
+    /// The policy for slots `0..slots`, none of which is a candidate.
     pub fn build(self, slots: u32) -> Box<dyn EvictionPolicy> {
         match self {
             Policy::Lru => Box::new(Lru::new(slots)),

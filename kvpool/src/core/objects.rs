@@ -1,4 +1,5 @@
-//! The object tier's decisions: what a pack looks like, what is in the bucket, which blocks are worth writing, what may be asked for.
+//! The object tier's decisions: the format of a pack, the content of the bucket, the blocks worth writing, and the requests that may be
+//! made.
 //!
 //! - [`pack`]: the format of an object with many blocks and their index
 //! - [`catalog`]: which pack holds which block, and which packs leave when the bucket is full

@@ -3,7 +3,7 @@
 use tidemill_proto::pool::Found;
 use twox_hash::XxHash3_64;
 
-/// Why copied bytes must not be used. Both are a miss.
+/// The reason why copied bytes must not be used. Both are a miss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Invalid {
     #[error("the slot was reused while it was read")]
@@ -12,21 +12,21 @@ pub enum Invalid {
     Corrupt,
 }
 
-/// What [`validate`] needs to know about a copy of a slot.
+/// The properties of a copy of a slot that [`validate`] checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copied {
-    /// Of the copy itself: the source may have changed since.
+    /// The checksum of the copy itself: the source may have changed since.
     pub checksum: u64,
     /// The slot's generation, read after its last byte was copied.
     pub generation_after: u64,
 }
 
-/// Guards copies at memory speed. What a block should contain is defined by its key, not by this.
+/// The checksum of a block, computed at memory speed against accidental corruption. The key, not this, defines the block's content.
 pub fn checksum(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
-/// Checks that a copy is of the block that was `found`. Every read path calls this before anyone sees the copy.
+/// Checks that a copy is of the block that was `found`. Every read path calls this before the copy is used.
 pub fn validate(copied: Copied, found: &Found) -> Result<(), Invalid> {
     if copied.generation_after != found.at.generation {
         return Err(Invalid::Stale);

@@ -1,15 +1,15 @@
-//! A node that is told to end hands its blocks over.
+//! The drain of a node that is told to end: it hands its blocks over.
 //!
 //! ```text
 //!   SIGTERM ─► Leaving ─► coordinators: no new blocks for this node
 //!              Peers   ◄─ one of them: who may take over, and how much
 //!              offer   ─► peers: hottest blocks first, from memory and from disk, as many as fit their free slots and as fast as
 //!                         their disks make room; peers evict nothing for them
-//!              end        when nobody reads or writes here any more, or at the deadline
+//!              end        when no client reads or writes here any more, or at the deadline
 //! ```
 //!
-//! Meanwhile, blocks that are worth it go to object storage, if there is one. Until the end the node serves as before. Blocks that it could not hand over are misses; those on its disk are served again when it
-//! comes back.
+//! Meanwhile, blocks that are worth it are written to object storage, if there is one. Until the end the node serves as before. Blocks that
+//! it could not hand over are misses; those on its disk are served again after a restart.
 
 use super::{Node, store::Store};
 use crate::{
@@ -27,27 +27,27 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout_at},
 };
 
-/// A living coordinator says within this time who may take over.
+/// The time within which a living coordinator names the nodes that may take over.
 const PEERS_MAX: Duration = Duration::from_secs(1);
-/// Blocks handed over in one call.
+/// The number of blocks handed over in one call.
 const BATCH: usize = 32;
-/// Between two checks whether the node is still in use.
+/// The pause between two checks whether the node is still in use.
 const IN_USE_PAUSE: Duration = Duration::from_millis(20);
-/// Between two offers of blocks that a peer had no room for,
+/// The pause between two offers of blocks that a peer had no room for.
 const OFFER_PAUSE: Duration = Duration::from_millis(10);
-/// until it has taken nothing for this long.
+/// The time without any accepted block after which offers to a peer end.
 const NO_ROOM_MAX: Duration = Duration::from_secs(2);
 
-/// A drain, from the start of the node.
+/// The state of a drain, created when the node starts.
 #[derive(Debug)]
 pub(super) struct Drain {
     node: Arc<Node>,
     endpoint: Endpoint,
-    /// The drain takes no longer.
+    /// The longest duration of the drain.
     limit: Duration,
     begun: Option<Instant>,
     moving: Option<JoinHandle<()>>,
-    /// Writes to object storage what is worth it.
+    /// The task that writes blocks to object storage, if they are worth it.
     flushing: Option<JoinHandle<()>>,
 }
 
@@ -68,7 +68,7 @@ impl Drain {
         });
     }
 
-    /// A coordinator's answer. The first one counts.
+    /// Takes a coordinator's answer. Only the first one counts.
     pub(super) fn peers(&mut self, peers: Vec<Peer>) {
         if self.begun.is_some() && self.moving.is_none() {
             self.moving = Some(tokio::spawn(hand_over(Arc::clone(&self.node), self.endpoint.clone(), peers)));
@@ -101,7 +101,7 @@ impl Drain {
 async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
     let Some((store, layout)) = node.store().zip(node.layout.get().copied()) else { return };
     let held = store.apply(|directory, _| directory.hottest());
-    // Blocks keep the names that they have here, which tell shards apart, so this is no shard's connection.
+    // Blocks keep their names, which include the shard here, so the connection must not rename them as for a shard.
     let pools = PoolRouter::new(endpoint, BlockFormat::whole(layout, store.arena().block_bytes() as u64), TransportChoice::Auto.into());
     let (mut moved, mut next) = (0, 0);
     for peer in peers {
@@ -118,7 +118,7 @@ async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
                     break;
                 }
             };
-            // Blocks that it had already take no room.
+            // Blocks that the peer already had take no room.
             room = room.saturating_sub(report.written as u64);
             if report.written > 0 || report.refused == 0 {
                 took = Instant::now();
@@ -137,7 +137,7 @@ async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
     }
 }
 
-/// How many of the first blocks, up to `max`, follow each other in one chain and were computed for one request.
+/// The number of leading blocks, at most `max`, that follow each other in one chain and were computed for one request.
 fn chain(held: &[Held], max: usize) -> usize {
     let follows = |pair: &&[Held]| {
         let (before, after) = (&pair[0], &pair[1]);
@@ -147,7 +147,7 @@ fn chain(held: &[Held], max: usize) -> usize {
     1 + held.windows(2).take(max - 1).take_while(follows).count()
 }
 
-/// Copies of the blocks up to the first that is gone.
+/// Copies of the leading blocks, up to the first that is gone.
 fn copies(store: &Store, held: &[Held]) -> Vec<(BlockKey, Vec<u8>)> {
     let arena = store.arena();
     let copy = |place| match place {

@@ -1,7 +1,7 @@
 //! The NVMe tier of a node: the disk's files, and the threads that read and write them.
 //!
 //! - [`slab`]: slots of blocks in one file, and an index of what each holds
-//! - `threads`: reading and writing, so that nothing else waits for the disk
+//! - `threads`: reading and writing, so that no other task waits for the disk
 
 pub mod slab;
 mod threads;
@@ -21,9 +21,9 @@ pub(super) struct Nvme {
 }
 
 impl Nvme {
-    /// `None`: there is no usable disk. A node without one is slower, not broken.
+    /// Opens the disk, or returns `None` if it is not usable. A node without one is slower, but works.
     pub(super) fn open(settings::Nvme { dir, capacity_bytes }: settings::Nvme) -> Option<Self> {
-        // A write beyond the system's limit on file sizes would end the process. With a handler it is a disk error like any other.
+        // A write beyond the system's limit on file sizes would kill the process. With a handler it is a disk error like any other.
         if let Err(error) = signal(SignalKind::from_raw(nix::libc::SIGXFSZ)) {
             tracing::warn!(%error, "a limit on file sizes would end this node");
         }
@@ -36,12 +36,12 @@ impl Nvme {
         }
     }
 
-    /// What an earlier run left; `None` if that is nothing of use.
+    /// The manifest that an earlier run left, or `None` if there is none that can be used.
     pub(super) fn manifest(&self) -> Option<Manifest> {
         self.slab.manifest()
     }
 
-    /// Prepares the disk for such blocks. `None`: it failed, and the node goes on without it.
+    /// Prepares the disk for blocks of this kind. `None` if that failed, and the node continues without a disk.
     pub(super) fn prepare(&self, manifest: Manifest) -> Option<NvmeThreads> {
         let prepared = || -> Result<Geometry, SlabError> {
             let geometry = Geometry::new(self.capacity_bytes, manifest.block_bytes)?;

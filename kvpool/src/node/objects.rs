@@ -1,10 +1,10 @@
 //! The object tier of a node: packs of blocks in a bucket, or in a shared directory, that any number of nodes write and read.
 //!
-//! - `bucket`: requests to the server, each within a deadline and the bounds, and what came of them
-//! - `fetch`: blocks that somebody waits for
-//! - `keep`: what is in the bucket, and which blocks are written to it
+//! - `bucket`: requests to the server, each within a deadline and the bounds, and their outcome
+//! - `fetch`: reads of blocks that readers wait for
+//! - `keep`: the content of the bucket, and writes to it
 //!
-//! All of it runs on threads of its own: a server or file system that hangs holds up nothing else, the node's end included.
+//! All of it runs on dedicated threads: a server or file system that hangs delays nothing else, including the node's end.
 
 pub(super) mod bucket;
 mod fetch;
@@ -50,19 +50,19 @@ pub(super) struct ObjectTier {
     settings: settings::Objects,
     kind: Kind,
     secret: Secret,
-    /// The directory bounds this queue: each job has a DRAM slot.
+    /// The queue of fetches, which the directory bounds: each job has a DRAM slot.
     jobs: UnboundedSender<Vec<FetchJob>>,
     runtime: Mutex<Option<Runtime>>,
     keeper: tokio::sync::Mutex<Keeper>,
 }
 
-/// Hashing blocks is most of what they do.
+/// The number of async threads, which spend most of their time hashing blocks.
 const THREADS: usize = 2;
-/// Threads that read and write a directory. If it hangs, they are all there is to hang.
+/// The most threads that read and write a directory. If the directory hangs, only they hang.
 const BLOCKING_MAX: usize = 64;
 
 impl ObjectTier {
-    /// Makes a tier for such blocks. Nothing is asked of the server yet.
+    /// Makes a tier for blocks of this kind. Sends no request yet.
     pub(super) fn prepare(settings: settings::Objects, kind: Kind) -> io::Result<Unstarted> {
         let bucket = Bucket::open(&settings, kind)?;
         Self::with_bucket(settings, kind, bucket)
@@ -88,17 +88,17 @@ impl ObjectTier {
         Ok(Unstarted { tier, queue })
     }
 
-    /// Uses from which on a block is worth writing.
+    /// The number of uses from which on a block is worth writing.
     pub(super) fn uses_min(&self) -> u32 {
         self.settings.uses_min
     }
 
-    /// From asking for a block to giving up on it.
+    /// The time from requesting a block to giving up on it.
     pub(super) fn deadline(&self) -> Duration {
         self.settings.deadline
     }
 
-    /// Does not wait. After the end, jobs are dropped: their reservations run out.
+    /// Queues jobs without waiting. After the tier is closed, jobs are dropped: their reservations expire.
     pub(super) fn push(&self, jobs: Vec<FetchJob>) {
         let _ = self.jobs.send(jobs);
     }
@@ -108,7 +108,7 @@ impl ObjectTier {
         self.keeper.lock().await.write_all(&self, &store).await;
     }
 
-    /// Ends everything that runs, without waiting for it.
+    /// Ends all tasks without waiting for them.
     pub(super) fn close(&self) {
         if let Some(runtime) = self.runtime.lock().take() {
             runtime.shutdown_background();
@@ -119,7 +119,7 @@ impl ObjectTier {
         self.bucket.counters()
     }
 
-    /// The tier's blocks, for people: what is there, and room for as many more as the capacity has.
+    /// The tier's blocks, as shown to users: those that are there, and an estimate of how many more fit.
     pub(super) fn blocks(&self, store: &Store) -> Blocks {
         let (cached, bytes) =
             store.apply(|directory, _| directory.catalog().map_or((0, 0), |catalog| (catalog.keys().len() as u64, catalog.bytes())));
@@ -143,7 +143,7 @@ pub(super) struct Unstarted {
 }
 
 impl Unstarted {
-    /// Starts to work for `store`, until that is gone or the tier is closed.
+    /// Starts to serve `store`, until the store is dropped or the tier is closed.
     pub(super) fn start(self, store: &Arc<Store>) {
         let Self { tier, queue } = self;
         let runtime = tier.runtime.lock();
@@ -153,7 +153,7 @@ impl Unstarted {
     }
 }
 
-/// Both, while both are there.
+/// The tier and the store, while both are alive.
 fn alive(tier: &Weak<ObjectTier>, store: &Weak<Store>) -> Option<(Arc<ObjectTier>, Arc<Store>)> {
     tier.upgrade().zip(store.upgrade())
 }

@@ -1,4 +1,4 @@
-//! One client's rails, as the node opens and closes them.
+//! One client's rails, opened and closed by the node.
 
 use super::store::Store;
 use crate::{core::directory::ClientId, transport::rdma::node::ClientRails};
@@ -10,12 +10,12 @@ use std::{
 use tidemill_proto::pool::{FromPool, RailEnd, RailOpened};
 use tokio::sync::mpsc;
 
-/// Its lock is taken before the store's, never while that is held. All that is done under it takes a while: call it on threads that may
-/// block.
+/// One client's rails. Their lock is taken before the store's, never while that is held. Everything that is done under it takes a while:
+/// call it on threads that may block.
 #[derive(Debug)]
 pub(super) struct SessionRails {
     client: ClientId,
-    /// `None` once the session has ended.
+    /// The open rails; `None` once the session has ended.
     rails: Mutex<Option<ClientRails>>,
 }
 
@@ -41,7 +41,7 @@ impl SessionRails {
         }
     }
 
-    /// Closes them all, and says so to directory and client. The client may open new ones afterwards.
+    /// Closes all rails, and informs the directory and the client. The client may open new ones afterwards.
     pub(super) fn fence(self: Arc<Self>, store: Arc<Store>, messages: mpsc::Sender<FromPool>) {
         let fencing = move || {
             let mut rails = self.rails.lock();
@@ -51,7 +51,7 @@ impl SessionRails {
             store.apply(|directory, now| directory.fenced(self.client, now));
             store.fenced.fetch_add(1, Relaxed);
             tracing::warn!(client = self.client.0, "late to fill a slot: its rails are closed");
-            // A client that does not keep up is closed soon.
+            // A client that does not keep up will soon be disconnected.
             let _ = messages.try_send(FromPool::RailsClosed);
         };
         if let Err(error) = thread::Builder::new().name("fence".into()).spawn(fencing) {
@@ -59,7 +59,7 @@ impl SessionRails {
         }
     }
 
-    /// Closes them for good.
+    /// Closes all rails for good.
     pub(super) fn end(&self) {
         self.rails.lock().take();
     }

@@ -25,13 +25,13 @@ pub(super) struct Session {
     connection: Connection,
     client: ClientId,
     rails: Arc<SessionRails>,
-    /// Rails are opened by one task at a time.
+    /// A permit to open rails, held by one task at a time.
     opening: Arc<Semaphore>,
 }
 
-/// Messages, and blocks to stream, that wait to be sent to a client. A client that reads never lets as many pile up.
+/// The most messages, and blocks to stream, that wait to be sent to a client. For a client that reads, there are never this many.
 const QUEUE: usize = 1 << 16;
-/// No new message is taken from a client while this many answers wait for it: answers can be large.
+/// The most answers that may wait for a client before no more of its messages are read: answers can be large.
 const BACKLOG: usize = 64;
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
@@ -104,7 +104,7 @@ impl Session {
 
     async fn read(&self, store: &Arc<Store>, shard: Shard, mut receiver: Receiver<ToPool>, messages: mpsc::Sender<FromPool>) -> String {
         loop {
-            // Waiting for room in the queue would take it from those that must send without waiting.
+            // Waiting for a place in the queue would take it from senders that must not wait.
             while QUEUE - messages.capacity() > BACKLOG {
                 sleep(BACKLOG_PAUSE).await;
             }
@@ -120,7 +120,7 @@ impl Session {
                     }
                     continue;
                 }
-                // In order: what follows may rely on the rail being closed.
+                // Done in order: later messages may rely on the rail being closed.
                 ToPool::CloseRail { pair } => {
                     let rails = Arc::clone(&self.rails);
                     spawn_blocking(move || rails.close(pair)).await.expect("closing does not panic and is not aborted");
@@ -140,7 +140,7 @@ impl Session {
         }
     }
 
-    /// Opens rails on a thread that may block, and answers then. `Err`: the client broke the protocol.
+    /// Opens rails on a thread that may block, which then answers. `Err` if the client broke the protocol.
     fn open_rails(
         &self,
         store: &Arc<Store>,
@@ -156,13 +156,13 @@ impl Session {
         spawn_blocking(move || {
             let opened = rails.open(&store, &ends);
             drop(permit);
-            // Closed only with the session.
+            // This fails only if the session has ended.
             let _ = messages.blocking_send(FromPool::RailsOpened { call, rails: opened });
         });
         Ok(())
     }
 
-    /// Carries out a message. `Err`: the client broke the protocol.
+    /// Carries out a message. `Err` if the client broke the protocol.
     fn handle(&self, store: &Store, message: ToPool) -> Result<Option<FromPool>, &'static str> {
         let client = self.client;
         match message {
@@ -172,7 +172,7 @@ impl Session {
                 let answers = store.apply(|directory, now| directory.put_start(client, lineage, room, &keys, now));
                 for answer in &answers {
                     if let Reservation::Write(at) = answer {
-                        // Before the writer hears of its slot, so that readers of its earlier content can tell.
+                        // Set before the writer learns of its slot, so that readers of its earlier content notice.
                         store.arena().set_generation(at.slot, at.generation);
                     }
                 }
@@ -203,7 +203,7 @@ impl Session {
     }
 }
 
-/// No wait is longer, whatever a client asks for.
+/// The longest wait, whatever a client asks for.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// The message with the names under which the node keeps this shard's blocks.
@@ -221,7 +221,7 @@ fn check_keys(keys: &[BlockKey]) -> Result<(), &'static str> {
     if keys.len() > KEYS_MAX { Err("too many keys in one message") } else { Ok(()) }
 }
 
-/// A reader found wrong bytes. The node checks before it throws the block away.
+/// Checks a block in which a reader found wrong bytes, and forgets it only if they are wrong here too.
 fn examine(store: &Store, block: SlotRef) {
     let Some(expected) = store.apply(|directory, _| directory.checksum(block)) else { return };
     let (_, copied) = store.arena().read_block(block.slot);
@@ -249,7 +249,7 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // First: what it had reserved is free soon after.
+        // Rails are closed first, so that the slots that the client had reserved are free soon after.
         self.rails.end();
         self.store.leave(self.client);
     }

@@ -1,4 +1,4 @@
-//! A node's arena and directory, and where the directory's answers go. The lock is held for one directory operation at a time, never
+//! A node's arena and directory, and the routing of the directory's answers. The lock is held for one directory operation at a time, never
 //! across a copy, a hash or an await.
 
 use super::{
@@ -27,12 +27,12 @@ use tokio::sync::{Notify, mpsc};
 
 pub(super) struct Store {
     arena: Arc<Arena>,
-    /// The arena's, opened for the first client that can use them.
+    /// The devices that can access the arena, opened for the first client that can use them.
     nics: OnceLock<ArenaNics>,
     devices: DeviceNames,
-    /// How often a client's rails were closed because it was late.
+    /// The number of times that a client's rails were closed because it was late.
     pub(super) fenced: AtomicU64,
-    /// For threads that outlive a call.
+    /// A reference to this store, for threads that outlive a call.
     this: Weak<Store>,
     started: Instant,
     state: Mutex<State>,
@@ -46,8 +46,8 @@ struct State {
     outboxes: HashMap<ClientId, Outbox>,
 }
 
-/// Where a session's answers go. A session that does not keep up is closed. Its messages are bounded by what its client may wait for
-/// and lease, so this never happens to a client that reads.
+/// The destination of a session's answers. A session that does not keep up is closed. The messages are bounded by the blocks that its
+/// client may wait for and lease, so this never happens to a client that reads.
 #[derive(Debug)]
 pub(super) struct Outbox {
     pub(super) connection: Connection,
@@ -65,7 +65,7 @@ pub(super) struct StreamJob {
 }
 
 impl Store {
-    /// The directory must have a disk exactly if `disk` is given, and a bucket exactly if `objects` is.
+    /// A store. The directory must have a disk exactly if `disk` is given, and a bucket exactly if `objects` is.
     pub(super) fn new(
         arena: Arena,
         directory: Directory,
@@ -89,7 +89,7 @@ impl Store {
         })
     }
 
-    /// Takes a while at first: the arena's memory is taken and registered.
+    /// The devices that can access the arena. The first call takes a while, since it registers all of the arena's memory.
     pub(super) fn nics(&self) -> &ArenaNics {
         self.nics.get_or_init(|| ArenaNics::open(&self.devices, &self.arena))
     }
@@ -102,7 +102,7 @@ impl Store {
         self.objects.as_ref()
     }
 
-    /// The present as a time of the directory.
+    /// The current time of the directory.
     pub(super) fn now(&self) -> Duration {
         self.started.elapsed()
     }
@@ -111,12 +111,12 @@ impl Store {
         &self.arena
     }
 
-    /// A time of the directory as one of the clock.
+    /// The clock's time for a time of the directory.
     pub(super) fn instant(&self, at: Duration) -> Instant {
         self.started + at
     }
 
-    /// Applies one operation to the directory at the present time, and carries out its actions.
+    /// Applies one operation to the directory at the current time, and carries out its actions.
     pub(super) fn apply<R>(&self, operation: impl FnOnce(&mut Directory, Duration) -> R) -> R {
         let State { directory, outboxes } = &mut *self.state.lock();
         let result = operation(directory, self.now());
@@ -125,7 +125,7 @@ impl Store {
             match action {
                 Action::Store { disk, from, block } => jobs.push(DiskJob::Store { disk, from, block }),
                 Action::Load { disk, to, checksum, until } => {
-                    // As for any writer: readers of its earlier content can tell.
+                    // Set as for any writer, so that readers of its earlier content notice.
                     self.arena.set_generation(to.slot, to.generation);
                     jobs.push(DiskJob::Load { disk, to, checksum, until });
                 }
@@ -136,7 +136,7 @@ impl Store {
                 Action::Erase { disk } => jobs.push(DiskJob::Erase { disk }),
                 Action::Fence { client } => match (outboxes.get(&client), self.this.upgrade()) {
                     (Some(outbox), Some(store)) => Arc::clone(&outbox.rails).fence(store, outbox.messages.clone()),
-                    // A session's rails are closed before its outbox goes.
+                    // A session's rails are closed before its outbox is removed.
                     _ => directory.fenced(client, self.now()),
                 },
                 Action::GiveUpDisk => self.disk.iter().for_each(|disk| disk.give_up()),
@@ -176,13 +176,13 @@ impl Store {
         self.apply(|directory, now| directory.client_gone(client, now));
     }
 
-    /// What coordinators are to be told since the last call.
+    /// The announcement of changes since the last call.
     pub(super) fn announce(&self, announcer: &mut Announcer) -> Announcement {
         announcer.announce(Some(&mut self.state.lock().directory))
     }
 }
 
-/// Does not wait: the lock is held.
+/// Sends to a client's outbox without waiting, since the lock is held.
 fn send(outboxes: &HashMap<ClientId, Outbox>, client: ClientId, what: impl FnOnce(&Outbox) -> bool) {
     let Some(outbox) = outboxes.get(&client) else { return };
     if !what(outbox) {

@@ -1,4 +1,4 @@
-//! The node's end of the streams with one client's blocks.
+//! The node's end of the streams that carry one client's blocks.
 
 use super::{Node, store::StreamJob};
 use crate::{
@@ -33,10 +33,10 @@ pub(super) struct Streams {
     pub(super) messages: mpsc::Sender<FromPool>,
 }
 
-/// Streams to one client at once. Below QUIC's limit, so that opening one never waits long.
+/// The most streams to one client at once. Below QUIC's limit, so that opening one never waits long.
 const SENDING_MAX: usize = 32;
 
-/// Ends when the last share of a job has been copied from its slots.
+/// The lease of a job's blocks, released when the last share of the job has been copied from its slots.
 struct JobLease {
     store: Arc<Store>,
     client: ClientId,
@@ -50,7 +50,7 @@ impl Drop for JobLease {
 }
 
 impl Streams {
-    /// Sends the blocks of jobs until there are no more, or the client breaks the protocol.
+    /// Sends the blocks of jobs until the queue is closed, or the client breaks the protocol.
     pub(super) async fn send_all(&self, mut jobs: mpsc::Receiver<StreamJob>) -> String {
         let permits = Arc::new(Semaphore::new(SENDING_MAX));
         let mut sending = JoinSet::new();
@@ -60,7 +60,7 @@ impl Streams {
                 let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
                 let (streams, lease) = (self.clone(), Arc::clone(&lease));
                 sending.spawn(async move {
-                    // A client that gave up or stalls gets no more of this share; its get has its own deadline.
+                    // A client that gave up or stalls gets no more of this share; its get has a deadline of its own.
                     let _ = streams.send(call, share, lease).await;
                     drop(permit);
                 });
@@ -81,11 +81,11 @@ impl Streams {
         stream.finish().map_err(|_| StreamError::GivenUp)
     }
 
-    /// Takes the streams that the client opens, until the connection ends or the client breaks the protocol.
+    /// Serves the streams that the client opens, until the connection ends or the client breaks the protocol.
     pub(super) async fn receive_all(&self) -> String {
         let mut receiving = JoinSet::new();
         loop {
-            // QUIC limits how many there are at once.
+            // QUIC limits the number of open streams.
             match self.connection.accept_uni().await {
                 Ok(stream) => {
                     let streams = self.clone();
@@ -111,13 +111,13 @@ impl Streams {
             *(if stored { published } else { refused }) += 1;
         }
         if let Some((call, published, refused)) = answer {
-            // Closed only with the session.
+            // This fails only if the session has ended.
             let _ = self.messages.send(FromPool::PutEnded { call, published, refused }).await;
         }
         Ok(())
     }
 
-    /// Whether the block was published.
+    /// Receives one block. Returns whether it was published.
     async fn receive_block(&self, stream: &mut RecvStream, block: Written) -> Result<bool, StreamError> {
         let (arena, at) = (self.store.arena(), block.at);
         let Some(until) = self.store.apply(|directory, now| directory.receive_start(self.client, at, now)) else {

@@ -5,8 +5,8 @@
 //!   node   ──►  (GetData frame, block bytes, generation u64)…     from private copies of the slot's parts
 //! ```
 //!
-//! A batch is spread over up to [`STREAMS_PER_BATCH`] streams. A stream that ends inside a block was given up by its sender, which
-//! is no error; a frame that does not decode means a broken peer.
+//! A batch is spread over up to [`STREAMS_PER_BATCH`] streams. A stream that ends inside a block was abandoned by its sender, which is no
+//! error; a frame that does not decode means a broken peer.
 
 use crate::{
     arena::{Arena, ArenaError, hashed_copy::copy_slice_hashed},
@@ -27,10 +27,10 @@ use tokio::{
 };
 use twox_hash::XxHash3_64;
 
-/// Enough that flow control of one stream does not hold up the whole batch.
+/// The number of streams of a batch: enough that flow control of one stream does not delay the whole batch.
 pub(crate) const STREAMS_PER_BATCH: usize = 4;
 
-/// Why a stream of blocks ended early.
+/// The reason why a stream of blocks ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StreamError {
     /// The other end finished, reset or stopped it, or the connection is gone.
@@ -42,15 +42,15 @@ pub(crate) enum StreamError {
     Malformed(#[from] FrameError),
 }
 
-/// Client: blocks move over the connection that calls use.
+/// Client: makes blocks move over the connection that carries the calls.
 pub(super) fn open(_: &Offer<'_>) -> Result<Access, ArenaError> {
     Ok(Access::Streams)
 }
 
-/// Client: a block's bytes as they came, not validated.
+/// Client: a block's bytes as they arrived, not validated.
 #[derive(Debug)]
 pub(crate) struct Received {
-    /// In order; together they are one block.
+    /// The parts of the block, in order.
     chunks: Vec<Bytes>,
     generation_after: u64,
 }
@@ -70,8 +70,8 @@ impl Received {
     }
 }
 
-/// Client: sends the blocks of a put. Returns when everything is handed to QUIC; the node answers each stream once it has all of it.
-/// If this is cancelled or not done by `until`, the node sees streams that end inside a block, and gives these slots up.
+/// Client: sends the blocks of a put. Returns when everything is handed to QUIC; the node answers each stream once it has all of it. If
+/// this is cancelled or not done by `until`, the node sees streams that end inside a block, and ends the reservations of these slots.
 pub(crate) async fn send_put(
     connection: &Connection,
     call: CallId,
@@ -90,7 +90,7 @@ pub(crate) async fn send_put(
                 stream.write_all(&header).await.map_err(broken)?;
                 stream.write_chunk(bytes).await.map_err(broken)?;
             }
-            // This fails only on a stream that the peer stopped, and its answer says so.
+            // This fails only on a stream that the peer stopped, which its answer reports.
             let _ = stream.finish();
             Ok::<(), LinkError>(())
         }));
@@ -102,7 +102,7 @@ pub(crate) async fn send_put(
     Ok(())
 }
 
-/// Both: whether a stream that the peer opened carries blocks.
+/// Both: checks that a stream that the peer opened carries blocks.
 pub(crate) async fn check_preamble(connection: &Connection, stream: &mut RecvStream) -> Result<(), StreamError> {
     let checked = timeout(STALL_MAX, connection.check_preamble(stream, Preamble::PoolData)).await;
     checked.map_err(|_| StreamError::Stalled)?.map_err(|error| match error {
@@ -111,13 +111,13 @@ pub(crate) async fn check_preamble(connection: &Connection, stream: &mut RecvStr
     })
 }
 
-/// Node: the next block's header; `None` at the end of the stream.
+/// Node: the next block's header, or `None` at the end of the stream.
 pub(crate) async fn receive_put_header(stream: &mut RecvStream) -> Result<Option<PutData>, StreamError> {
     timeout(STALL_MAX, read_frame(stream)).await.map_err(|_| StreamError::Stalled)?
 }
 
-/// Node: writes a block's bytes into its slot as they come; returns their checksum. Stops at `until`, since the slot may be another's
-/// after that.
+/// Node: writes a block's bytes into its slot as they arrive; returns their checksum. Stops at `until`, since the slot may be reused after
+/// that.
 pub(crate) async fn receive_into(stream: &mut RecvStream, arena: &Arena, slot: u32, until: Instant) -> Result<u64, StreamError> {
     let mut hasher = XxHash3_64::new();
     let mut offset = 0;
@@ -130,7 +130,7 @@ pub(crate) async fn receive_into(stream: &mut RecvStream, arena: &Arena, slot: u
     Ok(hasher.finish())
 }
 
-/// Node: drops a block's bytes that nobody wants.
+/// Node: discards the bytes of a block that is not wanted.
 pub(crate) async fn skip_block(stream: &mut RecvStream, block_bytes: usize) -> Result<(), StreamError> {
     read_block(stream, block_bytes, |_| {}).await
 }
@@ -141,7 +141,7 @@ pub(crate) async fn send_block(stream: &mut SendStream, call: CallId, block: Fou
     let slot = block.at.slot;
     let sent = async {
         stream.write_all(&header).await?;
-        // Part by part: bytes are encrypted right after they are copied, and copies keep the stream's pace.
+        // Blocks are sent in parts: bytes are encrypted right after they are copied, and copies keep the stream's pace.
         for offset in (0..arena.block_bytes()).step_by(PART_BYTES) {
             let part = arena.read(slot, offset, PART_BYTES.min(arena.block_bytes() - offset));
             stream.write_chunk(Bytes::from(part)).await?;
@@ -151,7 +151,7 @@ pub(crate) async fn send_block(stream: &mut SendStream, call: CallId, block: Fou
     timeout(STALL_MAX, sent).await.map_err(|_| StreamError::Stalled)?.map_err(|_| StreamError::GivenUp)
 }
 
-/// Client: the next block of a stream; `None` at the end of the stream.
+/// Client: the next block of a stream, or `None` at the end of the stream.
 pub(crate) async fn receive_get(stream: &mut RecvStream, block_bytes: usize) -> Result<Option<(GetData, Received)>, StreamError> {
     let header = timeout(STALL_MAX, read_frame::<GetData>(stream)).await.map_err(|_| StreamError::Stalled)??;
     let Some(header) = header else { return Ok(None) };
@@ -190,8 +190,8 @@ async fn read_frame<M: serde::de::DeserializeOwned>(stream: &mut RecvStream) -> 
     Ok(Some(frame::decode(&payload)?))
 }
 
-/// The node copies this much out of a slot at a time: it stays in the cache until it is encrypted.
+/// The number of bytes that the node copies out of a slot at a time: they stay in the cache until they are encrypted.
 const PART_BYTES: usize = 256 << 10;
 
-/// Headers in front of blocks are no larger, so a stream of garbage costs next to nothing.
+/// The largest header in front of a block, so that a stream of garbage costs next to nothing.
 const HEADER_FRAME_MAX: usize = 256;

@@ -1,4 +1,4 @@
-//! RDMA: the client's devices write into and read from the node's arena, which the node's CPU has no part in.
+//! RDMA: the client's devices write into and read from the node's arena, without the node's CPU.
 //!
 //! ```text
 //!   client                                                    node
@@ -7,17 +7,17 @@
 //!   control stream (QUIC):  reserve, commit, lease, release, open and close rails
 //! ```
 //!
-//! A *rail* is a reliable connection between a device of the client and one of the node; a client has one for each of its devices,
-//! and spreads blocks over them. A rail that fails is closed, its work goes over another one, and over QUIC when none is left; the client
-//! goes on trying to open it again.
+//! A *rail* is a reliable connection between a device of the client and one of the node; a client has one for each of its devices, and
+//! spreads blocks over them. A rail that fails is closed, its work goes over another one, and over QUIC when none is left; the client keeps
+//! trying to open it again.
 //!
 //! - `verbs`: libibverbs, loaded at run time
-//! - `devices`: which devices a process uses
-//! - `staging`: registered memory through which blocks pass whose own memory is not registered
-//! - `completions`: the thread that waits for a device, and who waits for what
+//! - `devices`: the devices that a process uses
+//! - `staging`: registered memory for blocks whose own memory is not registered
+//! - `completions`: the thread that waits for a device, and the waiters for its work
 //! - `rail`: one rail's client end
 //! - `client`: a connection's rails, as `Slots`
-//! - `node`: the arena, registered; rails' other ends, and how writers are fenced
+//! - `node`: the registered arena, the rails' other ends, and the fencing of writers
 
 pub(crate) mod client;
 mod completions;

@@ -1,5 +1,5 @@
-//! Shared memory: the client copies between its own memory and the node's mapped arena. If it brings a device that can, the device copies
-//! what is got, and the client only validates.
+//! Shared memory: the client copies between its own memory and the node's mapped arena. If the client has a suitable device, the device
+//! copies the blocks of gets, and the client only validates.
 
 use super::{Access, Broken, Filled, Offer, Slots};
 use crate::{
@@ -22,8 +22,8 @@ pub(super) fn open(offer: &Offer<'_>) -> Result<Access, ArenaError> {
     Ok(Access::Slots(arena))
 }
 
-/// Pins the slots, piece by piece, while the host copies blocks, which it goes on to do with those that cannot be pinned. On a thread that
-/// nobody waits for: locking takes long where memory is large. The thread ends when the arena is not used any more.
+/// Pins the slots, piece by piece, on a background thread, since locking takes long for large memory. Meanwhile the host copies blocks, and
+/// it continues to copy those that cannot be pinned. The thread ends when the arena is no longer used.
 fn pin_aside(arena: &Arc<Arena>, device: Arc<dyn Pin>) {
     let arena = Arc::downgrade(arena);
     if let Err(error) = thread::Builder::new().name("pin".into()).spawn(move || pin_all(&arena, &*device)) {
@@ -52,7 +52,7 @@ fn pin_all(arena: &Weak<Arena>, device: &dyn Pin) {
             return;
         }
         drop(arena);
-        // Others' calls of the driver wait while it locks memory: now they have as much time.
+        // Other callers of the driver wait while it locks memory, so they now get as much time.
         thread::sleep(started.elapsed());
     }
 }

@@ -1,4 +1,4 @@
-//! A device that copies leased blocks by itself. Here it is this process: it knows the node's memory by its addresses.
+//! A device that copies leased blocks by itself. Here this process plays the device: it accesses the node's memory by its addresses.
 
 use crate::support::*;
 use std::{ptr::NonNull, sync::Arc, time::Duration, time::Instant};
@@ -34,7 +34,7 @@ async fn client(node: &Node, choice: TransportChoice, pins: bool) -> (PoolClient
     (PoolClient::connect(&node.endpoint, node.addr, FORMAT, ways, Arc::clone(&counters)).await.unwrap(), counters)
 }
 
-/// One block, once it lies in memory that the device knows.
+/// One block, once it lies in pinned memory.
 async fn pinned(client: &PoolClient, n: u16) -> FetchedBlock {
     for _ in 0..1000 {
         let block = client.get(keys(n..n + 1), Duration::ZERO).next().await.unwrap().1.unwrap();
@@ -49,7 +49,7 @@ async fn pinned(client: &PoolClient, n: u16) -> FetchedBlock {
 fn copied(block: &FetchedBlock) -> Vec<u8> {
     let from = block.device_address().unwrap();
     let mut bytes = vec![0; BLOCK_BYTES];
-    // SAFETY: the block keeps the slot mapped. Where it is written meanwhile, the copy is not used.
+    // SAFETY: the block keeps the slot mapped. If the slot is written meanwhile, the copy is not used.
     unsafe { std::ptr::with_exposed_provenance::<u8>(from as usize).copy_to_nonoverlapping(bytes.as_mut_ptr(), BLOCK_BYTES) };
     bytes
 }
@@ -75,10 +75,10 @@ async fn a_slot_that_changes_while_a_device_copies_it_is_a_miss() {
     let (client, counters) = client(&node, TransportChoice::Auto, true).await;
     client.put(LINEAGE, blocks(0..3)).await.unwrap();
 
-    // Bytes change behind the node's back, after the device has read them or before.
+    // Bytes change without the node's knowledge, after or before the device has read them.
     let block = pinned(&client, 0).await;
     let at = block.device_address().unwrap() as usize + BLOCK_BYTES / 2;
-    // SAFETY: as above, and nobody else uses this byte now.
+    // SAFETY: as above, and no other code uses this byte now.
     unsafe { *std::ptr::with_exposed_provenance_mut::<u8>(at) ^= 1 };
     assert!(copied(&block) != bytes(0));
     assert_eq!(block.validate_device_copy(Instant::now()), Err(Miss::Corrupt));
@@ -105,7 +105,7 @@ async fn memory_that_cannot_be_pinned_and_streams_are_the_hosts() {
     for (choice, pins) in [(TransportChoice::Auto, false), (TransportChoice::Quic, true)] {
         let (client, counters) = client(&node, choice, pins).await;
         client.put(LINEAGE, blocks(0..4)).await.unwrap();
-        // Time to pin, if it were to be.
+        // Enough time to pin, if pinning were attempted.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let block = client.get(keys(0..1), Duration::ZERO).next().await.unwrap().1.unwrap();
         assert_eq!(block.device_address(), None);
@@ -114,7 +114,7 @@ async fn memory_that_cannot_be_pinned_and_streams_are_the_hosts() {
     }
 }
 
-/// Memory that is looked at when the device lets go of it.
+/// Memory that is accessed when the device releases it.
 #[derive(Debug)]
 struct Watched {
     start: NonNull<u8>,
@@ -133,7 +133,7 @@ impl Pinned for Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // SAFETY: a device that lets go of memory finds it mapped; if not, this test ends here.
+        // SAFETY: memory is still mapped when its device releases it; if not, this test crashes here.
         unsafe { self.start.read_volatile() };
     }
 }

@@ -1,4 +1,4 @@
-//! Pool nodes as real processes: see each module.
+//! Tests of pool nodes as real processes: see each module.
 
 mod device;
 mod node;

@@ -28,7 +28,7 @@ use tidemill_proto::{
 };
 use twox_hash::XxHash3_64;
 
-/// Longer than any of these tests may take: who waits for this long waits for an event.
+/// A time longer than any of these tests may take, for waits that an event ends.
 const LONG: Duration = Duration::from_secs(60);
 
 /// A client that speaks the protocol by hand.
@@ -177,7 +177,7 @@ async fn a_put_that_is_given_up_blocks_nobody() {
         let node = Node::start(64, &["--put-deadline-ms", "60000"]).await;
         let (a, b) = (node.client(choice).await, node.client(choice).await);
         for _ in 0..20 {
-            // Given up after the first few polls, wherever that is.
+            // The put is cancelled after the first few polls, at any point.
             let _ = tokio::time::timeout(Duration::from_micros(700), a.put(LINEAGE, blocks(0..60))).await;
         }
         let mut held = 0;
@@ -225,7 +225,7 @@ async fn a_slot_that_moved_on_while_it_was_read_is_a_miss() {
     assert!(matches!(fetch(&client, keys(0..1), Duration::ZERO).await[..], [Err(Miss::Stale)]));
 }
 
-/// The other half of `a_writer_killed_between_start_and_end_holds_nothing_up`: reserves, says so, and waits to be killed.
+/// The other half of `a_writer_killed_between_start_and_end_holds_nothing_up`: reserves slots, reports it, and waits to be killed.
 #[tokio::test]
 #[ignore = "runs in a process of its own"]
 async fn dying_writer() {
@@ -275,7 +275,7 @@ async fn a_writer_killed_between_start_and_end_holds_nothing_up() {
             );
         }
         drop(waiting);
-        // Every slot holds a block, and nobody holds a slot.
+        // Every slot holds a block, and no slot is in use.
         node.told(|told| told.report.as_ref().is_some_and(|report| (report.blocks.dram.used, report.blocks.dram.cached) == (0, 8))).await;
     }
 }
@@ -312,7 +312,7 @@ async fn garbage_ends_the_connection_that_sent_it_and_no_other() {
 async fn a_batch_may_be_larger_than_what_flow_control_lets_through_at_once() {
     let node = Node::start(512, &[]).await;
     let client = node.client(TransportChoice::Quic).await;
-    // Several times over, since which of the streams of a batch is held up differs.
+    // This is repeated, since the stream of a batch that is delayed differs.
     for n in 0..8 {
         assert_eq!(client.put(LINEAGE, blocks(n * 128..(n + 1) * 128)).await.unwrap().written, 128);
         assert_held(&client, n * 128..(n + 1) * 128).await;
@@ -341,7 +341,7 @@ async fn shards_of_one_prompt_share_its_keys_and_never_their_bytes() {
         assert_eq!(a.put(LINEAGE, blocks(0..8)).await.unwrap().written, 8);
         assert_eq!(b.match_prefix(&keys(0..8)).await.unwrap(), 0, "what one shard has, the other has not");
         assert!(fetch(&b, keys(0..1), Duration::ZERO).await[0].is_err());
-        // The same keys, other bytes.
+        // The keys are the same, but the bytes differ.
         let others = keys(0..8).into_iter().zip((100..).map(bytes)).collect();
         assert_eq!(b.put(LINEAGE, others).await.unwrap(), PutReport { written: 8, held: 0, refused: 0 });
         assert_held(&a, 0..8).await;
@@ -372,7 +372,7 @@ async fn a_block_is_written_in_place_and_read_in_place() {
         drop(client.reserve(Room::Made, LINEAGE, keys(3..4)).await.unwrap());
         assert_eq!(client.put(LINEAGE, blocks(3..4)).await.unwrap().written, 1, "given back");
 
-        // Read long after its lease, and after its slot went to another block: a miss, or the right bytes.
+        // The block is read long after its lease, and after its slot was reused: a miss, or the right bytes.
         let mut fetch = client.get(keys(0..4), Duration::ZERO);
         let mut late = Vec::new();
         while let Some((n, result)) = fetch.next().await {

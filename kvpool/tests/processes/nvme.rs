@@ -1,4 +1,4 @@
-//! A pool node with a disk, in its own process: what leaves memory is read back, survives the process, and is never wrong.
+//! A pool node with a disk, in its own process: blocks that leave memory are read back, survive the process, and are never wrong.
 
 use crate::support::*;
 use nix::sys::signal::Signal;
@@ -19,9 +19,9 @@ use tidemill_proto::block::LayoutFingerprint;
 
 const DRAM_SLOTS: usize = 16;
 const DISK_SLOTS: usize = 128;
-/// Four times what memory holds.
+/// All blocks, four times as many as memory holds.
 const ALL: Range<u16> = 0..64;
-/// What is read back for certain: reading brings blocks into memory, and what is there and not on disk yet may be lost for them.
+/// The fewest blocks that are read back: reading brings blocks into memory, where they may displace blocks that are not on disk yet.
 const ON_DISK: usize = 64 - DRAM_SLOTS;
 
 async fn start(data: &Path) -> Node {
@@ -32,7 +32,7 @@ async fn start_with(data: &Path, capacity: usize) -> Node {
     Node::start(DRAM_SLOTS, &["--data", data.to_str().unwrap(), "--nvme-capacity", &capacity.to_string()]).await
 }
 
-/// Offers blocks until all are held, several times as many as memory holds: nothing is lost on the way, and the node says so.
+/// Offers blocks until all are held, several times as many as memory holds: none is lost on the way, and the node's events agree.
 async fn fill(node: &Node, client: &PoolClient, range: Range<u16>) {
     let started = Instant::now();
     while client.offer(LINEAGE, blocks(range.clone())).await.unwrap().refused > 0 {
@@ -42,7 +42,7 @@ async fn fill(node: &Node, client: &PoolClient, range: Range<u16>) {
     node.told(|told| keys(range.clone()).iter().all(|key| told.keys.contains(key))).await;
 }
 
-/// Offers and reads [`ALL`] until every block is on disk: from then on, reading them writes nothing.
+/// Offers and reads [`ALL`] until every block is on disk, so that reading them writes nothing.
 async fn fill_disk(node: &Node, client: &PoolClient) {
     let started = Instant::now();
     while node.told.lock().unwrap().report.as_ref().is_none_or(|report| report.blocks.nvme.cached < ALL.len() as u64) {
@@ -52,7 +52,7 @@ async fn fill_disk(node: &Node, client: &PoolClient) {
     }
 }
 
-/// Gets blocks one batch at a time, since memory holds only so many; asserts that what comes is right, and counts it.
+/// Gets blocks one batch at a time, since memory holds only so many; asserts that those that arrive are right, and counts them.
 async fn count_right(client: &PoolClient, range: Range<u16>) -> usize {
     let mut right = 0;
     for n in range.step_by(4) {
@@ -81,7 +81,7 @@ async fn what_leaves_memory_is_read_back_from_disk() {
         let client = node.client(choice).await;
         fill(&node, &client, ALL).await;
         assert_eq!(client.match_prefix(&keys(ALL)).await.unwrap(), ALL.len(), "both tiers are one chain");
-        // What was matched in memory stays there for this long: until then there is no slot to read into.
+        // Matched blocks stay in memory for this long: until then there is no slot to read into.
         tokio::time::sleep(Limits::MATCH_LEASE).await;
         for _ in 0..2 {
             assert!(count_right(&client, ALL).await >= ON_DISK);

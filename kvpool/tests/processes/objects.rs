@@ -1,5 +1,5 @@
-//! Pool nodes with a directory that they share, in their own processes: what one wrote another serves, and what is wrong with the
-//! directory costs misses.
+//! Pool nodes that share a directory, in their own processes: blocks that one wrote are served by another, and faults of the directory are
+//! misses.
 
 use crate::support::*;
 use nix::sys::signal::Signal;
@@ -21,12 +21,12 @@ async fn start(shared: &Path, flags: &[&str]) -> Node {
     Node::start(SLOTS, &[&["--object-store", &url], flags].concat()).await
 }
 
-/// Looks and writes often.
+/// Flags to refresh and write often.
 const SOON: &[&str] = &["--object-refresh-s", "1", "--object-flush-s", "1"];
-/// Looks once, and writes at its end.
+/// Flags to refresh once, and write at the end.
 const ONCE: &[&str] = &["--object-refresh-s", "3600", "--object-flush-s", "3600"];
 
-/// Puts blocks and reads them once: from then on they are worth writing.
+/// Puts blocks and reads them once, so that they are worth writing.
 async fn fill(client: &PoolClient, range: Range<u16>) {
     client.put(LINEAGE, blocks(range.clone())).await.unwrap();
     assert_held(client, range).await;
@@ -39,7 +39,7 @@ async fn stop(mut node: Node) {
     assert!(ended.success(), "{ended}");
 }
 
-/// A directory with all blocks, which a node that is gone has left.
+/// Fills a directory with all blocks, written by a node that has ended.
 async fn written(shared: &Path) {
     let node = start(shared, ONCE).await;
     fill(&node.client(TransportChoice::Auto).await, ALL).await;
@@ -56,7 +56,7 @@ async fn knows_all(node: &Node) {
     node.told(|told| keys(ALL).iter().all(|key| told.keys.contains(key))).await;
 }
 
-/// Gets all blocks; asserts that what comes is right, and counts it.
+/// Gets all blocks; asserts that those that arrive are right, and counts them.
 async fn count_right(client: &PoolClient) -> usize {
     let mut right = 0;
     for (n, result) in ALL.zip(fetch(client, keys(ALL), Duration::ZERO).await) {
@@ -89,7 +89,7 @@ async fn nodes_that_start_with_nothing_find_what_others_wrote() {
             (counters.loaded.bytes, counters.errors) == (24 * BLOCK_BYTES as u64, 0) && counters.bytes_per_ms > 0.0
         })
         .await;
-        // Of another model, nothing is known.
+        // A node for another model finds no blocks.
         let other = start(shared.path(), SOON).await;
         let client = other.client_of(LayoutFingerprint([6; 16]), choice).await;
         assert_eq!(count_right(&client).await, 0);
@@ -107,7 +107,7 @@ async fn nodes_that_run_learn_of_each_others_blocks() {
     assert_held(&writer, 0..4).await;
     other.told(|told| keys(0..4).iter().all(|key| told.keys.contains(key))).await;
     assert_held(&reader, 0..4).await;
-    // What is gone from there is gone from the index, except where it is in memory.
+    // Blocks that are gone from the directory are gone from the index, except those in memory.
     fs::remove_dir_all(shared.path()).unwrap();
     let third = start(shared.path(), SOON).await;
     let _client = third.client(TransportChoice::Auto).await;
@@ -151,7 +151,7 @@ async fn bytes_that_changed_and_packs_that_are_gone_are_misses() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_cannot_be_written_leaves_a_node_that_works() {
-    // Not even root may make directories there.
+    // Not even root may create directories there.
     let node = start(Path::new("/proc/self/kv"), SOON).await;
     let client = node.client(TransportChoice::Auto).await;
     fill(&client, ALL).await;
@@ -160,7 +160,8 @@ async fn a_directory_that_cannot_be_written_leaves_a_node_that_works() {
     stop(node).await;
 }
 
-/// What `tests/python/test_object_storage.py` does with a whole cluster. Credentials and region come from the environment, too.
+/// The pool nodes' part of `tests/python/test_object_storage.py`, which tests a whole cluster. Credentials and region also come from the
+/// environment.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs an S3 server with a bucket kv-blocks; its URL is in TIDEMILL_TEST_S3"]
 async fn an_s3_server_is_a_place_like_a_directory() {
@@ -185,7 +186,7 @@ async fn an_s3_server_is_a_place_like_a_directory() {
     node.told(|told| told.report.as_ref().unwrap().counters.objects.loaded.bytes == 24 * BLOCK_BYTES as u64).await;
     println!("{:?}", node.told.lock().unwrap().report.as_ref().unwrap().counters.objects);
 
-    // A place for one pack: the older one leaves.
+    // The capacity is for one pack: the older one leaves.
     let node = start(&["--object-flush-s", "1", "--object-capacity", "3000000"]).await;
     let client = node.client(TransportChoice::Auto).await;
     knows_all(&node).await;
@@ -193,7 +194,7 @@ async fn an_s3_server_is_a_place_like_a_directory() {
     node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.objects.deletes == 1)).await;
     node.told(|told| !keys(ALL).iter().any(|key| told.keys.contains(key))).await;
 
-    // Nobody is there.
+    // No server listens at this address.
     let node = Node::start(SLOTS, &["--object-store", &url, "--object-endpoint", "http://127.0.0.1:9", "--object-flush-s", "1"]).await;
     let client = node.client(TransportChoice::Auto).await;
     fill(&client, ALL).await;

@@ -22,7 +22,7 @@ use tidemill_proto::{
 use tokio::sync::mpsc;
 
 pub(crate) const LAYOUT: LayoutFingerprint = LayoutFingerprint([5; 16]);
-/// Not a multiple of anything convenient.
+/// The size of a block, not a multiple of anything convenient.
 pub(crate) const BLOCK_BYTES: usize = 100_008;
 pub(crate) const FORMAT: BlockFormat = BlockFormat { layout: LAYOUT, shard: Shard::WHOLE, block_bytes: BLOCK_BYTES as u64 };
 pub(crate) const ORIGIN: RequestId = RequestId(77);
@@ -37,11 +37,11 @@ pub(crate) struct Node {
     pki: tempfile::TempDir,
 }
 
-/// What the coordinator has been told over its present link.
+/// The reports and events that the coordinator received over its present link.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) links: usize,
-    /// The test wants the link to break.
+    /// Whether the test wants the link to break.
     pub(crate) hang_up: bool,
     pub(crate) keys: BTreeSet<BlockKey>,
     pub(crate) report: Option<Report>,
@@ -102,7 +102,7 @@ impl Node {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    /// Waits until what the coordinator was told satisfies `what`.
+    /// Waits until the coordinator's knowledge satisfies `what`.
     pub(crate) async fn told(&self, what: impl Fn(&Told) -> bool) {
         eventually(|| what(&self.told.lock().unwrap())).await;
     }
@@ -124,7 +124,7 @@ pub(crate) async fn eventually(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Registers the node whenever it comes, and keeps the books of what it tells.
+/// Registers the node whenever it connects, and keeps track of its events.
 async fn coordinate(endpoint: Endpoint, told: Arc<Mutex<Told>>, registered: mpsc::Sender<SocketAddr>) {
     let mut listener = endpoint.listen();
     while let Some(connection) = listener.accept().await {
@@ -137,7 +137,7 @@ async fn coordinate(endpoint: Endpoint, told: Arc<Mutex<Told>>, registered: mpsc
         sender.send(&ToWorker::Registered { epoch: Epoch(1) }).await.unwrap();
         let links = told.lock().unwrap().links + 1;
         *told.lock().unwrap() = Told { links, ..Told::default() };
-        // Only the first one is waited for.
+        // Only the first registration is waited for.
         let _ = registered.send(addr).await;
         while let Ok(Some(ToCoordinator::Event { event, .. })) = receiver.recv().await {
             let mut told = told.lock().unwrap();

@@ -1,7 +1,7 @@
 //! A pool node as a process, and clients that reach it by RDMA over two pairs of devices, and by QUIC over loopback. They need the RDMA
 //! guest: `make test-rdma`.
 //!
-//! What the network does is set with `tc` and `ip` on the interfaces under the clients' devices, va0 and va1.
+//! The network's behaviour is set with `tc` and `ip` on the interfaces under the clients' devices, va0 and va1.
 
 #[allow(dead_code, reason = "the tests over shared memory and QUIC use the rest")]
 #[path = "../processes/support.rs"]
@@ -26,7 +26,7 @@ use tidemill_proto::pool::{
 const NEEDS_GUEST: &str = "run by `make test-rdma`";
 const WHOLE: PutReport = PutReport { written: 1, held: 0, refused: 0 };
 
-/// A node that is reached over rb0 and rb1, on a network as a failed test may have left it, made whole.
+/// A node that is reached over rb0 and rb1. First repairs the network, which a failed test may have left broken.
 async fn node(slots: usize, flags: &[&str]) -> Node {
     network("");
     run("ip link set va0 up");
@@ -34,7 +34,7 @@ async fn node(slots: usize, flags: &[&str]) -> Node {
     Node::start(slots, &[&["--rdma-devices", "rb0,rb1"], flags].concat()).await
 }
 
-/// A client that reaches it over these devices.
+/// A client that reaches the node over these devices.
 async fn rdma_client(node: &Node, devices: &str) -> (PoolClient, Arc<TransferCounters>) {
     let counters = Arc::<TransferCounters>::default();
     let client = connect(&node.endpoint, node.addr, devices, &counters).await.expect(NEEDS_GUEST);
@@ -61,7 +61,7 @@ fn run(command: &str) {
     assert!(status.unwrap().success(), "{command}: {NEEDS_GUEST}");
 }
 
-/// Sets what the network between va0 and vb0 does; nothing, without words.
+/// Sets the behaviour of the network between va0 and vb0, in `tc`'s words; without any, the normal one.
 fn network(words: &str) {
     let _ = Command::new("tc").args("qdisc del dev va0 root".split(' ')).output();
     if !words.is_empty() {
@@ -114,7 +114,7 @@ async fn another_device_takes_over_then_quic_then_rdma_again() {
     assert_eq!(client.transport(), Transport::Rdma);
     eventually(|| counters.rails().lost >= 1).await;
     run("ip link set va1 down");
-    // The bytes of these are on their way when the last rail breaks.
+    // The bytes of these blocks are on their way when the last rail breaks.
     let report = client.put(LINEAGE, blocks(20..30)).await.unwrap();
     assert_eq!(report, PutReport { written: 10, held: 0, refused: 0 });
     assert_eq!(client.transport(), Transport::Quic);
@@ -126,7 +126,7 @@ async fn another_device_takes_over_then_quic_then_rdma_again() {
     assert_held(&client, 0..30).await;
 }
 
-/// With a node that has one slot.
+/// The node has one slot.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs the RDMA guest"]
 async fn a_late_writer_is_fenced_before_its_slot_is_anothers() {
@@ -140,13 +140,13 @@ async fn a_late_writer_is_fenced_before_its_slot_is_anothers() {
     let report = tokio::spawn(reserved.commit());
     node.told(|told| told.report.as_ref().is_some_and(|report| report.counters.rails.fenced == 1)).await;
     assert!(started.elapsed() < Duration::from_secs(40), "{:?}", started.elapsed());
-    // Its slot is free again, and another's.
+    // Its slot is free again, and is reused.
     assert_eq!(quic.put(LINEAGE, blocks(1..2)).await.unwrap(), WHOLE);
     network("");
     assert_eq!(report.await.unwrap().unwrap(), PutReport { written: 0, held: 0, refused: 1 });
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_held(&quic, 1..2).await;
-    // The late one comes back.
+    // The late client recovers.
     assert_eq!(counters.rails().lost, 1);
     eventually(|| late.transport() == Transport::Rdma).await;
     assert_held(&late, 1..2).await;
@@ -174,7 +174,7 @@ async fn a_node_that_is_killed_under_a_write_is_noticed() {
     network("");
 }
 
-/// What the next test kills: this test program once more.
+/// The process that the next test kills: this test program once more.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs the RDMA guest"]
 async fn writer_process() {
@@ -203,7 +203,7 @@ async fn a_writer_that_is_killed_holds_nothing_and_writes_nothing_more() {
     node.told(|told| told.report.as_ref().is_some_and(|report| report.blocks.dram.used == 0)).await;
     assert!(started.elapsed() < Duration::from_secs(40), "{:?}", started.elapsed());
     network("");
-    // All slots are written anew, some of them while packets of the dead one may still be under way.
+    // All slots are written again, some of them while packets of the dead client may still be on their way.
     let quic = node.client(TransportChoice::Quic).await;
     quic.put(LINEAGE, blocks(100..120)).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;

@@ -1,4 +1,4 @@
-//! What processes are made of, at the start and after every restart.
+//! The making of processes, at the start and after every restart.
 
 use super::{
     CoordinatorIndex, HEARTBEAT_DEAD, LAYOUT, PoolIndex, WorkerIndex,
@@ -54,9 +54,9 @@ pub(crate) struct WorkerPlan {
     pub(crate) gpus: u32,
 }
 
-/// Sequences that wait at a decode worker, by default.
+/// The default number of sequences that may wait at a decode worker.
 pub(crate) const WAITING_MAX: usize = 1024;
-/// Jobs altogether at a prefill worker, by default.
+/// The default total number of jobs at a prefill worker.
 const PREFILL_JOBS_MAX: usize = 1024;
 
 impl Blueprint {
@@ -127,7 +127,7 @@ impl Blueprint {
         let WorkerPlan { host, ref device, device_blocks, decodes, .. } = self.workers[index.0];
         let (cluster, shape) = (&self.settings.cluster, self.shape);
         let (vocab, block_bytes) = (shape.vocab, shape.block_bytes());
-        // As the roles' settings have it.
+        // As in the roles' settings.
         let work_max = if decodes { 4 * cluster.sequences_max } else { PREFILL_JOBS_MAX };
         let info = EngineInfo {
             model: self.identity.clone(),
@@ -170,13 +170,13 @@ impl Blueprint {
         }
     }
 
-    /// Between a worker's devices and its host, bytes per second.
+    /// The bandwidth between a worker's devices and its host, in bytes per second.
     pub(crate) fn bus(&self, worker: usize) -> f64 {
         self.settings.network.bus_gb_per_s * 1e9 * f64::from(self.workers[worker].gpus)
     }
 }
 
-/// Every engine, over the hosts by turns.
+/// All engines, assigned to the hosts in turn.
 fn workers(settings: &Settings, shape: Shape, seed: u64) -> Result<Vec<WorkerPlan>, InvalidSetting> {
     let cluster = &settings.cluster;
     let (prefill, decode) = cluster.split()?;
@@ -216,7 +216,7 @@ pub(crate) fn device(settings: &Settings, shape: Shape, gpu: Gpu, gpus: u32, dec
     Device::new(measured.map_or_else(roofline, Speed::Measured), cluster.noise, seed)
 }
 
-/// Blocks in what the weights leave of an instance's memory.
+/// The number of blocks that fit the memory that the weights leave of an instance.
 fn device_blocks(cluster: &ClusterShape, shape: Shape, gpu: Gpu, gpus: u32) -> Result<u32, InvalidSetting> {
     let memory = gpu.memory_gib * f64::from(gpus) * f64::from(1 << 30) * cluster.memory_share;
     let blocks = (memory - shape.weight_bytes()) / shape.block_bytes() as f64;

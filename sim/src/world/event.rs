@@ -1,4 +1,4 @@
-//! What happens at one moment, and whom it needs.
+//! Events, and the process that each needs.
 
 use super::{
     WorkerIndex,
@@ -12,28 +12,28 @@ use crate::{flows::Deadline, random::mix};
 use std::time::Duration;
 use tidemill_proto::pool::{CallId, Found, LeaseId, Via, Written};
 
-/// What happens at one moment.
+/// An event at one moment.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A client sends its request,
+    /// A client sends its request.
     Arrive(usize),
-    /// leaves,
+    /// A client leaves.
     Leave(usize),
-    /// or reads what came.
+    /// A client reads the data that arrived.
     Read(usize),
-    /// A message comes to an end of a connection.
+    /// A message arrives at an end of a connection.
     Packet {
         conn: ConnId,
         to: usize,
         number: u64,
         packet: Packet,
     },
-    /// Streams of a put begin to come.
+    /// Streams of a put begin to arrive.
     Header {
         conn: ConnId,
         put: Transfer,
     },
-    /// Blocks of a get have come on streams.
+    /// Blocks of a get have arrived on streams.
     Blocks {
         conn: ConnId,
         call: CallId,
@@ -53,13 +53,13 @@ pub(crate) enum Event {
         conn: ConnId,
         at: usize,
     },
-    /// An end has heard nothing for so long that the connection is over, if that has not changed.
+    /// An end has heard nothing for so long that the connection counts as lost, unless a message arrives in between.
     Silence {
         conn: ConnId,
         at: usize,
         since: Duration,
     },
-    /// What could not come can come.
+    /// Messages that were held up can be delivered again.
     Resumed {
         conn: ConnId,
         to: usize,
@@ -72,33 +72,33 @@ pub(crate) enum Event {
         timer: Timer,
     },
     Sample,
-    /// A worker that was wanted runs.
+    /// A worker that was started by autoscaling runs.
     Started(WorkerIndex),
-    /// Something of the plan goes wrong, or is repaired.
+    /// A fault of the plan happens, or is repaired.
     Trouble(usize),
 }
 
-/// What a process has waited for.
+/// The reason for which a process has waited.
 #[derive(Debug)]
 pub(crate) enum Timer {
     /// A device's step is done.
     Step,
     Heartbeat,
-    /// Time passes in a coordinator or pool node.
+    /// A periodic tick in a coordinator or pool node.
     Tick,
-    /// To try a coordinator again.
+    /// Another attempt to connect to a coordinator.
     Connect(usize),
-    /// A call should have been answered.
+    /// A call's deadline.
     CallDue(CallId),
     Disk(DiskJob),
-    /// A process that has handed its work over ends.
+    /// The end of a process that has handed its work over.
     Exit,
 }
 
 /// Blocks on their way between a worker and a pool node.
 #[derive(Debug)]
 pub(crate) enum Transfer {
-    /// With the bytes that were in the slots when the copy began.
+    /// A get, with the bytes that were in the slots when the copy began.
     Get {
         conn: ConnId,
         arena: usize,
@@ -124,7 +124,7 @@ impl Transfer {
         }
     }
 
-    /// The end that does something when it is over: who copies by itself, or who has the slots.
+    /// The end that acts when the transfer is over: the one that copies by itself, or the one that has the slots.
     pub(crate) fn end(&self) -> usize {
         match self {
             Transfer::Get { via: Via::Slots, .. } | Transfer::Put { via: Via::Slots, .. } => CLIENT,
@@ -134,7 +134,7 @@ impl Transfer {
 }
 
 impl Event {
-    /// Who has to be there for it, and which incarnation. `None`: the world itself.
+    /// The process that must be alive for the event, and its incarnation. `None` if the world itself handles it.
     pub(crate) fn process(&self, io: &Io) -> Option<(Process, u32)> {
         let at = |conn: ConnId, end: usize| {
             let end = io.network.end(conn, end);
@@ -158,7 +158,7 @@ impl Event {
         }
     }
 
-    /// Enough of it to tell two runs apart.
+    /// A hash of enough of the event to distinguish two runs.
     pub(crate) fn fingerprint(&self) -> u64 {
         let of = |kind: u64, a: usize, b: u64| mix(kind ^ (a as u64) << 8 ^ b << 32);
         match self {

@@ -1,31 +1,31 @@
-//! What an operator's machinery does about the number of workers that the coordinators want: it starts some, or drains and ends some.
+//! The operator's automation, which starts and drains workers to match the number that the coordinators want.
 
 use super::{Event, Process, State, WorkerIndex, World};
 use crate::outcome::Workers;
 use std::time::Duration;
 use tidemill_cluster::autoscale::Wanted;
 
-/// Workers by index, and what was done about each.
+/// Workers by index, with the state of each.
 pub(crate) struct Scaling {
-    /// From the decision until the process runs.
+    /// The time from the decision until the process runs.
     start: Duration,
     phases: Vec<Phase>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Its device is free for others.
+    /// The worker is off, and its device is free for others.
     Off,
     Starting,
     On,
     Draining,
 }
 
-/// A worker that drains has ended its step and handed its work over by then.
+/// The time after which a draining worker has ended its step and handed its work over.
 const DRAIN: Duration = Duration::from_secs(5);
 
 impl World {
-    /// At the start those of the floor run.
+    /// Sets up autoscaling, with the workers of the floor running.
     pub(super) fn begin_scaling(&mut self) {
         let Some(settings) = &self.blueprint.settings.cluster.autoscale else { return };
         let start = Duration::from_secs_f64(settings.start_s.max(0.0));
@@ -39,12 +39,12 @@ impl World {
         self.scaling = Some(Scaling { start, phases });
     }
 
-    /// Whether a worker runs from the start on.
+    /// Whether a worker runs from the start.
     pub(super) fn runs_at_first(&self, worker: WorkerIndex) -> bool {
         self.scaling.as_ref().is_none_or(|scaling| scaling.phases[worker.0] == Phase::On)
     }
 
-    /// Workers whose devices nobody else can use now.
+    /// The workers whose devices are occupied now.
     pub(super) fn held_workers(&self) -> Workers {
         let mut held = Workers::default();
         for (number, worker) in self.blueprint.workers.iter().enumerate() {
@@ -54,7 +54,7 @@ impl World {
         held
     }
 
-    /// Brings the number of workers nearer to what is wanted.
+    /// Brings the number of workers nearer to the wanted one.
     pub(super) fn scale(&mut self) {
         let Some(scaling) = &mut self.scaling else { return };
         for (number, phase) in scaling.phases.iter_mut().enumerate() {
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// A worker's process runs, with its weights loaded.
+    /// Records that a worker's process runs, with its weights loaded.
     pub(super) fn started(&mut self, worker: WorkerIndex) {
         if let Some(scaling) = &mut self.scaling {
             scaling.phases[worker.0] = Phase::On;

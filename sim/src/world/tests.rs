@@ -1,4 +1,4 @@
-//! Small clusters: the same seed gives the same events, every request ends once, nothing leaks, and waits are as queueing theory has them.
+//! Small clusters: the same seed gives the same events, every request ends once, nothing leaks, and waits agree with queueing theory.
 
 use super::{blueprint::device, *};
 use crate::{
@@ -45,12 +45,12 @@ fn world(settings: &Settings, seed: u64) -> World {
     World::new(settings, asks, seed).unwrap()
 }
 
-/// Runs to the end with the books checked now and then, and until nobody does anything any more.
+/// Runs to the end and until every process is idle, with occasional checks of the books.
 fn checked(settings: &Settings, seed: u64) -> Run {
     checked_every(4999, settings, seed)
 }
 
-/// The same with so many events from one check of the books to the next: it looks at every block of every process.
+/// Like `checked`, with `events` events between two checks of the books, each of which visits every block of every process.
 fn checked_every(events: u64, settings: &Settings, seed: u64) -> Run {
     let mut world = world(settings, seed);
     while world.open() > 0 {
@@ -130,10 +130,10 @@ fn workers_come_and_go_with_the_load_and_nothing_is_lost() {
 fn prompts_wait_as_long_as_queueing_theory_says() {
     let mut settings = settings(1, 6, 1.0, 4000);
     settings.cluster = ClusterShape { noise: 0.0, prefill_step_tokens: TOKENS, ..settings.cluster };
-    // A hand-over that takes no time leaves one server.
+    // With an instant hand-over, there is only one server.
     settings.network = NetworkSettings { nic_gb_per_s: 1e6, bus_gb_per_s: 1e6, latency_us: 1.0, local_latency_us: 1.0 };
     settings.policy.local_tail_tokens = Some(0);
-    // Workers cut steps for the sake of limits.
+    // Without classes, since workers would cut steps to meet limits.
     settings.workload.classes.clear();
     const TOKENS: usize = 512;
     let length = TOKENS as u32 + 1;

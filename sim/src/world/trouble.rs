@@ -1,4 +1,4 @@
-//! What may happen to processes besides what they do: each is one small change of the world.
+//! Faults that may happen to processes: each is one small change of the world.
 
 use super::{CoordinatorIndex, Event, Process, State, Timer, World, disk::Health, network::SERVER};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 use std::time::Duration;
 
 impl World {
-    /// Something of the plan happens.
+    /// Applies a change of the plan.
     pub(super) fn trouble(&mut self, number: usize) {
         let change = self.plan[number].change.clone();
         self.io.note(|| format!("*** {change:?}"));
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// The process is gone. `silently`: with its host, so that nobody is told.
+    /// Ends the process. If `silently`, its host fails with it, so that no peer is notified.
     pub(super) fn crash(&mut self, process: Process, silently: bool) {
         let life = self.io.life_mut(process);
         if life.state == State::Down {
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// It starts again: another process with the same name and address.
+    /// Starts the process again: a new process with the same name and address.
     pub(super) fn restart(&mut self, process: Process) {
         let now = self.io.now;
         let life = self.io.life_mut(process);
@@ -118,7 +118,7 @@ impl World {
     fn restart_coordinator(&mut self, index: CoordinatorIndex) {
         let old = &self.coordinators[index.0];
         let again = self.io.has(Mutation::ReuseEpoch);
-        // Drawn at random in production.
+        // Production draws it at random.
         let id_base = if again { old.id_base } else { old.id_base + ((self.coordinators.len() as u64) << 32) };
         (self.closed, self.warnings) = (self.closed + old.closed, self.warnings + old.warnings);
         self.coordinators[index.0] = self.blueprint.coordinator(index, id_base);
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// SIGTERM: it hands its work over, and ends within `exit`.
+    /// SIGTERM: the process hands its work over, and ends within `exit`.
     pub(super) fn drain(&mut self, process: Process, exit: Duration) {
         if self.io.life(process).state != State::Running {
             return;
@@ -158,7 +158,7 @@ impl World {
         self.io.timer(process, exit, Timer::Exit);
     }
 
-    /// One of a process' connections breaks, or all to coordinators, and both ends notice.
+    /// Breaks one of a process's connections, or all to coordinators; both ends notice.
     fn break_links(&mut self, process: Process, control: bool) {
         let mut ends = self.io.network.open_ends(process);
         if control {

@@ -1,4 +1,4 @@
-//! Calls under way on one connection, and the tasks that carry their messages.
+//! The open calls of one connection, and the tasks that carry their messages.
 
 use crate::transport::{
     quic::{self, Received, StreamError},
@@ -17,12 +17,13 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Where replies go, by call number.
+/// The open calls, to which replies are delivered by call number.
 #[derive(Debug)]
 pub(super) struct Calls {
-    /// `None` once the connection is gone.
+    /// The calls; `None` once the connection is gone.
     open: Mutex<Option<Open>>,
-    /// Gives back what arrives after its call has ended. Weak, so that this does not keep the connection open.
+    /// The queue for returning leases and slots that arrive after their call has ended. Weak, so that this does not keep the connection
+    /// open.
     outgoing: mpsc::WeakSender<ToPool>,
 }
 
@@ -38,7 +39,7 @@ struct Inbox {
     blocks: mpsc::Sender<StreamedBlock>,
 }
 
-/// One call. Dropping it ends it; what arrives for it later is given back. Its channels end with the connection.
+/// One call. Dropping it ends it; blocks and slots that arrive for it later are returned. Its channels close with the connection.
 #[derive(Debug)]
 pub(super) struct Call {
     id: CallId,
@@ -47,7 +48,7 @@ pub(super) struct Call {
     pub(super) blocks: mpsc::Receiver<StreamedBlock>,
 }
 
-/// A block that came on a stream, not validated.
+/// A block that arrived on a stream, not validated.
 #[derive(Debug)]
 pub(super) struct StreamedBlock {
     pub(super) found: Found,
@@ -55,7 +56,7 @@ pub(super) struct StreamedBlock {
     pub(super) took: Duration,
 }
 
-/// Blocks of one call that came on streams and wait for the call: with more, the streams wait, and the node with them.
+/// The most streamed blocks of one call that wait for the call: beyond that, the streams wait, and the node with them.
 const STREAMED_MAX: usize = 4;
 
 impl Calls {
@@ -67,7 +68,7 @@ impl Calls {
         self.open.lock().is_some()
     }
 
-    /// A new call that is answered by at most `replies` messages. `None`: the connection is gone.
+    /// A new call that is answered by at most `replies` messages. `None` if the connection is gone.
     pub(super) fn begin(self: &Arc<Self>, replies: usize) -> Option<Call> {
         let mut open = self.open.lock();
         let open = open.as_mut()?;
@@ -84,7 +85,7 @@ impl Calls {
         self.open.lock().take();
     }
 
-    /// Passes a reply on. `Err`: no call can have such a reply.
+    /// Passes a reply on. `Err` if no call can have such a reply.
     fn deliver(&self, reply: FromPool) -> Result<(), &'static str> {
         let call = match &reply {
             FromPool::PutStarted { call, .. }
@@ -111,7 +112,7 @@ impl Calls {
         }
     }
 
-    /// Gives back the blocks leased to, or slots reserved for, a call that has ended. If the queue is full, deadlines do that.
+    /// Returns the blocks leased to, or slots reserved for, a call that has ended. If the queue is full, deadlines have the same effect.
     fn give_back(&self, reply: FromPool) {
         let message = match reply {
             FromPool::Found { lease, .. } => ToPool::Release { lease },
@@ -206,7 +207,7 @@ async fn read(mut receiver: Receiver<FromPool>, calls: &Calls, rails: Option<&Ra
     }
 }
 
-/// Takes the streams that the node opens; QUIC's own limit bounds how many there are.
+/// Serves the streams that the node opens; QUIC's own limit bounds their number.
 async fn take_streams(connection: &Connection, calls: &Arc<Calls>, block_bytes: usize) -> String {
     let mut streams = JoinSet::new();
     loop {
@@ -220,7 +221,7 @@ async fn take_streams(connection: &Connection, calls: &Arc<Calls>, block_bytes: 
 
 async fn take_blocks(mut stream: quinn::RecvStream, connection: Connection, calls: Arc<Calls>, block_bytes: usize) {
     match pass_on_blocks(&mut stream, &connection, &calls, block_bytes).await {
-        // The call notices which blocks did not come.
+        // The call notices missing blocks by itself.
         Ok(()) | Err(StreamError::GivenUp | StreamError::Stalled) => {}
         Err(StreamError::Malformed(error)) => connection.close(&error.to_string()),
     }

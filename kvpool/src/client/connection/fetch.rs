@@ -22,39 +22,39 @@ use tidemill_proto::{
 };
 use tokio::{sync::mpsc, time::timeout_at};
 
-/// Results of a get, one per key, as they come. Dropping it cancels what is left.
+/// The results of a get, one per key, as they arrive. Dropping it cancels the rest.
 #[derive(Debug)]
 pub struct Fetch {
     results: mpsc::Receiver<Outcome>,
 }
 
-/// Place in the get's keys, and the block or why there is none.
+/// A place in the get's keys, and the block or the reason why there is none.
 type Outcome = (usize, Result<FetchedBlock, Miss>);
 
-/// Why a block could not be fetched. All have one answer: compute it.
+/// The reason why a block could not be fetched. The remedy is always the same: compute it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Miss {
-    /// Not there, and not there before the deadline.
+    /// The block is not in the pool, or did not arrive before the deadline.
     Absent,
-    /// Its slot was reused before it was read.
+    /// The block's slot was reused before it was read.
     Stale,
-    /// Its bytes differ from what was published.
+    /// The block's bytes differ from those that were published.
     Corrupt,
     /// The node could not be reached, or the transfer broke off.
     Unreachable,
 }
 
-/// A block that can be read: it stays where it is until it is read or dropped. Its lease has a deadline; a block that is read
-/// after it may be a miss, and is never wrong.
+/// A block that can be read: its slot is kept until it is read or dropped. Its lease has a deadline; a block that is read after it may be a
+/// miss, but is never wrong.
 #[derive(Debug)]
 pub struct FetchedBlock {
-    /// The request that it was computed for.
+    /// The request for which the block was computed.
     pub origin: RequestId,
     pub tier: Tier,
     inner: Arc<Inner>,
     found: Found,
     bytes: UnreadBytes,
-    /// To get the bytes here, so far.
+    /// The time spent so far on getting the bytes here.
     took: Duration,
 }
 
@@ -73,13 +73,13 @@ enum UnreadBytes {
     Received(Received),
 }
 
-/// Blocks that were fetched and not taken,
+/// The most blocks that were fetched and not taken.
 const RESULTS_MAX: usize = 32;
-/// and their bytes.
+/// The most bytes of blocks that were fetched and not taken.
 const RESULTS_BYTES_MAX: usize = 8 << 20;
 
 impl FetchedBlock {
-    /// What brings, or has brought, its bytes.
+    /// The transport that brings, or has brought, the block's bytes.
     pub fn transport(&self) -> Transport {
         match &self.bytes {
             UnreadBytes::Leased { slots, .. } => slots.transport(),
@@ -87,7 +87,7 @@ impl FetchedBlock {
         }
     }
 
-    /// What admission keeps of it.
+    /// The block's origin and source, which admission records.
     pub fn arrival(&self) -> Arrival {
         let source = match self.tier {
             _ if !self.transport().same_host() => Source::Remote,
@@ -98,7 +98,7 @@ impl FetchedBlock {
         Arrival { origin: self.origin, source }
     }
 
-    /// Copies the block to `to`, which must have exactly its length, and validates the copy. After a miss, what is in `to` is
+    /// Copies the block to `to`, which must have exactly its length, and validates the copy. After a miss, the content of `to` is
     /// meaningless.
     pub fn read_into(&self, to: &mut [u8]) -> Result<(), Miss> {
         let started = Instant::now();
@@ -109,14 +109,14 @@ impl FetchedBlock {
         self.judge(copied, Copier::Host, started)
     }
 
-    /// Where the device that came with this client's [`Ways`](super::Ways) finds the block, and may copy it from as long as this lives.
-    /// `None`: it finds it nowhere, or not yet. What it copies must be [validated](Self::validate_device_copy).
+    /// The block's address for the device of this client's [`Ways`](super::Ways), which may copy from it as long as this lives. `None` if
+    /// the block is not in memory that the device has pinned. The copy must be [validated](Self::validate_device_copy).
     pub fn device_address(&self) -> Option<u64> {
         self.mapped()?.device_address(self.found.at.slot)
     }
 
-    /// Validates what the device has copied from [`device_address`](Self::device_address), beginning at `started`. Call it when the copy has
-    /// ended, and use nothing of it before.
+    /// Validates the device's copy from [`device_address`](Self::device_address), which began at `started`. Call it when the copy has
+    /// ended, and do not use the copy before.
     pub fn validate_device_copy(&self, started: Instant) -> Result<(), Miss> {
         let arena = self.mapped().expect("a device copies what is mapped");
         self.judge(arena.read_by_device(self.found.at.slot), Copier::Device, started)
@@ -142,7 +142,7 @@ impl FetchedBlock {
                 let miss = match invalid {
                     Invalid::Stale => Miss::Stale,
                     Invalid::Corrupt => {
-                        // Otherwise the node would go on offering it, and nobody could put it again.
+                        // Otherwise the node would continue to offer the block, and it could not be put again.
                         let _ = self.inner.outgoing.try_send(ToPool::Suspect { block: self.found.at });
                         Miss::Corrupt
                     }
@@ -153,7 +153,7 @@ impl FetchedBlock {
         }
     }
 
-    /// Copies the block into memory of its own.
+    /// Copies the block into newly allocated memory.
     pub fn read(&self) -> Result<Block, Miss> {
         let mut bytes = vec![0; self.inner.block_bytes];
         self.read_into(&mut bytes)?;
@@ -177,7 +177,7 @@ impl Fetch {
         Self { results }
     }
 
-    /// The next result; `None` after one for each key.
+    /// The next result, or `None` after there was one for each key.
     pub async fn next(&mut self) -> Option<(usize, Result<FetchedBlock, Miss>)> {
         self.results.recv().await
     }
@@ -191,7 +191,7 @@ async fn run(inner: Arc<Inner>, mut keys: Vec<BlockKey>, wait: Duration, results
     let mut answers = Answers { inner: Arc::clone(&inner), results: results.clone(), open: (0..keys.len()).collect() };
     let transfer = async {
         if let Some(call) = call.filter(|_| !keys.is_empty()) {
-            // An error leaves keys open, and says nothing that the miss does not.
+            // An error leaves keys unanswered, which are reported as misses.
             let _ = answers.transfer(call, keys, wait).await;
         }
         for index in std::mem::take(&mut answers.open) {
@@ -212,18 +212,18 @@ async fn run(inner: Arc<Inner>, mut keys: Vec<BlockKey>, wait: Duration, results
     }
 }
 
-/// Keys without an answer, and where answers go.
+/// The keys that have no answer yet, and the channel for answers.
 struct Answers {
     inner: Arc<Inner>,
     results: mpsc::Sender<Outcome>,
     open: BTreeSet<usize>,
 }
 
-/// The node is gone, silent or makes no sense.
+/// The error of a node that is gone, silent or breaks the protocol.
 struct Gone;
 
 impl Answers {
-    /// Asks, and passes on what comes until all keys are answered.
+    /// Sends the request, and passes on results until all keys are answered.
     async fn transfer(&mut self, mut call: Call, keys: Vec<BlockKey>, wait: Duration) -> Result<(), Gone> {
         let wait_ms = wait.as_millis().try_into().unwrap_or(u64::MAX);
         let asked = Instant::now();
@@ -231,7 +231,7 @@ impl Answers {
         let get = ToPool::Get { call: call.id(), keys, wait_ms, via: way.via() };
         self.inner.send(get).await.map_err(|_| Gone)?;
         while !self.open.is_empty() {
-            // Silence is expected until the wait is over; after that, only between two answers and not for long.
+            // Silence is expected until the wait is over; after that, only briefly between two answers.
             let patience = Instant::now().max(asked.checked_add(wait).ok_or(Gone)?) + ANSWER_MAX;
             tokio::select! {
                 reply = timeout_at(patience.into(), call.replies.recv()) => match reply.ok().flatten().ok_or(Gone)? {
@@ -252,7 +252,7 @@ impl Answers {
         Ok(())
     }
 
-    /// Blocks that this process reads from their slots. The lease ends when the last of them is read.
+    /// Takes blocks that this process reads from their slots. The lease ends when the last of them is read.
     async fn leased(&mut self, way: &Access, lease: LeaseId, blocks: Vec<Found>) -> Result<(), Gone> {
         let lease = Arc::new(Lease { inner: Arc::clone(&self.inner), lease });
         let Access::Slots(slots) = way else { return Err(self.nonsense()) };
@@ -273,7 +273,7 @@ impl Answers {
         Ok(())
     }
 
-    /// The node answers this key; each only once.
+    /// Takes a key that the node answers, each only once.
     fn take(&mut self, index: u32) -> Result<usize, Gone> {
         let index = index as usize;
         if self.open.remove(&index) { Ok(index) } else { Err(self.nonsense()) }
@@ -285,7 +285,7 @@ impl Answers {
     }
 
     async fn send(&self, index: usize, result: Result<FetchedBlock, Miss>) {
-        // If nobody listens any more, run() is about to end this task.
+        // If the receiver is gone, run() is about to end this task.
         let _ = self.results.send((index, result)).await;
     }
 
@@ -295,7 +295,7 @@ impl Answers {
     }
 }
 
-/// Given back when the last block is read or dropped.
+/// A lease, released when the last of its blocks is read or dropped.
 #[derive(Debug)]
 struct Lease {
     inner: Arc<Inner>,

@@ -20,52 +20,52 @@ use tokio::{
     time::{timeout, timeout_at},
 };
 
-/// What became of the blocks of a put; adds up to all of them.
+/// The outcome of a put's blocks; the counts add up to all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PutReport {
     pub written: usize,
-    /// Held already, or being written by another.
+    /// Blocks that were held already, or were being written by another client.
     pub held: usize,
-    /// No room, or written too late.
+    /// Blocks for which there was no room, or which were written too late.
     pub refused: usize,
 }
 
-/// Slots reserved for blocks of one chain. Several threads may [`write`](Self::write) different blocks at once; nothing is found
-/// by anyone before [`commit`](Self::commit). Dropped before that, it gives its slots back.
+/// Slots reserved for blocks of one chain. Several threads may [`write`](Self::write) different blocks at once; no block is found before
+/// [`commit`](Self::commit). If this is dropped before that, it returns its slots.
 #[derive(Debug)]
 pub struct ReservedSlots {
     inner: Arc<Inner>,
     call: Call,
     asked: Instant,
-    /// After this, the slots may be another's.
+    /// The deadline after which the slots may be reused for other blocks.
     until: Instant,
     blocks: Mutex<Blocks>,
-    /// Of the keys for which no slot was reserved.
+    /// The outcome of the keys for which no slot was reserved.
     report: PutReport,
-    /// To be given back when this is dropped.
+    /// The slots to return when this is dropped.
     owed: Vec<SlotRef>,
 }
 
-/// Reserved blocks, by what was done with them.
+/// Reserved blocks, by state.
 #[derive(Debug, Default)]
 struct Blocks {
-    /// By place among the keys.
+    /// Slots that are not written yet, by place among the keys.
     wanted: BTreeMap<usize, SlotRef>,
     written: Vec<Written>,
-    /// On their way into their slots.
+    /// Blocks on their way into their slots.
     landing: Vec<(Written, Landing)>,
     to_send: Vec<(SlotRef, Bytes)>,
-    /// What wrote the first one itself.
+    /// The slots' transport, if any block was written directly.
     wrote: Option<Arc<dyn Slots>>,
 }
 
-/// A batch is written by several tasks, at most this many,
+/// The most tasks that write a batch.
 const WRITERS_MAX: usize = 4;
-/// each with at least this many bytes: waking a thread costs as much as copying some 100 KiB.
+/// The fewest bytes per task: waking a thread costs as much as copying some 100 KiB.
 const WRITER_BYTES_MIN: usize = 4 << 20;
 
 impl ReservedSlots {
-    /// Asks the node for slots.
+    /// Requests slots from the node.
     pub(super) async fn reserve(inner: &Arc<Inner>, room: Room, lineage: Lineage, keys: Vec<BlockKey>) -> Result<Self, PoolError> {
         let (asked, count) = (Instant::now(), keys.len());
         let mut call = inner.begin(2 + quic::STREAMS_PER_BATCH)?;
@@ -94,13 +94,13 @@ impl ReservedSlots {
         self.blocks.lock().wanted.keys().copied().collect()
     }
 
-    /// Writes a block: straight into its slot where this process reaches it, else to memory, from where it is sent. Without effect
-    /// on a block that is not wanted, and after the deadline.
+    /// Writes a block: straight into its slot if this process can access it, else to memory, from where it is sent. Has no effect on a
+    /// block that is not wanted, or after the deadline.
     pub fn write(&self, place: usize, bytes: &[u8]) -> Result<(), PoolError> {
         self.write_from(place, bytes, Bytes::copy_from_slice)
     }
 
-    /// The same for bytes that can be sent as they are.
+    /// Like [`write`](Self::write), for bytes that can be sent without a copy.
     fn write_owned(&self, place: usize, bytes: Bytes) -> Result<(), PoolError> {
         self.write_from(place, &bytes, |_| bytes.clone())
     }
@@ -127,8 +127,8 @@ impl ReservedSlots {
         Ok(())
     }
 
-    /// Writes all blocks of a batch, by several threads where that pays. Copies run on async threads, one block at a time with a
-    /// yield between: 2 MiB take 0.2 ms, less than handing them to a thread that may block.
+    /// Writes all blocks of a batch, with several threads where that pays. Copies run on async threads, one block at a time with a yield
+    /// between: 2 MiB take 0.2 ms, less than handing them to a thread that may block.
     pub(super) async fn write_all(self: &Arc<Self>, blocks: Vec<Bytes>) -> Result<(), PoolError> {
         let bytes: usize = blocks.iter().map(Bytes::len).sum();
         let way = self.inner.path.now().clone();
@@ -138,7 +138,7 @@ impl ReservedSlots {
             async move {
                 for (place, bytes) in share {
                     if let Access::Slots(slots) = &way {
-                        // If room does not come, the write finds that out.
+                        // If there is no room in time, the write fails.
                         let _ = timeout(STALL_MAX, slots.room()).await;
                     }
                     reserved.write_owned(place, bytes)?;
@@ -147,7 +147,7 @@ impl ReservedSlots {
                 Ok(())
             }
         });
-        // The first share on this thread, which is awake.
+        // The first share runs on this thread, which is awake.
         let first = shares.next();
         let mut others: JoinSet<_> = shares.collect();
         if let Some(first) = first {
@@ -159,7 +159,7 @@ impl ReservedSlots {
         Ok(())
     }
 
-    /// Publishes what was written, and gives the other slots back.
+    /// Publishes the written blocks, and returns the other slots.
     pub async fn commit(mut self) -> Result<PutReport, PoolError> {
         let count = self.owed.len();
         self.land().await;
@@ -185,7 +185,7 @@ impl ReservedSlots {
         }
         self.owed = wanted.into_values().collect();
         self.report.refused += count - self.report.written;
-        // What was streamed may have been refused; it is rarely streamed and written in one put.
+        // Streamed blocks may be among the refused ones; one put rarely both streams and writes directly.
         let streamed = streamed.min(self.report.written);
         let quic = (Transport::Quic, streamed);
         for (transport, blocks) in [(wrote.map_or(Transport::Quic, |slots| slots.transport()), self.report.written - streamed), quic] {
@@ -196,18 +196,18 @@ impl ReservedSlots {
         Ok(self.report)
     }
 
-    /// Waits until all blocks that are on their way have arrived, until their deadline. Those that cannot are sent another way.
+    /// Waits until all blocks that are on their way have arrived, until their deadline. Those that cannot arrive are sent by stream.
     async fn land(&mut self) {
         let blocks = self.blocks.get_mut();
         if let Some(slots) = &blocks.wrote {
             slots.flush();
         }
-        // One after the other: they end in any case, and at about the same time.
+        // They are awaited one after the other, since each ends in any case, and all at about the same time.
         while let Some((written, Landing(landing))) = blocks.landing.last_mut() {
             match timeout_at(self.until.into(), landing).await {
                 Ok(Ok(())) => blocks.written.push(*written),
                 Ok(Err(bytes)) => blocks.to_send.push((written.at, bytes)),
-                // The node fences them.
+                // The node fences these.
                 Err(_) => self.owed.retain(|at| *at != written.at),
             }
             blocks.landing.pop();
@@ -218,7 +218,7 @@ impl ReservedSlots {
 impl Drop for ReservedSlots {
     fn drop(&mut self) {
         let mut blocks = mem::take(&mut self.owed);
-        // Those that are still being written are not given back; the node takes them at its deadline, and fences them.
+        // Slots that are still being written are not returned; the node takes them at its deadline, and fences them.
         let landing = mem::take(&mut self.blocks.get_mut().landing);
         blocks.retain(|at| landing.iter().all(|(written, _)| written.at != *at));
         if let (Some((first, _)), Ok(runtime)) = (landing.first(), Handle::try_current()) {
@@ -226,13 +226,13 @@ impl Drop for ReservedSlots {
             runtime.spawn(revoke_landed(Arc::clone(&self.inner), landing, self.until));
         }
         if !blocks.is_empty() {
-            // If the queue is full, the node's deadline does the same, later.
+            // If the queue is full, the node's deadline has the same effect, later.
             let _ = self.inner.outgoing.try_send(ToPool::PutRevoke { blocks });
         }
     }
 }
 
-/// Gives slots back whose put was given up, once nothing writes them any more.
+/// Returns the slots of an abandoned put, once nothing writes them any more.
 async fn revoke_landed(inner: Arc<Inner>, landing: Vec<(Written, Landing)>, until: Instant) {
     let mut blocks = Vec::new();
     for (Written { at, .. }, Landing(landing)) in landing {

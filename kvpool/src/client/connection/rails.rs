@@ -1,4 +1,4 @@
-//! Opens a connection's rails, and those that were lost again.
+//! Opens a connection's rails, and reopens those that were lost.
 
 use super::{ANSWER_MAX, Inner};
 use crate::transport::rdma::client::Rails;
@@ -13,13 +13,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// A new connection waits this long for its rails; until they are open, blocks go another way. A node needs longer only to register its
-/// arena for its first client.
+/// The longest time for which a new connection waits for its rails; until they are open, blocks go another way. A node needs longer only to
+/// register its arena for its first client.
 const OPEN_MAX: Duration = Duration::from_secs(3);
-/// A rail that is lost is tried again this often.
+/// The interval at which a lost rail is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Keeps rails open as long as the connection is. Returns when they were first tried.
+/// Keeps rails open as long as the connection lasts. Returns when all have been tried once.
 pub(super) async fn keep_open(inner: &Arc<Inner>, rails: Arc<Rails>) {
     let (tried, first) = oneshot::channel();
     tokio::spawn(retry(Arc::downgrade(inner), rails, tried));
@@ -33,13 +33,13 @@ async fn retry(inner: Weak<Inner>, rails: Arc<Rails>, tried: oneshot::Sender<()>
             open(&inner, &rails).await;
         }
         drop(inner);
-        // Nobody may be waiting any more.
+        // The waiting task may be gone.
         let _ = tried.take().map(|tried| tried.send(()));
         sleep(RETRY).await;
     }
 }
 
-/// Opens a rail for each device that has none. What cannot be opened is tried again later.
+/// Opens a rail for each device that has none. Those that fail are tried again later.
 async fn open(inner: &Inner, rails: &Arc<Rails>) -> Option<()> {
     let beginning = Arc::clone(rails);
     let opening = spawn_blocking(move || beginning.begin()).await.ok()?;
@@ -54,7 +54,7 @@ async fn open(inner: &Inner, rails: &Arc<Rails>) -> Option<()> {
     let opened = match reply {
         FromPool::RailsOpened { rails, .. } if rails.len() == count => rails,
         _ => {
-            // Ends the connection: there are no rails without it.
+            // This ends the connection: rails do not outlive it.
             let _ = inner.nonsense();
             return Some(());
         }

@@ -1,4 +1,4 @@
-//! What the disk holds: keys to disk slots. It decides nothing about DRAM; [`tiers`](super::tiers) moves blocks between the two.
+//! The directory of the disk: keys to disk slots. It decides nothing about DRAM; [`tiers`](super::tiers) moves blocks between the two.
 //!
 //! ```text
 //!            reserve            stored                evicted by reserve, forgotten
@@ -30,9 +30,9 @@ pub struct DiskBlock {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUsage {
     pub free: usize,
-    /// Held, not being read.
+    /// Slots that are held and not being read.
     pub cached: usize,
-    /// Being written or read.
+    /// Slots that are being written or read.
     pub busy: usize,
 }
 
@@ -60,7 +60,7 @@ enum State {
         from: SlotRef,
     },
     Abandoned,
-    /// `kept`: it makes its DRAM slot clean, which would not be if this left.
+    /// `kept`: the block makes its DRAM slot clean, which it would not be without this copy.
     Held {
         block: DiskBlock,
         used: Use,
@@ -88,8 +88,8 @@ impl DiskSlots {
         self.shares = Shares::new(self.slots.len(), percent);
     }
 
-    /// Takes a block that was there before this node started. `false`: not taken, since the slot is in use, the key is held already
-    /// or its tenant has its share.
+    /// Takes a block that was on disk before this node started. Returns `false` if the slot is in use, the key is held already or its
+    /// tenant has its full share.
     pub(super) fn recover(&mut self, disk: u32, block: DiskBlock, used: Use) -> bool {
         let free = matches!(self.slots.get(disk as usize), Some(State::Free));
         if !free || self.by_key.contains_key(&block.key) || self.shares.is_full(block.lineage.tenant) {
@@ -100,13 +100,13 @@ impl DiskSlots {
         true
     }
 
-    /// Call this after the last [`recover`](Self::recover).
+    /// Ends recovery. Call it after the last [`recover`](Self::recover).
     pub(super) fn recovered(&mut self) {
         let is_free = |disk: &u32| matches!(self.slots[*disk as usize], State::Free);
         self.free = (0..self.slots.len() as u32).rev().filter(is_free).collect();
     }
 
-    /// The slot of a block, if it can be read.
+    /// The slot of a block that can be read.
     pub(super) fn held(&self, key: &BlockKey) -> Option<u32> {
         let &disk = self.by_key.get(key)?;
         matches!(self.slots[disk as usize], State::Held { .. }).then_some(disk)
@@ -130,7 +130,7 @@ impl DiskSlots {
         self.by_key.contains_key(key)
     }
 
-    /// Reserves a slot for a block that is in DRAM; also returns the key that had to leave. `None`: all slots are being read or written.
+    /// Reserves a slot for a block that is in DRAM; also returns the key that had to leave. `None` if all slots are being read or written.
     pub(super) fn reserve(&mut self, block: DiskBlock, used: Use, from: SlotRef) -> Option<(u32, Option<BlockKey>)> {
         let tenant = block.lineage.tenant;
         let (disk, evicted) = if self.shares.is_full(tenant) {
@@ -150,7 +150,7 @@ impl DiskSlots {
         Some((disk, evicted))
     }
 
-    /// The DRAM copy of a block that is being stored is gone: the bytes being written are of no use.
+    /// Abandons the store of a block whose DRAM copy is gone, since the bytes being written are of no use.
     pub(super) fn abandon(&mut self, key: &BlockKey) {
         if let Some(&disk) = self.by_key.get(key)
             && matches!(self.slots[disk as usize], State::Storing { .. })
@@ -161,7 +161,7 @@ impl DiskSlots {
         }
     }
 
-    /// A write ended. Returns the DRAM slot it was copied from, unless the store was abandoned.
+    /// Ends a write. Returns the DRAM slot it was copied from, unless the store was abandoned.
     pub(super) fn store_ended(&mut self, disk: u32, written: bool) -> Option<SlotRef> {
         self.storing -= 1;
         self.ended += 1;
@@ -195,13 +195,13 @@ impl DiskSlots {
         self.pin(disk, |loading, _| assert!(std::mem::replace(loading, false), "disk slot {disk} is not being read"));
     }
 
-    /// The block makes a DRAM slot clean, or does no more. Until then it stays: to copy another block in its place would gain nothing.
+    /// Marks whether the block makes a DRAM slot clean. If so, it stays: replacing it by a copy of another block would gain nothing.
     pub(super) fn keep(&mut self, key: &BlockKey, keep: bool) {
         let disk = self.held(key).expect("what makes a slot clean is held");
         self.pin(disk, |_, kept| assert_ne!(std::mem::replace(kept, keep), keep, "disk slot {disk} is kept once"));
     }
 
-    /// Changes why a block cannot leave.
+    /// Changes the reasons why a block cannot leave.
     fn pin(&mut self, disk: u32, change: impl FnOnce(&mut bool, &mut bool)) {
         let State::Held { block, used, loading, kept } = &mut self.slots[disk as usize] else {
             unreachable!("only what is held is pinned")
@@ -215,17 +215,17 @@ impl DiskSlots {
         }
     }
 
-    /// Reads and writes that have ended. If this stands still, the disk hangs.
+    /// The number of reads and writes that have ended. While this stands still, the disk hangs.
     pub(super) fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// A read was answered.
+    /// Counts a read that was answered.
     pub(super) fn answered(&mut self) {
         self.ended += 1;
     }
 
-    /// The block was used, from either tier.
+    /// Records a use of the block, in either tier.
     pub(super) fn touch(&mut self, key: &BlockKey, now: Use) {
         let Some(&disk) = self.by_key.get(key) else { return };
         match &mut self.slots[disk as usize] {
@@ -244,14 +244,14 @@ impl DiskSlots {
         }
     }
 
-    /// Forgets a block that is held, not being read.
+    /// Forgets a block that is held and not being read.
     pub(super) fn forget(&mut self, disk: u32) {
         self.policy.remove(disk);
         self.leave(disk);
         self.set_free(disk);
     }
 
-    /// Nobody finds this slot's block from now on. The policy has let go of it already.
+    /// Removes this slot's block, which the policy has already let go, so that it is not found any more.
     fn leave(&mut self, disk: u32) -> BlockKey {
         let State::Held { block, used, .. } = self.slots[disk as usize] else { unreachable!("only what is held can leave") };
         self.shares.set_idle(block.lineage.tenant, disk, used, false);
@@ -282,7 +282,7 @@ impl DiskSlots {
         self.held_slots().map(|(_, block, _)| block)
     }
 
-    /// The same with their slots and last uses.
+    /// Blocks that can be read, with their slots and last uses.
     pub(super) fn held_slots(&self) -> impl Iterator<Item = (u32, DiskBlock, Use)> {
         let slots = (0..).zip(&self.slots);
         slots.filter_map(|(disk, slot)| if let State::Held { block, used, .. } = slot { Some((disk, *block, *used)) } else { None })
@@ -305,7 +305,7 @@ impl DiskSlots {
         self.free.push(disk);
     }
 
-    /// Panics where the books do not balance. `in_dram`: whether a DRAM slot holds this block.
+    /// Panics if the books do not balance. `in_dram`: whether a DRAM slot holds this block.
     pub(super) fn check_integrity(&self, in_dram: impl Fn(SlotRef, &BlockKey) -> bool) {
         let free: HashSet<u32> = self.free.iter().copied().collect();
         assert_eq!(free.len(), self.free.len(), "a disk slot is free twice");
@@ -341,5 +341,5 @@ impl DiskSlots {
     }
 }
 
-/// Writes under way: enough to keep any disk busy, even with small blocks.
+/// The most writes in progress: enough to keep any disk busy, even with small blocks.
 const STORES_MAX: usize = 1024;

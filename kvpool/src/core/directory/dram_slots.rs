@@ -1,4 +1,4 @@
-//! The steps of a DRAM slot's life, each with all the books that it changes.
+//! The transitions of a DRAM slot, each with all the books that it changes.
 
 use super::{
     Action, ClientId, Directory, Due, Handovers, Limits, Published, Rank, Reserved, Slot, State,
@@ -15,7 +15,7 @@ use tidemill_proto::{
 };
 
 impl Slot {
-    /// Its generation and block. Only for published slots.
+    /// The slot's generation and block. Only for published slots.
     pub(super) fn published(&mut self) -> (u64, &mut Published) {
         match &mut self.state {
             State::Published(published) => (self.generation, published),
@@ -31,8 +31,8 @@ impl Directory {
         matches!(state, State::Published(_)).then_some(SlotRef { slot, generation: *generation })
     }
 
-    /// The number of the operation that brings these blocks: that of the block before them, if it came for the same request. A prompt
-    /// is one use of its chain however many puts it takes, so the chain leaves from its end.
+    /// The number of the operation that brings these blocks: that of the block before them, if it came for the same request. A prompt is
+    /// one use of its chain however many puts it takes, so that the chain leaves from its end.
     pub(super) fn operation_of(&mut self, lineage: &Lineage) -> u64 {
         self.operation += 1;
         match lineage.parent.and_then(|parent| self.use_of(&parent)) {
@@ -48,7 +48,7 @@ impl Directory {
         parent.state_part(0) == *key || self.use_of(&parent).is_some_and(|(_, used)| used.state)
     }
 
-    /// A state comes after the block, which therefore ends no chain: without it, the state would be worth nothing.
+    /// Records that a state follows the block, which therefore ends no chain: without it, the state would be worth nothing.
     pub(super) fn has_state_after(&mut self, key: &BlockKey) {
         let Some(&slot) = self.by_key.get(key) else { return };
         match &mut self.slots[slot as usize].state {
@@ -130,8 +130,8 @@ impl Directory {
         SlotRef { slot, generation }
     }
 
-    /// A slot for a new block, counted in no state: a free one, or one whose block is also on disk, or, if room may be made, one that
-    /// the policy gives up. A tenant with its full share gets only its own slots.
+    /// A slot for a new block, counted in no state: a free one, or one whose block is also on disk, or, if room may be made, one that the
+    /// policy gives up. A tenant with its full share only gets slots of its own.
     pub(super) fn take_slot(&mut self, tenant: Tenant, room: Room) -> Option<u32> {
         let made = room == Room::Made;
         let slot = if self.shares.is_full(tenant) {
@@ -153,7 +153,7 @@ impl Directory {
         Some(slot)
     }
 
-    /// Takes the slot's block, which leaves now, off the list that ranks it.
+    /// Removes the slot's block, which leaves now, from the list that ranks it.
     pub(super) fn unrank(&mut self, slot: u32) {
         match self.slots[slot as usize].published().1.rank {
             Rank::Policy => self.policy.remove(slot),
@@ -162,7 +162,7 @@ impl Directory {
         }
     }
 
-    /// Nobody finds the slot's block in DRAM from now on.
+    /// Removes the slot's block from DRAM, so that it is not found there any more.
     pub(super) fn leave_dram(&mut self, slot: u32) {
         let Published { key, lineage, used, rank, .. } = *self.slots[slot as usize].published().1;
         self.shares.set_idle(lineage.tenant, slot, used, false);
@@ -184,7 +184,7 @@ impl Directory {
     /// Publishes the block that fills a slot, and adds its waiting readers to `found`.
     pub(super) fn publish(&mut self, slot: u32, mut block: Published, from: Tier, found: &mut Handovers) {
         let woken = self.waits.wake(block.key);
-        // Readers ask for a whole chain at once, however many puts it takes.
+        // A reader requests a whole chain at once, however many puts it takes.
         let used = woken.last().map_or(block.used, |woken| woken.used);
         block.used = used.of_block(block.lineage.position, block.used.state);
         self.shares.set_idle(block.lineage.tenant, slot, block.used, true);
@@ -209,7 +209,7 @@ impl Directory {
         }
     }
 
-    /// Ends a reservation of this client; the caller decides what becomes of its slot and key.
+    /// Ends a reservation of this client; the caller decides the fate of its slot and key.
     pub(super) fn take_reservation(&mut self, client: ClientId, at: SlotRef) -> Option<Reserved> {
         let reserved = *self.reservation(client, at)?;
         self.timers.cancel(reserved.timer);
@@ -290,7 +290,7 @@ impl Directory {
         }
     }
 
-    /// Lets a get wait until its deadline, and a little longer for blocks that are being read from disk or from the bucket.
+    /// Makes a get wait until its deadline, and a little longer for blocks that are being read from disk or from the bucket.
     pub(super) fn await_blocks(
         &mut self,
         client: ClientId,

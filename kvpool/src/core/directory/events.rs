@@ -1,9 +1,9 @@
-//! The numbered stream of what came and went, for coordinators.
+//! The numbered stream of changes, for coordinators.
 
 use std::collections::VecDeque;
 use tidemill_proto::{block::BlockKey, message::PoolEvent, pool::Tier};
 
-/// Events that nobody has taken yet. When too many pile up, the oldest are dropped; the taker sees that from the numbers and sends a
+/// Events that have not been taken yet. When too many pile up, the oldest are dropped; the taker sees that from the numbers and sends a
 /// snapshot instead.
 #[derive(Debug)]
 pub(super) struct EventLog {
@@ -27,7 +27,7 @@ impl Events {
     }
 }
 
-/// A few seconds of a busy node.
+/// The most pending events: a few seconds of a busy node.
 const PENDING_MAX: usize = 1 << 17;
 
 impl EventLog {

@@ -1,4 +1,4 @@
-//! Which blocks a leaving node hands over first.
+//! The order in which a leaving node hands over its blocks.
 
 use super::{
     Directory, Published, State,
@@ -18,7 +18,7 @@ pub struct Held {
     pub place: Place,
 }
 
-/// Where a block is now. Nothing keeps it there, so a copy of it must be validated.
+/// The location of a block. Nothing keeps it there, so a copy of it must be validated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     Dram(Found),

@@ -1,4 +1,4 @@
-//! Whether a directory's books balance.
+//! The check that a directory's books balance.
 
 use super::{Directory, DramUsage, Due, Published, Rank, Reserved, Slot, State, tiers::NODE};
 use std::collections::{BTreeSet, HashMap, HashSet};

@@ -1,11 +1,11 @@
-//! Who may be reading which slots, and until when.
+//! Leases: the slots that each client may be reading, and their deadlines.
 
 use super::{ClientId, timers::TimerId};
 use crate::core::eviction::Use;
 use std::collections::{BTreeMap, HashMap};
 use tidemill_proto::pool::{LeaseId, SlotRef};
 
-/// Leases of all clients. A lease names slots with their generations, so ending it changes nothing for a slot that has moved on.
+/// Leases of all clients. A lease names slots with their generations, so ending it does not affect a slot that has been reused.
 #[derive(Debug)]
 pub(super) struct Leases {
     clients: HashMap<ClientId, ClientLeases>,
@@ -15,7 +15,7 @@ pub(super) struct Leases {
 #[derive(Debug, Default)]
 struct ClientLeases {
     leases: BTreeMap<LeaseId, Lease>,
-    /// Blocks leased, over all leases.
+    /// The number of leased blocks, over all leases.
     blocks: usize,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Lease {
     pub(super) timer: TimerId,
 }
 
-/// Blocks that one client may lease: one that gives nothing back must not grow this without bound.
+/// The most blocks that one client may lease, so that a client that releases nothing does not make this grow without bound.
 pub(super) const LEASED_MAX: usize = 1 << 18;
 
 impl Leases {
@@ -49,7 +49,7 @@ impl Leases {
         client.leases.insert(id, lease);
     }
 
-    /// `None`: it has ended, or it is another client's.
+    /// Ends a lease. `None` if it has ended, or is another client's.
     pub(super) fn end(&mut self, client: ClientId, id: LeaseId) -> Option<Lease> {
         let leases = self.clients.get_mut(&client)?;
         let lease = leases.leases.remove(&id)?;

@@ -1,8 +1,8 @@
-//! The tier behind memory and disk: packs in a bucket that nodes share. A node holds what its catalog lists, as it holds what is on its
-//! disk: it tells coordinators, and reads a block into DRAM when somebody gets it.
+//! The tier behind memory and disk: packs in a bucket that nodes share. A node treats the blocks in its catalog like those on its disk: it
+//! announces them to coordinators, and reads a block into DRAM when a client gets it.
 //!
 //! The difference is that nothing here is reserved: blocks come by use ([`Wanted`]) and are lost when a pack leaves, and every failure is a
-//! miss for those who wait. A fetch has a deadline, at which its readers are told that they will not get the block.
+//! miss for the readers that wait. A fetch has a deadline, at which its readers are told that they will not get the block.
 
 use super::{Action, ClientId, Directory, Handovers, Place, Published, Rank, State};
 use crate::core::{
@@ -22,16 +22,16 @@ use tidemill_proto::{
 /// The node itself as a writer of blocks that it fetches from a bucket. No client has this number.
 pub(super) const OBJECTS: ClientId = ClientId(u64::MAX);
 
-/// What a directory knows of its bucket.
+/// A directory's knowledge of its bucket.
 #[derive(Debug)]
 pub(super) struct Objects {
     catalog: Catalog,
     wanted: Wanted,
-    /// From asking for a block to giving up on it.
+    /// The time from requesting a block to giving up on it.
     deadline: Duration,
 }
 
-/// Why a block did not come from a bucket. All of these are misses.
+/// The reason why a block did not come from a bucket. All of these are misses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FetchFault {
     #[error("the bytes differ from what was packed")]
@@ -40,16 +40,16 @@ pub enum FetchFault {
     Missed,
 }
 
-/// How an [`Action::Fetch`] ended.
+/// The outcome of an [`Action::Fetch`].
 #[derive(Clone, Copy, Debug)]
 pub struct Fetched {
     pub block: PackedBlock,
-    /// On success, this slot holds the block's bytes, checked.
+    /// The slot that was to be filled. On success, it holds the block's bytes, checked.
     pub to: SlotRef,
     pub outcome: Result<(), FetchFault>,
 }
 
-/// A block that is to be written to the bucket, and where it is now. Nothing keeps it there, so a copy of it must be validated.
+/// A block that is to be written to the bucket, and its location. Nothing keeps it there, so a copy of it must be validated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ToPack {
     pub key: BlockKey,
@@ -58,23 +58,23 @@ pub struct ToPack {
 }
 
 impl Directory {
-    /// Adds a bucket of which nothing is known yet. Blocks are worth writing from their `uses_min`th use on.
+    /// Adds a bucket whose content is not known yet. Blocks are worth writing from their `uses_min`th use on.
     pub fn with_objects(mut self, uses_min: u32, deadline: Duration) -> Self {
         self.objects = Some(Objects { catalog: Catalog::default(), wanted: Wanted::new(uses_min), deadline });
         self
     }
 
-    /// What is in the bucket, as far as this node has heard.
+    /// The content of the bucket, as far as this node knows.
     pub fn catalog(&self) -> Option<&Catalog> {
         self.objects.as_ref().map(|objects| &objects.catalog)
     }
 
-    /// Blocks that wait to be written to the bucket, and their uses added up.
+    /// The number of blocks that wait to be written to the bucket, and the sum of their uses.
     pub fn wanted(&self) -> (usize, u64) {
         self.objects.as_ref().map_or((0, 0), |objects| (objects.wanted.waiting(), objects.wanted.worth()))
     }
 
-    /// A pack is in the bucket. One without records is of no use, and only its bytes count.
+    /// Adds a pack that is in the bucket. Without records it is of no use, and only its bytes count.
     pub fn pack_added(&mut self, name: String, bytes: u64, written_s: u64, records: Vec<Record>) {
         let Some(objects) = &mut self.objects else { return };
         for key in objects.catalog.add(name, bytes, written_s, records) {
@@ -84,7 +84,7 @@ impl Directory {
         }
     }
 
-    /// A pack has left the bucket, or is about to.
+    /// Removes a pack that has left the bucket, or is about to.
     pub fn pack_gone(&mut self, pack: PackId) {
         let Some(objects) = &mut self.objects else { return };
         for key in objects.catalog.remove(pack) {
@@ -94,13 +94,13 @@ impl Directory {
         }
     }
 
-    /// Packs were read from.
+    /// Records that these packs were read.
     pub fn packs_read(&mut self, packs: impl IntoIterator<Item = PackId>, now_s: u64) {
         let Some(objects) = &mut self.objects else { return };
         packs.into_iter().for_each(|pack| objects.catalog.touch(pack, now_s));
     }
 
-    /// The blocks to write to the bucket next, at most so many. Those that have left memory and disk meanwhile are given up.
+    /// The blocks to write to the bucket next, at most `blocks_max`. Those that have left memory and disk meanwhile are given up.
     pub fn take_wanted(&mut self, blocks_max: usize) -> Vec<ToPack> {
         let Some(Objects { catalog, wanted, .. }) = &mut self.objects else { return Vec::new() };
         let choices = wanted.take(blocks_max, |key| catalog.holds(key));
@@ -124,7 +124,8 @@ impl Directory {
         Some(Place::Disk { slot, checksum: disk.block(slot).checksum })
     }
 
-    /// [`Action::Fetch`]es ended. A reader that waits for several of the blocks gets them together. Returns how many were taken.
+    /// Ends [`Action::Fetch`]es. A reader that waits for several of the blocks gets them together. Returns the number of blocks that were
+    /// taken.
     pub fn fetched(&mut self, fetches: &[Fetched], now: Duration) -> usize {
         self.tick(now);
         let mut taken = 0;
@@ -161,7 +162,7 @@ impl Directory {
         self.objects.as_ref().is_some_and(|objects| objects.catalog.holds(key))
     }
 
-    /// Blocks that only the bucket has.
+    /// Blocks that are in the bucket only.
     pub(super) fn only_in_objects(&self) -> impl Iterator<Item = BlockKey> {
         let keys = self.objects.iter().flat_map(|objects| objects.catalog.keys());
         keys.filter(|key| !self.in_memory_or_on_disk(key)).copied()
@@ -171,7 +172,8 @@ impl Directory {
         self.published(key).is_some() || self.on_disk(key).is_some()
     }
 
-    /// Begins to fetch a block into DRAM. `false`: the bucket does not have it, somebody writes it already, or there is no slot for it.
+    /// Begins to fetch a block into DRAM. Returns `false` if it is not in the bucket, it is being written already, or there is no slot for
+    /// it.
     pub(super) fn fetch(&mut self, key: &BlockKey, used: Use, now: Duration) -> bool {
         let Some(objects) = &self.objects else { return false };
         let Some(block) = objects.catalog.find(key).filter(|_| !self.by_key.contains_key(key)) else { return false };
@@ -183,7 +185,7 @@ impl Directory {
         true
     }
 
-    /// A block was computed, or read where it was. What is in the bucket need not be counted.
+    /// Counts a use of a block that was computed or found. Uses of blocks in the bucket need not be counted.
     pub(super) fn count_use(&mut self, key: &BlockKey) {
         if self.objects.is_none() {
             return;
@@ -200,12 +202,12 @@ impl Directory {
         }
     }
 
-    /// A block comes to DRAM that is neither there nor on disk.
+    /// Announces a block in DRAM that was neither there nor on disk.
     pub(super) fn arrives(&mut self, key: BlockKey) {
         if self.in_objects(&key) { self.events.moved(key, Tier::Dram) } else { self.events.stored(key, Tier::Dram) }
     }
 
-    /// A block is neither in DRAM nor on disk any more.
+    /// Announces that a block is neither in DRAM nor on disk any more.
     pub(super) fn leaves(&mut self, key: BlockKey) {
         if self.in_objects(&key) { self.events.moved(key, Tier::Object) } else { self.events.evicted(key) }
     }

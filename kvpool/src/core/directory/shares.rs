@@ -1,4 +1,4 @@
-//! How many slots of a tier each tenant has.
+//! The number of slots of a tier that each tenant has.
 
 use crate::core::eviction::Use;
 use std::{
@@ -7,20 +7,20 @@ use std::{
 };
 use tidemill_proto::block::Tenant;
 
-/// Slots of a tier by tenant. A tenant that has its full share gets a slot only in exchange for its own least recently used one, so
-/// it pushes nobody else out.
+/// Slots of a tier by tenant. A tenant that has its full share gets a slot only in exchange for its own least recently used one, so it
+/// evicts no other tenant's blocks.
 #[derive(Debug)]
 pub(super) struct Shares {
-    /// Slots that one tenant may have.
+    /// The most slots that one tenant may have.
     max: usize,
-    /// `None` if one tenant may have all of them.
+    /// The tenants' slots, or `None` if one tenant may have all of them.
     tenants: Option<HashMap<Tenant, Share>>,
 }
 
 #[derive(Debug, Default)]
 struct Share {
     slots: usize,
-    /// Its candidates for leaving: (operation, place in its chain, slot).
+    /// The tenant's candidates for leaving: (operation, place in its chain, slot).
     idle: BTreeSet<(u64, Reverse<u32>, u32)>,
 }
 
@@ -55,7 +55,7 @@ impl Shares {
         }
     }
 
-    /// The slot's block may leave from now on, or may not. Idempotent.
+    /// Sets whether the slot's block may leave. Idempotent.
     pub(super) fn set_idle(&mut self, tenant: Tenant, slot: u32, used: Use, idle: bool) {
         let Some(share) = self.tenants.as_mut().and_then(|tenants| tenants.get_mut(&tenant)) else { return };
         let rank = (used.at, Reverse(used.place), slot);

@@ -71,7 +71,7 @@ fn the_slots_of_a_remote_writer_that_is_late_are_nobodys_until_it_is_fenced() {
     directory.tick(late);
     directory.check_integrity();
     assert_eq!(actions(&mut directory), [Action::Fence { client: WRITER }], "once for both");
-    // However long that takes, nobody gets them, and their writer cannot publish them.
+    // However long the fence takes, the slots are not reused, and their writer cannot publish them.
     directory.tick(late + 100 * LIMITS.put_deadline);
     assert_eq!((directory.usage().quarantined, directory.usage().free), (2, 1));
     assert_eq!(directory.put_end(WRITER, &blocks, late), 0);
@@ -366,7 +366,7 @@ fn with_disk(slots: u32, disk: u32) -> Directory {
     directory(slots).with_disk(disk, Box::new(Lru::new(disk)))
 }
 
-/// The slots of disk and DRAM of the stores asked for.
+/// The disk and DRAM slots of the requested stores.
 fn stores(directory: &mut Directory) -> Vec<(u32, SlotRef)> {
     let store = |action| if let Action::Store { disk, from, .. } = action { (disk, from) } else { panic!("{action:?}") };
     actions(directory).into_iter().map(store).collect()
@@ -379,7 +379,7 @@ fn the_load(directory: &mut Directory) -> (u32, SlotRef) {
     }
 }
 
-/// Chain 0..8 in eight slots, of which the last two blocks are copied to disk.
+/// A directory with chain 0..8 in eight slots, of which the last two blocks are copied to disk.
 fn demoted() -> Directory {
     let mut directory = with_disk(8, 8);
     store(&mut directory, 0..8);
@@ -420,7 +420,7 @@ fn what_is_offered_takes_only_what_is_free_or_on_disk() {
     let mut directory = demoted();
     let answers = directory.put_start(WRITER, LINEAGE, Room::Spare, &keys(20..24), NOW);
     assert!(matches!(answers[..], [Reservation::Write(_), Reservation::Write(_), Reservation::Full, Reservation::Full]));
-    // (No look at what is held in between: what was just matched stays in memory.)
+    // (No lookup in between, since matched blocks would stay in memory.)
     for (disk, _) in stores(&mut directory) {
         directory.stored(disk, Ok(()), NOW);
     }
@@ -523,7 +523,7 @@ fn a_disk_smaller_than_what_should_be_clean_is_not_written_to_without_end() {
                 }
             }
             assert!(written <= 64, "{policy}: {written} writes to {disk} disk slots, and no client asked for anything");
-            // New blocks take what is clean, and what only the disk has leaves it for them.
+            // New blocks take the clean slots, and blocks that only the disk has make room for them there.
             store(&mut directory, 100..101);
             let again = stores(&mut directory);
             assert_eq!(again.len(), 1);

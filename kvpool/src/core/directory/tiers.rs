@@ -1,10 +1,11 @@
 //! Moving blocks between DRAM and disk. Clients write and read blocks in DRAM; the disk keeps those that would have to leave.
 //!
-//! - **Demotion** runs in the background, before DRAM is full. A slot is *clean* if the disk has a copy, so that it can be reused at
-//!   once; that copy stays as long as it does so. When fewer than [`Watermarks::low`] slots are free or clean, blocks that the policy gives up are copied until there are
-//!   [`Watermarks::high`]. They stay readable; the policy ranks those that are read meanwhile again.
+//! - **Demotion** runs in the background, before DRAM is full. A slot is *clean* if the disk has a copy, so that it can be reused at once;
+//!   the copy stays on disk as long as the slot is clean. When fewer than [`Watermarks::low`] slots are free or clean, blocks that the
+//!   policy gives up are copied until there are [`Watermarks::high`]. They stay readable, and the policy ranks them again if they are read
+//!   meanwhile.
 //! - **Promotion** happens on reading: the node reserves a slot for itself, fills it, and publishes it to all waiting readers.
-//! - **The disk may fail** at any time. From its first failure on, the node goes on without it.
+//! - **The disk may fail** at any time. From its first failure on, the node continues without it.
 
 use super::{
     Action, ClientId, Directory, Handovers, Limits, Published, Rank, State,
@@ -21,13 +22,13 @@ use tidemill_proto::{
 /// The node itself as a writer of slots. No client has this number.
 pub(super) const NODE: ClientId = ClientId(0);
 
-/// Why a read or write of the disk failed.
+/// The reason why a read or write of the disk failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DiskFault {
-    /// The source holds other bytes than it should: the disk in a load, DRAM in a store.
+    /// The source holds wrong bytes: the disk in a load, DRAM in a store.
     #[error("the bytes differ from what was published")]
     Corrupt,
-    /// It began too late: the slot holds something else.
+    /// The operation began too late: the slot holds another block.
     #[error("it came too late")]
     Late,
     /// The disk itself failed.
@@ -35,25 +36,25 @@ pub enum DiskFault {
     Io,
 }
 
-/// How a [`Action::Load`] ended.
+/// The outcome of an [`Action::Load`].
 #[derive(Clone, Copy, Debug)]
 pub struct Loaded {
     pub disk: u32,
-    /// On success, this slot holds the block's bytes, checked.
+    /// The slot that was to be filled. On success, it holds the block's bytes, checked.
     pub to: SlotRef,
     pub outcome: Result<(), DiskFault>,
 }
 
-/// How many slots should be free or clean.
+/// The number of slots that should be free or clean.
 struct Watermarks {
-    /// Demotion begins below this,
+    /// Demotion begins below this number.
     low: usize,
-    /// and goes on up to this.
+    /// Demotion continues up to this number.
     high: usize,
 }
 
 impl Watermarks {
-    /// No more than the disk has copies for.
+    /// The watermarks for this many slots: no more than the disk has copies for.
     fn of(slots: usize, disk: usize) -> Self {
         let high = (slots / 4).max(1).min(disk);
         Self { low: (slots / 8).max(1).min(high), high }
@@ -61,14 +62,14 @@ impl Watermarks {
 }
 
 impl Directory {
-    /// Adds a disk with this many free slots. `policy` must be for as many.
+    /// Adds a disk with this many free slots. `policy` must be for the same number.
     pub fn with_disk(mut self, slots: u32, policy: Box<dyn EvictionPolicy>) -> Self {
         self.disk = Some(DiskSlots::new(slots, policy));
         self
     }
 
-    /// Takes the blocks that an earlier run of this node left in disk slots. Call it before any operation. Returns the slots of blocks
-    /// that are of no use.
+    /// Takes the blocks that an earlier run of this node left in disk slots. Call it before any operation. Returns the slots of blocks that
+    /// are of no use.
     pub fn recover(&mut self, blocks: impl IntoIterator<Item = (u32, DiskBlock)>) -> Vec<u32> {
         let mut useless = Vec::new();
         let Some(tier) = &mut self.disk else { return useless };
@@ -89,7 +90,7 @@ impl Directory {
         useless
     }
 
-    /// An [`Action::Store`] ended.
+    /// Ends an [`Action::Store`].
     pub fn stored(&mut self, disk: u32, outcome: Result<(), DiskFault>, now: Duration) {
         self.tick(now);
         let Some(tier) = &mut self.disk else { return };
@@ -119,7 +120,8 @@ impl Directory {
         self.demote();
     }
 
-    /// [`Action::Load`]s ended. A reader that waits for several of the blocks gets them together. Returns how many were taken.
+    /// Ends [`Action::Load`]s. A reader that waits for several of the blocks gets them together. Returns the number of blocks that were
+    /// taken.
     pub fn loaded(&mut self, loads: &[Loaded], now: Duration) -> usize {
         self.tick(now);
         let mut taken = 0;
@@ -157,7 +159,7 @@ impl Directory {
         taken
     }
 
-    /// The disk cannot be used any more. Blocks that only it held are gone.
+    /// Stops using a disk that has failed. Blocks that only it held are gone.
     pub fn disk_failed(&mut self) {
         let Some(tier) = self.disk.take() else { return };
         let loading: Vec<u32> = self.reserved.get(&NODE).into_iter().flatten().copied().collect();
@@ -179,7 +181,7 @@ impl Directory {
         self.actions.push_back(Action::GiveUpDisk);
     }
 
-    /// Whether there is a disk, and it has not failed.
+    /// Whether there is a disk that has not failed.
     pub fn has_disk(&self) -> bool {
         self.disk.is_some()
     }
@@ -195,10 +197,10 @@ impl Directory {
         matches!(slot, Some(State::Reserved(reserved)) if [NODE, OBJECTS].contains(&reserved.writer))
     }
 
-    /// Begins to read a block into DRAM. `false`: there is no slot for it.
+    /// Begins to read a block into DRAM. Returns `false` if there is no slot for it.
     pub(super) fn load(&mut self, disk: u32, used: Use, now: Duration) -> bool {
         let DiskBlock { key, checksum, lineage } = tier_of(&mut self.disk).block(disk);
-        // First, so that making room does not push this block off the disk.
+        // The block is kept first, so that making room does not push it off the disk.
         tier_of(&mut self.disk).load_start(disk);
         let Some(slot) = self.take_slot(lineage.tenant, Room::Made) else {
             tier_of(&mut self.disk).load_ended(disk);
@@ -211,14 +213,14 @@ impl Directory {
         true
     }
 
-    /// Reading a block took too long; its slot is being cut off.
+    /// Gives up on a read that took too long; the caller cuts its slot off.
     pub(super) fn load_cut_off(&mut self, key: BlockKey, ended_then: u64) {
         self.miss_waiters(key);
         let Some(tier) = &mut self.disk else { return };
         let disk = tier.held(&key).expect("what is read stays held");
         tier.load_ended(disk);
         if tier.ended() == ended_then {
-            // The disk has answered nothing at all since.
+            // The disk has completed nothing since the read began.
             self.disk_failed();
         }
     }
@@ -245,7 +247,7 @@ impl Directory {
                 continue;
             }
             if tier.knows(&key) {
-                // It is on its way already.
+                // The block is being copied already.
                 continue;
             }
             let from = SlotRef { slot, generation };
@@ -255,7 +257,7 @@ impl Directory {
                 return;
             };
             if let Some(evicted) = evicted {
-                // It was on disk only, or DRAM has it and will not lose it.
+                // Either the block was on disk only, or DRAM also holds it and keeps it.
                 if self.published(&evicted).is_none() {
                     self.leaves(evicted);
                 }
@@ -264,12 +266,12 @@ impl Directory {
         }
     }
 
-    /// Slots that can be reused without loss.
+    /// The number of slots that can be reused without loss.
     fn ready(&self) -> usize {
         self.free.len() + self.clean.len()
     }
 
-    /// The block has a copy on disk: it leaves next, after those that became clean before it.
+    /// Marks a block that has a copy on disk: it leaves next, after those that became clean before it.
     fn set_clean(&mut self, slot: u32) {
         self.cleaned += 1;
         self.clean.insert(self.cleaned, slot);
@@ -278,7 +280,7 @@ impl Directory {
         tier_of(&mut self.disk).keep(&published.key, true);
     }
 
-    /// The policy, which had given the block up, ranks it again.
+    /// Returns a block that the policy had given up to the policy.
     pub(super) fn rerank(&mut self, slot: u32, key: &BlockKey, used: Use) {
         let published = self.slots[slot as usize].published().1;
         if let Rank::Clean(number) = std::mem::replace(&mut published.rank, Rank::Policy) {
@@ -288,7 +290,7 @@ impl Directory {
         self.policy.insert(slot, key, used);
     }
 
-    /// A miss for all who wait for the block: it was held, so nobody else is about to bring it.
+    /// Reports a miss to all readers that wait for the block: it was held, so no writer is about to bring it.
     pub(super) fn miss_waiters(&mut self, key: BlockKey) {
         for woken in self.waits.wake(key) {
             if let Some(timer) = woken.done {

@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-/// Things that are due at a time, each O(log n) to add, cancel or take.
+/// Entries that fall due at a time. Adding, cancelling and taking one costs O(log n).
 #[derive(Debug)]
 pub(super) struct Timers<T> {
     due: BTreeMap<TimerId, T>,
     next: u64,
 }
 
-/// A time, and a number that tells equal times apart.
+/// A time, and a number that distinguishes entries with equal times.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct TimerId(Duration, u64);
 
@@ -29,7 +29,7 @@ impl<T> Timers<T> {
         self.due.remove(&id);
     }
 
-    /// Removes and returns the earliest thing, if it is due.
+    /// Removes and returns the earliest entry, if it is due.
     pub(super) fn pop(&mut self, now: Duration) -> Option<T> {
         let first = self.due.first_entry()?;
         (first.key().0 <= now).then(|| first.remove())

@@ -25,15 +25,15 @@ struct ClientWaits {
     keys: usize,
 }
 
-/// What one get asked for.
+/// The parameters of one get.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     pub(super) via: Via,
     /// Number of the get's operation.
     pub(super) operation: u64,
-    /// Blocks asked for.
+    /// The number of blocks in the get.
     pub(super) blocks: usize,
-    /// Until when it waits for blocks that nobody has.
+    /// The time until which it waits for blocks that are not held yet.
     pub(super) until: Duration,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Asked {
 pub(super) struct Get {
     pub(super) asked: Asked,
     pub(super) timer: TimerId,
-    /// By place in the get's keys.
+    /// The awaited keys, by place in the get's keys.
     pub(super) waiting: BTreeMap<u32, BlockKey>,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Waiter {
     pub(super) index: u32,
 }
 
-/// A reader whose block is there. `done`: its get waits for nothing else; this was its timer.
+/// A reader whose block is there. `done` is set if its get waits for nothing else: it was the get's timer.
 #[derive(Debug)]
 pub(super) struct Woken {
     pub(super) waiter: Waiter,
@@ -63,11 +63,11 @@ pub(super) struct Woken {
     pub(super) done: Option<TimerId>,
 }
 
-/// Keys that one client may wait for at a time.
+/// The most keys that one client may wait for at a time.
 pub(super) const WAITS_MAX: usize = 1 << 18;
 
 impl Waits {
-    /// How many more keys the client may wait for.
+    /// The number of further keys that the client may wait for.
     pub(super) fn room(&self, client: ClientId) -> usize {
         WAITS_MAX - self.clients.get(&client).map_or(0, |waits| waits.keys)
     }

@@ -1,4 +1,4 @@
-//! A policy's memory of blocks that left, so that it knows them when they come back.
+//! A policy's memory of blocks that left, so that it recognizes them when they come back.
 
 use std::collections::{BTreeMap, HashMap};
 use tidemill_proto::block::BlockKey;
@@ -17,7 +17,7 @@ impl<T> Ghosts<T> {
         Self { max, by_key: HashMap::new(), by_age: BTreeMap::new(), next: 0 }
     }
 
-    /// If there are more than `max` then, the block that left first is forgotten.
+    /// Remembers a block. If there are more than `max` then, the one that left first is forgotten.
     pub(super) fn add(&mut self, key: BlockKey, note: T) {
         self.take(&key);
         self.by_age.insert(self.next, key);

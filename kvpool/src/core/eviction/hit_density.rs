@@ -1,25 +1,25 @@
 //! The block with the fewest expected hits for the room it takes leaves first.
 //!
-//! A kept block saves computation when it is used again, and costs its slot until then. Traffic has patterns in both: few blocks of
-//! a conversation's first turn are ever used again, most of a fourth turn are; nobody asks again within seconds of an answer, many
-//! after a minute or two, few after ten. So the policy sorts blocks into classes, and counts for each class how long blocks take to
-//! come back, even if they had left by then (it remembers them as ghosts). From these counts `reuse_times` derives, for each class
-//! and age, the expected hits per slot and time over the best horizon. With nothing counted yet, this is least recently used.
+//! A kept block saves computation when it is used again, and costs its slot until then. Traffic has patterns in both: few blocks of a
+//! conversation's first turn are ever used again, most of a fourth turn are; hardly any user asks again within seconds of an answer, many
+//! after a minute or two, few after ten. So the policy sorts blocks into classes, and counts for each class how long blocks take to come
+//! back, even if they had left by then (it remembers them as ghosts). From these counts `reuse_times` derives, for each class and age, the
+//! expected hits per slot and time over the best horizon. With nothing counted yet, this is least recently used.
 //!
 //! A class is how often a block was used, up to four times (a shared prefix, a long conversation: worth keeping), and whether its
 //! chain ended with it. Within a class and age, the blocks of the oldest operation leave first, from the end of the chain: later
 //! blocks cost more to compute, but save nothing without those before them.
 //!
-//! With states of recurrent layers, a chain can be used up to its last state only. If that has left, the whole chain is computed again, and
-//! its next turn needs the state at the new end with all blocks before it. So new blocks that follow some which had left count as used as
-//! often as these: else the end would leave long before the rest, which is worth nothing alone.
+//! With states of recurrent layers, a chain can only be used up to its last state. If that has left, the whole chain is computed again, and
+//! its next turn needs the state at the new end with all blocks before it. So new blocks that follow blocks which had left count as used as
+//! often as those. Otherwise the end would leave long before the rest, which is worth nothing alone.
 //!
-//! Time is counted in blocks that came in, so nothing depends on a clock, and ages are relative to the number of slots. Uses right
-//! after each other, as when prefill and decode fetch the same prompt, count as one.
+//! Time is counted in blocks that came in, so nothing depends on a clock, and ages are relative to the number of slots. Uses in quick
+//! succession, as when prefill and decode fetch the same prompt, count as one.
 //!
-//! Sources: hit density and its online estimate are from LHD (Beckmann, Chen, Cidon: *LHD: improving cache hit rate by
-//! maximizing hit density*, NSDI '18, §3); the best horizon makes it a Gittins index (Gittins, *Bandit processes and dynamic
-//! allocation indices*, 1979); uses at once as one are LRU-K's correlated references (O'Neil, O'Neil, Weikum, SIGMOD '93).
+//! Sources: hit density and its online estimate are from LHD (Beckmann, Chen, Cidon: *LHD: improving cache hit rate by maximizing hit
+//! density*, NSDI '18, §3); the best horizon makes it a Gittins index (Gittins, *Bandit processes and dynamic allocation indices*, 1979);
+//! counting uses in quick succession as one is from LRU-K's correlated references (O'Neil, O'Neil, Weikum, SIGMOD '93).
 
 mod reuse_times;
 
@@ -28,24 +28,24 @@ use reuse_times::{AGES, Cell, ReuseTimes};
 use std::{cmp::Reverse, collections::BTreeSet};
 use tidemill_proto::block::BlockKey;
 
-/// Every operation is O(log n). An eviction scans cells from where the last one found a candidate, unless a block came to an earlier
-/// cell or time moved on.
+/// The hit-density policy. Every operation is O(log n). An eviction scans cells from the one where the last eviction found a candidate,
+/// unless a block was added to an earlier cell or a window ended.
 #[derive(Debug)]
 pub struct HitDensity {
-    /// By class, the candidates in the order in which they leave.
+    /// The candidates of each class in the order in which they leave.
     queues: [BTreeSet<Rank>; CLASSES],
-    /// By slot; `None` for empty ones.
+    /// The entries by slot; `None` for empty slots.
     entries: Vec<Option<Entry>>,
     ghosts: Ghosts<History>,
     times: ReuseTimes,
-    /// Cells before this place, which are worth less, hold no candidate.
+    /// The first place in the order of cells that may hold a candidate: those before it, which are worth less, hold none.
     empty_before: usize,
     clock: Clock,
     /// The latest operation and the window in which it began: its blocks are equally old.
     latest: (u64, u64),
     /// The latest operation that brought a block, and how often that block was used.
     latest_came: (u64, u8),
-    /// Whether a state ever came.
+    /// Whether any block of a state ever came.
     has_states: bool,
 }
 
@@ -54,7 +54,7 @@ struct Entry {
     key: BlockKey,
     history: History,
     last: Use,
-    /// Blocks that had come in by its last use.
+    /// The number of blocks that had come in by its last use.
     last_came: u64,
     pinned: bool,
 }
@@ -64,26 +64,26 @@ struct Entry {
 struct History {
     uses: u8,
     class: usize,
-    /// Of its last use.
+    /// The window of the block's last use.
     window: u64,
 }
 
-/// (window and operation of the last use, place in its chain, slot)
+/// The order of candidates: (window and operation of the last use, place in its chain, slot).
 type Rank = (u64, u64, Reverse<u32>, u32);
 
-/// More uses make no difference.
+/// The largest count of uses that is distinguished.
 const USES_MAX: u8 = 4;
 
-/// By number of uses and by whether the chain ended there; see [`ReuseTimes`] for their order.
+/// The number of classes: by uses and by whether the chain ended there; see [`ReuseTimes`] for their order.
 const CLASSES: usize = 2 * USES_MAX as usize;
 
-/// Windows in the time in which as many blocks come in as there are slots.
+/// The number of windows in the time in which as many blocks come in as there are slots.
 const WINDOWS_PER_TURNOVER: u64 = 8;
 
 /// Uses count as one if no more than this fraction of the slots was filled in between.
 const AT_ONCE_PER_TURNOVER: u64 = 256;
 
-/// Blocks that left and are remembered, per slot: as far back as ages are distinguished.
+/// The number of remembered blocks per slot: as far back as ages are distinguished.
 const GHOSTS_PER_SLOT: usize = AGES / WINDOWS_PER_TURNOVER as usize;
 
 /// Counts blocks that came in, and windows of a fixed number of them.
@@ -95,7 +95,7 @@ struct Clock {
 }
 
 impl Clock {
-    /// Whether a window ended.
+    /// Counts a block that came in. Returns whether a window ended.
     fn advance(&mut self) -> bool {
         self.came += 1;
         let window = self.came / (self.slots / WINDOWS_PER_TURNOVER).max(1);
@@ -116,7 +116,7 @@ impl Entry {
 }
 
 impl HitDensity {
-    /// For slots `0..slots`, none of them a candidate.
+    /// A policy for slots `0..slots`, none of which is a candidate.
     pub fn new(slots: u32) -> Self {
         Self {
             queues: std::array::from_fn(|_| BTreeSet::new()),
@@ -135,7 +135,7 @@ impl HitDensity {
         self.entries[slot as usize].as_mut().unwrap_or_else(|| panic!("slot {slot} holds nothing"))
     }
 
-    /// How often a new block counts as used: where there are states, as often as the one before it that came back in the same operation.
+    /// The uses with which a new block starts: where there are states, those of the block before it that came back in the same operation.
     fn uses_of_new(&self, used: Use) -> u8 {
         match self.latest_came {
             (at, uses) if self.has_states && at == used.at => uses,
@@ -143,7 +143,7 @@ impl HitDensity {
         }
     }
 
-    /// A block with that history is used again.
+    /// Records that a block with this history is used again.
     fn reuse(&mut self, history: History, used: Use) -> History {
         self.times.reused(history.class, history.window);
         self.start(USES_MAX.min(history.uses + 1), used)
@@ -158,7 +158,7 @@ impl HitDensity {
         history
     }
 
-    /// `slot`, with this entry, is a candidate from now on.
+    /// Makes `slot`, with this entry, a candidate.
     fn enqueue(&mut self, slot: u32, entry: &Entry) {
         let History { class, window, .. } = entry.history;
         let age = (AGES - 1).min((self.clock.window - window) as usize);
@@ -172,7 +172,7 @@ impl HitDensity {
         cells.find_map(|(place, &cell)| Some((place, cell, self.first_of(cell)?)))
     }
 
-    /// The candidate of `cell` that leaves first.
+    /// The first candidate of `cell` to leave.
     fn first_of(&self, cell: Cell) -> Option<Rank> {
         let latest = self.clock.window.checked_sub(cell.age as u64)?;
         // The last age includes all older blocks.
@@ -270,7 +270,7 @@ mod tests {
             Self { policy: HitDensity::new(slots), held: Default::default(), free: (0..slots).collect(), operations: 0 }
         }
 
-        /// Whether the block was here.
+        /// Uses a block. Returns whether it was in the cache.
         fn ask(&mut self, block: u64) -> bool {
             self.operations += 1;
             let used = Use::in_chain(self.operations, 0, 2);
@@ -312,7 +312,7 @@ mod tests {
         for round in 0..60 {
             let hit = (0..kept).filter(|&block| cache.ask(block)).count();
             hits += if round >= 30 { hit } else { 0 };
-            // More than fits beside them: least recently used would never hit.
+            // More blocks than fit beside the kept ones: least recently used would never hit.
             for _ in 0..2 * slots {
                 cache.ask(flood);
                 flood += 1;

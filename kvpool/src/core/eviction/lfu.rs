@@ -1,5 +1,5 @@
-//! The least frequently used block since it came leaves first; of equals the least recently used, and of equally old ones the later
-//! one of a chain.
+//! The block that was used least often since it came leaves first; among equals the least recently used one, and among equally old ones the
+//! later one of a chain.
 
 use super::{EvictionPolicy, Use};
 use std::{cmp::Reverse, collections::BTreeSet};
@@ -9,19 +9,19 @@ use tidemill_proto::block::BlockKey;
 #[derive(Debug)]
 pub struct Lfu {
     queue: BTreeSet<Rank>,
-    /// By slot; `None` for empty ones.
+    /// The entries by slot; `None` for empty slots.
     entries: Vec<Option<Entry>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Operations that used it.
+    /// The number of operations that used the block.
     uses: u64,
     last: Use,
     pinned: bool,
 }
 
-/// (uses, operation, place in its chain, slot)
+/// The order of candidates: (uses, operation, place in its chain, slot).
 type Rank = (u64, u64, Reverse<u32>, u32);
 
 impl Entry {
@@ -31,7 +31,7 @@ impl Entry {
 }
 
 impl Lfu {
-    /// For slots `0..slots`, none of them a candidate.
+    /// A policy for slots `0..slots`, none of which is a candidate.
     pub fn new(slots: u32) -> Self {
         Self { queue: BTreeSet::new(), entries: vec![None; slots as usize] }
     }

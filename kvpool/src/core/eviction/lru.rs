@@ -8,15 +8,15 @@ use tidemill_proto::block::BlockKey;
 #[derive(Debug)]
 pub struct Lru {
     queue: BTreeSet<Rank>,
-    /// By slot; `None` for those that are not candidates.
+    /// The ranks by slot; `None` for slots that are not candidates.
     ranks: Vec<Option<Rank>>,
 }
 
-/// (operation, place in its chain, slot)
+/// The order of candidates: (operation, place in its chain, slot).
 type Rank = (u64, Reverse<u32>, u32);
 
 impl Lru {
-    /// For slots `0..slots`, none of them a candidate.
+    /// A policy for slots `0..slots`, none of which is a candidate.
     pub fn new(slots: u32) -> Self {
         Self { queue: BTreeSet::new(), ranks: vec![None; slots as usize] }
     }

@@ -15,12 +15,12 @@ use super::{EvictionPolicy, Use, ghosts::Ghosts};
 use std::{cmp::Reverse, collections::BTreeSet};
 use tidemill_proto::block::BlockKey;
 
-/// Every operation is O(log n); an eviction also pays O(log n) for each use before it that moved a block.
+/// The S3-FIFO policy. Every operation is O(log n); an eviction also pays O(log n) for each use before it that moved a block.
 #[derive(Debug)]
 pub struct S3Fifo {
     small: BTreeSet<Rank>,
     main: BTreeSet<Rank>,
-    /// By slot; `None` for empty ones.
+    /// The entries by slot; `None` for empty slots.
     entries: Vec<Option<Entry>>,
     /// Blocks that left through the small queue.
     ghosts: Ghosts<()>,
@@ -33,7 +33,7 @@ pub struct S3Fifo {
 struct Entry {
     key: BlockKey,
     queue: Queue,
-    /// When it entered its queue, and its place in the chain then.
+    /// The operation that moved it to its queue, and its place in that operation's chain.
     entered: (u64, Reverse<u32>),
     last: Use,
     /// Uses since it entered its queue, up to [`USES_MAX`].
@@ -47,7 +47,7 @@ enum Queue {
     Main,
 }
 
-/// (operation that queued it, place in its chain, slot)
+/// The order within a queue: (operation that queued it, place in its chain, slot).
 type Rank = (u64, Reverse<u32>, u32);
 
 const USES_MAX: u8 = 3;
@@ -59,7 +59,7 @@ impl Entry {
 }
 
 impl S3Fifo {
-    /// For slots `0..slots`, none of them a candidate.
+    /// A policy for slots `0..slots`, none of which is a candidate.
     pub fn new(slots: u32) -> Self {
         let slots = slots as usize;
         let small_max = slots / 10;

@@ -1,4 +1,4 @@
-//! What holds for every policy, whatever it ranks by.
+//! Properties of every policy.
 
 use super::*;
 use proptest::{prelude::*, sample::Index};
@@ -8,10 +8,10 @@ const SLOTS: u32 = 8;
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Any of a few keys, so that blocks come back after they left.
+    /// Inserts any of a few keys, so that blocks come back after they left.
     Insert(u8),
     Pin(Index),
-    /// By a new operation, or by the one that used it before.
+    /// Unpins by a new operation, or by the one that last used the block.
     Unpin(Index, bool),
     Evict,
     Remove(Index),
@@ -81,7 +81,7 @@ proptest! {
         }
     }
 
-    /// A block without those before it in its chain can never be matched.
+    /// A chain leaves from its end, since a block without those before it can never be matched.
     #[test]
     fn a_chain_that_was_used_as_one_leaves_from_its_end(policy in prop::sample::select(&Policy::ALL[..]), blocks in 1u32..9, uses in 0u64..6) {
         let mut policy = policy.build(SLOTS);

@@ -1,32 +1,32 @@
-//! Bounds on what is asked of the server, and how fast it answers.
+//! Bounds on the requests to the server, and a measure of its speed.
 
 use std::time::Duration;
 
-/// What requests may cost.
+/// Limits on the rate and cost of requests.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Limits {
-    /// At least 1. As many may come at once after a quiet second.
+    /// Requests per second, at least 1. After a quiet second, this many may come at once.
     pub requests_per_s: u32,
-    /// Dollars for a thousand requests that write or list,
+    /// Dollars for a thousand requests that write or list.
     pub usd_per_1000_writes: f64,
-    /// and for a thousand that read.
+    /// Dollars for a thousand requests that read.
     pub usd_per_1000_reads: f64,
-    /// `None`: as much as the rate allows.
+    /// Dollars per day; `None` if only the rate limits requests.
     pub usd_per_day: Option<f64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Somebody waits for it.
+    /// A read of blocks that a reader waits for.
     Read,
-    /// Nobody waits for it: it leaves half of each second's requests to reads.
+    /// A read of an index, which no reader waits for: it leaves half of each second's requests to reads of blocks.
     ReadIndex,
     WriteOrList,
-    /// Costs no money.
+    /// A deletion, which costs nothing.
     Delete,
 }
 
-/// Why a request is not made.
+/// The reason why a request is not made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refused {
     #[error("this second's requests are used up")]
@@ -37,7 +37,7 @@ pub enum Refused {
     Broken,
 }
 
-/// Requests that may be made now. Times are since the start of 1970: days are counted in UTC.
+/// The requests that may be made now. Times are since the start of 1970: days are counted in UTC.
 #[derive(Debug)]
 pub struct Budget {
     limits: Limits,
@@ -73,7 +73,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Since the day began, or the process.
+    /// Dollars spent since the day began, or since the process started.
     pub fn spent_usd(&self) -> f64 {
         self.spent_usd
     }
@@ -92,19 +92,19 @@ fn day(now: Duration) -> u64 {
     now.as_secs() / (24 * 3600)
 }
 
-/// Asks nothing of a server that fails, for longer each time.
+/// A circuit breaker: stops requests to a server that fails, for longer each time.
 #[derive(Debug, Default)]
 pub struct Breaker {
-    /// Since the last success.
+    /// Failures since the last success.
     failures: u32,
     closed_at: Duration,
 }
 
-/// Failures in a row after which the server is left alone,
+/// The number of failures in a row after which requests stop.
 const FAILURES: u32 = 3;
-/// at first for this long,
+/// The first pause in requests.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// and never for longer than this.
+/// The longest pause in requests.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 impl Breaker {
@@ -112,12 +112,12 @@ impl Breaker {
         now < self.closed_at
     }
 
-    /// A request succeeded.
+    /// Records that a request succeeded.
     pub fn succeeded(&mut self) {
         *self = Self::default();
     }
 
-    /// A request failed, or was not answered in time. `true`: the server is left alone from now on.
+    /// Records that a request failed, or was not answered in time. Returns `true` if requests stop from now on.
     pub fn failed(&mut self, now: Duration) -> bool {
         let was_open = self.is_open(now);
         self.failures = self.failures.saturating_add(1);
@@ -127,34 +127,34 @@ impl Breaker {
     }
 }
 
-/// How long reads take, as measured: a moving average.
+/// The measured speed of reads: a moving average.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReadSpeed {
-    /// From asking to the first byte.
+    /// The time from the request to the first byte.
     pub latency_ms: f64,
     pub bytes_per_ms: f64,
-    /// Reads that it is the average of.
+    /// The number of reads that were measured.
     measured: u32,
 }
 
-/// Share of a new measurement, once there have been some.
+/// The weight of a new measurement, after the first few.
 const WEIGHT: f64 = 0.2;
 
 impl Default for ReadSpeed {
-    /// What a store in the same region needs, until it is known better.
+    /// The typical speed of a store in the same region, until it has been measured.
     fn default() -> Self {
         Self { latency_ms: 50.0, bytes_per_ms: 1e5, measured: 0 }
     }
 }
 
 impl ReadSpeed {
-    /// A read of `bytes` took `first` to its first byte and `all` to its last.
+    /// Records that a read of `bytes` took `first` to its first byte and `all` to its last.
     pub fn observe(&mut self, bytes: u64, first: Duration, all: Duration) {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         self.measured = self.measured.saturating_add(1);
         let weight = WEIGHT.max(1.0 / f64::from(self.measured));
         self.latency_ms += weight * (ms(first) - self.latency_ms);
-        // A clock says little about shorter times.
+        // Shorter times are below the precision of the clock.
         let body_ms = ms(all.saturating_sub(first)).max(0.01);
         if bytes > 0 {
             self.bytes_per_ms += weight * (bytes as f64 / body_ms - self.bytes_per_ms);

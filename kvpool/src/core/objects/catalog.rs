@@ -1,21 +1,21 @@
-//! What is in the bucket: which pack holds which block, and which packs leave when there are too many bytes.
+//! The content of the bucket: the pack of each block, and the packs that leave when there are too many bytes.
 //!
-//! A block that two nodes wrote is known from the pack that was seen first. When that one goes, the block is gone for this node until
-//! it starts again, which costs a miss.
+//! A block that two nodes wrote is attributed to the pack that was seen first. When that pack is deleted, the block is gone for this node
+//! until it restarts, which costs a miss.
 
 use super::pack::Record;
 use std::collections::{BTreeMap, HashMap};
 use tidemill_proto::block::BlockKey;
 
-/// A pack of this node's catalog. Numbers are never reused.
+/// The identity of a pack in this node's catalog. Numbers are never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PackId(pub u64);
 
-/// A block and where it is.
+/// A block and its location.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedBlock {
     pub pack: PackId,
-    /// Its place among the pack's blocks.
+    /// The block's place among the pack's blocks.
     pub number: u32,
     pub record: Record,
 }
@@ -33,18 +33,18 @@ pub struct Catalog {
 struct Pack {
     name: String,
     bytes: u64,
-    /// Seconds since the start of 1970: when it was written, or when this node last read from it.
+    /// The time when it was written, or when this node last read from it, in seconds since the start of 1970.
     used_s: u64,
     records: Vec<Record>,
 }
 
-/// Blocks that a node knows: about 300 MB of memory. Packs beyond that are not looked into.
+/// The most blocks that a node knows, in about 300 MB of memory. The indexes of further packs are not read.
 pub const BLOCKS_MAX: usize = 1 << 21;
-/// Packs that a node knows.
+/// The most packs that a node knows.
 pub const PACKS_MAX: usize = 100_000;
 
 impl Catalog {
-    /// Whether more packs may be looked into.
+    /// Whether the indexes of more packs may not be read.
     pub fn is_full(&self) -> bool {
         self.blocks.len() >= BLOCKS_MAX || self.packs.len() >= PACKS_MAX
     }
@@ -53,8 +53,8 @@ impl Catalog {
         self.by_name.contains_key(name)
     }
 
-    /// Takes a pack that is in the bucket. One that is of no use has no records, and its bytes count all the same. Returns the blocks that
-    /// were not known before.
+    /// Adds a pack that is in the bucket. A useless one has no records, but its bytes count all the same. Returns the blocks that were not
+    /// known before.
     pub fn add(&mut self, name: String, bytes: u64, written_s: u64, records: Vec<Record>) -> Vec<BlockKey> {
         if self.knows(&name) {
             return Vec::new();
@@ -74,7 +74,7 @@ impl Catalog {
         new
     }
 
-    /// The pack is gone. Returns the blocks that are nowhere now.
+    /// Removes a pack. Returns the blocks that are no longer in the bucket.
     pub fn remove(&mut self, id: PackId) -> Vec<BlockKey> {
         let Some(Pack { name, bytes, records, .. }) = self.packs.remove(&id) else { return Vec::new() };
         self.by_name.remove(&name);
@@ -87,7 +87,7 @@ impl Catalog {
         lost
     }
 
-    /// One block of a pack is not what its record says. `true`: it was known from there.
+    /// Forgets a block of a pack that does not match its record. Returns `true` if this pack was its known location.
     pub fn forget(&mut self, key: &BlockKey, pack: PackId) -> bool {
         let known = self.blocks.get(key).is_some_and(|(from, _)| *from == pack);
         known && self.blocks.remove(key).is_some()
@@ -106,19 +106,19 @@ impl Catalog {
         self.packs.get(&id).map(|pack| &*pack.name)
     }
 
-    /// A block of the pack was read.
+    /// Records that a block of the pack was read.
     pub fn touch(&mut self, id: PackId, now_s: u64) {
         if let Some(pack) = self.packs.get_mut(&id) {
             pack.used_s = pack.used_s.max(now_s);
         }
     }
 
-    /// Packs that are no longer in the bucket, if these names are all that is there.
+    /// Packs that are no longer in the bucket, where `there` says whether the bucket has a name.
     pub fn missing(&self, there: impl Fn(&str) -> bool) -> Vec<PackId> {
         self.packs.iter().filter(|(_, pack)| !there(&pack.name)).map(|(id, _)| *id).collect()
     }
 
-    /// Packs that must leave for `more` bytes to fit `capacity`: those that were used longest ago.
+    /// Packs that must leave for `more` bytes to fit `capacity`: the least recently used ones.
     pub fn victims(&self, more: u64, capacity: u64) -> Vec<PackId> {
         let mut left = self.bytes.saturating_add(more);
         if left <= capacity {

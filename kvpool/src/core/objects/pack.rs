@@ -4,14 +4,14 @@
 //!   block 0 │ block 1 │ … │ record 0 │ record 1 │ … │ tail
 //! ```
 //!
-//! All blocks of a pack have one size, so the size of the object says how many there are and where its index begins: one read in ranges
-//! brings the whole index, and one more any run of blocks. A record has the block's key, its XXH3 (what readers of the arena check), a
-//! BLAKE3 of its bytes, and its lineage. The tail names the format, the block size, the layout fingerprint, and a BLAKE3 of the object's
-//! name, all records and the tail itself, keyed with the cluster's secret.
+//! All blocks of a pack have one size, so the size of the object gives their number and the position of the index: one ranged read fetches
+//! the whole index, and one more any run of blocks. A record has the block's key, its XXH3 (which readers of the arena check), a BLAKE3 of
+//! its bytes, and its lineage. The tail has the format, the block size, the layout fingerprint, and a BLAKE3 of the object's name, all
+//! records and the tail itself, keyed with the cluster's secret.
 //!
-//! Whoever stores packs is not trusted: bytes are used only if they hash to a record, and records only if the tail's digest is right. So
-//! a cut object, a changed bit, another object's bytes under this name and an older version of it are all the same refusal. Without a
-//! secret the digest only guards against accidents: anyone who may write to the bucket can compute it.
+//! The store is not trusted: bytes are used only if they hash to a record, and records only if the tail's digest is right. So a truncated
+//! object, a changed bit, another object's bytes under this name and an older version of it are all refused. Without a secret the digest
+//! only guards against accidents: anyone who may write to the bucket can compute it.
 
 use crate::core::validate::checksum;
 use std::{array, ops::Range};
@@ -21,15 +21,15 @@ use tidemill_proto::{
     pool::Lineage,
 };
 
-/// What the blocks of a pack are. Packs of other blocks are of no use to a node.
+/// The format of the blocks in a pack. Packs of other formats are of no use to a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kind {
     pub layout: LayoutFingerprint,
-    /// At least 1.
+    /// Size of a block, at least 1.
     pub block_bytes: u64,
 }
 
-/// What the digest of an index is keyed with.
+/// The key of the digest of an index.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
@@ -42,10 +42,10 @@ pub struct Record {
     pub lineage: Lineage,
 }
 
-/// The first half of a BLAKE3.
+/// The first half of a BLAKE3 hash.
 pub type Digest = [u8; 16];
 
-/// Why an object cannot be used.
+/// The reason why an object cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PackError {
     #[error("an object of {bytes} bytes is no pack of blocks of {block_bytes} bytes")]
@@ -64,23 +64,24 @@ pub enum PackError {
     Forged,
 }
 
-/// Changes with the format.
+/// The version of the format.
 pub const FORMAT: u32 = 1;
 /// Bytes of a record.
 pub const RECORD_BYTES: usize = 80;
 /// Bytes of the tail.
 pub const TAIL_BYTES: usize = 56;
-/// Blocks of a pack. An index has at most 5 MiB.
+/// The most blocks of a pack. An index has at most 5 MiB.
 pub const BLOCKS_MAX: u32 = 1 << 16;
 
 const MAGIC: [u8; 8] = *b"TIDEPACK";
 const DIGEST_BYTES: usize = size_of::<Digest>();
-/// A record says whether its block is the first of a chain, or follows its parent.
+/// The marker of a record whose block is the first of a chain.
 const FIRST: u32 = 0;
+/// The marker of a record whose block follows its parent.
 const FOLLOWS: u32 = 1;
 
 impl Secret {
-    /// From what an operator gave all nodes; without that, one that everybody knows.
+    /// Derives the key from the operator's secret; without one, from a publicly known constant.
     pub fn of(given: Option<&[u8]>) -> Self {
         Self(blake3::derive_key("tidemill 2026 secret of packs", given.unwrap_or_default()))
     }
@@ -94,18 +95,18 @@ impl Secret {
     }
 }
 
-/// Whether bytes are those of a record.
+/// Whether the bytes match the record.
 pub fn matches(record: &Record, bytes: &[u8]) -> bool {
     checksum(bytes) == record.checksum && half(&blake3::hash(bytes)) == record.digest
 }
 
-/// Where block `number` of a pack is.
+/// The range of block `number` in a pack.
 pub fn block_range(number: u32, block_bytes: u64) -> Range<u64> {
     let start = u64::from(number) * block_bytes;
     start..start + block_bytes
 }
 
-/// Where the index of a pack of `bytes` bytes is.
+/// The range of the index in a pack of `bytes` bytes.
 pub fn index_range(bytes: u64, block_bytes: u64) -> Result<Range<u64>, PackError> {
     let blocks = u64::from(blocks(bytes, block_bytes)?);
     Ok(blocks * block_bytes..bytes)
@@ -119,7 +120,7 @@ fn blocks(bytes: u64, block_bytes: u64) -> Result<u32, PackError> {
     if content % each != 0 || !(1..=u64::from(BLOCKS_MAX)).contains(&blocks) { Err(size) } else { Ok(blocks as u32) }
 }
 
-/// Reads the index of the pack `name` of `bytes` bytes: what is at [`index_range`].
+/// Reads `index`, the bytes at [`index_range`] of the pack `name` of `bytes` bytes.
 pub fn read_index(name: &str, bytes: u64, index: &[u8], kind: Kind, secret: &Secret) -> Result<Vec<Record>, PackError> {
     let has = blocks(bytes, kind.block_bytes)?;
     let (Some((records, tail)), true) = (index.split_last_chunk(), index.len() == has as usize * RECORD_BYTES + TAIL_BYTES) else {
@@ -147,7 +148,7 @@ pub fn read_index(name: &str, bytes: u64, index: &[u8], kind: Kind, secret: &Sec
     Ok(records.as_chunks().0.iter().map(Record::decode).collect())
 }
 
-/// A pack that is being made.
+/// A pack that is being built.
 #[derive(Debug)]
 pub struct Packing {
     kind: Kind,
@@ -160,7 +161,7 @@ impl Packing {
         Self { kind, bytes: Vec::new(), records: Vec::new() }
     }
 
-    /// Appends a block. Panics if it has another size than the others.
+    /// Appends a block. Panics if its size differs from the others.
     pub fn push(&mut self, key: BlockKey, lineage: Lineage, bytes: &[u8]) {
         assert_eq!(bytes.len() as u64, self.kind.block_bytes, "all blocks of a pack have one size");
         self.records.push(Record { key, checksum: checksum(bytes), digest: half(&blake3::hash(bytes)), lineage });
@@ -171,7 +172,7 @@ impl Packing {
         self.records.len() as u32
     }
 
-    /// The object that is to have this name, and its records. Panics unless there are blocks, and at most [`BLOCKS_MAX`].
+    /// The object with this name, and its records. Panics unless there are between 1 and [`BLOCKS_MAX`] blocks.
     pub fn finish(mut self, name: &str, secret: &Secret) -> (Vec<u8>, Vec<Record>) {
         assert!((1..=BLOCKS_MAX).contains(&self.blocks()), "a pack has blocks, and not too many");
         let index_at = self.bytes.len();
@@ -209,7 +210,7 @@ impl Record {
     }
 }
 
-/// Fields one after the other. Those who take them know that there are enough.
+/// Fields one after the other. Callers know that there are enough.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

@@ -1,8 +1,8 @@
-//! Which blocks are worth writing to the bucket, and in which order.
+//! The blocks worth writing to the bucket, and their order.
 //!
-//! A block is worth its uses times its bytes. One that was computed and never used again is worth nothing to anyone later, and most are
-//! like that, so a block becomes *wanted* with its `uses_min`th use. Chains go by worth, each from its beginning: a block is useless
-//! without those before it, so it is wanted only if the block before it is in the bucket or is wanted, too.
+//! A block is worth its uses times its bytes. One that was computed and never used again saves no work later, and most are like that, so a
+//! block becomes *wanted* with its `uses_min`th use. Chains are written by worth, each from its beginning: a block is useless without those
+//! before it, so it is wanted only if the block before it is in the bucket or also wanted.
 
 use std::{
     cmp::Reverse,
@@ -14,9 +14,9 @@ use tidemill_proto::{block::BlockKey, pool::Lineage};
 #[derive(Debug)]
 pub struct Wanted {
     uses_min: u32,
-    /// Uses of blocks that are not wanted yet, of late,
+    /// Recent uses of blocks that are not wanted yet.
     recent: HashMap<BlockKey, u32>,
-    /// and before that. A block that is in neither has been forgotten.
+    /// Uses in the period before `recent`. A block that is in neither has been forgotten.
     earlier: HashMap<BlockKey, u32>,
     waiting: HashMap<BlockKey, Waiting>,
 }
@@ -24,7 +24,7 @@ pub struct Wanted {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     lineage: Lineage,
-    /// The first block of its chain that waits: what goes together.
+    /// The first waiting block of its chain, by which blocks are grouped.
     root: BlockKey,
     uses: u32,
 }
@@ -36,18 +36,18 @@ pub struct Choice {
     pub lineage: Lineage,
 }
 
-/// Blocks whose uses are counted of late, and again as many before. They take about 10 MB.
+/// The most blocks in each of the two periods of counted uses. They take about 10 MB.
 const COUNTED_MAX: usize = 1 << 17;
-/// Blocks that wait to be written.
+/// The most blocks that wait to be written.
 pub const WAITING_MAX: usize = 1 << 16;
 
 impl Wanted {
-    /// `uses_min`: at least 1; the computation of a block is its first use.
+    /// An empty set. `uses_min` is at least 1; the computation of a block is its first use.
     pub fn new(uses_min: u32) -> Self {
         Self { uses_min, recent: HashMap::new(), earlier: HashMap::new(), waiting: HashMap::new() }
     }
 
-    /// A block that is not in the bucket was computed or read. `written`: whether a block is in the bucket.
+    /// Counts a use of a block that is not in the bucket. `written`: whether a block is in the bucket.
     pub fn used(&mut self, key: BlockKey, lineage: Lineage, written: impl Fn(&BlockKey) -> bool) {
         if let Some(waiting) = self.waiting.get_mut(&key) {
             waiting.uses += 1;
@@ -79,17 +79,17 @@ impl Wanted {
         *uses
     }
 
-    /// Blocks that wait to be written.
+    /// The number of blocks that wait to be written.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Their uses, added up.
+    /// The sum of the waiting blocks' uses.
     pub fn worth(&self) -> u64 {
         self.waiting.values().map(|waiting| u64::from(waiting.uses)).sum()
     }
 
-    /// The blocks to write next: the chains that are worth most, each from its beginning. They wait no longer.
+    /// The blocks to write next: the chains with the highest worth, each from its beginning. They no longer wait.
     pub fn take(&mut self, blocks_max: usize, written: impl Fn(&BlockKey) -> bool) -> Vec<Choice> {
         let mut worth: HashMap<BlockKey, u64> = HashMap::new();
         for waiting in self.waiting.values() {
@@ -120,7 +120,7 @@ mod tests {
     use proptest::prelude::*;
     use tidemill_proto::{block::Tenant, ids::RequestId};
 
-    /// Block `n` of chain `chain`.
+    /// Block `n` of the chain `chain`.
     fn block(chain: u8, n: u8) -> (BlockKey, Lineage) {
         let key = |n: u8| BlockKey([chain, n, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         let parent = n.checked_sub(1).map(key);

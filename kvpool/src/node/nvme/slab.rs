@@ -1,4 +1,4 @@
-//! The NVMe tier's files: one preallocated file of equal slots, and one of records that say what each slot holds.
+//! The NVMe tier's files: one preallocated file of equal slots, and one of records that describe the slots' content.
 //!
 //! ```text
 //!   DIR/slab       slot 0 │ slot 1 │ …                whole pages each, read and written past the page cache (O_DIRECT)
@@ -41,7 +41,7 @@ pub enum SlabError {
     TooSmall { capacity_bytes: u64, block_bytes: u64 },
 }
 
-/// What is on a disk. If it is another file format, or other blocks, it is wiped.
+/// The description of a disk's content. If its file format or its blocks are of another kind, the disk is wiped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Manifest {
     format: u32,
@@ -55,7 +55,7 @@ impl Manifest {
     }
 }
 
-/// Open for one process at a time: the records are locked.
+/// The files of one disk, open in one process at a time: the records are locked.
 #[derive(Debug)]
 pub struct Slab {
     records: Records,
@@ -64,24 +64,25 @@ pub struct Slab {
     slab_path: PathBuf,
 }
 
-/// Where the blocks of one size are on a disk.
+/// The layout of blocks of one size on a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     pub slots: u32,
-    /// Bytes from one slot to the next.
+    /// The distance from one slot to the next, in bytes.
     pub stride: usize,
 }
 
-/// Changes with the format of the files.
+/// The version of the files' format.
 const FORMAT: u32 = 2;
-/// Alignment that O_DIRECT wants of offsets, lengths and memory, enough for any disk.
+/// The alignment that O_DIRECT requires of offsets, lengths and memory, enough for any disk.
 pub const PAGE: usize = 4096;
-/// Number of the manifest's record; slot `n` has the one `n` places after the first slot's.
+/// The number of the manifest's record.
 const MANIFEST: u64 = 0;
+/// The number of the first slot's record; slot `n` has the one `n` places later.
 const FIRST_SLOT: u64 = 1;
 
 impl Geometry {
-    /// As many slots as the capacity holds.
+    /// A geometry with as many slots as the capacity holds.
     pub fn new(capacity_bytes: u64, block_bytes: u64) -> Result<Self, SlabError> {
         let too_small = SlabError::TooSmall { capacity_bytes, block_bytes };
         let Some(stride) = block_bytes.checked_next_multiple_of(PAGE as u64) else { return Err(too_small) };
@@ -105,7 +106,7 @@ impl Slab {
             let path = path.to_owned();
             move |source| SlabError::File { path, source }
         };
-        // Blocks are made of clients' prompts.
+        // Only the owner may read the files: blocks are derived from clients' prompts.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed(dir))?;
         let (records_path, slab_path) = (dir.join("records"), dir.join("slab"));
         let records = Records::open(&records_path).map_err(failed(&records_path))?;
@@ -113,12 +114,12 @@ impl Slab {
         Ok(Self { records, records_path, slab, slab_path })
     }
 
-    /// `None`: there is none that this version can read.
+    /// The manifest, or `None` if there is none that this version can read.
     pub fn manifest(&self) -> Option<Manifest> {
         self.records.read::<Manifest>(MANIFEST).filter(|manifest| manifest.format == FORMAT)
     }
 
-    /// Prepares the disk for such blocks and reserves its space. Blocks that are there stay if they are the same kind.
+    /// Prepares the disk for blocks of this kind and reserves its space. Existing blocks stay if they are of the same kind.
     pub fn prepare(&self, manifest: Manifest, geometry: Geometry) -> Result<(), SlabError> {
         let failed = |source| SlabError::File { path: self.slab_path.clone(), source };
         if self.manifest() != Some(manifest) {
@@ -148,7 +149,7 @@ impl Slab {
         })
     }
 
-    /// Records what slots hold from now on.
+    /// Records the new content of slots.
     pub fn record(&self, blocks: impl IntoIterator<Item = (u32, DiskBlock)>) -> Result<(), SlabError> {
         blocks.into_iter().try_for_each(|(slot, DiskBlock { key, checksum, lineage })| {
             self.recorded(self.records.write(FIRST_SLOT + u64::from(slot), &(key, checksum, lineage)))
@@ -164,12 +165,12 @@ impl Slab {
         outcome.map_err(|source| SlabError::File { path: self.records_path.clone(), source })
     }
 
-    /// `offset`, the length of `bytes` and their address must be multiples of [`PAGE`].
+    /// Writes to the slab. `offset`, the length of `bytes` and their address must be multiples of [`PAGE`].
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), SlabError> {
         self.slab.write_all_at(bytes, offset).map_err(|source| SlabError::File { path: self.slab_path.clone(), source })
     }
 
-    /// As [`write`](Self::write).
+    /// Reads from the slab, with the same alignment as [`write`](Self::write).
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), SlabError> {
         self.slab.read_exact_at(bytes, offset).map_err(|source| SlabError::File { path: self.slab_path.clone(), source })
     }
@@ -178,12 +179,12 @@ impl Slab {
 /// Memory for reading and writing the disk.
 pub fn buffer(bytes: usize) -> io::Result<MmapMut> {
     let buffer = MmapMut::map_anon(bytes)?;
-    // With huge pages a block is one page, for copies and for the disk. Without them, small pages work too.
+    // With huge pages a block is one page, for copies and for the disk. Small pages also work.
     let _ = buffer.advise(Advice::HugePage);
     Ok(buffer)
 }
 
-/// Past the page cache if the file system can do that: blocks would only push other things out of it.
+/// Opens a file past the page cache if the file system supports it: blocks would only push other data out of it.
 fn open_direct(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);

@@ -4,9 +4,9 @@
 //!   directory ── Store, Load, Erase ──► queues ──► threads: copy, check, read or write ──► directory: stored, loaded
 //! ```
 //!
-//! Loads go first, because someone waits for them. A thread takes its share of the waiting jobs, reads or writes neighbouring slots
-//! together, and answers for its whole share at once, so that many small blocks cost about as much as a large one. The directory
-//! bounds the queues: each load has a DRAM slot, and stores are limited.
+//! Loads go first, because readers wait for them. A thread takes its share of the waiting jobs, reads or writes neighbouring slots
+//! together, and answers for its whole share at once, so that many small blocks cost about as much as a large one. The directory bounds the
+//! queues: each load has a DRAM slot, and stores are limited.
 
 use super::slab::{self, Geometry, Slab, SlabError};
 use crate::{
@@ -59,7 +59,7 @@ struct Queues {
     closed: bool,
 }
 
-/// Since the process started.
+/// The disk's counters since the process started.
 #[derive(Debug, Default)]
 struct Counters {
     stored: Lane,
@@ -69,7 +69,7 @@ struct Counters {
     given_up: AtomicU64,
 }
 
-/// Reads and writes at once: enough to keep an NVMe disk busy.
+/// The number of concurrent reads and writes: enough to keep an NVMe disk busy.
 const THREADS: usize = 8;
 /// The most bytes that a thread takes at once, unless one block is larger.
 const BATCH_BYTES: usize = 512 << 10;
@@ -83,7 +83,7 @@ impl NvmeThreads {
         self.geometry.slots
     }
 
-    /// Tells the directory which blocks an earlier run left on the disk.
+    /// Informs the directory of the blocks that an earlier run left on the disk.
     pub(in crate::node) fn recover(&self, directory: &mut Directory) {
         let useless = directory.recover(self.disk.records());
         self.push(useless.into_iter().map(|disk| DiskJob::Erase { disk }));
@@ -91,7 +91,7 @@ impl NvmeThreads {
         tracing::info!(blocks, slots = self.slots(), "disk ready");
     }
 
-    /// Does not wait. After the end, jobs are dropped.
+    /// Queues jobs without waiting. After the disk is closed, jobs are dropped.
     pub(in crate::node) fn push(&self, jobs: impl IntoIterator<Item = DiskJob>) {
         let queues = &mut *self.queues.lock();
         if queues.closed {
@@ -106,7 +106,7 @@ impl NvmeThreads {
         self.waiting.notify_all();
     }
 
-    /// Reads a slot's block on the caller's thread, apart from the queues. `None`: its bytes do not have this checksum.
+    /// Reads a slot's block on the caller's thread, apart from the queues. `None` if its bytes do not have this checksum.
     pub(in crate::node) fn copy(&self, disk: u32, block_bytes: usize, expected: u64) -> Option<Vec<u8>> {
         let mut buffer = slab::buffer(self.geometry.stride).ok()?;
         self.disk.read(self.geometry.offset(disk), &mut buffer).ok()?;
@@ -121,7 +121,7 @@ impl NvmeThreads {
         tracing::error!("the disk failed: this node goes on without NVMe until it is restarted");
     }
 
-    /// Ends the threads after their jobs under way.
+    /// Ends the threads after their current jobs.
     pub(in crate::node) fn close(&self) {
         *self.queues.lock() = Queues { closed: true, ..Queues::default() };
         self.waiting.notify_all();
@@ -133,7 +133,7 @@ impl NvmeThreads {
         message::Disk { stored: stored.snapshot(), loaded: loaded.snapshot(), corrupt, errors, given_up }
     }
 
-    /// Starts the threads that work for `store`.
+    /// Starts the threads that serve `store`.
     pub(in crate::node) fn start(store: &Arc<Store>, io: &Arc<Self>) -> io::Result<()> {
         for n in 0..THREADS {
             let buffer = slab::buffer(io.batch_max() * io.geometry.stride)?;
@@ -143,12 +143,12 @@ impl NvmeThreads {
         Ok(())
     }
 
-    /// Jobs in a batch, at most.
+    /// The most jobs in a batch.
     fn batch_max(&self) -> usize {
         (BATCH_BYTES / self.geometry.stride).max(1)
     }
 
-    /// A share of the waiting jobs, all of one kind and in the order of their slots. Waits for one; `None` at the end.
+    /// A share of the waiting jobs, all of one kind and in the order of their slots. Waits for a job; `None` when the disk is closed.
     fn take(&self) -> Option<Vec<DiskJob>> {
         let mut queues = self.queues.lock();
         loop {
@@ -208,7 +208,7 @@ impl Worker {
                 DiskJob::Erase { .. } => {
                     for job in &batch {
                         if let Err(error) = self.io.disk.erase(job.disk()) {
-                            // After a restart, the block will be found to be wrong again.
+                            // After a restart, the block will be found to be corrupt again.
                             tracing::warn!(%error, "a broken block's record stays on disk");
                         }
                     }
@@ -222,7 +222,7 @@ impl Worker {
         let started = Instant::now();
         let mut outcomes: Vec<_> =
             batch.iter().zip(self.buffer.chunks_exact_mut(stride)).map(|(job, bytes)| copy(arena, job, bytes)).collect();
-        // Slots of a run whose copy failed are written too: nobody will find them.
+        // Slots of a run whose copy failed are written too: they are not recorded, so their blocks are never found.
         let written = self.io.each_run(batch, &mut self.buffer, |disk, offset, bytes| disk.write(offset, bytes));
         let recorded = written.and_then(|()| {
             let good = batch.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok());
@@ -273,7 +273,7 @@ impl Worker {
     }
 }
 
-/// Copies a block on its way to disk, and checks it.
+/// Copies a block to be stored on disk, and checks it.
 fn copy(arena: &Arena, job: &DiskJob, bytes: &mut [u8]) -> Result<(), DiskFault> {
     let DiskJob::Store { from, block, .. } = job else { return Err(DiskFault::Late) };
     let copied = arena.read_into(from.slot, &mut bytes[..arena.block_bytes()]);
@@ -283,7 +283,7 @@ fn copy(arena: &Arena, job: &DiskJob, bytes: &mut [u8]) -> Result<(), DiskFault>
     if copied.checksum == block.checksum { Ok(()) } else { Err(DiskFault::Corrupt) }
 }
 
-/// Fills a slot with a block from disk and checks it. Until it is published, the slot is this writer's alone.
+/// Fills a slot with a block from disk and checks it. Until the slot is published, only this thread may write it.
 fn fill(arena: &Arena, job: &DiskJob, bytes: &[u8], now: Duration) -> Result<(), DiskFault> {
     let &DiskJob::Load { to, checksum: expected, until, .. } = job else { return Err(DiskFault::Late) };
     if now >= until {

@@ -38,12 +38,12 @@ pub(in crate::node) struct Bucket {
 struct State {
     budget: Budget,
     reads: Breaker,
-    /// A bucket that is full, or may only be read, can still be read.
+    /// The breaker of writes, apart from that of reads: a bucket that is full or read-only can still be read.
     writes: Breaker,
     speed: ReadSpeed,
 }
 
-/// Since the process started.
+/// The bucket's counters since the process started.
 #[derive(Debug, Default)]
 struct Counters {
     stored: Lane,
@@ -65,7 +65,7 @@ pub(super) struct Listed {
     pub(super) written_s: u64,
 }
 
-/// Why a request brought nothing.
+/// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error(transparent)]
@@ -80,17 +80,17 @@ pub(super) enum Failure {
     Server(object_store::Error),
 }
 
-/// What a name of a pack ends with.
+/// The suffix of a pack's name.
 const SUFFIX: &str = ".pack";
 const NAME_MAX: usize = 128;
-/// Objects that one request to list names.
+/// The number of objects that one listing request returns.
 const LISTED_PER_REQUEST: usize = 1000;
-/// A listing, a pack that is written and one that is deleted take no longer.
+/// The longest time for listing, for writing a pack and for deleting one.
 const PATIENCE: Duration = Duration::from_secs(60);
 const CONNECT_MAX: Duration = Duration::from_secs(2);
 
 impl Bucket {
-    /// Packs of other blocks are in other folders, so that models may share a bucket.
+    /// Opens the bucket. Packs of other kinds of blocks are in other folders, so that models can share a bucket.
     pub(in crate::node) fn open(settings: &settings::Objects, kind: Kind) -> io::Result<Self> {
         let (store, prefix): (Arc<dyn ObjectStore>, Path) = match &settings.place {
             ObjectPlace::Directory(dir) => {
@@ -98,7 +98,7 @@ impl Bucket {
             }
             ObjectPlace::S3 { bucket, prefix, endpoint } => {
                 let options = ClientOptions::new().with_connect_timeout(CONNECT_MAX).with_timeout(PATIENCE);
-                // One try: those who wait have better things to do than to wait for a second one.
+                // One try: a second one would take longer than its readers should wait.
                 let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
                 let mut builder =
                     AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry).with_client_options(options.clone());
@@ -123,7 +123,7 @@ impl Bucket {
         Self { store, folder, state: Mutex::new(state), counters: Counters::default() }
     }
 
-    /// Part of a pack, for somebody who waits.
+    /// Reads a part of a pack that a reader waits for.
     pub(super) async fn read(&self, name: &str, range: Range<u64>, patience: Duration) -> Result<Vec<u8>, Failure> {
         let started = Instant::now();
         let bytes = self.get(Request::Read, name, range, patience).await?;
@@ -131,7 +131,7 @@ impl Bucket {
         Ok(bytes)
     }
 
-    /// A pack's index.
+    /// Reads a pack's index.
     pub(super) async fn read_index(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>, Failure> {
         self.get(Request::ReadIndex, name, range, PATIENCE).await
     }
@@ -171,7 +171,7 @@ impl Bucket {
         self.ended(async { self.store.delete(&path).await }, PATIENCE, |state| &mut state.writes).await
     }
 
-    /// The packs that are there, at most [`PACKS_MAX`].
+    /// The packs in the bucket, at most [`PACKS_MAX`].
     pub(super) async fn list(&self) -> Result<Vec<Listed>, Failure> {
         self.asked(Request::WriteOrList, |state| &mut state.reads)?;
         self.counters.writes.fetch_add(1, Relaxed);
@@ -198,7 +198,7 @@ impl Bucket {
         listed.ok_or(Failure::Refused(Refused::Rate))
     }
 
-    /// Takes a request out of the budget, unless the server is left alone.
+    /// Takes a request out of the budget, unless the breaker is open.
     fn asked(&self, request: Request, breaker: impl Fn(&mut State) -> &mut Breaker) -> Result<(), Refused> {
         let (state, now) = (&mut *self.state.lock(), wall_clock());
         let answer = if breaker(state).is_open(now) { Err(Refused::Broken) } else { state.budget.take(request, now) };
@@ -208,7 +208,7 @@ impl Bucket {
         answer
     }
 
-    /// Waits for an answer, and learns from it whether the server works.
+    /// Waits for an answer, and reports to the breaker whether the server works.
     async fn ended<T>(
         &self,
         answer: impl Future<Output = object_store::Result<T>>,
@@ -220,7 +220,7 @@ impl Bucket {
                 breaker(&mut self.state.lock()).succeeded();
                 return Ok(answer);
             }
-            // The server works.
+            // The server works, though the object is not there.
             Ok(Err(object_store::Error::NotFound { .. })) => {
                 breaker(&mut self.state.lock()).succeeded();
                 return Err(Failure::Gone);
@@ -271,18 +271,18 @@ impl Bucket {
     }
 }
 
-/// A name that no other has.
+/// A new, unique name.
 pub(super) fn new_name() -> String {
     format!("{:012}-{:016x}{SUFFIX}", wall_clock().as_secs(), rand::random::<u64>())
 }
 
-/// Whether this is how packs are named. The server says what is there, and is not trusted.
+/// Whether this is a valid name of a pack. The server's listing is not trusted.
 fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
     name.len() <= NAME_MAX && name.strip_suffix(SUFFIX).is_some_and(|stem| !stem.is_empty() && stem.chars().all(plain))
 }
 
-/// `None`: it has another length. No more than that is taken.
+/// The body of an answer, or `None` if its length differs. Reads no more than `length` bytes.
 async fn body(answer: GetResult, length: u64) -> object_store::Result<Option<Vec<u8>>> {
     if answer.range.end.saturating_sub(answer.range.start) != length {
         return Ok(None);
@@ -301,7 +301,7 @@ async fn body(answer: GetResult, length: u64) -> object_store::Result<Option<Vec
     Ok((bytes.len() as u64 == length).then_some(bytes))
 }
 
-/// Since the start of 1970.
+/// The time since the start of 1970.
 pub(super) fn wall_clock() -> Duration {
     SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()
 }

@@ -1,4 +1,5 @@
-//! Blocks that somebody waits for: neighbours of one pack come in one read. Whatever goes wrong is a miss, at once or at the deadline.
+//! Fetches of blocks that readers wait for: neighbouring blocks of one pack come in one read. Every failure is a miss, at once or at the
+//! deadline.
 
 use super::{FetchJob, ObjectTier, alive, bucket::Failure};
 use crate::{
@@ -19,15 +20,15 @@ use tokio::{
     time::timeout,
 };
 
-/// Reads at once.
+/// The most reads at once.
 const READS_MAX: usize = 32;
-/// Bytes of a read, unless one block is larger: several are under way at once, and each begins to be of use at its end.
+/// The most bytes of a read, unless one block is larger: several are in progress at once, and the blocks of each can be used when it ends.
 const READ_BYTES: u64 = 4 << 20;
 
-/// A read ends so much before its slots are taken from it: else nobody may use these for a while.
+/// The margin by which a read ends before its slots are taken from it: otherwise these would be quarantined for a while.
 const MARGIN: Duration = Duration::from_millis(20);
 
-/// Takes jobs until there are no more.
+/// Serves jobs until the queue is closed.
 pub(super) async fn run(tier: Weak<ObjectTier>, store: Weak<Store>, mut queue: UnboundedReceiver<Vec<FetchJob>>) {
     let permits = Arc::new(Semaphore::new(READS_MAX));
     while let Some(mut jobs) = queue.recv().await {
@@ -94,7 +95,7 @@ fn fill_one(store: &Store, arena: &Arena, job: &FetchJob, bytes: &[u8]) -> Resul
     if !pack::matches(record, bytes) {
         return Err(FetchFault::Corrupt);
     }
-    // Until it is published, the slot is this writer's alone.
+    // Until the slot is published, only this task may write it.
     if store.now() >= job.until || arena.write_block(job.to.slot, bytes) != record.checksum {
         return Err(FetchFault::Missed);
     }

@@ -1,4 +1,4 @@
-//! What is in the bucket, and what is written to it: the only one who writes, deletes and lists for a node.
+//! The keeper of the bucket: the only task of a node that writes, deletes and lists.
 
 use super::{
     ObjectTier, alive,
@@ -25,24 +25,24 @@ use std::{
 use tidemill_proto::block::BlockKey;
 use tokio::{task::spawn_blocking, time::sleep};
 
-/// How often the keeper looks whether there is something to do.
+/// The interval at which the keeper looks for work.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Indexes read at once.
+/// The number of indexes read at once.
 const INDEXES_AT_ONCE: usize = 8;
-/// While this second's requests are used up.
+/// The pause while this second's requests are used up.
 const RATE_PAUSE: Duration = Duration::from_millis(100);
-/// Looking into new packs takes no longer; the rest is looked into next time.
+/// The longest time for reading indexes of new packs; the rest is read next time.
 const REFRESH_MAX: Duration = Duration::from_secs(60);
 
-/// A node's keeper. One thing at a time.
+/// A node's keeper, which does one thing at a time.
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
     listed: Option<Instant>,
-    /// Since when there are blocks to write.
+    /// The time since which there have been blocks to write.
     wanted: Option<Instant>,
 }
 
-/// Keeps the bucket until there is nobody to keep it for.
+/// Keeps the bucket until the tier or the store is gone.
 pub(super) async fn run(tier: Weak<ObjectTier>, store: Weak<Store>) {
     while let Some((tier, store)) = alive(&tier, &store) {
         tier.keeper.lock().await.step(&tier, &store).await;
@@ -65,7 +65,7 @@ impl Keeper {
         }
     }
 
-    /// Learns what is in the bucket.
+    /// Lists the bucket, and updates the catalog.
     pub(super) async fn look(&mut self, tier: &ObjectTier, store: &Arc<Store>) {
         self.listed = Some(Instant::now());
         if let Err(failure) = refresh(tier, store).await {
@@ -73,7 +73,7 @@ impl Keeper {
         }
     }
 
-    /// Writes packs until nothing is left, or nothing can be written.
+    /// Writes packs until no block is left, or a write fails.
     pub(super) async fn write_all(&mut self, tier: &ObjectTier, store: &Arc<Store>) {
         while store.apply(|directory, _| directory.wanted()).0 > 0 && write(tier, store).await {}
     }
@@ -83,7 +83,7 @@ fn blocks_per_pack(tier: &ObjectTier) -> usize {
     ((tier.settings.pack_bytes / tier.kind.block_bytes).max(1) as usize).min(pack::BLOCKS_MAX as usize)
 }
 
-/// Writes one pack. `false`: it could not be written. Its blocks will be wanted again when they are used again.
+/// Writes one pack. `false` if it could not be written: its blocks will be wanted again when they are used again.
 async fn write(tier: &ObjectTier, store: &Arc<Store>) -> bool {
     let blocks = store.apply(|directory, _| directory.take_wanted(blocks_per_pack(tier)));
     let (kind, secret, name, source) = (tier.kind, tier.secret.clone(), new_name(), Arc::clone(store));
@@ -91,9 +91,9 @@ async fn write(tier: &ObjectTier, store: &Arc<Store>) -> bool {
         let name = name.clone();
         move || pack(&source, kind, &blocks).map(|packing| packing.finish(&name, &secret))
     });
-    // Panics do not come here, and an end of the runtime does.
+    // This fails only when the runtime ends, since packing does not panic.
     let Ok(packed) = packed.await else { return false };
-    // All of them have left memory meanwhile.
+    // All blocks have left memory and disk meanwhile.
     let Some((object, records)) = packed else { return true };
     let (bytes, count) = (object.len() as u64, records.len());
     if bytes > tier.settings.capacity_bytes || !make_room(tier, store, bytes).await {
@@ -112,7 +112,7 @@ async fn write(tier: &ObjectTier, store: &Arc<Store>) -> bool {
     }
 }
 
-/// Copies blocks into a pack, up to each chain's first block that is gone. `None`: all are.
+/// Copies blocks into a pack, up to each chain's first block that is gone. `None` if all are gone.
 fn pack(store: &Store, kind: Kind, blocks: &[ToPack]) -> Option<Packing> {
     let arena = store.arena();
     let mut packing = Packing::new(kind);
@@ -134,7 +134,7 @@ fn pack(store: &Store, kind: Kind, blocks: &[ToPack]) -> Option<Packing> {
     (packing.blocks() > 0).then_some(packing)
 }
 
-/// Deletes the packs that were used longest ago until `bytes` more fit.
+/// Deletes the least recently used packs until `bytes` more fit.
 async fn make_room(tier: &ObjectTier, store: &Arc<Store>, bytes: u64) -> bool {
     let victims = store.apply(|directory, _| {
         let Some(catalog) = directory.catalog() else { return Vec::new() };
@@ -153,7 +153,7 @@ async fn make_room(tier: &ObjectTier, store: &Arc<Store>, bytes: u64) -> bool {
     true
 }
 
-/// Learns what other nodes, and this one before it was restarted, have written and deleted.
+/// Updates the catalog with packs that were written and deleted by other nodes, or by this one before a restart.
 async fn refresh(tier: &ObjectTier, store: &Arc<Store>) -> Result<(), Failure> {
     let started = Instant::now();
     let listed = tier.bucket.list().await?;
@@ -164,7 +164,7 @@ async fn refresh(tier: &ObjectTier, store: &Arc<Store>) -> Result<(), Failure> {
         let is_new = |pack: &Listed| directory.catalog().is_some_and(|catalog| !catalog.knows(&pack.name));
         listed.into_iter().filter(is_new).collect()
     });
-    // What was written last is most likely wanted.
+    // The latest packs are read first, since they are most likely to be wanted.
     new.sort_unstable_by(|a, b| (Reverse(a.written_s), &a.name).cmp(&(Reverse(b.written_s), &b.name)));
     let mut looking = stream::iter(new).map(|pack| look_into(tier, store, pack, started)).buffer_unordered(INDEXES_AT_ONCE);
     let mut outcome = Ok(());
@@ -174,7 +174,7 @@ async fn refresh(tier: &ObjectTier, store: &Arc<Store>) -> Result<(), Failure> {
     outcome
 }
 
-/// Reads the index of a pack that somebody wrote.
+/// Reads the index of a new pack.
 async fn look_into(tier: &ObjectTier, store: &Arc<Store>, pack: Listed, started: Instant) -> Result<(), Failure> {
     let Listed { name, bytes, written_s } = pack;
     let records = match pack::index_range(bytes, tier.kind.block_bytes) {

@@ -1,4 +1,5 @@
-//! Nodes without clients over one bucket: what one writes the others find, and whatever is wrong with the bucket is a miss in time.
+//! Nodes without clients that share one bucket: blocks written by one are found by the others, and any fault of the bucket is a miss in
+//! time.
 
 use super::{bucket::Bucket, *};
 use crate::{
@@ -33,7 +34,7 @@ const READER: ClientId = ClientId(2);
 const SLOTS: u64 = 32;
 const ALL: Range<u8> = 0..12;
 
-/// A node's parts that have to do with the bucket.
+/// The parts of a node that involve the bucket.
 struct Rig {
     store: Arc<Store>,
     tier: Arc<ObjectTier>,
@@ -68,7 +69,7 @@ impl Rig {
         Self { store, tier, runtime: Builder::new_current_thread().enable_all().build().unwrap() }
     }
 
-    /// Puts a chain of blocks, and reads them once more: from now on they are worth writing.
+    /// Puts a chain of blocks, and reads them once more, so that they are worth writing.
     fn fill(&self, blocks: Range<u8>) {
         let keys = keys(blocks.clone());
         let lineage = Lineage { origin: RequestId(1), tenant: Tenant(1), parent: None, position: 0 };
@@ -88,7 +89,7 @@ impl Rig {
         self.runtime.block_on(Arc::clone(&self.tier).flush(Arc::clone(&self.store)));
     }
 
-    /// Looks at the bucket now.
+    /// Refreshes the catalog now.
     fn refresh(&self) {
         self.runtime.block_on(async { self.tier.keeper.lock().await.look(&self.tier, &self.store).await });
     }
@@ -97,7 +98,7 @@ impl Rig {
         self.store.apply(|directory, _| directory.catalog().unwrap().keys().len())
     }
 
-    /// Gets blocks, and returns how many of them came, with the right bytes, and how long the last one took to come or to miss.
+    /// Gets blocks. Returns how many of them came, with the right bytes, and the time until the last one came or was missed.
     fn get(&self, blocks: Range<u8>) -> (usize, Duration) {
         let (keys, started) = (keys(blocks.clone()), Instant::now());
         self.store.apply(|directory, now| directory.get(READER, CallId(1), &keys, Duration::ZERO, Via::Slots, now));
@@ -151,7 +152,7 @@ fn change(objects: &dyn ObjectStore, change: impl Fn(&mut Vec<u8>)) {
     }
 }
 
-/// A bucket with one pack of all blocks.
+/// A bucket with one pack that holds all blocks.
 fn written() -> Arc<InMemory> {
     let objects = Arc::new(InMemory::new());
     let node = Rig::new(Arc::clone(&objects) as _, settings());
@@ -231,7 +232,7 @@ fn changed_bytes_and_cut_packs_are_misses() {
         node.refresh();
         assert_eq!((node.known(), node.tier.counters().corrupt), (0, 1), "{what}");
     }
-    // Blocks are cut off while a node knows where they were.
+    // Packs are truncated after a node has learned their content.
     let objects = written();
     let node = Rig::new(Arc::clone(&objects) as _, settings());
     node.refresh();
@@ -287,7 +288,7 @@ fn bounds_hold_and_what_is_beyond_them_is_a_miss_at_once() {
     std::thread::sleep(Duration::from_millis(1500));
     node.refresh();
     assert_eq!(node.known(), ALL.len());
-    // Not neighbours: each is a read of its own.
+    // These are not neighbours, so each takes a separate read.
     let started = Instant::now();
     let came: usize = (0..12).step_by(2).map(|n| node.get(n..n + 1).0).sum();
     assert!(came <= 3 && started.elapsed() < Duration::from_secs(1), "{came}");

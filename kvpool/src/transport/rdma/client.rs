@@ -31,9 +31,9 @@ use tokio::sync::{mpsc, oneshot};
 #[derive(Debug)]
 pub struct Nics {
     nics: Vec<Arc<Nic>>,
-    /// For blocks of the size that was last asked for.
+    /// The staging memory for blocks of the size that was last requested.
     staging: Mutex<Option<Arc<Staging>>>,
-    /// Memory of the process's own, registered with each device.
+    /// The process's own memory that is registered, by registration and device.
     memory: RwLock<Vec<Arc<Vec<Region>>>>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Nic {
     _poller: Poller,
 }
 
-/// Dropped, the memory is no longer registered.
+/// A registration of memory, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Registration {
     nics: Arc<Nics>,
@@ -53,7 +53,7 @@ pub struct Registration {
 }
 
 impl Nics {
-    /// Opens devices. Without any, everything goes another way.
+    /// Opens devices. If there are none, blocks use other transports.
     pub fn open(names: &DeviceNames) -> Arc<Self> {
         let open = |name: &str| {
             let device = Device::open(name, 2 * REQUESTS)?;
@@ -75,11 +75,11 @@ impl Nics {
         self.nics.is_empty()
     }
 
-    /// Registers memory that blocks will be read to, so that they arrive without a copy. Should the memory move away before the
-    /// registration is dropped, what is read to it is a miss, and nothing else is touched: the old pages stay allocated.
+    /// Registers memory into which blocks will be read, so that they arrive without a copy. Should the memory be remapped before the
+    /// registration is dropped, reads into it are misses and affect no other memory: the old pages stay allocated.
     pub fn register(self: &Arc<Self>, memory: &mut [u8]) -> Result<Registration, VerbsErrorText> {
         let register = |nic: &Arc<Nic>| {
-            // SAFETY: peers get no access; the device writes only where a read's destination, which is borrowed meanwhile, lies in it.
+            // SAFETY: peers get no access; the device writes only to a read's destination inside it, which is borrowed meanwhile.
             unsafe { Region::register(Arc::clone(&nic.device.domain), memory.as_mut_ptr(), memory.len(), Access::LOCAL) }
         };
         let regions = self.nics.iter().map(register).collect::<Result<Vec<_>, _>>().map_err(|error| VerbsErrorText(error.to_string()))?;
@@ -88,7 +88,7 @@ impl Nics {
         Ok(Registration { nics: Arc::clone(self), regions })
     }
 
-    /// The memory as requests of a device name it, if it is registered.
+    /// The memory as named in requests to a device, if it is registered.
     fn registered(&self, device: usize, memory: &mut [u8]) -> Option<(Local, Arc<Vec<Region>>)> {
         let part = |regions: &Arc<Vec<Region>>| {
             let local = regions.get(device)?.part(memory.as_mut_ptr() as usize, memory.len())?;
@@ -109,7 +109,7 @@ impl Nics {
     }
 }
 
-/// Why memory cannot be registered.
+/// The reason why memory cannot be registered.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct VerbsErrorText(String);
@@ -120,27 +120,27 @@ impl Drop for Registration {
     }
 }
 
-/// A connection's rails. Without an open one, it is not usable.
+/// A connection's rails. Not usable without an open one.
 #[derive(Debug)]
 pub(crate) struct Rails {
     nics: Arc<Nics>,
     staging: Arc<Staging>,
     layout: Layout,
     nonce: [u8; 16],
-    /// At most one per device; closed ones are replaced.
+    /// The rails, at most one per device; closed ones are replaced.
     rails: RwLock<Vec<Arc<Rail>>>,
     turn: AtomicUsize,
     control: mpsc::WeakSender<ToPool>,
     counters: Arc<TransferCounters>,
 }
 
-/// No rail is open yet.
+/// Makes a connection's rails, none of which is open yet.
 pub(in crate::transport) fn open(offer: &Offer<'_>) -> Result<Way, ArenaError> {
     let nics = offer.nics.filter(|nics| !nics.is_empty()).ok_or(ArenaError::Rails("this process has no RDMA device".into()))?;
     Ok(Way::Slots(Arc::new(Arc::new(Rails::new(nics, offer)?))))
 }
 
-/// Rails that exist here and not yet at the node.
+/// Rails that exist only at this end so far.
 #[derive(Debug, Default)]
 pub(crate) struct Opening(Vec<HalfOpen>);
 
@@ -159,7 +159,7 @@ impl Rails {
         Ok(Self { nics, staging, layout, nonce: info.nonce, rails: RwLock::default(), turn: AtomicUsize::new(0), control, counters })
     }
 
-    /// This side of a rail for each device that has none open. Takes a while: call it on a thread that may block.
+    /// Makes this end of a rail for each device that has none open. Takes a while: call it on a thread that may block.
     pub(crate) fn begin(&self) -> Opening {
         let open: Vec<usize> = self.open_rails().iter().map(|rail| rail.nic().index).collect();
         let missing = self.nics.nics.iter().filter(|nic| !open.contains(&nic.index));
@@ -170,7 +170,8 @@ impl Rails {
         Opening(half_open.collect())
     }
 
-    /// Connects them with the node's ends, in the same order, and keeps those over which the node's arena can be read. Blocks.
+    /// Connects these rails with the node's ends, in the same order, and keeps those over which the node's arena can be read. Blocks the
+    /// thread.
     pub(crate) fn finish(self: &Arc<Self>, opening: Opening, opened: Vec<Option<RailOpened>>) {
         for (half, opened) in opening.0.into_iter().zip(opened) {
             let Some(opened) = opened else { continue };
@@ -192,17 +193,17 @@ impl Rails {
         }
     }
 
-    /// Whether this is the node's arena, and any of it can be read.
+    /// Whether the rail can read the node's arena: checks the proof at its start.
     fn reads_the_arena(&self, rail: &Arc<Rail>) -> bool {
         let Some(pad) = self.staging.take(Kind::Pad, Instant::now() + STALL_MAX) else { return false };
         let start = (pad.local(rail.nic().index, PROOF_BYTES), Remote { at: 0, bytes: PROOF_BYTES });
         const { assert!(PROOF_BYTES <= PAD_BYTES) };
-        // SAFETY: the pad is ours.
+        // SAFETY: this thread owns the pad.
         let read = unsafe { rail.read(start, None) };
         read.is_ok() && pad.start_of::<PROOF_BYTES>() == proof(self.nonce)
     }
 
-    /// Closes all of them: the node has.
+    /// Closes all rails after the node has closed its ends.
     pub(crate) fn close(&self, reason: &str) {
         self.rails.read().iter().for_each(|rail| rail.close(reason));
     }
@@ -216,7 +217,7 @@ impl Rails {
         self.rails.read().iter().filter(|rail| rail.is_open()).cloned().collect()
     }
 
-    /// The open rails, those whose turn it is first.
+    /// The open rails, starting with the one whose turn it is.
     fn in_turn(&self) -> Vec<Arc<Rail>> {
         let mut rails = self.open_rails();
         if !rails.is_empty() {
@@ -226,7 +227,7 @@ impl Rails {
         rails
     }
 
-    /// An open rail, and a place that may be read to.
+    /// An open rail, and a place into which it can read.
     #[cfg(test)]
     pub(super) fn for_test(&self, kind: Kind) -> (Arc<Rail>, Place) {
         (self.open_rails().remove(0), self.staging.take(kind, Instant::now()).expect("nobody else is here"))
@@ -240,7 +241,7 @@ impl Rails {
         Remote { at: self.layout.generation_at(slot), bytes: size_of::<u64>() }
     }
 
-    /// Starts a WRITE over the next rail that takes it.
+    /// Starts a WRITE over the next rail that accepts it.
     fn send(&self, buffer: &Arc<Place>, slot: u32) -> Result<oneshot::Receiver<Outcome>, Broken> {
         self.in_turn().iter().find_map(|rail| rail.write(buffer, self.slot(slot)).ok()).ok_or(Broken)
     }
@@ -258,7 +259,7 @@ impl Rails {
             }
             None => {
                 let buffer = self.buffer(until)?;
-                // SAFETY: the buffer is ours.
+                // SAFETY: this thread owns the buffer.
                 unsafe { rail.read((buffer.local(device, to.len()), self.slot(slot)), then) }?;
                 buffer.copy_to(to)
             }
@@ -270,7 +271,7 @@ impl Rails {
         self.open_rails().iter().for_each(Rail::flush);
     }
 
-    /// A free buffer. Buffers may be waiting in batches: those are posted first.
+    /// A free buffer. If there is none, batches that hold buffers are posted first.
     fn buffer(&self, until: Instant) -> Result<Place, Broken> {
         if !self.staging.has_room() {
             self.post_batches();
@@ -318,7 +319,7 @@ impl Slots for Arc<Rails> {
     }
 }
 
-/// Waits until a block is in its slot. If its rail breaks, the block goes over another one; if there is none, it comes back.
+/// Waits until a block is in its slot. If its rail breaks, the block goes over another one; if there is none, it is returned.
 async fn land(rails: Arc<Rails>, slot: u32, buffer: Arc<Place>, mut landed: oneshot::Receiver<Outcome>) -> Result<(), Bytes> {
     loop {
         if let Ok(Ok(())) = landed.await {

@@ -1,6 +1,6 @@
-//! The thread that waits for a device, and who waits for what.
+//! The thread that waits for a device, and the waiters for its work.
 //!
-//! While work is under way the thread polls, for as long as another completion is likely to come soon; then, and when idle, it sleeps
+//! While work is in progress the thread polls, as long as another completion is likely to come soon; after that, and when idle, it sleeps
 //! until the device wakes it.
 
 use super::{rail::Rail, staging::Place, verbs::CompletionQueue};
@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 
 pub(super) type Outcome = Result<(), Broken>;
 
-/// Work under way on one device.
+/// The work in progress on one device.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     entries: Mutex<HashMap<u64, Entry>>,
@@ -37,19 +37,19 @@ struct Entry {
     done: Done,
 }
 
-/// Who waits for the end of some work.
+/// The waiters for the end of some work.
 #[derive(Debug)]
 pub(super) enum Done {
-    /// A thread.
+    /// A blocked thread.
     Thread(SyncSender<Outcome>),
-    /// Tasks, and the buffers that the device reads until then.
+    /// Tasks, each with the buffer that the device reads until then.
     Tasks(Vec<(oneshot::Sender<Outcome>, Arc<Place>)>),
 }
 
 impl Done {
     pub(super) fn resolve(self, outcome: Outcome) {
         match self {
-            // Both fail only if nobody waits any more.
+            // Both fail only if the waiter is gone.
             Done::Thread(thread) => _ = thread.try_send(outcome),
             Done::Tasks(tasks) => tasks.into_iter().for_each(|(task, _)| _ = task.send(outcome)),
         }
@@ -57,14 +57,14 @@ impl Done {
 }
 
 impl Pending {
-    /// A number for work that is about to be posted.
+    /// Adds work that is about to be posted, and returns its number.
     pub(super) fn add(&self, rail: &Arc<Rail>, done: Done) -> u64 {
         let id = self.last.fetch_add(1, Relaxed) + 1;
         self.entries.lock().insert(id, Entry { rail: Arc::clone(rail), done });
         id
     }
 
-    /// Ends all work of a rail. Its queue pair must be gone.
+    /// Ends all work of a rail, whose queue pair must be gone.
     pub(super) fn fail(&self, rail: &Rail) {
         let of_rail = |_: &u64, entry: &mut Entry| std::ptr::eq(&*entry.rail, rail);
         let failed: Vec<Entry> = self.entries.lock().extract_if(of_rail).map(|(_, entry)| entry).collect();
@@ -80,13 +80,13 @@ impl Pending {
     }
 }
 
-/// Dropped, it ends the thread.
+/// The thread's handle. Dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct Poller {
     _stop: PipeWriter,
 }
 
-/// How long the thread polls in vain, while work is under way, before it sleeps: waking it costs some 10 µs.
+/// The time for which the thread polls in vain, while work is in progress, before it sleeps: waking it costs some 10 µs.
 const SPIN: Duration = Duration::from_micros(50);
 
 impl Poller {
@@ -107,7 +107,7 @@ fn run(queue: &CompletionQueue, pending: &Pending, stop: &PipeReader) {
             hint::spin_loop();
         } else {
             let armed = queue.arm();
-            // One may have come before it was armed.
+            // A completion may have arrived just before the queue was armed.
             if armed.is_ok() && take_all(queue, pending) {
                 last = Instant::now();
                 continue;
@@ -119,19 +119,19 @@ fn run(queue: &CompletionQueue, pending: &Pending, stop: &PipeReader) {
             match woken {
                 Ok(true) => last = Instant::now(),
                 Ok(false) => return,
-                // Work under way ends by its waiters' own deadlines.
+                // Work in progress ends by its waiters' own deadlines.
                 Err(error) => return tracing::error!(%error, "the device's completions are not waited for any more"),
             }
         }
     }
 }
 
-/// Whether there were any.
+/// Takes all completions. Returns whether there were any.
 fn take_all(queue: &CompletionQueue, pending: &Pending) -> bool {
     let completions = queue.poll();
     let any = !completions.is_empty();
     for completion in completions {
-        // Nobody waits for what was flushed after the first error.
+        // Work that was flushed after the first error has no waiters any more.
         let Some(Entry { rail, done }) = pending.take(completion.id) else { continue };
         match completion.result {
             Ok(()) => done.resolve(Ok(())),

@@ -1,4 +1,4 @@
-//! Which devices a process uses, opened.
+//! The devices that a process uses, opened.
 
 use super::verbs::{self, CompletionQueue, Context, Domain, Limits, Port, VerbsError};
 use std::{fmt, str::FromStr, sync::Arc};
@@ -7,17 +7,17 @@ use tidemill_proto::pool::{RAILS_MAX, RailEnd};
 /// The RDMA devices that a process may use.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum DeviceNames {
-    /// All that there are.
+    /// All devices of the machine.
     #[default]
     All,
-    /// These; none, if the list is empty.
+    /// The named devices only; none, if the list is empty.
     Only(Vec<String>),
 }
 
 impl FromStr for DeviceNames {
     type Err = &'static str;
 
-    /// `all`, `none`, or names with commas between them.
+    /// Parses `all`, `none`, or names separated by commas.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let names: Vec<String> = match text.trim() {
             "all" => return Ok(Self::All),
@@ -72,11 +72,11 @@ impl Device {
     }
 }
 
-/// Opens devices with `open`. One that cannot be used is left out, and said so.
+/// Opens devices with `open`. One that cannot be used is skipped with a warning.
 pub(super) fn open_all<T>(names: &DeviceNames, open: impl Fn(&str) -> Result<T, VerbsError>) -> Vec<T> {
     let found = match names {
         DeviceNames::Only(names) => names.clone(),
-        // Nobody asked for RDMA: that there is none is no news.
+        // RDMA was not requested explicitly, so its absence is not worth a warning.
         DeviceNames::All => verbs::devices().inspect_err(|error| tracing::debug!(%error, "no RDMA")).unwrap_or_default(),
     };
     let usable = |name: &String| match open(name) {

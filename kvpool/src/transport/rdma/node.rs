@@ -1,11 +1,12 @@
-//! The node's side: its arena, registered, and the other ends of its clients' rails.
+//! The node's side: its registered arena, and the other ends of its clients' rails.
 //!
 //! **Fences.** A client gets keys that work on its own rail only (memory windows of type 2): one for reading the arena, one for writing
-//! slots. Closing its rails frees the windows, which ends what the keys open, and destroys the queue pairs, which ends the connection
-//! itself: packets that are still on their way, or sent again later, meet nothing. Both happen before a slot that a late or vanished
-//! client had reserved is given to another.
+//! slots. Closing its rails frees the windows, which invalidates the keys, and destroys the queue pairs, which ends the connection itself:
+//! packets that are still on their way, or retransmitted later, have no effect. Both happen before a slot that a late or vanished client
+//! had reserved is reused.
 //!
-//! On a device without such windows, keys are those of the registration, the same for all; only the second half protects slots then.
+//! On a device without such windows, the keys are those of the registration, the same for all clients; then only destroying the queue pairs
+//! protects slots.
 
 use super::{
     DeviceNames,
@@ -17,7 +18,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use tidemill_proto::pool::{RAILS_MAX, RailEnd, RailOpened};
 
-/// The node's devices.
+/// The node's devices, with the arena registered on each.
 #[derive(Debug)]
 pub(crate) struct ArenaNics {
     nics: Vec<ArenaNic>,
@@ -26,7 +27,7 @@ pub(crate) struct ArenaNics {
 #[derive(Debug)]
 struct ArenaNic {
     regions: Regions,
-    /// Bindings of windows share the device's completions: one at a time.
+    /// A lock for binding windows one at a time, since bindings share the device's completions.
     binding: Mutex<()>,
     device: Device,
     arena: Arc<Arena>,
@@ -34,25 +35,25 @@ struct ArenaNic {
 
 #[derive(Debug)]
 enum Regions {
-    /// Clients get windows on it.
+    /// One registration, on which clients get windows.
     Windows(Arc<Region>),
-    /// Clients get its keys.
+    /// Two registrations, whose keys clients get.
     Whole { read: Region, write: Region },
 }
 
-/// Completions of bindings, and of work that is flushed when a rail closes.
+/// The capacity for completions of bindings, and of work that is flushed when a rail closes.
 const COMPLETIONS: u32 = 64;
-/// A rail's end here posts nothing but the bindings of its windows.
+/// The capacity for requests: a rail's end here posts only the bindings of its windows.
 const REQUESTS: u32 = 4;
 
 impl ArenaNics {
-    /// Registers the arena with the devices, which takes all of its memory: some 0.2 s per GiB.
+    /// Registers the arena with the devices, which allocates all of its memory: some 0.2 s per GiB.
     pub(crate) fn open(names: &DeviceNames, arena: &Arc<Arena>) -> Self {
         let open = |name: &str| {
             let device = Device::open(name, COMPLETIONS)?;
             let layout = arena.layout();
             let register = |at, access| {
-                // SAFETY: the arena outlives the region, as those that hold the one hold the other; nobody holds references into slots,
+                // SAFETY: the arena outlives the region, as each owner of one also owns the other; no code holds references into slots,
                 // which are all that peers write.
                 unsafe { Region::register(Arc::clone(&device.domain), arena.mapping().add(at), layout.file_bytes - at, access) }
             };
@@ -69,7 +70,7 @@ impl ArenaNics {
         Self { nics: open_all(names, open) }
     }
 
-    /// The device that a client's end is reached from: on its network, as far as addresses tell, and with few of this client's rails.
+    /// The device for a client's end: on its network, as far as addresses show, and with the fewest of this client's rails.
     fn nearest(&self, end: &RailEnd, taken: &[usize]) -> Option<usize> {
         let up = (0..self.nics.len()).filter_map(|nic| {
             let port = self.nics[nic].device.port().ok()?;
@@ -89,18 +90,18 @@ pub(crate) struct ClientRails {
     rails: Vec<NodeRail>,
 }
 
-/// Fields are dropped in this order.
+/// The node's end of a rail. Its fields are dropped in order.
 #[derive(Debug)]
 struct NodeRail {
     _windows: Vec<Window>,
     pair: QueuePair,
     nic: usize,
-    /// Windows keep it registered.
+    /// The arena, which stays registered as long as the windows exist.
     _arena: Arc<Arena>,
 }
 
 impl ClientRails {
-    /// Opens a rail to each of these ends, as far as there may be more. Takes a while: call it on a thread that may block.
+    /// Opens a rail to each of these ends, up to the limit. Takes a while: call it on a thread that may block.
     pub(crate) fn open(&mut self, nics: &ArenaNics, ends: &[RailEnd]) -> Vec<Option<RailOpened>> {
         let open = |end: &RailEnd| {
             let taken: Vec<usize> = self.rails.iter().map(|rail| rail.nic).collect();
@@ -127,7 +128,7 @@ impl ClientRails {
         self.rails.is_empty()
     }
 
-    /// When this returns, nothing that the client began touches the arena any more.
+    /// Closes all rails. When this returns, no request of the client accesses the arena any more.
     pub(crate) fn close_all(&mut self) {
         self.rails.clear();
     }

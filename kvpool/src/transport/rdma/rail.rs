@@ -1,10 +1,10 @@
 //! One rail's client end: a queue pair, and the work posted to it.
 //!
-//! WRITEs are posted in batches with one completion for all; a batch goes out when it is large or long enough, or flushed. A READ of
-//! a block and one of its slot's generation go together and have one completion. A reliable connection answers READs in order. Should
-//! a device fetch the second one's bytes first all the same, a slot that is reused in between is told by the checksum instead. (A
-//! fence between the two would cost a round trip, and the kernel's software device at times never wakes from one.) How much can be
-//! under way is bounded by the places of the staging memory, which every request needs.
+//! WRITEs are posted in batches with one completion for all; a batch is posted when it is large or long enough, or flushed. A READ of a
+//! block and one of its slot's generation are posted together and have one completion. A reliable connection answers READs in order. Should
+//! a device nevertheless fetch the second one's bytes first, the checksum reveals a slot that is reused in between. (A fence between the
+//! two would cost a round trip, and the kernel's software device at times never wakes from one.) The work in progress is bounded by the
+//! places of the staging memory, which every request needs.
 
 use super::{
     client::Nic,
@@ -24,9 +24,9 @@ use tokio::sync::{mpsc, oneshot};
 #[derive(Debug)]
 pub(super) struct Rail {
     nic: Arc<Nic>,
-    /// `None` once it is closed.
+    /// The queue pair and its work; `None` once the rail is closed.
     open: Mutex<Option<Open>>,
-    /// Of the node.
+    /// The number of the node's queue pair.
     pair: u32,
     control: mpsc::WeakSender<ToPool>,
     counters: Arc<TransferCounters>,
@@ -39,7 +39,7 @@ struct Open {
     batch: Batch,
 }
 
-/// WRITEs not posted yet.
+/// WRITEs that are not posted yet.
 #[derive(Debug, Default)]
 struct Batch {
     work: Vec<Work>,
@@ -56,20 +56,20 @@ pub(super) struct HalfOpen {
     psn: u32,
 }
 
-/// Where bytes are in the node's arena, as an offset.
+/// A range of the node's arena, as an offset and a length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remote {
     pub(super) at: usize,
     pub(super) bytes: usize,
 }
 
-/// What a queue pair must hold: every buffer, or two requests for each block being read.
+/// The capacity of a queue pair: every buffer, or two requests for each block being read.
 pub(super) const REQUESTS: u32 = (BUFFERS_MAX + 2 * PADS) as u32;
-/// A batch is posted when it has this many blocks,
+/// The number of blocks with which a batch is posted.
 const BATCH: usize = 16;
-/// or bytes: there is nothing to gain beyond that.
+/// The number of bytes with which a batch is posted: larger ones gain nothing.
 const BATCH_BYTES: usize = 256 << 10;
-/// Longer than any retrying takes: a device that has not answered by then never will.
+/// The longest time for a READ, longer than any retries take: a device that has not answered by then never will.
 const READ_MAX: Duration = Duration::from_secs(15);
 
 impl HalfOpen {
@@ -83,7 +83,7 @@ impl HalfOpen {
         self.nic.device.end(&self.port, self.pair.number(), self.psn)
     }
 
-    /// Connects it with the node's end.
+    /// Connects this end with the node's end.
     pub(super) fn open(
         self,
         opened: RailOpened,
@@ -107,7 +107,7 @@ impl Rail {
         self.open.lock().is_some()
     }
 
-    /// Closes it; what was under way fails. When this returns, its device touches no memory for it any more.
+    /// Closes the rail; its work in progress fails. When this returns, the device accesses no more memory for it.
     pub(super) fn close(&self, reason: &str) {
         let waiting = {
             let mut open = self.open.lock();
@@ -116,8 +116,8 @@ impl Rail {
             batch.waiting
         };
         tracing::info!(device = self.nic.device.name(), pair = self.pair, reason, "rail closed");
-        // Before anybody hears that work failed, so that the node has closed its end when the same slots are written another way. If the
-        // queue is full, the node's end lasts until a fence or the connection's end: the bytes that it could still take are the same.
+        // Sent before the failure is reported, so that the node has closed its end when the same slots are written another way. If the
+        // queue is full, the node's end lasts until a fence or the connection's end: it could still receive only the same bytes.
         if let Some(control) = self.control.upgrade() {
             let _ = control.try_send(ToPool::CloseRail { pair: self.pair });
         }
@@ -126,7 +126,7 @@ impl Rail {
         self.nic.pending.fail(self);
     }
 
-    /// Starts to write a buffer into a slot. The answer comes when the bytes are there.
+    /// Starts to write a buffer into a slot. The receiver resolves when the bytes are there.
     pub(super) fn write(self: &Arc<Self>, buffer: &Arc<Place>, to: Remote) -> Result<oneshot::Receiver<Outcome>, Broken> {
         let (done, answer) = oneshot::channel();
         let mut open = self.open.lock();
@@ -147,7 +147,7 @@ impl Rail {
         posted.map_err(|error| self.close(&error.to_string())).map(|()| answer).map_err(|()| Broken)
     }
 
-    /// Posts what `write` has collected.
+    /// Posts the WRITEs that `write` has collected.
     pub(super) fn flush(self: &Arc<Self>) {
         let posted = self.open.lock().as_mut().map_or(Ok(()), |open| self.post_batch(open));
         if let Err(error) = posted {
@@ -161,15 +161,15 @@ impl Rail {
         last.signalled = true;
         let id = self.nic.pending.add(self, Done::Tasks(waiting));
         work.iter_mut().for_each(|work| work.id = id);
-        // SAFETY: the entry that was just added holds the buffers, which nobody changes, until a completion or close().
+        // SAFETY: the entry that was just added holds the buffers, which no code changes, until a completion or close().
         unsafe { open.pair.post(&work) }
     }
 
-    /// Reads bytes of the arena to registered memory, then, if wanted, others to a pad. Blocks the thread until they are there.
+    /// Reads bytes of the arena to registered memory, then, if requested, others to a pad. Blocks the thread until they are there.
     ///
     /// # Safety
     ///
-    /// The local memory is valid, and the caller's alone, until this returns.
+    /// The local memory is valid, and owned by the caller, until this returns.
     pub(super) unsafe fn read(self: &Arc<Self>, (to, from): (Local, Remote), then: Option<(&Place, Remote)>) -> Outcome {
         let (done, answer) = sync_channel(1);
         let posted = {

@@ -1,7 +1,7 @@
 //! Memory that is registered with all of a process's devices, for blocks whose own memory is not.
 //!
 //! A put's bytes are hashed on their way, and the pass that hashes them also copies them here: that costs little more than hashing, and
-//! their owner has its memory back at once. A block that is read comes straight to its destination where that is registered, else here.
+//! their owner can reuse its memory at once. A block that is read goes straight to its destination if that is registered, else here.
 
 use super::{
     devices::Device,
@@ -14,10 +14,10 @@ use std::{hash::Hasher, io, sync::Arc, time::Instant};
 use tokio::sync::Notify;
 use twox_hash::XxHash3_64;
 
-/// Equal buffers of a block each, and small pads for what is read beside a block.
+/// Equal buffers of a block each, and small pads for data that is read along with a block.
 #[derive(Debug)]
 pub(super) struct Staging {
-    /// One per device, in their order; before the memory, which they refer to.
+    /// The memory's registrations, one per device, in their order. Declared before the memory, which they refer to.
     regions: Vec<Region>,
     memory: MmapRaw,
     block_bytes: usize,
@@ -25,17 +25,17 @@ pub(super) struct Staging {
     pads: Pool,
 }
 
-/// Which of some equal places are free.
+/// The free places among equal ones.
 #[derive(Debug)]
 struct Pool {
-    /// Offsets in the memory.
+    /// Offsets of free places in the memory.
     free: Mutex<Vec<usize>>,
     freed: Condvar,
-    /// For those that wait without a thread.
+    /// Wakes tasks, which wait without a thread.
     notify: Notify,
 }
 
-/// A place that nobody else has. It is free again when this is dropped.
+/// A place with one owner. It is free again when this is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     staging: Arc<Staging>,
@@ -49,15 +49,15 @@ pub(super) enum Kind {
     Pad,
 }
 
-/// Memory for buffers, as far as it makes
+/// The memory for buffers, which limits their number between the two bounds.
 const BUFFERS_BYTES: usize = 64 << 20;
-/// at least so many, since a few blocks must be on their way at once,
+/// The fewest buffers, since a few blocks must be on their way at once.
 const BUFFERS_MIN: usize = 4;
-/// and at most so many.
+/// The most buffers.
 pub(super) const BUFFERS_MAX: usize = 128;
-/// Blocks being read at once.
+/// The most blocks being read at once.
 pub(super) const PADS: usize = 64;
-/// A cache line.
+/// The size of a pad: a cache line.
 pub(super) const PAD_BYTES: usize = 64;
 const PAGE: usize = 4096;
 
@@ -121,16 +121,16 @@ impl Staging {
 }
 
 impl Place {
-    /// Fills it with a block; returns the checksum.
+    /// Fills the place with a block; returns the checksum.
     pub(super) fn fill(&self, bytes: &[u8]) -> u64 {
         assert_eq!(bytes.len(), self.bytes(), "a buffer holds one block");
         let mut hasher = XxHash3_64::new();
-        // SAFETY: the place is inside the mapping and has as many bytes; nobody else has it, and `bytes` is other memory.
+        // SAFETY: the place is inside the mapping and has as many bytes; this is its only owner, and `bytes` is other memory.
         unsafe { copy_hashed(bytes.as_ptr(), self.start(), bytes.len(), &mut hasher) };
         hasher.finish()
     }
 
-    /// Copies a block out of it; returns the checksum of the copy.
+    /// Copies a block out of the place; returns the checksum of the copy.
     pub(super) fn copy_to(&self, to: &mut [u8]) -> u64 {
         assert_eq!(to.len(), self.bytes(), "a buffer holds one block");
         let mut hasher = XxHash3_64::new();
@@ -139,14 +139,14 @@ impl Place {
         hasher.finish()
     }
 
-    /// Copies its first bytes.
+    /// Copies the place's first bytes.
     pub(super) fn start_of<const N: usize>(&self) -> [u8; N] {
         assert!(N <= self.bytes(), "a place is as long as what is read into it");
         // SAFETY: the place has as many bytes, of which all values are valid; the device has written them before this is called.
         unsafe { self.start().cast::<[u8; N]>().read_volatile() }
     }
 
-    /// For requests of a device: all of it, or its first `bytes`.
+    /// The first `bytes` of the place, as named in requests to a device.
     pub(super) fn local(&self, device: usize, bytes: usize) -> Local {
         let inside = self.staging.regions[device].part(self.start() as usize, bytes);
         inside.filter(|_| bytes <= self.bytes()).expect("all places are registered with all devices")

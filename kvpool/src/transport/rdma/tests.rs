@@ -1,6 +1,6 @@
 //! Both ends of rails in one process, over two devices. They need the RDMA guest: `make test-rdma`.
 //!
-//! A network that is slow or loses everything is made with `tc` on the interface under the client's device.
+//! A network that is slow or drops everything is simulated with `tc` on the interface under the client's device.
 
 use super::{
     client::{Nics, Rails},
@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 
 const NEEDS_GUEST: &str = "run by `make test-rdma`";
 
-/// A node's arena, and one client that reaches it.
+/// A node's arena, and one client that accesses it.
 struct Fabric {
     arena: Arc<Arena>,
     nics: Arc<ArenaNics>,
@@ -61,7 +61,7 @@ impl Fabric {
         open(&self.client, &mut self.node, &self.nics)
     }
 
-    /// Another client.
+    /// A second client.
     fn another(&self) -> (Arc<Rails>, ClientRails) {
         (rails(&self.arena, &self.client_nics, &self.control, &self.counters), ClientRails::default())
     }
@@ -89,7 +89,7 @@ async fn land(landing: Option<Landing>) -> bool {
     landing.expect("it is on its way").0.await.is_ok()
 }
 
-/// Sets what the network under the first pair of devices does; nothing, without words.
+/// Sets the behaviour of the network under the first pair of devices, in `tc`'s words; without any, the normal one.
 fn network(words: &str) {
     let _ = Command::new("tc").args(["qdisc", "del", "dev", "va0", "root"]).output();
     if !words.is_empty() {
@@ -127,7 +127,7 @@ async fn blocks_of_any_size_go_there_and_back() {
         for landing in landing {
             assert!(land(landing).await);
         }
-        // Into memory that is registered, and into memory that is not.
+        // Blocks are read into memory that is registered, and into memory that is not.
         let mut known = vec![0; bytes];
         let _registered = fabric.client_nics.register(&mut known).unwrap();
         for n in 0..count {
@@ -150,7 +150,7 @@ async fn only_the_rails_own_keys_open_anything() {
     let own = fabric.open()[0];
     fabric.arena.write_block(0, &block(1, 4096));
     fabric.arena.write_block(7, &block(2, 4096));
-    // Another client's keys, the right ones for the wrong use, one that was never given, and places beyond the arena.
+    // The forgeries: another client's keys, the right keys for the wrong use, a key that was never given, and places beyond the arena.
     let arena_end = fabric.arena.layout().file_bytes;
     type Forge = fn(RailOpened, RailOpened) -> RailOpened;
     let forgeries: [(&str, Forge); 4] = [
@@ -167,7 +167,7 @@ async fn only_the_rails_own_keys_open_anything() {
         let forged = forge(new, own);
         client.finish(opening, vec![Some(RailOpened { end: new.end, ..forged })]);
         if forged.read_key == new.read_key {
-            // It can read, so the rail is open; but not write.
+            // The client can read, so the rail is open; but it cannot write.
             let filled = client.write(7, &block(3, 4096)).unwrap();
             client.flush();
             assert!(!land(filled.landing).await, "{what}");
@@ -179,18 +179,18 @@ async fn only_the_rails_own_keys_open_anything() {
         let (client, mut node) = fabric.another();
         open(&client, &mut node, &fabric.nics);
         let (rail, pad) = client.for_test(Kind::Pad);
-        // SAFETY: the pad is ours.
+        // SAFETY: this thread owns the pad.
         let read = |at, bytes| unsafe { rail.read((pad.local(0, 64), Remote { at, bytes }), None) };
         assert_eq!(read(0, 64), Ok(()));
         assert_eq!(read(beyond, 64), if beyond + 64 <= arena_end { Ok(()) } else { Err(Broken) }, "{beyond}");
     }
-    // All of that has not hurt the honest one.
+    // None of that has affected the honest client.
     let mut bytes = vec![0; 4096];
     assert!(fabric.client.read(0, &mut bytes).is_ok() && bytes == block(1, 4096));
 }
 
-/// What a fence must prevent does happen without one: the first half of this test. The WRITE stands still in its middle (half of its
-/// packets have arrived, the others are lost until the network works again, when they are sent once more).
+/// The first half of this test shows that without a fence, the write that it must prevent does happen. The WRITE stops in its middle (half
+/// of its packets have arrived; the others are lost until the network works again, and are then retransmitted).
 #[tokio::test]
 #[ignore = "needs the RDMA guest"]
 async fn no_byte_of_a_fenced_write_lands_after_its_slot_was_given_to_another() {
@@ -222,7 +222,7 @@ async fn no_byte_of_a_fenced_write_lands_after_its_slot_was_given_to_another() {
             assert!(!arrived && !fabric.client.usable(), "its writer learns that it was fenced");
             assert!(there == reused, "nothing of the old write landed");
             assert!(matches!(fabric.said.try_recv(), Ok(ToPool::CloseRail { .. })));
-            // Nor later.
+            // It does not land later either.
             sleep(Duration::from_secs(1));
             assert!(fabric.arena.read_block(1).0 == reused);
             fabric.open();
@@ -246,7 +246,7 @@ async fn one_rail_takes_over_from_another_and_a_silent_peer_is_noticed() {
     }
     network("loss 100%");
     let started = Instant::now();
-    // Both rails get some of these; what the first one loses goes over the second.
+    // Both rails get some of these; blocks that the first one loses go over the second.
     for slot in 0..20 {
         fabric.client.read(slot, &mut bytes).unwrap();
         assert!(bytes == block(slot as u8, BYTES));
@@ -254,7 +254,7 @@ async fn one_rail_takes_over_from_another_and_a_silent_peer_is_noticed() {
     let noticed = started.elapsed();
     assert!(noticed < Duration::from_secs(30), "{noticed:?}");
     assert_eq!((fabric.counters.rails().opened, fabric.counters.rails().lost), (2, 1));
-    // Writes, too.
+    // Writes also move to the other rail.
     network("");
     fabric.open();
     assert_eq!(fabric.counters.rails().opened, 3, "the lost rail comes back");
@@ -270,7 +270,7 @@ async fn one_rail_takes_over_from_another_and_a_silent_peer_is_noticed() {
     for slot in 0..20 {
         assert!(fabric.arena.read_block(slot).0 == block(100 + slot as u8, BYTES));
     }
-    // With no rail left, a block comes back to its owner.
+    // With no rail left, a block is returned to its owner.
     fabric.node.close_all();
     let filled = fabric.client.write(0, &block(7, BYTES)).unwrap();
     fabric.client.flush();

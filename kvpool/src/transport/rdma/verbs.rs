@@ -1,8 +1,8 @@
-//! libibverbs as types that own what they name: devices, protection domains, registered memory, queues, queue pairs, windows.
+//! libibverbs as owning types: devices, protection domains, registered memory, queues, queue pairs, windows.
 //!
-//! The library is opened at run time, so that programs start on machines without it ([`ffi`]). All unsafe code of this transport is
-//! here, except where work is posted: [`QueuePair::post`] states what its caller owes. By the library's contract, every call may be made
-//! by any thread at any time.
+//! The library is opened at run time, so that programs start on machines without it ([`ffi`]). All unsafe code of this transport is here,
+//! except where work is posted: [`QueuePair::post`] states the caller's obligations. By the library's contract, every call may be made by
+//! any thread at any time.
 
 mod ffi;
 
@@ -36,7 +36,7 @@ pub(crate) enum VerbsError {
 
 type Result<T> = std::result::Result<T, VerbsError>;
 
-/// Ports are numbered from 1. A card with two ports shows itself as two devices where it carries Ethernet.
+/// The number of the only port that is used; ports count from 1. A card with two ports appears as two devices if it carries Ethernet.
 const PORT: u8 = 1;
 
 /// Access of a peer, or of the device itself, to registered memory.
@@ -47,7 +47,7 @@ impl Access {
     pub(crate) const LOCAL: Access = Access(1);
     pub(crate) const REMOTE_WRITE: Access = Access(1 << 1);
     pub(crate) const REMOTE_READ: Access = Access(1 << 2);
-    /// Windows may be bound to it.
+    /// Windows may be bound to the memory.
     pub(crate) const WINDOWS: Access = Access(1 << 4);
 
     pub(crate) const fn and(self, other: Access) -> Access {
@@ -55,7 +55,7 @@ impl Access {
     }
 }
 
-/// Names of the devices that there are now.
+/// The names of the devices that exist now.
 pub(crate) fn devices() -> Result<Vec<String>> {
     with_devices(|devices| {
         // SAFETY: the list's devices live until it is freed, after this; names are C strings.
@@ -72,14 +72,14 @@ fn with_devices<T>(what: impl FnOnce(&[*mut ffi::Device]) -> Result<T>) -> Resul
     if list.is_null() {
         return Err(VerbsError::NoLibrary(io::Error::last_os_error().to_string()));
     }
-    // SAFETY: as above; it is freed only after `what`.
+    // SAFETY: as above; the list is freed only after `what`.
     let result = what(unsafe { std::slice::from_raw_parts(list, count as usize) });
-    // SAFETY: it is freed once, and devices that were opened stay open.
+    // SAFETY: the list is freed once, and devices that were opened stay open.
     unsafe { (functions.free_device_list)(list) };
     result
 }
 
-/// The library's functions, for those that hold something which it made.
+/// The library's functions, for owners of objects that it made.
 fn loaded() -> &'static ffi::Functions {
     functions().expect("what the library made exists")
 }
@@ -91,26 +91,27 @@ pub(crate) struct Context {
     name: String,
 }
 
-/// What matters of a device here.
+/// The limits of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Requests under way per queue pair.
+    /// The most requests in progress per queue pair.
     pub(crate) requests: u32,
-    /// READs of a peer under way here, and READs under way from here, per queue pair.
+    /// The most READs of a peer in progress here, per queue pair.
     pub(crate) reads_in: u8,
+    /// The most READs in progress from here, per queue pair.
     pub(crate) reads_out: u8,
-    /// It has memory windows that belong to one queue pair (type 2B).
+    /// Whether the device has memory windows that belong to one queue pair (type 2B).
     pub(crate) windows: bool,
 }
 
-/// A port as peers reach it.
+/// A port, with the properties that peers need to reach it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Port {
     pub(crate) gid: [u8; 16],
     gid_index: u8,
-    /// 0 where addresses are GIDs only (Ethernet).
+    /// The local identifier; 0 where addresses are GIDs only (Ethernet).
     pub(crate) lid: u16,
-    /// As the library numbers them: 1 is 256 bytes, 5 is 4096.
+    /// The MTU in the library's encoding: 1 is 256 bytes, 5 is 4096.
     pub(crate) mtu: u8,
 }
 
@@ -138,7 +139,7 @@ impl Context {
     pub(crate) fn limits(&self) -> Result<Limits> {
         // SAFETY: all bytes zero are a valid value of these plain numbers.
         let mut attributes: ffi::DeviceAttributes = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open, and the structure is as long as the library takes it for.
+        // SAFETY: the context is open, and the structure is as long as the library assumes.
         let code = unsafe { (loaded().query_device)(self.raw.as_ptr(), &mut attributes) };
         check(code, &self.name, "asking for its limits")?;
         let reads = |max: c_int| max.clamp(1, READS_MAX) as u8;
@@ -150,7 +151,7 @@ impl Context {
         })
     }
 
-    /// The port as it is now. The address that other hosts can route to is preferred: IPv4 in RoCE v2, then any other of RoCE v2.
+    /// The current state of the port. The address that other hosts can route to is preferred: IPv4 in RoCE v2, then any other of RoCE v2.
     pub(crate) fn port(&self) -> Result<Port> {
         // SAFETY: all bytes zero are a valid value of these plain numbers.
         let mut port: ffi::PortAttributes = unsafe { std::mem::zeroed() };
@@ -173,7 +174,7 @@ impl Context {
         Ok(Port { gid, gid_index, lid: if ethernet { 0 } else { port.lid }, mtu: port.mtu.clamp(1, 5) as u8 })
     }
 
-    /// The lower, the better; `None`: it is empty.
+    /// The preference of an address, the lower the better; `None` if it is empty.
     fn rank(&self, gid: [u8; 16], index: c_int, ethernet: bool) -> Option<u8> {
         if gid == [0; 16] {
             return None;
@@ -192,22 +193,22 @@ impl Context {
     }
 }
 
-/// READs under way per queue pair that are asked for; what cards offer.
+/// The number of READs in progress per queue pair to request; cards offer as many.
 const READS_MAX: c_int = 16;
 const WINDOWS_2B: u32 = 1 << 24;
 const PORT_ACTIVE: c_int = 4;
 const LINK_ETHERNET: u8 = 2;
-/// Addresses of a port that are looked at.
+/// The most addresses of a port that are examined.
 const GIDS_MAX: c_int = 128;
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: everything made in it holds it and is gone.
+        // SAFETY: everything made in the context holds it and is gone.
         unsafe { (loaded().close_device)(self.raw.as_ptr()) };
     }
 }
 
-/// What belongs together: only memory, queue pairs and windows of one domain work with each other.
+/// A protection domain: only memory, queue pairs and windows of one domain work with each other.
 #[derive(Debug)]
 pub(crate) struct Domain {
     raw: NonNull<ffi::Domain>,
@@ -229,7 +230,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: everything made in it holds it and is gone.
+        // SAFETY: everything made in the domain holds it and is gone.
         unsafe { (loaded().dealloc_domain)(self.raw.as_ptr()) };
     }
 }
@@ -244,9 +245,11 @@ pub(crate) struct Region {
 }
 
 impl Region {
+    ///
+    /// Registers memory with the domain's device.
     /// # Safety
     ///
-    /// Until this is dropped, the memory stays mapped; and if `access` lets peers write, nobody holds a reference to any of it.
+    /// Until this is dropped, the memory stays mapped; and if `access` lets peers write, no code holds a reference to any of it.
     pub(crate) unsafe fn register(domain: Arc<Domain>, addr: *mut u8, bytes: usize, access: Access) -> Result<Self> {
         // SAFETY: the domain exists; the caller vouches for the memory.
         let raw = unsafe { (loaded().register)(domain.raw.as_ptr(), addr.cast(), bytes, access.0) };
@@ -264,7 +267,7 @@ impl Region {
         unsafe { self.raw.as_ref().remote_key }
     }
 
-    /// Part of it, for a request. `None`: it has no such part.
+    /// A part of the region, for a request, or `None` if it is not inside.
     pub(crate) fn part(&self, addr: usize, bytes: usize) -> Option<Local> {
         let inside = addr >= self.addr && addr.checked_add(bytes)? <= self.addr + self.bytes;
         // SAFETY: the region exists.
@@ -275,7 +278,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: it is deregistered once; requests and windows that use it have ended, which their makers see to.
+        // SAFETY: the region is deregistered once; its owners make sure that requests and windows that use it have ended.
         let code = unsafe { (loaded().deregister)(self.raw.as_ptr()) };
         if code != 0 {
             tracing::error!(device = self.domain.context.name, code, "memory stays registered with the RDMA device");
@@ -283,7 +286,7 @@ impl Drop for Region {
     }
 }
 
-/// Where completions of requests arrive.
+/// A queue at which completions of requests arrive.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     raw: NonNull<ffi::Queue>,
@@ -291,13 +294,13 @@ pub(crate) struct CompletionQueue {
     context: Arc<Context>,
 }
 
-/// One request, or the last of several, has ended.
+/// The end of one request, or of several up to this one.
 #[derive(Clone, Debug)]
 pub(crate) struct Completion {
     pub(crate) id: u64,
-    /// Of the queue pair.
+    /// The number of the queue pair.
     pub(crate) pair: u32,
-    /// `Err`: why nothing was moved, or not all. The queue pair can no longer be used.
+    /// The outcome. `Err` says why not everything was moved; the queue pair can no longer be used.
     pub(crate) result: std::result::Result<(), String>,
 }
 
@@ -307,7 +310,7 @@ impl CompletionQueue {
         // SAFETY: the context is open.
         let channel = unsafe { (loaded().create_channel)(context.raw.as_ptr()) };
         let channel = NonNull::new(channel).ok_or_else(|| error("making a completion channel"))?;
-        // SAFETY: context and channel exist; no context pointer is asked for, and the first interrupt vector always exists.
+        // SAFETY: context and channel exist; no context pointer is passed, and the first interrupt vector always exists.
         let raw = unsafe { (loaded().create_queue)(context.raw.as_ptr(), depth as c_int, ptr::null_mut(), channel.as_ptr(), 0) };
         let Some(raw) = NonNull::new(raw) else {
             let error = error("making a completion queue");
@@ -318,16 +321,17 @@ impl CompletionQueue {
         Ok(Self { raw, channel, context })
     }
 
-    /// Takes some completions. Does not wait.
+    /// Takes some completions, without waiting.
     pub(crate) fn poll(&self) -> Vec<Completion> {
         let mut taken = [ffi::Completion::default(); POLLED_MAX];
-        // SAFETY: the queue exists, and so does the context that it points to; there is room for as many as are asked for.
+        // SAFETY: the queue exists, and so does the context that it points to; there is room for as many as are requested.
         let count = unsafe { ((*self.raw.as_ref().context).ops.poll)(self.raw.as_ptr(), POLLED_MAX as c_int, taken.as_mut_ptr()) };
         let taken = &taken[..count.clamp(0, POLLED_MAX as c_int) as usize];
         taken.iter().map(|&ffi::Completion { id, status, pair, .. }| Completion { id, pair, result: status_result(status) }).collect()
     }
 
-    /// The next completion makes the file of [`fd`](Self::fd) readable. Poll once more before waiting for that: one may just have come.
+    /// Makes the next completion signal the file of [`fd`](Self::fd). Poll once more before waiting for that: a completion may just have
+    /// arrived.
     pub(crate) fn arm(&self) -> Result<()> {
         // SAFETY: as in poll().
         let code = unsafe { ((*self.raw.as_ref().context).ops.request_notify)(self.raw.as_ptr(), 0) };
@@ -339,7 +343,7 @@ impl CompletionQueue {
         unsafe { self.channel.as_ref().fd }
     }
 
-    /// Takes the event that made [`fd`](Self::fd) readable; waits for it otherwise.
+    /// Takes the event that made [`fd`](Self::fd) readable, or waits for one.
     pub(crate) fn take_event(&self) -> Result<()> {
         let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel exists and has this queue only, which an event may name until it is acknowledged.
@@ -352,7 +356,7 @@ impl CompletionQueue {
     }
 }
 
-/// Completions taken at a time.
+/// The most completions taken at a time.
 const POLLED_MAX: usize = 32;
 
 impl Drop for CompletionQueue {
@@ -375,26 +379,26 @@ pub(crate) struct Local {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Operation {
-    /// From here to the peer.
+    /// A transfer from here to the peer.
     Write = 0,
-    /// From the peer to here.
+    /// A transfer from the peer to here.
     Read = 4,
 }
 
 /// A request to move bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
-    /// Comes back with its completion. If it fails, there is a completion, whether it was asked for or not.
+    /// A number that is returned with the completion. A request that fails has a completion even if none was requested.
     pub(crate) id: u64,
     pub(crate) operation: Operation,
     pub(crate) local: Local,
     pub(crate) remote_addr: u64,
     pub(crate) remote_key: u32,
-    /// A completion is wanted. It also says that all requests before this one have ended.
+    /// Whether a completion is requested. It also implies that all earlier requests have ended.
     pub(crate) signalled: bool,
 }
 
-/// A reliable connection's end. Dropped, it is gone from the device: from then on, nothing that it or its peer began touches any memory.
+/// One end of a reliable connection. Dropping it removes it from the device: then no request of it or its peer accesses any memory.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     raw: NonNull<ffi::Pair>,
@@ -403,7 +407,7 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    /// For `requests` requests under way.
+    /// A queue pair for `requests` requests in progress.
     pub(crate) fn new(domain: Arc<Domain>, queue: Arc<CompletionQueue>, requests: u32) -> Result<Self> {
         let mut init = ffi::PairInit {
             context: ptr::null_mut(),
@@ -431,7 +435,7 @@ impl QueuePair {
         unsafe { self.raw.as_ref().number }
     }
 
-    /// Connects a new pair. `psn` is the number of its first packet; `remote` says what the peer may do.
+    /// Connects a new pair. `psn` is the number of its first packet; `remote` is the access of the peer.
     pub(crate) fn connect(&self, port: &Port, limits: &Limits, psn: u32, peer: &RailEnd, remote: Option<Access>) -> Result<()> {
         let access = remote.map_or(0, |access| access.0) as u32;
         let new = ffi::PairAttributes::default();
@@ -471,12 +475,12 @@ impl QueuePair {
         self.modify(sending, mask, "starting a queue pair")
     }
 
-    /// Posts requests, in order, with one ring of the bell. `Err`: the pair must be dropped; some of them may have begun.
+    /// Posts requests, in order, with one ring of the doorbell. After an error the pair must be dropped; some requests may have begun.
     ///
     /// # Safety
     ///
-    /// Each request's local memory stays valid, and nobody accesses it in a way that its use by the device forbids, until a completion
-    /// says that the request has ended, or the pair is dropped.
+    /// Each request's local memory stays valid, and no code accesses it in a way that conflicts with its use by the device, until a
+    /// completion says that the request has ended, or the pair is dropped.
     pub(crate) unsafe fn post(&self, work: &[Work]) -> Result<()> {
         let mut ranges: Vec<ffi::Range> =
             work.iter().map(|work| ffi::Range { addr: work.local.addr, bytes: work.local.bytes, local_key: work.local.key }).collect();
@@ -497,7 +501,7 @@ impl QueuePair {
         check(code, &self.domain.context.name, "posting work")
     }
 
-    /// Lets this pair's peer, and no other, access part of a region of its domain, until the returned window is dropped.
+    /// Grants this pair's peer, and no other, access to part of a region of its domain, until the returned window is dropped.
     pub(crate) fn grant(&self, region: &Arc<Region>, addr: usize, bytes: usize, access: Access) -> Result<Window> {
         let device = &self.domain.context.name;
         // SAFETY: domain and context exist.
@@ -509,7 +513,7 @@ impl QueuePair {
         let mut window = Window { raw, key: 0, region: Arc::clone(region) };
         // SAFETY: the window exists.
         let old = unsafe { raw.as_ref().remote_key };
-        // The lowest byte is ours to choose; each binding should have another.
+        // The lowest byte can be chosen freely, and each binding should have a new one.
         window.key = (old & !0xff) | (old.wrapping_add(1) & 0xff);
         let request = ffi::Request {
             operation: OPERATION_BIND,
@@ -536,7 +540,7 @@ impl QueuePair {
     }
 
     fn modify(&self, mut attributes: ffi::PairAttributes, mask: c_int, what: &'static str) -> Result<()> {
-        // SAFETY: the pair exists, and the structure is as long as the library takes it for.
+        // SAFETY: the pair exists, and the structure is as long as the library assumes.
         let code = unsafe { (loaded().modify_pair)(self.raw.as_ptr(), &mut attributes, mask) };
         check(code, &self.domain.context.name, what)
     }
@@ -544,10 +548,10 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // Stops it even if it cannot be destroyed.
+        // This stops the pair even if it cannot be destroyed.
         let stopped = ffi::PairAttributes { state: STATE_ERROR, ..ffi::PairAttributes::default() };
         let stopped = self.modify(stopped, MASK_STATE, "stopping a queue pair");
-        // SAFETY: it is destroyed once.
+        // SAFETY: the pair is destroyed once.
         let code = unsafe { (loaded().destroy_pair)(self.raw.as_ptr()) };
         if code != 0 {
             tracing::error!(device = self.domain.context.name, code, ?stopped, "a queue pair cannot be destroyed");
@@ -555,7 +559,7 @@ impl Drop for QueuePair {
     }
 }
 
-/// A peer's key to part of a region. Dropped, the key opens nothing any more.
+/// A peer's key to part of a region. Dropping it invalidates the key.
 #[derive(Debug)]
 pub(crate) struct Window {
     raw: NonNull<ffi::Window>,
@@ -571,7 +575,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: the window and its context exist; it is freed once.
+        // SAFETY: the window and its context exist; the window is freed once.
         let code = unsafe { (*self.raw.as_ref().context).ops.dealloc_window.map_or(0, |dealloc| dealloc(self.raw.as_ptr())) };
         if code != 0 {
             tracing::error!(device = self.region.domain.context.name, code, "a memory window cannot be freed");
@@ -600,18 +604,19 @@ const MASK_RNR_TIMER: c_int = 1 << 15;
 const MASK_SEND_PSN: c_int = 1 << 16;
 const MASK_READS_IN: c_int = 1 << 17;
 const MASK_PEER: c_int = 1 << 20;
-/// Packet numbers and the numbers of queue pairs have 24 bits.
+/// The mask of packet numbers and of the numbers of queue pairs, which have 24 bits.
 const PSN_MASK: u32 = 0xff_ffff;
 const HOPS_MAX: u8 = 64;
-/// 0.64 ms. Nothing here sends what a receiver could be unready for.
+/// The delay before a retry if a receiver is not ready, 0.64 ms. Nothing here sends messages that need one.
 const RNR_TIMER: u8 = 12;
-/// An unacknowledged packet is sent again after 4.096 µs × 2^17, half a second, at the latest (a hole is told at once),
+/// The time after which an unacknowledged packet is retransmitted: 4.096 µs × 2^17, half a second (a gap is reported at once).
 const TIMEOUT: u8 = 17;
-/// and so many times: a peer that has vanished is noticed within about 4 s. Not 7, which the kernel's software device takes for ever.
+/// The number of retransmissions: a peer that has vanished is noticed within about 4 s. Not 7, which the kernel's software device takes as
+/// unlimited.
 const RETRIES: u8 = 6;
 const OPERATION_BIND: c_int = 8;
 const FLAG_SIGNALLED: u32 = 1 << 1;
-/// Binding a window is the device's own business and takes microseconds.
+/// The longest time for binding a window, which involves only the local device and takes microseconds.
 const BIND_MAX: Duration = Duration::from_secs(2);
 const BIND_POLL: Duration = Duration::from_micros(20);
 
@@ -657,7 +662,7 @@ fn status_result(status: c_int) -> std::result::Result<(), String> {
     Err(unsafe { CStr::from_ptr((loaded().status_text)(status)) }.to_string_lossy().into_owned())
 }
 
-/// Calls return 0, or an error number, or -1 with the number in `errno`.
+/// Checks a call's result: 0, or an error number, or -1 with the number in `errno`.
 fn check(code: c_int, device: &str, what: &'static str) -> Result<()> {
     match code {
         0 => Ok(()),
@@ -673,7 +678,7 @@ fn failed(device: &str, what: &'static str) -> VerbsError {
 
 macro_rules! shared {
     ($($type:ty),*) => { $(
-        // SAFETY: libibverbs locks what its objects share; see its thread safety in ibv_open_device(3) and the kernel's uverbs.
+        // SAFETY: libibverbs locks the state that its objects share; see its thread safety in ibv_open_device(3) and the kernel's uverbs.
         unsafe impl Send for $type {}
         // SAFETY: as above.
         unsafe impl Sync for $type {}

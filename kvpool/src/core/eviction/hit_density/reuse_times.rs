@@ -1,9 +1,9 @@
-//! How long blocks of each class take to be used again, and what keeping them is worth.
+//! The time that blocks of each class take to be used again, and the value of keeping them.
 
 /// Number of ages, in windows.
 pub(super) const AGES: usize = 64;
 
-/// Counts decay by this factor in each window: traffic changes.
+/// The factor by which counts decay in each window, since traffic changes.
 const KEPT: f64 = 0.99;
 
 /// Weight of the pooled counts of all classes, in blocks. Blocks of one request share its fate, so this many are a few dozen
@@ -19,7 +19,7 @@ pub(super) struct ReuseTimes {
     window: u64,
     /// All cells, the least valuable first.
     cells: Vec<Cell>,
-    /// The place of each in that order, by class and age.
+    /// The place of each cell in that order, by class and age.
     places: Vec<[usize; AGES]>,
 }
 
@@ -32,16 +32,16 @@ pub(super) struct Cell {
 
 #[derive(Clone, Debug)]
 struct Class {
-    /// By window modulo [`AGES`]: blocks last used then.
+    /// The number of blocks last used in each window, by window modulo [`AGES`].
     waiting: [u64; AGES],
-    /// By age: blocks that reached the end of it or were used again in it.
+    /// The number of blocks that reached the end of an age or were used again in it, by age.
     exposed: [f64; AGES],
-    /// By age: blocks that were used again in it.
+    /// The number of blocks that were used again in an age, by age.
     reused: [f64; AGES],
 }
 
 impl ReuseTimes {
-    /// `classes` must be even.
+    /// Counts for this number of classes, which must be even.
     pub(super) fn new(classes: usize) -> Self {
         let class = Class { waiting: [0; AGES], exposed: [0.0; AGES], reused: [0.0; AGES] };
         let mut times = Self { classes: vec![class; classes], window: 0, cells: Vec::new(), places: vec![[0; AGES]; classes] };
@@ -49,14 +49,14 @@ impl ReuseTimes {
         times
     }
 
-    /// A block of this class was used in this window, and waits for its next use.
+    /// Counts a block of this class that was used in this window, and waits for its next use.
     pub(super) fn used(&mut self, class: usize, window: u64) {
         if self.remembers(window) {
             self.classes[class].waiting[index(window)] += 1;
         }
     }
 
-    /// A block of this class, last used in this window, is used again.
+    /// Counts a reuse of a block of this class, last used in this window.
     pub(super) fn reused(&mut self, class: usize, window: u64) {
         if self.forget(class, window) {
             let age = (self.window - window) as usize;
@@ -65,7 +65,7 @@ impl ReuseTimes {
         }
     }
 
-    /// A block of this class, last used in this window, waits no longer. Returns whether it was still counted.
+    /// Stops counting a block of this class, last used in this window, as waiting. Returns whether it was still counted.
     pub(super) fn forget(&mut self, class: usize, window: u64) -> bool {
         let remembers = self.remembers(window);
         if remembers {
@@ -79,7 +79,7 @@ impl ReuseTimes {
         self.window - window < AGES as u64
     }
 
-    /// The window ends: all waiting blocks get one window older.
+    /// Ends the window: all waiting blocks become one window older.
     pub(super) fn next_window(&mut self) {
         for class in &mut self.classes {
             for count in class.exposed.iter_mut().chain(&mut class.reused) {
@@ -99,7 +99,7 @@ impl ReuseTimes {
         &self.cells
     }
 
-    /// A cell's place among them.
+    /// The cell's place in the order of [`cells`](Self::cells).
     pub(super) fn place(&self, cell: Cell) -> usize {
         self.places[cell.class][cell.age]
     }

@@ -1,4 +1,4 @@
-//! What each slot of the slab holds: one file of equal records, written in place.
+//! Records of the slots' content: one file of equal records, written in place.
 //!
 //! ```text
 //!   record 0: the manifest      record 1 + n: slot n's block      each RECORD_BYTES long:
@@ -7,9 +7,9 @@
 //!   └────────────┴───────────────────┴─────────┴──────────────────────────────────────┘
 //! ```
 //!
-//! Nothing is synced and nothing is logged. A torn, lost or foreign record fails its checksum and says nothing, which is
-//! all that a cache needs: a record is only a claim, and whoever loads a block checks that its bytes are what the record
-//! says. A log or a tree would only guard what may be lost.
+//! Nothing is synced and nothing is logged. A torn, lost or foreign record fails its checksum and counts as absent, which is all that a
+//! cache needs: a record is only a claim, and a load checks the block's bytes against it. A log or a tree would only protect data that may
+//! be lost.
 
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -21,12 +21,13 @@ use std::{
 use tidemill_proto::frame;
 use twox_hash::XxHash3_64;
 
-/// Room for a slot's key, checksum and lineage, and a divisor of any page or sector, so that one write tears at most one record.
+/// The size of a record: room for a slot's key, checksum and lineage, and a divisor of any page or sector, so that one write tears at most
+/// one record.
 const RECORD_BYTES: usize = 128;
 const LENGTH_BYTES: usize = 2;
 const CHECKSUM_BYTES: usize = 8;
 const VALUE_BYTES_MAX: usize = RECORD_BYTES - LENGTH_BYTES - CHECKSUM_BYTES;
-/// Records read at a time when all are read.
+/// The number of records read at a time when all are read.
 const RECORDS_PER_READ: usize = 4096;
 
 /// A file of records, open in one process at a time.
@@ -34,7 +35,7 @@ const RECORDS_PER_READ: usize = 4096;
 pub(super) struct Records(File);
 
 impl Records {
-    /// Opens the file, or begins an empty one. `WouldBlock`: another process has it open.
+    /// Opens the file, or creates an empty one. `WouldBlock` if another process has it open.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         match file.try_lock() {
@@ -44,7 +45,7 @@ impl Records {
         }
     }
 
-    /// `None`: nothing was written there, or nothing that can be read.
+    /// A record's value, or `None` if nothing readable was written there.
     pub(super) fn read<T: DeserializeOwned>(&self, number: u64) -> Option<T> {
         let mut record = [0; RECORD_BYTES];
         self.0.read_exact_at(&mut record, offset(number)).ok()?;
@@ -89,7 +90,7 @@ fn offset(number: u64) -> u64 {
     number * RECORD_BYTES as u64
 }
 
-/// Seeded with the record's number, so that a record in another's place says nothing either.
+/// The checksum of a record, seeded with its number, so that a record in the wrong place is not accepted.
 fn checksum(number: u64, record: &[u8; RECORD_BYTES]) -> u64 {
     XxHash3_64::oneshot_with_seed(number, &record[..RECORD_BYTES - CHECKSUM_BYTES])
 }
@@ -103,7 +104,7 @@ fn decode<T: DeserializeOwned>(number: u64, record: &[u8; RECORD_BYTES]) -> Opti
     frame::decode(record[LENGTH_BYTES..].get(..length)?).ok()
 }
 
-/// Fills the buffer as far as the file goes.
+/// Fills the buffer as far as the file reaches.
 fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {

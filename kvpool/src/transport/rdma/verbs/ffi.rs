@@ -1,7 +1,7 @@
-//! What this project uses of libibverbs' ABI (version 1, unchanged since 2006), declared by hand and looked up at run time.
+//! The part of libibverbs' ABI that is used here (version 1, unchanged since 2006), declared by hand and resolved at run time.
 //!
-//! Structures are those of `infiniband/verbs.h`, with only their beginnings where the library allocates them. Fields that only make up
-//! the layout begin with an underscore. Sizes are checked below.
+//! Structures are those of `infiniband/verbs.h`, only up to the last used field where the library allocates them. Fields that are only part
+//! of the layout begin with an underscore. Sizes are checked below.
 
 use std::{
     ffi::{c_char, c_int, c_void},
@@ -9,8 +9,9 @@ use std::{
     sync::OnceLock,
 };
 
-/// Allocated by the library, and only handed back to it.
+/// A device, allocated by the library, and only passed back to it.
 pub(super) enum Device {}
+/// A protection domain, allocated by the library, and only passed back to it.
 pub(super) enum Domain {}
 
 #[repr(C)]
@@ -199,7 +200,7 @@ pub(super) struct DeviceAttributes {
     pub(super) requests_max: c_int,
     pub(super) capabilities: u32,
     _max_1: [c_int; 6],
-    /// READs that a peer may have under way here.
+    /// The most READs that a peer may have in progress here.
     pub(super) reads_in_max: c_int,
     _max_2: [c_int; 2],
     pub(super) reads_out_max: c_int,
@@ -207,7 +208,7 @@ pub(super) struct DeviceAttributes {
     _rest: [u8; 8],
 }
 
-/// What `ibv_query_port` fills; some versions of the library know more fields than others, none more than this holds.
+/// The result of `ibv_query_port`; some versions of the library have more fields than others, but none more than fit here.
 #[repr(C)]
 pub(super) struct PortAttributes {
     pub(super) state: c_int,
@@ -245,7 +246,7 @@ macro_rules! functions {
         impl Functions {
             #[cfg(feature = "rdma")]
             fn load() -> Result<Self, String> {
-                // SAFETY: libibverbs' initializers do nothing that a program could mind. It is never unloaded.
+                // SAFETY: libibverbs' initializers have no effect on the rest of a program. It is never unloaded.
                 let library = unsafe { libloading::Library::new("libibverbs.so.1") }.map_err(|error| error.to_string())?;
                 let library: &'static libloading::Library = Box::leak(Box::new(library));
                 Ok(Self {
@@ -289,7 +290,7 @@ impl Functions {
     }
 }
 
-/// The library, loaded at the first call. `Err`: it is not on this machine, or too old.
+/// The library's functions, loaded at the first call. `Err` if it is not on this machine, or too old.
 pub(super) fn functions() -> Result<&'static Functions, &'static str> {
     static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
     FUNCTIONS.get_or_init(Functions::load).as_ref().map_err(String::as_str)
