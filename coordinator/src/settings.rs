@@ -71,10 +71,10 @@ pub struct Flags {
     /// picks one [default: none, metrics and `/cluster` are at the front door]
     #[arg(long, value_name = "ADDR")]
     pub admin: Option<SocketAddr>,
-    /// Opens the front door to everybody, also at an address that other machines reach, until there is a key [default: false]
+    /// Opens the front door to all callers, also at an address that other machines reach, until there is a key [default: false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub open: Option<bool>,
-    /// Lets `admin` be an address that other machines reach. Anybody who reaches it can make keys [default: false]
+    /// Lets `admin` be an address that other machines reach. Every caller that reaches it can make keys [default: false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub admin_public: Option<bool>,
     /// File with tenants and keys; coordinators of one host may share it [default: the registry, where there are several coordinators; else

@@ -1,4 +1,4 @@
-//! How many workers each model may want.
+//! Settings of the number of workers that each model may want.
 
 use serde::{Deserialize, Serialize};
 use std::{str::FromStr, time::Duration};
