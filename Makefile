@@ -43,8 +43,8 @@ image: package
 build: setup-build
 	cargo build --release --locked --workspace
 
-# The CUDA kernels are compiled with NVRTC, which needs no GPU.
-test: setup-build setup-test
+# The CUDA kernels are compiled with NVRTC, which needs no GPU. Some tests start programs of other packages, which `cargo test` does not build.
+test: programs setup-test
 	LD_LIBRARY_PATH=$$(echo $(abspath $(VENV))/lib/python3*/site-packages/nvidia/cu13/lib)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH} \
 	cargo test --release --locked --workspace
 	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) $(VENV)/bin/python -m pytest -q tests/python

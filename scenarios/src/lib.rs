@@ -45,7 +45,9 @@ pub struct Cluster {
 pub fn program() -> PathBuf {
     let test = env::current_exe().expect("a running program has a path");
     let target = test.parent().and_then(Path::parent).expect("tests lie in `deps` of the target directory");
-    target.join("tidemill-coordinator")
+    let program = target.join("tidemill-coordinator");
+    assert!(program.is_file(), "{} is not there: `make programs` builds it", program.display());
+    program
 }
 
 /// Checks flags for this process, which is a test and not the program that compiles grammars.
