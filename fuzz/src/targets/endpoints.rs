@@ -52,7 +52,8 @@ fn open(requests: &'static str, operators: bool) -> anyhow::Result<Box<dyn Subje
     Ok(Box::new(move |dice: &mut Dice| {
         // The closure captures the whole cluster, so that its data directory lives as long.
         let cluster = &cluster;
-        let mut session = Session { url: if operators { &cluster.admin } else { &cluster.url }, client: &client, made: HashMap::new() };
+        let url = if operators { &cluster.admin } else { &cluster.url };
+        let mut session = Session { url, makes_keys: operators, client: &client, made: HashMap::new() };
         for _ in 0..dice.few(5) {
             let template = dice.pick(&templates);
             runtime.block_on(session.ask(dice, template, &keys))?;
@@ -67,6 +68,8 @@ fn open(requests: &'static str, operators: bool) -> anyhow::Result<Box<dyn Subje
 
 struct Session<'a> {
     url: &'a str,
+    /// Whether a request may make a key, from which on the front door refuses requests without one.
+    makes_keys: bool,
     client: &'a Client,
     /// The last id of each kind, by its prefix.
     made: HashMap<String, String>,
@@ -125,6 +128,7 @@ impl Session<'_> {
             let request = self.client.post(format!("{url}/v1/completions")).header("content-type", "application/json").body(body);
             match answer(request).await {
                 Ok((200, _)) => return Ok(()),
+                Ok((401, _)) if self.makes_keys => return Ok(()),
                 Ok((503, _)) if Instant::now() < deadline => tokio::time::sleep(Duration::from_millis(200)).await,
                 Ok((status, answer)) => return Err(format!("a good request gets {status}: {}", String::from_utf8_lossy(&answer))),
                 Err(error) => return Err(format!("a good request gets no answer: {error}")),
