@@ -100,7 +100,10 @@ def test_a_cold_restart_finds_its_prefixes(server):
         assert texts(again) == texts(cold)
         found = [answer.usage.tidemill["tokens"]["object"] for answer in again]
         assert sum(found) > 0, found
-        counters = objects(url)["counters"]["objects"]
+        # A heartbeat brings what the node counted.
+        deadline = time.monotonic() + 30
+        while (counters := objects(url)["counters"]["objects"])["loaded"]["bytes"] == 0 and time.monotonic() < deadline:
+            time.sleep(0.1)
         assert counters["loaded"]["bytes"] > 0 and counters["errors"] == counters["corrupt"] == 0, counters
 
 

@@ -84,7 +84,7 @@ pub fn replay(requests: &[Request], capacity: Capacity, policy: Policy, shape: &
     requests.iter().for_each(|request| pool.serve(&chains.next(request)));
     let gb = |blocks: u64| (blocks * shape.block_bytes()) as f64 / 1e9;
     let tokens: u64 = requests.iter().map(|request| request.input_tokens).sum();
-    let state_parts_held = pool.held.iter().filter(|key| is_state(key)).count();
+    let state_parts_held = pool.held.intersection(&pool.state_keys).count();
     let kv_held = (pool.held.len() - state_parts_held) as f64;
     let states_held = state_parts_held as f64 * parts as f64 / parts_kept as f64;
     Ok(Outcome {
@@ -155,6 +155,8 @@ struct Pool {
     parts: usize,
     /// The blocks that the directory holds, according to its events.
     held: HashSet<BlockKey>,
+    /// The names of all parts of states that were put.
+    state_keys: HashSet<BlockKey>,
     /// Leases with which the current request protects blocks from eviction.
     leases: Vec<(ClientId, LeaseId)>,
     requests: u64,
@@ -170,6 +172,7 @@ impl Pool {
             ends,
             parts,
             held: HashSet::new(),
+            state_keys: HashSet::new(),
             leases: Vec::new(),
             requests: 0,
             blocks_reused: 0,
@@ -224,6 +227,7 @@ impl Pool {
             start = end;
             if !self.has_state(keys[end - 1]) {
                 let state: Vec<BlockKey> = self.state_after(keys[end - 1]).collect();
+                self.state_keys.extend(&state);
                 self.put_run(keys, end, &state);
                 self.states_put += 1;
             }
@@ -249,7 +253,7 @@ impl Pool {
 
     /// The keys of the parts of the state after a block.
     fn state_after(&self, key: BlockKey) -> impl Iterator<Item = BlockKey> + use<> {
-        (0..self.parts).map(move |part| state_part(key, part))
+        key.state_parts(self.parts)
     }
 
     /// Takes the leases on blocks that are handed over to the clients.
@@ -270,17 +274,6 @@ impl Pool {
             }
         }
     }
-}
-
-/// The key of a part of the state after a block. It uses the second half of the key, which is 0 in the keys of a chain.
-fn state_part(key: BlockKey, part: usize) -> BlockKey {
-    let BlockKey(mut bytes) = key;
-    bytes[8..].copy_from_slice(&(part as u64 + 1).to_le_bytes());
-    BlockKey(bytes)
-}
-
-fn is_state(key: &BlockKey) -> bool {
-    key.0[8..] != [0; 8]
 }
 
 #[cfg(test)]
