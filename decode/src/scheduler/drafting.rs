@@ -60,9 +60,11 @@ impl Scheduler {
         self.draft_model.as_ref().map_or(0.0, |model| model.round_ms())
     }
 
-    /// Whether the next step of this many sequences may have guesses.
+    /// Whether the next step may have guesses, if this many sequences decode. Beside prompts it has none unless it must: prompts leave no
+    /// arithmetic to spare, and each moment spent on guesses keeps the sequences from joining those that decode.
     fn may_guess(&self, sequences: usize) -> bool {
-        self.trials.may_guess(sequences) || self.speculation.is_some_and(|speculation| speculation.draft_tokens_min > 0)
+        let has_prompts = self.admitted.iter().map(|id| &self.sequences[id]).any(|state| state.is_ready() && !state.is_decoding());
+        !has_prompts && self.trials.may_guess(sequences) || self.speculation.is_some_and(|speculation| speculation.draft_tokens_min > 0)
     }
 
     /// Notes the yield of a step of this many decoding sequences, including the draft model's time before it.

@@ -16,6 +16,8 @@ const TRIAL_STEPS: (u32, u32) = (8, 2);
 const WAIT_MIN: u32 = 8;
 /// The most steps between two trials.
 const WAIT_MAX: u32 = 512;
+/// The maximum while guesses win: a trial of plain steps costs little then, and the answers that a batch asks for may change.
+const WAIT_OF_PLAIN_MAX: u32 = 64;
 /// The factor by which the other kind of step must yield more to be preferred.
 const LEAD: f64 = 1.02;
 
@@ -102,8 +104,11 @@ impl Trial {
     fn judge(&mut self) {
         let winner = if self.guesses_win { self.guessing } else { self.plain };
         let turns = winner.rate().zip(self.other().rate()).is_some_and(|(winner, other)| other > LEAD * winner);
-        (self.guesses_win, self.wait) =
-            if turns { (!self.guesses_win, WAIT_MIN) } else { (self.guesses_win, (2 * self.wait).min(WAIT_MAX)) };
+        (self.guesses_win, self.wait) = if turns {
+            (!self.guesses_win, WAIT_MIN)
+        } else {
+            (self.guesses_win, (2 * self.wait).min(if self.guesses_win { WAIT_OF_PLAIN_MAX } else { WAIT_MAX }))
+        };
         self.wait_left = self.wait;
     }
 }
@@ -139,7 +144,7 @@ mod tests {
     #[test]
     fn guesses_that_pay_are_made_nearly_always() {
         let (ms, share) = run(&mut Trials::default(), 5000, 90.0, 120.0, 16);
-        assert!(ms / (120.0 / 32.0) < 1.02 && share > 0.98, "{ms} {share}");
+        assert!(ms / (120.0 / 32.0) < 1.03 && share > 0.95, "{ms} {share}");
     }
 
     #[test]
