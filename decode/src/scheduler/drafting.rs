@@ -36,7 +36,8 @@ impl Scheduler {
         let decoding = self.decoding();
         let rows = speculation.rows_max.min(self.limits.step_tokens).saturating_sub(decoding.len());
         let least = speculation.draft_tokens_min;
-        if !self.may_guess(decoding.len()) {
+        // Without room for guesses, prompts are not caught up either.
+        if rows == 0 || !self.may_guess(decoding.len()) {
             self.draft_model.iter_mut().for_each(|model| model.begin(&[], Target::default()));
             return;
         }
