@@ -205,12 +205,14 @@ fn strs(flags: &[String]) -> Vec<&str> {
     flags.iter().map(String::as_str).collect()
 }
 
-/// Waits until a pool node knows of blocks in the shared directory.
+/// Waits until the coordinator knows of blocks in the shared directory, and of the speed at which they are read.
 async fn knows_objects(cluster: &Cluster) {
-    let known = |c: &Value| member(c, "kvpool-0")["report"]["blocks"]["object"]["cached"].as_u64().is_some_and(|blocks| blocks > 0);
+    let known = |c: &Value| {
+        let report = &member(c, "kvpool-0")["report"];
+        let blocks = report["blocks"]["object"]["cached"].as_u64().unwrap_or_default();
+        blocks > 0 && report["counters"]["objects"]["latency_ms"].as_f64().unwrap_or_default() > 0.0
+    };
     cluster.until("blocks in object storage", known).await;
-    // A heartbeat later, coordinators know how fast it is.
-    tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
