@@ -1,9 +1,11 @@
-//! The cost model: `step`, the time of an engine's steps, learnt per worker; transfer rates; and [`error`], how wrong predictions are.
+//! The cost model: `step`, the time of an engine's steps, learnt per worker; `speculation`, the rows and tokens of steps; transfer rates; and
+//! [`error`], how wrong predictions are.
 //!
 //! A worker's model starts as that of its role, which learns from all workers of the role, and continues with its own steps. So within a
 //! second of work, the model tells an H100 from an L40S beside it.
 
 pub mod error;
+mod speculation;
 mod step;
 
 pub use error::Errors;
@@ -186,7 +188,15 @@ mod tests {
     fn each_worker_is_known_for_what_it_is() {
         let (fast, slow, new) = (Epoch(1), Epoch(2), Epoch(3));
         let mut cost = CostModel::default();
-        let step = |rows: u32, ms| StepSample { prefill_tokens: 0, prefill_context: 0, decode_rows: rows, decode_context: 100, ms };
+        let step = |rows: u32, ms| StepSample {
+            prefill_tokens: 0,
+            prefill_context: 0,
+            decode_rows: rows,
+            decode_context: 100,
+            sequences: rows,
+            drawn: rows,
+            ms,
+        };
         for i in 0..200 {
             let rows = 1 + i % 8;
             cost.observe_steps(fast, Role::Decode, &[step(rows, 1.0 + rows as f32)]);

@@ -131,6 +131,8 @@ impl<R: Role> Driven for Engine<R> {
         let started = Instant::now();
         let mut sample = self.sample(&chunks);
         let results = self.compute(&chunks)?;
+        let decoded = chunks.iter().zip(&results).filter(|(chunk, _)| self.role.decode_rows(chunk) > 0);
+        sample.drawn = decoded.map(|(_, result)| result.drawn.len() as u32).sum();
         let drawn: Vec<_> = chunks.iter().zip(&results).filter_map(|(chunk, result)| Some((chunk.job, result.drawn.last()?.0))).collect();
         self.role.stepped(&chunks, results, self.io.now());
         self.advance_masks(&drawn);
@@ -208,10 +210,11 @@ impl<R: Role> Engine<R> {
 
     /// A sample of a step before it is computed, for the cost model.
     fn sample(&self, chunks: &[ScheduledChunk]) -> StepSample {
-        let mut sample = StepSample { prefill_tokens: 0, prefill_context: 0, decode_rows: 0, decode_context: 0, ms: 0.0 };
+        let mut sample = StepSample::default();
         for chunk in chunks {
             let (start, rows) = (chunk.start, self.role.decode_rows(chunk));
             if rows > 0 {
+                sample.sequences += 1;
                 sample.decode_rows += rows as u32;
                 sample.decode_context += (rows * start) as u64;
             } else {

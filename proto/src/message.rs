@@ -701,15 +701,20 @@ pub struct Misses {
 }
 
 /// One engine step, as measured.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepSample {
     /// Prompt tokens computed.
     pub prefill_tokens: u32,
     /// Sum over those tokens of their position: the attention work.
     pub prefill_context: u64,
-    /// Sequences that decoded a token.
+    /// Rows that decode: one for each sequence, and one for each drafted token.
     pub decode_rows: u32,
     /// Sum of their context lengths.
     pub decode_context: u64,
+    /// Sequences that decode.
+    pub sequences: u32,
+    /// Tokens that these sequences drew.
+    pub drawn: u32,
+    /// Duration, including that of the draft model's steps before this one.
     pub ms: f32,
 }

@@ -38,6 +38,9 @@ pub struct Work {
     pub prefill_context: u64,
     pub decode_rows: u64,
     pub decode_context: u64,
+    /// The number of sequences that decode, and of the tokens that they draw.
+    pub sequences: u64,
+    pub drawn: u64,
     /// The number of positions whose K and V are read.
     pub kv_tokens: u64,
     /// The number of rows of logits.
@@ -75,11 +78,13 @@ impl Gpu {
 }
 
 impl Work {
-    pub fn add(&mut self, chunk: &ScheduledChunk, decodes: bool, logit_rows: usize) {
-        let (start, len) = (chunk.start as u64, chunk.len as u64);
-        if decodes && len == 1 {
-            self.decode_rows += 1;
-            self.decode_context += start;
+    /// Adds a chunk that has `decode_rows` rows that decode, or none if it belongs to a prompt.
+    pub fn add(&mut self, chunk: &ScheduledChunk, decode_rows: usize, logit_rows: usize) {
+        let (start, len, rows) = (chunk.start as u64, chunk.len as u64, decode_rows as u64);
+        if rows > 0 {
+            self.sequences += 1;
+            self.decode_rows += rows;
+            self.decode_context += rows * start;
         } else {
             self.prefill_tokens += len;
             self.prefill_context += start * len + len * len / 2;
@@ -95,6 +100,8 @@ impl Work {
             prefill_context: self.prefill_context,
             decode_rows: self.decode_rows as u32,
             decode_context: self.decode_context,
+            sequences: self.sequences as u32,
+            drawn: self.drawn as u32,
             ms: took.as_secs_f32() * 1e3,
         }
     }

@@ -10,6 +10,7 @@ use tidemill_cluster::{
     autoscale::{AutoscaleSettings, steps::Range},
     class,
 };
+use tidemill_proto::step::DRAFT_TOKENS_MAX;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -74,6 +75,39 @@ pub struct ClusterShape {
     pub others: Vec<OtherInstances>,
     /// Autoscaling, up to the number of instances. Without it, all instances run all the time.
     pub autoscale: Option<Autoscale>,
+    /// A draft model beside the model of each decode worker. Without it, a step draws one token of a sequence.
+    pub speculation: Option<Speculation>,
+}
+
+/// A draft model, by what it is worth: its guesses and its time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Speculation {
+    /// The probability that a guess is the token that the model draws, if the guesses before it are.
+    pub right: f64,
+    /// The time of one of its steps, as a share of the model's step with the same rows.
+    pub step_share: f64,
+    /// The most tokens guessed for a sequence in one step.
+    pub tokens_max: usize,
+    /// The most rows of a step in which tokens are guessed.
+    pub rows_max: usize,
+    /// The most tokens in one of its steps.
+    pub step_tokens: usize,
+}
+
+impl Speculation {
+    pub(crate) fn check(&self) -> Result<(), InvalidSetting> {
+        let share = |name: &str, value: f64| match value {
+            0.0..=1.0 => Ok(()),
+            _ => Err(InvalidSetting::new(name, format!("{value} is not between 0 and 1"))),
+        };
+        share("cluster.speculation.right", self.right)?;
+        share("cluster.speculation.step_share", self.step_share)?;
+        if !(1..=DRAFT_TOKENS_MAX).contains(&self.tokens_max) {
+            return Err(InvalidSetting::new("cluster.speculation.tokens_max", format!("must be between 1 and {DRAFT_TOKENS_MAX}")));
+        }
+        Ok(())
+    }
 }
 
 /// The settings of autoscaling.
@@ -355,7 +389,15 @@ impl Default for ClusterShape {
             device_blocks: None,
             others: Vec::new(),
             autoscale: None,
+            speculation: None,
         }
+    }
+}
+
+impl Default for Speculation {
+    /// What a draft model of a third of the size was measured to be for chat (docs/results/speculation.md), with the decode worker's own defaults.
+    fn default() -> Self {
+        Self { right: 0.63, step_share: 0.2, tokens_max: 12, rows_max: 16, step_tokens: 512 }
     }
 }
 

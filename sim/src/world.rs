@@ -6,6 +6,7 @@
 //! - `reader`: clients of the front door
 //! - `io`: time, messages and bytes on links; `network`: connections; `process`: the life of a process, and its clock; `bytes`: the
 //!   contents of blocks
+//! - `oracle`: a decode worker's draft model
 //! - `scaling`: workers started and ended by autoscaling
 //! - `event`: the events; `blueprint`: the making of processes; `trouble`: the faults that may happen to them
 //!
@@ -24,6 +25,7 @@ mod engine;
 mod event;
 pub(crate) mod io;
 pub(crate) mod network;
+mod oracle;
 mod pool;
 pub(crate) mod process;
 pub(crate) mod reader;

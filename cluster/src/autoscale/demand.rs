@@ -105,11 +105,11 @@ pub fn decode_needed(load: DecodeLoad, limits: DecodeLimits, cost: &StepCost, ce
     let rows = load.rows + load.unserved;
     // Sequences without a place are taken to be as long as the others.
     let context = if load.rows > 0.0 { load.context * rows / load.rows } else { load.context };
-    let alone_ms = cost.step_ms(1, (context / rows.max(1.0)) as u64);
+    let alone_ms = cost.token_ms(1, (context / rows.max(1.0)) as u64);
     let pace_ms = (STEP_SHARE * limits.tpot_ms).max(CROWDED * alone_ms);
     let keeps_pace = |n: f64| {
         let prompts = load.prompts / n;
-        prompts <= PROMPTS_MAX && step_ms(cost, rows / n, context / n) <= pace_ms * (1.0 - prompts)
+        prompts <= PROMPTS_MAX && token_ms(cost, rows / n, context / n) <= pace_ms * (1.0 - prompts)
     };
     let has_room = |n: f64| {
         (limits.blocks <= 0.0 || load.used <= USED_MAX * n * limits.blocks)
@@ -121,9 +121,9 @@ pub fn decode_needed(load: DecodeLoad, limits: DecodeLimits, cost: &StepCost, ce
     (fewest..ceiling).find(|&workers| keeps_pace(workers.into()) && has_room(workers.into())).unwrap_or(ceiling)
 }
 
-/// The time of a decode step over a mean number of rows.
-fn step_ms(cost: &StepCost, rows: f64, context: f64) -> f64 {
-    cost.step_ms(rows.ceil() as u64, context as u64)
+/// The time per token over a mean number of sequences.
+fn token_ms(cost: &StepCost, rows: f64, context: f64) -> f64 {
+    cost.token_ms(rows.ceil() as u64, context as u64)
 }
 
 #[cfg(test)]
@@ -148,6 +148,8 @@ mod tests {
                 prefill_context: 0,
                 decode_rows: rows,
                 decode_context: 0,
+                sequences: rows,
+                drawn: rows,
                 ms: 10.0 + rows as f32,
             });
         }

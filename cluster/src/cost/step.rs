@@ -6,6 +6,7 @@
 //! Uncertainty never grows beyond the prior: long runs of similar steps say little about some terms, whose variance would
 //! otherwise grow without bound.
 
+use super::speculation::Speculation;
 use serde::{Deserialize, Serialize};
 use tidemill_proto::message::StepSample;
 
@@ -31,6 +32,7 @@ pub struct StepCost {
     start: [f64; TERMS],
     /// The inverse of the coefficients' covariance. Never less than at the start.
     information: [[f64; TERMS]; TERMS],
+    speculation: Speculation,
 }
 
 /// Milliseconds of a step, linear in its sums: the learnt coefficients in a form to publish.
@@ -63,13 +65,14 @@ impl Default for StepCost {
 impl StepCost {
     fn believing(start: [f64; TERMS]) -> Self {
         let information = std::array::from_fn(|i| std::array::from_fn(|j| if i == j { information_of(start[i]) } else { 0.0 }));
-        Self { coefficients: start, start, information }
+        Self { coefficients: start, start, information, speculation: Speculation::default() }
     }
 
     /// A machine that is taken to be like `others` until its own steps show a difference.
     pub fn like(others: &Self) -> Self {
         // A term that costs nothing on the others may have a cost on this machine.
-        Self::believing(std::array::from_fn(|i| others.coefficients[i].max(START_LEAST * START[i])))
+        let start = std::array::from_fn(|i| others.coefficients[i].max(START_LEAST * START[i]));
+        Self { speculation: others.speculation, ..Self::believing(start) }
     }
 
     /// Learns from one measured step. Impossible durations are ignored.
@@ -78,6 +81,7 @@ impl StepCost {
         if !(ms.is_finite() && ms >= 0.0) {
             return;
         }
+        self.speculation.observe(sample);
         let terms = scaled(
             f64::from(sample.prefill_tokens),
             sample.prefill_context as f64,
@@ -130,6 +134,13 @@ impl StepCost {
         self.predict(&scaled(0.0, 0.0, rows as f64, context as f64))
     }
 
+    /// Milliseconds per token of each of `sequences` sequences whose lengths add up to `context`: those of a step with as many drafted rows
+    /// as the measured ones had, divided by the tokens that a step drew for a sequence.
+    pub fn token_ms(&self, sequences: u64, context: u64) -> f64 {
+        let each = self.speculation.of(sequences);
+        self.predict(&scaled(0.0, 0.0, sequences as f64 * each.rows, context as f64 * each.rows)) / each.tokens
+    }
+
     /// Negative coefficients come from noise, and count as zero.
     fn predict(&self, terms: &[f64; TERMS]) -> f64 {
         self.coefficients.iter().zip(terms).map(|(c, t)| c.max(0.0) * t).sum()
@@ -145,6 +156,7 @@ impl StepCost {
     /// Panics if a coefficient is not finite, or less certain than at the start. Tests call it after every step.
     pub fn check_integrity(&self) {
         assert!(self.coefficients.iter().all(|c| c.is_finite()), "{:?}", self.coefficients);
+        self.speculation.check_integrity();
         for (i, row) in self.information.iter().enumerate() {
             assert!(row.iter().all(|cell| cell.is_finite()), "{row:?}");
             assert!(row[i] >= information_of(self.start[i]) * (1.0 - 1e-9), "term {i} is less certain than its prior");
@@ -196,7 +208,8 @@ mod tests {
             + 1e-5 * prefill_context as f64
             + 0.2 * f64::from(decode_rows)
             + 1e-4 * decode_context as f64;
-        StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, ms: ms as f32 }
+        let (sequences, drawn) = (decode_rows, decode_rows);
+        StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, sequences, drawn, ms: ms as f32 }
     }
 
     #[test]
@@ -271,15 +284,34 @@ mod tests {
         assert!((3.5..4.5).contains(&ratio), "four times as slow: {ratio}");
     }
 
+    #[test]
+    fn speculation_is_as_good_as_it_was_at_as_many_sequences() {
+        let mut cost = StepCost::default();
+        for i in 0..2000u32 {
+            // One or three sequences with three guesses each, two of them right; ten without.
+            let (sequences, guesses) = [(1, 3), (3, 3), (10, 0)][i as usize % 3];
+            let rows = sequences * (1 + guesses);
+            cost.observe(&StepSample { sequences, drawn: sequences + sequences * guesses / 3 * 2, ..machine(0, 0, rows, 500) });
+            cost.check_integrity();
+        }
+        let plain = |rows| f64::from(machine(0, 0, rows, 500).ms);
+        for (sequences, expected) in [(1, plain(4) / 3.0), (3, plain(12) / 3.0), (10, plain(10)), (40, plain(40))] {
+            // The context of the drafted rows counts, too.
+            let found = cost.token_ms(sequences, 500 / if sequences < 4 { 4 } else { 1 });
+            assert!((found / expected - 1.0).abs() < 0.1, "{sequences}: {found} for {expected}");
+        }
+        assert_eq!(StepCost::like(&cost).speculation, cost.speculation);
+    }
+
     proptest! {
         #[test]
-        fn predictions_stay_finite_whatever_is_reported(samples in prop::collection::vec((any::<u32>(), any::<u64>(), any::<u32>(), any::<u64>(), any::<f32>()), 0..100)) {
+        fn predictions_stay_finite_whatever_is_reported(samples in prop::collection::vec((any::<(u32, u64)>(), any::<(u32, u64)>(), any::<(u32, u32)>(), any::<f32>()), 0..100)) {
             let mut cost = StepCost::default();
-            for (prefill_tokens, prefill_context, decode_rows, decode_context, ms) in samples {
-                cost.observe(&StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, ms });
+            for ((prefill_tokens, prefill_context), (decode_rows, decode_context), (sequences, drawn), ms) in samples {
+                cost.observe(&StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, sequences, drawn, ms });
                 cost.check_integrity();
             }
-            for ms in [cost.prefill_ms(1000, 1000), cost.step_ms(10, 1000)] {
+            for ms in [cost.prefill_ms(1000, 1000), cost.step_ms(10, 1000), cost.token_ms(10, 1000)] {
                 prop_assert!(ms.is_finite() && ms >= 0.0, "{ms}");
             }
         }

@@ -213,16 +213,16 @@ struct StepsAfter {
 fn steps_after(planner: &Planner<'_>, worker: &DecodeCandidate<'_>, arrival_ms: f64) -> StepsAfter {
     let (cost, demand) = (planner.snapshot.cost, planner.demand);
     let output = cost.output_tokens();
-    let now_ms = worker.cost.step_ms(worker.sequences.into(), worker.tokens).max(1e-3);
+    let now_ms = worker.cost.token_ms(worker.sequences.into(), worker.tokens).max(1e-3);
     // An answer is taken to end at any token with the same probability: only the mean of its length is known.
     let stay = (-arrival_ms / (output * now_ms)).exp();
     let (sequences, decoding) = (f64::from(worker.sequences), f64::from(worker.decoding));
     let rows = decoding * stay + (sequences - decoding);
     let share = if sequences > 0.0 { rows / sequences } else { 0.0 };
     let context = worker.tokens as f64 * share;
-    let before_ms = worker.cost.step_ms(rows.round() as u64, context as u64);
+    let before_ms = worker.cost.token_ms(rows.round() as u64, context as u64);
     let grown = f64::from(demand.tokens) + output / 2.0;
-    let tpot_ms = worker.cost.step_ms(rows.round() as u64 + 1, (context + grown) as u64);
+    let tpot_ms = worker.cost.token_ms(rows.round() as u64 + 1, (context + grown) as u64);
     let lost = planner.snapshot.classes.iter().filter_map(|(id, class)| {
         let there = f64::from(worker.classes[usize::from(id.0)].sequences) * share;
         let limit = class.tpot_ms.filter(|_| there > 0.0)?;
@@ -237,11 +237,11 @@ fn retry_after_ms(planner: &Planner<'_>, class: &Class, best: &Offer<'_>, decode
     let late_ms = planner.demand.due_ms.map_or(0.0, |due_ms| best.times.ttft_ms - due_ms);
     let crowded_ms = class.tpot_ms.filter(|&limit| best.tpot_ms > limit).map_or(0.0, |limit| {
         let rows = u64::from(decode.sequences);
-        let step_ms = |rows_left: u64| decode.cost.step_ms(rows_left + 1, decode.tokens * rows_left / rows.max(1));
+        let token_ms = |rows_left: u64| decode.cost.token_ms(rows_left + 1, decode.tokens * rows_left / rows.max(1));
         let (mut fits, mut breaks) = (0, rows);
         while fits + 1 < breaks {
             let middle = (fits + breaks) / 2;
-            *(if step_ms(middle) <= limit { &mut fits } else { &mut breaks }) = middle;
+            *(if token_ms(middle) <= limit { &mut fits } else { &mut breaks }) = middle;
         }
         planner.snapshot.cost.output_tokens() * best.tpot_ms * (rows as f64 / fits.max(1) as f64).max(1.0).ln()
     });

@@ -116,6 +116,11 @@ impl<'a> Planner<'a> {
         worker.cost.step_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(self.demand.tokens))
     }
 
+    /// The time per token of this sequence in the batch.
+    fn token_ms(&self, worker: &DecodeCandidate<'_>) -> f64 {
+        worker.cost.token_ms(u64::from(worker.sequences) + 1, worker.tokens + u64::from(self.demand.tokens))
+    }
+
     /// The time that a worker needs for prompts that it was given before and computes first.
     pub(super) fn tails_ms(&self, worker: &DecodeCandidate<'_>) -> f64 {
         match self.ahead(worker).map(|class| class.tail_tokens).sum() {
@@ -134,7 +139,7 @@ impl<'a> Planner<'a> {
             return 0.0;
         }
         let ended = waited_for as f64 / worker.tokens.min(capacity) as f64;
-        ended * self.snapshot.cost.output_tokens() * worker.cost.step_ms(worker.decoding.into(), worker.tokens.min(capacity))
+        ended * self.snapshot.cost.output_tokens() * worker.cost.token_ms(worker.decoding.into(), worker.tokens.min(capacity))
     }
 
     /// A worker's sequences of the classes that do not yield to this sequence's.
@@ -296,7 +301,7 @@ impl At<'_, '_> {
             expected_blocks,
             prefill_ms: times.prefill_ms,
             ttft_ms: times.ttft_ms,
-            tpot_ms: self.planner.step_ms(self.decode),
+            tpot_ms: self.planner.token_ms(self.decode),
             chance: 1.0,
             considered: Vec::new(),
         }

@@ -8,6 +8,7 @@ use super::{
     disk::Disk,
     engine::{Engine, Parts, Worker},
     io::{self, Io},
+    oracle::{self, Oracle},
     pool::{PoolNode, PoolShape},
     process::Process,
     uplink::Uplink,
@@ -15,7 +16,7 @@ use super::{
 use crate::{
     hardware::{Device, Gpu, Roofline, Speed},
     random::mix,
-    settings::{Class, ClusterShape, InvalidSetting, Settings},
+    settings::{Class, ClusterShape, InvalidSetting, Settings, Speculation},
     shape::Shape,
 };
 use std::time::Duration;
@@ -67,6 +68,7 @@ impl Blueprint {
         (limits, waiting_max): (Limits, usize),
     ) -> Result<Self, InvalidSetting> {
         let (shape, cluster, policy) = (settings.shape()?, &settings.cluster, &settings.policy);
+        cluster.speculation.as_ref().map_or(Ok(()), Speculation::check)?;
         let eviction = cluster
             .eviction
             .parse()
@@ -154,8 +156,11 @@ impl Blueprint {
                 reads_whole: false,
             };
             let jobs_max = limits.sequences_max + limits.waiting_max;
-            let role = tidemill_decode::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);
-            Box::new(Engine::new(Parts { index, role, device, memory, client, uplink, vocab, block_bytes, jobs_max }))
+            let speculation = cluster.speculation.as_ref();
+            let drafts = speculation.map(|settings| oracle::speculation(settings, vocab, limits.context_tokens, device_blocks));
+            let oracle = speculation.map(|settings| Oracle::new(*settings, vocab, mix(index.0 as u64)));
+            let role = tidemill_decode::scheduler::Scheduler::new(LAYOUT, device_blocks, limits).with_speculation(drafts);
+            Box::new(Engine::new(Parts { index, role, device, memory, oracle, client, uplink, vocab, block_bytes, jobs_max }))
         } else {
             let limits = tidemill_prefill::scheduler::Limits {
                 admitted_max: cluster.admitted_max,
@@ -166,7 +171,7 @@ impl Blueprint {
             };
             let jobs_max = limits.jobs_max;
             let role = tidemill_prefill::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);
-            Box::new(Engine::new(Parts { index, role, device, memory, client, uplink, vocab, block_bytes, jobs_max }))
+            Box::new(Engine::new(Parts { index, role, device, memory, oracle: None, client, uplink, vocab, block_bytes, jobs_max }))
         }
     }
 

@@ -65,6 +65,7 @@ impl Memory {
     /// Computes a segment. Without contents, tokens are a function of seed and number alone.
     pub(crate) fn compute(&mut self, segment: &Segment<'_>, vocab: u32) -> SegmentResult {
         let mut state = 0;
+        let mut states = Vec::new();
         if !self.blocks.is_empty() {
             let place = |position: usize| (segment.blocks[position / BLOCK_TOKENS] as usize, position % BLOCK_TOKENS);
             if let Some((block, at)) = segment.start.checked_sub(1).map(place) {
@@ -74,12 +75,21 @@ impl Memory {
                 state = follow(state, token);
                 let (block, at) = place(position);
                 self.blocks[block][at] = state;
+                states.push(state);
             }
         }
         let drawn = match segment.wanted {
             Wanted::Token(_) if !self.blocks.is_empty() => vec![(next_token(state, vocab), None)],
             Wanted::Token(draw) => vec![(workload::token(draw.sampling.seed, draw.index as u32, vocab), None)],
-            Wanted::Verified(_) => unreachable!("simulated workers do not speculate"),
+            Wanted::Verified(draw) => {
+                let token = |row: usize| match states.get(row) {
+                    Some(state) => next_token(*state, vocab),
+                    None => workload::token(draw.sampling.seed, draw.index as u32 + row as u32, vocab),
+                };
+                // A row counts if all drafted tokens up to its own were drawn.
+                let right = segment.tokens[1..].iter().enumerate().take_while(|(row, drafted)| token(*row) == **drafted).count();
+                (0..=right).map(|row| (token(row), None)).collect()
+            }
             Wanted::Nothing | Wanted::Embedding { .. } | Wanted::Scores { .. } => Vec::new(),
         };
         SegmentResult { drawn, ..SegmentResult::default() }

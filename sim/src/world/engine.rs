@@ -10,6 +10,7 @@ use super::{
     client::PoolClient,
     io::{Io, Received},
     network::ConnId,
+    oracle::Oracle,
     uplink::{Heard, Uplink, tells_down},
 };
 use crate::{
@@ -100,6 +101,8 @@ pub(crate) struct Engine<R> {
     role: R,
     device: Device,
     memory: Memory,
+    /// The draft model, if there is one.
+    oracle: Option<Oracle>,
     client: PoolClient,
     uplink: Uplink,
     announcer: Announcer,
@@ -129,6 +132,7 @@ pub(crate) struct Parts<R> {
     pub(crate) role: R,
     pub(crate) device: Device,
     pub(crate) memory: Memory,
+    pub(crate) oracle: Option<Oracle>,
     pub(crate) client: PoolClient,
     pub(crate) uplink: Uplink,
     pub(crate) vocab: u32,
@@ -138,12 +142,13 @@ pub(crate) struct Parts<R> {
 
 impl<R: Role + Checked> Engine<R> {
     pub(crate) fn new(parts: Parts<R>) -> Self {
-        let Parts { index, role, device, memory, client, uplink, vocab, block_bytes, jobs_max } = parts;
+        let Parts { index, role, device, memory, oracle, client, uplink, vocab, block_bytes, jobs_max } = parts;
         Self {
             index,
             role,
             device,
             memory,
+            oracle,
             client,
             uplink,
             announcer: Announcer::default(),
@@ -172,7 +177,8 @@ impl<R: Role + Checked> Engine<R> {
                     return;
                 }
             }
-            let chunks = self.role.plan(io.here);
+            let guessing = self.guess(io);
+            let chunks = self.role.plan(io.here + guessing);
             self.act(io);
             for (link, event) in self.announcer.announce(self.role.residency_mut(), !chunks.is_empty(), io.here) {
                 self.uplink.send(io, link, event);
@@ -181,7 +187,7 @@ impl<R: Role + Checked> Engine<R> {
                 return;
             }
             if !chunks.is_empty() {
-                self.begin(io, chunks);
+                self.begin(io, chunks, guessing);
             }
         }
     }
@@ -218,14 +224,23 @@ impl<R: Role + Checked> Engine<R> {
         }
     }
 
-    fn begin(&mut self, io: &mut Io, chunks: Vec<ScheduledChunk>) {
+    /// Runs the draft model, if there is one. Returns the time that this takes.
+    fn guess(&mut self, io: &Io) -> Duration {
+        self.oracle.as_mut().map_or(Duration::ZERO, |oracle| oracle.guess(&mut self.role, &mut self.device, io.here))
+    }
+
+    /// Begins a step for which the draft model has been `guessing` for some time.
+    fn begin(&mut self, io: &mut Io, chunks: Vec<ScheduledChunk>, guessing: Duration) {
         let (mut work, mut results) = (Work::default(), Vec::with_capacity(chunks.len()));
         for chunk in &chunks {
-            let segment = self.role.segment(chunk);
-            work.add(chunk, R::DECODES, segment.logit_rows());
-            results.push(self.memory.compute(&segment, self.vocab));
+            let (segment, decode_rows) = (self.role.segment(chunk), self.role.decode_rows(chunk));
+            work.add(chunk, decode_rows, segment.logit_rows());
+            let result = self.memory.compute(&segment, self.vocab);
+            work.drawn += if decode_rows > 0 { result.drawn.len() as u64 } else { 0 };
+            self.oracle.iter_mut().for_each(|oracle| oracle.see(chunk.job, &segment));
+            results.push(result);
         }
-        let took = self.device.step(&work);
+        let took = guessing + self.device.step(&work);
         io.timer(Process::Worker(self.index), took, Timer::Step);
         self.step = Some(Step { chunks, results, work, took });
     }

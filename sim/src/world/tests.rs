@@ -3,7 +3,7 @@
 use super::{blueprint::device, *};
 use crate::{
     hardware::{Gpu, Work},
-    settings::{Arrivals, Autoscale, Class, ClusterShape, NetworkSettings, OnMiss, PolicySettings, Stream, WorkloadSettings},
+    settings::{Arrivals, Autoscale, Class, ClusterShape, NetworkSettings, OnMiss, PolicySettings, Speculation, Stream, WorkloadSettings},
     shape::Shape,
     workload,
 };
@@ -122,6 +122,28 @@ fn workers_come_and_go_with_the_load_and_nothing_is_lost() {
     assert!(prefill[0] == 1 && most >= 3 && at_last < most, "from {} to {most} to {at_last}", prefill[0]);
     let good = run.answers.iter().filter(|answer| answer.is_good(&settings.workload.classes[0])).count();
     assert!(good * 10 >= asks.len() * 9, "{good} of {}", asks.len());
+}
+
+/// A draft model shortens the time per token where sequences are few, and costs next to nothing where they are many or where it is never
+/// right. The coordinator predicts the times per token that come about.
+#[test]
+fn a_draft_model_pays_where_there_is_room_for_it() {
+    let tpot_ms = |rate: f64, speculation: Option<Speculation>| {
+        let mut settings = settings(1, 1, rate, 150);
+        settings.cluster.speculation = speculation;
+        settings.workload.streams = vec![Stream { rate: 1.0, input: [200, 400], output: [100, 300], prefix_tokens: 0, class: None }];
+        let run = checked_every(99_991, &settings, 13);
+        let asks = workload::draw(&settings.workload, None, 13).unwrap();
+        assert!(asks.iter().zip(&run.answers).all(|(ask, answer)| answer.tokens == ask.output_tokens && answer.end == End::Complete));
+        let times: Vec<f64> = run.answers.iter().filter_map(Answer::tpot_ms).collect();
+        times.iter().sum::<f64>() / times.len() as f64
+    };
+    let with = |right: f64| Some(Speculation { right, ..Speculation::default() });
+    let gain = |rate: f64, right: f64| tpot_ms(rate, None) / tpot_ms(rate, with(right));
+    let alone = [0.0, 0.63, 0.95].map(|right| gain(0.2, right));
+    assert!(alone[0] > 0.97 && alone[1] > 1.3 && alone[2] > 2.0, "one at a time: {alone:?}");
+    let many = [0.0, 0.63].map(|right| gain(40.0, right));
+    assert!(many.iter().all(|gain| *gain > 0.97), "many at a time: {many:?}");
 }
 
 /// One prefill worker with prompts of equal length is a queue with Poisson arrivals and constant service (M/D/1): the mean wait is
