@@ -294,15 +294,7 @@ mod tests {
         (0..500).for_each(|step| {
             let rows = 1 + step % 64;
             let ms = 10.0 + rows as f32;
-            cost.observe(&StepSample {
-                prefill_tokens: 0,
-                prefill_context: 0,
-                decode_rows: rows,
-                decode_context: 0,
-                sequences: rows,
-                drawn: rows,
-                ms,
-            });
+            cost.observe(&StepSample { decode_rows: rows, sequences: rows, drawn: rows, ms, ..StepSample::default() });
         });
         let mut all = Vec::new();
         for (number, chance) in (0..600).zip(chance.iter().cycle()) {

@@ -189,13 +189,12 @@ mod tests {
         let (fast, slow, new) = (Epoch(1), Epoch(2), Epoch(3));
         let mut cost = CostModel::default();
         let step = |rows: u32, ms| StepSample {
-            prefill_tokens: 0,
-            prefill_context: 0,
             decode_rows: rows,
             decode_context: 100,
             sequences: rows,
             drawn: rows,
             ms,
+            ..StepSample::default()
         };
         for i in 0..200 {
             let rows = 1 + i % 8;

@@ -136,7 +136,7 @@ impl<R: Role> Driven for Engine<R> {
         let drawn: Vec<_> = chunks.iter().zip(&results).filter_map(|(chunk, result)| Some((chunk.job, result.drawn.last()?.0))).collect();
         self.role.stepped(&chunks, results, self.io.now());
         self.advance_masks(&drawn);
-        sample.ms = (guessing + started.elapsed()).as_secs_f32() * 1e3;
+        (sample.ms, sample.drafting_ms) = (started.elapsed().as_secs_f32() * 1e3, guessing.as_secs_f32() * 1e3);
         self.io.report(|report| report.push_step(sample));
         self.act()?;
         Ok(true)

@@ -715,6 +715,7 @@ pub struct StepSample {
     pub sequences: u32,
     /// Tokens that these sequences drew.
     pub drawn: u32,
-    /// Duration, including that of the draft model's steps before this one.
     pub ms: f32,
+    /// Time that the draft model took before this step, which `ms` leaves out.
+    pub drafting_ms: f32,
 }

@@ -93,8 +93,8 @@ impl Work {
         self.logit_rows += logit_rows as u64;
     }
 
-    /// The sample that an engine reports for this work.
-    pub fn sample(&self, took: Duration) -> StepSample {
+    /// The sample that an engine reports for this work, before which its draft model took `drafting`.
+    pub fn sample(&self, took: Duration, drafting: Duration) -> StepSample {
         StepSample {
             prefill_tokens: self.prefill_tokens as u32,
             prefill_context: self.prefill_context,
@@ -103,6 +103,7 @@ impl Work {
             sequences: self.sequences as u32,
             drawn: self.drawn as u32,
             ms: took.as_secs_f32() * 1e3,
+            drafting_ms: drafting.as_secs_f32() * 1e3,
         }
     }
 }
@@ -112,7 +113,7 @@ impl Speed {
         match self {
             Speed::Roofline(roofline) => roofline.step(work),
             Speed::Measured(measured) => {
-                let ms = measured.predict_ms(&work.sample(Duration::ZERO));
+                let ms = measured.predict_ms(&work.sample(Duration::ZERO, Duration::ZERO));
                 Duration::from_secs_f64(ms.max(0.0) / 1e3)
             }
         }

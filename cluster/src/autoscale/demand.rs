@@ -143,15 +143,7 @@ mod tests {
         let mut cost = StepCost::default();
         for step in 0..2000 {
             let rows = 1 + step % 64;
-            cost.observe(&StepSample {
-                prefill_tokens: 0,
-                prefill_context: 0,
-                decode_rows: rows,
-                decode_context: 0,
-                sequences: rows,
-                drawn: rows,
-                ms: 10.0 + rows as f32,
-            });
+            cost.observe(&StepSample { decode_rows: rows, sequences: rows, drawn: rows, ms: 10.0 + rows as f32, ..StepSample::default() });
         }
         cost
     }

@@ -119,7 +119,7 @@ impl StepCost {
         if step.prefill_tokens == 0 || !(ms.is_finite() && ms > 0.0) {
             return 0.0;
         }
-        let alone = if step.decode_rows == 0 { 0.0 } else { self.step_ms(step.decode_rows.into(), step.decode_context) };
+        let alone = if step.decode_rows == 0 { 0.0 } else { self.plain_ms(step.decode_rows.into(), step.decode_context) };
         (ms - alone).clamp(0.0, ms)
     }
 
@@ -129,16 +129,21 @@ impl StepCost {
         self.predict(&scaled(new, new * cached + new * new / 2.0, 0.0, 0.0))
     }
 
-    /// Milliseconds of a decode step over `rows` sequences whose lengths add up to `context`.
-    pub fn step_ms(&self, rows: u64, context: u64) -> f64 {
+    /// Milliseconds of a decode step over `rows` rows whose contexts add up to `context`, none of them drafted.
+    pub fn plain_ms(&self, rows: u64, context: u64) -> f64 {
         self.predict(&scaled(0.0, 0.0, rows as f64, context as f64))
     }
 
-    /// Milliseconds per token of each of `sequences` sequences whose lengths add up to `context`: those of a step with as many drafted rows
-    /// as the measured ones had, divided by the tokens that a step drew for a sequence.
+    /// Milliseconds of a decode step over `sequences` sequences whose lengths add up to `context`, with as many drafted rows and as much
+    /// time of the draft model as the measured steps had.
+    pub fn step_ms(&self, sequences: u64, context: u64) -> f64 {
+        let mean = self.speculation.of(sequences);
+        self.predict(&scaled(0.0, 0.0, sequences as f64 * mean.rows, context as f64 * mean.rows)) + mean.drafting_ms
+    }
+
+    /// Milliseconds per token of each of these sequences: those of such a step, divided by the tokens that it draws for a sequence.
     pub fn token_ms(&self, sequences: u64, context: u64) -> f64 {
-        let each = self.speculation.of(sequences);
-        self.predict(&scaled(0.0, 0.0, sequences as f64 * each.rows, context as f64 * each.rows)) / each.tokens
+        self.step_ms(sequences, context) / self.speculation.of(sequences).tokens
     }
 
     /// Negative coefficients come from noise, and count as zero.
@@ -209,7 +214,7 @@ mod tests {
             + 0.2 * f64::from(decode_rows)
             + 1e-4 * decode_context as f64;
         let (sequences, drawn) = (decode_rows, decode_rows);
-        StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, sequences, drawn, ms: ms as f32 }
+        StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, sequences, drawn, ms: ms as f32, drafting_ms: 0.0 }
     }
 
     #[test]
@@ -291,11 +296,17 @@ mod tests {
             // One or three sequences with three guesses each, two of them right; ten without.
             let (sequences, guesses) = [(1, 3), (3, 3), (10, 0)][i as usize % 3];
             let rows = sequences * (1 + guesses);
-            cost.observe(&StepSample { sequences, drawn: sequences + sequences * guesses / 3 * 2, ..machine(0, 0, rows, 500) });
+            let drafting_ms = guesses as f32 / 2.0;
+            cost.observe(&StepSample {
+                sequences,
+                drawn: sequences + sequences * guesses / 3 * 2,
+                drafting_ms,
+                ..machine(0, 0, rows, 500)
+            });
             cost.check_integrity();
         }
         let plain = |rows| f64::from(machine(0, 0, rows, 500).ms);
-        for (sequences, expected) in [(1, plain(4) / 3.0), (3, plain(12) / 3.0), (10, plain(10)), (40, plain(40))] {
+        for (sequences, expected) in [(1, (plain(4) + 1.5) / 3.0), (3, (plain(12) + 1.5) / 3.0), (10, plain(10)), (40, plain(40))] {
             // The context of the drafted rows counts, too.
             let found = cost.token_ms(sequences, 500 / if sequences < 4 { 4 } else { 1 });
             assert!((found / expected - 1.0).abs() < 0.1, "{sequences}: {found} for {expected}");
@@ -305,10 +316,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn predictions_stay_finite_whatever_is_reported(samples in prop::collection::vec((any::<(u32, u64)>(), any::<(u32, u64)>(), any::<(u32, u32)>(), any::<f32>()), 0..100)) {
+        fn predictions_stay_finite_whatever_is_reported(samples in prop::collection::vec((any::<(u32, u64)>(), any::<(u32, u64)>(), any::<(u32, u32)>(), any::<(f32, f32)>()), 0..100)) {
             let mut cost = StepCost::default();
-            for ((prefill_tokens, prefill_context), (decode_rows, decode_context), (sequences, drawn), ms) in samples {
-                cost.observe(&StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, sequences, drawn, ms });
+            for ((prefill_tokens, prefill_context), (decode_rows, decode_context), (sequences, drawn), (ms, drafting_ms)) in samples {
+                cost.observe(&StepSample { prefill_tokens, prefill_context, decode_rows, decode_context, sequences, drawn, ms, drafting_ms });
                 cost.check_integrity();
             }
             for ms in [cost.prefill_ms(1000, 1000), cost.step_ms(10, 1000), cost.token_ms(10, 1000)] {

@@ -193,7 +193,7 @@ fn paced(planner: &Planner<'_>, at: &At<'_, '_>) -> Times {
     let Some(limit_ms) = present.filter_map(|(_, class)| class.tpot_ms).min_by(f64::total_cmp).filter(|_| worker.decoding > 0) else {
         return times;
     };
-    let plain_ms = worker.cost.step_ms(worker.decoding.into(), worker.tokens);
+    let plain_ms = worker.cost.plain_ms(worker.decoding.into(), worker.tokens);
     let left = (1.0 - plain_ms / (PACED * limit_ms)).max(PACED_LEFT_MIN);
     let prompts_ms = times.tail_ms + planner.tails_ms(worker);
     Times { ttft_ms: times.ttft_ms + prompts_ms * (1.0 / left - 1.0), ..times }

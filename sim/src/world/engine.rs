@@ -124,6 +124,8 @@ struct Step {
     results: Vec<SegmentResult>,
     work: Work,
     took: Duration,
+    /// The draft model's time before the step.
+    drafting: Duration,
 }
 
 /// The parts of an engine.
@@ -177,8 +179,8 @@ impl<R: Role + Checked> Engine<R> {
                     return;
                 }
             }
-            let guessing = self.guess(io);
-            let chunks = self.role.plan(io.here + guessing);
+            let drafting = self.guess(io);
+            let chunks = self.role.plan(io.here + drafting);
             self.act(io);
             for (link, event) in self.announcer.announce(self.role.residency_mut(), !chunks.is_empty(), io.here) {
                 self.uplink.send(io, link, event);
@@ -187,7 +189,7 @@ impl<R: Role + Checked> Engine<R> {
                 return;
             }
             if !chunks.is_empty() {
-                self.begin(io, chunks, guessing);
+                self.begin(io, chunks, drafting);
             }
         }
     }
@@ -229,8 +231,8 @@ impl<R: Role + Checked> Engine<R> {
         self.oracle.as_mut().map_or(Duration::ZERO, |oracle| oracle.guess(&mut self.role, &mut self.device, io.here))
     }
 
-    /// Begins a step for which the draft model has been `guessing` for some time.
-    fn begin(&mut self, io: &mut Io, chunks: Vec<ScheduledChunk>, guessing: Duration) {
+    /// Begins a step before which the draft model takes `drafting`.
+    fn begin(&mut self, io: &mut Io, chunks: Vec<ScheduledChunk>, drafting: Duration) {
         let (mut work, mut results) = (Work::default(), Vec::with_capacity(chunks.len()));
         for chunk in &chunks {
             let (segment, decode_rows) = (self.role.segment(chunk), self.role.decode_rows(chunk));
@@ -240,9 +242,9 @@ impl<R: Role + Checked> Engine<R> {
             self.oracle.iter_mut().for_each(|oracle| oracle.see(chunk.job, &segment));
             results.push(result);
         }
-        let took = guessing + self.device.step(&work);
-        io.timer(Process::Worker(self.index), took, Timer::Step);
-        self.step = Some(Step { chunks, results, work, took });
+        let took = self.device.step(&work);
+        io.timer(Process::Worker(self.index), drafting + took, Timer::Step);
+        self.step = Some(Step { chunks, results, work, took, drafting });
     }
 
     fn act(&mut self, io: &mut Io) {
@@ -348,10 +350,10 @@ impl<R: Role + Checked> Worker for Engine<R> {
     }
 
     fn stepped(&mut self, io: &mut Io) {
-        let Step { chunks, results, work, took } = self.step.take().expect("a step that ends has begun");
-        self.last_step = took;
+        let Step { chunks, results, work, took, drafting } = self.step.take().expect("a step that ends has begun");
+        self.last_step = drafting + took;
         self.role.stepped(&chunks, results, io.here);
-        self.report.push_step(work.sample(took));
+        self.report.push_step(work.sample(took, drafting));
         self.act(io);
         self.drive(io);
     }
