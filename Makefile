@@ -141,7 +141,7 @@ setup-check:
 		cargo install --quiet --locked cargo-deny --version $(DENY_VERSION) --no-default-features --root $(TARGET)/tools --target-dir $(TARGET)/tools/build
 
 setup-test:
-	@deploy/apt-install python3:python3 chromium:chromium node:nodejs npm:npm pg_createcluster:postgresql promtool:prometheus
+	@deploy/apt-install python3:python3 chromium:chromium node:nodejs npm:npm pg_createcluster:postgresql redis-server:redis-server promtool:prometheus
 	@test -x $(VENV)/bin/python || python3 -m venv $(VENV) 2>/dev/null || { deploy/apt-install :python3-venv && python3 -m venv --clear $(VENV); }
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt -r kernels/tests/requirements.txt
 	@npm --prefix tests/console ci --silent --no-audit --no-fund

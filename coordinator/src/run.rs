@@ -205,6 +205,7 @@ impl Coordinator {
             jwt: settings.jwt.map(Verifier::new).transpose()?,
             tiers: settings.tiers,
             share: settings.share,
+            quota_server: settings.quota_server,
             prices: settings.prices,
             // Without a key, only this machine may send requests unless the operator allows others: the first key may not exist yet.
             closed: !settings.open && !settings.http.ip().is_loopback(),
@@ -360,6 +361,7 @@ impl Coordinator {
         self.endpoint.close().await;
         tasks.stop().await;
         self.gateway.stop_batches();
+        self.gateway.tenants().flush().await;
         reloading.inspect(|task| task.abort());
         served
     }

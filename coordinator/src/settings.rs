@@ -10,6 +10,7 @@ pub mod feedback;
 pub mod models;
 mod peers;
 pub mod pii;
+pub mod quota_server;
 pub mod routing;
 pub mod safety;
 pub mod semantic;
@@ -25,6 +26,7 @@ use feedback::FeedbackFlags;
 use models::{ModelFlag, ModelSettings, one_or_several, parse_aliases};
 use peers::parse_peers;
 use pii::PiiFlags;
+use quota_server::QuotaServerFlags;
 use routing::{RouteFlags, RouterFlags};
 use safety::{SafetyFlags, parse_safety};
 use semantic::SemanticFlags;
@@ -49,6 +51,7 @@ use tidemill_net::process::{LogFormat, Logging};
 use tidemill_tenancy::{
     journal, jwt,
     limits::Share,
+    shared,
     shedding::Watermarks,
     sink,
     tier::Tiers,
@@ -81,9 +84,14 @@ pub struct Flags {
     /// tenants.sqlite in `data`; without `data`, tenants and keys end with the process]
     #[arg(long, value_name = "FILE")]
     pub tenants: Option<PathBuf>,
-    /// This coordinator's part of all quotas where there are several, such as 0/2 and 1/2 [default: 0/1]
+    /// This coordinator's part of all quotas where there are several, such as 0/2 and 1/2; with a `[quota_server]`, while that fails
+    /// [default: 0/1]
     #[arg(long, value_name = "I/N")]
     pub quota_share: Option<String>,
+    /// A Redis or Valkey server on which coordinators share quotas: a section of the file [default: none, each has its share]
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quota_server: Option<QuotaServerFlags>,
     /// Milliseconds between two syncs of the usage log: a machine that loses power may lose this much of it. 0 syncs before each answer's
     /// end [default: 100]
     #[arg(long, value_name = "MS")]
@@ -355,6 +363,8 @@ pub struct Settings {
     pub tls: Option<TlsFiles>,
     pub tenants: KeptIn,
     pub share: Share,
+    /// The server on which all coordinators share quotas, if there is one.
+    pub quota_server: Option<shared::Settings>,
     pub tiers: Tiers,
     pub prices: Prices,
     pub jwt: Option<jwt::Settings>,

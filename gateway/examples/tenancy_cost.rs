@@ -42,6 +42,7 @@ async fn main() {
         jwt: None,
         tiers,
         share: Share::WHOLE,
+        quota_server: None,
         prices: Prices([("model".into(), Price { prompt: 1.0, cached: 0.1, output: 5.0 })].into()),
         closed: true,
         shedding: None,
@@ -67,7 +68,7 @@ async fn main() {
                 prompt_tokens: 500,
                 answer_tokens: 200,
             };
-            let mut metered = tenants.reserve(&caller, wanted).expect("there is room");
+            let mut metered = tenants.reserve(&caller, wanted).await.expect("there is room");
             let usage = Usage { prompt_tokens: 500, completion_tokens: 100, total_tokens: 600, ..Usage::default() };
             metered.settle(RequestOutcome::Ok, &usage, Some(Duration::from_millis(50))).await;
         }

@@ -23,7 +23,7 @@ use tidemill_cluster::{
     class::{ClassId, Classes},
 };
 use tidemill_proto::message::{Role, StepSample};
-use tidemill_tenancy::sink;
+use tidemill_tenancy::{shared, sink};
 
 /// Upper bounds of the latency histograms, in seconds.
 const SECONDS: &[f64] =
@@ -87,6 +87,18 @@ fn describe() {
         "tidemill_quota_refusals_total",
         "Requests refused because a tenant has used up a limit, by `kind`: requests, tokens, tokens-per-day, concurrent"
     );
+    describe_gauge!("tidemill_quota_server_used", "1 while the quota server decides, 0 while this coordinator's share of the limits applies");
+    describe_counter!(
+        "tidemill_quota_decisions_total",
+        "Requests whose quota was decided, where there is a quota server, `by` it (server), or by this coordinator's share while it failed (share)"
+    );
+    describe_counter!(
+        "tidemill_quota_server_failures_total",
+        "Failures of the quota server by `reason`: no answer in time (slow), no connection (gone), an answer that says no (refused)"
+    );
+    describe_gauge!("tidemill_quota_server_behind", "Charges and settlements that the quota server has yet to be told");
+    describe_counter!("tidemill_quota_server_lost_total", "Charges and settlements that were given up; should be 0");
+    describe_histogram!("tidemill_quota_server_seconds", "Time that requests waited for their quota, where there is a quota server");
     describe_counter!(
         "tidemill_share_refusals_total",
         "Refusals by `resource` and `share`: the client has its share (own), or others have all of it (total)"
@@ -274,6 +286,24 @@ pub fn observe_loop_delay(of: &'static str, delay: Duration) {
 
 pub fn count_quota_refusal(kind: &'static str) {
     counter!("tidemill_quota_refusals_total", "kind" => kind).increment(1);
+}
+
+/// Observes the time that a request has waited for its quota, where there is a quota server.
+pub fn observe_quota_server(waited: Duration) {
+    histogram!("tidemill_quota_server_seconds").record(waited.as_secs_f64());
+}
+
+pub fn show_quota_server(counts: &shared::Counts) {
+    gauge!("tidemill_quota_server_used").set(u8::from(counts.is_used));
+    for (by, decisions) in [("server", counts.by_server), ("share", counts.by_share)] {
+        counter!("tidemill_quota_decisions_total", "by" => by).absolute(decisions);
+    }
+    let failures = counts.failures;
+    for (reason, failures) in [("slow", failures.slow), ("gone", failures.gone), ("refused", failures.refused)] {
+        counter!("tidemill_quota_server_failures_total", "reason" => reason).absolute(failures);
+    }
+    gauge!("tidemill_quota_server_behind").set(counts.behind as f64);
+    counter!("tidemill_quota_server_lost_total").absolute(counts.lost);
 }
 
 pub fn count_shed(tier: &str) {

@@ -31,9 +31,11 @@ use tidemill_tenancy::{
     journal::{self, Journal, OpenError},
     jwt::Verifier,
     keeper::{KeepError, Keeper},
+    limiter::{self, Held, Limiter},
     limits::{Limits, Share},
-    quota::{Kind, Quota, Refusal, Reservation, Scope, Standing},
+    quota::{Kind, Quota, Refusal, Scope, Standing},
     records::{Change, Key, Tenant},
+    shared::{self, SharedQuota},
     shedding::{Load, Shedding, Step, Watermarks},
     sink::{self, Sink},
     tier::{Tier, Tiers},
@@ -43,14 +45,18 @@ use ttft::RecentTtfts;
 
 /// The period of the usage log from which quotas are restored: no window is longer.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+/// The longest wait for the quota server at the end of this process. What it is not told, it settles in full.
+const FLUSHED_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct TenantSettings {
     pub keeper: Arc<dyn Keeper>,
     pub jwt: Option<Verifier>,
     pub tiers: Tiers,
-    /// This coordinator's part of every limit.
+    /// This coordinator's part of every limit, while no server decides.
     pub share: Share,
+    /// The server on which all coordinators share the limits, if there is one.
+    pub quota_server: Option<shared::Settings>,
     pub prices: Prices,
     /// Whether a key is needed even before one exists.
     pub closed: bool,
@@ -77,10 +83,9 @@ pub struct Tenants {
     /// Whether the directory of tenants and keys is complete.
     known: AtomicBool,
     tiers: Tiers,
-    share: Share,
     prices: Prices,
     closed: bool,
-    quota: Mutex<Quota>,
+    limiter: Limiter,
     /// The clock's start, since the Unix epoch. The clock never jumps.
     began: (Duration, Instant),
     meter: Option<Journal<Event>>,
@@ -233,7 +238,7 @@ impl Caller {
 }
 
 impl Tenants {
-    /// Loads all tenants and keys, and the usage so far.
+    /// Loads all tenants and keys, and the usage so far. With a quota server it must be called in a runtime.
     pub fn open(settings: TenantSettings) -> Result<Self, TenantsError> {
         let mut directory = Directory::default();
         let known = settings.keeper.is_complete();
@@ -261,10 +266,9 @@ impl Tenants {
             authentication: Authentication::new(directory, settings.jwt),
             known: known.into(),
             tiers: settings.tiers,
-            share: settings.share,
             prices: settings.prices,
             closed: settings.closed,
-            quota: Mutex::new(quota),
+            limiter: Limiter::new(settings.share, quota, settings.quota_server.map(|server| SharedQuota::start(server, rand::random()))),
             began: (unix(), Instant::now()),
             meter,
             sink,
@@ -334,37 +338,41 @@ impl Tenants {
             return Err(ApiError::shed(&tier.name, Shedding::wait(step, tier.shed)));
         }
         let scopes = self.scopes(principal, tier, None);
-        let mut quota = self.quota.lock();
-        let now = self.now();
-        quota.peek(now, &scopes).map_err(|refusal| {
-            let _ = caller.standing.set(quota.standing(now, &scopes));
+        self.limiter.peek(self.now(), &scopes).map_err(|(refusal, standing)| {
+            let _ = caller.standing.set(standing);
             self.refused(caller, refusal)
         })
     }
 
     /// Takes the quota of a request that needs no model. It counts as one request, and as running until the result is dropped.
-    pub fn count(self: &Arc<Self>, caller: &Caller) -> Result<Counted, ApiError> {
-        let reservation = match &caller.principal {
+    pub async fn count(self: &Arc<Self>, caller: &Caller) -> Result<Counted, ApiError> {
+        let held = match &caller.principal {
             Some((principal, tier)) if !caller.is_shadow() => {
-                let scopes = self.scopes(principal, tier, None);
-                let mut quota = self.quota.lock();
-                let now = self.now();
-                let reserved = quota.reserve(now, &scopes, 0, now + self.request_timeout * 2);
-                let _ = caller.standing.set(quota.standing(now, &scopes));
-                drop(quota);
-                Some(reserved.map_err(|refusal| self.refused(caller, refusal))?)
+                Some(self.hold(caller, principal, &self.scopes(principal, tier, None), 0).await?)
             }
             _ => None,
         };
-        Ok(Counted { tenants: Arc::clone(self), reservation })
+        Ok(Counted { tenants: Arc::clone(self), held })
+    }
+
+    /// Takes the quota of a request in all of these scopes.
+    async fn hold(&self, caller: &Caller, principal: &Principal, scopes: &[(Scope, Limits)], tokens: u64) -> Result<Held, ApiError> {
+        let asked = Instant::now();
+        let request = limiter::Request { tenant: &principal.tenant, scopes, tokens, now: self.now(), lasts: self.request_timeout * 2 };
+        let (held, standing) = self.limiter.reserve(request).await;
+        if self.limiter.has_server() {
+            metrics::observe_quota_server(asked.elapsed());
+        }
+        let _ = caller.standing.set(standing);
+        held.map_err(|refusal| self.refused(caller, refusal))
     }
 
     /// Limits the answer of a client that leaves the length open: by the tier, and by what its limits could ever allow. `room` is the
     /// number of tokens that fit after the prompt.
     pub fn answer_tokens(&self, caller: &Caller, model: &str, room: u32, prompt_tokens: u64, choices: u64) -> u32 {
         let Some((principal, tier)) = &caller.principal else { return room };
-        let limits = self.scopes(principal, tier, Some(model)).into_iter();
-        let least = limits.flat_map(|(_, limits)| [limits.tokens_per_minute, limits.tokens_per_day]).flatten().min();
+        let limits = self.scopes(principal, tier, Some(model)).into_iter().map(|(_, limits)| self.limiter.applied(limits));
+        let least = limits.flat_map(|limits| [limits.tokens_per_minute, limits.tokens_per_day]).flatten().min();
         let Some(least) = least else { return room };
         let each = least.saturating_sub(prompt_tokens) / choices.max(1);
         room.min(tier.answer_tokens).min(u32::try_from(each).unwrap_or(u32::MAX)).max(1)
@@ -386,8 +394,7 @@ impl Tenants {
         let of_model = model.and_then(|model| Some((Scope::Model(tenant(), model.into()), *tier.models.get(model)?)));
         let of_key = principal.key.as_ref().map(|key| (Scope::Key(Arc::clone(key)), principal.key_limits.over(Limits::default())));
         let all = [Some((Scope::Tenant(tenant()), tier.limits(&principal.tenant_limits))), of_key, of_model];
-        let limited = all.into_iter().flatten().filter(|(_, limits)| *limits != Limits::default());
-        limited.map(|(scope, limits)| (scope, self.share.of(limits))).collect()
+        all.into_iter().flatten().filter(|(_, limits)| *limits != Limits::default()).collect()
     }
 
     pub fn tiers(&self) -> &Tiers {
@@ -439,13 +446,21 @@ impl Tenants {
 
     /// Reclaims the quota of lost requests, and reports lost usage records. To be called periodically.
     pub fn sweep(&self) {
-        self.quota.lock().sweep(self.now());
+        self.limiter.sweep(self.now());
+        if let Some(counts) = self.limiter.shared_counts() {
+            metrics::show_quota_server(&counts);
+        }
         let (lost, failing) = self.meter.as_ref().map_or((0, false), |meter| (meter.lost(), meter.is_failing()));
         metrics::show_usage_log(lost, failing);
         self.authentication.show();
         if let Some(sink) = &self.sink {
             metrics::show_usage_sink(&sink.counts());
         }
+    }
+
+    /// Waits, for a moment, until the quota server knows how all requests have ended. To be called when they have.
+    pub async fn flush(&self) {
+        self.limiter.flush(FLUSHED_WITHIN).await;
     }
 
     /// Updates load shedding. `kv_used` is the share of decode workers' blocks in use. To be called several times a second.
@@ -478,13 +493,13 @@ impl Tenants {
 #[derive(Debug)]
 pub struct Counted {
     tenants: Arc<Tenants>,
-    reservation: Option<Reservation>,
+    held: Option<Held>,
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        if let Some(reservation) = self.reservation.take() {
-            self.tenants.quota.lock().settle(reservation, 0);
+        if let Some(held) = self.held.take() {
+            self.tenants.limiter.settle(held, 0);
         }
     }
 }

@@ -7,6 +7,7 @@
 //! - [`tier`]: the service that a tenant pays for: its limits, its service classes, its order in load shedding; [`limits`]
 //! - [`quota`]: reserve, settle, cancel, over sliding windows ([`window`])
 //! - [`shedding`]: load shedding by tier
+//! - [`breaker`]: whether a server is asked that may not answer
 //! - [`retry`]: the delay after a failure
 //! - [`usage`]: events, their prices, and reports
 //! - [`segment`]: a log as bytes; [`audit`]: one whose records are chained by their digests
@@ -14,11 +15,13 @@
 //! Shell (feature `shell`, on by default):
 //!
 //! - [`keeper`]: storage of tenants and keys
+//! - [`limiter`]: quotas of one coordinator, by itself or with the others; [`shared`]: those on a Redis or Valkey server
 //! - [`jwt`]: tokens signed by an identity provider
 //! - [`web`]: outgoing HTTP requests
 //! - [`journal`]: a log in files; [`sink`]: usage events sent to an external collector
 
 pub mod audit;
+pub mod breaker;
 pub mod directory;
 pub mod key;
 pub mod limits;
@@ -37,6 +40,10 @@ pub mod journal;
 pub mod jwt;
 #[cfg(feature = "shell")]
 pub mod keeper;
+#[cfg(feature = "shell")]
+pub mod limiter;
+#[cfg(feature = "shell")]
+pub mod shared;
 #[cfg(feature = "shell")]
 pub mod sink;
 #[cfg(feature = "shell")]

@@ -1,5 +1,6 @@
 //! Limits, and overrides of some of them.
 
+use crate::quota::Kind;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 use std::{fmt, str::FromStr};
 
@@ -34,6 +35,17 @@ pub struct Overrides {
     /// Requests at a time: a number, or `"none"` [default: the tier's]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrent: Option<Limit>,
+}
+
+impl Limits {
+    pub fn of(&self, kind: Kind) -> Option<u64> {
+        match kind {
+            Kind::Requests => self.requests_per_minute,
+            Kind::Tokens => self.tokens_per_minute,
+            Kind::TokensPerDay => self.tokens_per_day,
+            Kind::Concurrent => self.concurrent,
+        }
+    }
 }
 
 impl Overrides {

@@ -66,6 +66,15 @@ pub struct Standing {
     pub tokens: Option<Level>,
 }
 
+/// What a scope has used in the last minute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    pub requests: u64,
+    pub tokens: u64,
+    /// Time until none of it counts any more.
+    pub reset: Duration,
+}
+
 #[derive(Debug, Default)]
 pub struct Quota {
     now: Duration,
@@ -135,6 +144,25 @@ impl State {
     }
 }
 
+impl Standing {
+    /// The levels of the scopes with the least left.
+    pub fn of(scopes: impl Iterator<Item = (Limits, Used)>) -> Self {
+        let mut standing = Self::default();
+        for (limits, Used { requests, tokens, reset }) in scopes {
+            let rows =
+                [(&mut standing.requests, limits.requests_per_minute, requests), (&mut standing.tokens, limits.tokens_per_minute, tokens)];
+            for (level, limit, used) in rows {
+                let Some(limit) = limit else { continue };
+                let ours = Level { limit, remaining: limit.saturating_sub(used), reset };
+                if level.is_none_or(|level| ours.remaining < level.remaining) {
+                    *level = Some(ours);
+                }
+            }
+        }
+        standing
+    }
+}
+
 impl Refusal {
     pub fn kind(&self) -> Kind {
         match self {
@@ -156,6 +184,12 @@ impl Quota {
     pub fn reserve(&mut self, now: Duration, scopes: &[(Scope, Limits)], tokens: u64, deadline: Duration) -> Result<Reservation, Refusal> {
         let now = self.advance(now, scopes);
         self.check(now, scopes, 1, tokens)?;
+        Ok(self.charge(now, scopes, tokens, deadline))
+    }
+
+    /// Charges a request that was let pass elsewhere, whatever the limits.
+    pub fn charge(&mut self, now: Duration, scopes: &[(Scope, Limits)], tokens: u64, deadline: Duration) -> Reservation {
+        let now = self.advance(now, scopes);
         let charged = scopes.iter().map(|(scope, _)| {
             let state = self.scopes.entry(scope.clone()).or_default();
             state.running += 1;
@@ -164,7 +198,7 @@ impl Quota {
         let charged = charged.collect();
         self.next += 1;
         self.open.insert(self.next, Open { charged, tokens, deadline });
-        Ok(Reservation(self.next))
+        Reservation(self.next)
     }
 
     /// Checks whether a request could pass before its tokens are known. Charges nothing.
@@ -195,22 +229,14 @@ impl Quota {
 
     pub fn standing(&mut self, now: Duration, scopes: &[(Scope, Limits)]) -> Standing {
         let now = self.advance(now, scopes);
-        let mut standing = Standing::default();
-        for (scope, limits) in scopes {
-            let state = self.scopes.get(scope);
-            let used = state.map_or((0, 0), |state| (state.minute.requests(), state.minute.tokens()));
-            let reset = state.map_or(Duration::ZERO, |state| state.minute.until_empty(now));
-            let rows =
-                [(&mut standing.requests, limits.requests_per_minute, used.0), (&mut standing.tokens, limits.tokens_per_minute, used.1)];
-            for (level, limit, used) in rows {
-                let Some(limit) = limit else { continue };
-                let ours = Level { limit, remaining: limit.saturating_sub(used), reset };
-                if level.is_none_or(|level| ours.remaining < level.remaining) {
-                    *level = Some(ours);
-                }
-            }
-        }
-        standing
+        Standing::of(scopes.iter().map(|(scope, limits)| {
+            let used = self.scopes.get(scope).map_or_else(Used::default, |state| Used {
+                requests: state.minute.requests(),
+                tokens: state.minute.tokens(),
+                reset: state.minute.until_empty(now),
+            });
+            (*limits, used)
+        }))
     }
 
     /// Settles lost reservations, and drops scopes with nothing left to count. To be called periodically.

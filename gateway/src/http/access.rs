@@ -140,7 +140,7 @@ pub async fn count(State(gateway): State<Arc<Gateway>>, request: Request, next: 
     let Some(caller) = request.extensions().get::<Arc<Caller>>() else {
         return refusal(ApiError::internal("the sender was not authenticated: please report this as a bug"), messages);
     };
-    match gateway.tenants().count(caller) {
+    match gateway.tenants().count(caller).await {
         Ok(_counted) => next.run(request).await,
         Err(error) => refusal(error, messages),
     }

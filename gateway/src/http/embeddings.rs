@@ -71,7 +71,7 @@ pub(super) async fn run(
     operation: Operation,
     texts: &[EmbeddedText],
 ) -> Result<(Vec<Vec<f32>>, u64), ApiError> {
-    let (submission, mut metered, traced) = gateway.start_embeddings(param, operation, texts)?;
+    let (submission, mut metered, traced) = gateway.start_embeddings(param, operation, texts).await?;
     let tokens = texts.iter().map(|text| text.tokens.len() as u64).sum();
     let usage = Usage { prompt_tokens: tokens, total_tokens: tokens, ..Usage::default() };
     let collected = collect(submission, texts.len()).await;

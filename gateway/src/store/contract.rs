@@ -631,7 +631,13 @@ async fn a_server_is_reached_as_safely_as_its_address_says() {
                 let connection = store.connection().await;
                 Some(connection.query_one("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()", &[]).await.unwrap().get::<_, bool>(0))
             }
-            Err(StoreError::Failed(_)) => None,
+            Err(StoreError::Failed(reason)) => {
+                assert!(
+                    reason.contains("certificate") || reason.contains("TLS") || reason.contains("channel binding"),
+                    "{address}: {reason}"
+                );
+                None
+            }
             Err(error) => panic!("{address}: {error}"),
         };
         assert_eq!(put.is_ok(), encrypted.is_some());
@@ -651,6 +657,14 @@ async fn a_server_is_reached_as_safely_as_its_address_says() {
         (format!("{named}?sslrootcert=system"), None),
     ] {
         assert_eq!(tried(address.clone()).await, encrypted, "{address}");
+    }
+    let with_password = server.database_with_password("localhost").await;
+    for (options, encrypted) in [
+        ("sslmode=require&channel_binding=require", Some(true)),
+        ("sslmode=disable&channel_binding=prefer", Some(false)),
+        ("sslmode=disable&channel_binding=require", None),
+    ] {
+        assert_eq!(tried(format!("{with_password}?{options}")).await, encrypted, "{options}");
     }
     let plain = Server::start_over_tcp(false).await;
     let address = plain.database_over_tcp("localhost").await;

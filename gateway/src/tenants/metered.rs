@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_tenancy::{
-    quota::Reservation,
+    limiter::Held,
     usage::{Event, Source},
 };
 
@@ -29,39 +29,33 @@ pub struct QuotaRequest<'a> {
 
 impl Tenants {
     /// Reserves a request's maximum use. If no key is needed, there is no quota, and usage is still recorded.
-    pub fn reserve(self: &Arc<Self>, caller: &Caller, wanted: QuotaRequest<'_>) -> Result<Metered, ApiError> {
+    pub async fn reserve(self: &Arc<Self>, caller: &Caller, wanted: QuotaRequest<'_>) -> Result<Metered, ApiError> {
         if caller.is_shadow() {
             return Ok(Metered::free(Arc::clone(self)));
         }
-        let reservation = match &caller.principal {
+        let held = match &caller.principal {
             None => None,
             Some((principal, tier)) => {
                 let scopes = self.scopes(principal, tier, Some(wanted.model));
-                let tokens = wanted.prompt_tokens + wanted.answer_tokens;
-                let mut quota = self.quota.lock();
-                let now = self.now();
-                let reserved = quota.reserve(now, &scopes, tokens, now + self.request_timeout * 2);
-                let _ = caller.standing.set(quota.standing(now, &scopes));
-                drop(quota);
-                Some(reserved.map_err(|refusal| self.refused(caller, refusal))?)
+                Some(self.hold(caller, principal, &scopes, wanted.prompt_tokens + wanted.answer_tokens).await?)
             }
         };
-        Ok(Metered::new(Arc::clone(self), caller, reservation, wanted))
+        Ok(Metered::new(Arc::clone(self), caller, held, wanted))
     }
 }
 
 #[derive(Debug)]
 pub struct Metered {
     tenants: Arc<Tenants>,
-    reservation: Option<Reservation>,
+    held: Option<Held>,
     began: Instant,
     prompt_tokens: u64,
-    /// The reservation and the event, filled in as far as known; `None` once it is settled.
+    /// The event, filled in as far as known; `None` once it is settled.
     event: Option<Event>,
 }
 
 impl Metered {
-    pub(super) fn new(tenants: Arc<Tenants>, caller: &Caller, reservation: Option<Reservation>, wanted: QuotaRequest<'_>) -> Self {
+    pub(super) fn new(tenants: Arc<Tenants>, caller: &Caller, held: Option<Held>, wanted: QuotaRequest<'_>) -> Self {
         let QuotaRequest { arrived, model, class, prompt_tokens, answer_tokens: _ } = wanted;
         let principal = caller.principal.as_ref().map(|(principal, _)| principal);
         let event = Event {
@@ -74,19 +68,19 @@ impl Metered {
             class: class.to_owned(),
             ..Event::default()
         };
-        Self { tenants, reservation, began: arrived, prompt_tokens, event: Some(event) }
+        Self { tenants, held, began: arrived, prompt_tokens, event: Some(event) }
     }
 
     /// A request that no tenant pays for.
     pub(super) fn free(tenants: Arc<Tenants>) -> Self {
-        Self { tenants, reservation: None, began: Instant::now(), prompt_tokens: 0, event: None }
+        Self { tenants, held: None, began: Instant::now(), prompt_tokens: 0, event: None }
     }
 
     /// Cancels the reservation: the cluster did not accept the request.
     pub fn cancel(&mut self) {
         self.event = None;
-        if let Some(reservation) = self.reservation.take() {
-            self.tenants.quota.lock().cancel(reservation);
+        if let Some(held) = self.held.take() {
+            self.tenants.limiter.cancel(held);
         }
     }
 
@@ -108,8 +102,8 @@ impl Metered {
         }
         let written = self.event.take().map(|event| {
             let event = self.complete(event, outcome, usage, ttft);
-            if let Some(reservation) = self.reservation.take() {
-                self.tenants.quota.lock().settle(reservation, event.tokens());
+            if let Some(held) = self.held.take() {
+                self.tenants.limiter.settle(held, event.tokens());
             }
             self.tenants.meter.as_ref().map(|meter| meter.write(event))
         });

@@ -107,7 +107,7 @@ impl Gateway {
         let max_tokens = options.max_tokens.unwrap_or_else(|| max_tokens_default(self.answer_tokens(prompts, options.choices, room)));
         self.complete_question(options, id).await;
         let traced = self.traced(operation, options.class);
-        let mut answer = self.submit(param, prompts, options, max_tokens, prompt_logprobs, traced)?;
+        let mut answer = self.submit(param, prompts, options, max_tokens, prompt_logprobs, traced).await?;
         self.remember(&mut answer, id, question);
         Ok(answer)
     }
@@ -142,7 +142,7 @@ impl Gateway {
 
     /// Submits all prompts to the cluster. With `max_tokens` 0 (scoring only) one hidden token is generated. A `max_tokens` that
     /// [shrinks](Options::max_tokens_shrinks) is reduced, for each prompt, to the room after it.
-    fn submit(
+    async fn submit(
         &self,
         param: &str,
         prompts: &[Tokens],
@@ -183,7 +183,7 @@ impl Gateway {
         };
         let choices = prompts.len() as u64 * u64::from(options.choices);
         let answer_tokens = u64::from(options.choices) * prompts.iter().map(|prompt| u64::from(generated(prompt))).sum::<u64>();
-        let mut metered = self.reserve(options.arrived, options.class, prompts, answer_tokens)?;
+        let mut metered = self.reserve(options.arrived, options.class, prompts, answer_tokens).await?;
         let backend = Arc::clone(&self.model.backend);
         let caches =
             Caches { equal: self.shared.response_cache.as_ref(), similar: self.shared.similar.as_ref().zip(options.inquiry.as_ref()) };
@@ -233,15 +233,16 @@ impl Gateway {
     }
 
     /// Reserves a request's quota.
-    fn reserve(&self, arrived: Instant, class: ClassId, prompts: &[Tokens], answer_tokens: u64) -> Result<Metered, ApiError> {
+    async fn reserve(&self, arrived: Instant, class: ClassId, prompts: &[Tokens], answer_tokens: u64) -> Result<Metered, ApiError> {
         let caller = self.caller.as_ref().ok_or_else(|| ApiError::internal("a request has no sender: please report this as a bug"))?;
         let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
         let class = &self.classes().get(class).name;
-        self.shared.settings.tenants.reserve(caller, QuotaRequest { arrived, model: &self.model.name, class, prompt_tokens, answer_tokens })
+        let wanted = QuotaRequest { arrived, model: &self.model.name, class, prompt_tokens, answer_tokens };
+        self.shared.settings.tenants.reserve(caller, wanted).await
     }
 
     /// Submits all texts to the cluster to be embedded or classified.
-    pub fn start_embeddings(
+    pub async fn start_embeddings(
         &self,
         param: &str,
         operation: Operation,
@@ -254,7 +255,7 @@ impl Gateway {
             let embeds = Embeds { second_text: *second_text };
             NewRequest::embedding(tokens.clone(), embeds, self.salt(&[]), class, self.shared.settings.request_timeout)
         };
-        let mut metered = self.reserve(Instant::now(), class, &prompts, 0)?;
+        let mut metered = self.reserve(Instant::now(), class, &prompts, 0).await?;
         let traced = self.traced(operation, class);
         let submission = Submission::new(Arc::clone(&self.model.backend), texts.iter().map(request).collect());
         Ok((submission.inspect_err(|_| metered.cancel())?, metered, traced))

@@ -20,6 +20,8 @@ use tokio_postgres::NoTls;
 
 /// The user `nobody`: the server refuses to run as root.
 const NOBODY: u32 = 65_534;
+/// A user whose connections over TCP need a password.
+const WITH_PASSWORD: &str = "tide_by_password";
 const BEGINS_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -69,6 +71,9 @@ impl Server {
         let made = server.command("initdb").args(["--auth", "trust", "--username", "tide", "--no-sync", "-D"]).arg(server.data()).output();
         let made = made.unwrap_or_else(|error| panic!("initdb cannot be run ({error}): `make setup-test` installs postgresql"));
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let rules = server.data().join("pg_hba.conf");
+        let trusting = fs::read_to_string(&rules).unwrap();
+        fs::write(&rules, format!("host all {WITH_PASSWORD} all scram-sha-256\n{trusting}")).unwrap();
         server.go_on().await;
         server
     }
@@ -125,6 +130,14 @@ impl Server {
         let own = self.database().await;
         let name = own.strip_prefix("postgres:///").and_then(|rest| rest.split_once('?')).expect("it is ours").0;
         format!("postgres://tide@{host}:{}/{name}", self.port.expect("it listens"))
+    }
+
+    /// The address over TCP of a new database, whose owner needs a password.
+    pub(super) async fn database_with_password(&self, host: &str) -> String {
+        let (client, connection) = tokio_postgres::connect(&self.address("postgres"), NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client.batch_execute(&format!("CREATE USER {WITH_PASSWORD} SUPERUSER PASSWORD 'secret'")).await.unwrap();
+        self.database_over_tcp(host).await.replace("tide@", &format!("{WITH_PASSWORD}:secret@"))
     }
 
     /// The file of the authority that issued its certificate.

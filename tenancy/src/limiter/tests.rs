@@ -1,0 +1,375 @@
+//! The same contract for quotas in memory, split by shares, and on a server; then the server's faults.
+
+use super::*;
+use crate::shared::{Settings, testing::RedisServer};
+use futures_util::future::join_all;
+use std::{collections::BTreeMap, time::Instant};
+use tokio::time::sleep;
+
+const LASTS: Duration = Duration::from_secs(600);
+
+/// Coordinators that limit together.
+struct Group {
+    coordinators: Vec<Limiter>,
+    /// A limit in these tests is for one of this many: a share is smaller than the whole.
+    parts: u64,
+    began: Instant,
+    _server: Option<RedisServer>,
+}
+
+fn of_memory() -> Group {
+    let coordinators = vec![Limiter::new(Share::WHOLE, Quota::default(), None)];
+    Group { coordinators, parts: 1, began: Instant::now(), _server: None }
+}
+
+fn of_shares() -> Group {
+    let coordinators = [0, 1].map(|index| Limiter::new(Share { index, count: 2 }, Quota::default(), None));
+    Group { coordinators: coordinators.into(), parts: 2, began: Instant::now(), _server: None }
+}
+
+async fn of_server() -> Group {
+    let server = RedisServer::start();
+    let coordinators = vec![coordinator(0, server.settings()).await, coordinator(1, server.settings()).await];
+    Group { coordinators, parts: 1, began: Instant::now(), _server: Some(server) }
+}
+
+/// One of two coordinators, for which the server decides.
+async fn coordinator(index: u64, settings: Settings) -> Limiter {
+    let limiter = Limiter::new(Share { index, count: 2 }, Quota::default(), Some(SharedQuota::start(settings, index)));
+    asks(&limiter, true).await;
+    limiter
+}
+
+/// Waits until the server decides, or does not.
+async fn asks(limiter: &Limiter, wanted: bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while limiter.asks() != wanted {
+        assert!(Instant::now() < deadline, "{:?}", limiter.shared_counts());
+        sleep(Duration::from_millis(2)).await;
+    }
+}
+
+async fn told(limiter: &Limiter) {
+    limiter.flush(Duration::from_secs(30)).await;
+}
+
+fn limits(requests: u64, tokens: u64, day: u64, concurrent: u64) -> Limits {
+    let given = |limit: u64| (limit > 0).then_some(limit);
+    Limits {
+        requests_per_minute: given(requests),
+        tokens_per_minute: given(tokens),
+        tokens_per_day: given(day),
+        concurrent: given(concurrent),
+    }
+}
+
+fn tenant(limits: Limits) -> Vec<(Scope, Limits)> {
+    vec![(Scope::Tenant("a".into()), limits)]
+}
+
+impl Group {
+    fn first(&self) -> &Limiter {
+        &self.coordinators[0]
+    }
+
+    /// The limits of a group in which each part is this.
+    fn limits(&self, requests: u64, tokens: u64, day: u64, concurrent: u64) -> Limits {
+        let [requests, tokens, day, concurrent] = [requests, tokens, day, concurrent].map(|limit| limit * self.parts);
+        limits(requests, tokens, day, concurrent)
+    }
+
+    async fn reserve(&self, nth: usize, scopes: &[(Scope, Limits)], tokens: u64) -> Result<Held, Refusal> {
+        reserve(&self.coordinators[nth % self.coordinators.len()], self.began, scopes, tokens).await
+    }
+}
+
+async fn reserve(limiter: &Limiter, began: Instant, scopes: &[(Scope, Limits)], tokens: u64) -> Result<Held, Refusal> {
+    let now = Duration::from_secs(1_000_000) + began.elapsed();
+    let tenants = scopes.iter().find_map(|(scope, _)| match scope {
+        Scope::Tenant(tenant) => Some(&**tenant),
+        _ => None,
+    });
+    limiter.reserve(Request { tenant: tenants.unwrap_or("scopes"), scopes, tokens, now, lasts: LASTS }).await.0
+}
+
+/// What each group promises.
+async fn keeps_the_contract(group: Group) {
+    what_is_not_used_comes_back(&group).await;
+    a_cancelled_request_was_none(&group).await;
+    what_can_never_fit_is_told_so(&group).await;
+    all_scopes_are_charged_or_none(&group).await;
+    only_so_many_run_at_a_time(&group).await;
+    a_day_has_its_own_limit(&group).await;
+    all_together_pass_no_more_than_the_limit(&group).await;
+}
+
+async fn what_is_not_used_comes_back(group: &Group) {
+    let scopes = vec![(Scope::Tenant("back".into()), group.limits(10, 100, 0, 0))];
+    let first = group.reserve(0, &scopes, 90).await.unwrap();
+    let Err(Refusal::Wait { kind, limit, used, needed, retry }) = group.reserve(0, &scopes, 20).await else { panic!("it is full") };
+    assert_eq!((kind, limit, used, needed), (Kind::Tokens, 100, 90, 20));
+    assert!(Duration::from_secs(30) < retry && retry <= Duration::from_secs(61), "{retry:?}");
+    group.first().settle(first, 30);
+    told(group.first()).await;
+    let second = group.reserve(0, &scopes, 70).await.unwrap();
+    let now = Duration::from_secs(1_000_000) + group.began.elapsed();
+    assert!(group.first().peek(now, &scopes).is_ok(), "there are requests left");
+    group.first().settle(second, 120);
+    told(group.first()).await;
+    let Err(Refusal::Wait { used: 150, .. }) = group.reserve(0, &scopes, 0).await else { panic!("more was used than reserved") };
+}
+
+async fn a_cancelled_request_was_none(group: &Group) {
+    let scopes = vec![(Scope::Tenant("cancelled".into()), group.limits(1, 100, 0, 0))];
+    for _ in 0..3 {
+        let held = group.reserve(0, &scopes, 100).await.unwrap();
+        assert_eq!(group.reserve(0, &scopes, 1).await.unwrap_err().kind(), Kind::Requests);
+        group.first().cancel(held);
+        told(group.first()).await;
+    }
+}
+
+async fn what_can_never_fit_is_told_so(group: &Group) {
+    let scopes = vec![(Scope::Tenant("large".into()), group.limits(10, 100, 0, 0))];
+    let never = Refusal::Never { kind: Kind::Tokens, limit: 100, needed: 101 };
+    assert_eq!(group.reserve(0, &scopes, 101).await.unwrap_err(), never);
+}
+
+async fn all_scopes_are_charged_or_none(group: &Group) {
+    let key = |name: &str| (Scope::Key(name.into()), group.limits(1, 1000, 0, 0));
+    let both = |name: &str| [(Scope::Tenant("scopes".into()), group.limits(3, 1000, 0, 0)), key(name)];
+    group.reserve(0, &both("k1"), 1).await.unwrap();
+    assert_eq!(group.reserve(0, &both("k1"), 1).await.unwrap_err().kind(), Kind::Requests);
+    for name in ["k2", "k3"] {
+        group.reserve(0, &both(name), 1).await.unwrap();
+    }
+    assert!(group.reserve(0, &both("k4"), 1).await.is_err(), "the tenant's three are used up");
+    assert!(group.reserve(0, &[key("k4")], 1).await.is_ok(), "and the key was not charged");
+}
+
+async fn only_so_many_run_at_a_time(group: &Group) {
+    let scopes = vec![(Scope::Tenant("running".into()), group.limits(0, 0, 0, 2))];
+    let first = group.reserve(0, &scopes, 1).await.unwrap();
+    group.reserve(0, &scopes, 1).await.unwrap();
+    assert_eq!(group.reserve(0, &scopes, 1).await.unwrap_err().kind(), Kind::Concurrent);
+    group.first().settle(first, 1);
+    told(group.first()).await;
+    group.reserve(0, &scopes, 1).await.unwrap();
+}
+
+async fn a_day_has_its_own_limit(group: &Group) {
+    let scopes = vec![(Scope::Tenant("day".into()), group.limits(0, 0, 100, 0))];
+    let held = group.reserve(0, &scopes, 90).await.unwrap();
+    group.first().settle(held, 80);
+    told(group.first()).await;
+    assert_eq!(group.reserve(0, &scopes, 21).await.unwrap_err().kind(), Kind::TokensPerDay);
+    group.reserve(0, &scopes, 20).await.unwrap();
+}
+
+async fn all_together_pass_no_more_than_the_limit(group: &Group) {
+    let scopes = vec![(Scope::Tenant("all".into()), limits(20, 1000, 0, 0))];
+    let asked = join_all((0..60).map(|nth| group.reserve(nth, &scopes, 1))).await;
+    assert_eq!(asked.iter().filter(|asked| asked.is_ok()).count(), 20);
+}
+
+#[tokio::test]
+async fn memory_keeps_the_contract() {
+    keeps_the_contract(of_memory()).await;
+}
+
+#[tokio::test]
+async fn shares_keep_the_contract() {
+    keeps_the_contract(of_shares()).await;
+}
+
+#[tokio::test]
+async fn a_server_keeps_the_contract() {
+    keeps_the_contract(of_server().await).await;
+}
+
+#[tokio::test]
+async fn with_a_server_one_coordinator_may_use_all_of_a_limit_and_without_only_its_share() {
+    let scopes = tenant(limits(20, 0, 0, 0));
+    for (group, passes) in [(of_shares(), 10), (of_server().await, 20)] {
+        let asked = join_all((0..60).map(|_| group.reserve(0, &scopes, 1))).await;
+        assert_eq!(asked.iter().filter(|asked| asked.is_ok()).count(), passes);
+        let there = group.reserve(1, &scopes, 1).await;
+        assert_eq!(there.is_ok(), passes == 10, "the other one's is its own, or the same");
+    }
+}
+
+/// Coordinators of which requests wait as long as in earnest.
+async fn in_earnest(server: &RedisServer) -> Vec<Limiter> {
+    let settings = || Settings { wait: shared::WAIT_MAX, ..server.settings() };
+    vec![coordinator(0, settings()).await, coordinator(1, settings()).await]
+}
+
+#[tokio::test]
+async fn a_server_that_stops_costs_one_wait_and_the_share_takes_over() {
+    let server = RedisServer::start();
+    let (group, began) = (in_earnest(&server).await, Instant::now());
+    let scopes = tenant(limits(1000, 0, 100_000, 0));
+    let one = &group[0];
+    for _ in 0..10 {
+        // On a busy machine the server may be too slow at times.
+        asks(one, true).await;
+        let held = reserve(one, began, &scopes, 10).await.unwrap();
+        one.settle(held, 5);
+    }
+    told(one).await;
+    asks(one, true).await;
+    let before = one.shared_counts().unwrap();
+    server.signal("STOP");
+    let mut waits = Vec::new();
+    let mut held = Vec::new();
+    for _ in 0..200 {
+        let called = Instant::now();
+        held.push(reserve(one, began, &scopes, 10).await.unwrap());
+        waits.push(called.elapsed());
+    }
+    let after = one.shared_counts().unwrap();
+    let longest = waits.iter().max().unwrap();
+    let waited = waits.iter().filter(|wait| **wait > Duration::from_millis(3)).count();
+    println!("the longest of 200 waits: {longest:?}; longer than 3 ms: {waited}; {after:?}");
+    assert_eq!(after.by_server, before.by_server);
+    assert!(!after.is_used && after.failures.slow + after.failures.gone > before.failures.slow + before.failures.gone);
+    // The timer fires within 5 ms; the rest is for a machine with other work.
+    assert!(*longest < Duration::from_millis(100), "{longest:?}");
+    held.into_iter().for_each(|held| one.settle(held, 7));
+
+    server.signal("CONT");
+    for limiter in &group {
+        asks(limiter, true).await;
+        told(limiter).await;
+    }
+    // The other one sees what was let pass in between, and the reservation that nobody waited for is gone.
+    asks(&group[1], true).await;
+    let now = Duration::from_secs(1_000_000) + began.elapsed();
+    let (held, standing) = group[1].reserve(Request { tenant: "a", scopes: &scopes, tokens: 10, now, lasts: LASTS }).await;
+    assert!(held.is_ok());
+    if group[1].shared_counts().unwrap().by_share == 0 {
+        assert_eq!(standing.requests.unwrap().remaining, 1000 - 211);
+    }
+    let sums = sums(&server);
+    assert_eq!((sums["R"], sums["T"], sums["D"]), (211, 10 * 5 + 200 * 7 + 10, 10 * 5 + 200 * 7 + 10));
+}
+
+/// The sums of the tenant, as the server has them.
+fn sums(server: &RedisServer) -> BTreeMap<String, i64> {
+    let mut connection = server.connection();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("tide:*:w:t").query(&mut connection).unwrap();
+    assert_eq!(keys.len(), 1, "{keys:?}");
+    let [sums] = keys.as_slice() else { unreachable!() };
+    ["R", "T", "D"].map(|name| (name.to_owned(), redis::cmd("HGET").arg(sums).arg(name).query(&mut connection).unwrap())).into()
+}
+
+#[tokio::test]
+async fn a_server_that_dies_and_comes_back_knows_everything() {
+    let mut server = RedisServer::start();
+    let group = [coordinator(0, server.settings()).await, coordinator(1, server.settings()).await];
+    let began = Instant::now();
+    let scopes = tenant(limits(100, 0, 10_000, 0));
+    let mut held = Vec::new();
+    for _ in 0..20 {
+        held.push(reserve(&group[0], began, &scopes, 10).await.unwrap());
+    }
+    server.kill();
+    // Its share is 50, of which 20 are used.
+    let asked = join_all((0..80).map(|_| reserve(&group[0], began, &scopes, 10))).await;
+    let (passed, refused): (Vec<_>, Vec<_>) = asked.into_iter().partition(Result::is_ok);
+    assert_eq!((passed.len(), refused.len()), (30, 50));
+    let others = join_all((0..80).map(|_| reserve(&group[1], began, &scopes, 10))).await;
+    let others: Vec<_> = others.into_iter().filter_map(Result::ok).collect();
+    assert_eq!(others.len(), 50);
+    held.extend(passed.into_iter().map(Result::unwrap));
+    // Half of them end while it is away.
+    let rest = held.split_off(25);
+    held.into_iter().for_each(|held| group[0].settle(held, 4));
+    assert!(!group[0].asks());
+    server.go_on();
+    for limiter in &group {
+        asks(limiter, true).await;
+    }
+    rest.into_iter().for_each(|held| group[0].cancel(held));
+    others.into_iter().for_each(|held| group[1].settle(held, 6));
+    for limiter in &group {
+        told(limiter).await;
+    }
+    let sums = sums(&server);
+    assert_eq!((sums["R"], sums["T"], sums["D"]), (75, 25 * 4 + 50 * 6, 25 * 4 + 50 * 6));
+    let asked = join_all((0..80).map(|nth| reserve(&group[nth % 2], began, &scopes, 10))).await;
+    assert_eq!(asked.iter().filter(|asked| asked.is_ok()).count(), 25, "the limit is exact again");
+    for counts in group.iter().map(|limiter| limiter.shared_counts().unwrap()) {
+        assert_eq!((counts.lost, counts.behind), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_request_larger_than_the_share_waits_for_the_server() {
+    let mut server = RedisServer::start();
+    let one = coordinator(0, server.settings()).await;
+    let (began, scopes) = (Instant::now(), tenant(limits(0, 100, 0, 0)));
+    let held = reserve(&one, began, &scopes, 80).await.unwrap();
+    one.cancel(held);
+    told(&one).await;
+    server.kill();
+    let Err(Refusal::Wait { limit: 50, needed: 80, .. }) = reserve(&one, began, &scopes, 80).await else { panic!("it is not for ever") };
+    assert!(matches!(reserve(&one, began, &scopes, 101).await, Err(Refusal::Never { .. })));
+}
+
+#[tokio::test]
+async fn places_of_a_dead_coordinator_are_free_soon_and_those_of_a_living_one_are_kept() {
+    let server = RedisServer::start();
+    let settings = || Settings { lease: Duration::from_secs(2), ..server.settings() };
+    let (dead, living) = (coordinator(0, settings()).await, coordinator(1, settings()).await);
+    let (began, scopes) = (Instant::now(), tenant(limits(0, 0, 0, 3)));
+    for _ in 0..2 {
+        std::mem::forget(reserve(&dead, began, &scopes, 1).await.unwrap());
+    }
+    let kept = reserve(&living, began, &scopes, 1).await.unwrap();
+    assert!(reserve(&living, began, &scopes, 1).await.is_err());
+    drop(dead);
+    sleep(Duration::from_secs(5)).await;
+    let others = [reserve(&living, began, &scopes, 1).await, reserve(&living, began, &scopes, 1).await];
+    assert!(others.iter().all(Result::is_ok), "{others:?}");
+    assert_eq!(reserve(&living, began, &scopes, 1).await.unwrap_err().kind(), Kind::Concurrent, "its own is renewed");
+    living.settle(kept, 1);
+    told(&living).await;
+    assert!(reserve(&living, began, &scopes, 1).await.is_ok());
+}
+
+#[tokio::test]
+async fn who_leaves_while_the_server_is_asked_has_used_nothing() {
+    let server = RedisServer::start();
+    let one = coordinator(0, server.settings()).await;
+    let (began, scopes) = (Instant::now(), tenant(limits(10, 0, 0, 1)));
+    server.signal("STOP");
+    let left = tokio::time::timeout(Duration::from_millis(50), reserve(&one, began, &scopes, 5)).await;
+    assert!(left.is_err());
+    server.signal("CONT");
+    asks(&one, true).await;
+    told(&one).await;
+    let sums = sums(&server);
+    assert_eq!((sums["R"], sums["T"], sums["D"]), (0, 0, 0));
+    assert!(reserve(&one, began, &scopes, 5).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_flood_of_one_tenant_is_refused_without_asking() {
+    let group = of_server().await;
+    let scopes = tenant(limits(5, 0, 0, 0));
+    for _ in 0..5 {
+        group.reserve(0, &scopes, 1).await.unwrap();
+    }
+    // The second coordinator has let none pass itself.
+    let now = || Duration::from_secs(1_000_000) + group.began.elapsed();
+    let second = &group.coordinators[1];
+    assert!(second.peek(now(), &scopes).is_ok());
+    assert!(group.reserve(1, &scopes, 1).await.is_err());
+    let asked = second.shared_counts().unwrap().by_server;
+    let noted = now();
+    assert!(matches!(second.peek(noted, &scopes), Err((Refusal::Wait { kind: Kind::Requests, limit: 5, .. }, _))));
+    assert!(second.peek(noted + REFUSAL_KEPT, &scopes).is_ok(), "for a moment only: others may give back");
+    assert_eq!(second.shared_counts().unwrap().by_server, asked);
+    assert!(group.first().peek(now() + REFUSAL_KEPT, &scopes).is_err(), "what it let pass itself it knows");
+}
