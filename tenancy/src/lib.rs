@@ -9,14 +9,14 @@
 //! - [`shedding`]: load shedding by tier
 //! - [`retry`]: the delay after a failure
 //! - [`usage`]: events, their prices, and reports
-//! - [`segment`]: a log as bytes; [`audit`]: one whose records are chained by their digests
+//! - [`audit`]: a log whose records are chained by their digests
 //!
 //! Shell (feature `shell`, on by default):
 //!
 //! - [`keeper`]: storage of tenants and keys
 //! - [`jwt`]: tokens signed by an identity provider
 //! - [`web`]: outgoing HTTP requests
-//! - [`journal`]: a log in files; [`sink`]: usage events sent to an external collector
+//! - [`journal`]: a log in SQLite; [`sink`]: usage events sent to an external collector
 
 pub mod audit;
 pub mod directory;
@@ -25,7 +25,6 @@ pub mod limits;
 pub mod quota;
 pub mod records;
 pub mod retry;
-pub mod segment;
 pub mod shedding;
 pub mod tier;
 pub mod usage;

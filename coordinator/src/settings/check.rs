@@ -159,7 +159,6 @@ impl Flags {
             usage: journal::Settings {
                 sync_every: Duration::from_millis(self.usage_sync_ms.unwrap_or(100)),
                 segment_bytes: bytes("usage_segment_bytes", self.usage_segment_bytes, "64MiB", USAGE_SEGMENT_BYTES_MIN)?,
-                segment_age: None,
             },
             admin: self.admin,
             listen: self.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0))),
