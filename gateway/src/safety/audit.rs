@@ -3,8 +3,8 @@
 //! No request waits for a block's record: if the disk fails for long, records are lost, and counted. Appeals and decisions are answered
 //! once they are synced.
 
+use super::metrics;
 use crate::base::stamp::unix_seconds;
-use metrics::counter;
 use parking_lot::Mutex;
 use std::{
     io,
@@ -171,7 +171,7 @@ impl Audit {
     fn append(&self, ledger: &mut Ledger, event: serde_json::Value) -> Result<oneshot::Receiver<()>, AuditError> {
         let (end, line) = ledger.chain.next(unix_seconds(), &event);
         let written = self.journal.offer(line).map_err(|_| {
-            counter!("tidemill_audit_lost_total").increment(1);
+            metrics::count_audit_lost();
             AuditError::NotWritten
         })?;
         ledger.chain = end;

@@ -5,10 +5,10 @@ use super::Gateway;
 use crate::{
     cache::semantic::{Inquiry, similarity::Question},
     dialog::Dialog,
+    metrics,
     requests::options::Options,
     serving::{backend::Submission, embedded},
 };
-use metrics::counter;
 use std::{sync::Arc, time::Duration};
 use tidemill_cluster::NewRequest;
 use tidemill_proto::{message::Embeds, tokens::Tokens};
@@ -50,7 +50,7 @@ impl Gateway {
             match embedded.unwrap_or(Err("overdue")) {
                 Ok(embedding) => inquiry.question = inquiry.question.embedded(embedding),
                 Err(reason) => {
-                    counter!("tidemill_semantic_cache_unread_total", "reason" => reason).increment(1);
+                    metrics::count_semantic_cache_unread(reason);
                     return;
                 }
             }
