@@ -45,7 +45,7 @@ impl Gateway {
     pub async fn complete_question(&self, options: &mut Options, response: &str) {
         let Some(mut inquiry) = options.inquiry.take() else { return };
         response.clone_into(&mut inquiry.response);
-        if let Some(model) = self.shared.settings.semantic_cache.as_ref().and_then(|settings| settings.model.as_ref()) {
+        if let Some(model) = self.shared.settings.requests.semantic_cache.as_ref().and_then(|settings| settings.model.as_ref()) {
             let embedded = tokio::time::timeout(EMBEDDED_MAX, self.embedded(model, &inquiry.text, options)).await;
             match embedded.unwrap_or(Err("overdue")) {
                 Ok(embedding) => inquiry.question = inquiry.question.embedded(embedding),
