@@ -10,7 +10,7 @@ mod doubts;
 mod intake;
 mod jobs;
 mod making;
-mod prompt;
+pub mod prompt;
 mod questions;
 pub mod route;
 pub mod settings;

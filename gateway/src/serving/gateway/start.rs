@@ -90,7 +90,7 @@ impl Gateway {
     pub async fn start_dialog(self: &Arc<Self>, dialog: Dialog, mut options: Options, start: Start<'_>) -> Result<Answer, ApiError> {
         let (worker, param) = (Arc::clone(self), start.param);
         let prepare = move || {
-            let prompt = Tokens::from(worker.prompt(param, &dialog, &mut options)?);
+            let prompt = Tokens::from(worker.prompt(param, &dialog, None, &mut options)?);
             worker.check_constraint(&mut options)?;
             Ok((prompt, options))
         };
