@@ -173,7 +173,7 @@ impl Coordinator {
         let quic = endpoint.local_addr();
         let names: Vec<&str> = models.iter().map(|(name, _)| name.as_str()).collect();
         tracing::info!(name = settings.name, models = names.join(", "), %http, ?admin, %quic, "coordinator is up");
-        if settings.cors == Origins::All {
+        if settings.requests.cors == Origins::All {
             tracing::warn!("cors_origins is `*`: any web page that a client opens may use this front door");
         }
         let identities = models.iter().map(|(name, text)| (name.clone(), text.config.identity.clone()));
@@ -215,7 +215,7 @@ impl Coordinator {
                 log: settings.usage,
                 sink: settings.usage_sink,
             }),
-            request_timeout: settings.request_timeout,
+            request_timeout: settings.requests.request_timeout,
         })?);
         let no_keys = tenants.are_known() && !tenants.has_keys();
         if !settings.open && !settings.http.ip().is_loopback() && settings.admin.is_none() && no_keys {
@@ -233,8 +233,8 @@ impl Coordinator {
         let traces =
             settings.traces.map(|traces| Collector::start(traces.collector).map(|collector| Traces::new(collector, traces.sampling)));
         let gateway = GatewaySettings {
+            requests: settings.requests,
             classes: settings.cluster.classes,
-            router: settings.router,
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
             batches: batches.map(Arc::new),
@@ -243,23 +243,10 @@ impl Coordinator {
             tenants,
             safety,
             server_tools: settings.server_tools.map(ServerTools::new).transpose()?.map(Arc::new),
-            pii: settings.pii,
-            context: settings.context,
-            summaries: settings.summaries,
-            memories: settings.memories,
             feedback: settings.feedback.map(Feedback::open).transpose()?.map(Arc::new),
             traces: traces.transpose()?.map(Arc::new),
             audit: settings.audit.map(Audit::open).transpose()?.map(Arc::new),
-            replay: settings.replay,
-            response_cache: settings.response_cache,
-            semantic_cache: settings.semantic_cache,
-            request_timeout: settings.request_timeout,
-            body_bytes_max: settings.body_bytes_max,
-            bodies_bytes_max: settings.bodies_bytes_max,
             requests_max: settings.connections.connections,
-            max_tokens_must_fit: settings.max_tokens_must_fit,
-            hosts: settings.hosts,
-            cors: settings.cors,
         };
         let gateway = Arc::new(Gateway::new(served.collect(), settings.aliases.clone(), routes::generating, gateway));
         Ok(Self {

@@ -36,15 +36,11 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration}
 use tenants::{JwtFlags, KeptIn, SheddingFlags, SinkFlags, TierFlags};
 use tidemill_cluster::ClusterSettings;
 use tidemill_gateway::{
-    base::{memories, origins::Origins},
     batches,
-    cache::{replay, response_cache},
-    context::Strategy,
-    features::{feedback::FeedbackSettings, summarizer},
+    features::feedback::FeedbackSettings,
     http::server::Limits as Connections,
-    routing::Router,
-    safety::{Safety, audit::AuditSettings, moderator, pii::Pii},
-    serving::gateway::settings::SemanticSettings,
+    safety::{Safety, audit::AuditSettings, moderator},
+    serving::gateway::settings::RequestSettings,
     store::{self, postgres::Address},
 };
 use tidemill_net::process::{LogFormat, Logging};
@@ -379,7 +375,6 @@ pub struct Settings {
     pub store: store::Limits,
     /// Whether clients' texts may become special tokens.
     pub clients_marks: bool,
-    pub max_tokens_must_fit: bool,
     /// The maximum number of calls in an answer that must call tools.
     pub forced_calls_max: u32,
     /// Bounds of clients' files and batches.
@@ -390,12 +385,6 @@ pub struct Settings {
     pub safety: Option<Safety>,
     /// The moderation model; without it, texts of which the classifier is unsure pass.
     pub judge: Option<moderator::Settings>,
-    pub pii: Option<Pii>,
-    /// The strategy for stored conversations that are too long, unless a chat specifies one.
-    pub context: Strategy,
-    pub summaries: summarizer::Settings,
-    /// Limits on the facts remembered of users; `None` if none are remembered.
-    pub memories: Option<memories::Limits>,
     /// The audit log of blocks, if there is one.
     pub audit: Option<AuditSettings>,
     /// The recording of traces, if it is on.
@@ -404,21 +393,9 @@ pub struct Settings {
     pub feedback: Option<FeedbackSettings>,
     /// The tools that run on the server, if any.
     pub server_tools: Option<tidemill_gateway::features::server_tools::Settings>,
-    /// Rules that choose the model; without them, the model that the request names.
-    pub router: Option<Router>,
-    /// Limits on answers that are kept for repeated requests.
-    pub replay: replay::Limits,
-    /// Limits on answers that are kept for equal requests; `None` if none are kept.
-    pub response_cache: Option<response_cache::Limits>,
-    /// Limits on answers that are kept for similar questions; `None` if none are kept.
-    pub semantic_cache: Option<SemanticSettings>,
     pub cluster: ClusterSettings,
-    pub request_timeout: Duration,
-    pub body_bytes_max: usize,
-    pub bodies_bytes_max: u64,
+    pub requests: RequestSettings,
     pub connections: Connections,
-    pub hosts: Vec<String>,
-    pub cors: Origins,
     /// The time before shutdown in which requests are still accepted although `/ready` fails.
     pub drain_announce: Duration,
     pub drain: Duration,

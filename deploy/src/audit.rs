@@ -1,14 +1,11 @@
-//! `tidemill audit`: verifies and prints the audit log of blocks, from its files.
+//! `tidemill audit`: verifies and prints the audit log of blocks, from its file.
 
 use anyhow::Context;
 use serde_json::json;
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 use tidemill_tenancy::{
     audit::{Line, Record, Verified, Verifier},
-    segment,
+    journal,
 };
 
 #[derive(Debug, clap::Subcommand)]
@@ -42,16 +39,12 @@ pub fn audit(command: AuditCommand) -> anyhow::Result<()> {
 }
 
 fn read(dir: &Path, head: Option<String>, mut each: impl FnMut(Record)) -> anyhow::Result<Verified> {
-    let unreadable = || format!("cannot read {}", dir.display());
-    let listed = fs::read_dir(dir).with_context(unreadable)?.collect::<Result<Vec<_>, _>>().with_context(unreadable)?;
-    let mut numbers: Vec<u64> = listed.iter().filter_map(|entry| segment::number::<Line>(entry.file_name().to_str()?)).collect();
-    numbers.sort_unstable();
-    anyhow::ensure!(!numbers.is_empty(), "{} has no audit log: a coordinator with --audit and --data writes one", dir.display());
-    let mut verifier = Verifier::looking_for(head);
-    for number in &numbers {
-        let path = dir.join(segment::name::<Line>(*number));
-        let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        verifier.segment(&bytes, Some(number) == numbers.last(), &mut each).with_context(|| path.display().to_string())?;
-    }
-    verifier.finish().with_context(|| dir.display().to_string())
+    let files = journal::files::<Line>(dir)?;
+    anyhow::ensure!(!files.is_empty(), "{} has no audit log: a coordinator with --audit and --data writes one", dir.display());
+    let (mut verifier, mut broken) = (Verifier::looking_for(head), None);
+    journal::read(dir, 0, |_, line| {
+        broken = verifier.record(&line).map(&mut each).err();
+        broken.is_none()
+    })?;
+    broken.map_or_else(|| verifier.finish(), Err).with_context(|| dir.display().to_string())
 }

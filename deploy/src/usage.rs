@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use tidemill_tenancy::{
-    segment,
+    journal,
     usage::{
         Event,
         report::{Dimension, Report, day},
@@ -37,27 +37,24 @@ pub struct UsageArgs {
 }
 
 pub fn usage(args: &UsageArgs) -> anyhow::Result<()> {
-    let mut segments = Vec::new();
-    for data in &args.data {
-        let before = segments.len();
-        find(data, &mut segments)?;
-        if segments.len() == before {
-            bail!("{} has no usage log: it is written by a coordinator with --data", data.display());
-        }
-    }
     let mut report = Report::new(args.by.clone());
     // Each event is written once, but a directory may be given twice.
     let mut seen = HashSet::new();
-    for path in segments {
-        let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let segment = segment::read::<Event>(&bytes).with_context(|| path.display().to_string())?;
-        for event in segment.entries {
-            if args.wants(&event) && seen.insert(event.id.clone()) {
-                match args.format.as_str() {
-                    "events" => println!("{}", serde_json::to_string(&event)?),
-                    _ => report.add(&event),
+    for data in &args.data {
+        let logs = logs(data)?;
+        if logs.is_empty() {
+            bail!("{} has no usage log: it is written by a coordinator with --data", data.display());
+        }
+        for dir in logs {
+            journal::read(&dir, 0, |_, event: Event| {
+                if args.wants(&event) && seen.insert(event.id.clone()) {
+                    match args.format.as_str() {
+                        "events" => println!("{}", serde_json::to_string(&event).expect("an event is made of texts and numbers")),
+                        _ => report.add(&event),
+                    }
                 }
-            }
+                true
+            })?;
         }
     }
     match args.format.as_str() {
@@ -78,24 +75,21 @@ impl UsageArgs {
     }
 }
 
-/// Appends the log segments, in order, of a coordinator's data directory or of the coordinators' directories in it.
-fn find(data: &Path, segments: &mut Vec<PathBuf>) -> anyhow::Result<()> {
-    let listed = |dir: &Path| -> anyhow::Result<Vec<PathBuf>> {
-        let failed = || format!("cannot read {}", dir.display());
-        let mut paths = fs::read_dir(dir)
-            .with_context(failed)?
-            .map(|entry| Ok(entry?.path()))
-            .collect::<std::io::Result<Vec<_>>>()
-            .with_context(failed)?;
-        paths.sort();
-        Ok(paths)
-    };
-    let is_segment =
-        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| segment::number::<Event>(name).is_some());
-    let usage = |dir: &Path| dir.join("usage");
-    let coordinators: Vec<_> = if usage(data).is_dir() { vec![data.to_owned()] } else { listed(data)? };
-    for dir in coordinators.iter().map(|dir| usage(dir)).filter(|dir| dir.is_dir()) {
-        segments.extend(listed(&dir)?.into_iter().filter(is_segment));
+/// The directories of the usage logs of a coordinator's data directory, or of the coordinators' directories in it.
+fn logs(data: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut dirs = vec![data.join("usage")];
+    if !dirs[0].is_dir() {
+        let failed = || format!("cannot read {}", data.display());
+        let listed = fs::read_dir(data).with_context(failed)?.map(|entry| Ok(entry?.path().join("usage")));
+        dirs = listed.collect::<std::io::Result<_>>().with_context(failed)?;
+        dirs.retain(|dir| dir.is_dir());
+        dirs.sort();
     }
-    Ok(())
+    let mut logs = Vec::new();
+    for dir in dirs {
+        if !journal::files::<Event>(&dir)?.is_empty() {
+            logs.push(dir);
+        }
+    }
+    Ok(logs)
 }

@@ -48,7 +48,7 @@ async fn main() {
         shedding: None,
         meter: Some(MeterSettings {
             dir: dir.clone(),
-            log: journal::Settings { sync_every: Duration::from_millis(100), segment_bytes: 64 << 20, segment_age: None },
+            log: journal::Settings { sync_every: Duration::from_millis(100), segment_bytes: 64 << 20 },
             sink: None,
         }),
         request_timeout: Duration::from_secs(600),

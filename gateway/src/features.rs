@@ -7,5 +7,6 @@
 
 pub mod feedback;
 pub mod grammars;
+mod metrics;
 pub mod server_tools;
 pub mod summarizer;

@@ -16,6 +16,7 @@
 //! - [`protocol`]: an answer on its way to its client, whole or as a stream, in any protocol
 //! - [`records`]: the coordinators' agreed records, for operators; [`rollouts`]: users that move to a new model, for operators
 //! - [`replay`]: repeated requests, and streams that resume
+//! - `blocks`: an answer's pieces as blocks, or items, in any protocol that has them
 //! - [`written`]: answers that are serialized on a compute thread
 //! - [`server`]: clients' connections
 
@@ -23,6 +24,7 @@ pub mod access;
 pub mod admin;
 pub mod appeals;
 pub mod batches;
+mod blocks;
 pub mod chat;
 pub mod classify;
 pub mod completions;

@@ -402,6 +402,10 @@ pub fn count_semantic_cache(hit: bool, time: Duration) {
     histogram!("tidemill_semantic_cache_seconds").record(time);
 }
 
+pub fn count_semantic_cache_unread(reason: &'static str) {
+    counter!("tidemill_semantic_cache_unread_total", "reason" => reason).increment(1);
+}
+
 pub fn show_semantic_cache(bytes: u64, answers: usize) {
     gauge!("tidemill_semantic_cache_bytes").set(bytes as f64);
     gauge!("tidemill_semantic_cache_answers").set(answers as f64);

@@ -15,7 +15,7 @@ pub mod seen;
 pub mod votes;
 
 #[cfg(feature = "shell")]
-mod figures;
+mod metrics;
 #[cfg(feature = "shell")]
 pub mod routed;
 #[cfg(feature = "shell")]

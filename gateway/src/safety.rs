@@ -1,7 +1,7 @@
-//! Safety checks of prompts and answers: `tidemill-safety`'s cascade with this server's thresholds, and its counters. `moderator`: its last
-//! stage.
+//! Safety checks of prompts and answers: `tidemill-safety`'s cascade with this server's thresholds. `moderator`: its last stage.
 
 pub mod audit;
+pub(crate) mod metrics;
 pub mod moderator;
 pub mod pii;
 
@@ -13,7 +13,6 @@ use crate::{
     },
     safety::audit::Audit,
 };
-use metrics::{counter, histogram};
 use moderator::Moderator;
 use std::{sync::Arc, time::Instant};
 use tidemill_safety::{
@@ -53,9 +52,9 @@ impl Safety {
             }
             Some((finding?, text))
         });
-        histogram!("tidemill_safety_input_seconds").record(started.elapsed());
+        metrics::observe_input(started.elapsed());
         let excerpt = |(finding, text)| (finding, self.excerpt(text, &thresholds));
-        found.inspect(|(finding, _)| count("input", finding)).map(excerpt).map_or(Ok(doubts), Err)
+        found.inspect(|(finding, _)| metrics::count_block("input", finding)).map(excerpt).map_or(Ok(doubts), Err)
     }
 
     /// Cuts a text to the part that holds its finding, for a reviewer.
@@ -97,8 +96,7 @@ impl Safety {
 /// The disclaimers of an answer, if there are any. An answer in a requested format has none: it would break the format.
 pub fn disclaimed(safety: Option<&Safety>, has_form: bool) -> Option<Disclaimed> {
     let disclaimers = safety.map(|safety| &safety.disclaimers).filter(|disclaimers| !disclaimers.is_empty() && !has_form)?;
-    let count = |name: &str| counter!("tidemill_safety_disclaimers_total", "name" => name.to_owned()).increment(1);
-    Some(Disclaimed { disclaimers: Arc::clone(disclaimers), count })
+    Some(Disclaimed { disclaimers: Arc::clone(disclaimers), count: metrics::count_disclaimer })
 }
 
 /// The audit log, with the tenant and model under which blocks are recorded.
@@ -112,14 +110,9 @@ pub struct Blocks {
 /// Counts a choice that safety checks ended, and records it.
 pub fn note_cut(finish: &mut Finish, blocks: Option<&Blocks>) {
     if let Some(StopReason::Violation(Violation { finding, appeal_id, text })) = &mut finish.stop_reason {
-        count("output", finding);
+        metrics::count_block("output", finding);
         *appeal_id = blocks.map(|Blocks { audit, tenant, model }| audit.blocked("output", tenant.as_deref(), model, *finding, text));
     }
-}
-
-pub(crate) fn count(side: &'static str, finding: &Finding) {
-    counter!("tidemill_safety_blocks_total", "side" => side, "category" => finding.category.name(), "stage" => finding.stage.name())
-        .increment(1);
 }
 
 fn tightened(mut thresholds: Thresholds, stricter: &[(Category, Threshold)]) -> Thresholds {

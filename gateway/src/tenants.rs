@@ -28,7 +28,7 @@ use std::{
 };
 use tidemill_tenancy::{
     directory::{Directory, Principal},
-    journal::{self, Journal, OpenError},
+    journal::{self, Journal, JournalError},
     jwt::Verifier,
     keeper::{KeepError, Keeper},
     limiter::{self, Held, Limiter},
@@ -101,7 +101,7 @@ pub enum TenantsError {
     #[error(transparent)]
     Keep(#[from] KeepError),
     #[error(transparent)]
-    Meter(#[from] OpenError),
+    Meter(#[from] JournalError),
     #[error("usage events cannot be sent: {0}")]
     Sink(#[from] sink::StartError),
 }

@@ -9,7 +9,6 @@
 //! Old records may be removed from the beginning: the log announces it first, in a record with the last digest that goes. The log itself
 //! reveals neither that records are missing at its end, nor that all of it was rewritten: that takes a head that was noted elsewhere.
 
-use crate::segment::{self, Entry, NotOurs};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -17,23 +16,9 @@ const NOTHING: blake3::Hash = blake3::Hash::from_bytes([0; 32]);
 /// The kind of the event that announces the removal of records.
 const RETIRED: &str = "retired";
 
-/// The exact bytes of a record: its digest depends on all of them.
+/// The exact text of a record: its digest depends on all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line(String);
-
-impl Entry for Line {
-    const HEADER: &'static [u8] = b"tidemill audit 1\n";
-    const SUFFIX: &'static str = ".audit";
-    const LOG: &'static str = "audit log";
-
-    fn encode(&self, content: &mut Vec<u8>) {
-        content.extend_from_slice(self.0.as_bytes());
-    }
-
-    fn decode(content: &[u8]) -> Option<Self> {
-        Some(Self(str::from_utf8(content).ok()?.to_owned()))
-    }
-}
+pub struct Line(pub(crate) String);
 
 /// The end of a log, to which records are appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,9 +79,7 @@ struct Retired {
 /// The reason why a log cannot be trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    #[error(transparent)]
-    NotOurs(#[from] NotOurs),
-    #[error("record {0} was changed: its bytes do not have their checksum, or are no record")]
+    #[error("record {0} was changed: it is no record any more")]
     Damaged(u64),
     #[error("record {0} was changed: record {next} is chained to different contents", next = .0 + 1)]
     Changed(u64),
@@ -136,17 +119,8 @@ impl Verifier {
         Self { wanted: head, ..Self::default() }
     }
 
-    /// Verifies the next segment. If it `is_last`, a crash may have torn its end.
-    pub fn segment(&mut self, bytes: &[u8], is_last: bool, mut each: impl FnMut(Record)) -> Result<(), Broken> {
-        let segment = segment::read::<Line>(bytes)?;
-        for line in &segment.entries {
-            each(self.line(line)?);
-        }
-        let rest = &bytes[segment.whole_bytes..];
-        if rest.is_empty() || is_last && !segment::is_damaged::<Line>(rest) { Ok(()) } else { Err(Broken::Damaged(self.seq() + 1)) }
-    }
-
-    fn line(&mut self, Line(line): &Line) -> Result<Record, Broken> {
+    /// Verifies the next record.
+    pub fn record(&mut self, Line(line): &Line) -> Result<Record, Broken> {
         let Body { seq, at, prev, event } = serde_json::from_str(line).map_err(|_| Broken::Damaged(self.seq() + 1))?;
         match self.last {
             None if seq == 1 && prev == NOTHING.to_hex().as_str() => {}
@@ -209,20 +183,14 @@ mod tests {
         (chain, lines)
     }
 
-    fn bytes(lines: &[Line]) -> Vec<u8> {
-        let mut bytes = Line::HEADER.to_vec();
-        lines.iter().for_each(|line| segment::write(&mut bytes, line));
-        bytes
-    }
-
-    fn verify_bytes(bytes: &[u8], head: Option<String>) -> Result<Verified, Broken> {
+    fn verify_with(lines: &[Line], head: Option<String>) -> Result<Verified, Broken> {
         let mut verifier = Verifier::looking_for(head);
-        verifier.segment(bytes, true, drop)?;
+        lines.iter().try_for_each(|line| verifier.record(line).map(drop))?;
         verifier.finish()
     }
 
     fn verify(lines: &[Line]) -> Result<Verified, Broken> {
-        verify_bytes(&bytes(lines), None)
+        verify_with(lines, None)
     }
 
     fn changed(line: &Line) -> Line {
@@ -252,10 +220,7 @@ mod tests {
         assert_eq!(with(&|lines| lines.swap(2, 3)), Broken::Removed { from: 3, to: 3 });
         assert_eq!(with(&|lines| lines.insert(3, lines[2].clone())), Broken::Moved { after: 3, found: 3 });
         assert_eq!(with(&|lines| drop(lines.drain(..2))), Broken::NoBeginning(3));
-        let mut damaged = bytes(&lines);
-        let third = bytes(&lines[..2]).len() + 40;
-        damaged[third] ^= 1;
-        assert_eq!(verify_bytes(&damaged, None), Err(Broken::Damaged(3)));
+        assert_eq!(with(&|lines| lines[2].0.truncate(40)), Broken::Damaged(3));
     }
 
     #[test]
@@ -272,22 +237,23 @@ mod tests {
     fn an_end_that_went_is_told_by_its_digest() {
         let (chain, lines) = log(3);
         let head = chain.head.to_hex().to_string();
-        assert!(verify_bytes(&bytes(&lines), Some(head.clone())).is_ok());
-        assert_eq!(verify_bytes(&bytes(&lines[..2]), Some(head.clone())), Err(Broken::HeadMissing(head)));
+        assert!(verify_with(&lines, Some(head.clone())).is_ok());
+        assert_eq!(verify_with(&lines[..2], Some(head.clone())), Err(Broken::HeadMissing(head)));
     }
 
     proptest! {
         /// A change of one bit anywhere is detected with the head, and except in the last record also without it.
         #[test]
         fn no_bit_changes_unnoticed(at in 0_usize..4096, bit in 0_u32..8) {
-            let (chain, lines) = log(4);
-            let mut changed = bytes(&lines);
-            let at = at % changed.len();
-            changed[at] ^= 1 << bit;
+            let (chain, mut lines) = log(4);
             let head = chain.head.to_hex().to_string();
-            prop_assert!(verify_bytes(&changed, Some(head)).is_err());
-            let in_last = at >= bytes(&lines[..3]).len();
-            prop_assert!(in_last || verify_bytes(&changed, None).is_err());
+            let line = at % lines.len();
+            let mut changed = lines[line].0.clone().into_bytes();
+            let at = at / lines.len() % changed.len();
+            changed[at] ^= 1 << bit;
+            lines[line] = Line(String::from_utf8_lossy(&changed).into_owned());
+            prop_assert!(verify_with(&lines, Some(head)).is_err());
+            prop_assert!(line == 3 || verify(&lines).is_err());
         }
 
         #[test]

@@ -10,7 +10,7 @@
 //! - [`breaker`]: whether a server is asked that may not answer
 //! - [`retry`]: the delay after a failure
 //! - [`usage`]: events, their prices, and reports
-//! - [`segment`]: a log as bytes; [`audit`]: one whose records are chained by their digests
+//! - [`audit`]: a log whose records are chained by their digests
 //!
 //! Shell (feature `shell`, on by default):
 //!
@@ -18,7 +18,7 @@
 //! - [`limiter`]: quotas of one coordinator, by itself or with the others; [`shared`]: those on a Redis or Valkey server
 //! - [`jwt`]: tokens signed by an identity provider
 //! - [`web`]: outgoing HTTP requests
-//! - [`journal`]: a log in files; [`sink`]: usage events sent to an external collector
+//! - [`journal`]: a log in SQLite; [`sink`]: usage events sent to an external collector
 
 pub mod audit;
 pub mod breaker;
@@ -28,7 +28,6 @@ pub mod limits;
 pub mod quota;
 pub mod records;
 pub mod retry;
-pub mod segment;
 pub mod shedding;
 pub mod tier;
 pub mod usage;

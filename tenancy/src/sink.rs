@@ -5,16 +5,15 @@
 //! again with growing delays, and no event is skipped.
 
 use crate::{
-    journal::segments,
+    journal::{self, JournalError, Position},
     retry,
-    segment::{self, Entry},
     usage::Event,
     web::{self, Target, TargetError},
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::{
     fs::File,
-    io::{self, Read, Seek, SeekFrom, Write},
+    io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{
@@ -28,7 +27,7 @@ use ureq::Agent;
 
 /// The maximum number of events in one request.
 const EVENTS_MAX: usize = 500;
-/// The number of bytes of the log that are read for a request.
+/// The size of events that ends a request.
 const BYTES_MAX: u64 = 1 << 20;
 /// The interval at which the log is checked for new events.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -41,13 +40,6 @@ pub struct Settings {
     pub token: Option<PathBuf>,
     /// The name of the sender: several coordinators may send to one endpoint.
     pub source: String,
-}
-
-/// The position up to which events have arrived.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Cursor {
-    segment: u64,
-    offset: u64,
 }
 
 #[derive(Debug)]
@@ -99,7 +91,7 @@ impl Sink {
         let path = dir.join(CURSOR);
         let cursor = match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| StartError::Cursor { path: path.clone(), source: error.into() })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Cursor::default(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Position::default(),
             Err(source) => return Err(StartError::Cursor { path, source }),
         };
         let state = Arc::new(State::default());
@@ -142,7 +134,7 @@ struct Body<'a> {
 }
 
 impl Follower {
-    fn run(&self, mut cursor: Cursor) {
+    fn run(&self, mut cursor: Position) {
         let mut failures = 0;
         while !self.state.ending.load(Ordering::Relaxed) {
             let rest = match self.step(cursor) {
@@ -175,15 +167,20 @@ impl Follower {
     }
 
     /// Sends the next events, if there are any. Returns the position up to which events have arrived.
-    fn step(&self, cursor: Cursor) -> Result<Cursor, String> {
-        let of_log = |error: io::Error| format!("the usage log: {error}");
-        let (events, next) = read(&self.dir, cursor).map_err(of_log)?;
-        self.state.behind.store(behind(&self.dir, cursor).map_err(of_log)?, Ordering::Relaxed);
+    fn step(&self, cursor: Position) -> Result<Position, String> {
+        let of_log = |error: JournalError| error.to_string();
+        let (mut events, mut next) = (Vec::new(), cursor);
+        let take = |position: Position, event| {
+            events.push(event);
+            next = position;
+            events.len() < EVENTS_MAX && next.bytes.saturating_sub(cursor.bytes) < BYTES_MAX
+        };
+        journal::read::<Event>(&self.dir, cursor.number, take).map_err(of_log)?;
+        let end = journal::end::<Event>(&self.dir).map_err(of_log)?;
+        self.state.behind.store(end.bytes.saturating_sub(cursor.bytes), Ordering::Relaxed);
         if !events.is_empty() {
             self.post(&events).map_err(|error| error.to_string())?;
             self.state.sent.fetch_add(events.len() as u64, Ordering::Relaxed);
-        }
-        if next != cursor {
             self.save(next).map_err(|error| format!("{CURSOR}: {error}"))?;
         }
         Ok(next)
@@ -200,7 +197,7 @@ impl Follower {
         Ok(())
     }
 
-    fn save(&self, cursor: Cursor) -> io::Result<()> {
+    fn save(&self, cursor: Position) -> io::Result<()> {
         let path = self.dir.join(CURSOR);
         let beside = path.with_extension("tmp");
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
@@ -210,48 +207,11 @@ impl Follower {
     }
 }
 
-/// The events after `cursor`, and the position of the next ones. Without new events, the list is empty and the position the same.
-fn read(dir: &Path, cursor: Cursor) -> io::Result<(Vec<Event>, Cursor)> {
-    // Before reading: a segment that has a successor now will not grow any more.
-    let later = segments::<Event>(dir)?.into_iter().filter(|&number| number > cursor.segment).min();
-    let after = later.map_or(cursor, |segment| Cursor { segment, offset: 0 });
-    let mut bytes = Vec::new();
-    let offset = cursor.offset.max(Event::HEADER.len() as u64);
-    match File::open(dir.join(segment::name::<Event>(cursor.segment))) {
-        Ok(mut file) => {
-            file.seek(SeekFrom::Start(offset))?;
-            file.take(BYTES_MAX).read_to_end(&mut bytes)?;
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), after)),
-        Err(error) => return Err(error),
-    }
-    let (mut events, mut taken) = (Vec::new(), 0);
-    while events.len() < EVENTS_MAX
-        && let Some((event, length)) = segment::record(&bytes[taken..])
-    {
-        events.push(event);
-        taken += length;
-    }
-    if !events.is_empty() {
-        return Ok((events, Cursor { segment: cursor.segment, offset: offset + taken as u64 }));
-    }
-    // Bytes after the last whole record of a closed segment were never acknowledged.
-    Ok((events, after))
-}
-
-fn behind(dir: &Path, cursor: Cursor) -> io::Result<u64> {
-    let numbers = segments::<Event>(dir)?.into_iter().filter(|&number| number >= cursor.segment);
-    let length = |number| std::fs::metadata(dir.join(segment::name::<Event>(number))).map(|metadata| metadata.len());
-    let bytes: u64 = numbers.map(length).sum::<io::Result<u64>>()?;
-    // A segment's header is not counted as outstanding.
-    Ok(bytes.saturating_sub(cursor.offset.max(Event::HEADER.len() as u64)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        journal::{self, Journal},
+        journal::Journal,
         web::tests::{Reply, Server, wait_until},
     };
     use std::{
@@ -259,8 +219,8 @@ mod tests {
         time::{Instant, SystemTime},
     };
 
-    /// A few events fill a segment, so that the sink has to move on to the next ones.
-    const LOG: journal::Settings = journal::Settings { sync_every: Duration::from_millis(20), segment_bytes: 2000, segment_age: None };
+    /// A few events fill a file, so that the sink has to move on to the next ones.
+    const LOG: journal::Settings = journal::Settings { sync_every: Duration::from_millis(20), segment_bytes: 2000 };
 
     fn meter(dir: &Path) -> Journal<Event> {
         Journal::open(dir, LOG, SystemTime::UNIX_EPOCH, drop).unwrap()
@@ -353,25 +313,5 @@ mod tests {
             wait_until(|| heads().len() > before);
             assert!(heads().last().unwrap().contains(&format!("authorization: bearer {token}\r\n")), "{:?}", heads());
         }
-    }
-
-    #[test]
-    fn the_torn_end_of_a_closed_segment_is_passed_over() {
-        let dir = tempfile::tempdir().unwrap();
-        let segment = |number: u64, ids: std::ops::Range<usize>, torn: usize| {
-            let mut bytes = Event::HEADER.to_vec();
-            ids.for_each(|id| segment::write(&mut bytes, &Event { id: format!("req_{id}"), ..Event::default() }));
-            bytes.truncate(bytes.len() - torn);
-            std::fs::write(dir.path().join(segment::name::<Event>(number)), bytes).unwrap();
-        };
-        segment(1, 0..2, 5);
-        let (events, cursor) = read(dir.path(), Cursor { segment: 1, offset: 0 }).unwrap();
-        assert_eq!(events.len(), 1);
-        assert_eq!(read(dir.path(), cursor).unwrap(), (vec![], cursor), "it may still be written");
-        segment(3, 2..3, 0);
-        let (events, next) = read(dir.path(), cursor).unwrap();
-        assert_eq!((events.len(), next), (0, Cursor { segment: 3, offset: 0 }));
-        assert_eq!(read(dir.path(), next).unwrap().0[0].id, "req_2");
-        assert_eq!(read(dir.path(), Cursor::default()).unwrap().1.segment, 1, "from the first one that is there");
     }
 }

@@ -4,7 +4,9 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
+from contextlib import closing
 
 import anthropic
 import httpx
@@ -113,17 +115,6 @@ def test_responses_and_messages_say_it_in_their_words(watched):
     assert refused.value.body["error"]["appeal_id"].startswith("apl_")
 
 
-def records(segment):
-    """A segment's header, and its records: each begins with its content's length and checksum."""
-    header, rest = segment[: segment.index(b"\n") + 1], segment[segment.index(b"\n") + 1 :]
-    found = []
-    while rest:
-        end = 12 + int.from_bytes(rest[:4], "little")
-        found.append(rest[:end])
-        rest = rest[end:]
-    return header, found
-
-
 def test_a_change_of_the_log_is_found(watched, tmp_path):
     audit = watched.data / "audit"
     said = tidemill("audit", "verify", audit)
@@ -131,21 +122,29 @@ def test_a_change_of_the_log_is_found(watched, tmp_path):
     shown = [json.loads(line) for line in tidemill("audit", "show", audit).splitlines()]
     kinds = [record["event"]["kind"] for record in shown]
     assert said.startswith(f"{len(shown)} records, 1 to {len(shown)}") and kinds[:4] == ["block", "block", "appeal", "appeal"]
-    [file] = audit.glob("*.audit")
-    log = file.read_bytes()
-    assert b"jane@" not in log and b"901820" not in log
-    header, lines = records(log)
-    for changed, words in [
-        ([lines[0].replace(b"injection", b"Injection"), *lines[1:]], "record 1 was changed"),
-        (lines[1:], "nothing in it says"),
-        ([lines[0], *lines[2:]], "records 2 to 2 are not where they belong"),
-        ([lines[1], lines[0], *lines[2:]], "record 1 follows record 2"),
+    [file] = audit.glob("*.sqlite")
+    contents = b"".join(path.read_bytes() for path in audit.iterdir())
+    assert b"injection" in contents and b"jane@" not in contents and b"901820" not in contents
+
+    def verify(change, *arguments, status=0):
+        copy = tmp_path / file.name
+        copy.unlink(missing_ok=True)
+        with closing(sqlite3.connect(file)) as log, closing(sqlite3.connect(copy)) as changed:
+            log.backup(changed)
+            changed.executescript(change)
+        return tidemill("audit", "verify", tmp_path, *arguments, status=status)
+
+    swap = [f"UPDATE entries SET number = {to} WHERE number = {number};" for number, to in [(1, 0), (2, 1), (0, 2)]]
+    for change, words in [
+        ("UPDATE entries SET content = replace(content, 'injection', 'Injection') WHERE number = 1", "record 1 was changed"),
+        ("DELETE FROM entries WHERE number = 1", "does not say that the records before it were retired"),
+        ("DELETE FROM entries WHERE number = 2", "records 2 to 2 are not where they belong"),
+        ("".join(swap), "record 1 follows record 2"),
     ]:
-        (tmp_path / file.name).write_bytes(header + b"".join(changed))
-        assert words in tidemill("audit", "verify", tmp_path, status=1)
-    (tmp_path / file.name).write_bytes(header + b"".join(lines[:-1]))
-    tidemill("audit", "verify", tmp_path)
-    assert "the end of the log is missing" in tidemill("audit", "verify", tmp_path, "--head", head, status=1)
+        assert words in verify(change, status=1)
+    without_end = "DELETE FROM entries WHERE number = (SELECT max(number) FROM entries)"
+    verify(without_end)
+    assert "the end of the log is missing" in verify(without_end, "--head", head, status=1)
 
 
 def test_a_server_without_a_log_says_so(client, url):

@@ -27,6 +27,7 @@ use tidemill_gateway::{
     batches,
     cache::{replay, response_cache},
     http::server::Limits as Connections,
+    serving::gateway::settings::RequestSettings,
     store::{self, postgres::Address},
 };
 use tidemill_net::{
@@ -136,9 +137,6 @@ impl Flags {
         let audit = self.audit.unwrap_or_default().check(self.data.as_deref(), &finder)?;
         let feedback = self.feedback.map_or(Ok(None), |feedback| feedback.check(self.data.as_deref(), &finder))?;
         Ok(Settings {
-            context,
-            summaries,
-            memories: self.memory.map_or(Ok(None), MemoryFlags::check)?,
             tenants: match (self.tenants, earlier) {
                 (Some(file), _) => KeptIn::File(file),
                 (None, Some(earlier)) if !peers.is_empty() => KeptIn::Registry { earlier },
@@ -161,7 +159,6 @@ impl Flags {
             usage: journal::Settings {
                 sync_every: Duration::from_millis(self.usage_sync_ms.unwrap_or(100)),
                 segment_bytes: bytes("usage_segment_bytes", self.usage_segment_bytes, "64MiB", USAGE_SEGMENT_BYTES_MIN)?,
-                segment_age: None,
             },
             admin: self.admin,
             listen: self.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0))),
@@ -176,7 +173,6 @@ impl Flags {
                 history_bytes: bytes("conversation_bytes_max", self.conversation_bytes_max, "32MiB", CONVERSATION_BYTES_MIN)?,
             },
             clients_marks: self.clients_marks.unwrap_or(false),
-            max_tokens_must_fit: self.max_tokens_must_fit.unwrap_or(false),
             forced_calls_max: within(
                 "forced_calls_max",
                 self.forced_calls_max.unwrap_or(tidemill_gateway::text::FORCED_CALLS_MAX),
@@ -195,25 +191,11 @@ impl Flags {
             },
             // The same program, even if its file has been replaced since.
             grammar_helper: "/proc/self/exe".into(),
-            router,
             safety,
             judge,
-            pii,
             audit,
             feedback,
             server_tools: self.server_tools.map(ServerToolsFlags::check).transpose()?,
-            replay: replay::Limits {
-                bytes: bytes("replay_bytes_max", self.replay_bytes_max, "64MiB", "0")?,
-                recordings: positive("replay_answers_max", self.replay_answers_max.unwrap_or(4096))?,
-                keep: seconds("replay_keep_s", self.replay_keep_s, 600)?,
-                grace: Duration::from_secs(self.replay_grace_s.unwrap_or(30)),
-            },
-            semantic_cache,
-            response_cache: {
-                let keep = seconds("response_cache_keep_s", self.response_cache_keep_s, 3600)?;
-                let bytes = bytes("response_cache_bytes_max", self.response_cache_bytes_max, "0", "0")?;
-                (bytes > 0).then_some(response_cache::Limits { bytes, keep })
-            },
             cluster: ClusterSettings {
                 id_base: u64::from(rand::random::<u32>()) << 32,
                 admission: AdmissionPolicy { queue_max: positive("queue_max", self.queue_max.unwrap_or(1024))? },
@@ -233,15 +215,35 @@ impl Flags {
                 },
                 autoscale: self.autoscale.map(AutoscaleFlags::check).transpose()?,
             },
-            request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
-            body_bytes_max: body_bytes_max as usize,
-            bodies_bytes_max,
-            connections: Connections { connections: connections_max, per_address },
-            hosts: self.hosts.unwrap_or_default(),
-            cors: {
-                let origins = self.cors_origins.unwrap_or_default();
-                Origins::parse(&origins).map_err(|problem| invalid("cors_origins", origins.join(","), problem))?
+            requests: RequestSettings {
+                context,
+                summaries,
+                router,
+                pii,
+                semantic_cache,
+                memories: self.memory.map_or(Ok(None), MemoryFlags::check)?,
+                max_tokens_must_fit: self.max_tokens_must_fit.unwrap_or(false),
+                replay: replay::Limits {
+                    bytes: bytes("replay_bytes_max", self.replay_bytes_max, "64MiB", "0")?,
+                    recordings: positive("replay_answers_max", self.replay_answers_max.unwrap_or(4096))?,
+                    keep: seconds("replay_keep_s", self.replay_keep_s, 600)?,
+                    grace: Duration::from_secs(self.replay_grace_s.unwrap_or(30)),
+                },
+                response_cache: {
+                    let keep = seconds("response_cache_keep_s", self.response_cache_keep_s, 3600)?;
+                    let bytes = bytes("response_cache_bytes_max", self.response_cache_bytes_max, "0", "0")?;
+                    (bytes > 0).then_some(response_cache::Limits { bytes, keep })
+                },
+                request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
+                body_bytes_max: body_bytes_max as usize,
+                bodies_bytes_max,
+                hosts: self.hosts.unwrap_or_default(),
+                cors: {
+                    let origins = self.cors_origins.unwrap_or_default();
+                    Origins::parse(&origins).map_err(|problem| invalid("cors_origins", origins.join(","), problem))?
+                },
             },
+            connections: Connections { connections: connections_max, per_address },
             drain_announce: Duration::from_secs(self.drain_announce_s.unwrap_or(0)),
             drain: Duration::from_secs(self.drain_s.unwrap_or(30)),
             log: Logging::new(self.log, self.log_format),

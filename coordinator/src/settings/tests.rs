@@ -9,7 +9,7 @@ pub(super) fn flags() -> Flags {
 #[test]
 fn defaults_are_filled_in() {
     let settings = flags().check().unwrap();
-    assert_eq!((settings.http.port(), settings.body_bytes_max), (8000, 32 << 20));
+    assert_eq!((settings.http.port(), settings.requests.body_bytes_max), (8000, 32 << 20));
     assert_eq!(settings.cluster.id_base & 0xffff_ffff, 0);
 }
 

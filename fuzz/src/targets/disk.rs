@@ -29,9 +29,9 @@ use tidemill_proto::{
 use tidemill_registry::command::ReplicaId;
 use tidemill_safety::{classifier::Classifier, corpus, patterns::Patterns};
 use tidemill_tenancy::{
-    audit::{self, Chain},
-    journal, keeper,
-    segment::{self, Entry as _},
+    audit::{Chain, Line, Verifier},
+    journal::{self, Journal},
+    keeper,
     usage::Event,
 };
 
@@ -93,15 +93,16 @@ const KINDS: &[Kind] = &[
         }
     }),
     ("usage", make_usage, |dir, _| {
-        let settings = journal::Settings { sync_every: Duration::from_millis(100), segment_bytes: 1 << 20, segment_age: None };
-        drop(journal::Journal::<Event>::open(dir, settings, SystemTime::UNIX_EPOCH, drop));
+        let _ = journal::read(dir, 2, |_, _: Event| true);
+        drop(Journal::<Event>::open(dir, JOURNAL, SystemTime::UNIX_EPOCH, drop));
     }),
     ("audit", make_audit, |dir, _| {
-        let Ok(bytes) = fs::read(dir.join(segment::name::<audit::Line>(1))) else { return };
-        let mut verifier = audit::Verifier::looking_for(None);
-        if verifier.segment(&bytes, true, drop).is_ok() {
+        let mut verifier = Verifier::looking_for(None);
+        if journal::read(dir, 0, |_, line| verifier.record(&line).is_ok()).is_ok() {
             let _ = verifier.finish();
         }
+        let _ = journal::expired::<Line>(dir, SystemTime::now(), 100);
+        let _ = journal::remove::<Line>(dir, 2);
     }),
     (
         "revoked",
@@ -157,6 +158,7 @@ const KINDS: &[Kind] = &[
     }),
 ];
 
+const JOURNAL: journal::Settings = journal::Settings { sync_every: Duration::from_millis(100), segment_bytes: 1 << 20 };
 const STORE: store::Limits = store::Limits { age: Duration::from_secs(3600), bytes: 1 << 20, history_bytes: 1 << 20 };
 const BATCHES: batches::Limits = batches::Limits {
     file_bytes: 1 << 20,
@@ -197,22 +199,20 @@ fn make_slab(dir: &Path) -> anyhow::Result<()> {
 }
 
 fn make_usage(dir: &Path) -> anyhow::Result<()> {
-    let mut bytes = Event::HEADER.to_vec();
-    for _ in 0..5 {
-        segment::write(&mut bytes, &Event::default());
-    }
-    Ok(fs::write(dir.join(segment::name::<Event>(1)), bytes)?)
+    let log = Journal::open(dir, JOURNAL, SystemTime::UNIX_EPOCH, drop)?;
+    (0..5).try_for_each(|_| log.offer(Event::default()).map(drop))?;
+    Ok(())
 }
 
 fn make_audit(dir: &Path) -> anyhow::Result<()> {
-    let mut bytes = audit::Line::HEADER.to_vec();
+    let log = Journal::open(dir, JOURNAL, SystemTime::UNIX_EPOCH, drop)?;
     let mut chain = Chain::default();
     for number in 0..5 {
         let (next, line) = chain.next(number, &json!({"kind": "block", "number": number}));
-        segment::write(&mut bytes, &line);
+        log.offer(line)?;
         chain = next;
     }
-    Ok(fs::write(dir.join(segment::name::<audit::Line>(1)), bytes)?)
+    Ok(())
 }
 
 fn make_responses(dir: &Path) -> anyhow::Result<()> {

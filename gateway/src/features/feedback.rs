@@ -7,7 +7,6 @@ use crate::{
     base::{json::each_string, owner::Owner, room::Shares},
     metrics,
 };
-use ::metrics::counter;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::{Deserialize, Serialize};
@@ -176,10 +175,10 @@ impl Feedback {
         evicted.iter().for_each(|tenant| metrics::note_evicted("feedback", tenant, 1));
         let (before, wanted_another) = earlier.clone().unwrap_or_default();
         if let Some(rating) = rating.filter(|rating| before.as_deref() != Some(*rating)) {
-            counter!("tidemill_feedback_total", "model" => answered.model.clone(), "rating" => rating).increment(1);
+            super::metrics::count_feedback(&answered.model, rating);
         }
         if opinion.regenerate && !wanted_another {
-            counter!("tidemill_feedback_total", "model" => answered.model.clone(), "rating" => "regenerate").increment(1);
+            super::metrics::count_feedback(&answered.model, "regenerate");
         }
         Ok(earlier.is_some())
     }

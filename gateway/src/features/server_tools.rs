@@ -8,11 +8,11 @@ pub mod calculator;
 pub mod endpoint;
 pub mod mcp;
 
+use super::metrics;
 use crate::text::tool::Tool;
 use endpoint::{Endpoint, EndpointSettings};
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use mcp::{BETWEEN, McpServer, McpSettings};
-use metrics::{counter, histogram};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -145,8 +145,7 @@ impl ServerTools {
         async move {
             let returned = returned.await;
             let outcome = if returned.is_ok() { "ok" } else { "failed" };
-            counter!("tidemill_server_tool_calls_total", "tool" => name.clone(), "outcome" => outcome).increment(1);
-            histogram!("tidemill_server_tool_seconds").record(began.elapsed());
+            metrics::note_tool_call(&name, outcome, began.elapsed());
             returned.unwrap_or_else(|problem| {
                 // The message may quote a tool or a client, whose text does not belong in a log.
                 tracing::warn!(tool = name, said_bytes = problem.len(), "a tool's call failed; its error goes to the model only");

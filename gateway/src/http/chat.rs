@@ -174,12 +174,12 @@ impl Endpoint for Chat {
         };
         dialog.tools.extend(tools);
         let fitted = context::fit(gateway, Self::PROMPT, dialog, history, facts.as_ref(), context, options)?;
-        let Fitted { dialog, usage: context, outlook } = fitted;
+        let Fitted { dialog, measured, usage: context, outlook } = fitted;
         if let Some(turn) = &mut turn {
             turn.look_ahead(outlook);
         }
         let rounds = Rounds::new(gateway, Self::PROMPT, names, &dialog, options);
-        let prompt = gateway.prompt(Self::PROMPT, &dialog, options)?;
+        let prompt = gateway.prompt(Self::PROMPT, &dialog, measured, options)?;
         Ok((Self { turn, context, rounds, calls }, vec![prompt]))
     }
 

@@ -12,7 +12,7 @@ use crate::{
     dialog::{Dialog, Message},
     metrics::usage::{ContextUsage, MemoryUsage, RetrievedUsage, SummaryUsage},
     requests::{error::ApiError, options::Options, parse::in_range},
-    serving::gateway::Gateway,
+    serving::gateway::{Gateway, prompt::Measured},
 };
 use serde::Deserialize;
 
@@ -97,6 +97,8 @@ pub struct OldMessage {
 #[derive(Debug)]
 pub struct Fitted {
     pub dialog: Dialog,
+    /// The dialog's prompt, if it had to be measured.
+    pub measured: Option<Measured>,
     /// The usage; `None` if the dialog was given unchanged.
     pub usage: Option<ContextUsage>,
     /// The state from which summaries are requested, if any are made.
@@ -146,7 +148,7 @@ pub fn fit(
     options: &Options,
 ) -> Result<Fitted, ApiError> {
     if wanted.strategy == Strategy::None && facts.is_none() {
-        return Ok(Fitted { dialog, usage: None, outlook: None });
+        return Ok(Fitted { dialog, measured: None, usage: None, outlook: None });
     }
     let fixed = dialog.messages.iter().position(|message| !instructs(message)).unwrap_or(dialog.messages.len());
     let said = dialog.messages.split_off(fixed);
@@ -185,7 +187,7 @@ pub fn fit(
     };
     if wanted.strategy == Strategy::None {
         dialog.messages = fitting.placed(0, None, "");
-        return Ok(Fitted { dialog, usage: Some(usage), outlook: None });
+        return Ok(Fitted { dialog, measured: None, usage: Some(usage), outlook: None });
     }
     fitting.fit(param, dialog, usage, options)
 }
@@ -251,9 +253,10 @@ impl Fitting<'_> {
             };
             let given = total - usage.tokens_left_out;
             let last = attempt == ATTEMPTS_MAX || left_out + 1 >= self.turns.len();
+            let mut measured = None;
             // The sum over parts is exact to a few tokens, which is enough well below the limit.
             let fits = last || own + beside + given + answer <= window / 2 || {
-                let exact = self.gateway.prompt_only(param, &dialog)?.len() as u64;
+                let exact = measured.insert(self.gateway.measured(param, &dialog)?).tokens.len() as u64;
                 let over = (exact + answer).saturating_sub(window);
                 limits.tokens = given.min(limits.tokens).saturating_sub(over);
                 late = limits;
@@ -266,7 +269,7 @@ impl Fitting<'_> {
                     marks: self.marks,
                     told: self.history.summaries.iter().map(|summary| summary.items).collect(),
                 });
-                return Ok(Fitted { dialog, usage: Some(usage), outlook });
+                return Ok(Fitted { dialog, measured, usage: Some(usage), outlook });
             }
         }
         unreachable!("the last attempt returns")

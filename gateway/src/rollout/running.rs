@@ -5,8 +5,9 @@
 //! the next step, so that a single clock counts.
 
 use super::{
-    KIND, SEEN_KIND, figures,
+    KIND, SEEN_KIND,
     judge::{Verdict, judge},
+    metrics,
     record::{Rollout, State, Summary},
     seen::{Counts, Ended, Report, Seen, Shadows, Side, Window},
     votes::Voter,
@@ -193,7 +194,7 @@ impl Rollouts {
             interval.tick().await;
             let live = self.live();
             let gone = shown.iter().filter(|old| live.iter().all(|live| live.record.id != old.record.id));
-            gone.for_each(|old| figures::hide_rollout(&old.record));
+            gone.for_each(|old| metrics::hide_rollout(&old.record));
             shown = Arc::clone(&live);
             if live.is_empty() {
                 continue;
@@ -205,7 +206,7 @@ impl Rollouts {
             }
             for live in live.iter() {
                 let Status { record, share, seen_from, seen_to, .. } = live.status(unix());
-                figures::show_rollout(&record, share, &[("from", seen_from), ("to", seen_to)]);
+                metrics::show_rollout(&record, share, &[("from", seen_from), ("to", seen_to)]);
             }
             if view.part == "leader" {
                 forget(registry, &live).await;
@@ -296,7 +297,7 @@ impl Live {
             (None, Verdict::RollBack(why)) => {
                 let why = self.book.brake.get_or_init(|| why);
                 tracing::error!(from = self.record.from, to = self.record.to, why, "rollout taken back");
-                figures::count_rollback(&self.record);
+                metrics::count_rollback(&self.record);
                 self.record.rolled_back(now, why)
             }
             (None, Verdict::Advance) if view.part == "leader" => {

@@ -3,14 +3,14 @@
 //! No request waits for a block's record: if the disk fails for long, records are lost, and counted. Appeals and decisions are answered
 //! once they are synced.
 
+use super::metrics;
 use crate::base::stamp::unix_seconds;
-use metrics::counter;
 use parking_lot::Mutex;
 use std::{
-    fs, io,
-    path::{Path, PathBuf},
+    io,
+    path::PathBuf,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tidemill_safety::{
     appeals::{Block, Case, Cases, Decision, Event, Refused, State},
@@ -19,8 +19,7 @@ use tidemill_safety::{
 };
 use tidemill_tenancy::{
     audit::{Broken, Chain, Line, Verifier},
-    journal::{self, Journal, segments},
-    segment,
+    journal::{self, Journal, JournalError},
 };
 use tokio::sync::oneshot;
 
@@ -37,12 +36,10 @@ pub struct AuditSettings {
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("the audit log {path}: {source}")]
-    Io { path: PathBuf, source: io::Error },
     #[error("the audit log {dir} cannot be trusted: {source}. Move it away to begin a new one, and find out who did that")]
     Broken { dir: PathBuf, source: Broken },
     #[error(transparent)]
-    Journal(#[from] journal::OpenError),
+    Journal(#[from] JournalError),
 }
 
 #[derive(Debug)]
@@ -73,28 +70,22 @@ const TEXT_BYTES_MAX: usize = 4096;
 const SYNCED_MAX: Duration = Duration::from_secs(10);
 /// The maximum number of cases in one answer.
 const LISTED_MAX: usize = 1000;
-const DAY: Duration = Duration::from_secs(24 * 3600);
 /// The interval at which expired records are looked for.
 const EXPIRE_EVERY: Duration = Duration::from_secs(3600);
-const JOURNAL: journal::Settings = journal::Settings { sync_every: Duration::ZERO, segment_bytes: 16 << 20, segment_age: Some(DAY) };
+/// Old records leave the one file that there is.
+const JOURNAL: journal::Settings = journal::Settings { sync_every: Duration::ZERO, segment_bytes: u64::MAX };
 
 impl Audit {
     /// Opens the log, and verifies it.
     pub fn open(settings: AuditSettings) -> Result<Self, OpenError> {
-        let mut cases = Cases::default();
-        let mut verifier = Verifier::default();
-        if settings.dir.is_dir() {
-            let numbers = segments::<Line>(&settings.dir).map_err(|source| OpenError::Io { path: settings.dir.clone(), source })?;
-            for number in &numbers {
-                let path = settings.dir.join(segment::name::<Line>(*number));
-                let bytes = fs::read(&path).map_err(|source| OpenError::Io { path, source })?;
-                let read = verifier.segment(&bytes, Some(number) == numbers.last(), |record| cases.replay(record.at, &record.event));
-                read.map_err(|source| OpenError::Broken { dir: settings.dir.clone(), source })?;
+        let (mut cases, mut verifier, mut broken) = (Cases::default(), Verifier::default(), None);
+        let journal = Journal::open(&settings.dir, JOURNAL, UNIX_EPOCH, |line| {
+            if broken.is_none() {
+                broken = verifier.record(&line).map(|record| cases.replay(record.at, &record.event)).err();
             }
-        }
-        let verified = verifier.finish().map_err(|source| OpenError::Broken { dir: settings.dir.clone(), source })?;
-        // Everything has been read already.
-        let journal = Journal::open(&settings.dir, JOURNAL, SystemTime::now() + DAY, drop)?;
+        })?;
+        let verified = broken.map_or_else(|| verifier.finish(), Err);
+        let verified = verified.map_err(|source| OpenError::Broken { dir: settings.dir.clone(), source })?;
         Ok(Self { state: Mutex::new(Ledger { cases, chain: verified.end }), journal, settings })
     }
 
@@ -149,20 +140,19 @@ impl Audit {
         }
     }
 
-    /// Deletes segments that are too old, or too many, once the log has announced it.
+    /// Deletes records that are too old, or too many, once the log has announced it.
     async fn retire(&self, now: SystemTime) -> io::Result<()> {
-        let settings = self.settings.clone();
-        let old = tokio::task::spawn_blocking(move || too_old(&settings, now)).await.map_err(io::Error::other)??;
-        let Some((through, numbers)) = old else { return Ok(()) };
+        let AuditSettings { dir, keep, bytes_max, .. } = self.settings.clone();
+        let before = now.checked_sub(keep).unwrap_or(UNIX_EPOCH);
+        let work = move || journal::expired::<Line>(&dir, before, bytes_max);
+        let expired = tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        let Some((last, line)) = expired else { return Ok(()) };
+        let through = Verifier::default().record(&line).map_err(io::Error::other)?.end;
         let written = self.append(&mut self.state.lock(), through.retirement()).map_err(io::Error::other)?;
         synced(written).await.map_err(io::Error::other)?;
         let dir = self.settings.dir.clone();
-        let work = move || {
-            let last = segments::<Line>(&dir)?.last().copied();
-            // The oldest first, so that the rest is always a whole log.
-            numbers.into_iter().filter(|number| Some(*number) != last).try_for_each(|number| fs::remove_file(path(&dir, number)))
-        };
-        tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+        let work = move || journal::remove::<Line>(&dir, last.number);
+        tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?.map_err(io::Error::other)
     }
 
     /// Checks, applies and queues an event in one step, so that no other event comes between.
@@ -181,7 +171,7 @@ impl Audit {
     fn append(&self, ledger: &mut Ledger, event: serde_json::Value) -> Result<oneshot::Receiver<()>, AuditError> {
         let (end, line) = ledger.chain.next(unix_seconds(), &event);
         let written = self.journal.offer(line).map_err(|_| {
-            counter!("tidemill_audit_lost_total").increment(1);
+            metrics::count_audit_lost();
             AuditError::NotWritten
         })?;
         ledger.chain = end;
@@ -204,42 +194,18 @@ async fn synced(written: oneshot::Receiver<()>) -> Result<(), AuditError> {
     }
 }
 
-fn path(dir: &Path, number: u64) -> PathBuf {
-    dir.join(segment::name::<Line>(number))
-}
-
-/// Lists the first segments that may be deleted, with the log's end in the last of them.
-fn too_old(settings: &AuditSettings, now: SystemTime) -> io::Result<Option<(Chain, Vec<u64>)>> {
-    let mut found = Vec::new();
-    for number in segments::<Line>(&settings.dir)? {
-        let metadata = fs::metadata(path(&settings.dir, number))?;
-        found.push((number, metadata.len(), now.duration_since(metadata.modified()?).unwrap_or_default()));
-    }
-    let mut bytes: u64 = found.iter().map(|(_, length, _)| length).sum();
-    let last = found.last().map(|(number, ..)| *number);
-    let mut numbers = Vec::new();
-    for (number, length, age) in found {
-        if age < settings.keep && (bytes <= settings.bytes_max || Some(number) == last) {
-            break;
-        }
-        bytes -= length;
-        numbers.push(number);
-    }
-    let Some(&newest) = numbers.last() else { return Ok(None) };
-    let mut end = None;
-    let read = Verifier::default().segment(&fs::read(path(&settings.dir, newest))?, true, |record| end = Some(record.end));
-    read.map_err(io::Error::other)?;
-    Ok(end.map(|end| (end, numbers)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rusqlite::Connection;
+    use std::path::Path;
     use tidemill_safety::{
         category::{Category, Stage},
         pii::Kind,
     };
     use tidemill_tenancy::audit::Verified;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
 
     fn settings(dir: &Path) -> AuditSettings {
         AuditSettings { dir: dir.join("audit"), keep: 2 * DAY, bytes_max: 1 << 30, finder: Arc::new(Finder::new(&Kind::ALL)) }
@@ -249,12 +215,14 @@ mod tests {
         Finding { category: Category::Hate, stage: Stage::Patterns, score: 1.0 }
     }
 
-    fn verified(dir: &Path) -> Result<Verified, Broken> {
+    fn verified(dir: &Path) -> Verified {
         let mut verifier = Verifier::default();
-        for number in segments::<Line>(dir).unwrap() {
-            verifier.segment(&fs::read(path(dir, number)).unwrap(), false, drop)?;
-        }
-        verifier.finish()
+        journal::read(dir, 0, |_, line| verifier.record(&line).is_ok()).unwrap();
+        verifier.finish().unwrap()
+    }
+
+    fn change(dir: &Path, sql: &str) {
+        Connection::open(dir.join("000000000001.sqlite")).unwrap().execute(sql, []).unwrap();
     }
 
     #[tokio::test]
@@ -276,57 +244,51 @@ mod tests {
         assert_eq!(audit.decide(&id, Decision::Overturned, "it is").await.unwrap().state, State::Overturned);
         let end = audit.end();
         drop(audit);
-        let read = verified(&dir.path().join("audit")).unwrap();
+        let read = verified(&dir.path().join("audit"));
         assert_eq!((read.records, read.end), (3, end));
     }
 
     #[tokio::test]
-    async fn old_segments_go_and_the_rest_can_be_verified() {
+    async fn old_records_go_and_the_rest_can_be_verified() {
         let dir = tempfile::tempdir().unwrap();
         let settings = settings(dir.path());
-        let mut audit = Audit::open(settings.clone()).unwrap();
+        let audit = Audit::open(settings.clone()).unwrap();
         let mut ids = Vec::new();
         for _ in 0..3 {
             let id = audit.blocked("output", None, "tiny", finding(), "…");
             audit.appeal(None, &id, "why?").await.unwrap();
             ids.push(id);
-            drop(audit);
-            // Each process starts a segment.
-            audit = Audit::open(settings.clone()).unwrap();
         }
         audit.retire(SystemTime::now()).await.unwrap();
-        assert_eq!(segments::<Line>(&settings.dir).unwrap(), [1, 2, 3], "nothing is old");
-        let file = fs::File::options().write(true).open(path(&settings.dir, 1)).unwrap();
-        file.set_modified(SystemTime::now() - 3 * DAY).unwrap();
+        assert_eq!(verified(&settings.dir).records, 6, "nothing is old");
+        change(&settings.dir, "UPDATE entries SET at = at - 3 * 86400 WHERE number <= 2");
         audit.retire(SystemTime::now()).await.unwrap();
-        assert_eq!(segments::<Line>(&settings.dir).unwrap(), [2, 3, 4]);
-        let read = verified(&settings.dir).unwrap();
+        let read = verified(&settings.dir);
         assert_eq!((read.first, read.end.seq), (3, 7));
         // All are deleted, and the record that announces it stays.
         audit.retire(SystemTime::now() + 3 * DAY).await.unwrap();
-        let left = segments::<Line>(&settings.dir).unwrap();
-        assert_eq!((left.len(), verified(&settings.dir).unwrap().end), (1, audit.end()), "{left:?}");
+        let read = verified(&settings.dir);
+        assert_eq!((read.records, read.end), (1, audit.end()));
         drop(audit);
         let again = Audit::open(settings.clone()).unwrap();
         assert!(again.list(None).iter().all(|case| case.appeal_id != ids[0]));
         again.blocked("input", None, "tiny", finding(), "…");
         drop(again);
-        verified(&settings.dir).unwrap();
+        assert_eq!(verified(&settings.dir).records, 2);
     }
 
     #[tokio::test]
     async fn over_its_bytes_the_oldest_go() {
         let dir = tempfile::tempdir().unwrap();
         let settings = AuditSettings { bytes_max: 1000, ..settings(dir.path()) };
+        let audit = Audit::open(settings.clone()).unwrap();
         for _ in 0..4 {
-            let audit = Audit::open(settings.clone()).unwrap();
             let id = audit.blocked("input", None, "tiny", finding(), &"x".repeat(300));
             audit.appeal(None, &id, "").await.unwrap();
             audit.retire(SystemTime::now()).await.unwrap();
         }
-        let left = segments::<Line>(&settings.dir).unwrap();
-        assert!(left[0] > 1 && left.len() < 4, "{left:?}");
-        verified(&settings.dir).unwrap();
+        let read = verified(&settings.dir);
+        assert!(read.first > 1 && read.records < 8, "{read:?}");
     }
 
     #[tokio::test]
@@ -337,11 +299,7 @@ mod tests {
         let id = audit.blocked("input", None, "tiny", finding(), "what was said");
         audit.appeal(None, &id, "").await.unwrap();
         drop(audit);
-        let file = path(&settings.dir, 1);
-        let mut bytes = fs::read(&file).unwrap();
-        let at = bytes.windows(4).position(|part| part == b"what").unwrap();
-        bytes[at] = b'W';
-        fs::write(&file, bytes).unwrap();
+        change(&settings.dir, "UPDATE entries SET content = replace(content, 'what', 'What') WHERE number = 1");
         let error = Audit::open(settings).unwrap_err().to_string();
         assert!(error.contains("record 1 was changed"), "{error}");
     }

@@ -1,7 +1,7 @@
 //! Personal data in prompts and answers: this server's treatment of it, and its counters.
 
+use super::metrics;
 use crate::{dialog::Dialog, generation::personal::Personal, requests::options::Options};
-use metrics::{counter, histogram};
 use std::{sync::Arc, time::Instant};
 use tidemill_safety::pii::{Kind, find::Finder, vault::Vault};
 
@@ -39,18 +39,16 @@ impl Pii {
         let started = Instant::now();
         let mut vault = Vault::default();
         act(&mut vault, &self.finder);
-        histogram!("tidemill_pii_input_seconds").record(started.elapsed());
+        metrics::observe_pii_input(started.elapsed());
         for (kind, found) in vault.counts() {
-            counter!("tidemill_pii_redactions_total", "side" => "input", "kind" => kind.name()).increment(found as u64);
+            metrics::count_redactions("input", kind, found as u64);
         }
         options.vault = Some(Arc::new(vault)).filter(|vault| !vault.is_empty());
     }
 
     /// The treatment of an answer to a request with these options.
     pub fn personal(&self, options: &Options) -> Personal {
-        let count: fn(Kind) = |kind| {
-            counter!("tidemill_pii_redactions_total", "side" => "output", "kind" => kind.name()).increment(1);
-        };
+        let count: fn(Kind) = |kind| metrics::count_redactions("output", kind, 1);
         Personal { finder: self.output.then(|| Arc::clone(&self.finder)), vault: options.vault.clone(), count: Some(count) }
     }
 }

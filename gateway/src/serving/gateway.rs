@@ -10,7 +10,7 @@ mod doubts;
 mod intake;
 mod jobs;
 mod making;
-mod prompt;
+pub mod prompt;
 mod questions;
 pub mod route;
 pub mod settings;
@@ -218,12 +218,12 @@ impl Gateway {
 
     /// The strategy for stored conversations that are too long, unless a chat specifies one.
     pub fn context(&self) -> Strategy {
-        self.shared.settings.context
+        self.shared.settings.requests.context
     }
 
     /// Limits on the facts remembered of users; `None` if none are remembered.
     pub fn memories(&self) -> Option<memories::Limits> {
-        self.shared.settings.memories
+        self.shared.settings.requests.memories
     }
 
     /// The safety checks, unless they are switched off.
@@ -245,7 +245,7 @@ impl Gateway {
     }
 
     pub fn pii(&self) -> Option<&Pii> {
-        self.shared.settings.pii.as_ref()
+        self.shared.settings.requests.pii.as_ref()
     }
 
     /// Responses that are being streamed.
@@ -269,7 +269,7 @@ impl Gateway {
     }
 
     pub fn request_timeout(&self) -> Duration {
-        self.shared.settings.request_timeout
+        self.shared.settings.requests.request_timeout
     }
 
     /// The caller's tenant.
@@ -298,12 +298,12 @@ impl Gateway {
 
     /// The names under which the ports are reached, besides addresses and `localhost`.
     pub fn hosts(&self) -> &[String] {
-        &self.shared.settings.hosts
+        &self.shared.settings.requests.hosts
     }
 
     /// The origins whose pages may use the gateway.
     pub fn cors(&self) -> &Origins {
-        &self.shared.settings.cors
+        &self.shared.settings.requests.cors
     }
 
     pub fn check_draining(&self) -> Result<(), ApiError> {

@@ -24,6 +24,9 @@ use time::{OffsetDateTime, format_description::parse_strftime_borrowed};
 /// The maximum number of instructions of one rendering: some hundred per message of the longest chat that fits a request.
 const FUEL: u64 = 20_000_000;
 
+/// The target of an event for each rendered prompt, with its length, by which tests count how often a prompt is rendered.
+pub const RENDERS: &str = "tidemill::template";
+
 /// Fuel for a dialog of a few words that tests the template.
 const FUEL_TO_TRY: u64 = 200_000;
 
@@ -115,6 +118,8 @@ impl ChatTemplate {
         // The library panics on some slices. No state of ours is changed meanwhile, and its environment is only read.
         let rendered = catch_unwind(AssertUnwindSafe(|| template.render(all)));
         let rendered = rendered.map_err(|_| TemplateError("it broke the template engine: please report this as a bug".into()))?;
+        #[cfg(feature = "shell")]
+        tracing::trace!(target: RENDERS, bytes = rendered.as_ref().map_or(0, String::len), "a prompt is rendered");
         rendered.map_err(|e| TemplateError(describe(&e)))
     }
 }

@@ -1,4 +1,4 @@
-//! The number of times a request's body is parsed, for any combination of features.
+//! The number of times a request's body is parsed, and its prompt rendered, for any combination of features.
 
 use crate::{
     listening::listen,
@@ -42,5 +42,29 @@ async fn a_body_is_parsed_once_whoever_looks_at_it() {
         counted.push((path, parses.of(length)));
     }
     assert!(counted.iter().all(|(_, parses)| *parses == 1), "{counted:?}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_is_rendered_once_even_if_its_length_must_be_known_before() {
+    let renders = &listen().renders;
+    let cluster = Cluster::start(|_| ()).await;
+    let _worker = cluster.join("decode-0", decode(), Script::reply(&[5, 6, 1])).await;
+    let words = "No other test says these words. ";
+    let (status, counted) = cluster.ask("/tokenize", json!({"prompt": words.repeat(10)})).await;
+    assert_eq!(status, 200, "{counted}");
+    // Together, the two turns take more than half of the window of 2048 tokens, and less than the part that a dialog may fill.
+    let turn = words.repeat(6500 / counted["count"].as_u64().unwrap() as usize);
+    for (place, context) in ["none", "slide", "steps"].into_iter().enumerate() {
+        // No two prompts have about the same length.
+        let answer = "Yes. ".repeat(1 + 20 * place);
+        let length = 2 * turn.len() + answer.len();
+        let said = [("user", &turn), ("assistant", &answer), ("user", &turn)].map(|(role, text)| json!({"role": role, "content": text}));
+        let (status, answer) = cluster.ask("/v1/chat/completions", json!({"messages": said, "context": context})).await;
+        assert_eq!(status, 200, "{context}: {answer}");
+        let tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+        assert!((1100..1500).contains(&tokens), "{context}: {tokens}");
+        assert_eq!(renders.within(length..length + 90), 1, "{context}");
+    }
     cluster.stop().await;
 }

@@ -4,9 +4,10 @@ use std::{
     collections::HashMap,
     fmt::Debug,
     io,
+    ops::Range,
     sync::{Arc, Mutex, OnceLock},
 };
-use tidemill_gateway::base::json::PARSES;
+use tidemill_gateway::{base::json::PARSES, text::template::RENDERS};
 use tracing::{
     Event, Level, Subscriber,
     field::{Field, Visit},
@@ -20,19 +21,24 @@ use tracing_subscriber::{
 
 pub(crate) struct Listening {
     pub(crate) log: Log,
-    pub(crate) parses: Parses,
+    /// Texts that are parsed as JSON.
+    pub(crate) parses: Lengths,
+    /// Prompts that are rendered.
+    pub(crate) renders: Lengths,
 }
 
 /// Collects the output from the first call on.
 pub(crate) fn listen() -> &'static Listening {
     static LISTENING: OnceLock<Listening> = OnceLock::new();
     LISTENING.get_or_init(|| {
-        let (log, parses) = (Log(Arc::new(Mutex::new(Some(Vec::new())))), Parses::default());
+        let log = Log(Arc::new(Mutex::new(Some(Vec::new()))));
+        let (parses, renders) = (Lengths::default(), Lengths::default());
         let writer = log.clone();
         let logged = fmt::layer().with_writer(move || writer.clone()).with_filter(LevelFilter::DEBUG);
-        let counted = parses.clone().with_filter(Targets::new().with_target(PARSES, Level::TRACE));
-        tracing::subscriber::set_global_default(tracing_subscriber::registry().with(logged).with(counted)).unwrap();
-        Listening { log, parses }
+        let counted = |lengths: &Lengths, target| lengths.clone().with_filter(Targets::new().with_target(target, Level::TRACE));
+        let subscriber = tracing_subscriber::registry().with(logged).with(counted(&parses, PARSES));
+        tracing::subscriber::set_global_default(subscriber.with(counted(&renders, RENDERS))).unwrap();
+        Listening { log, parses, renders }
     })
 }
 
@@ -59,17 +65,21 @@ impl io::Write for Log {
     }
 }
 
-/// The number of texts of each length that were parsed.
+/// The number of texts of each length.
 #[derive(Clone, Default)]
-pub(crate) struct Parses(Arc<Mutex<HashMap<u64, usize>>>);
+pub(crate) struct Lengths(Arc<Mutex<HashMap<u64, usize>>>);
 
-impl Parses {
+impl Lengths {
     pub(crate) fn of(&self, length: usize) -> usize {
-        self.0.lock().unwrap().get(&(length as u64)).copied().unwrap_or_default()
+        self.within(length..length + 1)
+    }
+
+    pub(crate) fn within(&self, lengths: Range<usize>) -> usize {
+        self.0.lock().unwrap().iter().filter(|(length, _)| lengths.contains(&(**length as usize))).map(|(_, count)| count).sum()
     }
 }
 
-impl<S: Subscriber> Layer<S> for Parses {
+impl<S: Subscriber> Layer<S> for Lengths {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut length = Length(0);
         event.record(&mut length);

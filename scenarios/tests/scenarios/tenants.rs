@@ -8,7 +8,7 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use std::{io::ErrorKind::NotFound, path::Path, sync::Arc, time::Duration};
 use tidemill_coordinator::settings::Flags;
-use tidemill_tenancy::{segment, usage::Event};
+use tidemill_tenancy::{journal, usage::Event};
 
 const REPLY: [u32; 6] = [10, 11, 12, 13, 14, 15];
 
@@ -55,10 +55,13 @@ fn header(response: &reqwest::Response, name: &str) -> String {
 }
 
 fn events(data: &Path) -> Vec<Event> {
-    let mut paths: Vec<_> = std::fs::read_dir(data.join("usage")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|end| end == "usage"));
-    paths.sort();
-    paths.iter().flat_map(|path| segment::read::<Event>(&std::fs::read(path).unwrap()).unwrap().entries).collect()
+    let mut events = Vec::new();
+    journal::read(&data.join("usage"), 0, |_, event| {
+        events.push(event);
+        true
+    })
+    .unwrap();
+    events
 }
 
 #[tokio::test]

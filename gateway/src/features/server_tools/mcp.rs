@@ -11,7 +11,6 @@ mod http;
 use super::endpoint::THREAD_LEFT;
 use crate::text::tool::Tool;
 use http::{Failure, Http};
-use metrics::gauge;
 use parking_lot::RwLock;
 use rmcp::{
     ClientHandler, ClientLifecycleMode, ClientServiceExt, Peer, RoleClient, ServiceError,
@@ -170,7 +169,7 @@ impl McpServer {
                 looked = self.look_at(&mut connection) => looked,
                 _ = ended.wait_for(|ended| *ended) => break,
             };
-            gauge!("tidemill_mcp_server_up", "server" => self.name.clone()).set(if looked.is_ok() { 1.0 } else { 0.0 });
+            super::metrics::show_mcp_server(&self.name, looked.is_ok());
             match looked {
                 Ok(known) => {
                     failures = 0;

@@ -2,7 +2,7 @@
 
 use crate::{
     dialog::render::OTHER_ARGUMENTS,
-    generation::piece::CallDelta,
+    http::blocks::{Blocks as _, Kind},
     serving::answer::{Delta, Ran},
 };
 use serde_json::{Map, Value, json};
@@ -11,35 +11,15 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     done: Vec<Value>,
-    open: Option<Open>,
-    events: Vec<Value>,
-}
-
-#[derive(Debug)]
-struct Open {
-    kind: Kind,
-    /// The text so far: reasoning, text, or a call's arguments.
+    open: Option<Kind>,
+    /// The open block's text so far: reasoning, text, or a call's arguments.
     text: String,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Kind {
-    Thinking,
-    Text,
-    ToolUse { index: u32, id: String, name: String },
+    events: Vec<Value>,
 }
 
 impl Blocks {
     pub(super) fn push(&mut self, Delta { piece, ran, .. }: &Delta) {
-        if !piece.reasoning.is_empty() {
-            self.grow(Kind::Thinking, &piece.reasoning);
-        }
-        if !piece.text.is_empty() {
-            self.grow(Kind::Text, &piece.text);
-        }
-        for call in &piece.calls {
-            self.call(call);
-        }
+        self.add(piece);
         if !ran.is_empty() {
             self.ran(ran);
         }
@@ -47,18 +27,7 @@ impl Blocks {
 
     /// Ends the last block: no more follow.
     pub(super) fn finish(&mut self) {
-        let Some(Open { kind, text }) = self.open.take() else { return };
-        let index = self.done.len();
-        let block = match kind {
-            Kind::Thinking => {
-                self.events.push(delta(index, json!({"type": "signature_delta", "signature": ""})));
-                json!({"type": "thinking", "thinking": text, "signature": ""})
-            }
-            Kind::Text => json!({"type": "text", "text": text}),
-            Kind::ToolUse { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": input(text)}),
-        };
-        self.done.push(block);
-        self.events.push(json!({"type": "content_block_stop", "index": index}));
+        self.close("completed");
     }
 
     /// Returns the events since the last call.
@@ -70,24 +39,6 @@ impl Blocks {
     pub(super) fn content(&self) -> &[Value] {
         debug_assert!(self.open.is_none(), "a block still grows");
         &self.done
-    }
-
-    fn grow(&mut self, kind: Kind, text: &str) {
-        if self.open.as_ref().is_none_or(|open| open.kind != kind) {
-            self.open(kind);
-        }
-        self.append(text);
-    }
-
-    fn call(&mut self, call: &CallDelta) {
-        let goes_on = |open: &Open| matches!(open.kind, Kind::ToolUse { index, .. } if index == call.index);
-        if !self.open.as_ref().is_some_and(goes_on) {
-            let (id, name) = (call.id.clone().unwrap_or_default(), call.name.clone().unwrap_or_default());
-            self.open(Kind::ToolUse { index: call.index, id, name });
-        }
-        if !call.arguments.is_empty() {
-            self.append(&call.arguments);
-        }
     }
 
     /// Adds a round's calls that ran on the server, followed by their outputs.
@@ -104,27 +55,45 @@ impl Blocks {
             self.done.push(block);
         }
     }
+}
 
-    fn open(&mut self, kind: Kind) {
-        self.finish();
-        let block = match &kind {
-            Kind::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
-            Kind::Text => json!({"type": "text", "text": ""}),
-            Kind::ToolUse { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
-        };
-        self.events.push(json!({"type": "content_block_start", "index": self.done.len(), "content_block": block}));
-        self.open = Some(Open { kind, text: String::new() });
+impl crate::http::blocks::Blocks for Blocks {
+    fn open(&mut self) -> &mut Option<Kind> {
+        &mut self.open
     }
 
-    fn append(&mut self, text: &str) {
-        let Some(open) = &mut self.open else { return };
-        open.text += text;
-        let gain = match open.kind {
-            Kind::Thinking => json!({"type": "thinking_delta", "thinking": text}),
+    fn opened(&mut self, kind: &Kind) {
+        let block = match kind {
+            Kind::Thought => json!({"type": "thinking", "thinking": "", "signature": ""}),
+            Kind::Text => json!({"type": "text", "text": ""}),
+            Kind::Call { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
+        };
+        self.events.push(json!({"type": "content_block_start", "index": self.done.len(), "content_block": block}));
+    }
+
+    fn grown(&mut self, kind: &Kind, text: &str) {
+        self.text += text;
+        let gain = match kind {
+            Kind::Thought => json!({"type": "thinking_delta", "thinking": text}),
             Kind::Text => json!({"type": "text_delta", "text": text}),
-            Kind::ToolUse { .. } => json!({"type": "input_json_delta", "partial_json": text}),
+            Kind::Call { .. } => json!({"type": "input_json_delta", "partial_json": text}),
         };
         self.events.push(delta(self.done.len(), gain));
+    }
+
+    /// Ends a block. None says that it was cut.
+    fn closed(&mut self, kind: Kind, _: &'static str) {
+        let (index, text) = (self.done.len(), std::mem::take(&mut self.text));
+        let block = match kind {
+            Kind::Thought => {
+                self.events.push(delta(index, json!({"type": "signature_delta", "signature": ""})));
+                json!({"type": "thinking", "thinking": text, "signature": ""})
+            }
+            Kind::Text => json!({"type": "text", "text": text}),
+            Kind::Call { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": input(text)}),
+        };
+        self.done.push(block);
+        self.events.push(json!({"type": "content_block_stop", "index": index}));
     }
 }
 
@@ -144,7 +113,7 @@ fn input(arguments: String) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generation::piece::Piece;
+    use crate::generation::piece::{CallDelta, Piece};
 
     /// One line per event: its type, the block's index, and its content.
     fn told(pieces: &[Piece]) -> (Vec<String>, Vec<Value>) {

@@ -2,8 +2,11 @@
 
 use crate::{
     base::stamp::new_id,
-    generation::piece::{CallDelta, Logprob, Piece},
-    http::logprob::json_logprob,
+    generation::piece::{Logprob, Piece},
+    http::{
+        blocks::{Blocks, Kind},
+        logprob::json_logprob,
+    },
     metrics::usage::Usage,
     requests::custom::InputReader,
     store::Item,
@@ -19,7 +22,8 @@ pub(crate) struct Output {
     done: Vec<Item>,
     /// The number of items in `done` whose tokens are counted: those of earlier rounds.
     counted: usize,
-    open: Option<Open>,
+    open: Option<Kind>,
+    growing: Growing,
     events: Vec<Event>,
     /// Names of tools that are called with text.
     custom: HashSet<String>,
@@ -38,27 +42,15 @@ pub(crate) struct Event {
 }
 
 /// The item that still grows.
-#[derive(Debug)]
-struct Open {
+#[derive(Debug, Default)]
+struct Growing {
     id: String,
-    kind: Kind,
     /// The text so far: reasoning, a message's text, or a call's arguments.
     text: String,
     /// Log-probabilities of a message's text.
     logprobs: Vec<Value>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Kind {
-    Thought,
-    Message,
-    /// A call; `custom` if its tool is called with text.
-    Call {
-        index: u32,
-        call_id: String,
-        name: String,
-        custom: Option<InputReader>,
-    },
+    /// The reader of a call's text, if its tool is called with text.
+    custom: Option<InputReader>,
 }
 
 impl Output {
@@ -74,15 +66,7 @@ impl Output {
             // Only text has log-probabilities.
             self.logprobs.clear();
         }
-        if !piece.reasoning.is_empty() {
-            self.grow(Kind::Thought, &piece.reasoning);
-        }
-        if !piece.text.is_empty() {
-            self.grow(Kind::Message, &piece.text);
-        }
-        for call in &piece.calls {
-            self.call(call);
-        }
+        self.add(piece);
     }
 
     /// Adds the output of a call that ran on the server.
@@ -122,7 +106,7 @@ impl Output {
     /// Ends the answer. An answer without items becomes an empty message.
     pub(crate) fn finish(&mut self, status: &'static str) {
         if self.done.is_empty() && self.open.is_none() {
-            self.open(Kind::Message);
+            self.begin(Kind::Text);
         }
         self.close(status);
     }
@@ -138,125 +122,108 @@ impl Output {
         &self.done
     }
 
-    fn grow(&mut self, kind: Kind, text: &str) {
-        if self.open.as_ref().is_none_or(|open| open.kind != kind) {
-            self.open(kind);
-        }
-        self.append(text);
-    }
-
-    fn call(&mut self, delta: &CallDelta) {
-        let goes_on = |open: &Open| matches!(open.kind, Kind::Call { index, .. } if index == delta.index);
-        if !self.open.as_ref().is_some_and(goes_on) {
-            let (call_id, name) = (delta.id.clone().unwrap_or_default(), delta.name.clone().unwrap_or_default());
-            let custom = self.custom.contains(&name).then(InputReader::default);
-            self.open(Kind::Call { index: delta.index, call_id, name, custom });
-        }
-        let text = match self.open.as_mut().map(|open| &mut open.kind) {
-            Some(Kind::Call { custom: Some(reader), .. }) => reader.push(&delta.arguments),
-            _ => delta.arguments.clone(),
-        };
-        if !text.is_empty() {
-            self.append(&text);
-        }
-    }
-
-    fn open(&mut self, kind: Kind) {
-        self.close("completed");
-        let prefix = match kind {
-            Kind::Thought => "rs_",
-            Kind::Message => "msg_",
-            Kind::Call { custom: None, .. } => "fc_",
-            Kind::Call { custom: Some(_), .. } => "ctc_",
-        };
-        let open = Open { id: new_id(prefix), kind, text: String::new(), logprobs: Vec::new() };
-        let index = self.done.len();
-        self.event("response.output_item.added", json!({"output_index": index, "item": open.item("in_progress")}));
-        if let Some(part) = open.part() {
-            self.event("response.content_part.added", json!({"item_id": open.id, "output_index": index, "content_index": 0, "part": part}));
-        }
-        self.open = Some(open);
-    }
-
-    fn append(&mut self, text: &str) {
-        let Some(open) = &mut self.open else { return };
-        open.text += text;
-        let mut fields = json!({"item_id": open.id, "output_index": self.done.len(), "delta": text});
-        let kind = match open.kind {
-            Kind::Thought => "response.reasoning_text.delta",
-            Kind::Message => "response.output_text.delta",
-            Kind::Call { custom: None, .. } => "response.function_call_arguments.delta",
-            Kind::Call { custom: Some(_), .. } => "response.custom_tool_call_input.delta",
-        };
-        let logprobs = if open.kind == Kind::Message { std::mem::take(&mut self.logprobs) } else { Vec::new() };
-        open.complete(&mut fields, &logprobs);
-        open.logprobs.extend(logprobs);
-        self.event(kind, fields);
-    }
-
-    /// Ends the item that still grows, if there is one.
-    pub(crate) fn close(&mut self, status: &'static str) {
-        let Some(open) = self.open.take() else { return };
-        let index = self.done.len();
-        let (kind, name) = match &open.kind {
-            Kind::Thought => ("response.reasoning_text.done", "text"),
-            Kind::Message => ("response.output_text.done", "text"),
-            Kind::Call { custom: None, .. } => ("response.function_call_arguments.done", "arguments"),
-            Kind::Call { custom: Some(_), .. } => ("response.custom_tool_call_input.done", "input"),
-        };
-        let mut fields = json!({"item_id": open.id, "output_index": index, name: open.text});
-        open.complete(&mut fields, &open.logprobs);
-        if let Kind::Call { name, custom: None, .. } = &open.kind {
-            fields["name"] = json!(name);
-        }
-        self.event(kind, fields);
-        if let Some(part) = open.part() {
-            self.event("response.content_part.done", json!({"item_id": open.id, "output_index": index, "content_index": 0, "part": part}));
-        }
-        let item = open.item(status);
-        self.done.push(Item { id: open.id, body: item.to_string(), tokens: 0 });
-        self.event("response.output_item.done", json!({"output_index": index, "item": item}));
-    }
-
     fn event(&mut self, kind: &'static str, fields: Value) {
         self.events.push(Event { kind, fields });
     }
 }
 
-impl Open {
+impl Blocks for Output {
+    fn open(&mut self) -> &mut Option<Kind> {
+        &mut self.open
+    }
+
+    fn opened(&mut self, kind: &Kind) {
+        let custom = matches!(kind, Kind::Call { name, .. } if self.custom.contains(name)).then(InputReader::default);
+        let prefix = match kind {
+            Kind::Thought => "rs_",
+            Kind::Text => "msg_",
+            Kind::Call { .. } if custom.is_some() => "ctc_",
+            Kind::Call { .. } => "fc_",
+        };
+        self.growing = Growing { id: new_id(prefix), custom, ..Growing::default() };
+        let (index, growing) = (self.done.len(), &self.growing);
+        let added = json!({"output_index": index, "item": growing.item(kind, "in_progress")});
+        let part = growing.part(kind).map(|part| json!({"item_id": growing.id, "output_index": index, "content_index": 0, "part": part}));
+        self.event("response.output_item.added", added);
+        part.into_iter().for_each(|part| self.event("response.content_part.added", part));
+    }
+
+    fn grown(&mut self, kind: &Kind, text: &str) {
+        let growing = &mut self.growing;
+        let text = growing.custom.as_mut().map_or_else(|| text.to_owned(), |reader| reader.push(text));
+        if text.is_empty() {
+            return;
+        }
+        growing.text += &text;
+        let mut fields = json!({"item_id": growing.id, "output_index": self.done.len(), "delta": text});
+        let event = match kind {
+            Kind::Thought => "response.reasoning_text.delta",
+            Kind::Text => "response.output_text.delta",
+            Kind::Call { .. } if growing.custom.is_some() => "response.custom_tool_call_input.delta",
+            Kind::Call { .. } => "response.function_call_arguments.delta",
+        };
+        let logprobs = if *kind == Kind::Text { std::mem::take(&mut self.logprobs) } else { Vec::new() };
+        complete(&mut fields, kind, &logprobs);
+        growing.logprobs.extend(logprobs);
+        self.event(event, fields);
+    }
+
+    fn closed(&mut self, kind: Kind, status: &'static str) {
+        let (index, growing) = (self.done.len(), std::mem::take(&mut self.growing));
+        let (event, name) = match &kind {
+            Kind::Thought => ("response.reasoning_text.done", "text"),
+            Kind::Text => ("response.output_text.done", "text"),
+            Kind::Call { .. } if growing.custom.is_some() => ("response.custom_tool_call_input.done", "input"),
+            Kind::Call { .. } => ("response.function_call_arguments.done", "arguments"),
+        };
+        let mut fields = json!({"item_id": growing.id, "output_index": index, name: growing.text});
+        complete(&mut fields, &kind, &growing.logprobs);
+        if let (Kind::Call { name, .. }, None) = (&kind, &growing.custom) {
+            fields["name"] = json!(name);
+        }
+        self.event(event, fields);
+        if let Some(part) = growing.part(&kind) {
+            self.event(
+                "response.content_part.done",
+                json!({"item_id": growing.id, "output_index": index, "content_index": 0, "part": part}),
+            );
+        }
+        let item = growing.item(&kind, status);
+        self.done.push(Item { id: growing.id, body: item.to_string(), tokens: 0 });
+        self.event("response.output_item.done", json!({"output_index": index, "item": item}));
+    }
+}
+
+impl Growing {
     /// The single content part, for items that have one.
-    fn part(&self) -> Option<Value> {
-        match self.kind {
+    fn part(&self, kind: &Kind) -> Option<Value> {
+        match kind {
             Kind::Thought => Some(json!({"type": "reasoning_text", "text": self.text})),
-            Kind::Message => Some(json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs})),
+            Kind::Text => Some(json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs})),
             Kind::Call { .. } => None,
         }
     }
 
-    fn item(&self, status: &'static str) -> Value {
-        let content: Vec<_> = if status == "in_progress" { Vec::new() } else { self.part().into_iter().collect() };
-        match &self.kind {
+    fn item(&self, kind: &Kind, status: &'static str) -> Value {
+        let content: Vec<_> = if status == "in_progress" { Vec::new() } else { self.part(kind).into_iter().collect() };
+        match kind {
             Kind::Thought => json!({"id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content}),
-            Kind::Message => json!({"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}),
-            Kind::Call { call_id, name, custom: Some(_), .. } => json!({
-                "id": self.id, "type": "custom_tool_call", "status": status, "call_id": call_id, "name": name, "input": self.text,
-            }),
-            Kind::Call { call_id, name, custom: None, .. } => json!({
-                "id": self.id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": self.text,
-            }),
+            Kind::Text => json!({"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}),
+            Kind::Call { id, name, .. } => {
+                let (kind, input) = if self.custom.is_some() { ("custom_tool_call", "input") } else { ("function_call", "arguments") };
+                json!({"id": self.id, "type": kind, "status": status, "call_id": id, "name": name, input: self.text})
+            }
         }
     }
+}
 
-    /// Adds the further fields of events for this kind of item.
-    fn complete(&self, fields: &mut Value, logprobs: &[Value]) {
-        match self.kind {
-            Kind::Thought => fields["content_index"] = json!(0),
-            Kind::Message => {
-                fields["content_index"] = json!(0);
-                fields["logprobs"] = json!(logprobs);
-            }
-            Kind::Call { .. } => {}
-        }
+/// Adds the further fields of events for this kind of item.
+fn complete(fields: &mut Value, kind: &Kind, logprobs: &[Value]) {
+    if matches!(kind, Kind::Thought | Kind::Text) {
+        fields["content_index"] = json!(0);
+    }
+    if *kind == Kind::Text {
+        fields["logprobs"] = json!(logprobs);
     }
 }
 
@@ -273,6 +240,7 @@ fn logprob_value(tokenizer: &Tokenizer, Logprob { token, logprob, .. }: &Logprob
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generation::piece::CallDelta;
 
     fn text(text: &str) -> Piece {
         Piece { text: text.into(), ..Piece::default() }

@@ -12,6 +12,7 @@ use crate::{
     dialog::{Dialog, Message},
     generation::piece::{Finish, FinishReason, StopReason},
     http::{
+        blocks::Blocks as _,
         conversations::{record::Conversation, retitled},
         protocol::{Begun, Ending, Protocol, named},
         written,

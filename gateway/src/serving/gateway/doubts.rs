@@ -13,7 +13,6 @@ use crate::{
     serving::{answer::Moderation, backend::Submission},
 };
 use futures_util::FutureExt;
-use metrics::{counter, histogram};
 use std::{
     cmp::Reverse,
     panic::AssertUnwindSafe,
@@ -126,7 +125,7 @@ impl Gateway {
         match self.outcome(Side::Prompt, moderator, packed(doubts)).await {
             Moderated::Passes => Ok(()),
             Moderated::Harmful(finding, text) => {
-                safety::count(Side::Prompt.name(), &finding);
+                safety::metrics::count_block(Side::Prompt.name(), &finding);
                 let blocked = |audit: &Audit| audit.blocked(Side::Prompt.name(), self.tenant(), &self.model.name, finding, &text);
                 Err(ApiError::content_filter(param, finding, self.audit().map(blocked)))
             }
@@ -140,7 +139,7 @@ impl Gateway {
         let started = Instant::now();
         let (error, fate) = match moderator.scores(&doubts, self.ask_moderator(moderator, &doubts)).await {
             Ok(scores) => {
-                histogram!("tidemill_safety_model_seconds", "side" => side.name()).record(started.elapsed());
+                safety::metrics::observe_moderator(side.name(), started.elapsed());
                 let found = doubts.iter().zip(scores).find_map(|(doubt, score)| Some((doubt.settle(score)?, &doubt.text)));
                 return found.map_or(Moderated::Passes, |(finding, text)| Moderated::Harmful(finding, text.clone()));
             }
@@ -149,12 +148,12 @@ impl Gateway {
         let (text, side, reason, detail) = (side.text(), side.name(), error.name(), error.to_string());
         let (tenant, model) = (self.tenant(), moderator.model());
         let categories = doubts.iter().flat_map(Doubt::categories).map(|category| category.name()).collect::<Vec<_>>().join(", ");
-        let (consequence, metric, moderated) = match fate {
-            Fate::Passes => ("letting it pass", "tidemill_safety_bypasses_total", Moderated::Passes),
-            Fate::Refused => ("refusing it", "tidemill_safety_unchecked_total", Moderated::Unchecked(error)),
+        let (consequence, count, moderated): (_, fn(_, _), _) = match fate {
+            Fate::Passes => ("letting it pass", safety::metrics::count_bypass, Moderated::Passes),
+            Fate::Refused => ("refusing it", safety::metrics::count_unchecked, Moderated::Unchecked(error)),
         };
         tracing::warn!(tenant, model, categories, reason, detail, "the last safety check of an uncertain {text} failed; {consequence}");
-        counter!(metric, "side" => side, "reason" => reason).increment(1);
+        count(side, reason);
         moderated
     }
 

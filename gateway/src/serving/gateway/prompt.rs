@@ -29,6 +29,13 @@ use tidemill_safety::{
     judge::Doubt,
 };
 
+/// A dialog's prompt that is rendered and tokenized.
+#[derive(Debug)]
+pub struct Measured {
+    prompt: DialogPrompt,
+    pub tokens: Vec<Token>,
+}
+
 impl Gateway {
     /// Refuses a prompt's text that must not be answered. The uncertain findings that it returns must be [moderated](Self::moderate) before
     /// an answer.
@@ -61,23 +68,32 @@ impl Gateway {
     }
 
     /// Makes a dialog's prompt, and puts the rules by which its answer is read into `options`. `param` is the field with its messages, for
-    /// errors. Takes a while: see [`compute`](Self::compute).
-    pub fn prompt(&self, param: &str, dialog: &Dialog, options: &mut Options) -> Result<Vec<Token>, ApiError> {
+    /// errors; `measured` is the dialog's prompt, if it had to be known before. Takes a while: see [`compute`](Self::compute).
+    pub fn prompt(&self, param: &str, dialog: &Dialog, measured: Option<Measured>, options: &mut Options) -> Result<Vec<Token>, ApiError> {
         if self.safety().is_some() {
             let shown = dialog.shown_to_the_model();
             options.doubts.extend(self.check_input(param, shown.iter().map(AsRef::as_ref), &options.safety)?);
         }
         let hidden = self.pii().and_then(|pii| pii.hide_dialog(dialog, options));
-        let DialogPrompt { prompt, output } = self.render(param, hidden.as_ref().unwrap_or(dialog))?;
+        let (DialogPrompt { prompt, output }, tokens) = match (measured, &hidden) {
+            (Some(Measured { prompt, tokens }), None) => (prompt, Some(tokens)),
+            _ => (self.render(param, hidden.as_ref().unwrap_or(dialog))?, None),
+        };
         options.rules.output = output;
         options.inquiry = self.question(hidden.as_ref().unwrap_or(dialog), options);
         self.force(dialog, options)?;
-        self.encode_rendered(param, &prompt)
+        tokens.map_or_else(|| self.encode_rendered(param, &prompt), Ok)
     }
 
     /// Makes a dialog's prompt, independent of an answer.
+    pub fn measured(&self, param: &str, dialog: &Dialog) -> Result<Measured, ApiError> {
+        let prompt = self.render(param, dialog)?;
+        Ok(Measured { tokens: self.encode_rendered(param, &prompt.prompt)?, prompt })
+    }
+
+    /// Makes a dialog's prompt, of which only the tokens matter.
     pub fn prompt_only(&self, param: &str, dialog: &Dialog) -> Result<Vec<Token>, ApiError> {
-        self.encode_rendered(param, &self.render(param, dialog)?.prompt)
+        self.measured(param, dialog).map(|measured| measured.tokens)
     }
 
     pub(super) fn render(&self, param: &str, dialog: &Dialog) -> Result<DialogPrompt, ApiError> {

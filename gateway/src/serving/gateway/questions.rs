@@ -5,10 +5,10 @@ use super::Gateway;
 use crate::{
     cache::semantic::{Inquiry, similarity::Question},
     dialog::Dialog,
+    metrics,
     requests::options::Options,
     serving::{backend::Submission, embedded},
 };
-use metrics::counter;
 use std::{sync::Arc, time::Duration};
 use tidemill_cluster::NewRequest;
 use tidemill_proto::{message::Embeds, tokens::Tokens};
@@ -45,12 +45,12 @@ impl Gateway {
     pub async fn complete_question(&self, options: &mut Options, response: &str) {
         let Some(mut inquiry) = options.inquiry.take() else { return };
         response.clone_into(&mut inquiry.response);
-        if let Some(model) = self.shared.settings.semantic_cache.as_ref().and_then(|settings| settings.model.as_ref()) {
+        if let Some(model) = self.shared.settings.requests.semantic_cache.as_ref().and_then(|settings| settings.model.as_ref()) {
             let embedded = tokio::time::timeout(EMBEDDED_MAX, self.embedded(model, &inquiry.text, options)).await;
             match embedded.unwrap_or(Err("overdue")) {
                 Ok(embedding) => inquiry.question = inquiry.question.embedded(embedding),
                 Err(reason) => {
-                    counter!("tidemill_semantic_cache_unread_total", "reason" => reason).increment(1);
+                    metrics::count_semantic_cache_unread(reason);
                     return;
                 }
             }

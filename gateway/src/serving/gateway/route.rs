@@ -104,7 +104,7 @@ impl Gateway {
     }
 
     fn router(&self) -> Option<&Router> {
-        self.shared.settings.router.as_ref()
+        self.shared.settings.requests.router.as_ref()
     }
 
     pub(crate) fn served(&self, name: &str) -> Option<Arc<ServedModel>> {

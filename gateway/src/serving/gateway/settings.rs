@@ -17,9 +17,8 @@ use tidemill_cluster::class::Classes;
 
 #[derive(Debug)]
 pub struct GatewaySettings {
+    pub requests: RequestSettings,
     pub classes: Classes,
-    /// Rules that choose the model; without them, the model that the request names.
-    pub router: Option<Router>,
     pub registry: Arc<dyn Registry>,
     pub store: Arc<dyn Store>,
     /// Files and batches, if there is a data directory.
@@ -31,6 +30,21 @@ pub struct GatewaySettings {
     pub server_tools: Option<Arc<ServerTools>>,
     /// The safety checks; `None` if prompts and answers are not checked.
     pub safety: Option<Safety>,
+    /// The audit log of blocks, if there is one.
+    pub audit: Option<Arc<Audit>>,
+    /// The recording of feedback, if it is on.
+    pub feedback: Option<Arc<Feedback>>,
+    /// The recording of traces, if it is on.
+    pub traces: Option<Arc<Traces>>,
+    /// The maximum number of requests that are being read or answered, not counting streams. A tenant may have half of them.
+    pub requests_max: usize,
+}
+
+/// The settings that are plain values, as an operator states them.
+#[derive(Debug)]
+pub struct RequestSettings {
+    /// Rules that choose the model; without them, the model that the request names.
+    pub router: Option<Router>,
     /// The treatment of personal data; `None` to leave it unchanged.
     pub pii: Option<Pii>,
     /// The strategy for stored conversations that are too long, unless a chat specifies one.
@@ -38,12 +52,6 @@ pub struct GatewaySettings {
     pub summaries: summarizer::Settings,
     /// Limits on the facts remembered of users; `None` if none are remembered.
     pub memories: Option<memories::Limits>,
-    /// The audit log of blocks, if there is one.
-    pub audit: Option<Arc<Audit>>,
-    /// The recording of feedback, if it is on.
-    pub feedback: Option<Arc<Feedback>>,
-    /// The recording of traces, if it is on.
-    pub traces: Option<Arc<Traces>>,
     /// Limits on answers that are kept for repeated requests.
     pub replay: replay::Limits,
     /// Limits on answers that are kept for equal requests; `None` if none are kept.
@@ -55,8 +63,6 @@ pub struct GatewaySettings {
     pub body_bytes_max: usize,
     /// The maximum size of all request bodies that are arriving or being worked on.
     pub bodies_bytes_max: u64,
-    /// The maximum number of requests that are being read or answered, not counting streams. A tenant may have half of them.
-    pub requests_max: usize,
     /// Whether a `max_tokens` that does not fit after the prompt is refused. Otherwise it is reduced to the room.
     pub max_tokens_must_fit: bool,
     /// The names under which the ports are reached, besides addresses and `localhost`, while no key protects them.

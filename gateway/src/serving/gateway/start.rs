@@ -66,7 +66,7 @@ impl Gateway {
         }
         let mut options = Options::check(arrived, request, self.text(), self.classes())?;
         options.salt = self.salt(&options.salt);
-        options.max_tokens_shrinks = !self.shared.settings.max_tokens_must_fit;
+        options.max_tokens_shrinks = !self.shared.settings.requests.max_tokens_must_fit;
         Ok(options)
     }
 
@@ -90,7 +90,7 @@ impl Gateway {
     pub async fn start_dialog(self: &Arc<Self>, dialog: Dialog, mut options: Options, start: Start<'_>) -> Result<Answer, ApiError> {
         let (worker, param) = (Arc::clone(self), start.param);
         let prepare = move || {
-            let prompt = Tokens::from(worker.prompt(param, &dialog, &mut options)?);
+            let prompt = Tokens::from(worker.prompt(param, &dialog, None, &mut options)?);
             worker.check_constraint(&mut options)?;
             Ok((prompt, options))
         };
@@ -179,7 +179,7 @@ impl Gateway {
             choices: options.choices,
             prompt_logprobs,
             embeds: None,
-            timeout: self.shared.settings.request_timeout,
+            timeout: self.shared.settings.requests.request_timeout,
         };
         let choices = prompts.len() as u64 * u64::from(options.choices);
         let answer_tokens = u64::from(options.choices) * prompts.iter().map(|prompt| u64::from(generated(prompt))).sum::<u64>();
@@ -253,7 +253,7 @@ impl Gateway {
         let class = self.classes().by_tier(self.service_tier(None)).unwrap_or_default();
         let request = |EmbeddedText { tokens, second_text }: &EmbeddedText| {
             let embeds = Embeds { second_text: *second_text };
-            NewRequest::embedding(tokens.clone(), embeds, self.salt(&[]), class, self.shared.settings.request_timeout)
+            NewRequest::embedding(tokens.clone(), embeds, self.salt(&[]), class, self.shared.settings.requests.request_timeout)
         };
         let mut metered = self.reserve(Instant::now(), class, &prompts, 0).await?;
         let traced = self.traced(operation, class);
