@@ -9,7 +9,7 @@
 mod http;
 
 use super::endpoint::THREAD_LEFT;
-use crate::text::tool::Tool;
+use crate::{features::metrics, text::tool::Tool};
 use http::{Failure, Http};
 use parking_lot::RwLock;
 use rmcp::{
@@ -169,7 +169,7 @@ impl McpServer {
                 looked = self.look_at(&mut connection) => looked,
                 _ = ended.wait_for(|ended| *ended) => break,
             };
-            super::metrics::show_mcp_server(&self.name, looked.is_ok());
+            metrics::show_mcp_server(&self.name, looked.is_ok());
             match looked {
                 Ok(known) => {
                     failures = 0;
