@@ -35,9 +35,10 @@ pub(crate) fn listen() -> &'static Listening {
         let (parses, renders) = (Lengths::default(), Lengths::default());
         let writer = log.clone();
         let logged = fmt::layer().with_writer(move || writer.clone()).with_filter(LevelFilter::DEBUG);
-        let counted = |lengths: &Lengths, target| lengths.clone().with_filter(Targets::new().with_target(target, Level::TRACE));
-        let subscriber = tracing_subscriber::registry().with(logged).with(counted(&parses, PARSES));
-        tracing::subscriber::set_global_default(subscriber.with(counted(&renders, RENDERS))).unwrap();
+        let only = |target| Targets::new().with_target(target, Level::TRACE);
+        let subscriber = tracing_subscriber::registry().with(logged);
+        let subscriber = subscriber.with(parses.clone().with_filter(only(PARSES))).with(renders.clone().with_filter(only(RENDERS)));
+        tracing::subscriber::set_global_default(subscriber).unwrap();
         Listening { log, parses, renders }
     })
 }
