@@ -1,31 +1,24 @@
 //! `tidemill up`: a whole cluster on one machine, as real processes connected over loopback.
+//!
+//! - here: the command's flags, and what of them each process is given
+//! - `models`: the models' directories and names; `fleet`: the processes, once they run
 
+mod fleet;
+mod models;
 mod rolling;
 mod scaling;
 
-use crate::{
-    demo_model, gguf,
-    processes::{Process, Tended, say},
-    wanted::{self, Wanted},
-};
+use crate::processes::{Process, say};
 use anyhow::{Context, bail};
-use futures_util::future::join_all;
-use rolling::Rolling;
+use fleet::{Cluster, Door, certified};
+use models::{is_encoder, resolve_drafts, resolve_models};
 use scaling::{Fleet, Ranges};
 use std::{
-    collections::BTreeSet,
     net::SocketAddr,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tidemill_net::{
-    cores::Cores,
-    identity::issue,
-    model_dir::{self, Download, Hub},
-    process,
-};
-use tidemill_proto::message::ModelKind;
-use tokio::task::spawn_blocking;
+use tidemill_net::{cores::Cores, identity::issue, process};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
@@ -248,26 +241,6 @@ pub async fn up(args: UpArgs) -> anyhow::Result<()> {
 /// The share of a GPU's memory for all workers together.
 const GPU_SHARE: f32 = 0.9;
 
-#[derive(Debug, Default)]
-struct Cluster {
-    coordinators: Vec<Process>,
-    workers: Vec<Process>,
-    /// The addresses of each coordinator.
-    doors: Vec<Door>,
-    /// Engines, by model and role.
-    fleets: Vec<Fleet>,
-    /// Names of workers that were told to end for good.
-    leaving: BTreeSet<String>,
-}
-
-/// The addresses of a coordinator's HTTP ports.
-#[derive(Debug)]
-struct Door {
-    http: String,
-    /// The operators' port, which shows the cluster; without one, `http` does.
-    admin: Option<String>,
-}
-
 impl Cluster {
     /// Starts every process and waits until requests will succeed.
     async fn start(&mut self, args: &UpArgs, ranges: Ranges, data: &Path) -> anyhow::Result<()> {
@@ -428,191 +401,6 @@ impl Cluster {
         self.doors = doors;
         Ok(())
     }
-
-    /// Starts the first workers of a role and model.
-    fn start_fleet(&mut self, fleet: Fleet, workers: usize, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
-        for number in fleet.numbers().take(workers) {
-            self.start_engine(&fleet, number, args, data)?;
-        }
-        self.fleets.push(fleet);
-        Ok(())
-    }
-
-    fn start_engine(&mut self, fleet: &Fleet, number: usize, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
-        let own = certified(data, &format!("{}/{}", fleet.role, fleet.name(number)))?;
-        self.start_worker(fleet.role, number, args, &[&fleet.flags[..], &fleet.shares[number - fleet.first], &own].concat())
-    }
-
-    /// Starts the `n`th worker of a role. Workers are assigned to the hosts in turn.
-    fn start_worker(&mut self, role: &str, n: usize, args: &UpArgs, flags: &[String]) -> anyhow::Result<()> {
-        let host = if args.hosts > 1 { vec!["--host".to_owned(), format!("host-{}", n % args.hosts)] } else { Vec::new() };
-        let (program, name) = (format!("tidemill-{role}"), format!("{role}-{n}"));
-        self.workers.push(Process::start(&program, &name, &[flags, &host].concat())?.restarted(args.restarts));
-        Ok(())
-    }
-
-    /// Waits until the coordinator behind `door` knows every worker.
-    async fn wait_ready(&mut self, door: &Door, within: Duration) -> anyhow::Result<()> {
-        let client = cluster_client()?;
-        let deadline = Instant::now() + within;
-        loop {
-            if let Some(reason) = self.ended_process() {
-                bail!(reason);
-            }
-            if known(&client, door).await.is_some_and(|known| known.is_all(self.workers.len())) {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!("not every process was ready within {within:?} (see the log above; --ready-s waits longer)");
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-
-    /// Restarts crashed processes, and after each SIGHUP all processes in turn; with `--autoscale`, starts and ends workers. Resolves with
-    /// the reason when the cluster can no longer serve. The loss of one worker is only reported.
-    async fn supervise(&mut self, args: &UpArgs, data: &Path) -> String {
-        let restart = Duration::from_secs(args.ready_s);
-        let mut hangups = process::hangups();
-        let mut rolling = Rolling::default();
-        let wanted = match (args.autoscale.is_some(), cluster_client()) {
-            (false, _) => None,
-            (true, Ok(client)) => Some(wanted::watch(client, self.doors.iter().map(Door::cluster_url).collect(), LOOK_EVERY, say)),
-            (true, Err(error)) => return format!("the coordinators cannot be asked how many workers they want: {error}"),
-        };
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(TEND_EVERY) => {}
-                Some(()) = hangups.recv() => {
-                    say("restarting every process, one after the other");
-                    // Pool nodes go first: once they are back, so are their blocks on disk.
-                    let workers = self.workers.iter().chain(&self.coordinators);
-                    rolling.begin(workers.map(|process| process.name.clone()));
-                }
-            }
-            let now = Instant::now();
-            for coordinator in &mut self.coordinators {
-                if let Tended::Ended(how) = coordinator.tend(now) {
-                    return how;
-                }
-            }
-            self.tend_workers(now);
-            if self.workers.is_empty() {
-                return "no worker is left".into();
-            }
-            self.roll(&mut rolling, now, restart).await;
-            // No scaling during a rolling restart: a worker that restarts would count as missing.
-            if let Some(wanted) = wanted.as_ref().filter(|_| rolling.turn().is_none()) {
-                let wanted = wanted.borrow().clone();
-                self.scale(now, &wanted, args, data);
-            }
-        }
-    }
-
-    fn tend_workers(&mut self, now: Instant) {
-        let Self { workers, leaving, fleets, .. } = self;
-        workers.retain_mut(|worker| match worker.tend(now) {
-            Tended::Alive => true,
-            Tended::Ended(_) if leaving.remove(&worker.name) => {
-                say(&format!("{} was not needed any more and has ended", worker.name));
-                false
-            }
-            Tended::Ended(how) => {
-                say(&format!("{how}; the cluster goes on without it"));
-                let of_it = fleets.iter_mut().find(|fleet| fleet.numbers().any(|number| fleet.name(number) == worker.name));
-                of_it.into_iter().for_each(|fleet| fleet.rests_until = Some(now + scaling::REST));
-                false
-            }
-        });
-    }
-
-    /// Starts workers that are wanted but missing, and drains and ends those that are not wanted.
-    fn scale(&mut self, now: Instant, wanted: &Wanted, args: &UpArgs, data: &Path) {
-        let mut fleets = std::mem::take(&mut self.fleets);
-        for fleet in &mut fleets {
-            let Some(count) = wanted.of(&fleet.model, fleet.role) else { continue };
-            let there = fleet.numbers().filter(|&number| self.workers.iter().any(|worker| worker.name == fleet.name(number)));
-            let (leaving, running): (Vec<usize>, Vec<usize>) = there.partition(|&number| self.leaving.contains(&fleet.name(number)));
-            let scaling::Change { start, dismiss } = fleet.change(now, count, &running, &leaving);
-            for number in dismiss {
-                let name = fleet.name(number);
-                say(&format!("{count} {} workers are enough: {name} drains and ends", fleet.role));
-                self.workers.iter_mut().filter(|worker| worker.name == name).for_each(|worker| worker.dismiss(now));
-                self.leaving.insert(name);
-            }
-            for number in start {
-                say(&format!("{count} {} workers are needed: {} starts", fleet.role, fleet.name(number)));
-                if let Err(error) = self.start_engine(fleet, number, args, data) {
-                    say(&format!("{} cannot start: {error:#}", fleet.name(number)));
-                    fleet.rests_until = Some(now + scaling::REST);
-                    break;
-                }
-            }
-        }
-        self.fleets = fleets;
-    }
-
-    /// Advances a rolling restart: checks whether the process being restarted is back, and restarts the next one.
-    async fn roll(&mut self, rolling: &mut Rolling, now: Instant, within: Duration) {
-        if let Some(turn) = rolling.turn().cloned()
-            && self.is_back(&turn).await
-            && rolling.done()
-        {
-            say("every process was restarted");
-        }
-        if let Some(name) = rolling.overdue(now, within) {
-            say(&format!("{name} did not come back within {within:?}: the others are not restarted"));
-        }
-        if let Some(name) = rolling.next() {
-            let process = self.workers.iter_mut().chain(&mut self.coordinators).find(|process| process.name == name);
-            // A process that has ended in the meantime needs no restart.
-            if let Some(pid) = process.and_then(Process::recall) {
-                rolling.started(name, pid, now);
-            }
-        }
-    }
-
-    /// A worker is back when every coordinator has registered its new process; a coordinator, when it knows every worker.
-    async fn is_back(&self, turn: &rolling::Turn) -> bool {
-        let Ok(client) = cluster_client() else { return false };
-        let running = |process: &Process| process.name == turn.name && process.id().is_some_and(|pid| pid != turn.old_pid);
-        let of_worker = self.workers.iter().find(|process| running(process)).and_then(Process::id);
-        if of_worker.is_none() && !self.coordinators.iter().any(running) {
-            return false;
-        }
-        for door in &self.doors {
-            let known = known(&client, door).await;
-            let knows = known.is_some_and(|known| match of_worker {
-                Some(pid) => known.has(pid),
-                None => known.is_all(self.workers.len()),
-            });
-            if !knows {
-                return false;
-            }
-        }
-        true
-    }
-
-    fn ended_process(&mut self) -> Option<String> {
-        first_ended(&mut self.coordinators).or_else(|| first_ended(&mut self.workers))
-    }
-
-    /// Coordinators drain first, while their workers can still finish running requests. Returns whether every process ended well.
-    async fn stop(self) -> bool {
-        let mut clean = true;
-        for (processes, within) in [(self.coordinators, COORDINATOR_END), (self.workers, WORKER_END)] {
-            processes.iter().for_each(Process::terminate);
-            let ends = join_all(processes.into_iter().map(|process| process.wait(within))).await;
-            clean &= ends.into_iter().all(|well| well);
-        }
-        clean
-    }
-}
-
-impl Door {
-    fn cluster_url(&self) -> String {
-        format!("http://{}/cluster", self.admin.as_ref().unwrap_or(&self.http))
-    }
 }
 
 /// The fewest and the most engines of each model: `--autoscale`'s ranges, with `--prefill` and `--decode` as the first numbers; without it,
@@ -625,12 +413,6 @@ fn ranges(args: &UpArgs) -> anyhow::Result<Ranges> {
         scaling::parse_ranges(autoscale).map_err(|reason| anyhow::anyhow!("--autoscale {autoscale}: {reason}"))?;
     let first = |given: usize, (floor, ceiling): (usize, usize)| (given.clamp(floor, ceiling), ceiling);
     Ok(Ranges { prefill: first(args.prefill, prefill), decode: first(args.decode, decode) })
-}
-
-/// Each process gets a certificate of its own, a new one with each start.
-fn certified(data: &Path, role_and_name: &str) -> anyhow::Result<[String; 2]> {
-    let (dir, _) = issue::issue(&data.join("pki"), role_and_name, issue::DAYS)?;
-    Ok(["--pki".to_owned(), dir.display().to_string()])
 }
 
 /// The address of the `n`th coordinator: the `n`th port after the first one's, unless any port will do.
@@ -655,20 +437,6 @@ fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
     Ok(held.into_iter().map(|(addr, ..)| addr).collect())
 }
 
-/// Whether a directory's model is an encoder, which generates no tokens.
-fn is_encoder(dir: &Path) -> anyhow::Result<bool> {
-    #[derive(serde::Deserialize)]
-    struct Config {
-        #[serde(default)]
-        architectures: Vec<String>,
-    }
-    let path = dir.join("config.json");
-    // The workers report what is wrong with the directory.
-    let Ok(bytes) = std::fs::read(&path) else { return Ok(false) };
-    let config: Config = serde_json::from_slice(&bytes).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(config.architectures.first().is_some_and(|name| ModelKind::of_architecture(name) != ModelKind::Decoder))
-}
-
 /// Flags for cores and threads of each model's prefill workers, then of each model's decode workers.
 fn compute_shares(args: &UpArgs, workers: usize) -> anyhow::Result<Vec<Vec<String>>> {
     let threads = |threads: usize| ["--threads".to_owned(), threads.to_string()];
@@ -682,129 +450,4 @@ fn compute_shares(args: &UpArgs, workers: usize) -> anyhow::Result<Vec<Vec<Strin
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(vec![threads(args.threads.unwrap_or((cores / workers).max(1))).to_vec(); workers])
-}
-
-/// A client without a proxy: front doors are on this machine.
-fn cluster_client() -> reqwest::Result<reqwest::Client> {
-    reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()
-}
-
-/// The workers that a coordinator knows.
-enum Known {
-    /// The workers' process ids.
-    Members(Vec<u32>),
-    /// The coordinator is ready but does not show the cluster: its front door is closed, and it has no operators' port.
-    Hidden,
-}
-
-impl Known {
-    fn is_all(&self, workers: usize) -> bool {
-        match self {
-            Self::Members(pids) => pids.len() >= workers,
-            Self::Hidden => true,
-        }
-    }
-
-    fn has(&self, pid: u32) -> bool {
-        match self {
-            Self::Members(pids) => pids.contains(&pid),
-            Self::Hidden => true,
-        }
-    }
-}
-
-/// The workers that a coordinator reports, if it answers.
-async fn known(client: &reqwest::Client, door: &Door) -> Option<Known> {
-    #[derive(serde::Deserialize)]
-    struct Answer {
-        members: Vec<Member>,
-    }
-    #[derive(serde::Deserialize)]
-    struct Member {
-        pid: u32,
-    }
-    let at = door.admin.as_ref().unwrap_or(&door.http);
-    let answer = client.get(door.cluster_url()).send().await.ok()?;
-    if answer.status() == reqwest::StatusCode::NOT_FOUND && door.admin.is_none() {
-        let ready = client.get(format!("http://{at}/ready")).send().await.ok()?;
-        return ready.status().is_success().then_some(Known::Hidden);
-    }
-    let answer: Answer = answer.json().await.ok()?;
-    Some(Known::Members(answer.members.into_iter().map(|member| member.pid).collect()))
-}
-
-/// The interval between looks at the number of workers that is wanted.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The interval between checks of all processes.
-const TEND_EVERY: Duration = Duration::from_millis(100);
-/// A coordinator gives running requests 30 s to finish and then needs a moment to end.
-const COORDINATOR_END: Duration = Duration::from_secs(40);
-/// Workers have nothing left to finish once the coordinators have ended.
-const WORKER_END: Duration = Duration::from_secs(10);
-
-fn first_ended(processes: &mut [Process]) -> Option<String> {
-    processes.iter_mut().find_map(|p| p.ended().map(|status| format!("{} ended: {status}", p.name)))
-}
-
-/// The names by which clients know the models, and the models' directories.
-async fn resolve_models(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    if args.model.is_empty() {
-        let dir = data.join("demo-model");
-        demo_model::unpack(&dir).with_context(|| format!("cannot write {}", dir.display()))?;
-        let [name] = &named(args, vec!["tidemill-demo".to_owned()])?[..] else { bail!("the built-in model has one name") };
-        return Ok(vec![(name.clone(), dir)]);
-    }
-    let (mut names, mut dirs) = (Vec::new(), Vec::new());
-    for model in &args.model {
-        let dir = resolve_model(model, data).await?;
-        names.push(match Path::new(model) {
-            file if gguf::is_one(model) => gguf::name(file),
-            path if path.is_dir() => directory_name(&dir),
-            _ => model.clone(),
-        });
-        dirs.push(dir);
-    }
-    Ok(named(args, names)?.into_iter().zip(dirs).collect())
-}
-
-/// The directories of the draft models.
-async fn resolve_drafts(args: &UpArgs, data: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let (drafts, models) = (args.draft_model.len(), args.model.len().max(1));
-    if drafts > 0 && drafts != models {
-        bail!("--draft-model is given {drafts} times for {models} models: give each model one, in the order of --model");
-    }
-    let mut dirs = Vec::new();
-    for model in &args.draft_model {
-        dirs.push(resolve_model(model, data).await?);
-    }
-    Ok(dirs)
-}
-
-/// The directory of a model, which is given as a directory, as a GGUF file or by its name at the hub.
-async fn resolve_model(model: &str, data: &Path) -> anyhow::Result<PathBuf> {
-    let kept = data.join("models");
-    if gguf::is_one(model) {
-        let file = PathBuf::from(model);
-        return spawn_blocking(move || gguf::resolve(&file, &kept)).await.context("unpacking a GGUF file")?;
-    }
-    let progress = |d: &Download| {
-        eprint!("\rtidemill: fetching {} ({} of {}), {} of {} MiB  ", d.file, d.index + 1, d.count, d.bytes >> 20, d.bytes_total >> 20);
-    };
-    Ok(model_dir::resolve(model, &Hub::from_env(kept), progress).await?)
-}
-
-/// The names given with `--served-model-name`, or else `names`.
-fn named(args: &UpArgs, names: Vec<String>) -> anyhow::Result<Vec<String>> {
-    match args.served_model_name.len() {
-        0 => Ok(names),
-        given if given == names.len() => Ok(args.served_model_name.clone()),
-        given => {
-            bail!("--served-model-name is given {given} times for {} models: give each model a name, in the order of --model", names.len())
-        }
-    }
-}
-
-fn directory_name(dir: &Path) -> String {
-    let absolute = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    absolute.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
