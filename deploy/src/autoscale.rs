@@ -166,10 +166,16 @@ mod tests {
     async fn a_command_that_does_not_end_is_killed_with_what_it_started() {
         let dir = tempfile::tempdir().unwrap();
         let began = Instant::now();
-        let error = hook(&format!("(sleep 2; touch {0}/late) & sleep 60", dir.path().display())).run(&decode(), 1).await.unwrap_err();
+        let script = format!("sleep 60 & echo $! > {}/pid; sleep 60", dir.path().display());
+        let error = hook(&script).run(&decode(), 1).await.unwrap_err();
         assert!(error.to_string().contains("takes longer than 500ms") && began.elapsed() < Duration::from_secs(10), "{error}");
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        assert!(!dir.path().join("late").exists());
+        let pid = fs::read_to_string(dir.path().join("pid")).unwrap();
+        // A process that has ended may wait for its new parent.
+        let runs = || fs::read_to_string(format!("/proc/{}/stat", pid.trim())).is_ok_and(|stat| !stat.contains(") Z "));
+        while runs() {
+            assert!(began.elapsed() < Duration::from_secs(10), "what it started still runs");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         let error = hook("exit 3").run(&decode(), 1).await.unwrap_err();
         assert!(error.to_string().contains("exit status: 3"), "{error}");
         let none = Hook { command: vec!["/no/such/program".into()], deadline: Duration::from_secs(1) };

@@ -249,8 +249,14 @@ async fn with_cores_split_each_worker_stays_on_its_own() {
 async fn a_coordinator_whose_loop_stands_still_is_killed_and_started_again() {
     let cluster = Cluster::start(&["--restarts", "3"]);
     let pid = child_of(cluster.up_pid(), "tidemill-coordinator").expect("a coordinator");
-    // By now, it has sent a heartbeat of its event loop.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    // A heartbeat is sent for each second in which the event loop turns, and twenty delays are measured.
+    let turns = async || cluster.metric("tidemill_event_loop_delay_seconds_count", &["front_door".to_owned()]).await;
+    let turned = async {
+        while turns().await < 60.0 {
+            tokio::time::sleep(Duration::from_millis(50)).await
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), turned).await.expect("the event loop turns");
     pause(pid);
     let back = async {
         let again = || child_of(cluster.up_pid(), "tidemill-coordinator").is_some_and(|other| other != pid);
