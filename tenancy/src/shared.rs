@@ -264,7 +264,7 @@ impl SharedQuota {
     /// Waits until the server has been told everything, or `longest`.
     pub async fn flush(&self, longest: Duration) {
         let told = async {
-            while self.inner.backlog.lock().len() > 0 {
+            while !self.inner.backlog.lock().is_told() {
                 sleep(Duration::from_millis(5)).await;
             }
         };
@@ -422,7 +422,7 @@ impl Inner {
         };
         let within = |connecting| timeout(server::ANSWER_MAX * 3, connecting);
         let mut first = within(connect()).await.map_err(|_| Failure::Slow)??;
-        let mut background = within(connect()).await.map_err(|_| Failure::Slow)??;
+        let background = within(connect()).await.map_err(|_| Failure::Slow)??;
         // The first call brings the script; the second has to be as fast as a request's.
         let probe = Request { tenant: "", scopes: &[], tokens: 0, lasts: Duration::from_secs(1) };
         for wait in [server::ANSWER_MAX, self.settings.wait] {
@@ -436,9 +436,9 @@ impl Inner {
             })?;
         }
         while !self.backlog.lock().is_empty() {
-            self.tell_some(&mut background).await?;
+            self.tell_some(&background).await?;
         }
-        self.renew(&mut background).await?;
+        self.renew(&background).await?;
         Ok((first, background))
     }
 

@@ -84,6 +84,11 @@ impl Backlog {
         self.entries.is_empty()
     }
 
+    /// Whether all entries have arrived, or were given up.
+    pub(super) fn is_told(&self) -> bool {
+        self.is_empty() && self.sending == 0
+    }
+
     /// The number of entries of which it is not known that they arrived.
     pub(super) fn len(&self) -> usize {
         self.entries.len() + self.sending
