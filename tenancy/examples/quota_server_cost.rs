@@ -105,7 +105,8 @@ async fn measure(name: &str, limiter: &Limiter, requests: usize) {
     waits.sort();
     let at = |part: f64| waits[((waits.len() - 1) as f64 * part) as usize].as_secs_f64() * 1e6;
     let counts = before.zip(limiter.shared_counts()).map_or(String::new(), |(before, after)| {
-        format!("; by the server {}, by the share {}", after.by_server - before.by_server, after.by_share - before.by_share)
+        let (by_server, by_share) = (after.by_server - before.by_server, after.by_share - before.by_share);
+        format!("; by the server {by_server}, by the share {by_share}; before {:?}, after {:?}", before.failures, after.failures)
     });
     println!("{name}: p50 {:.0}, p99 {:.0}, p99.9 {:.0}, most {:.0}{counts}", at(0.5), at(0.99), at(0.999), at(1.0));
 }

@@ -398,7 +398,7 @@ impl Inner {
         self.is_said.store(true, Ordering::Relaxed);
         let (mut renewed, each) = (Instant::now(), self.settings.lease / RENEWALS);
         while self.breaker.lock().is_closed() {
-            if self.backlog.lock().is_empty() {
+            if self.backlog.lock().waiting() == 0 {
                 let _ = timeout(each.saturating_sub(renewed.elapsed()), self.wake.notified()).await;
             }
             let mut done = self.tell_some(connection).await;
@@ -435,7 +435,8 @@ impl Inner {
                 Failure::of(&error)
             })?;
         }
-        while !self.backlog.lock().is_empty() {
+        // The rest may follow: while this coordinator decides, more keeps coming.
+        while self.backlog.lock().waiting() > AT_ONCE {
             self.tell_some(&background).await?;
         }
         self.renew(&background).await?;

@@ -201,7 +201,7 @@ async fn with_a_server_one_coordinator_may_use_all_of_a_limit_and_without_only_i
 #[tokio::test]
 async fn a_server_that_stops_costs_one_wait_and_the_share_takes_over() {
     // Far longer than in earnest, so that a busy machine is not taken for a stopped server.
-    let wait = Duration::from_secs(4);
+    let wait = Duration::from_millis(800);
     assert!(shared::WAIT_MAX + Duration::from_millis(1) <= Duration::from_millis(5), "the timer may be a millisecond late");
     let server = RedisServer::start();
     let settings = || Settings { wait, ..server.settings() };
