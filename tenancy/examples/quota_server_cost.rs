@@ -3,6 +3,7 @@
 //! `cargo run --release -p tidemill-tenancy --example quota_server_cost [requests]` starts `redis-server` on sockets of its own.
 
 use std::{
+    hash::{BuildHasher, RandomState},
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     os::unix::net::UnixStream,
@@ -62,7 +63,9 @@ async fn main() {
 async fn limiter(url: &str) -> Limiter {
     let address = Address { urls: vec![url.to_owned()], kind: ServerKind::Single, ca: None, plain: false };
     let settings = Settings::new(address.check().expect("the address is ours"), "cost".into());
-    let limiter = Limiter::new(Share::WHOLE, Quota::default(), Some(SharedQuota::start(settings, 1)));
+    // Each has reservations of its own.
+    let instance = RandomState::new().hash_one(url);
+    let limiter = Limiter::new(Share::WHOLE, Quota::default(), Some(SharedQuota::start(settings, instance)));
     until_used(&limiter).await;
     limiter
 }

@@ -45,8 +45,9 @@ pub const WAIT_MAX: Duration = Duration::from_millis(4);
 const LEASE: Duration = Duration::from_secs(15);
 /// The number of renewals in the time of a lease.
 const RENEWALS: u32 = 3;
-/// The time for which a reservation is refused that was cancelled before it came: longer than one can be on its way.
-const LATE_MAX: Duration = Duration::from_secs(300);
+/// The time for which a reservation or charge is refused that comes after its settlement. What a stopped server has not read yet, it reads
+/// when it goes on, as it does what was sent after that.
+const LATE_MAX: Duration = Duration::from_secs(60);
 /// The number of calls at a time in the background. More would keep requests waiting behind them.
 const AT_ONCE: usize = 16;
 /// Numbers that Lua can count with.
