@@ -3,6 +3,7 @@
 //! `cargo run --release -p tidemill-tenancy --example quota_server_cost [requests]` starts `redis-server` on sockets of its own.
 
 use std::{
+    hash::{BuildHasher, RandomState},
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     os::unix::net::UnixStream,
@@ -21,8 +22,9 @@ use tidemill_tenancy::{
     },
 };
 
-/// The number of concurrent requests.
+/// The number of requests at a time, and of all together per second.
 const IN_FLIGHT: usize = 8;
+const RATE: f64 = 1000.0;
 /// What a slow server adds to each answer: more than is waited for.
 const SLOW: Duration = Duration::from_millis(20);
 /// What a server in the next zone adds to each answer.
@@ -31,12 +33,12 @@ const LASTS: Duration = Duration::from_secs(600);
 
 #[tokio::main]
 async fn main() {
-    let requests: usize = std::env::args().nth(1).map_or(20_000, |count| count.parse().expect("a number of requests"));
+    let requests: usize = std::env::args().nth(1).map_or(5000, |count| count.parse().expect("a number of requests"));
     let dir = std::env::temp_dir().join(format!("quota-server-cost-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a directory can be made");
     let mut server = start(&dir);
     let socket = dir.join("r.sock");
-    println!("{requests} requests of 100 tenants with two scopes, {IN_FLIGHT} in flight; us of the reservation");
+    println!("{requests} requests of 100 tenants, {RATE} per second, two scopes each; us that the reservation takes");
 
     measure("memory", &Limiter::new(Share::WHOLE, Quota::default(), None), requests).await;
     let near = limiter(&format!("redis+unix://{}", socket.display())).await;
@@ -47,9 +49,11 @@ async fn main() {
     measure("server, 1 ms away", &far, requests).await;
     let slow = limiter(&format!("redis://{}", relay(socket, SLOW))).await;
     measure("server, 20 ms away", &slow, requests).await;
+    until_used(&near).await;
     signal(&server, "-STOP");
     measure("server stopped", &near, requests).await;
     signal(&server, "-CONT");
+    until_used(&tcp).await;
     server.kill().expect("it runs");
     server.wait().expect("it has ended");
     measure("server dead", &tcp, requests).await;
@@ -59,15 +63,21 @@ async fn main() {
 async fn limiter(url: &str) -> Limiter {
     let address = Address { urls: vec![url.to_owned()], kind: ServerKind::Single, ca: None, plain: false };
     let settings = Settings::new(address.check().expect("the address is ours"), "cost".into());
-    let limiter = Limiter::new(Share::WHOLE, Quota::default(), Some(SharedQuota::start(settings, 1)));
-    // A slow one is never used.
-    for _ in 0..100 {
+    // Each has reservations of its own.
+    let instance = RandomState::new().hash_one(url);
+    let limiter = Limiter::new(Share::WHOLE, Quota::default(), Some(SharedQuota::start(settings, instance)));
+    until_used(&limiter).await;
+    limiter
+}
+
+/// Waits until the server decides; not for ever, since a slow one never does.
+async fn until_used(limiter: &Limiter) {
+    for _ in 0..300 {
         if limiter.shared_counts().is_some_and(|counts| counts.is_used) {
             break;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    limiter
 }
 
 async fn measure(name: &str, limiter: &Limiter, requests: usize) {
@@ -77,10 +87,12 @@ async fn measure(name: &str, limiter: &Limiter, requests: usize) {
         tokens_per_day: Some(1 << 50),
         concurrent: Some(1 << 20),
     };
+    let before = limiter.shared_counts();
     let began = Instant::now();
     let lane = async |lane: usize| {
         let mut waits = Vec::new();
         for n in (lane..requests).step_by(IN_FLIGHT) {
+            tokio::time::sleep_until((began + Duration::from_secs_f64(n as f64 / RATE)).into()).await;
             let tenant = format!("tenant-{}", n % 100);
             let scopes = [(Scope::Tenant(tenant.as_str().into()), limits), (Scope::Key(format!("key-{}", n % 200).into()), limits)];
             let now = Duration::from_secs(1_000_000) + began.elapsed();
@@ -89,19 +101,17 @@ async fn measure(name: &str, limiter: &Limiter, requests: usize) {
             let held = limiter.reserve(request).await.0.expect("the limits are never reached");
             waits.push(asked.elapsed());
             limiter.settle(held, 600);
-            tokio::task::yield_now().await;
         }
         waits
     };
     let mut waits: Vec<Duration> = futures_util::future::join_all((0..IN_FLIGHT).map(lane)).await.concat();
     waits.sort();
     let at = |part: f64| waits[((waits.len() - 1) as f64 * part) as usize].as_secs_f64() * 1e6;
-    let rate = requests as f64 / began.elapsed().as_secs_f64();
-    let counts = limiter.shared_counts().map_or(String::new(), |counts| {
-        let failures = counts.failures;
-        format!("; by the server {}, by the share {}, slow {}, gone {}", counts.by_server, counts.by_share, failures.slow, failures.gone)
+    let counts = before.zip(limiter.shared_counts()).map_or(String::new(), |(before, after)| {
+        let (by_server, by_share) = (after.by_server - before.by_server, after.by_share - before.by_share);
+        format!("; by the server {by_server}, by the share {by_share}; before {:?}, after {:?}", before.failures, after.failures)
     });
-    println!("{name}: p50 {:.0}, p99 {:.0}, p99.9 {:.0}, most {:.0}; {rate:.0} per second{counts}", at(0.5), at(0.99), at(0.999), at(1.0));
+    println!("{name}: p50 {:.0}, p99 {:.0}, p99.9 {:.0}, most {:.0}{counts}", at(0.5), at(0.99), at(0.999), at(1.0));
 }
 
 fn start(dir: &Path) -> Child {

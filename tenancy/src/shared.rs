@@ -45,8 +45,9 @@ pub const WAIT_MAX: Duration = Duration::from_millis(4);
 const LEASE: Duration = Duration::from_secs(15);
 /// The number of renewals in the time of a lease.
 const RENEWALS: u32 = 3;
-/// The time for which a reservation is refused that was cancelled before it came: longer than one can be on its way.
-const LATE_MAX: Duration = Duration::from_secs(300);
+/// The time for which a reservation or charge is refused that comes after its settlement. What a stopped server has not read yet, it reads
+/// when it goes on, as it does what was sent after that.
+const LATE_MAX: Duration = Duration::from_secs(60);
 /// The number of calls at a time in the background. More would keep requests waiting behind them.
 const AT_ONCE: usize = 16;
 /// Numbers that Lua can count with.
@@ -264,7 +265,7 @@ impl SharedQuota {
     /// Waits until the server has been told everything, or `longest`.
     pub async fn flush(&self, longest: Duration) {
         let told = async {
-            while self.inner.backlog.lock().len() > 0 {
+            while !self.inner.backlog.lock().is_told() {
                 sleep(Duration::from_millis(5)).await;
             }
         };
@@ -398,7 +399,7 @@ impl Inner {
         self.is_said.store(true, Ordering::Relaxed);
         let (mut renewed, each) = (Instant::now(), self.settings.lease / RENEWALS);
         while self.breaker.lock().is_closed() {
-            if self.backlog.lock().is_empty() {
+            if self.backlog.lock().waiting() == 0 {
                 let _ = timeout(each.saturating_sub(renewed.elapsed()), self.wake.notified()).await;
             }
             let mut done = self.tell_some(connection).await;
@@ -422,7 +423,7 @@ impl Inner {
         };
         let within = |connecting| timeout(server::ANSWER_MAX * 3, connecting);
         let mut first = within(connect()).await.map_err(|_| Failure::Slow)??;
-        let mut background = within(connect()).await.map_err(|_| Failure::Slow)??;
+        let background = within(connect()).await.map_err(|_| Failure::Slow)??;
         // The first call brings the script; the second has to be as fast as a request's.
         let probe = Request { tenant: "", scopes: &[], tokens: 0, lasts: Duration::from_secs(1) };
         for wait in [server::ANSWER_MAX, self.settings.wait] {
@@ -435,10 +436,11 @@ impl Inner {
                 Failure::of(&error)
             })?;
         }
-        while !self.backlog.lock().is_empty() {
-            self.tell_some(&mut background).await?;
+        // The rest may follow: while this coordinator decides, more keeps coming.
+        while self.backlog.lock().waiting() > AT_ONCE {
+            self.tell_some(&background).await?;
         }
-        self.renew(&mut background).await?;
+        self.renew(&background).await?;
         Ok((first, background))
     }
 

@@ -11,6 +11,8 @@ use std::{
 const ENTRIES_MAX: usize = 1 << 16;
 /// The number of times that the server may refuse an entry.
 const REFUSALS_MAX: u8 = 5;
+/// The number of entries that are looked at for each that may be taken.
+const LOOKED_AT: usize = 8;
 
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
@@ -49,12 +51,16 @@ impl Backlog {
         }
     }
 
-    /// Takes the first entries, at most `most`, no two of them of the same reservation: those have to be sent one after the other.
+    /// Takes the first entries, at most `most`, no two of them of the same reservation: those have to arrive one after the other.
     pub(super) fn take(&mut self, most: usize) -> Vec<Entry> {
         let mut seen = HashSet::new();
-        let first = self.entries.iter().take(most).take_while(|entry| seen.insert(entry.placed.number)).count();
-        self.sending += first;
-        self.entries.drain(..first).collect()
+        let looked_at = self.entries.iter().take(most * LOOKED_AT).enumerate();
+        let first = looked_at.filter(|(_, entry)| seen.insert(entry.placed.number)).map(|(at, _)| at).take(most);
+        let first: Vec<usize> = first.collect();
+        let mut taken: Vec<Entry> = first.into_iter().rev().filter_map(|at| self.entries.remove(at)).collect();
+        taken.reverse();
+        self.sending += taken.len();
+        taken
     }
 
     /// Puts back entries that were taken and did not arrive, before all others.
@@ -79,9 +85,14 @@ impl Backlog {
         }
     }
 
-    /// Whether nothing waits to be taken.
-    pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+    /// The number of entries that wait to be taken.
+    pub(super) fn waiting(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether all entries have arrived, or were given up.
+    pub(super) fn is_told(&self) -> bool {
+        self.entries.is_empty() && self.sending == 0
     }
 
     /// The number of entries of which it is not known that they arrived.
@@ -110,13 +121,13 @@ mod tests {
             backlog.push(placed(number), what);
         }
         let first = backlog.take(16);
-        assert_eq!(first.iter().map(|entry| entry.placed.number).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(first.iter().map(|entry| entry.placed.number).collect::<Vec<_>>(), [1, 2, 3]);
         backlog.put_back(first);
         let mut arrive = |most| {
             let entries = backlog.take(most);
             entries.into_iter().map(|entry| (entry.placed.number, backlog.arrived(entry)).0).collect::<Vec<_>>()
         };
-        assert_eq!([16, 1, 16].map(&mut arrive), [vec![1, 2], vec![1], vec![3]]);
+        assert_eq!([2, 16, 16].map(&mut arrive), [vec![1, 2], vec![3, 1], vec![]]);
         assert_eq!((backlog.len(), backlog.lost()), (0, 0));
     }
 
