@@ -27,7 +27,7 @@ use peers::parse_peers;
 use pii::PiiFlags;
 use routing::{RouteFlags, RouterFlags};
 use safety::{SafetyFlags, parse_safety};
-use semantic::SemanticFlags;
+use semantic::{SemanticCache, SemanticFlags};
 use serde::{Deserialize, Serialize};
 use server_tools::ServerToolsFlags;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
@@ -42,7 +42,6 @@ use tidemill_gateway::{
     http::server::Limits as Connections,
     routing::Router,
     safety::{Safety, audit::AuditSettings, moderator, pii::Pii},
-    serving::gateway::settings::SemanticSettings,
     store::{self, postgres::Address},
 };
 use tidemill_net::process::{LogFormat, Logging};
@@ -401,7 +400,7 @@ pub struct Settings {
     /// Limits on answers that are kept for equal requests; `None` if none are kept.
     pub response_cache: Option<response_cache::Limits>,
     /// Limits on answers that are kept for similar questions; `None` if none are kept.
-    pub semantic_cache: Option<SemanticSettings>,
+    pub semantic_cache: SemanticCache,
     pub cluster: ClusterSettings,
     pub request_timeout: Duration,
     pub body_bytes_max: usize,

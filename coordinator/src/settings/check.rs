@@ -9,6 +9,7 @@ use super::{
     models::check_models,
     peers::check_peers,
     routing,
+    semantic::SemanticCache,
     server_tools::ServerToolsFlags,
     tenants::{self, KeptIn},
 };
@@ -130,7 +131,7 @@ impl Flags {
         let earlier = self.data.as_ref().map(|data| data.join("tenants.sqlite"));
         let (context, summaries) = self.context.unwrap_or_default().check(&models, &aliases)?;
         let (safety, judge) = self.safety.map_or(Ok((None, None)), |safety| safety.check(&models))?;
-        let semantic_cache = self.semantic_cache.map_or(Ok(None), |semantic| semantic.check(&models, &aliases))?;
+        let semantic_cache = self.semantic_cache.map_or(Ok(SemanticCache::Off), |semantic| semantic.check(&models, &aliases))?;
         let (pii, finder) = self.pii.unwrap_or_default().check()?;
         let audit = self.audit.unwrap_or_default().check(self.data.as_deref(), &finder)?;
         let feedback = self.feedback.map_or(Ok(None), |feedback| feedback.check(self.data.as_deref(), &finder))?;
