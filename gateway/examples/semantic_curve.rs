@@ -60,7 +60,7 @@ fn sentences() -> Vec<&'static str> {
 
 /// The pairs of a set: each two of `=` and `+` in a group, and each of these with each `-`; or, of the first sentence only.
 fn pairs(set: &'static str, first_only: bool, vectors: &BTreeMap<&str, Vector>) -> Vec<Pair> {
-    let read = |text: &str| Question { vector: Some(vectors[text].clone()), ..Question::read(text).expect("short sentences") };
+    let read = |text: &str| Question::read(text).expect("short sentences").with_vector(vectors[text].clone());
     let mut pairs = Vec::new();
     for Group { language, same, others } in groups(set) {
         for (at, &a) in same.iter().enumerate().take(if first_only { 1 } else { same.len() }) {

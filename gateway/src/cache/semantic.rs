@@ -232,9 +232,8 @@ mod tests {
 
     fn inquiry(text: &str) -> Inquiry {
         // To this model all questions are alike: their words decide.
-        let vector = Some(Vector::new(&[1.0, 2.0]).unwrap());
         Inquiry {
-            question: Question { vector, ..Question::read(text).unwrap() },
+            question: Question::read(text).unwrap().with_vector(Vector::new(&[1.0, 2.0]).unwrap()),
             text: text.to_owned(),
             setting: [1; 32],
             is_open: true,
@@ -298,7 +297,7 @@ mod tests {
         let mut cache = SemanticCache::new(LIMITS);
         let turned = |inquiry: Inquiry, degrees: f32| {
             let (sine, cosine) = degrees.to_radians().sin_cos();
-            Inquiry { question: Question { vector: Vector::new(&[cosine, sine]), ..inquiry.question }, ..inquiry }
+            Inquiry { question: inquiry.question.with_vector(Vector::new(&[cosine, sine]).unwrap()), ..inquiry }
         };
         let bucket = inquiry("Is it raining?").bucket(ORIGIN, &request());
         for (response, degrees) in [("far", 40.0), ("nearer", 20.0), ("nearest", 10.0)] {
@@ -311,7 +310,7 @@ mod tests {
         };
         assert_eq!(get(0.0).as_deref(), Some("nearest"));
         assert_eq!(get(70.0), None, "nothing is above the threshold");
-        let unread = Question { vector: None, ..inquiry("Is it raining?").question };
+        let unread = Question::read("Is it raining?").unwrap();
         assert_eq!(cache.get(&bucket, &unread, 9, Duration::ZERO), None);
     }
 

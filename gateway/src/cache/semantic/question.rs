@@ -3,8 +3,8 @@
 //! To an embedding "5 miles" is nearly "50 miles", "to Rome" nearly "from Rome", and a password nearly a username. So a vector is believed
 //! only where the words allow it:
 //!
-//! - *Equal* must be numbers, signs, quotations and code, whether something is negated, relations (`from`, `after`, `or`), and the kind of
-//!   question. These are part of the key under which a question is looked up.
+//! - *Equal* must be the language, numbers, signs, quotations and code, whether something is negated, relations (`from`, `after`, `or`), and
+//!   the kind of question. These are part of the key under which a question is looked up.
 //! - *In both* must be each name (a word with a capital), and what is negated or related to: "without eggs" is not "without milk".
 //! - *In one order* must be the words that both have. A part of the sentence may have moved; neighbours that changed places have not.
 //! - *In one only* may be words that only one of the questions adds. Each costs [some similarity](WORD_COST). Where both have a word that the
@@ -36,7 +36,7 @@ pub struct Question {
     words: Box<[Word]>,
     tense: Tense,
     /// The encoder's vector of the text, once there is one.
-    pub vector: Option<Vector>,
+    vector: Option<Vector>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +66,11 @@ impl Question {
         let question = reading.question(asks);
         let says_something = !question.words.is_empty() || !pieces.iter().all(|piece| matches!(piece, Piece::Word { .. } | Piece::Sign(_)));
         (question.words.len() <= WORDS_MAX && says_something).then_some(question)
+    }
+
+    /// The question with its vector.
+    pub fn with_vector(self, vector: Vector) -> Self {
+        Self { vector: Some(vector), ..self }
     }
 
     /// The cosine of two questions' vectors; `None` without vectors.
@@ -309,6 +314,7 @@ mod tests {
             ("What is the name of the king?", "What was the name of the king?"),
             ("Reset my password", "Reset my username"),
             ("What about [EMAIL_1]?", "What about [EMAIL_2]?"),
+            ("What is inflation?", "Was ist Inflation?"),
             ("Hat der Laden offen?", "Hat der Laden nicht offen?"),
             ("Crêpes avec du lait", "Crêpes sans lait"),
             ("Можно ли собакам молоко?", "Нельзя собакам молоко?"),

@@ -48,7 +48,7 @@ impl Gateway {
         let (Some(mut inquiry), Some(encoder)) = (options.inquiry.take(), &self.shared.encoder) else { return };
         match self.vector(encoder, &inquiry.text, options.class).await {
             Ok(vector) => {
-                inquiry.question.vector = Some(vector);
+                inquiry.question = inquiry.question.with_vector(vector);
                 response.clone_into(&mut inquiry.response);
                 options.inquiry = Some(inquiry);
             }
