@@ -24,7 +24,7 @@ pub struct SemanticFlags {
     pub enabled: Option<bool>,
     /// Served model whose embeddings say how similar questions are, such as all-MiniLM-L6-v2 [default: none, and no semantic cache]
     pub model: Option<String>,
-    /// Least similarity of a hit, from 0.5 to 1; the default is measured for all-MiniLM-L6-v2 [default: 0.88]
+    /// Least similarity of a hit, from 0.5 to 1; the default is measured for all-MiniLM-L6-v2 [default: 0.9]
     pub threshold: Option<f32>,
     /// Milliseconds that a request waits at most for the embedding of its question [default: 100]
     pub wait_ms: Option<u64>,
