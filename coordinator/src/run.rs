@@ -6,7 +6,7 @@ use crate::{
     links::{self, Links},
     loops::{self, LinkLoop},
     revoked::{self, Revoked},
-    settings::{Settings, TlsFiles, tenants::KeptIn},
+    settings::{Settings, TlsFiles, semantic::SemanticCache, tenants::KeptIn},
     tasks::Tasks,
 };
 use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
@@ -27,7 +27,10 @@ use tidemill_gateway::{
         audit::{self, Audit},
         moderator::{Moderator, ModeratorError},
     },
-    serving::gateway::{Gateway, ServedModel, settings::GatewaySettings},
+    serving::gateway::{
+        Gateway, ServedModel,
+        settings::{GatewaySettings, RequestSettings, SemanticSettings},
+    },
     store::{
         Store,
         postgres::Postgres,
@@ -44,6 +47,7 @@ use tidemill_net::{
     identity::{Identity, IdentityError, PeerRole},
     link::{Endpoint, LinkError},
 };
+use tidemill_proto::message::ModelKind;
 use tidemill_registry::{
     peers::Peers,
     registry::{Registry, StartError},
@@ -76,6 +80,8 @@ pub enum RunError {
     Tenants(#[from] TenantsError),
     #[error("`safety.judge` = {model}: {source}")]
     Judge { model: String, source: ModeratorError },
+    #[error("`semantic_cache.model` = {0}: it is a classifier, which has no embeddings: name an encoder such as all-MiniLM-L6-v2")]
+    SemanticModel(String),
     #[error("a tool cannot be reached: {0}")]
     ServerTool(#[from] TargetError),
     #[error(transparent)]
@@ -227,13 +233,14 @@ impl Coordinator {
             let judge = Moderator::new(judge, text).map_err(|source| RunError::Judge { model: name.clone(), source })?;
             safety.moderator = Some(Arc::new(judge));
         }
+        let semantic_cache = semantic_cache(settings.semantic_cache, &models, &settings.aliases)?;
         let served_names = models.iter().map(|(name, _)| name.clone()).collect();
         let served = driver.backends().into_iter().zip(models);
         let served = served.map(|(backend, (name, text))| ServedModel { name, text, backend });
         let traces =
             settings.traces.map(|traces| Collector::start(traces.collector).map(|collector| Traces::new(collector, traces.sampling)));
         let gateway = GatewaySettings {
-            requests: settings.requests,
+            requests: RequestSettings { semantic_cache, ..settings.requests },
             classes: settings.cluster.classes,
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
@@ -351,6 +358,32 @@ impl Coordinator {
         self.gateway.tenants().flush().await;
         reloading.inspect(|task| task.abort());
         served
+    }
+}
+
+/// The settings of the semantic cache; `None` if it is off, as it is without a model that embeds questions.
+fn semantic_cache(
+    wanted: SemanticCache,
+    models: &[(String, TextModel)],
+    aliases: &BTreeMap<String, String>,
+) -> Result<Option<SemanticSettings>, RunError> {
+    match wanted {
+        SemanticCache::Off => Ok(None),
+        SemanticCache::NoModel => {
+            tracing::warn!(
+                "the semantic cache is off: semantic_cache.model is not set; serve an encoder such as all-MiniLM-L6-v2 as another --model, \
+                 and name it there"
+            );
+            Ok(None)
+        }
+        SemanticCache::On(settings) => {
+            let name = aliases.get(&settings.model).unwrap_or(&settings.model);
+            let is_classifier = |(served, text): &(String, TextModel)| served == name && text.config.identity.kind == ModelKind::Classifier;
+            match models.iter().any(is_classifier) {
+                true => Err(RunError::SemanticModel(settings.model)),
+                false => Ok(Some(settings)),
+            }
+        }
     }
 }
 

@@ -29,7 +29,7 @@ use pii::PiiFlags;
 use quota_server::QuotaServerFlags;
 use routing::{RouteFlags, RouterFlags};
 use safety::{SafetyFlags, parse_safety};
-use semantic::SemanticFlags;
+use semantic::{SemanticCache, SemanticFlags};
 use serde::{Deserialize, Serialize};
 use server_tools::ServerToolsFlags;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
@@ -393,6 +393,8 @@ pub struct Settings {
     pub feedback: Option<FeedbackSettings>,
     /// The tools that run on the server, if any.
     pub server_tools: Option<tidemill_gateway::features::server_tools::Settings>,
+    /// Answers that are kept for similar questions. It takes its place in `requests` once the models are known.
+    pub semantic_cache: SemanticCache,
     pub cluster: ClusterSettings,
     pub requests: RequestSettings,
     pub connections: Connections,

@@ -87,7 +87,10 @@ fn describe() {
         "tidemill_quota_refusals_total",
         "Requests refused because a tenant has used up a limit, by `kind`: requests, tokens, tokens-per-day, concurrent"
     );
-    describe_gauge!("tidemill_quota_server_used", "1 while the quota server decides, 0 while this coordinator's share of the limits applies");
+    describe_gauge!(
+        "tidemill_quota_server_used",
+        "1 while the quota server decides, 0 while this coordinator's share of the limits applies"
+    );
     describe_counter!(
         "tidemill_quota_decisions_total",
         "Requests whose quota was decided, where there is a quota server, `by` it (server), or by this coordinator's share while it failed (share)"
@@ -153,9 +156,11 @@ fn describe() {
     describe_gauge!("tidemill_semantic_cache_bytes", "Bytes of questions and answers in the semantic cache, about");
     describe_gauge!("tidemill_semantic_cache_answers", "Answers in the semantic cache");
     describe_histogram!("tidemill_semantic_cache_seconds", "Time of one look for a similar question");
+    describe_histogram!("tidemill_semantic_cache_read_seconds", "Time in which semantic_cache.model read a question, or was given up");
     describe_counter!(
         "tidemill_semantic_cache_unread_total",
-        "Questions that semantic_cache.model did not read, by `reason`: no_model, rejected, failed, overdue"
+        "Questions that semantic_cache.model did not read, by `reason`: no_model, no_worker, too_long, busy, rejected, failed, overdue \
+         (not within semantic_cache.wait_ms), paused (it was overdue, and no request waits for it)"
     );
     // Conversations, batches and tools
     describe_counter!(
@@ -402,8 +407,14 @@ pub fn count_semantic_cache(hit: bool, time: Duration) {
     histogram!("tidemill_semantic_cache_seconds").record(time);
 }
 
-pub fn count_semantic_cache_unread(reason: &'static str) {
+/// Counts a question that the encoder did not read.
+pub fn count_unread_question(reason: &'static str) {
     counter!("tidemill_semantic_cache_unread_total", "reason" => reason).increment(1);
+}
+
+/// Records the time in which the encoder read a question, or did not.
+pub fn observe_question_read(time: Duration) {
+    histogram!("tidemill_semantic_cache_read_seconds").record(time);
 }
 
 pub fn show_semantic_cache(bytes: u64, answers: usize) {

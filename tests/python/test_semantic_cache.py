@@ -1,12 +1,24 @@
-"""The semantic cache: a similar question's answer, for tenants that opted in, where everything else is equal; and it says so."""
+"""The semantic cache: a similar question's answer, for tenants that opted in, where everything else is equal; and it says so.
 
+An encoder with random weights stands in for a trained one: to it nearly all questions are alike, so these tests show the guards and the way of
+a question. How often trained weights are right is measured apart (`bench/semantic.py`).
+"""
+
+import os
+import pathlib
+import signal
 import subprocess
+import time
 
 import httpx
 import openai
 import pytest
-from clusters import Cluster, client, tidemill
-from conftest import running_cluster
+from clusters import Cluster, client, tidemill, wait_until
+from conftest import MODEL, running_cluster
+
+ENCODER = pathlib.Path(__file__).parents[2] / "model/tests/encoders/bert-mean"
+# These machines are busy: a question may take long to be read.
+SETTINGS = '[semantic_cache]\nmodel = "bert-mean"\nthreshold = 0.5\nwait_ms = 30000\n'
 
 ASKED = "How do I reset my password?"
 ALIKE = "What is the way to reset a password?"
@@ -14,7 +26,7 @@ ALIKE = "What is the way to reset a password?"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    cluster = Cluster(tmp_path_factory.mktemp("semantic"), "[semantic_cache]\n")
+    cluster = Cluster(tmp_path_factory.mktemp("semantic"), SETTINGS, models=(MODEL, ENCODER))
     yield cluster
     if cluster.process.poll() is None:
         cluster.stop()
@@ -61,12 +73,12 @@ def test_a_paraphrase_hits_and_says_so(tenant):
     assert second.choices[0].message.content == first.choices[0].message.content
     assert second.id != first.id, "it is an answer of its own"
     similar = second.usage.tidemill["similar_to"]
-    assert similar["response"] == first.id and 0.64 <= similar["similarity"] < 1
+    assert similar["response"] == first.id and 0.5 <= similar["similarity"] <= 1
     assert told == f"semantic; similarity={similar['similarity']:.3f}; response={first.id}"
     assert second.usage.prompt_tokens != first.usage.prompt_tokens, "the bill is of its own prompt"
     assert second.usage.completion_tokens == 8
     assert second.usage.prompt_tokens_details.cached_tokens == 0 and not any(second.usage.tidemill["tokens"].values())
-    for misses in ["How do I reset my router?", "How do I not reset my password?", "Why do I reset my password?"]:
+    for misses in ["How do I not reset my password?", "How do I reset my Tidemill password?", 'How do I "reset" my password?']:
         assert not hit(ask(acme, misses)), misses
 
 
@@ -74,7 +86,7 @@ def test_a_changed_number_misses(tenant):
     numbers = tenant("numbers")
     assert not hit(ask(numbers, "How many miles are 5 kilometers?"))
     assert not hit(ask(numbers, "How many miles are 50 kilometers?"))
-    assert hit(ask(numbers, "5 km are how many miles?"))
+    assert hit(ask(numbers, "So how many miles are 5 kilometers?"))
 
 
 def test_a_stream_says_so_in_its_header_and_usage(tenant):
@@ -134,19 +146,59 @@ def test_operators_see_it(tenant, cluster):
     lines = dict(line.rsplit(" ", 1) for line in httpx.get(cluster.admin + "/metrics").text.splitlines() if line and line[0] != "#")
     assert float(lines['tidemill_semantic_cache_total{outcome="hit"}']) > 0
     assert float(lines["tidemill_semantic_cache_answers"]) > 0 and float(lines["tidemill_semantic_cache_bytes"]) > 0
-    assert float(lines["tidemill_semantic_cache_seconds_count"]) > 0
+    assert float(lines["tidemill_semantic_cache_seconds_count"]) > 0 and float(lines["tidemill_semantic_cache_read_seconds_count"]) > 0
 
 
-def test_a_model_may_say_how_alike_questions_are(tmp_path):
-    cluster = Cluster(tmp_path, '[semantic_cache]\nmodel = "llama3"\nthreshold = 0.5\n')
+def unread(cluster, reason):
+    lines = dict(line.rsplit(" ", 1) for line in httpx.get(cluster.admin + "/metrics").text.splitlines() if line and line[0] != "#")
+    return float(lines.get(f'tidemill_semantic_cache_unread_total{{reason="{reason}"}}', 0))
+
+
+def encoders_worker(cluster):
+    """The process of the encoder's only worker."""
+    children = pathlib.Path(f"/proc/{cluster.process.pid}/task").glob("*/children")
+    pids = [int(pid) for child in children for pid in child.read_text().split()]
+    lines = {pid: pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids}
+    return next(pid for pid, line in lines.items() if "tidemill-decode" in line and str(ENCODER) in line)
+
+
+def test_no_request_waits_for_an_encoder_that_is_slow_or_gone(tmp_path):
+    wait_s = 2
+    cluster = Cluster(tmp_path, SETTINGS.replace("30000", str(wait_s * 1000)), models=(MODEL, ENCODER))
     try:
         key = cluster.key("acme", "premium")
         operate("tenants", "set", "acme", "--semantic-cache", "true", "--url", cluster.admin)
         acme = client(cluster, key)
-        assert not hit(ask(acme, ASKED))
-        again = ask(acme, ASKED)
-        assert hit(again) and again.parse().usage.tidemill["similar_to"]["similarity"] > 0.999
-        assert not hit(ask(acme, "Why do I reset my password?")), "guards stay"
+        assert not hit(ask(acme, ASKED)) and hit(ask(acme, ALIKE))
+        worker = encoders_worker(cluster)
+        os.kill(worker, signal.SIGSTOP)
+        assert not hit(ask(acme, ALIKE)), "the first waits in vain"
+        assert unread(cluster, "overdue") + unread(cluster, "failed") == 1
+        for _ in range(20):
+            begun = time.monotonic()
+            assert not hit(ask(acme, ALIKE))
+            assert time.monotonic() - begun < wait_s, "and the others do not wait"
+        assert unread(cluster, "paused") + unread(cluster, "no_worker") >= 20
+        os.kill(worker, signal.SIGCONT)
+        wait_until(lambda: hit(ask(acme, ALIKE)))
+        os.kill(worker, signal.SIGKILL)
+        begun = time.monotonic()
+        ask(acme, ALIKE)
+        assert time.monotonic() - begun < wait_s + 10
+        wait_until(lambda: hit(ask(acme, ALIKE)))
+    finally:
+        cluster.stop()
+
+
+def test_without_a_model_it_is_off_and_says_why(tmp_path):
+    cluster = Cluster(tmp_path, "[semantic_cache]\n", "--response-cache", "1MiB")
+    try:
+        cluster.told(r"the semantic cache is off: semantic_cache.model is not set")
+        key = cluster.key("acme", "premium")
+        operate("tenants", "set", "acme", "--semantic-cache", "true", "--url", cluster.admin)
+        acme = client(cluster, key)
+        assert not hit(ask(acme, ASKED)) and not hit(ask(acme, ALIKE))
+        assert ask(acme, ASKED).parse().usage.tidemill["response_cache"] is True, "the cache of equal requests stays"
     finally:
         cluster.stop()
 

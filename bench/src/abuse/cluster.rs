@@ -40,6 +40,7 @@ batch_bytes_max = "256MiB"
 bytes_max = "16MiB"
 [memory]
 [semantic_cache]
+model = "attacked"
 bytes_max = "8MiB"
 "#;
 /// A tier without quotas, whose class stays the lowest.
@@ -85,6 +86,7 @@ impl Cluster {
         fs::write(&settings, [SETTINGS, if args.unmetered { UNMETERED } else { "" }].concat())?;
         let mut command = Command::new(binary);
         command.args(["up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--device", "cpu", "--log", "warn"]);
+        command.args(["--served-model-name", "attacked"]);
         command.args(["--pool-memory", "256MiB", "--kv-memory", "256MiB", "--response-cache", "16MiB", "--coordinator-config"]);
         command.arg(&settings);
         if args.echo {

@@ -10,6 +10,7 @@ use super::{
     peers::check_peers,
     quota_server::QuotaServerFlags,
     routing,
+    semantic::SemanticCache,
     server_tools::ServerToolsFlags,
     tenants::{self, KeptIn},
 };
@@ -132,7 +133,7 @@ impl Flags {
         let earlier = self.data.as_ref().map(|data| data.join("tenants.sqlite"));
         let (context, summaries) = self.context.unwrap_or_default().check(&models, &aliases)?;
         let (safety, judge) = self.safety.map_or(Ok((None, None)), |safety| safety.check(&models))?;
-        let semantic_cache = self.semantic_cache.map_or(Ok(None), |semantic| semantic.check(&models, &aliases))?;
+        let semantic_cache = self.semantic_cache.map_or(Ok(SemanticCache::Off), |semantic| semantic.check(&models, &aliases))?;
         let (pii, finder) = self.pii.unwrap_or_default().check()?;
         let audit = self.audit.unwrap_or_default().check(self.data.as_deref(), &finder)?;
         let feedback = self.feedback.map_or(Ok(None), |feedback| feedback.check(self.data.as_deref(), &finder))?;
@@ -196,6 +197,7 @@ impl Flags {
             audit,
             feedback,
             server_tools: self.server_tools.map(ServerToolsFlags::check).transpose()?,
+            semantic_cache,
             cluster: ClusterSettings {
                 id_base: u64::from(rand::random::<u32>()) << 32,
                 admission: AdmissionPolicy { queue_max: positive("queue_max", self.queue_max.unwrap_or(1024))? },
@@ -220,7 +222,7 @@ impl Flags {
                 summaries,
                 router,
                 pii,
-                semantic_cache,
+                semantic_cache: None,
                 memories: self.memory.map_or(Ok(None), MemoryFlags::check)?,
                 max_tokens_must_fit: self.max_tokens_must_fit.unwrap_or(false),
                 replay: replay::Limits {

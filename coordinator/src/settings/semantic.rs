@@ -13,6 +13,8 @@ use tidemill_gateway::{
 use tidemill_net::config::{ConfigError, invalid, parse_bytes};
 
 const ANSWERS_MAX: usize = 1 << 20;
+/// The maximum number of a tenant's answers. A question is compared with all of them at worst: 65,536 take milliseconds.
+const TENANT_ANSWERS_MAX: usize = 1 << 16;
 
 /// Answers that are reused for nearly equal questions, for tenants that opted in.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -20,33 +22,37 @@ const ANSWERS_MAX: usize = 1 << 20;
 pub struct SemanticFlags {
     /// Whether there is a semantic cache [default: true, where there is such a section]
     pub enabled: Option<bool>,
-    /// Least similarity of a hit, from 0.5 to 1; a `model` needs a threshold of its own [default: 0.64]
+    /// Served model whose embeddings say how similar questions are, such as all-MiniLM-L6-v2 [default: none, and no semantic cache]
+    pub model: Option<String>,
+    /// Least similarity of a hit, from 0.5 to 1; the default is measured for all-MiniLM-L6-v2 [default: 0.9]
     pub threshold: Option<f32>,
+    /// Milliseconds that a request waits at most for the embedding of its question [default: 100]
+    pub wait_ms: Option<u64>,
     /// Seconds for which an answer is given again [default: 3600]
     pub keep_s: Option<u64>,
-    /// Size of all questions and answers [default: 64MiB]
+    /// Size of all questions, with their embeddings, and answers [default: 64MiB]
     pub bytes_max: Option<String>,
     /// Most answers at a time [default: 16384]
     pub answers_max: Option<usize>,
-    /// Served model whose embeddings say how similar questions are [default: none, their words do]
-    pub model: Option<String>,
+    /// Most answers of one tenant at a time [default: 4096]
+    pub tenant_answers_max: Option<usize>,
+}
+
+/// Whether there is a semantic cache.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SemanticCache {
+    Off,
+    /// It is asked for, and no model is named that could say how similar questions are.
+    NoModel,
+    On(SemanticSettings),
 }
 
 impl SemanticFlags {
-    /// Returns `None` if it is off.
-    pub(super) fn check(
-        self,
-        models: &[ModelSettings],
-        aliases: &BTreeMap<String, String>,
-    ) -> Result<Option<SemanticSettings>, ConfigError> {
-        let threshold = match (self.threshold, &self.model) {
-            (Some(threshold @ 0.5..=1.0), _) => threshold,
-            (Some(wrong), _) => return Err(invalid("semantic_cache.threshold", wrong, "must be from 0.5 to 1")),
-            (None, None) => THRESHOLD,
-            (None, Some(model)) => {
-                let reason = "needs semantic_cache.threshold: the default one is of another measure";
-                return Err(invalid("semantic_cache.model", model, reason));
-            }
+    pub(super) fn check(self, models: &[ModelSettings], aliases: &BTreeMap<String, String>) -> Result<SemanticCache, ConfigError> {
+        let threshold = match self.threshold {
+            None => THRESHOLD,
+            Some(threshold @ 0.5..=1.0) => threshold,
+            Some(wrong) => return Err(invalid("semantic_cache.threshold", wrong, "must be from 0.5 to 1")),
         };
         let served = |model: &&String| aliases.contains_key(*model) || models.iter().any(|served| served.name == **model);
         if let Some(model) = self.model.as_ref().filter(|model| !served(model)) {
@@ -59,10 +65,16 @@ impl SemanticFlags {
                 bytes => bytes,
             },
             answers: within("semantic_cache.answers_max", self.answers_max.unwrap_or(16_384), 1..=ANSWERS_MAX)?,
+            tenant_answers: within("semantic_cache.tenant_answers_max", self.tenant_answers_max.unwrap_or(4096), 1..=TENANT_ANSWERS_MAX)?,
             keep: Duration::from_secs(positive("semantic_cache.keep_s", self.keep_s.unwrap_or(3600))?),
             threshold,
         };
-        Ok((self.enabled != Some(false)).then_some(SemanticSettings { limits, model: self.model }))
+        let wait = Duration::from_millis(within("semantic_cache.wait_ms", self.wait_ms.unwrap_or(100), 1..=60_000)?);
+        Ok(match (self.enabled, self.model) {
+            (Some(false), _) => SemanticCache::Off,
+            (_, None) => SemanticCache::NoModel,
+            (_, Some(model)) => SemanticCache::On(SemanticSettings { limits, model, wait }),
+        })
     }
 }
 
@@ -70,18 +82,20 @@ impl SemanticFlags {
 mod tests {
     use super::*;
 
-    fn of(file: &str) -> Result<Option<SemanticSettings>, String> {
+    fn of(file: &str) -> Result<SemanticCache, String> {
         let flags: SemanticFlags = toml::from_str(file).map_err(|error| error.to_string())?;
         let models = [ModelSettings { name: "embed".into(), dir: "/m/embed".into() }];
         flags.check(&models, &BTreeMap::new()).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn a_section_switches_it_on() {
-        let limits = of("").unwrap().unwrap().limits;
-        assert_eq!((limits.threshold, limits.bytes, limits.answers, limits.keep.as_secs()), (THRESHOLD, 64 << 20, 16_384, 3600));
-        assert_eq!(of("enabled = false"), Ok(None));
-        assert_eq!(of("model = 'embed'\nthreshold = 0.9").unwrap().unwrap().model.as_deref(), Some("embed"));
+    fn a_section_with_a_model_switches_it_on() {
+        let Ok(SemanticCache::On(SemanticSettings { limits, model, wait })) = of("model = 'embed'") else { panic!("it is on") };
+        assert_eq!((limits.threshold, limits.bytes, limits.keep.as_secs()), (THRESHOLD, 64 << 20, 3600));
+        assert_eq!((limits.answers, limits.tenant_answers), (16_384, 4096));
+        assert_eq!((model.as_str(), wait.as_millis()), ("embed", 100));
+        assert_eq!(of(""), Ok(SemanticCache::NoModel));
+        assert_eq!(of("model = 'embed'\nenabled = false"), Ok(SemanticCache::Off));
     }
 
     #[test]
@@ -89,11 +103,12 @@ mod tests {
         for (file, key) in [
             ("threshold = 0.4", "semantic_cache.threshold"),
             ("threshold = nan", "semantic_cache.threshold"),
-            ("model = 'embed'", "semantic_cache.threshold"),
-            ("model = 'other'\nthreshold = 0.9", "semantic_cache.model"),
+            ("model = 'other'", "semantic_cache.model"),
+            ("wait_ms = 0", "semantic_cache.wait_ms"),
             ("bytes_max = '1KB'", "semantic_cache.bytes_max"),
             ("bytes_max = '0'", "semantic_cache.bytes_max"),
             ("answers_max = 0", "semantic_cache.answers_max"),
+            ("tenant_answers_max = 0", "semantic_cache.tenant_answers_max"),
             ("keep_s = 0", "semantic_cache.keep_s"),
             ("ttl = 1", "ttl"),
         ] {

@@ -30,6 +30,7 @@ use crate::{
     safety::{Safety, audit::Audit, pii::Pii},
     serving::{
         backend::{Backend, Cache, Similar},
+        encoder::Encoder,
         replays::Replays,
         running::RunningResponses,
     },
@@ -93,6 +94,8 @@ struct Shared {
     replays: Arc<Replays>,
     response_cache: Option<Arc<Cache>>,
     similar: Option<Arc<Similar>>,
+    /// The model that reads questions for the cache of similar ones.
+    encoder: Option<Arc<Encoder>>,
     created: u64,
     objectives: Arc<Objectives>,
     recent: Arc<Recent>,

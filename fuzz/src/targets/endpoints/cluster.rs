@@ -36,6 +36,7 @@ days = 1
 [context]
 strategy = "steps"
 [semantic_cache]
+model = "tiny"
 "#;
 
 impl Cluster {

@@ -12,6 +12,7 @@ use crate::{
     rollout::running::Rollouts,
     serving::{
         backend::{Cache, Similar},
+        encoder::Encoder,
         replays::Replays,
     },
 };
@@ -40,6 +41,11 @@ impl Gateway {
             replays: Arc::new(Replays::new(settings.requests.replay)),
             response_cache: settings.requests.response_cache.map(|limits| Arc::new(Cache::new(limits))),
             similar: settings.requests.semantic_cache.as_ref().map(|settings| Arc::new(Similar::new(settings.limits))),
+            encoder: settings
+                .requests
+                .semantic_cache
+                .as_ref()
+                .map(|settings| Arc::new(Encoder::new(settings.model.clone(), settings.wait))),
             created: unix_seconds(),
             objectives: Arc::new(Objectives::new(settings.classes.clone())),
             recent: Arc::default(),

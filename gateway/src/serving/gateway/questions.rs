@@ -1,20 +1,22 @@
-//! Semantic cache queries: whether the answer to a similar question is acceptable, and the question to look up. A model that measures
-//! similarity is asked like the moderator, bypassing everything meant for clients, and at no tenant's charge.
+//! Semantic cache queries: whether the answer to a similar question is acceptable, and the question to look up, as a vector of the encoder.
+//! The encoder is asked like the moderator, bypassing everything meant for clients, and at no tenant's charge.
 
 use super::Gateway;
 use crate::{
-    cache::semantic::{Inquiry, similarity::Question},
+    cache::semantic::{Inquiry, patience::Reading, question::Question, vector::Vector},
     dialog::Dialog,
     metrics,
     requests::options::Options,
-    serving::{backend::Submission, embedded},
+    serving::{
+        backend::{Backend, Submission},
+        embedded,
+        encoder::Encoder,
+    },
 };
-use std::{sync::Arc, time::Duration};
-use tidemill_cluster::NewRequest;
+use std::{sync::Arc, time::Instant};
+use tidemill_cluster::{NewRequest, class::ClassId};
 use tidemill_proto::{message::Embeds, tokens::Tokens};
-
-/// The time limit for a model to read a question: longer would cost more than it saves.
-const EMBEDDED_MAX: Duration = Duration::from_secs(2);
+use tokio::time::timeout;
 
 /// A placeholder for the question in the parts that must be equal.
 const PLACE: &str = "question";
@@ -40,31 +42,61 @@ impl Gateway {
         Some(Inquiry { question, text, setting, is_open: options.max_tokens.is_none(), response: String::new() })
     }
 
-    /// Completes the cache query with the id of the coming response and, if a model measures similarity, with its embedding of the
-    /// question.
+    /// Completes the cache query with the id of the coming response and the question's vector. Without a vector there is no query: the
+    /// answer is computed, and not kept.
     pub async fn complete_question(&self, options: &mut Options, response: &str) {
-        let Some(mut inquiry) = options.inquiry.take() else { return };
-        response.clone_into(&mut inquiry.response);
-        if let Some(model) = self.shared.settings.requests.semantic_cache.as_ref().and_then(|settings| settings.model.as_ref()) {
-            let embedded = tokio::time::timeout(EMBEDDED_MAX, self.embedded(model, &inquiry.text, options)).await;
-            match embedded.unwrap_or(Err("overdue")) {
-                Ok(embedding) => inquiry.question = inquiry.question.embedded(embedding),
-                Err(reason) => {
-                    metrics::count_semantic_cache_unread(reason);
-                    return;
-                }
+        let (Some(mut inquiry), Some(encoder)) = (options.inquiry.take(), &self.shared.encoder) else { return };
+        match self.vector(encoder, &inquiry.text, options.class).await {
+            Ok(vector) => {
+                inquiry.question = inquiry.question.with_vector(vector);
+                response.clone_into(&mut inquiry.response);
+                options.inquiry = Some(inquiry);
             }
+            Err(reason) => metrics::count_unread_question(reason),
         }
-        options.inquiry = Some(inquiry);
     }
 
-    async fn embedded(&self, model: &str, text: &str, options: &Options) -> Result<Vec<f32>, &'static str> {
-        let served = self.served(model).ok_or("no_model")?;
-        let prompt = Tokens::from(served.text.tokenizer.encode(text, true).map_err(|_| "failed")?);
-        let embeds = Embeds { second_text: prompt.len() as u32 };
-        let request = NewRequest::embedding(prompt, embeds, self.salt(&[]), options.class, EMBEDDED_MAX);
-        let submission = Submission::new(Arc::clone(&served.backend), vec![request]).map_err(|_| "rejected")?;
-        let mut rows = embedded::collect(submission, 1).await.map_err(|_| "failed")?;
-        rows.pop().map(embedded::unit).ok_or("failed")
+    /// Has a question read by the encoder, as far as requests [wait](crate::cache::semantic::patience) for it. Errors are labels of the metric.
+    async fn vector(&self, encoder: &Arc<Encoder>, text: &str, class: ClassId) -> Result<Vector, &'static str> {
+        let (backend, request) = self.reading(encoder, text, class)?;
+        let turn = encoder.turn().ok_or("busy")?;
+        let reading = encoder.ask();
+        let run = {
+            let encoder = Arc::clone(encoder);
+            async move {
+                let _turn = turn;
+                let began = Instant::now();
+                let vector = timeout(encoder.wait, read(backend, request)).await.unwrap_or(Err("overdue"));
+                metrics::observe_question_read(began.elapsed());
+                encoder.settle(reading, vector.is_ok());
+                vector
+            }
+        };
+        match reading {
+            Reading::Awaited => run.await,
+            Reading::Trial => {
+                tokio::spawn(run);
+                Err("paused")
+            }
+            Reading::Skipped => Err("paused"),
+        }
     }
+
+    /// The encoder's work on a question.
+    fn reading(&self, encoder: &Encoder, text: &str, class: ClassId) -> Result<(Arc<dyn Backend>, NewRequest), &'static str> {
+        let served = self.served(&encoder.model).ok_or("no_model")?;
+        let tokens_max = served.backend.context_tokens().ok_or("no_worker")?;
+        let prompt = Tokens::from(served.text.tokenizer.encode(text, true).map_err(|_| "failed")?);
+        if prompt.len() > tokens_max as usize {
+            return Err("too_long");
+        }
+        let embeds = Embeds { second_text: prompt.len() as u32 };
+        Ok((Arc::clone(&served.backend), NewRequest::embedding(prompt, embeds, self.salt(&[]), class, encoder.wait)))
+    }
+}
+
+async fn read(backend: Arc<dyn Backend>, request: NewRequest) -> Result<Vector, &'static str> {
+    let submission = Submission::new(backend, vec![request]).map_err(|_| "rejected")?;
+    let rows = embedded::collect(submission, 1).await.map_err(|_| "failed")?;
+    rows.first().and_then(|row| Vector::new(row)).ok_or("failed")
 }

@@ -74,6 +74,8 @@ pub struct RequestSettings {
 #[derive(Clone, Debug, PartialEq)]
 pub struct SemanticSettings {
     pub limits: semantic::Limits,
-    /// The model that measures the similarity of questions; without one, their words are compared.
-    pub model: Option<String>,
+    /// The served model whose embeddings say how similar questions are.
+    pub model: String,
+    /// The longest time that a request waits for its question's embedding.
+    pub wait: Duration,
 }
