@@ -164,7 +164,7 @@ fn one_two_and_four_ranks_give_the_same_bits_in_each_arithmetic() {
 
 #[test]
 fn quantized_checkpoints_are_split_by_rows() {
-    for name in FP8.into_iter().chain(INT4).filter(|name| *name != "fp8-blocks") {
+    for name in FP8.into_iter().chain(INT4) {
         assert_same(name, &fixture(name), &options(KvDtype::Bf16, None), &[2]);
     }
 }
@@ -209,7 +209,6 @@ fn what_cannot_be_split_is_refused_with_the_reason() {
         ("deepseek-v3", 2, "latent attention"),
         ("lfm2", 2, "layers that keep a state"),
         ("qwen3-moe", 2, "layers of experts"),
-        ("fp8-blocks", 2, "a block of scales spans two"),
     ] {
         let load = RankedModel::load(&fixture(family), &options(KvDtype::Bf16, None), ranks, &mut |_, _| {});
         let Err(error @ ModelError::Ranks { .. }) = load else { panic!("{family}: it is not refused") };
