@@ -1,8 +1,9 @@
 //! `tidemill up`: a whole cluster on one machine, as real processes connected over loopback.
 //!
 //! - here: the command's flags, and what of them each process is given
-//! - `models`: the models' directories and names; `fleet`: the processes, once they run
+//! - `degrees`: tensor-parallel ranks by role; `models`: the models' directories and names; `fleet`: the processes, once they run
 
+mod degrees;
 mod fleet;
 mod models;
 mod rolling;
@@ -10,6 +11,7 @@ mod scaling;
 
 use crate::processes::{Process, say};
 use anyhow::{Context, bail};
+use degrees::Degrees;
 use fleet::{Cluster, Door, certified};
 use models::{is_encoder, resolve_drafts, resolve_models};
 use scaling::{Fleet, Ranges};
@@ -90,6 +92,10 @@ pub struct UpArgs {
     /// Threads of each prefill and decode worker [default: its even share of the cores]
     #[arg(long)]
     threads: Option<usize>,
+    /// Tensor-parallel ranks that each prefill and decode worker splits its model over, such as 2, or prefill=4,decode=2; each rank needs a
+    /// thread. On a CPU only [default: 1]
+    #[arg(long, value_name = "N")]
+    tensor_parallel: Option<Degrees>,
     /// Device memory of each prefill and decode worker for KV blocks [default: 1GiB on a CPU, an equal share of a GPU]
     #[arg(long)]
     kv_memory: Option<String>,
@@ -362,6 +368,9 @@ impl Cluster {
             ];
             let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
             let engine: Vec<String> = engine.into_iter().chain(given).collect();
+            let ranks = |of_role: fn(Degrees) -> usize| {
+                args.tensor_parallel.map(of_role).into_iter().flat_map(|ranks| ["--tensor-parallel".to_owned(), ranks.to_string()])
+            };
             let fleet = |role, flags: &[String], shares: &[Vec<String>], places: std::ops::Range<usize>| Fleet {
                 model: name.clone(),
                 role,
@@ -371,7 +380,8 @@ impl Cluster {
                 rests_until: None,
             };
             if has_kv {
-                self.start_fleet(fleet("prefill", &engine, prefill_shares, numbered(prefill_most)), prefill, args, data)?;
+                let prefill_flags: Vec<String> = engine.iter().cloned().chain(ranks(|degrees| degrees.prefill)).collect();
+                self.start_fleet(fleet("prefill", &prefill_flags, prefill_shares, numbered(prefill_most)), prefill, args, data)?;
             }
             let if_given = [
                 ("--sequences-max", Some(args.sequences_max.to_string())),
@@ -384,7 +394,7 @@ impl Cluster {
                 ("--draft-rows-max", args.draft_rows_max.map(|rows| rows.to_string())),
             ];
             let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
-            let decode_flags: Vec<String> = engine.into_iter().chain(given).collect();
+            let decode_flags: Vec<String> = engine.into_iter().chain(given).chain(ranks(|degrees| degrees.decode)).collect();
             self.start_fleet(fleet("decode", &decode_flags, decode_shares, numbered(decode_most)), decode, args, data)?;
         }
         // All must be ready before the first line is printed, since its reader may connect to any of them.

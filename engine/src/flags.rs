@@ -87,6 +87,10 @@ pub struct EngineFlags {
     /// Threads that compute [default: one for each core]
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Tensor-parallel ranks that a CPU's model is split over: groups of threads with weights and KV heads of their own, such as one for each
+    /// memory node. Any number gives the same bytes [default: 1]
+    #[arg(long)]
+    pub tensor_parallel: Option<usize>,
     /// Instruction set: auto, amx, avx512bf16, avx512, avx2, neon or portable. All give the same bits, except that amx goes with amx only
     /// [default: auto]
     #[arg(long)]
@@ -134,6 +138,8 @@ pub struct EngineSettings {
     pub cores: Option<Cores>,
     /// The number of threads, at most one for each of `cores`.
     pub threads: usize,
+    /// The ranks that the model is split over, each with at least one of the threads; 1: not split.
+    pub tensor_parallel: usize,
     /// The instruction set; if `None`, the best that this CPU has.
     pub isa: Option<String>,
     pub transport: TransportChoice,
@@ -191,6 +197,14 @@ impl EngineFlags {
         if let Some(cores) = cores.as_ref().filter(|cores| cores.len() < threads) {
             return Err(invalid("threads", threads, format!("are more than the cores {cores}")));
         }
+        let tensor_parallel = self.tensor_parallel.unwrap_or(1);
+        if !(1..=threads).contains(&tensor_parallel) {
+            let reason = format!("must be from 1 to the number of threads, {threads}: each rank needs one, and a core for it");
+            return Err(invalid("tensor_parallel", tensor_parallel, reason));
+        }
+        if tensor_parallel > 1 && echo.is_some() {
+            return Err(invalid("tensor_parallel", tensor_parallel, "is not for `--engine echo`, which has nothing to split"));
+        }
         if let Some(step_tokens) = self.step_tokens.filter(|tokens| !(1..=STEP_TOKENS_MAX).contains(tokens)) {
             return Err(invalid("step_tokens", step_tokens, format!("must be from 1 to {STEP_TOKENS_MAX}")));
         }
@@ -209,6 +223,7 @@ impl EngineFlags {
             device_share,
             kernel_cache: self.kernel_cache.unwrap_or_else(kernel_cache_default),
             threads,
+            tensor_parallel,
             isa,
             transport,
             rdma_devices,
@@ -310,6 +325,18 @@ mod tests {
         ] {
             let error = wrong.check().unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn each_rank_has_a_thread() {
+        let with = |ranks, threads| EngineFlags { tensor_parallel: Some(ranks), threads: Some(threads), ..flags() };
+        assert_eq!(flags().check().unwrap().tensor_parallel, 1);
+        assert_eq!(with(4, 4).check().unwrap().tensor_parallel, 4);
+        let echo = EngineFlags { engine: Some("echo".into()), ..with(2, 2) };
+        for (wrong, words) in [(with(3, 2), "number of threads, 2"), (with(0, 2), "from 1 to"), (echo, "nothing to split")] {
+            let error = wrong.check().unwrap_err().to_string();
+            assert!(error.contains("`tensor_parallel`") && error.contains(words), "{error}");
         }
     }
 

@@ -7,7 +7,7 @@ use crate::{
 use std::{fs, io::ErrorKind, path::Path};
 use tidemill_model::{
     CpuExecutor, CudaError, CudaExecutor, EchoExecutor, Encoder, EncoderExecutor, EncoderOptions, Executor, ExecutorError, Isa,
-    LoadOptions, Model, ModelError, Quantization, Runner,
+    LoadOptions, Model, ModelError, Quantization, RankedExecutor, RankedModel, Runner,
     cuda::{self, CudaOptions, KvBytes},
     echo::EchoOptions,
     read_json,
@@ -125,21 +125,34 @@ fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<Loaded
         Some(name) => Some(name.parse::<Isa>().map_err(|reason| invalid("isa", name, reason.to_string()))?),
     };
     let mut progress = Progress::new("loading weights:");
+    let mut progress = |done, total| progress.update(done, total);
     let options = EncoderOptions { quantize: settings.quantize, threads: settings.threads, isa };
-    if let Some(encoder) = Encoder::load(&settings.model, &options, &mut |done, total| progress.update(done, total))? {
+    let ranks = settings.tensor_parallel;
+    if let Some(encoder) = Encoder::load(&settings.model, &options, &mut progress)? {
+        if ranks > 1 {
+            return Err(invalid("tensor_parallel", ranks, "is not for models that read a text as a whole: leave it out").into());
+        }
         let blocks = settings.cpu_blocks(encoder.kv_shape().block_bytes())?;
         // A text goes into one step, regardless of its length.
         let step_tokens = settings.step_tokens.unwrap_or(ENCODER_STEP_TOKENS).max(encoder.context_tokens());
         return Ok(LoadedRunner { runner: Box::new(EncoderExecutor::new(encoder, blocks)), blocks, step_tokens });
     }
     let options = LoadOptions { kv_dtype: settings.kv_dtype, quantize: settings.quantize, threads: settings.threads, isa };
-    let model = Model::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
-    if model.dequantizes_4_bits() {
+    let (runner, blocks, dequantizes_4_bits): (Runner, _, _) = if ranks > 1 {
+        let model = RankedModel::load(&settings.model, &options, ranks, &mut progress)?;
+        tracing::info!(ranks, threads = settings.threads / ranks, "the model is split over ranks, each with these threads");
+        let (blocks, dequantizes) = (settings.cpu_blocks(model.kv_shape().block_bytes())?, model.dequantizes_4_bits());
+        (Box::new(RankedExecutor::new(model, blocks)), blocks, dequantizes)
+    } else {
+        let model = Model::load(&settings.model, &options, &mut progress)?;
+        let (blocks, dequantizes) = (settings.cpu_blocks(model.kv_shape().block_bytes())?, model.dequantizes_4_bits());
+        (Box::new(CpuExecutor::new(model, blocks)), blocks, dequantizes)
+    };
+    if dequantizes_4_bits {
         tracing::info!("weights in 4 bits are dequantized: they take at least four times the memory");
     }
-    let blocks = settings.cpu_blocks(model.kv_shape().block_bytes())?;
     let step_tokens = settings.step_tokens.unwrap_or(CPU_STEP_TOKENS).max(sequences_max);
-    Ok(LoadedRunner { runner: Box::new(CpuExecutor::new(model, blocks)), blocks, step_tokens })
+    Ok(LoadedRunner { runner, blocks, step_tokens })
 }
 
 fn load_echo(settings: &EngineSettings, options: &EchoOptions, sequences_max: usize) -> Result<LoadedRunner, EngineError> {
@@ -154,6 +167,9 @@ fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<Loade
     let unfit = |problem: &str| Err(ModelError::NotOnDevice { problem: problem.to_owned() });
     if let Some(quantize @ (Quantization::Int8 | Quantization::Int4)) = settings.quantize {
         return unfit(&format!("projections in integers (--quantize {}) are the CPU's", quantize.name()));
+    }
+    if settings.tensor_parallel > 1 {
+        return unfit(&format!("a model that is split (--tensor-parallel {}) is the CPU's", settings.tensor_parallel));
     }
     let libraries = cuda::libraries()?;
     tracing::info!(driver = %libraries.driver, nvrtc = %libraries.nvrtc, cublaslt = %libraries.cublaslt, "CUDA's libraries");
@@ -177,9 +193,29 @@ mod tests {
     use tidemill_kernels::cuda::Device;
 
     fn load(device: &str) -> Result<LoadedEngine, EngineError> {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama3");
-        let flags = EngineFlags { model: Some(model), device: Some(device.into()), threads: Some(1), ..EngineFlags::default() };
+        load_split("fixtures/llama3", device, 1)
+    }
+
+    fn load_split(model: &str, device: &str, ranks: usize) -> Result<LoadedEngine, EngineError> {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests").join(model);
+        let (device, tensor_parallel) = (Some(device.into()), Some(ranks));
+        let flags = EngineFlags { model: Some(model), device, threads: Some(ranks), tensor_parallel, ..EngineFlags::default() };
         load_engine(&flags.check().unwrap(), 300, 1200)
+    }
+
+    #[test]
+    fn a_split_model_is_a_cpus_and_has_the_same_blocks() {
+        let (whole, split) = (load("cpu").unwrap(), load_split("fixtures/llama3", "auto", 2).unwrap());
+        assert_eq!((split.info.layout, split.info.block_bytes), (whole.info.layout, whole.info.block_bytes));
+        assert_eq!(split.device_blocks, whole.device_blocks);
+        for (model, device, ranks, words) in [
+            ("fixtures/llama3", "cuda", 2, "--tensor-parallel 2"),
+            ("fixtures/llama3", "cpu", 3, "4 query heads share 2 KV heads"),
+            ("encoders/bert-mean", "cpu", 2, "`tensor_parallel`"),
+        ] {
+            let Err(error) = load_split(model, device, ranks) else { panic!("{model} on {device} is not refused") };
+            assert!(error.to_string().contains(words), "{error}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! and softmax sum lane by lane in ascending order, then add the lanes in one fixed tree.
 //!
 //! - `isa`: instruction sets; `dispatch`: running a kernel on one; `simd`: the 16-lane machine
-//! - `threads`: the thread pool; `memory`: aligned memory in huge pages
+//! - `threads`: the thread pool; [`groups`]: pools that compute side by side; `memory`: aligned memory in huge pages
 //! - `element`, `bf16`, `exp`: numbers on 16 lanes; [`activation`]: the functions of feed-forward layers, and soft caps; `hadamard`:
 //!   spreading outliers before rounding to 8 bits
 //! - [`gemm`]: activations times weights
@@ -30,6 +30,7 @@ pub mod elementwise;
 pub mod embedding;
 mod exp;
 pub mod gemm;
+pub mod groups;
 pub(crate) mod hadamard;
 mod isa;
 pub mod kv;
@@ -73,29 +74,40 @@ pub struct Cpu {
     /// `None` if only the calling thread computes.
     pool: Option<ThreadPool>,
     arena: Arena,
+    /// The core that its caller's thread belongs on, if its other threads are pinned and the caller is to be as well.
+    first_core: Option<usize>,
 }
 
 impl Cpu {
     /// Creates a pool of `threads` threads, at least 1, the caller's included. `isa`: if `None`, the best is chosen. If the process may run
     /// on exactly that many cores, each thread but the caller's is pinned to one.
     pub fn new(isa: Option<Isa>, threads: usize) -> Result<Cpu, KernelError> {
+        let cores = affinity::cores();
+        let cpu = Self::on_cores(isa, threads, if cores.len() == threads { &cores } else { &[] })?;
+        Ok(Cpu { first_core: None, ..cpu })
+    }
+
+    /// Creates a pool whose threads but the caller's are pinned to `cores` but the first, if there are any.
+    fn on_cores(isa: Option<Isa>, threads: usize, cores: &[usize]) -> Result<Cpu, KernelError> {
         let isa = isa.unwrap_or_else(Isa::best);
         if !isa.is_available() {
             return Err(KernelError::IsaUnavailable(isa));
         }
+        let others = cores.get(1..).unwrap_or_default().to_vec();
         let pool = match threads {
             0 | 1 => None,
             _ => {
-                let cores = affinity::cores();
-                let start = move |worker| {
-                    if cores.len() == threads {
-                        affinity::stay_on(cores[worker + 1]);
-                    }
-                };
+                let start = move |worker: usize| others.get(worker).into_iter().for_each(|&core| affinity::stay_on(core));
                 Some(ThreadPool::new(threads - 1, start).map_err(|source| KernelError::Threads { threads, source })?)
             }
         };
-        Ok(Cpu { isa, pool, arena: Arena::default() })
+        Ok(Cpu { isa, pool, arena: Arena::default(), first_core: cores.first().copied() })
+    }
+
+    /// Pins the calling thread to the core of a [group's](groups) leader, if its other threads are pinned: what it touches first is then in the
+    /// group's memory.
+    pub fn lead(&self) {
+        self.first_core.into_iter().for_each(affinity::stay_on);
     }
 
     pub fn isa(&self) -> Isa {

@@ -7,6 +7,7 @@
 //!   `short_conv`, `delta_rule`: layers that keep a state; `conv_inputs`: the inputs of their convolutions; `states`: that state, in
 //!   blocks; `experts`: feed-forward layers of experts; `router`: the choice of experts for each row; `latent`: attention over a compressed
 //!   latent
+//! - `ranks`: how a model is split over tensor-parallel ranks, and their exchange; [`ranked`]: a model that is split
 
 mod band;
 mod conv_inputs;
@@ -17,18 +18,21 @@ mod key_offset;
 mod latent;
 pub mod model;
 pub(crate) mod projection;
+pub mod ranked;
+mod ranks;
 mod router;
 mod short_conv;
 mod states;
 
 pub use projection::Quantization;
+pub use ranked::{RankedExecutor, RankedModel};
 
 use crate::{
     executor::{BlockBytes, Executor, ExecutorError},
     sampler::SamplerScratch,
     step::take_logits,
 };
-use forward::{Chunk, LogitRows};
+use forward::{Chunk, LogitRows, Logits};
 use model::Model;
 use tidemill_kernels::cpu::kv::KvMemory;
 use tidemill_proto::{
@@ -87,20 +91,7 @@ impl Executor for CpuExecutor {
 
     fn step(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, ExecutorError> {
         let chunks: Vec<_> = segments.iter().map(chunk).collect();
-        let mut logits = self.model.forward(&chunks, &mut self.kv);
-        let mut first = 0;
-        let finish = |segment: &Segment<'_>| {
-            let mut result = SegmentResult::default();
-            if let Wanted::Embedding { .. } = segment.wanted {
-                result.embedding = Some(logits.hidden(first).to_vec());
-            }
-            for i in 0..segment.logit_rows() {
-                take_logits(segment, i, logits.row_mut(first + i), &mut self.scratch, &mut result);
-            }
-            first += segment.logit_rows();
-            result
-        };
-        Ok(segments.iter().map(finish).collect())
+        Ok(results(segments, self.model.forward(&chunks, &mut self.kv), &mut self.scratch))
     }
 
     fn write_block(&mut self, block: u32, fill: &mut dyn FnMut(&mut [u8]) -> bool) -> Result<bool, ExecutorError> {
@@ -114,6 +105,23 @@ impl Executor for CpuExecutor {
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError> {
         Ok(BlockBytes::Ready(blocks.iter().map(|&block| self.kv.block(block).to_vec()).collect()))
     }
+}
+
+/// The results that segments want of their logits.
+fn results(segments: &[Segment<'_>], mut logits: Logits<'_>, scratch: &mut SamplerScratch) -> Vec<SegmentResult> {
+    let mut first = 0;
+    let finish = |segment: &Segment<'_>| {
+        let mut result = SegmentResult::default();
+        if let Wanted::Embedding { .. } = segment.wanted {
+            result.embedding = Some(logits.hidden(first).to_vec());
+        }
+        for i in 0..segment.logit_rows() {
+            take_logits(segment, i, logits.row_mut(first + i), scratch, &mut result);
+        }
+        first += segment.logit_rows();
+        result
+    };
+    segments.iter().map(finish).collect()
 }
 
 /// The chunk of rows that the layers compute for a segment.

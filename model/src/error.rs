@@ -58,6 +58,8 @@ pub enum ModelError {
     TooWideForInt8Kv { head_dim: usize },
     #[error("a latent in 8 bits is not supported: load the model without --kv-dtype int8")]
     LatentInInt8,
+    #[error("the model cannot be split over {ranks} ranks: {problem}; choose a different --tensor-parallel, or leave it out")]
+    Ranks { ranks: usize, problem: String },
     #[error("the GPU's kernels cannot run this: {problem}; run on the CPU (--device cpu)")]
     NotOnDevice { problem: String },
     #[error(

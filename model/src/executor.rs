@@ -93,11 +93,13 @@ pub trait DeviceCopies {
     unsafe fn copy_block(&mut self, block: u32, from: u64) -> Result<DeviceCopy, ExecutorError>;
 }
 
-/// The failure of a backend. The CPU's never fails.
+/// The failure of a backend. The CPU's fails only as a group of ranks.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    #[error("rank {rank} of {ranks} failed, and with it all: {message}")]
+    Rank { rank: usize, ranks: usize, message: String },
 }
 
 /// An executor of any backend, which is chosen when the model is loaded.

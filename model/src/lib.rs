@@ -50,7 +50,7 @@ mod weight;
 
 pub use config::ModelConfig;
 pub use cpu::{
-    CpuExecutor, Quantization,
+    CpuExecutor, Quantization, RankedExecutor, RankedModel,
     forward::{Chunk, LogitRows, Logits},
     model::{LoadOptions, Model},
 };

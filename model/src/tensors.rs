@@ -12,7 +12,9 @@ use crate::{
     stacked::{Outputs, Stack},
     weight::{Storage, Weight},
 };
+use std::ops::Range;
 use tidemill_kernels::{Dtype, cpu::delta_rule::DeltaHeads};
+use tidemill_proto::block::Shard;
 
 /// A projection as stored in the file: `[outputs, inputs]`.
 pub(crate) struct Linear {
@@ -221,6 +223,13 @@ impl Tensors {
         Ok(Self { embedding, layers, final_norm, head })
     }
 
+    /// The part of one tensor-parallel rank: of each matrix its rows, and the numbers that go with its heads. Matrices stay in the mapped
+    /// files.
+    pub(crate) fn part(&self, shard: Shard, config: &ModelConfig) -> Result<Self, ModelError> {
+        let layers = self.layers.iter().map(|layer| layer.part(shard, config)).collect::<Result<_, _>>()?;
+        Ok(Self { embedding: self.embedding.clone(), layers, final_norm: self.final_norm.clone(), head: self.head.part(shard, 1)? })
+    }
+
     /// Whether every matrix is bf16 after dequantization.
     pub(crate) fn matrices_are_bf16(&self) -> bool {
         self.embedding.view().dtype() == Dtype::Bf16 && self.projections().all(|linear| linear.weight.dtype() == Dtype::Bf16)
@@ -266,6 +275,37 @@ impl LayerTensors {
         let dense = dense.into_iter().flat_map(|DenseTensors { gate, up, down }| gate.iter().chain([up, down]));
         inputs.into_iter().chain(output_gate).chain([output]).chain(dense).chain(experts.flatten())
     }
+}
+
+impl LayerTensors {
+    /// The part of one rank, in a model that can be split: one whose layers attend with heads and are dense.
+    fn part(&self, shard: Shard, config: &ModelConfig) -> Result<Self, ModelError> {
+        let (InputTensors::Heads(heads), MlpTensors::Dense(dense)) = (&self.inputs, &self.mlp) else {
+            unreachable!("other layers are refused before")
+        };
+        let of_heads = |linear: &Linear| linear.part(shard, config.head_dim);
+        let [q, k, v] = &**heads;
+        let DenseTensors { gate, up, down } = &**dense;
+        let gate = gate.as_ref().map(|gate| gate.part(shard, 1)).transpose()?;
+        Ok(Self {
+            attention_norm: self.attention_norm.clone(),
+            inputs: InputTensors::Heads(Box::new([of_heads(q)?, of_heads(k)?, of_heads(v)?])),
+            output_gate: self.output_gate.as_ref().map(of_heads).transpose()?,
+            output: self.output.part(shard, 1)?,
+            qk_norm: self.qk_norm.clone(),
+            sinks: self.sinks.as_ref().map(|sinks| sinks[part_of(shard, sinks.len())].to_vec()),
+            after_attention: self.after_attention.clone(),
+            mlp_norm: self.mlp_norm.clone(),
+            mlp: MlpTensors::Dense(Box::new(DenseTensors { gate, up: up.part(shard, 1)?, down: down.part(shard, 1)? })),
+            after_mlp: self.after_mlp.clone(),
+        })
+    }
+}
+
+/// The part of `len` rows, columns or heads that belongs to a rank. Parts are in the order of ranks, and of nearly equal size.
+pub(crate) fn part_of(shard: Shard, len: usize) -> Range<usize> {
+    let start = |index: u32| len * index as usize / shard.count as usize;
+    start(shard.index)..start(shard.index + 1)
 }
 
 /// Takes the tensors of one layer.
@@ -611,6 +651,17 @@ impl LatentTensors {
 }
 
 impl Linear {
+    /// The rows of one rank, in whole units of `unit` rows.
+    fn part(&self, shard: Shard, unit: usize) -> Result<Self, ModelError> {
+        assert!(matches!(self.order, RowOrder::AsStored | RowOrder::EvenFirst { .. }), "rows are reordered within a head at most");
+        let units = part_of(shard, self.weight.rows() / unit);
+        let rows = units.start * unit..units.end * unit;
+        let refuse = |problem| ModelError::Ranks { ranks: shard.count as usize, problem: format!("tensor {}: {problem}", self.name) };
+        let weight = self.weight.rows_of(rows.clone()).map_err(refuse)?;
+        let bias = self.bias.as_ref().map(|bias| bias[rows].to_vec());
+        Ok(Self { name: self.name.clone(), weight, bias, order: self.order })
+    }
+
     fn reordered(mut self, order: RowOrder) -> Self {
         self.reorder(order);
         self
@@ -636,6 +687,14 @@ mod tests {
         let order = |is_interleaved| RowOrder::RotatedFirst { plain: 3, rotated: 4, is_interleaved };
         assert_eq!((0..14).map(|row| order(true).stored(row)).collect::<Vec<_>>(), [3, 5, 4, 6, 0, 1, 2, 10, 12, 11, 13, 7, 8, 9]);
         assert_eq!((0..7).map(|row| order(false).stored(row)).collect::<Vec<_>>(), [3, 4, 5, 6, 0, 1, 2]);
+    }
+
+    #[test]
+    fn parts_are_in_order_and_nearly_equal() {
+        let parts = |len, count| (0..count).map(|index| part_of(Shard { index, count }, len)).collect::<Vec<_>>();
+        assert_eq!(parts(8, 4), [0..2, 2..4, 4..6, 6..8]);
+        assert_eq!(parts(10, 3), [0..3, 3..6, 6..10]);
+        assert_eq!(parts(7, 1), [0..7]);
     }
 
     #[test]

@@ -228,7 +228,7 @@ impl Fp8Matrix {
     fn rows_of(&self, rows: Range<usize>) -> Result<Self, String> {
         let is_one_block = self.block.0 >= self.rows;
         if !is_one_block && !rows.start.is_multiple_of(self.block.0) {
-            let problem = "a block of scales spans two of the projections that are stored as one";
+            let problem = "a block of scales spans two of the parts that the matrix is cut into";
             return Err(format!("{problem} (rows from {} in blocks of {}): use an unquantized checkpoint", rows.start, self.block.0));
         }
         let across = self.cols.div_ceil(self.block.1);

@@ -39,6 +39,8 @@ pub enum Output<'a, A> {
     Add(&'a mut [f32]),
     /// `up` gated by `activation(gate)` from gated weights, `activation(y)` from others, packed as activations for the next product.
     Activated(Activation, &'a mut A),
+    /// The same numbers as they are, `[rows, outputs]`, to be packed together with others.
+    ActivatedNumbers(Activation, &'a mut [f32]),
 }
 
 impl<'a, W, A> Product<'a, W, A> {
@@ -52,6 +54,7 @@ impl<'a, W, A> Product<'a, W, A> {
             Output::Set(y) => Output::Set(y),
             Output::Add(y) => Output::Add(y),
             Output::Activated(activation, y) => Output::Activated(activation, activations(y)),
+            Output::ActivatedNumbers(activation, y) => Output::ActivatedNumbers(activation, y),
         };
         Product { weights: weights(self.weights), output }
     }

@@ -298,14 +298,14 @@ impl Gate {
 
 /// Spins, then spins and yields, then tells the worker to park.
 #[derive(Default)]
-struct Backoff {
+pub(crate) struct Backoff {
     rounds: u32,
     since: Option<Instant>,
 }
 
 impl Backoff {
     /// Waits a little. Returns `false` when the wait has been long enough.
-    fn wait(&mut self) -> bool {
+    pub(crate) fn wait(&mut self) -> bool {
         spin_loop();
         self.rounds += 1;
         if !self.rounds.is_multiple_of(ROUNDS_PER_LOOK) {

@@ -4,6 +4,7 @@ use super::{
     experts::ExpertScratch,
     latent::LatentScratch,
     projection::{Activations, Arithmetic},
+    ranks::Columns,
 };
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use tidemill_kernels::cpu::{
@@ -67,6 +68,7 @@ pub(super) struct Scratch {
     pub(super) activated: Activations,
     /// The output of a part of the layer that is normed or scaled before it is added to the residual stream.
     pub(super) added: Vec<f32>,
+    pub(super) columns: Columns,
     pub(super) experts: ExpertScratch,
     pub(super) latent: LatentScratch,
 }
@@ -84,6 +86,7 @@ impl Buffers {
                 attended,
                 activated,
                 added: Vec::new(),
+                columns: Columns::default(),
                 experts: ExpertScratch::new(arithmetic, threads),
                 latent: LatentScratch::new(arithmetic),
             })

@@ -5,6 +5,7 @@ use super::{
     key_offset,
     model::{Dense, FeedForward, Inputs, Layer, Model},
     projection::{Activations, Projection, project},
+    ranks::Columns,
     states::{Pieces, States},
 };
 use crate::norm::Norm;
@@ -84,6 +85,18 @@ impl Model {
     /// On a broken contract: a token outside the vocabulary, an empty chunk, a chunk beyond the model's context or its
     /// block table, a state that is missing, a block id outside `kv`, or `kv` of another model.
     pub fn forward(&mut self, chunks: &[Chunk<'_>], kv: &mut KvMemory) -> Logits<'_> {
+        self.compute(chunks, kv);
+        self.logits()
+    }
+
+    /// The logits of the last batch; of ranks, the first has all.
+    pub(super) fn logits(&mut self) -> Logits<'_> {
+        let Buffers { logits, hidden, .. } = &mut self.buffers;
+        Logits { data: logits, vocab: self.config.vocab, hidden, width: self.config.hidden }
+    }
+
+    /// Runs all chunks, as [`forward`](Self::forward) does.
+    pub(super) fn compute(&mut self, chunks: &[Chunk<'_>], kv: &mut KvMemory) {
         assert_eq!(*kv.layout(), self.kv_layout(), "the KV memory is of another shape than the model");
         for chunk in chunks {
             let end = chunk.start + chunk.tokens.len();
@@ -96,8 +109,6 @@ impl Model {
         self.run(chunks, kv, &mut states, &mut buffers);
         buffers.states = states.store(&self.cpu, chunks, kv);
         self.buffers = buffers;
-        let Buffers { logits, hidden, .. } = &mut self.buffers;
-        Logits { data: logits, vocab: self.config.vocab, hidden, width: self.config.hidden }
     }
 
     /// One loop over bands per layer, from its attention to the next layer's keys. Bands wait for each other only to
@@ -123,8 +134,9 @@ impl Model {
             });
         }
         self.keep(last, layers.len(), kv, bands, &pieces, states);
-        resize(&mut buffers.logits, tail.spans.iter().map(|span| span.rows).sum::<usize>() * self.config.vocab);
-        if !tail.spans.is_empty() {
+        if tail.spans.is_empty() {
+            buffers.logits.clear();
+        } else {
             // From here on, only rows with logits matter.
             for band in &*bands {
                 tail.follow(band, self.config.hidden, last.inputs.recurrent_outputs());
@@ -138,7 +150,7 @@ impl Model {
                 self.final_norm.apply(cpu, &mut buffers.hidden);
             }
             scratch.normed.norm_from(cpu, &tail.x, &self.final_norm);
-            project(cpu, &scratch.normed, [Product { weights: &self.head, output: Output::Set(&mut buffers.logits) }]);
+            self.project_to_logits(scratch, &mut buffers.logits);
             let (factor, cap) = (self.config.logit_factor, self.config.logit_cap);
             if factor.is_some() || cap.is_some() {
                 elementwise::scale_and_cap(cpu, &mut buffers.logits, factor.unwrap_or(1.0), cap);
@@ -146,6 +158,18 @@ impl Model {
         }
         buffers.bands = all.into_iter().map(Band::recycle).collect();
         buffers.tail = tail.recycle();
+    }
+
+    /// Multiplies the final norm's rows by the head.
+    fn project_to_logits(&self, Scratch { normed, columns, .. }: &mut Scratch, logits: &mut Vec<f32>) {
+        let (cpu, rows, vocab, weights) = (&self.cpu, normed.rows(), self.config.vocab, &self.head);
+        let Some(rank) = &self.rank else {
+            resize(logits, rows * vocab);
+            return project(cpu, normed, [Product { weights, output: Output::Set(logits) }]);
+        };
+        resize(&mut columns.own, rows * rank.own(vocab).len());
+        project(cpu, normed, [Product { weights, output: Output::Set(&mut columns.own) }]);
+        rank.gather_to_first(cpu, rows, &mut columns.own, logits);
     }
 
     /// Cuts the chunks' rows into bands, and collects the rows with logits in `tail`, reusing old bands' memory.
@@ -192,8 +216,11 @@ impl Model {
 
     /// Number of bands for `rows` rows. If a layer's weights are small, each band goes through it on one thread, and
     /// its intermediate results stay in that thread's caches. If they are large, or rows are too few for all threads,
-    /// there is one band, and threads share each product.
+    /// there is one band, and threads share each product. So it is for a rank, which meets the others between products.
     fn bands(&self, rows: usize) -> usize {
+        if self.rank.is_some() {
+            return 1;
+        }
         let bands = rows.div_ceil(BAND_ROWS).next_multiple_of(self.cpu.threads());
         if rows < (2 * BAND_ROWS).max(bands * BAND_ROWS_MIN) || self.layers[0].projection_bytes() > WEIGHTS_BYTES_MAX { 1 } else { bands }
     }
@@ -295,7 +322,7 @@ impl Model {
             Rows::Queries => return project(cpu, normed, [q]),
         }
         if let Some((_, norm)) = &layer.qk_norm {
-            norm.apply(cpu, &mut band.k);
+            self.norm_heads(norm, &mut band.k, &mut scratch.columns.all);
         }
         self.rotate(layer, &mut band.k, &band.angles);
         if let Some(offset) = &layer.key_offset {
@@ -314,13 +341,14 @@ impl Model {
             attended,
             activated,
             added,
+            columns,
             experts: expert_scratch,
             latent: latent_scratch,
             ..
         } = scratch;
         if let (FeedForward::Dense(dense), true) = (&layer.mlp, config.family.is_parallel) {
             // This must precede the attention's sum, as both parts read the same `x`.
-            self.activate(dense, layer.attention_norm.as_ref(), x, normed, activated);
+            self.activate(dense, layer.attention_norm.as_ref(), x, normed, activated, columns);
         }
         let (window, scale, cap) = (config.windows[index], config.score_factor, config.score_cap);
         let what =
@@ -328,19 +356,20 @@ impl Model {
         match &layer.inputs {
             Inputs::Heads(_) => {
                 if let Some((norm, _)) = &layer.qk_norm {
-                    norm.apply(cpu, q);
+                    self.norm_heads(norm, q, &mut columns.all);
                 }
                 self.rotate(layer, q, angles);
                 self.grow(spans, q);
-                match layer.output_gate {
-                    None => attended.fill(cpu, |attended| attention(cpu, kv, what, spans, q, attended, buffers)),
-                    Some(_) => {
-                        attention(cpu, kv, what, spans, q, ungated, buffers);
-                        q.clear();
-                        ungated.append_columns(0..ungated.cols(), q);
+                if layer.output_gate.is_none() && self.rank.is_none() {
+                    attended.fill(cpu, |attended| attention(cpu, kv, what, spans, q, attended, buffers));
+                } else {
+                    attention(cpu, kv, what, spans, q, ungated, buffers);
+                    q.clear();
+                    ungated.append_columns(0..ungated.cols(), q);
+                    if layer.output_gate.is_some() {
                         elementwise::gate(cpu, q, gates, Gate::Sigmoid);
-                        attended.copy_from(cpu, q, config.heads * config.head_dim);
                     }
+                    self.pack_all_columns(ungated.rows(), q, &mut columns.all, attended);
                 }
             }
             Inputs::Latent(latent) => latent.attend(cpu, kv, what, spans, q, attended, buffers, latent_scratch),
@@ -353,13 +382,13 @@ impl Model {
                 attended.copy_from(cpu, v, rule.heads.outputs());
             }
         }
-        self.add(attended, &layer.output, layer.after_attention.as_ref(), x, added);
+        self.add(attended, &layer.output, layer.after_attention.as_ref(), x, added, columns);
         match &layer.mlp {
             FeedForward::Dense(dense) => {
                 if !config.family.is_parallel {
-                    self.activate(dense, layer.mlp_norm.as_ref(), x, normed, activated);
+                    self.activate(dense, layer.mlp_norm.as_ref(), x, normed, activated, columns);
                 }
-                self.add(activated, &dense.down, layer.after_mlp.as_ref(), x, added);
+                self.add(activated, &dense.down, layer.after_mlp.as_ref(), x, added, columns);
             }
             FeedForward::Experts(experts) => {
                 let normed = &mut expert_scratch.normed;
@@ -375,18 +404,80 @@ impl Model {
     }
 
     /// Computes a dense feed-forward layer up to its activation.
-    fn activate(&self, dense: &Dense, norm: Option<&Norm>, x: &[f32], normed: &mut Activations, activated: &mut Activations) {
+    fn activate(
+        &self,
+        dense: &Dense,
+        norm: Option<&Norm>,
+        x: &[f32],
+        normed: &mut Activations,
+        activated: &mut Activations,
+        Columns { own, all }: &mut Columns,
+    ) {
         self.fill(normed, x, norm);
-        project(&self.cpu, normed, [Product { weights: &dense.gate_up, output: Output::Activated(self.config.activation, activated) }]);
+        let (weights, activation) = (&dense.gate_up, self.config.activation);
+        let Some(rank) = &self.rank else {
+            return project(&self.cpu, normed, [Product { weights, output: Output::Activated(activation, activated) }]);
+        };
+        resize(own, normed.rows() * rank.own(self.config.intermediate).len());
+        project(&self.cpu, normed, [Product { weights, output: Output::ActivatedNumbers(activation, own) }]);
+        self.pack_all_columns(normed.rows(), own, all, activated);
     }
 
-    /// Adds the projection of `from` to the residual stream, normed and scaled where the family does.
-    fn add(&self, from: &Activations, weights: &Projection, norm: Option<&Norm>, x: &mut [f32], added: &mut Vec<f32>) {
-        if norm.is_none() && self.config.residual_factor.is_none() {
-            return project(&self.cpu, from, [Product { weights, output: Output::Add(x) }]);
+    /// Packs rows, with the columns of other ranks if there are any.
+    fn pack_all_columns(&self, rows: usize, own: &mut Vec<f32>, all: &mut Vec<f32>, to: &mut Activations) {
+        let all = match &self.rank {
+            None => own,
+            Some(rank) => {
+                rank.gather(&self.cpu, rows, own, all);
+                all
+            }
+        };
+        to.copy_from(&self.cpu, all, all.len() / rows);
+    }
+
+    /// Norms queries or keys: each head's numbers, or those of all heads together, also of those that other ranks have.
+    fn norm_heads(&self, norm: &Norm, x: &mut Vec<f32>, all: &mut Vec<f32>) {
+        let width = norm.weight.len();
+        match &self.rank {
+            Some(rank) if width > self.config.head_dim => {
+                rank.gather(&self.cpu, x.len() / rank.own(width).len(), x, all);
+                norm.apply(&self.cpu, all);
+                rank.keep_own(all, width, x);
+            }
+            _ => norm.apply(&self.cpu, x),
         }
-        resize(added, x.len());
-        project(&self.cpu, from, [Product { weights, output: Output::Set(added) }]);
+    }
+
+    /// Adds the projection of `from` to the residual stream, normed and scaled where the family does. A rank computes its own columns of the
+    /// sum, or of what is normed and scaled.
+    fn add(
+        &self,
+        from: &Activations,
+        weights: &Projection,
+        norm: Option<&Norm>,
+        x: &mut Vec<f32>,
+        added: &mut Vec<f32>,
+        columns: &mut Columns,
+    ) {
+        let (cpu, rows, width, own) = (&self.cpu, from.rows(), self.config.hidden, &mut columns.own);
+        let is_added_as_it_is = norm.is_none() && self.config.residual_factor.is_none();
+        match &self.rank {
+            None if is_added_as_it_is => return project(cpu, from, [Product { weights, output: Output::Add(x) }]),
+            None => {
+                resize(added, x.len());
+                project(cpu, from, [Product { weights, output: Output::Set(added) }]);
+            }
+            Some(rank) if is_added_as_it_is => {
+                rank.keep_own(x, width, own);
+                project(cpu, from, [Product { weights, output: Output::Add(own) }]);
+                return rank.gather(cpu, rows, own, x);
+            }
+            Some(rank) => {
+                resize(own, rows * rank.own(width).len());
+                project(cpu, from, [Product { weights, output: Output::Set(own) }]);
+                rank.gather(cpu, rows, own, added);
+            }
+        }
         self.add_up(added, norm, x);
     }
 

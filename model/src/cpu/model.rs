@@ -7,6 +7,7 @@ use super::{
     key_offset::KeyOffsets,
     latent::Latent,
     projection::{Arithmetic, Projection, Quantization},
+    ranks::{self, Rank},
     short_conv::ShortConv,
 };
 use crate::{
@@ -48,6 +49,8 @@ pub struct LoadOptions {
 pub struct Model {
     pub(crate) config: ModelConfig,
     pub(crate) cpu: Cpu,
+    /// The place among other ranks, if this is one rank's part of a model: the configuration then has its heads alone.
+    pub(crate) rank: Option<Rank>,
     /// The rotations of layers that attend to everything, and of those with a window if these differ.
     pub(crate) ropes: Vec<Rope>,
     /// The embedding, left in the file: a step looks up only a few rows.
@@ -122,57 +125,9 @@ impl Model {
     /// Loads a Hugging Face directory. `progress` gets (bytes read, bytes in all) while the weights are read and
     /// hashed.
     pub fn load(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Model, ModelError> {
-        let config = ModelConfig::load(dir)?;
-        if options.kv_dtype == KvDtype::Int8 && config.latent.is_some() {
-            return Err(ModelError::LatentInInt8);
-        }
-        if options.kv_dtype == KvDtype::Int8 && config.head_dim > INT8_HEAD_DIM_MAX {
-            return Err(ModelError::TooWideForInt8Kv { head_dim: config.head_dim });
-        }
         let cpu = Cpu::new(options.isa, options.threads)?;
-        let mut checkpoint = Checkpoint::open(dir)?;
-        let tensors = Tensors::take(&mut checkpoint, &config)?;
-        let arithmetic = Arithmetic::of(&tensors, options.quantize);
-        let dequantizes_4_bits = tensors.has_4_bits() && matches!(arithmetic, Arithmetic::F32 | Arithmetic::Bf16);
-        let Tensors { embedding, layers, final_norm, head } = tensors;
-        let ropes = [Some(&config.rope), config.windowed_rope.as_ref()].into_iter().flatten();
-        let ropes: Vec<_> = ropes.map(|rope| Rope::new(rope, config.head_dim)).collect();
-        // A norm would scale the bias differently for each key, and a cap or a sink is not invariant to the offset.
-        let has_offsets = options.kv_dtype == KvDtype::Int8 && !config.qk_norm && config.score_cap.is_none() && !config.family.has_sinks;
-        let key_offsets = has_offsets.then(|| KeyOffsets::new(&ropes, config.head_dim));
-        // Both read the files from start to end, so each finds in memory what the other has just read.
-        let (weights, packed) = thread::scope(|scope| {
-            let packed = scope.spawn(|| {
-                let layers = layers.into_iter().enumerate();
-                let layers = layers.map(|(index, layer)| Layer::pack(layer, index, &config, &cpu, arithmetic, key_offsets.as_ref()));
-                let layers = layers.collect::<Result<_, _>>()?;
-                Ok::<_, ModelError>((layers, head.pack(&cpu, arithmetic.of_head())?))
-            });
-            (checkpoint.digest(progress), packed.join().unwrap_or_else(|panic| resume_unwind(panic)))
-        });
-        let (weights, (layers, head)) = (weights?, packed?);
-        checkpoint.release();
-        let kv_shape = config.kv_shape(options.kv_dtype);
-        let layout =
-            LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, cpu.isa())), &kv_shape);
-        // The factor is rounded to the embedding's type, as in transformers.
-        let dtype = embedding.view().dtype();
-        let embedding_factor = config.embedding_factor.map(|factor| decode(dtype, &encode(dtype, &[factor]))[0]);
-        let buffers = Buffers::new(arithmetic, cpu.threads());
-        Ok(Model {
-            config,
-            cpu,
-            ropes,
-            embedding,
-            embedding_factor,
-            layers,
-            final_norm,
-            head,
-            buffers,
-            dequantizes_4_bits,
-            kv_shape,
-            layout,
-        })
+        let loaded = load_parts(dir, options, vec![(cpu, None)], progress)?;
+        Ok(loaded.parts.into_iter().next().expect("as many parts as asked for"))
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -231,6 +186,123 @@ impl Model {
 
     pub(crate) fn kv_layout(&self) -> KvLayout {
         kv::layout(self.kv_shape)
+    }
+}
+
+/// A model in one or several parts, and the shape of its blocks.
+pub(super) struct Loaded {
+    pub(super) parts: Vec<Model>,
+    pub(super) kv_shape: KvShape,
+}
+
+/// Loads a directory on each of `cpus`: the whole model on a single one without a rank, else the part of each rank.
+pub(super) fn load_parts(
+    dir: &Path,
+    options: &LoadOptions,
+    cpus: Vec<(Cpu, Option<Rank>)>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Loaded, ModelError> {
+    let config = ModelConfig::load(dir)?;
+    ranks::check(&config, cpus.len())?;
+    if options.kv_dtype == KvDtype::Int8 && config.latent.is_some() {
+        return Err(ModelError::LatentInInt8);
+    }
+    if options.kv_dtype == KvDtype::Int8 && config.head_dim > INT8_HEAD_DIM_MAX {
+        return Err(ModelError::TooWideForInt8Kv { head_dim: config.head_dim });
+    }
+    let mut checkpoint = Checkpoint::open(dir)?;
+    let tensors = Tensors::take(&mut checkpoint, &config)?;
+    let arithmetic = Arithmetic::of(&tensors, options.quantize);
+    let dequantizes_4_bits = tensors.has_4_bits() && matches!(arithmetic, Arithmetic::F32 | Arithmetic::Bf16);
+    let ropes = ropes(&config);
+    // A norm would scale the bias differently for each key, and a cap or a sink is not invariant to the offset.
+    let has_offsets = options.kv_dtype == KvDtype::Int8 && !config.qk_norm && config.score_cap.is_none() && !config.family.has_sinks;
+    let key_offsets = has_offsets.then(|| KeyOffsets::new(&ropes, config.head_dim));
+    // The factor is rounded to the embedding's type, as in transformers.
+    let dtype = tensors.embedding.view().dtype();
+    let embedding_factor = config.embedding_factor.map(|factor| decode(dtype, &encode(dtype, &[factor]))[0]);
+    let isa = cpus[0].0.isa();
+    let parts = parts(tensors, &config, cpus)?;
+    // All read the files from start to end, so each finds in memory what another has just read.
+    let (weights, packed) = thread::scope(|scope| {
+        let key_offsets = key_offsets.as_ref();
+        let packing: Vec<_> = parts.into_iter().map(|part| scope.spawn(move || part.pack(arithmetic, key_offsets))).collect();
+        let weights = checkpoint.digest(progress);
+        let packed: Vec<_> = packing.into_iter().map(|part| part.join().unwrap_or_else(|panic| resume_unwind(panic))).collect();
+        (weights, packed)
+    });
+    let (weights, packed) = (weights?, packed.into_iter().collect::<Result<Vec<_>, _>>()?);
+    checkpoint.release();
+    let kv_shape = config.kv_shape(options.kv_dtype);
+    let layout = LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, isa)), &kv_shape);
+    let model = |Packed { config, cpu, rank, embedding, layers, final_norm, head }: Packed| Model {
+        kv_shape: config.kv_shape(options.kv_dtype),
+        ropes: self::ropes(&config),
+        buffers: Buffers::new(arithmetic, cpu.threads()),
+        config,
+        cpu,
+        rank,
+        embedding,
+        embedding_factor,
+        layers,
+        final_norm,
+        head,
+        dequantizes_4_bits,
+        layout,
+    };
+    Ok(Loaded { parts: packed.into_iter().map(model).collect(), kv_shape })
+}
+
+/// The rotations of layers that attend to everything, and of those with a window if these differ.
+fn ropes(config: &ModelConfig) -> Vec<Rope> {
+    let ropes = [Some(&config.rope), config.windowed_rope.as_ref()].into_iter().flatten();
+    ropes.map(|rope| Rope::new(rope, config.head_dim)).collect()
+}
+
+/// Tensors to pack, for a rank or a whole model; `config` has the rank's heads.
+struct Part {
+    tensors: Tensors,
+    config: ModelConfig,
+    cpu: Cpu,
+    rank: Option<Rank>,
+}
+
+/// A packed part.
+struct Packed {
+    config: ModelConfig,
+    cpu: Cpu,
+    rank: Option<Rank>,
+    embedding: WeightMatrix,
+    layers: Vec<Layer>,
+    final_norm: Norm,
+    head: Projection,
+}
+
+/// Splits the tensors over the ranks, if there are several.
+fn parts(tensors: Tensors, config: &ModelConfig, mut cpus: Vec<(Cpu, Option<Rank>)>) -> Result<Vec<Part>, ModelError> {
+    let ranks = cpus.len();
+    if ranks == 1 {
+        let (cpu, rank) = cpus.remove(0);
+        return Ok(vec![Part { tensors, config: config.clone(), cpu, rank }]);
+    }
+    let of_rank = |(cpu, rank): (Cpu, Option<Rank>)| {
+        let shard = rank.as_ref().map(Rank::shard).expect("several parts are ranks'");
+        let config = ModelConfig { heads: config.heads / ranks, kv_heads: config.kv_heads / ranks, ..config.clone() };
+        Ok(Part { tensors: tensors.part(shard, &config)?, config, cpu, rank })
+    };
+    cpus.into_iter().map(of_rank).collect()
+}
+
+impl Part {
+    /// Packs the part on its own threads, in memory that they touch first.
+    fn pack(self, arithmetic: Arithmetic, key_offsets: Option<&KeyOffsets>) -> Result<Packed, ModelError> {
+        let Self { tensors: Tensors { embedding, layers, final_norm, head }, config, cpu, rank } = self;
+        cpu.lead();
+        let layers = layers.into_iter().enumerate();
+        let layers = layers.map(|(index, layer)| Layer::pack(layer, index, &config, &cpu, arithmetic, key_offsets));
+        let layers = layers.collect::<Result<_, _>>()?;
+        let head = head.pack(&cpu, arithmetic.of_head())?;
+        Ok(Packed { config, cpu, rank, embedding, layers, final_norm, head })
     }
 }
 

@@ -12,6 +12,7 @@ mod int8;
 mod latent;
 mod multimodal;
 mod mxfp4;
+mod ranks;
 mod recurrent;
 mod reference;
 mod trained;

@@ -37,6 +37,7 @@ impl<'a> Epilogue<'a> {
         let (y, store) = match output {
             Output::Set(y) => (&mut **y, Store::Set),
             Output::Add(y) => (&mut **y, Store::Add),
+            Output::ActivatedNumbers(activation, y) => (&mut **y, Store::Activated(*activation)),
             Output::Activated(activation, y) => {
                 y.exact().resize(len, 0.0);
                 (&mut y.exact()[..], Store::Activated(*activation))

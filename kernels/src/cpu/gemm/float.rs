@@ -41,11 +41,15 @@ pub fn matmul<const N: usize>(cpu: &Cpu, x: &FloatActivations, products: [Produc
     let products = products.map(|Product { weights, output }| {
         assert_eq!(x.cols(), weights.inputs(), "x is [rows, inputs]");
         assert!(x.are_for(weights.dtype()), "x is for {:?} weights", weights.dtype());
-        assert!(!weights.columns().is_gated || matches!(output, Output::Activated(..)), "gated weights are for activations");
+        let activates = matches!(output, Output::Activated(..) | Output::ActivatedNumbers(..));
+        assert!(!weights.columns().is_gated || activates, "gated weights are for activations");
         let len = rows * weights.outputs();
         let output = match output {
             Output::Set(y) => (y.len() == len).then(|| SharedOutput::Set(Disjoint::new(y))),
             Output::Add(y) => (y.len() == len).then(|| SharedOutput::Add(Disjoint::new(y))),
+            Output::ActivatedNumbers(activation, y) => {
+                (y.len() == len).then(|| SharedOutput::ActivatedNumbers(activation, Disjoint::new(y)))
+            }
             Output::Activated(activation, y) => {
                 y.resize(cpu, rows, weights.outputs());
                 Some(SharedOutput::Activated(activation, y.shared()))
@@ -122,6 +126,7 @@ enum SharedOutput<'a> {
     Set(Disjoint<'a, f32>),
     Add(Disjoint<'a, f32>),
     Activated(Activation, SharedActivations<'a>),
+    ActivatedNumbers(Activation, Disjoint<'a, f32>),
 }
 
 /// The product of some panels and a block of rows.
@@ -286,6 +291,20 @@ impl<E: WeightFormat> Task<'_, E> {
                     }
                 }
             }
+            SharedOutput::ActivatedNumbers(activation, y) => {
+                let start = row * weights.outputs();
+                for (columns, halves) in panels {
+                    // SAFETY: as above.
+                    let y = unsafe { y.part(start + columns.start..start + columns.end) };
+                    if weights.columns().is_gated {
+                        simd.store_part(activation.gate(simd, simd.load(&halves[0]), simd.load(&halves[1])), y, false);
+                        continue;
+                    }
+                    for (y, half) in y.chunks_mut(LANES).zip(halves) {
+                        simd.store_part(activation.apply(simd, simd.load(half)), y, false);
+                    }
+                }
+            }
             SharedOutput::Activated(activation, y) if weights.columns().is_gated => {
                 let tile = y.tiling.tile_of(row);
                 for (columns, halves) in panels {
@@ -401,6 +420,11 @@ mod tests {
                 let x = tiles(&cpu, Dtype::Bf16, &x, k);
                 matmul(&cpu, &x, [Product { weights: &weights, output: Output::Activated(Activation::Silu, &mut y) }]);
                 matmul(&cpu, &x, [Product { weights: &ungated, output: Output::Activated(Activation::Silu, &mut of_gate) }]);
+                for (weights, packed) in [(&weights, &y), (&ungated, &of_gate)] {
+                    let mut numbers = vec![0.0; m * n];
+                    matmul(&cpu, &x, [Product { weights, output: Output::ActivatedNumbers(Activation::Silu, &mut numbers) }]);
+                    assert_eq!(numbers, packed.to_rows(), "the same numbers, packed or not");
+                }
                 let silu = gates.iter().map(|(g, _)| g / (1.0 + (-g).exp()));
                 for (got, (expected, (_, size))) in of_gate.to_rows().iter().zip(silu.zip(&gates)) {
                     assert!((f64::from(*got) - expected).abs() <= 1e-5 * (1.0 + size), "{got} is not {expected}");

@@ -449,14 +449,17 @@ mod tests {
             packed.copy_from(&cpu, &x, inputs);
             let (mut a, mut b, mut added) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs], vec![2.0; rows * outputs]);
             let (mut activated, mut clamped) = (GroupwiseActivations::default(), GroupwiseActivations::default());
+            let mut unpacked = vec![0.0; rows * outputs];
             let products = [
                 Product { weights: &gates, output: Output::Set(&mut a) },
                 Product { weights: &ups, output: Output::Set(&mut b) },
                 Product { weights: &ups, output: Output::Add(&mut added) },
                 Product { weights: &gated, output: Output::Activated(Activation::Silu, &mut activated) },
                 Product { weights: &gated, output: Output::Activated(CLAMPED, &mut clamped) },
+                Product { weights: &gated, output: Output::ActivatedNumbers(Activation::Silu, &mut unpacked) },
             ];
             matmul(&cpu, &packed, products);
+            assert_eq!(unpacked, activated.exact, "the same numbers, packed or not");
             assert!(added.iter().zip(&b).all(|(added, b)| *added == 2.0 + b));
             let product: Vec<f32> = a.iter().zip(&b).map(|(a, b)| activated_number(&cpu, Activation::Silu, *a) * b).collect();
             assert_eq!(activated.exact, product, "the same bits as one by one");

@@ -408,6 +408,7 @@ mod tests {
                 rows.copy_from(&cpu, &x, k);
                 let (mut gate, mut up, mut added) = (vec![0.0; m * n], vec![0.0; m * n], vec![2.0; m * n]);
                 let [mut activated, mut clamped, mut ungated] = std::array::from_fn(|_| Int8Activations::default());
+                let mut unpacked = vec![0.0; m * n];
                 let products = [
                     Product { weights: &gates, output: Output::Set(&mut gate) },
                     Product { weights: &ups, output: Output::Set(&mut up) },
@@ -415,8 +416,10 @@ mod tests {
                     Product { weights: &gated, output: Output::Activated(Activation::Silu, &mut activated) },
                     Product { weights: &gated, output: Output::Activated(CLAMPED, &mut clamped) },
                     Product { weights: &ups, output: Output::Activated(Activation::GeluTanh, &mut ungated) },
+                    Product { weights: &gated, output: Output::ActivatedNumbers(Activation::Silu, &mut unpacked) },
                 ];
                 matmul(&cpu, &rows, products);
+                assert_eq!(unpacked, activated.exact, "the same numbers, packed or not");
                 assert!(added.iter().zip(&up).all(|(added, up)| *added == 2.0 + up));
                 let activate = |activation, x| activated_number(&cpu, activation, x);
                 let of_both = || gate.iter().zip(&up).zip(&clamped.exact);
