@@ -8,13 +8,14 @@ use super::{
     disk::Disk,
     engine::{Engine, Parts, Worker},
     io::{self, Io},
+    neighbour::{self, Neighbour},
     pool::{PoolNode, PoolShape},
     process::Process,
     uplink::Uplink,
 };
 use crate::{
     hardware::{Device, Gpu, Roofline, Speed},
-    random::mix,
+    random::{Random, mix},
     settings::{Class, ClusterShape, InvalidSetting, Settings},
     shape::Shape,
 };
@@ -40,6 +41,8 @@ pub(crate) struct Blueprint {
     pub(crate) limits: Limits,
     pub(crate) waiting_max: usize,
     pub(crate) disk_slots: u32,
+    /// Whether pool nodes keep another model's blocks, too.
+    pub(crate) neighbour: bool,
     pub(crate) workers: Vec<WorkerPlan>,
     pub(crate) timeout: Duration,
     pub(crate) ttft_limit_ms: f64,
@@ -98,6 +101,7 @@ impl Blueprint {
             limits,
             waiting_max,
             disk_slots,
+            neighbour: false,
             workers: workers(settings, shape, seed)?,
             timeout: Duration::from_secs_f64(policy.request_timeout_s),
             ttft_limit_ms: limit(|class| class.ttft_ms),
@@ -120,7 +124,12 @@ impl Blueprint {
         }
         let register = register(format!("kvpool-{}", index.0), index.0, RoleInfo::Kvpool { addr: io::address(index) });
         let uplink = Uplink::new(Process::Pool(index), register, coordinators);
-        PoolNode::new(io, index, directory, self.pool, uplink, coordinators, disk)
+        let neighbour = self.neighbour.then(|| {
+            let seed = io.faulty.as_mut().map_or(0, |faulty| faulty.random.draw());
+            Neighbour::new(Random::new(seed), self.limits.lease)
+        });
+        let layouts = neighbour::layouts(slots, directory, neighbour.as_ref().map(|_| (&self.limits, self.eviction)));
+        PoolNode::new(io, index, (layouts, neighbour), self.pool, uplink, coordinators, disk)
     }
 
     pub(crate) fn worker(&self, io: &Io, index: WorkerIndex, coordinators: usize) -> Box<dyn Worker> {
