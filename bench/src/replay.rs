@@ -6,6 +6,7 @@ pub mod chains;
 pub mod live;
 pub mod optimum;
 pub mod pool;
+pub mod shared;
 pub mod states;
 pub mod trace;
 
@@ -17,7 +18,11 @@ use live::LiveArgs;
 use pool::ReplayedPool;
 use serde::{Serialize, Serializer};
 use serde_json::json;
-use std::{path::PathBuf, str::FromStr, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Instant,
+};
 use tidemill_kvpool::core::eviction::Policy;
 use tidemill_proto::block::BLOCK_TOKENS;
 use trace::{Request, TRACE_BLOCK_TOKENS};
@@ -50,6 +55,10 @@ pub struct ReplayArgs {
     /// Blocks of 16 tokens between states, as workers' flag of this name has them. [default: the workers' own]
     #[arg(long, requires = "states", value_parser = clap::value_parser!(u32).range(1..))]
     pub state_every: Option<u32>,
+    /// The trace of a second model, with blocks half as large again, in the same node; beside two nodes of half the memory, which is
+    /// --capacity blocks of the first model.
+    #[arg(long, requires = "cache_only", conflicts_with_all = ["states", "bounds"])]
+    pub beside: Option<PathBuf>,
     /// Also print upper bounds for policies that know only what a pool can see of a block.
     #[arg(long)]
     pub bounds: bool,
@@ -145,6 +154,9 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     if let Some(name) = &args.states {
         return replay_states(args, &requests, capacity, name);
     }
+    if let Some(beside) = &args.beside {
+        return replay_shared(args, &requests, beside, capacity);
+    }
     println!("{:<12} {:>15} {:>22} {:>8}", "policy", "block hit rate", "prefix token hit rate", "seconds");
     let mut rows = Vec::new();
     for decider in args.policy.deciders() {
@@ -193,6 +205,21 @@ fn replay_states(args: &ReplayArgs, requests: &[Request], capacity: Capacity, na
     }
     let report =
         json!({ "settings": args, "requests": requests.len(), "next_turns": next_turns, "block_tokens": BLOCK_TOKENS, "runs": runs });
+    record::write(args.json.as_ref(), "replay", &report)
+}
+
+fn replay_shared(args: &ReplayArgs, requests: &[Request], beside: &Path, capacity: Capacity) -> anyhow::Result<()> {
+    let (Choice::One(Decider::Policy(policy)), Capacity::Blocks(blocks)) = (&args.policy, capacity) else {
+        bail!("--beside: choose one --policy, of those that a pool has, and a --capacity in blocks")
+    };
+    let others = trace::read(beside)?;
+    println!("{}: {} requests of the second model", beside.display(), others.len());
+    println!("{:<8} {:>12} {:>16} {:>14} {:>18}", "model", "block size", "hits, shared", "hits, halves", "memory at the end");
+    let rows = shared::compare([requests, &others], blocks, *policy);
+    for shared::Row { model, block_units, shared, halves, memory_percent } in &rows {
+        println!("{model:<8} {block_units:>12} {shared:>16.4} {halves:>14.4} {memory_percent:>16.0} %");
+    }
+    let report = json!({ "settings": args, "requests": requests.len(), "requests_beside": others.len(), "runs": rows });
     record::write(args.json.as_ref(), "replay", &report)
 }
 

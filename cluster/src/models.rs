@@ -1,8 +1,8 @@
 //! Several models behind one gateway: a [`Cluster`] for each, so that no model's work ever waits for that of a different model.
 //!
-//! Each model has its own members, index, costs, queue and limits. A worker belongs to one model: an engine to the one that it computes, a
-//! pool node to the one whose blocks it keeps, since its slots have the size of that model's blocks. The upper half of a request id tells
-//! its model.
+//! Each model has its own members, index, costs, queue and limits. A member belongs to one model: an engine to the one that it computes, a
+//! pool node to the one whose blocks it keeps. A node that keeps blocks of several models registers once for each, with that model's blocks
+//! and figures. The upper half of a request id tells its model.
 
 use crate::{
     Action, Cluster, ClusterSettings, ClusterView, DecisionView, Refusal,

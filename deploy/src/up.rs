@@ -25,7 +25,7 @@ use tidemill_net::{cores::Cores, identity::issue, process};
 #[derive(Clone, Debug, clap::Args)]
 pub struct UpArgs {
     /// Model: a Hugging Face directory, a GGUF file, or a hub id such as org/name. For several models, several times: each gets as many
-    /// workers and pool nodes as the other options say [default: a small built-in model that explains Tidemill]
+    /// workers as the other options say, and all of them share the pool nodes [default: a small built-in model that explains Tidemill]
     #[arg(long)]
     model: Vec<String>,
     /// Name of the model in the API; as often as --model, in the same order [default: the directory's, the file's or the hub's]
@@ -41,7 +41,7 @@ pub struct UpArgs {
     /// cooldown_s=60, is the coordinator's setting autoscale. --prefill and --decode say how many there are at the start
     #[arg(long, value_name = "ROLE=RANGE,…")]
     autoscale: Option<String>,
-    /// KV pool nodes of each model
+    /// KV pool nodes, which all models share
     #[arg(long, default_value_t = 1)]
     kvpool: usize,
     /// Coordinators; the second one's front door takes the next port, and so on
@@ -106,6 +106,13 @@ pub struct UpArgs {
     /// Format of K and V: bf16, f16, f32, or int8 (with a scale per position and head)
     #[arg(long, default_value = "bf16", value_parser = ["bf16", "f16", "f32", "int8"])]
     kv_dtype: String,
+    /// Weights of the models where they want more of the KV pool nodes than there is, such as small=1,large=3 [default: all alike]
+    #[arg(long, value_name = "NAME=WEIGHT,…")]
+    pool_shares: Option<String>,
+    /// Percent of the KV pool nodes' DRAM that each model keeps whatever the others need, such as small=10,large=30 [default: a quarter of
+    /// its share]
+    #[arg(long, value_name = "NAME=PERCENT,…")]
+    pool_floors: Option<String>,
     /// DRAM of each KV pool node
     #[arg(long, default_value = "2GiB")]
     pool_memory: String,
@@ -323,6 +330,7 @@ impl Cluster {
         }
 
         let coordinators = ("--coordinators", quic.join(","));
+        self.start_pool(args, &models, &common(std::slice::from_ref(&coordinators)), data)?;
         let (prefill_shares, decode_shares) = shares.split_at(models.len() * prefill_most);
         for (place, (name, dir)) in models.iter().enumerate() {
             let of_model = |extra: &[(&str, String)]| common(&[&[coordinators.clone(), ("--model-name", name.clone())], extra].concat());
@@ -330,22 +338,6 @@ impl Cluster {
             let numbered = |each: usize| place * each..(place + 1) * each;
             // An encoder has no KV to hand over or to keep.
             let has_kv = !is_encoder(dir)?;
-            for n in numbered(args.kvpool).filter(|_| has_kv) {
-                let mut flags = vec![
-                    ("--dram", args.pool_memory.clone()),
-                    ("--nvme-capacity", args.pool_nvme.clone()),
-                    ("--data", data.join(format!("kvpool-{n}")).display().to_string()),
-                    ("--lease-ms", args.pool_lease_ms.to_string()),
-                    ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
-                    ("--rdma-devices", args.pool_rdma_devices.as_ref().unwrap_or(&args.rdma_devices).clone()),
-                ];
-                if let Some(url) = &args.pool_objects {
-                    flags.extend([("--object-store", url.clone()), ("--object-uses", args.pool_objects_uses.to_string())]);
-                    flags.extend(args.pool_objects_endpoint.clone().map(|endpoint| ("--object-endpoint", endpoint)));
-                }
-                let flags = of_model(&flags);
-                self.start_worker("kvpool", n, args, &[&flags[..], &certified(format!("kvpool/kvpool-{n}"))?].concat())?;
-            }
             let engine = of_model(&[
                 ("--model", dir.display().to_string()),
                 ("--engine", args.engine.clone()),
@@ -411,6 +403,36 @@ impl Cluster {
         self.doors = doors;
         Ok(())
     }
+
+    /// Starts the pool nodes, which all models with KV share.
+    fn start_pool(&mut self, args: &UpArgs, models: &[(String, PathBuf)], common: &[String], data: &Path) -> anyhow::Result<()> {
+        let mut names = Vec::new();
+        for (name, dir) in models {
+            if !is_encoder(dir)? {
+                names.push(name.as_str());
+            }
+        }
+        let Some(kept) = kept_models(args, &names)? else { return Ok(()) };
+        self.models_per_node = names.len();
+        for n in 0..args.kvpool {
+            let mut flags = vec![
+                ("--dram", args.pool_memory.clone()),
+                ("--nvme-capacity", args.pool_nvme.clone()),
+                ("--data", data.join(format!("kvpool-{n}")).display().to_string()),
+                ("--lease-ms", args.pool_lease_ms.to_string()),
+                ("--put-deadline-ms", args.pool_put_deadline_ms.to_string()),
+                ("--rdma-devices", args.pool_rdma_devices.as_ref().unwrap_or(&args.rdma_devices).clone()),
+            ];
+            if let Some(url) = &args.pool_objects {
+                flags.extend([("--object-store", url.clone()), ("--object-uses", args.pool_objects_uses.to_string())]);
+                flags.extend(args.pool_objects_endpoint.clone().map(|endpoint| ("--object-endpoint", endpoint)));
+            }
+            let flags = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+            let flags: Vec<String> = common.iter().cloned().chain(kept.clone()).chain(flags).collect();
+            self.start_worker("kvpool", n, args, &[&flags[..], &certified(data, &format!("kvpool/kvpool-{n}"))?].concat())?;
+        }
+        Ok(())
+    }
 }
 
 /// The fewest and the most engines of each model: `--autoscale`'s ranges, with `--prefill` and `--decode` as the first numbers; without it,
@@ -445,6 +467,24 @@ fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
         }
     }
     Ok(held.into_iter().map(|(addr, ..)| addr).collect())
+}
+
+/// The flags that tell a pool node whose blocks it keeps; `None` if no model has any.
+fn kept_models(args: &UpArgs, names: &[&str]) -> anyhow::Result<Option<Vec<String>>> {
+    if let [] | [_] = names {
+        if let Some(flag) = args.pool_shares.as_ref().map(|_| "--pool-shares").or(args.pool_floors.as_ref().map(|_| "--pool-floors")) {
+            bail!("{flag} divides the KV pool nodes among several models, and here is one: leave it out");
+        }
+        return Ok(names.first().map(|name| vec!["--model-name".to_owned(), (*name).to_owned()]));
+    }
+    let shares: Vec<&str> = args.pool_shares.iter().flat_map(|shares| shares.split(',')).map(str::trim).collect();
+    let of = |name: &str| shares.iter().find(|share| share.rsplit_once('=').is_some_and(|(named, _)| named == name));
+    if let Some(unknown) = shares.iter().find(|share| !names.iter().any(|name| of(name) == Some(share))) {
+        bail!("--pool-shares: `{unknown}` is not of the form NAME=WEIGHT, or names none of {}, or one twice", names.join(", "));
+    }
+    let models = names.iter().map(|name| of(name).map_or(*name, |share| *share)).collect::<Vec<_>>().join(",");
+    let floors = args.pool_floors.iter().flat_map(|floors| ["--floors".to_owned(), floors.clone()]);
+    Ok(Some(["--models".to_owned(), models].into_iter().chain(floors).collect()))
 }
 
 /// Flags for cores and threads of each model's prefill workers, then of each model's decode workers.

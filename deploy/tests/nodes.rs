@@ -162,7 +162,7 @@ async fn reserve_and_fall_silent(cluster: &Value, pki: &std::path::Path, keys: V
     let lineage = Lineage { origin: RequestId(0), tenant: Tenant::of_salt(b""), parent: None, position: 0 };
     let blocks = keys.len();
     let block_bytes = node["report"]["blocks"]["dram"]["bytes_per_block"].as_u64().expect("a number");
-    let hello = ToPool::Hello(BlockFormat::whole(layout, block_bytes));
+    let hello = ToPool::Hello(BlockFormat::whole(layout, block_bytes).into());
     for message in [hello, ToPool::PutStart { call: CallId(0), lineage, room: Room::Made, keys }] {
         sender.send(&message).await.expect("the node reads");
     }

@@ -85,7 +85,8 @@ pub(crate) fn start(
     device: Option<Arc<dyn Pin>>,
 ) -> Result<(Io, Links, mpsc::Receiver<Event>), LinkError> {
     let endpoint = Endpoint::bind_client(worker.bind, &worker.identity)?;
-    let pools = PoolRouter::new(endpoint.clone(), BlockFormat::whole(info.layout, info.block_bytes), ways(engine, device));
+    let hello = BlockFormat::whole(info.layout, info.block_bytes).of_model(worker.model_name.clone());
+    let pools = PoolRouter::new(endpoint.clone(), hello, ways(engine, device));
     let report = Arc::new(Mutex::new(Report::default()));
     let (uplink, link_events) = Uplink::start(&endpoint, &worker.coordinators, worker.register(role), pools.reporter(Arc::clone(&report)));
     let uplink = Arc::new(uplink);

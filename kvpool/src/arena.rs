@@ -1,10 +1,14 @@
-//! The DRAM tier's memory: equal slots in one memory file, which processes of the same host map.
+//! The DRAM tier's memory: one memory file, which processes of the same host map, and in it the slots of each layout.
 //!
 //! ```text
 //!   0           magic, nonce                     one page: proves that this is the announced arena
-//!   4096        generation of each slot (u64)    to whole pages
+//!   4096        generations (u64)                one for each SLOT_BYTES_MIN bytes behind, to whole pages
 //!   slots_at    slot 0 │ slot 1 │ …              each on a cache line
 //! ```
+//!
+//! Every layout has its slots from `slots_at` on, as if all memory were its own; its slots overlap those of others, and the
+//! [division](crate::core::division) says which of them it may use. A slot's generation is at the place for the slot's first bytes.
+//! Generations of two layouts differ always, so what one layout does with memory that was another's shows there.
 //!
 //! The file has no name, so nothing is left behind however its owner ends; it lives as long as it is mapped. A client opens it
 //! through `/proc/<pid>/fd/<fd>`, which the kernel allows to the same user in the same PID namespace. Its size is sealed, so no peer
@@ -32,11 +36,11 @@ use std::{
     path::PathBuf,
     ptr::NonNull,
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering, fence},
     },
 };
-use tidemill_proto::pool::ArenaInfo;
+use tidemill_proto::pool::{ArenaInfo, SLOT_ALIGN, SLOT_BYTES_MIN, slot_stride};
 use twox_hash::XxHash3_64;
 
 #[derive(Debug, thiserror::Error)]
@@ -51,16 +55,26 @@ pub enum ArenaError {
     NotShared { path: PathBuf, reason: String },
 }
 
-/// A mapped arena. Its creator and all processes that opened it see the same bytes.
+/// A mapped memory file. Its creator and all processes that opened it see the same bytes.
+#[derive(Debug)]
+pub struct Memory {
+    map: MmapRaw,
+    capacity_bytes: u64,
+    nonce: [u8; 16],
+    pid: u32,
+    /// The number of the memory file in the process that created it.
+    fd: i32,
+    /// The memory file, kept open so that others can map it.
+    _file: File,
+}
+
+/// The slots of one layout.
 #[derive(Debug)]
 pub struct Arena {
     /// The slots in pieces, each set once a device has pinned it. Declared before the mapping, which must outlive them.
     pinned: Box<[OnceLock<Box<dyn Pinned>>]>,
-    map: MmapRaw,
+    memory: Arc<Memory>,
     layout: Layout,
-    info: ArenaInfo,
-    /// The memory file, kept open so that others can map it.
-    _file: File,
 }
 
 /// The positions of everything in the file.
@@ -76,13 +90,11 @@ pub(crate) struct Layout {
 const NAME: &str = "tidemill-kvpool";
 const MAGIC: [u8; 8] = *b"TIDEPOOL";
 const PAGE: usize = 4096;
-/// The alignment of slots: a cache line, which also suits the widest vector stores.
-const SLOT_ALIGN: usize = 64;
 /// Approximate bytes that are pinned at a time: meanwhile the driver may delay all its other work on the machine, and some drivers and
 /// kernels refuse more than 2 GiB.
 const PIECE_BYTES: usize = 1 << 30;
 /// The number of slots that fill whole pages, however large a slot is.
-const SLOTS_OF_WHOLE_PAGES: usize = PAGE / SLOT_ALIGN;
+const SLOTS_OF_WHOLE_PAGES: usize = PAGE / SLOT_ALIGN as usize;
 /// Bytes taken from the system at a time, so that a large arena does not lock the process's memory map for long.
 const PREFAULT_BYTES: usize = 16 << 20;
 
@@ -97,14 +109,23 @@ pub(crate) fn proof(nonce: [u8; 16]) -> [u8; PROOF_BYTES] {
     proof
 }
 
+/// The offset of the first slot, and the size of the file; `None` if they overflow.
+fn extent_of(capacity_bytes: u64) -> Option<(usize, usize)> {
+    let capacity = usize::try_from(capacity_bytes).ok()?;
+    let generations = capacity.div_ceil(SLOT_BYTES_MIN as usize).checked_mul(size_of::<AtomicU64>())?;
+    let slots_at = generations.checked_next_multiple_of(PAGE)?.checked_add(PAGE)?;
+    let file_bytes = slots_at.checked_add(capacity)?;
+    isize::try_from(file_bytes).ok()?;
+    Some((slots_at, file_bytes))
+}
+
 impl Layout {
-    /// The layout for these sizes, or `None` if they overflow.
-    pub(crate) fn new(slots: u32, block_bytes: u64) -> Option<Self> {
-        let block_bytes = usize::try_from(block_bytes).ok()?;
-        let stride = block_bytes.checked_next_multiple_of(SLOT_ALIGN)?;
-        let slots_at = PAGE + (slots as usize * size_of::<AtomicU64>()).next_multiple_of(PAGE);
-        let file_bytes = stride.checked_mul(slots as usize)?.checked_add(slots_at)?;
-        isize::try_from(file_bytes).ok()?;
+    /// The layout of blocks of this size, or `None` if sizes overflow.
+    pub(crate) fn new(capacity_bytes: u64, block_bytes: u64) -> Option<Self> {
+        let (slots_at, file_bytes) = extent_of(capacity_bytes)?;
+        let stride = slot_stride(block_bytes)?;
+        let slots = (capacity_bytes / stride).min(u64::from(u32::MAX - 1)) as u32;
+        let (block_bytes, stride) = (usize::try_from(block_bytes).ok()?, usize::try_from(stride).ok()?);
         Some(Self { slots, block_bytes, stride, slots_at, file_bytes })
     }
 
@@ -127,7 +148,12 @@ impl Layout {
     /// The offset of a slot's generation. Panics if there is no such slot.
     pub(crate) fn generation_at(&self, slot: u32) -> usize {
         assert!(slot < self.slots, "slot {slot} is outside the arena");
-        PAGE + slot as usize * size_of::<AtomicU64>()
+        PAGE + slot as usize * self.stride / SLOT_BYTES_MIN as usize * size_of::<AtomicU64>()
+    }
+
+    /// The end of the last slot.
+    fn end(&self) -> usize {
+        self.slots_at + self.slots as usize * self.stride
     }
 }
 
@@ -136,45 +162,30 @@ fn unpinned(layout: Layout) -> Box<[OnceLock<Box<dyn Pinned>>]> {
     (0..layout.pieces()).map(|_| OnceLock::new()).collect()
 }
 
-impl Arena {
-    /// Creates as many slots of `block_bytes` as `capacity_bytes` hold. The system provides memory as slots are first written.
-    pub fn create(capacity_bytes: u64, block_bytes: u64, nonce: [u8; 16]) -> Result<Self, ArenaError> {
-        let too_small = ArenaError::TooSmall { block_bytes, capacity_bytes };
-        let stride = block_bytes.max(1).checked_next_multiple_of(SLOT_ALIGN as u64);
-        let slots = stride.map_or(0, |stride| capacity_bytes / stride).min(u64::from(u32::MAX - 1)) as u32;
-        let Some(layout) = Layout::new(slots, block_bytes).filter(|_| slots > 0 && block_bytes > 0) else { return Err(too_small) };
-
+impl Memory {
+    /// Creates memory of this size. The system provides it as it is first written.
+    pub fn create(capacity_bytes: u64, nonce: [u8; 16]) -> Result<Arc<Self>, ArenaError> {
+        let failed = |source| ArenaError::Create { bytes: capacity_bytes, source };
+        let (_, file_bytes) = extent_of(capacity_bytes).ok_or_else(|| failed(io::ErrorKind::FileTooLarge.into()))?;
         let create = || -> io::Result<(File, MmapRaw)> {
             let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
-            file.set_len(layout.file_bytes as u64)?;
+            file.set_len(file_bytes as u64)?;
             fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL))?;
-            let map = MmapOptions::new().len(layout.file_bytes).map_raw(&file)?;
+            let map = MmapOptions::new().len(file_bytes).map_raw(&file)?;
             Ok((file, map))
         };
-        let (file, map) = create().map_err(|source| ArenaError::Create { bytes: layout.file_bytes as u64, source })?;
-        let info = ArenaInfo { pid: std::process::id(), fd: file.as_raw_fd(), nonce, slots, block_bytes };
-        let arena = Self { pinned: unpinned(layout), map, layout, info, _file: file };
-        arena.copy_to(0, &proof(nonce));
-        Ok(arena)
+        let (file, map) = create().map_err(failed)?;
+        let memory = Self { map, capacity_bytes, nonce, pid: std::process::id(), fd: file.as_raw_fd(), _file: file };
+        memory.copy_to(0, &proof(nonce));
+        Ok(Arc::new(memory))
     }
 
-    /// Takes all memory from the system now, instead of page by page as slots are first written, which is several times slower than
-    /// copying. Call it on a dedicated thread: it takes about 0.2 s per GiB. Contents do not change. If the system refuses, the rest is
-    /// taken page by page.
-    pub fn prefault(&self) -> io::Result<()> {
-        for at in (0..self.layout.file_bytes).step_by(PREFAULT_BYTES) {
-            let len = PREFAULT_BYTES.min(self.layout.file_bytes - at);
-            self.map.advise_range(Advice::PopulateWrite, at, len)?;
-        }
-        Ok(())
-    }
-
-    /// Maps the arena of another process on this host.
-    pub fn open(info: &ArenaInfo) -> Result<Self, ArenaError> {
+    /// Maps the memory of another process on this host.
+    fn open(info: &ArenaInfo) -> Result<Self, ArenaError> {
         let path = PathBuf::from(format!("/proc/{}/fd/{}", info.pid, info.fd));
         let not_shared = |reason: String| ArenaError::NotShared { path: path.clone(), reason };
         let failed = |error: io::Error| not_shared(error.to_string());
-        let layout = Layout::new(info.slots, info.block_bytes).ok_or_else(|| not_shared("its announced size is absurd".into()))?;
+        let (_, announced) = extent_of(info.capacity_bytes).ok_or_else(|| not_shared("its announced size is absurd".into()))?;
         // On another host the path may name anything. Opening a device can have effects; reading a link has none.
         let target = fs::read_link(&path).map_err(failed)?;
         if !target.to_string_lossy().starts_with(&format!("/memfd:{NAME}")) {
@@ -182,22 +193,93 @@ impl Arena {
         }
         let file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
         let file_bytes = file.metadata().map_err(failed)?.len();
-        if file_bytes != layout.file_bytes as u64 {
-            return Err(not_shared(format!("it has {file_bytes} bytes, announced were {}", layout.file_bytes)));
+        if file_bytes != announced as u64 {
+            return Err(not_shared(format!("it has {file_bytes} bytes, announced were {announced}")));
         }
-        let map = MmapOptions::new().len(layout.file_bytes).map_raw(&file).map_err(failed)?;
-        let arena = Self { pinned: unpinned(layout), map, layout, info: *info, _file: file };
+        let map = MmapOptions::new().len(announced).map_raw(&file).map_err(failed)?;
+        let ArenaInfo { pid, fd, nonce, capacity_bytes, .. } = *info;
+        let memory = Self { map, capacity_bytes, nonce, pid, fd, _file: file };
         let mut start = [0; PROOF_BYTES];
-        arena.copy_from(0, &mut start);
-        if start != proof(info.nonce) {
+        memory.copy_from(0, &mut start);
+        if start != proof(nonce) {
             return Err(not_shared("it belongs to another pool node".into()));
         }
-        Ok(arena)
+        Ok(memory)
+    }
+
+    /// The size of all slots of a layout together, at most.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// The slots of blocks of this size.
+    pub fn arena(self: &Arc<Self>, block_bytes: u64) -> Result<Arena, ArenaError> {
+        let capacity_bytes = self.capacity_bytes;
+        let layout = Layout::new(capacity_bytes, block_bytes).filter(|layout| layout.slots > 0 && block_bytes > 0);
+        let layout = layout.ok_or(ArenaError::TooSmall { block_bytes, capacity_bytes })?;
+        Ok(Arena { pinned: unpinned(layout), memory: Arc::clone(self), layout })
+    }
+
+    /// Takes all memory from the system now, instead of page by page as slots are first written, which is several times slower than
+    /// copying. Call it on a dedicated thread: it takes about 0.2 s per GiB. Contents do not change. If the system refuses, the rest is
+    /// taken page by page.
+    pub fn prefault(&self) -> io::Result<()> {
+        for at in (0..self.map.len()).step_by(PREFAULT_BYTES) {
+            let len = PREFAULT_BYTES.min(self.map.len() - at);
+            self.map.advise_range(Advice::PopulateWrite, at, len)?;
+        }
+        Ok(())
+    }
+
+    /// The whole mapping, for devices that access it, and its length. It does not move as long as the memory lives, and no code holds a
+    /// reference into it except to atomics.
+    pub(crate) fn mapping(&self) -> (*mut u8, usize) {
+        (self.map.as_mut_ptr(), self.map.len())
+    }
+
+    /// The offset of the first slot of every layout.
+    pub(crate) fn slots_at(&self) -> usize {
+        extent_of(self.capacity_bytes).expect("it was mapped").0
+    }
+
+    fn copy_to(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.map.len(), "write beyond the arena");
+        // SAFETY: the range lies inside the mapping; `bytes` is memory of this process only, so the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len()) }
+    }
+
+    fn copy_from(&self, at: usize, bytes: &mut [u8]) {
+        assert!(at + bytes.len() <= self.map.len(), "read beyond the arena");
+        // SAFETY: as in copy_to, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(self.map.as_ptr().add(at), bytes.as_mut_ptr(), bytes.len()) }
+    }
+}
+
+impl Arena {
+    /// Creates memory for one layout only: as many slots of `block_bytes` as `capacity_bytes` hold.
+    pub fn create(capacity_bytes: u64, block_bytes: u64, nonce: [u8; 16]) -> Result<Self, ArenaError> {
+        let fits = |layout: &Layout| layout.slots > 0 && block_bytes > 0;
+        if !Layout::new(capacity_bytes, block_bytes).is_some_and(|layout| fits(&layout)) {
+            return Err(ArenaError::TooSmall { block_bytes, capacity_bytes });
+        }
+        Memory::create(capacity_bytes, nonce)?.arena(block_bytes)
+    }
+
+    /// Maps the slots of another process on this host.
+    pub fn open(info: &ArenaInfo) -> Result<Self, ArenaError> {
+        let path = || PathBuf::from(format!("/proc/{}/fd/{}", info.pid, info.fd));
+        let absurd = |_| ArenaError::NotShared { path: path(), reason: "its announced size is absurd".into() };
+        Arc::new(Memory::open(info)?).arena(info.block_bytes).map_err(absurd)
     }
 
     /// The description with which another process can map the arena.
     pub fn info(&self) -> ArenaInfo {
-        self.info
+        let Memory { pid, fd, nonce, capacity_bytes, .. } = *self.memory;
+        ArenaInfo { pid, fd, nonce, capacity_bytes, block_bytes: self.layout.block_bytes as u64 }
+    }
+
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
     pub fn slots(&self) -> u32 {
@@ -259,9 +341,9 @@ impl Arena {
         }
         let bytes = self.layout.piece_slots() * self.layout.stride;
         let at = self.layout.slots_at + piece * bytes;
-        let bytes = bytes.min(self.layout.file_bytes - at);
+        let bytes = bytes.min(self.layout.end() - at);
         // SAFETY: every existing piece begins inside the mapping.
-        let start = NonNull::new(unsafe { self.map.as_mut_ptr().add(at) }).expect("a mapping is not at 0");
+        let start = NonNull::new(unsafe { self.memory.map.as_mut_ptr().add(at) }).expect("a mapping is not at 0");
         // SAFETY: the mapping is dropped after `pinned`, and neither moves nor shrinks before.
         let pinned = unsafe { pin.pin(start, bytes) }?;
         let _ = self.pinned[piece].set(pinned);
@@ -313,36 +395,18 @@ impl Arena {
     fn generation_cell(&self, slot: u32) -> &AtomicU64 {
         // SAFETY: generations are 8 bytes each from PAGE on and end before slots_at, inside the mapping, which is page
         // aligned; every process accesses them as atomics only.
-        unsafe { &*self.map.as_ptr().add(self.layout.generation_at(slot)).cast::<AtomicU64>() }
+        unsafe { &*self.memory.map.as_ptr().add(self.layout.generation_at(slot)).cast::<AtomicU64>() }
     }
 
     /// A pointer to part of a slot, all of it inside the mapping. Panics if the slot has no such part.
     fn part(&self, slot: u32, offset: usize, len: usize) -> *mut u8 {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.layout.block_bytes), "outside the slot");
         // SAFETY: slot_at() keeps whole slots inside the mapping.
-        unsafe { self.map.as_mut_ptr().add(self.layout.slot_at(slot) + offset) }
+        unsafe { self.memory.map.as_mut_ptr().add(self.layout.slot_at(slot) + offset) }
     }
 
     pub(crate) fn layout(&self) -> Layout {
         self.layout
-    }
-
-    /// The whole mapping, for devices that access it. It does not move as long as the arena lives, and no code holds a reference into it
-    /// except to atomics.
-    pub(crate) fn mapping(&self) -> *mut u8 {
-        self.map.as_mut_ptr()
-    }
-
-    fn copy_to(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.layout.file_bytes, "write beyond the arena");
-        // SAFETY: the range lies inside the mapping; `bytes` is memory of this process only, so the two do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len()) }
-    }
-
-    fn copy_from(&self, at: usize, bytes: &mut [u8]) {
-        assert!(at + bytes.len() <= self.layout.file_bytes, "read beyond the arena");
-        // SAFETY: as in copy_to, the other way round.
-        unsafe { std::ptr::copy_nonoverlapping(self.map.as_ptr().add(at), bytes.as_mut_ptr(), bytes.len()) }
     }
 }
 
@@ -378,9 +442,9 @@ mod tests {
 
     #[test]
     fn capacity_is_whole_slots_on_cache_lines() {
-        let arena = Arena::create(1000, 100, NONCE).unwrap();
-        assert_eq!(arena.slots(), 7);
-        assert!((0..7).all(|slot| arena.layout.slot_at(slot).is_multiple_of(SLOT_ALIGN)));
+        let arena = Arena::create(11_000, 1100, NONCE).unwrap();
+        assert_eq!(arena.slots(), 9);
+        assert!((0..9).all(|slot| arena.layout.slot_at(slot).is_multiple_of(SLOT_ALIGN as usize)));
     }
 
     #[test]
@@ -398,7 +462,7 @@ mod tests {
         let info = node.info();
         for wrong in [
             ArenaInfo { nonce: [8; 16], ..info },
-            ArenaInfo { slots: info.slots - 1, ..info },
+            ArenaInfo { capacity_bytes: info.capacity_bytes - 1, ..info },
             ArenaInfo { fd: other.as_raw_fd(), ..info },
             ArenaInfo { fd: i32::MAX, ..info },
             ArenaInfo { pid: u32::MAX, ..info },
@@ -413,7 +477,7 @@ mod tests {
         let node = Arena::create(PREFAULT_BYTES as u64 + 5000, 1000, NONCE).unwrap();
         let client = Arena::open(&node.info()).unwrap();
         client.write_block(3, &block(1, 1000));
-        node.prefault().unwrap();
+        node.memory().prefault().unwrap();
         assert_eq!(client.read_block(3).0, block(1, 1000));
     }
 
@@ -442,7 +506,7 @@ mod tests {
         // Nothing of these files is written, so the system provides no memory.
         for (capacity, block) in [(5 << 30, 1 << 20), (3 << 30, 1_000_003), ((2 << 30) + 1, 4160), (1 << 20, 1000), (9 << 30, 100 << 20)] {
             let arena = Arena::create(capacity, block, NONCE).unwrap();
-            let (device, start) = (Taking::default(), arena.mapping() as usize + arena.layout.slots_at);
+            let (device, start) = (Taking::default(), arena.memory.mapping().0 as usize + arena.layout.slots_at);
             assert_eq!(arena.device_address(0), None);
             for piece in 0..arena.pieces() {
                 arena.pin_piece(piece, &device).unwrap();
@@ -458,13 +522,28 @@ mod tests {
                 );
                 next += bytes;
             }
-            assert_eq!(next, arena.mapping() as usize + arena.layout.file_bytes);
+            assert_eq!(next, arena.memory.mapping().0 as usize + arena.layout.end());
             for slot in 0..arena.slots() {
                 let (at, end) = (start + slot as usize * arena.layout.stride, start + (slot as usize + 1) * arena.layout.stride);
                 assert_eq!(arena.device_address(slot), Some(at as u64));
                 assert!(pieces.iter().any(|&(piece, bytes)| piece <= at && end <= piece + bytes), "slot {slot} lies in one");
             }
         }
+    }
+
+    #[test]
+    fn slots_of_two_layouts_share_memory_and_their_generations_never_meet_by_accident() {
+        let memory = Memory::create(1 << 20, NONCE).unwrap();
+        let (small, large) = (memory.arena(1500).unwrap(), memory.arena(40_000).unwrap());
+        for arena in [&small, &large] {
+            let places: std::collections::BTreeSet<usize> = (0..arena.slots()).map(|slot| arena.layout.generation_at(slot)).collect();
+            assert_eq!(places.len(), arena.slots() as usize, "a place each");
+            assert!(*places.last().unwrap() + 8 <= memory.slots_at());
+        }
+        large.write_block(1, &block(5, 40_000));
+        let first = 40_000_usize.next_multiple_of(64) / 1536;
+        small.write_block(first as u32, &block(6, 1500));
+        assert_ne!(large.read_block(1).0, block(5, 40_000), "they are the same bytes");
     }
 
     #[test]

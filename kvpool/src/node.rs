@@ -1,132 +1,146 @@
 //! The pool node as a process: it serves clients, keeps deadlines and informs coordinators.
 //!
 //! ```text
-//!   clients ──► [session]s ──► [store]: directory + arena ──► [announce] ──► coordinators
-//!                  ▲                 │  ▲
-//!                  └──── answers ─────┘  └──► [nvme]: the disk's threads, [objects]: the bucket's
+//!   clients ──► [session]s ──► [store] of the client's layout ──► [member] of the model's workers ──► coordinators
+//!                  ▲                 │  ▲           │
+//!                  └──── answers ─────┘  │           └──► [shared]: all directories, and the memory
+//!                                        └──► [nvme]: the disk's threads, [objects]: the bucket's
 //! ```
+//!
+//! A node keeps the blocks of one model or of several. Each model sees the node as a worker of its own, with its own blocks, events and
+//! figures; all of them have one memory. A model's disk is its own.
 
 mod drain;
+mod member;
 pub mod nvme;
 mod objects;
 mod rails;
 mod session;
+mod shared;
 mod store;
 mod streams;
 
 use crate::{
-    arena::{Arena, ArenaError},
+    arena::{ArenaError, Memory},
     core::{
-        announce::Announcer,
         directory::{Directory, DiskUsage, Limits},
+        division::Share,
         eviction::Policy,
         objects::pack::Kind,
     },
-    settings::{self, Settings},
-    transport::rdma::DeviceNames,
+    settings::{self, ModelShare, Settings},
 };
 use drain::Drain;
+use member::{Member, Phase};
 use nvme::{Nvme, NvmeThreads, slab::Manifest};
 use objects::{ObjectTier, Unstarted};
 use parking_lot::Mutex;
 use session::Session;
+use shared::Shared;
 use std::{
-    mem,
     sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
     time::Duration,
 };
-use store::Store;
+use store::{Store, Tiers};
 use tidemill_net::{
     identity::PeerRole,
     link::{Endpoint, LinkError},
-    uplink::{LinkEvent, Uplink},
 };
 use tidemill_proto::{
-    block::{LayoutFingerprint, Shard},
-    message::{self, Blocks, Counters, Report, RoleInfo, TierBlocks, ToWorker, WorkerEvent},
-    pool::{BLOCK_BYTES_MAX, BlockFormat, Direction, Transport},
+    block::Shard,
+    message::{self, Blocks, Counters, Report, RoleInfo, TierBlocks},
+    pool::{BLOCK_BYTES_MAX, BlockFormat, Direction, Hello, Transport},
 };
 use tokio::{
-    sync::{Notify, Semaphore},
+    sync::{Notify, Semaphore, mpsc, watch},
     task::JoinSet,
     time::{MissedTickBehavior, interval},
 };
 
 /// The most connections at once. Further ones are refused.
 const CLIENTS_MAX: usize = 1024;
+/// The most layouts at once. Further ones are refused unless one has no clients.
+const LAYOUTS_MAX: usize = 16;
 /// The longest delay with which a deadline is noticed.
 const TICK: Duration = Duration::from_millis(20);
 
 /// The state that all tasks of a node share.
 #[derive(Debug)]
 struct Node {
-    dram_bytes: u64,
-    prefault: bool,
+    shared: Arc<Shared>,
+    /// The models whose blocks it keeps: at least one.
+    models: Vec<Model>,
+    prefault: AtomicBool,
+    limits: Limits,
+    policy: Policy,
+    tenant_share: u8,
+    /// The stores of all layouts. The last one of a model is the one that its coordinators know.
+    stores: Mutex<Vec<OpenStore>>,
+}
+
+/// A model whose blocks the node keeps.
+#[derive(Debug)]
+struct Model {
+    name: Option<String>,
+    share: Share,
     /// Whether a disk is configured, even if it could not be opened.
     wants_nvme: bool,
     nvme: Option<Nvme>,
     objects: Option<settings::Objects>,
-    limits: Limits,
-    policy: Policy,
-    tenant_share: u8,
-    rdma: DeviceNames,
-    store: Mutex<Option<OpenStore>>,
-    /// The layout of its clients' blocks, set by the first client.
-    layout: OnceLock<LayoutFingerprint>,
     /// Notified when there are events to announce.
     changed: Arc<Notify>,
-    traffic: Traffic,
 }
 
-/// The store. It is created for the first client, which states the size of a block, or earlier for blocks found on disk.
+/// A layout's store. It is created for the first client, which states the size of a block, or earlier for blocks found on disk.
 #[derive(Debug)]
 struct OpenStore {
+    model: usize,
     store: Arc<Store>,
-    /// The manifest of blocks that were found on disk, until the first client that uses the same layout.
-    recovered: Option<Manifest>,
 }
 
-/// Bytes that the node itself moved, which happens only over QUIC.
-#[derive(Debug, Default)]
-struct Traffic {
-    put_bytes: AtomicU64,
-    get_bytes: AtomicU64,
+/// The reason why a node cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
 }
 
 /// Runs a pool node until `shutdown`, and then until it has handed over its blocks.
-pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), LinkError> {
-    let Settings { worker, advertise, dram_bytes, prefault, nvme, objects, policy, tenant_share, rdma, limits, drain } = settings;
+pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), NodeError> {
+    let Settings { worker, advertise, dram_bytes, prefault, nvme, objects, policy, tenant_share, rdma, limits, drain, models } = settings;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
     let addr = advertise.unwrap_or_else(|| endpoint.local_addr());
-    tracing::info!(%addr, dram_bytes, %policy, reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
-    let node = Arc::new(Node {
-        dram_bytes,
-        prefault,
+    tracing::info!(%addr, dram_bytes, %policy, models = models.len(), reclaim_ms = limits.reclaim_max().as_millis() as u64, "pool node listens");
+    let shared = Shared::new(Memory::create(dram_bytes, rand::random())?, rdma);
+    let weights: u32 = models.iter().map(|model| model.share.weight).sum();
+    let model = |ModelShare { name, share }: &ModelShare| Model {
+        name: name.clone(),
+        share: *share,
         wants_nvme: nvme.is_some(),
-        nvme: nvme.and_then(Nvme::open),
-        objects,
-        limits,
-        policy,
-        tenant_share,
-        rdma,
-        store: Mutex::default(),
-        layout: OnceLock::new(),
+        nvme: nvme.as_ref().and_then(|nvme| Nvme::open(nvme.part_of(name.as_deref().filter(|_| models.len() > 1), share.weight, weights))),
+        objects: objects.as_ref().map(|objects| objects.part(models.len() as u32)),
         changed: Arc::default(),
-        traffic: Traffic::default(),
-    });
+    };
+    let models: Vec<Model> = models.iter().map(model).collect();
+    let prefault = AtomicBool::new(prefault);
+    let node = Arc::new(Node { shared, models, prefault, limits, policy, tenant_share, stores: Mutex::default() });
     node.recover();
 
-    let register = worker.register(RoleInfo::Kvpool { addr });
-    let reporting = Arc::clone(&node);
-    let (uplink, mut links) = Uplink::start(&endpoint, &worker.coordinators, register, Arc::new(move || reporting.report()));
-    let mut announcer = Announcer::new(worker.coordinators.len());
+    let (phase, _) = watch::channel(Phase::Serving);
+    let (peers_in, mut peers) = mpsc::channel(node.models.len());
+    let mut members = JoinSet::new();
+    for number in 0..node.models.len() {
+        let member = Member::start(&node, number, &endpoint, &worker, RoleInfo::Kvpool { addr });
+        members.spawn(member.run(phase.subscribe(), peers_in.clone()));
+    }
     let mut sessions = Sessions { tasks: JoinSet::new(), permits: Arc::new(Semaphore::new(CLIENTS_MAX)), next: 0 };
     let mut drain = Drain::new(Arc::clone(&node), endpoint.clone(), drain);
-    let mut room_is_known = false;
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
 
@@ -139,58 +153,20 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Resu
         tokio::select! {
             () = &mut shutdown, if !drain.has_begun() => {
                 tracing::info!("pool node leaves");
-                uplink.broadcast(&WorkerEvent::Leaving);
+                phase.send_replace(Phase::Leaving);
                 drain.begin();
             }
             () = drain.over() => break,
-            _ = tick.tick() => {
-                if let Some(store) = node.store() {
-                    store.apply(|directory, now| directory.tick(now));
-                }
-            }
-            () = node.changed.notified() => {
-                let store = node.store();
-                if store.is_some() && !mem::replace(&mut room_is_known, true) {
-                    // Coordinators should know the free room before the next heartbeat.
-                    uplink.broadcast(&WorkerEvent::Heartbeat(Box::new(node.report())));
-                }
-                announce(&mut announcer, store.as_deref(), &uplink);
-            }
-            Some((link, event)) = links.recv() => match event {
-                LinkEvent::Up => {
-                    announcer.up(link);
-                    announce(&mut announcer, node.store().as_deref(), &uplink);
-                }
-                LinkEvent::Down => announcer.down(link),
-                LinkEvent::Message(message) => match *message {
-                    ToWorker::Peers(peers) => drain.peers(peers),
-                    message => tracing::warn!(?message, "a pool node has no use for this message"),
-                },
-            },
+            _ = tick.tick() => node.tick(),
+            Some((model, told)) = peers.recv() => drain.peers(model, told),
         }
     }
     tracing::info!("pool node ends");
     accepting.abort();
-    uplink.close().await;
+    phase.send_replace(Phase::Ended);
+    while members.join_next().await.is_some() {}
     endpoint.close().await;
     Ok(())
-}
-
-/// Brings every coordinator up to date.
-fn announce(announcer: &mut Announcer, store: Option<&Store>, uplink: &Uplink) {
-    let announcement = match store {
-        Some(store) => store.announce(announcer),
-        None => announcer.announce(None),
-    };
-    if announcement.repeats {
-        tracing::warn!("events were lost: telling everything again");
-    }
-    for (link, event) in announcement.messages {
-        if !uplink.send(link, event) {
-            // The uplink ends a link whose queue is full, and reports it.
-            announcer.down(link);
-        }
-    }
 }
 
 /// The tasks that serve clients. Dropping this ends them.
@@ -228,8 +204,12 @@ impl Sessions {
 /// The reason why a client is refused, as the text that it is sent.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
-    #[error("blocks have {has} bytes at this node, not {wants}: give each model its own pool nodes")]
-    BlockBytes { has: usize, wants: u64 },
+    #[error("it keeps blocks of {kept}, not of `{name}`: name that one in the pool node's `models`, or give it pool nodes of its own")]
+    NotKept { name: String, kept: String },
+    #[error("it keeps blocks of several models, {kept}: say with --model-name which of them this worker serves")]
+    Unnamed { kept: String },
+    #[error("it keeps blocks of {LAYOUTS_MAX} layouts, and all of them have clients: give some of them pool nodes of their own")]
+    Layouts,
     #[error("blocks of {wants} bytes are not between 1 and {BLOCK_BYTES_MAX}")]
     Absurd { wants: u64 },
     #[error("there is no shard {index} of {count}", index = .0.index, count = .0.count)]
@@ -239,53 +219,104 @@ enum Refusal {
 }
 
 impl Node {
-    fn store(&self) -> Option<Arc<Store>> {
-        self.store.lock().as_ref().map(|open| Arc::clone(&open.store))
+    /// The store that a model's coordinators know.
+    fn store(&self, model: usize) -> Option<Arc<Store>> {
+        self.stores.lock().iter().rfind(|open| open.model == model).map(|open| Arc::clone(&open.store))
+    }
+
+    fn tick(&self) {
+        let stores: Vec<Arc<Store>> = self.stores.lock().iter().map(|open| Arc::clone(&open.store)).collect();
+        stores.iter().for_each(|store| store.tick());
+        self.shared.tick();
     }
 
     /// Offers the blocks on disk before the first client comes, since they most likely belong to the same model.
     fn recover(&self) {
-        let Some(manifest) = self.nvme.as_ref().and_then(|nvme| nvme.manifest()) else { return };
-        match self.create_store(manifest) {
-            Ok(store) => *self.store.lock() = Some(OpenStore { store, recovered: Some(manifest) }),
-            Err(error) => tracing::warn!(%error, "what is on disk cannot be offered"),
+        for (number, model) in self.models.iter().enumerate() {
+            let Some(manifest) = model.nvme.as_ref().and_then(|nvme| nvme.manifest()) else { continue };
+            match self.create_store(number, manifest, true) {
+                Ok(store) => self.stores.lock().push(OpenStore { model: number, store }),
+                Err(error) => tracing::warn!(%error, "what is on disk cannot be offered"),
+            }
         }
     }
 
-    /// The store, created for `block_bytes` if this is the first client. If the blocks on disk have another format, the disk is wiped.
-    fn store_for(&self, BlockFormat { layout, shard, block_bytes }: BlockFormat) -> Result<Arc<Store>, Refusal> {
+    /// The model of a client.
+    fn model_of(&self, hello: &Hello) -> Result<usize, Refusal> {
+        let kept =
+            || self.models.iter().map(|model| format!("`{}`", model.name.as_deref().unwrap_or_default())).collect::<Vec<_>>().join(", ");
+        match (&hello.model, &self.models[..]) {
+            (_, [Model { name: None, .. }]) | (None, [_]) => Ok(0),
+            (None, _) => Err(Refusal::Unnamed { kept: kept() }),
+            (Some(name), models) => {
+                let place = models.iter().position(|model| model.name.as_ref() == Some(name));
+                place.ok_or_else(|| Refusal::NotKept { name: name.clone(), kept: kept() })
+            }
+        }
+    }
+
+    /// The store of a client's layout, created if this is its first client. If the blocks on the model's disk are of another layout, which
+    /// no client uses, the disk is wiped.
+    fn store_for(&self, hello: &Hello) -> Result<Arc<Store>, Refusal> {
+        let BlockFormat { layout, shard, block_bytes } = hello.blocks;
         if !shard.is_valid() {
             return Err(Refusal::NoSuchShard(shard));
         }
         if !(1..=BLOCK_BYTES_MAX).contains(&block_bytes) {
             return Err(Refusal::Absurd { wants: block_bytes });
         }
-        let wanted = Manifest::new(block_bytes, layout);
-        let mut open = self.store.lock();
-        if let Some(OpenStore { store, .. }) = open.take_if(|open| open.recovered.is_some_and(|manifest| manifest != wanted)) {
-            tracing::warn!("what is on disk was left for another model: the disk is wiped");
-            store.disk().iter().for_each(|disk| disk.close());
-            store.objects().iter().for_each(|objects| objects.close());
+        let model = self.model_of(hello)?;
+        let stores = &mut *self.stores.lock();
+        let of_model = |open: &OpenStore| open.model == model;
+        let is_it =
+            |open: &OpenStore| of_model(open) && open.store.layout() == layout && open.store.arena().block_bytes() as u64 == block_bytes;
+        if let Some(place) = stores.iter().position(is_it) {
+            if !stores.iter().any(|open| of_model(open) && open.store.is_in_use()) {
+                // The layouts that came after this one are not used any more.
+                let open = stores.remove(place);
+                stores.push(open);
+                self.models[model].changed.notify_one();
+            }
+            return Ok(Arc::clone(&stores.iter().find(|open| is_it(open)).expect("it is there").store));
         }
-        let open = match &mut *open {
-            Some(open) => open,
-            None => open.insert(OpenStore { store: self.create_store(wanted)?, recovered: None }),
-        };
-        let has = open.store.arena().block_bytes();
-        if has as u64 != block_bytes {
-            return Err(Refusal::BlockBytes { has, wants: block_bytes });
+        // What an earlier layout of the model left is of no use.
+        stores.retain(|open| !of_model(open) || !self.dismiss(open));
+        if stores.len() >= LAYOUTS_MAX {
+            let place = stores.iter().position(|open| self.dismiss(open)).ok_or(Refusal::Layouts)?;
+            stores.remove(place);
         }
-        open.recovered = None;
-        Ok(Arc::clone(&open.store))
+        let has_disk = !stores.iter().any(of_model);
+        if !has_disk && self.models[model].nvme.is_some() {
+            tracing::warn!(%layout, "the model's disk is another layout's, which has clients: this one goes on without it");
+        }
+        let store = self.create_store(model, Manifest::new(block_bytes, layout), has_disk)?;
+        stores.push(OpenStore { model, store: Arc::clone(&store) });
+        Ok(store)
     }
 
-    fn create_store(&self, manifest: Manifest) -> Result<Arc<Store>, ArenaError> {
+    /// Ends the store of a layout that has no clients, so that others can have its memory. Returns `false` if it has some.
+    fn dismiss(&self, open: &OpenStore) -> bool {
+        let store = &open.store;
+        if store.is_in_use() {
+            return false;
+        }
+        tracing::info!(layout = %store.layout(), "no client uses this layout any more: its blocks are forgotten");
+        store.close();
+        true
+    }
+
+    fn create_store(&self, number: usize, manifest: Manifest, has_disk: bool) -> Result<Arc<Store>, Refusal> {
         let Manifest { block_bytes, layout, .. } = manifest;
-        let arena = Arena::create(self.dram_bytes, block_bytes, rand::random())?;
+        let model = &self.models[number];
+        let arena = self.shared.memory().arena(block_bytes)?;
         let slots = arena.slots();
-        tracing::info!(slots, block_bytes, "arena created");
+        tracing::info!(slots, block_bytes, model = model.name, "arena created");
         let mut directory = Directory::new(slots, self.limits, self.policy.build(slots));
-        let io = self.nvme.as_ref().and_then(|nvme| nvme.prepare(manifest)).map(Arc::new);
+        let nvme = model.nvme.as_ref().filter(|_| has_disk);
+        if nvme.and_then(Nvme::manifest).is_some_and(|left| left != manifest) {
+            tracing::warn!("what is on disk was left for another layout: the disk is wiped");
+        }
+        let io = nvme.and_then(|nvme| nvme.prepare(manifest)).map(Arc::new);
         if let Some(io) = &io {
             directory = directory.with_disk(io.slots(), self.policy.build(io.slots()));
         }
@@ -293,12 +324,14 @@ impl Node {
         if let Some(io) = &io {
             io.recover(&mut directory);
         }
-        let bucket = self.bucket(Kind { layout, block_bytes });
+        let bucket = model.bucket(Kind { layout, block_bytes });
         let tier = bucket.as_ref().map(|bucket| Arc::clone(&bucket.tier));
         if let Some(tier) = &tier {
             directory = directory.with_objects(tier.uses_min(), tier.deadline());
         }
-        let store = Store::new(arena, directory, io.clone(), tier, self.rdma.clone(), Arc::clone(&self.changed));
+        let tiers = Tiers { disk: io.clone(), objects: tier };
+        let store = Store::new(&self.shared, (layout, model.share), arena, directory, tiers, Arc::clone(&model.changed));
+        let store = store.ok_or(Refusal::Layouts)?;
         if let Some(bucket) = bucket {
             bucket.start(&store);
         }
@@ -308,33 +341,29 @@ impl Node {
             tracing::error!(%error, "the disk's threads do not start");
             store.apply(|directory, _| directory.disk_failed());
         }
-        if self.prefault {
-            let store = Arc::clone(&store);
-            thread::spawn(move || match store.arena().prefault() {
+        if self.prefault.swap(false, Relaxed) {
+            let memory = Arc::clone(self.shared.memory());
+            thread::spawn(move || match memory.prefault() {
                 Ok(()) => tracing::info!("arena prefaulted"),
                 Err(error) => tracing::warn!(%error, "the arena's memory is taken as blocks arrive"),
             });
         }
-        self.changed.notify_one();
+        model.changed.notify_one();
         Ok(store)
     }
 
-    /// The bucket, or `None` if none is configured or it cannot be used. A node without one still works, but loses blocks sooner.
-    fn bucket(&self, kind: Kind) -> Option<Unstarted> {
-        let settings = self.objects.clone()?;
-        ObjectTier::prepare(settings, kind).inspect_err(|error| tracing::error!(%error, "this node goes on without object storage")).ok()
-    }
-
-    fn report(&self) -> Report {
+    /// The node's figures as a worker of this model.
+    fn report(&self, number: usize) -> Report {
+        let model = &self.models[number];
         let mut counters = Counters::default();
-        counters.transfer[(Transport::Quic, Direction::Put)].bytes = self.traffic.put_bytes.load(Relaxed);
-        counters.transfer[(Transport::Quic, Direction::Get)].bytes = self.traffic.get_bytes.load(Relaxed);
         let mut blocks = TierBlocks::default();
-        if let Some(store) = self.store() {
-            let (usage, disk) = store.apply(|directory, _| (directory.usage(), directory.disk_usage()));
+        if let Some(store) = self.store(number) {
+            counters.transfer[(Transport::Quic, Direction::Put)].bytes = store.traffic.put_bytes.load(Relaxed);
+            counters.transfer[(Transport::Quic, Direction::Get)].bytes = store.traffic.get_bytes.load(Relaxed);
+            let (slots, usage, disk) = store.apply(|directory, _| (directory.slots(), directory.usage(), directory.disk_usage()));
             let bytes_per_block = store.arena().block_bytes() as u64;
             blocks.dram = Blocks {
-                total: u64::from(store.arena().slots()),
+                total: slots as u64,
                 free: usage.free as u64,
                 cached: usage.cached as u64,
                 used: (usage.reserved + usage.leased + usage.quarantined) as u64,
@@ -344,7 +373,7 @@ impl Node {
                 let [free, cached, used] = [free, cached, busy].map(|n| n as u64);
                 blocks.nvme = Blocks { total: free + cached + used, free, cached, used, bytes_per_block };
             }
-            let missing = message::Disk { given_up: u64::from(self.wants_nvme), ..Default::default() };
+            let missing = message::Disk { given_up: u64::from(model.wants_nvme), ..Default::default() };
             counters.rails.fenced = store.fenced.load(Relaxed);
             counters.disk = store.disk().map_or(missing, NvmeThreads::counters);
             if let Some(objects) = store.objects() {
@@ -353,5 +382,13 @@ impl Node {
             }
         }
         Report { blocks, counters, ..Report::default() }
+    }
+}
+
+impl Model {
+    /// The bucket, or `None` if none is configured or it cannot be used. A node without one still works, but loses blocks sooner.
+    fn bucket(&self, kind: Kind) -> Option<Unstarted> {
+        let settings = self.objects.clone()?;
+        ObjectTier::prepare(settings, kind).inspect_err(|error| tracing::error!(%error, "this node goes on without object storage")).ok()
     }
 }

@@ -3,8 +3,10 @@
 use crate::{
     core::{
         directory::Limits,
+        division::Share,
         eviction::{Policy, UnknownPolicy},
         objects::budget,
+        validate::checksum,
     },
     transport::rdma::DeviceNames,
 };
@@ -43,6 +45,14 @@ pub struct PoolFlags {
     /// Takes all of that memory in the background when the first client comes, not as blocks arrive [default: false]
     #[arg(long)]
     pub prefault: Option<bool>,
+    /// Models that share this node's memory, with their weights where it is short, such as `small,large` or `small=1,large=3`; blocks of
+    /// others are refused. The disk is divided among them by weight, and requests to object storage evenly [default: that of `model_name`,
+    /// or the only one]
+    #[arg(long)]
+    pub models: Option<String>,
+    /// Percent of the memory that each model keeps whatever the others need, such as `small=10,large=30` [default: a quarter of its share]
+    #[arg(long)]
+    pub floors: Option<String>,
     /// Disk for blocks that leave memory, such as 64GiB, in `data` [default: none]
     #[arg(long)]
     pub nvme_capacity: Option<String>,
@@ -114,6 +124,8 @@ pub struct PoolFlags {
 #[derive(Debug)]
 pub struct Settings {
     pub worker: WorkerSettings,
+    /// The models whose blocks the node keeps: at least one.
+    pub models: Vec<ModelShare>,
     /// The address for clients; `None` for the bound address.
     pub advertise: Option<SocketAddr>,
     pub dram_bytes: u64,
@@ -128,6 +140,14 @@ pub struct Settings {
     pub rdma: DeviceNames,
     pub limits: Limits,
     pub drain: Duration,
+}
+
+/// A model that a node keeps blocks of, and its claim to the memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ModelShare {
+    /// The name; `None` if the node serves the only model of its coordinators.
+    pub name: Option<String>,
+    pub share: Share,
 }
 
 /// The tier behind DRAM.
@@ -240,8 +260,10 @@ impl Flags {
             lease: deadline("lease_ms", kvpool.lease_ms.unwrap_or(10_000))?,
         };
         let drain = Duration::from_secs(kvpool.drain_s.unwrap_or(20).min(DRAIN_S_MAX));
+        let models = models(kvpool.models.as_deref(), kvpool.floors.as_deref(), worker.model_name.as_deref())?;
         Ok(Settings {
             worker: worker.check("kvpool")?,
+            models,
             advertise: kvpool.advertise,
             dram_bytes,
             prefault,
@@ -320,6 +342,73 @@ impl ObjectPlace {
     }
 }
 
+impl Nvme {
+    /// The part of one of several models, in a directory of its own; all of it if there is only one, which needs no name.
+    pub fn part_of(&self, model: Option<&str>, weight: u32, weights: u32) -> Self {
+        let Some(name) = model else { return self.clone() };
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+        // Two names may look alike then.
+        let dir = format!("model-{}-{:08x}", name.chars().map(plain).collect::<String>(), checksum(name.as_bytes()) as u32);
+        let capacity_bytes = u128::from(self.capacity_bytes) * u128::from(weight) / u128::from(weights);
+        Self { dir: self.dir.join(dir), capacity_bytes: capacity_bytes as u64 }
+    }
+}
+
+impl Objects {
+    /// The part of one of this many models: each has its own capacity, and its part of the requests and dollars.
+    pub fn part(&self, models: u32) -> Self {
+        let budget::Limits { requests_per_s, usd_per_day, .. } = self.limits;
+        let usd_per_day = usd_per_day.map(|usd| usd / f64::from(models));
+        Self { limits: budget::Limits { requests_per_s: (requests_per_s / models).max(1), usd_per_day, ..self.limits }, ..self.clone() }
+    }
+}
+
+/// The most models of a node: more would have too little of it.
+const MODELS_MAX: usize = 16;
+/// The largest weight, so that shares are exact enough.
+const WEIGHT_MAX: u32 = 1000;
+
+/// Parses `models` and `floors`.
+fn models(models: Option<&str>, floors: Option<&str>, model_name: Option<&str>) -> Result<Vec<ModelShare>, ConfigError> {
+    let Some(text) = models else {
+        if let Some(floors) = floors {
+            return Err(invalid("floors", floors, "is about the models that `models` names, and it names none"));
+        }
+        return Ok(vec![ModelShare { name: model_name.map(str::to_owned), share: Share::default() }]);
+    };
+    let wrong = |reason: String| invalid("models", text, reason);
+    if let Some(name) = model_name {
+        return Err(wrong(format!("and `model_name` ({name}) both say whose blocks this node keeps: leave one out")));
+    }
+    let mut found: Vec<(&str, u32)> = Vec::new();
+    for entry in text.split(',') {
+        let (name, weight) = entry.rsplit_once('=').unwrap_or((entry, "1"));
+        let weight = weight.trim().parse().ok().filter(|weight| (1..=WEIGHT_MAX).contains(weight));
+        let weight = weight.ok_or_else(|| wrong(format!("`{entry}`: a weight is a number from 1 to {WEIGHT_MAX}")))?;
+        if name.trim().is_empty() || found.iter().any(|(other, _)| *other == name.trim()) {
+            return Err(wrong(format!("`{entry}` names no model, or one that is named already")));
+        }
+        found.push((name.trim(), weight));
+    }
+    if found.len() > MODELS_MAX {
+        return Err(wrong(format!("are more than {MODELS_MAX}: start more pool nodes")));
+    }
+    let weights: u32 = found.iter().map(|(_, weight)| weight).sum();
+    let quarter = |weight: u32| (100 * weight / weights / 4) as u8;
+    let mut shares: Vec<_> = found.iter().map(|&(name, weight)| (name, Share { weight, floor_percent: quarter(weight) })).collect();
+    for entry in floors.into_iter().flat_map(|floors| floors.split(',')) {
+        let wrong = |reason: &str| invalid("floors", entry, reason);
+        let (name, percent) = entry.rsplit_once('=').ok_or_else(|| wrong("is not of the form NAME=PERCENT"))?;
+        let percent = percent.trim().parse().ok().filter(|percent| *percent <= 100);
+        let share = shares.iter_mut().find(|(other, _)| *other == name.trim()).ok_or_else(|| wrong("is none of `models`"))?;
+        share.1.floor_percent = percent.ok_or_else(|| wrong("must be from 0 to 100 percent"))?;
+    }
+    if shares.iter().map(|(_, share)| u32::from(share.floor_percent)).sum::<u32>() > 100 {
+        return Err(invalid("floors", floors.unwrap_or_default(), "are more than all of the memory together"));
+    }
+    Ok(shares.into_iter().map(|(name, share)| ModelShare { name: Some(name.to_owned()), share }).collect())
+}
+
 fn usd(key: &'static str, usd: f64) -> Result<f64, ConfigError> {
     if usd.is_finite() && usd >= 0.0 { Ok(usd) } else { Err(invalid(key, usd, "must be an amount of dollars")) }
 }
@@ -376,6 +465,10 @@ mod tests {
             (["--bind", "0.0.0.0:0"], "advertise"),
             (["--tenant-share", "0"], "tenant_share"),
             (["--rdma-devices", "mlx5_0,,"], "rdma_devices"),
+            (["--models", "a,a"], "models"),
+            (["--models", "a=0"], "models"),
+            (["--models", "a,,b"], "models"),
+            (["--floors", "a=10"], "floors"),
             (["--nvme-capacity", "1TB"], "nvme_capacity"),
             (["--nvme-capacity", "1GiB"], "data"),
             (["--object-store", "file://kv"], "object_store"),
@@ -385,6 +478,32 @@ mod tests {
             let error = resolve(pki.path(), &flags).unwrap_err();
             assert!(error.contains(key), "{error}");
         }
+    }
+
+    #[test]
+    fn models_have_weights_and_floors() {
+        let share = |name: &str, weight, floor_percent| ModelShare { name: Some(name.into()), share: Share { weight, floor_percent } };
+        assert_eq!(models(Some("a, org/b=3"), None, None).unwrap(), [share("a", 1, 6), share("org/b", 3, 18)]);
+        assert_eq!(models(Some("a,b"), Some("b=40"), None).unwrap(), [share("a", 1, 12), share("b", 1, 40)]);
+        assert_eq!(models(None, None, Some("a")).unwrap(), [ModelShare { name: Some("a".into()), share: Share::default() }]);
+        for (given, floors, name, word) in [
+            ("a,b", Some("a=60,b=60"), None, "together"),
+            ("a,b", Some("c=6"), None, "models"),
+            ("a,b", Some("a=101"), None, "percent"),
+            ("a,b", None, Some("a"), "model_name"),
+        ] {
+            let error = models(Some(given), floors, name).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn each_model_has_its_part_of_the_disk() {
+        let nvme = Nvme { dir: "/kv".into(), capacity_bytes: 4000 };
+        assert_eq!(nvme.part_of(None, 1, 4), nvme);
+        let [slash, line] = ["a/b", "a_b"].map(|name| nvme.part_of(Some(name), 3, 4));
+        assert_eq!(slash.capacity_bytes, 3000);
+        assert!(slash.dir != line.dir && slash.dir.starts_with("/kv"), "{slash:?} {line:?}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub const FRAME_BYTES_MAX: usize = 8 << 20;
 pub const HEADER_BYTES: usize = 4;
 
 /// Changes whenever a message changes shape. Ends with different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 12;
+pub const PROTOCOL_VERSION: u16 = 13;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum FrameError {

@@ -149,11 +149,32 @@ impl BlockFormat {
     }
 }
 
+impl BlockFormat {
+    /// The hello of a client that serves the model of this name.
+    pub fn of_model(self, model: Option<String>) -> Hello {
+        Hello { blocks: self, model }
+    }
+}
+
+/// A client's introduction.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    pub blocks: BlockFormat,
+    /// The name of the model whose blocks these are, if the client knows it. A node that keeps blocks of several models must be told.
+    pub model: Option<String>,
+}
+
+impl From<BlockFormat> for Hello {
+    fn from(blocks: BlockFormat) -> Self {
+        blocks.of_model(None)
+    }
+}
+
 /// A message from client to node.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ToPool {
-    /// The first message. All clients of a node agree on `block_bytes`.
-    Hello(BlockFormat),
+    /// The first message.
+    Hello(Hello),
     /// Reserve a slot for each key that is neither held nor in flight. The keys follow one another in one chain.
     PutStart {
         call: CallId,
@@ -280,14 +301,36 @@ pub struct RailOpened {
 }
 
 /// The way in which a process on the same host maps the node's arena: through `/proc/<pid>/fd/<fd>`, with `nonce` in the first page as
-/// proof.
+/// proof. All layouts share the arena: slots of one layout follow each other from its beginning, and a slot is the layout's own only from
+/// its reservation to the end of its last lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ArenaInfo {
     pub pid: u32,
     pub fd: i32,
     pub nonce: [u8; 16],
-    pub slots: u32,
+    /// The size of the arena without its header.
+    pub capacity_bytes: u64,
+    /// The size of this client's blocks.
     pub block_bytes: u64,
+}
+
+/// The alignment of slots: a cache line, which also suits the widest vector stores.
+pub const SLOT_ALIGN: u64 = 64;
+
+/// The smallest distance from one slot to the next. Each so many bytes of the arena have one place for a generation, so that no two slots
+/// of a layout share one.
+pub const SLOT_BYTES_MIN: u64 = 1024;
+
+/// The distance from one slot of a layout to the next; `None` if it overflows.
+pub fn slot_stride(block_bytes: u64) -> Option<u64> {
+    Some(block_bytes.checked_next_multiple_of(SLOT_ALIGN)?.max(SLOT_BYTES_MIN))
+}
+
+impl ArenaInfo {
+    /// The number of the layout's slots, if all of the arena is its own.
+    pub fn slots(&self) -> u32 {
+        slot_stride(self.block_bytes).map_or(0, |stride| (self.capacity_bytes / stride).min(u64::from(u32::MAX - 1)) as u32)
+    }
 }
 
 /// The blocks that may be evicted from memory to make room for a put.
@@ -359,7 +402,7 @@ mod tests {
         let call = CallId(9);
         let found = Found { index: 2, at: AT, checksum: u64::MAX, origin: RequestId(5), tier: Tier::Nvme };
         for message in [
-            ToPool::Hello(BlockFormat::whole(LayoutFingerprint([1; 16]), 2 << 20)),
+            ToPool::Hello(BlockFormat::whole(LayoutFingerprint([1; 16]), 2 << 20).of_model(Some("m".into()))),
             ToPool::PutStart { call, lineage: LINEAGE, room: Room::Spare, keys: vec![BlockKey([7; 16]); 3] },
             ToPool::PutEnd { call, blocks: vec![Written { at: AT, checksum: 8 }] },
             ToPool::Get { call, keys: vec![BlockKey([0xff; 16])], wait_ms: u64::MAX, via: Via::Streams },

@@ -81,6 +81,7 @@ pub fn run(seed: u64, planted: Option<Mutation>, traced: bool) -> Report {
     let extras = Extras {
         coordinators: plan.coordinators,
         disk_slots: plan.disk_slots,
+        neighbour: plan.neighbour,
         manners: plan.manners.clone(),
         faulty: Some(faulty),
         limits: plan.limits,

@@ -24,6 +24,7 @@ pub(crate) mod disk;
 mod engine;
 mod event;
 pub(crate) mod io;
+pub(crate) mod neighbour;
 pub(crate) mod network;
 mod oracle;
 mod pool;
@@ -132,6 +133,8 @@ pub(crate) struct Extras {
     pub(crate) coordinators: usize,
     /// The number of disk slots of each pool node; 0: it has no disk.
     pub(crate) disk_slots: u32,
+    /// Whether pool nodes keep another model's blocks, too.
+    pub(crate) neighbour: bool,
     /// The clients' behaviour, by ask.
     pub(crate) manners: Vec<Manners>,
     pub(crate) faulty: Option<Faulty>,
@@ -159,7 +162,15 @@ impl World {
     /// A cluster that is running, and clients that will send `asks`.
     pub fn new(settings: &Settings, asks: Vec<Ask>, seed: u64) -> Result<Self, InvalidSetting> {
         let manners = vec![Manners::default(); asks.len()];
-        let extras = Extras { coordinators: 1, disk_slots: 0, manners, faulty: None, limits: POOL_LIMITS, waiting_max: WAITING_MAX };
+        let extras = Extras {
+            coordinators: 1,
+            disk_slots: 0,
+            neighbour: false,
+            manners,
+            faulty: None,
+            limits: POOL_LIMITS,
+            waiting_max: WAITING_MAX,
+        };
         let mut world = Self::with(settings, asks, seed, extras)?;
         // Every process registers before anything else happens.
         while world.io.queue.next_at().is_some_and(|at| at < START / 2) {
@@ -172,8 +183,8 @@ impl World {
     }
 
     pub(crate) fn with(settings: &Settings, asks: Vec<Ask>, seed: u64, extras: Extras) -> Result<Self, InvalidSetting> {
-        let Extras { coordinators, disk_slots, manners, faulty, limits, waiting_max } = extras;
-        let blueprint = Blueprint::new(settings, seed, disk_slots, (limits, waiting_max))?;
+        let Extras { coordinators, disk_slots, neighbour, manners, faulty, limits, waiting_max } = extras;
+        let blueprint = Blueprint { neighbour, ..Blueprint::new(settings, seed, disk_slots, (limits, waiting_max))? };
         let mut io = Io::new(&settings.network);
         io.faulty = faulty;
         let mut answers: Vec<Answer> = asks.iter().map(Answer::of).collect();
@@ -524,6 +535,7 @@ impl World {
             (Process::Pool(pool), Timer::Connect(coordinator)) => self.pools[pool.0].uplink.connect(&mut self.io, coordinator),
             (Process::Worker(worker), Timer::CallDue(call)) => self.workers[worker.0].overdue(&mut self.io, call),
             (Process::Pool(pool), Timer::Disk(job)) => self.pools[pool.0].disk_done(&mut self.io, job),
+            (Process::Pool(pool), Timer::OtherLayout) => self.pools[pool.0].other_layout(&mut self.io),
             (process, Timer::Exit) => self.crash(process, false),
             (process, timer) => unreachable!("{process} waits for {timer:?}"),
         }
@@ -587,7 +599,7 @@ impl World {
         let running = self.workers.iter().enumerate().filter(|(number, _)| runs(*number));
         let mut busy: Vec<String> = running.filter_map(|(_, worker)| worker.busy()).collect();
         for (number, pool) in self.pools.iter().enumerate() {
-            let usage = pool.directory.usage();
+            let usage = pool.known().usage();
             // A block with wrong bytes is quarantined for as long as a reader may hold it.
             let quarantined = if self.io.faulty.is_some() { 0 } else { usage.quarantined };
             if (usage.reserved, usage.leased, quarantined) != (0, 0, 0) {

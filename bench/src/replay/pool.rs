@@ -34,36 +34,64 @@ impl ReplayedPool {
     /// The number of leading blocks of the prompt that are present. Afterwards, all that fit are present.
     pub fn serve(&mut self, request: &Request) -> usize {
         self.requests += 1;
-        let call = CallId(self.requests);
-        let keys: Vec<BlockKey> = request.blocks.iter().map(|&id| key(id)).collect();
-        self.directory.get(DECODE, call, &keys, WAIT, Via::Slots, NOW);
-        let (mut leases, mut missing) = (Vec::new(), vec![true; keys.len()]);
-        self.read(&mut leases, |block| missing[block.index as usize] = false);
-        let leading = missing.iter().take_while(|missing| !**missing).count();
-
-        let lineage = Lineage {
-            origin: RequestId(self.requests),
-            tenant: Tenant(0),
-            parent: leading.checked_sub(1).map(|last| keys[last]),
-            position: leading as u32,
-        };
-        let answers = self.directory.put_start(PREFILL, lineage, Room::Made, &keys[leading..], NOW);
-        let written: Vec<Written> = answers.into_iter().filter_map(reserved).collect();
-        self.directory.put_end(PREFILL, &written, NOW);
-        self.read(&mut leases, |_| ());
-
-        // If the prompt is larger than the pool, the rest never arrives.
-        self.directory.cancel_get(DECODE, call);
-        leases.into_iter().for_each(|lease| self.directory.release(DECODE, lease));
-        self.directory.take_events();
+        let mut turn = Turn::new(self.requests, request, NOW);
+        let leading = turn.get(&mut self.directory);
+        turn.put(&mut self.directory);
         leading
+    }
+}
+
+/// One request's way through a directory.
+pub(super) struct Turn {
+    number: u64,
+    keys: Vec<BlockKey>,
+    now: Duration,
+    leading: usize,
+    leases: Vec<LeaseId>,
+}
+
+impl Turn {
+    pub(super) fn new(number: u64, request: &Request, now: Duration) -> Self {
+        Self { number, keys: request.blocks.iter().map(|&id| key(id)).collect(), now, leading: 0, leases: Vec::new() }
+    }
+
+    /// Decode gets all blocks. Returns the number of leading ones that are present.
+    pub(super) fn get(&mut self, directory: &mut Directory) -> usize {
+        directory.get(DECODE, CallId(self.number), &self.keys, WAIT, Via::Slots, self.now);
+        let mut missing = vec![true; self.keys.len()];
+        self.read(directory, |block| missing[block.index as usize] = false);
+        self.leading = missing.iter().take_while(|missing| !**missing).count();
+        self.leading
+    }
+
+    /// The keys of the blocks to compute.
+    pub(super) fn missing(&self) -> &[BlockKey] {
+        &self.keys[self.leading..]
+    }
+
+    /// Prefill puts the missing blocks, and decode reads them and releases all.
+    pub(super) fn put(&mut self, directory: &mut Directory) {
+        let lineage = Lineage {
+            origin: RequestId(self.number),
+            tenant: Tenant(0),
+            parent: self.leading.checked_sub(1).map(|last| self.keys[last]),
+            position: self.leading as u32,
+        };
+        let answers = directory.put_start(PREFILL, lineage, Room::Made, self.missing(), self.now);
+        let written: Vec<Written> = answers.into_iter().filter_map(reserved).collect();
+        directory.put_end(PREFILL, &written, self.now);
+        self.read(directory, |_| ());
+        // If the prompt is larger than the pool, the rest never arrives.
+        directory.cancel_get(DECODE, CallId(self.number));
+        self.leases.drain(..).for_each(|lease| directory.release(DECODE, lease));
+        directory.take_events();
     }
 
     /// Takes the blocks handed over to decode.
-    fn read(&mut self, leases: &mut Vec<LeaseId>, mut each: impl FnMut(&Found)) {
-        while let Some(action) = self.directory.poll_action() {
+    fn read(&mut self, directory: &mut Directory, mut each: impl FnMut(&Found)) {
+        while let Some(action) = directory.poll_action() {
             if let Action::Found { lease, blocks, .. } = action {
-                leases.push(lease);
+                self.leases.push(lease);
                 blocks.iter().for_each(&mut each);
             }
         }

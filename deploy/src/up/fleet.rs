@@ -31,6 +31,8 @@ const WORKER_END: Duration = Duration::from_secs(10);
 pub(super) struct Cluster {
     pub(super) coordinators: Vec<Process>,
     pub(super) workers: Vec<Process>,
+    /// The number of models that share each pool node.
+    pub(super) models_per_node: usize,
     /// The addresses of each coordinator.
     pub(super) doors: Vec<Door>,
     /// Engines, by model and role.
@@ -48,6 +50,12 @@ pub(super) struct Door {
 }
 
 impl Cluster {
+    /// The number of members that the coordinators should know: a pool node is one for each of its models.
+    fn members(&self) -> usize {
+        let of = |worker: &Process| if worker.name.starts_with("kvpool-") { self.models_per_node } else { 1 };
+        self.workers.iter().map(of).sum()
+    }
+
     /// Starts the first workers of a role and model.
     pub(super) fn start_fleet(&mut self, fleet: Fleet, workers: usize, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
         for number in fleet.numbers().take(workers) {
@@ -78,7 +86,7 @@ impl Cluster {
             if let Some(reason) = self.ended_process() {
                 bail!(reason);
             }
-            if known(&client, door).await.is_some_and(|known| known.is_all(self.workers.len())) {
+            if known(&client, door).await.is_some_and(|known| known.is_all(self.members())) {
                 return Ok(());
             }
             if Instant::now() > deadline {
@@ -203,7 +211,7 @@ impl Cluster {
             let known = known(&client, door).await;
             let knows = known.is_some_and(|known| match of_worker {
                 Some(pid) => known.has(pid),
-                None => known.is_all(self.workers.len()),
+                None => known.is_all(self.members()),
             });
             if !knows {
                 return false;

@@ -410,6 +410,10 @@ fn label_set(member: &MemberView, more: &[(&str, &str)]) -> String {
     // A worker chooses its name.
     let name = escaped(&member.name);
     let mut labels = format!("{{worker=\"{name}\",role=\"{}\"", role_name(member.role));
+    if member.role == Role::Kvpool {
+        // A pool node is a member of each model whose blocks it keeps, and its figures are of that model's.
+        let _ = write!(labels, ",model=\"{}\"", escaped(&member.model));
+    }
     for (key, value) in more {
         let _ = write!(labels, ",{key}=\"{value}\"");
     }

@@ -36,7 +36,7 @@ use tidemill_net::{
 use tidemill_proto::{
     block::BlockKey,
     frame::Preamble,
-    pool::{BlockFormat, FromPool, KEYS_MAX, Lineage, Room, ToPool, Transport},
+    pool::{FromPool, Hello, KEYS_MAX, Lineage, Room, ToPool, Transport},
 };
 use tokio::{sync::mpsc, time::timeout};
 
@@ -132,20 +132,22 @@ const OUTGOING_MAX: usize = 1024;
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 impl PoolClient {
-    /// Connects, and opens the cheapest transport that works and is allowed. All clients of a node must use blocks of one size.
+    /// Connects, and opens the cheapest transport that works and is allowed.
     pub async fn connect(
         endpoint: &Endpoint,
         addr: SocketAddr,
-        blocks: BlockFormat,
+        hello: impl Into<Hello>,
         ways: impl Into<Ways>,
         counters: Arc<TransferCounters>,
     ) -> Result<Self, PoolError> {
         let Ways { choice, nics, device } = ways.into();
+        let hello = hello.into();
+        let blocks = hello.blocks;
         let unreachable = |error: LinkError| PoolError::Unreachable { addr, reason: error.to_string() };
         let connection = endpoint.connect(addr).await.map_err(unreachable)?;
         connection.expect(&[PeerRole::Kvpool]).map_err(unreachable)?;
         let (mut sender, mut receiver) = connection.open::<ToPool, FromPool>(Preamble::Pool).await.map_err(unreachable)?;
-        sender.send(&ToPool::Hello(blocks)).await.map_err(unreachable)?;
+        sender.send(&ToPool::Hello(hello)).await.map_err(unreachable)?;
         let silent = |_| PoolError::Unreachable { addr, reason: "no answer to hello".into() };
         let arena = match timeout(CONNECT_MAX, receiver.recv()).await.map_err(silent)?.map_err(unreachable)? {
             Some(FromPool::Welcome { arena }) => arena,
@@ -165,7 +167,7 @@ impl PoolClient {
         let calls = Arc::new(Calls::new(outgoing.downgrade()));
         let rails = path.rails().cloned();
         tokio::spawn(calls::pump(connection.clone(), sender, receiver, queue, Arc::clone(&calls), rails.clone(), block_bytes));
-        let inner = Arc::new(Inner { addr, block_bytes, slots: arena.slots, connection, path, calls, outgoing, counters });
+        let inner = Arc::new(Inner { addr, block_bytes, slots: arena.slots(), connection, path, calls, outgoing, counters });
         if let Some(rails) = rails {
             rails::keep_open(&inner, rails).await;
         }

@@ -13,7 +13,7 @@ use tidemill_net::{link::Endpoint, uplink::Reporter};
 use tidemill_proto::{
     block::BlockKey,
     message::{PoolNode, Report},
-    pool::{BlockFormat, Lineage},
+    pool::{Hello, Lineage},
 };
 use tokio::{sync::mpsc, time::timeout};
 
@@ -24,7 +24,7 @@ pub struct PoolRouter(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     endpoint: Endpoint,
-    blocks: BlockFormat,
+    hello: Hello,
     ways: Ways,
     counters: Arc<TransferCounters>,
     /// The nodes, each with its own lock, so that a node that does not answer delays only its own callers.
@@ -50,9 +50,9 @@ const RETRY: Duration = Duration::from_secs(1);
 
 impl PoolRouter {
     /// A router without connections. `ways` are used for nodes on this host; for others, as far as they work between hosts.
-    pub fn new(endpoint: Endpoint, blocks: BlockFormat, ways: Ways) -> Self {
+    pub fn new(endpoint: Endpoint, hello: impl Into<Hello>, ways: Ways) -> Self {
         let counters = Arc::new(TransferCounters::default());
-        Self(Arc::new(Inner { endpoint, blocks, ways, counters, nodes: Mutex::default() }))
+        Self(Arc::new(Inner { endpoint, hello: hello.into(), ways, counters, nodes: Mutex::default() }))
     }
 
     /// Registers memory into which blocks will be read with the RDMA devices, if there are any. Without registration they arrive with an
@@ -149,10 +149,10 @@ impl PoolRouter {
             }
             _ => {}
         }
-        let Inner { endpoint, blocks, ways, counters, .. } = &*self.0;
+        let Inner { endpoint, hello, ways, counters, .. } = &*self.0;
         let choice = if at.near { ways.choice } else { ways.choice.far() };
         let ways = Ways { choice, ..ways.clone() };
-        let connecting = PoolClient::connect(endpoint, addr, *blocks, ways, Arc::clone(counters));
+        let connecting = PoolClient::connect(endpoint, addr, hello.clone(), ways, Arc::clone(counters));
         let late = || PoolError::Unreachable { addr, reason: format!("no connection within {CONNECT_MAX:?}") };
         match timeout(CONNECT_MAX, connecting).await.unwrap_or_else(|_| Err(late())) {
             Ok(client) => {

@@ -49,6 +49,16 @@ impl Announcer {
         self.links[link.coordinator] = Link::Down;
     }
 
+    /// Announces this directory from now on: every coordinator gets a snapshot of it, instead of what it knew.
+    pub fn turn_to(&mut self, directory: &mut Directory) {
+        self.next = directory.take_events().next();
+        for link in &mut self.links {
+            if let Link::UpToDate(id, next) = *link {
+                *link = Link::Outdated(id, next);
+            }
+        }
+    }
+
     /// Whether some link needs a snapshot.
     pub fn is_behind(&self) -> bool {
         self.links.iter().any(|link| matches!(link, Link::Outdated(..)))

@@ -21,10 +21,13 @@
 //! 4. **quarantined**: neither found nor reused, because a writer that was cut off may still be writing; for a fixed time if the writer is
 //!    on this host or behind the node; until the shell has fenced it if it writes from another host (RDMA)
 //!
+//! A directory of several layouts' memory does not have all of its slots at any time: see `divided`.
+//!
 //! Every wait, lease and reservation has a deadline, so everything that a dead peer held is free again within
 //! [`Limits::reclaim_max`].
 
 mod disk_slots;
+mod divided;
 mod dram_slots;
 mod events;
 mod hottest;
@@ -116,7 +119,7 @@ pub enum Action {
     Fence { client: ClientId },
 }
 
-/// DRAM slots by state; they add up to all of them.
+/// DRAM slots by state; they add up to all that the directory has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DramUsage {
     pub free: usize,
@@ -153,7 +156,12 @@ pub struct Directory {
     events: EventLog,
     actions: VecDeque<Action>,
     usage: DramUsage,
-    /// Number of the last operation that used blocks.
+    /// The number of slots that it has.
+    present: usize,
+    /// The distance from one generation of a slot to the next.
+    generations: u64,
+    /// Number of the last operation that used blocks: microseconds of its time, or more if several came at once, so that uses can be
+    /// compared between directories.
     operation: u64,
 }
 
@@ -165,6 +173,8 @@ struct Slot {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
+    /// The slot is another layout's.
+    Absent,
     Free,
     Reserved(Reserved),
     Published(Published),
@@ -239,6 +249,8 @@ impl Directory {
             events: EventLog::new(),
             actions: VecDeque::new(),
             usage: DramUsage { free: slots as usize, ..DramUsage::default() },
+            present: slots as usize,
+            generations: 1,
             operation: 0,
         }
     }
@@ -256,7 +268,7 @@ impl Directory {
     /// for [`Limits::MATCH_LEASE`].
     pub fn match_prefix(&mut self, client: ClientId, keys: &[BlockKey], now: Duration) -> usize {
         self.tick(now);
-        self.operation += 1;
+        self.next_operation(now);
         let run = keys.iter().take_while(|key| self.published(key).is_some() || self.on_disk(key).is_some()).count();
         let used = Use::of_chain(self.operation, keys.len());
         let in_dram: Vec<_> = keys[..run].iter().zip(used).filter_map(|(key, used)| Some((self.published(key)?, used))).collect();
@@ -272,7 +284,7 @@ impl Directory {
     /// on. If no slot is free, `room` says what may be evicted; with [`Room::Made`], the keys' own blocks count as just used.
     pub fn put_start(&mut self, client: ClientId, lineage: Lineage, room: Room, keys: &[BlockKey], now: Duration) -> Vec<Reservation> {
         self.tick(now);
-        self.operation += 1;
+        self.next_operation(now);
         let at = self.operation_of(&lineage);
         let state = keys.first().is_some_and(|first| self.is_of_state(&lineage, first));
         if let Some(parent) = lineage.parent.filter(|_| state) {
@@ -355,7 +367,7 @@ impl Directory {
     pub fn get(&mut self, client: ClientId, call: CallId, keys: &[BlockKey], wait: Duration, via: Via, now: Duration) {
         self.tick(now);
         self.cancel_get(client, call);
-        self.operation += 1;
+        self.next_operation(now);
         let operation = self.operation;
         let (mut found, mut absent) = (Vec::new(), BTreeMap::new());
         for (&key, used) in keys.iter().zip(Use::of_chain(operation, keys.len())) {
@@ -473,6 +485,11 @@ impl Directory {
         self.demote();
     }
 
+    /// Numbers a new operation.
+    fn next_operation(&mut self, now: Duration) {
+        self.operation = (self.operation + 1).max(now.as_micros() as u64);
+    }
+
     /// The next action. Take all of them after each call.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
@@ -508,6 +525,11 @@ impl Directory {
         let reserving = self.reserved.keys().copied().filter(|client| ![NODE, OBJECTS].contains(client));
         let (leasing, waiting) = (self.leases.iter().map(|(client, ..)| client), self.waits.iter().map(|(client, ..)| client));
         reserving.chain(leasing).chain(waiting)
+    }
+
+    /// The number of slots that it has: all states of [`usage`](Self::usage) together.
+    pub fn slots(&self) -> usize {
+        self.present
     }
 
     pub fn usage(&self) -> DramUsage {

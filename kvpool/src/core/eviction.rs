@@ -81,6 +81,9 @@ pub trait EvictionPolicy: Send {
     /// Forgets the candidate `slot`, which the caller chose.
     fn remove(&mut self, slot: u32);
 
+    /// Takes note that this many slots are in use now. Slot numbers do not change.
+    fn resize(&mut self, _slots: u32) {}
+
     /// Whether `slot` is a candidate. For the `check_integrity` of the slots' owner.
     fn is_candidate(&self, slot: u32) -> bool;
 }

@@ -19,7 +19,7 @@ use crate::{
         validate::validate,
     },
 };
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 use tidemill_net::link::Endpoint;
 use tidemill_proto::{block::BlockKey, message::Peer, pool::BlockFormat};
 use tokio::{
@@ -46,14 +46,15 @@ pub(super) struct Drain {
     /// The longest duration of the drain.
     limit: Duration,
     begun: Option<Instant>,
-    moving: Option<JoinHandle<()>>,
-    /// The task that writes blocks to object storage, if they are worth it.
-    flushing: Option<JoinHandle<()>>,
+    /// The tasks that hand blocks over, by model.
+    moving: BTreeMap<usize, JoinHandle<()>>,
+    /// The tasks that write blocks to object storage, if they are worth it.
+    flushing: Vec<JoinHandle<()>>,
 }
 
 impl Drain {
     pub(super) fn new(node: Arc<Node>, endpoint: Endpoint, limit: Duration) -> Self {
-        Self { node, endpoint, limit, begun: None, moving: None, flushing: None }
+        Self { node, endpoint, limit, begun: None, moving: BTreeMap::new(), flushing: Vec::new() }
     }
 
     pub(super) fn has_begun(&self) -> bool {
@@ -62,16 +63,18 @@ impl Drain {
 
     pub(super) fn begin(&mut self) {
         self.begun = Some(Instant::now());
-        self.flushing = self.node.store().and_then(|store| {
+        let stores = (0..self.node.models.len()).filter_map(|model| self.node.store(model));
+        let flushing = stores.filter_map(|store| {
             let objects = Arc::clone(store.objects()?);
             Some(tokio::spawn(objects.flush(store)))
         });
+        self.flushing = flushing.collect();
     }
 
-    /// Takes a coordinator's answer. Only the first one counts.
-    pub(super) fn peers(&mut self, peers: Vec<Peer>) {
-        if self.begun.is_some() && self.moving.is_none() {
-            self.moving = Some(tokio::spawn(hand_over(Arc::clone(&self.node), self.endpoint.clone(), peers)));
+    /// Takes a coordinator's answer. Only the first one for each model counts.
+    pub(super) fn peers(&mut self, model: usize, peers: Vec<Peer>) {
+        if self.begun.is_some() && !self.moving.contains_key(&model) {
+            self.moving.insert(model, tokio::spawn(hand_over(Arc::clone(&self.node), model, self.endpoint.clone(), peers)));
         }
     }
 
@@ -79,30 +82,30 @@ impl Drain {
     pub(super) async fn over(&mut self) {
         let Some(begun) = self.begun else { return pending().await };
         let deadline = begun + self.limit;
-        match &mut self.moving {
-            None => sleep_until(deadline.min(begun + PEERS_MAX)).await,
-            Some(moving) => {
-                if !moving.is_finished() && timeout_at(deadline, &mut *moving).await.is_err() {
-                    tracing::warn!("not everything was handed over within {:?}", self.limit);
-                    moving.abort();
-                }
+        if self.moving.len() < self.node.models.len() {
+            sleep_until(deadline.min(begun + PEERS_MAX)).await;
+        }
+        for moving in self.moving.values_mut() {
+            if !moving.is_finished() && timeout_at(deadline, &mut *moving).await.is_err() {
+                tracing::warn!("not everything was handed over within {:?}", self.limit);
+                moving.abort();
             }
         }
-        if let Some(flushing) = &mut self.flushing
-            && !flushing.is_finished()
-            && timeout_at(deadline, &mut *flushing).await.is_err()
-        {
-            tracing::warn!("not everything was written to object storage within {:?}", self.limit);
-            flushing.abort();
+        for flushing in &mut self.flushing {
+            if !flushing.is_finished() && timeout_at(deadline, &mut *flushing).await.is_err() {
+                tracing::warn!("not everything was written to object storage within {:?}", self.limit);
+                flushing.abort();
+            }
         }
     }
 }
 
-async fn hand_over(node: Arc<Node>, endpoint: Endpoint, peers: Vec<Peer>) {
-    let Some((store, layout)) = node.store().zip(node.layout.get().copied()) else { return };
+async fn hand_over(node: Arc<Node>, model: usize, endpoint: Endpoint, peers: Vec<Peer>) {
+    let Some(store) = node.store(model) else { return };
     let held = store.apply(|directory, _| directory.hottest());
     // Blocks keep their names, which include the shard here, so the connection must not rename them as for a shard.
-    let pools = PoolRouter::new(endpoint, BlockFormat::whole(layout, store.arena().block_bytes() as u64), TransportChoice::Auto.into());
+    let blocks = BlockFormat::whole(store.layout(), store.arena().block_bytes() as u64);
+    let pools = PoolRouter::new(endpoint, blocks.of_model(node.models[model].name.clone()), TransportChoice::Auto.into());
     let (mut moved, mut next) = (0, 0);
     for peer in peers {
         let (mut room, mut took) = (peer.free_blocks, Instant::now());

@@ -6,13 +6,13 @@ use super::{
     store::{Outbox, Store},
     streams::Streams,
 };
-use crate::core::directory::ClientId;
+use crate::core::directory::{ClientId, Directory};
 use std::{sync::Arc, time::Duration};
 use tidemill_net::link::{CONNECT_MAX, Connection, LinkError, Receiver, Sender};
 use tidemill_proto::{
     block::{BlockKey, Shard},
     frame::Preamble,
-    pool::{CallId, FromPool, KEYS_MAX, RAILS_MAX, RailEnd, Reservation, SlotRef, ToPool},
+    pool::{CallId, FromPool, KEYS_MAX, RAILS_MAX, RailEnd, Reservation, Room, SlotRef, ToPool},
 };
 use tokio::{
     sync::{Semaphore, mpsc},
@@ -47,10 +47,7 @@ impl Session {
         let reason = match timeout(CONNECT_MAX, self.hello()).await {
             Ok(Ok((store, shard, sender, receiver))) => {
                 tracing::info!(%peer, client = self.client.0, "client connected");
-                let served = Guard { store: Arc::clone(&store), client: self.client, rails: Arc::clone(&self.rails) };
-                let reason = self.serve(store, shard, sender, receiver).await;
-                drop(served);
-                reason
+                self.serve(store, shard, sender, receiver).await
             }
             Ok(Err(reason)) => reason,
             Err(_) => "no hello within the deadline".into(),
@@ -62,13 +59,13 @@ impl Session {
     async fn hello(&self) -> Result<(Arc<Store>, Shard, Sender<FromPool>, Receiver<ToPool>), String> {
         let broken = |error: LinkError| error.to_string();
         let (mut sender, mut receiver) = self.connection.accept::<FromPool, ToPool>(Preamble::Pool).await.map_err(broken)?;
-        let Some(ToPool::Hello(blocks)) = receiver.recv().await.map_err(broken)? else {
+        let Some(ToPool::Hello(hello)) = receiver.recv().await.map_err(broken)? else {
             return Err("the first message was not a hello".into());
         };
-        match self.node.store_for(blocks) {
+        let blocks = hello.blocks;
+        match self.node.store_for(&hello) {
             Ok(store) => {
-                tracing::debug!(client = self.client.0, layout = %blocks.layout, shard = ?blocks.shard, "hello");
-                self.node.layout.get_or_init(|| blocks.layout);
+                tracing::debug!(client = self.client.0, layout = %blocks.layout, shard = ?blocks.shard, model = hello.model, "hello");
                 sender.send(&FromPool::Welcome { arena: store.arena().info() }).await.map_err(broken)?;
                 Ok((store, blocks.shard, sender, receiver))
             }
@@ -87,13 +84,9 @@ impl Session {
         let outbox =
             Outbox { connection: self.connection.clone(), messages: messages.clone(), streams: jobs_in, rails: Arc::clone(&self.rails) };
         store.join(self.client, outbox);
-        let streams = Streams {
-            node: Arc::clone(&self.node),
-            store: Arc::clone(&store),
-            client: self.client,
-            connection: self.connection.clone(),
-            messages: messages.clone(),
-        };
+        let _joined = Guard { store: Arc::clone(&store), client: self.client, rails: Arc::clone(&self.rails) };
+        let streams =
+            Streams { store: Arc::clone(&store), client: self.client, connection: self.connection.clone(), messages: messages.clone() };
         tokio::select! {
             reason = write(sender, queue) => reason,
             reason = self.read(&store, shard, receiver, messages) => reason,
@@ -169,7 +162,8 @@ impl Session {
             ToPool::Hello(_) => return Err("a second hello"),
             ToPool::PutStart { call, lineage, room, keys } => {
                 check_keys(&keys)?;
-                let answers = store.apply(|directory, now| directory.put_start(client, lineage, room, &keys, now));
+                let wanted = |directory: &Directory| if room == Room::Made { directory.to_write(&keys) } else { 0 };
+                let answers = store.apply_with_room(wanted, |directory, now| directory.put_start(client, lineage, room, &keys, now));
                 for answer in &answers {
                     if let Reservation::Write(at) = answer {
                         // Set before the writer learns of its slot, so that readers of its earlier content notice.
@@ -192,7 +186,8 @@ impl Session {
             ToPool::Get { call, keys, wait_ms, via } => {
                 check_keys(&keys)?;
                 let wait = Duration::from_millis(wait_ms).min(WAIT_MAX);
-                store.apply(|directory, now| directory.get(client, call, &keys, wait, via, now));
+                let wanted = |directory: &Directory| directory.to_load(&keys);
+                store.apply_with_room(wanted, |directory, now| directory.get(client, call, &keys, wait, via, now));
             }
             ToPool::CancelGet { call } => store.apply(|directory, _| directory.cancel_get(client, call)),
             ToPool::Release { lease } => store.apply(|directory, _| directory.release(client, lease)),

@@ -1,49 +1,60 @@
-//! A node's arena and directory, and the routing of the directory's answers. The lock is held for one directory operation at a time, never
-//! across a copy, a hash or an await.
+//! One layout of a node: its arena and directory, and the routing of the directory's answers.
 
 use super::{
     nvme::{DiskJob, NvmeThreads},
     objects::{FetchJob, ObjectTier},
     rails::SessionRails,
+    shared::{Shared, State},
 };
 use crate::{
     arena::Arena,
     core::{
         announce::{Announcement, Announcer},
         directory::{Action, ClientId, Directory},
+        division::{LayoutNumber, Share},
     },
-    transport::rdma::{DeviceNames, node::ArenaNics},
+    transport::rdma::node::ArenaNics,
 };
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, OnceLock, Weak, atomic::AtomicU64},
+    sync::{Arc, Weak, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 use tidemill_net::link::Connection;
-use tidemill_proto::pool::{CallId, Found, FromPool, LeaseId, Via};
+use tidemill_proto::{
+    block::LayoutFingerprint,
+    pool::{CallId, Found, FromPool, LeaseId, Via},
+};
 use tokio::sync::{Notify, mpsc};
 
 pub(super) struct Store {
+    shared: Arc<Shared>,
+    number: LayoutNumber,
+    layout: LayoutFingerprint,
     arena: Arc<Arena>,
-    /// The devices that can access the arena, opened for the first client that can use them.
-    nics: OnceLock<ArenaNics>,
-    devices: DeviceNames,
+    pub(super) traffic: Traffic,
     /// The number of times that a client's rails were closed because it was late.
     pub(super) fenced: AtomicU64,
     /// A reference to this store, for threads that outlive a call.
     this: Weak<Store>,
-    started: Instant,
-    state: Mutex<State>,
     disk: Option<Arc<NvmeThreads>>,
     objects: Option<Arc<ObjectTier>>,
     changed: Arc<Notify>,
 }
 
-struct State {
-    directory: Directory,
-    outboxes: HashMap<ClientId, Outbox>,
+/// Bytes that the node itself moved, which happens only over QUIC.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    pub(super) put_bytes: AtomicU64,
+    pub(super) get_bytes: AtomicU64,
+}
+
+/// The tiers behind memory.
+#[derive(Default)]
+pub(super) struct Tiers {
+    pub(super) disk: Option<Arc<NvmeThreads>>,
+    pub(super) objects: Option<Arc<ObjectTier>>,
 }
 
 /// The destination of a session's answers. A session that does not keep up is closed. The messages are bounded by the blocks that its
@@ -65,33 +76,46 @@ pub(super) struct StreamJob {
 }
 
 impl Store {
-    /// A store. The directory must have a disk exactly if `disk` is given, and a bucket exactly if `objects` is.
+    /// A store for one more layout of the node. `None` if the node has had too many. The directory must have a disk exactly if one of the
+    /// tiers is a disk, and a bucket exactly if one is a bucket.
     pub(super) fn new(
+        shared: &Arc<Shared>,
+        (layout, share): (LayoutFingerprint, Share),
         arena: Arena,
         directory: Directory,
-        disk: Option<Arc<NvmeThreads>>,
-        objects: Option<Arc<ObjectTier>>,
-        devices: DeviceNames,
+        tiers: Tiers,
         changed: Arc<Notify>,
-    ) -> Arc<Self> {
-        let state = Mutex::new(State { directory, outboxes: HashMap::new() });
-        Arc::new_cyclic(|this| Self {
-            arena: Arc::new(arena),
-            nics: OnceLock::new(),
-            devices,
+    ) -> Option<Arc<Self>> {
+        let (arena, Tiers { disk, objects }) = (Arc::new(arena), tiers);
+        let number = shared.add(Arc::clone(&arena), directory, share, Arc::clone(&changed))?;
+        Some(Arc::new_cyclic(|this| Self {
+            shared: Arc::clone(shared),
+            number,
+            layout,
+            arena,
+            traffic: Traffic::default(),
             fenced: AtomicU64::new(0),
             this: Weak::clone(this),
-            started: Instant::now(),
-            state,
             disk,
             objects,
             changed,
-        })
+        }))
     }
 
-    /// The devices that can access the arena. The first call takes a while, since it registers all of the arena's memory.
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(super) fn number(&self) -> LayoutNumber {
+        self.number
+    }
+
+    pub(super) fn layout(&self) -> LayoutFingerprint {
+        self.layout
+    }
+
     pub(super) fn nics(&self) -> &ArenaNics {
-        self.nics.get_or_init(|| ArenaNics::open(&self.devices, &self.arena))
+        self.shared.nics()
     }
 
     pub(super) fn disk(&self) -> Option<&NvmeThreads> {
@@ -104,7 +128,7 @@ impl Store {
 
     /// The current time of the directory.
     pub(super) fn now(&self) -> Duration {
-        self.started.elapsed()
+        self.shared.now()
     }
 
     pub(super) fn arena(&self) -> &Arena {
@@ -113,12 +137,27 @@ impl Store {
 
     /// The clock's time for a time of the directory.
     pub(super) fn instant(&self, at: Duration) -> Instant {
-        self.started + at
+        self.shared.instant(at)
     }
 
     /// Applies one operation to the directory at the current time, and carries out its actions.
     pub(super) fn apply<R>(&self, operation: impl FnOnce(&mut Directory, Duration) -> R) -> R {
-        let State { directory, outboxes } = &mut *self.state.lock();
+        self.apply_with_room(|_| 0, operation)
+    }
+
+    /// Takes memory from other layouts for as many blocks as `wanted` says, as far as this layout may, and applies the operation.
+    pub(super) fn apply_with_room<R>(
+        &self,
+        wanted: impl FnOnce(&Directory) -> usize,
+        operation: impl FnOnce(&mut Directory, Duration) -> R,
+    ) -> R {
+        let state = &mut *self.shared.state.lock();
+        if state.layouts.has_more() {
+            let wanted = wanted(state.layouts.directory(self.number));
+            state.make_room(self.number, wanted, self.now());
+        }
+        let State { layouts, outboxes, .. } = state;
+        let directory = layouts.directory(self.number);
         let result = operation(directory, self.now());
         let (mut jobs, mut fetches) = (Vec::new(), Vec::new());
         while let Some(action) = directory.poll_action() {
@@ -168,17 +207,37 @@ impl Store {
     }
 
     pub(super) fn join(&self, client: ClientId, outbox: Outbox) {
-        self.state.lock().outboxes.insert(client, outbox);
+        let state = &mut *self.shared.state.lock();
+        state.outboxes.insert(client, outbox);
+        state.count_client(self.number, true, self.now());
     }
 
+    /// Ends a client that has joined.
     pub(super) fn leave(&self, client: ClientId) {
-        self.state.lock().outboxes.remove(&client);
+        self.shared.state.lock().outboxes.remove(&client);
         self.apply(|directory, now| directory.client_gone(client, now));
+        self.shared.state.lock().count_client(self.number, false, self.now());
+    }
+
+    /// Ends what is due, and takes the layout's floor from others if they have it.
+    pub(super) fn tick(&self) {
+        self.apply(|directory, now| directory.tick(now));
+    }
+
+    /// Stops the threads of all tiers: the store is not used any more.
+    pub(super) fn close(&self) {
+        self.disk().into_iter().for_each(NvmeThreads::close);
+        self.objects().into_iter().for_each(|objects| objects.close());
+    }
+
+    /// Makes an announcer of another store's blocks one of this store's.
+    pub(super) fn turn_here(&self, announcer: &mut Announcer) {
+        announcer.turn_to(self.shared.state.lock().layouts.directory(self.number));
     }
 
     /// The announcement of changes since the last call.
     pub(super) fn announce(&self, announcer: &mut Announcer) -> Announcement {
-        announcer.announce(Some(&mut self.state.lock().directory))
+        announcer.announce(Some(self.shared.state.lock().layouts.directory(self.number)))
     }
 }
 
@@ -188,6 +247,12 @@ fn send(outboxes: &HashMap<ClientId, Outbox>, client: ClientId, what: impl FnOnc
     if !what(outbox) {
         tracing::warn!(client = %outbox.connection.peer(), "does not keep up");
         outbox.connection.close("client does not keep up");
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.shared.gone(self.number);
     }
 }
 

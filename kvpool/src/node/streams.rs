@@ -1,6 +1,6 @@
 //! The node's end of the streams that carry one client's blocks.
 
-use super::{Node, store::StreamJob};
+use super::store::StreamJob;
 use crate::{
     core::directory::ClientId,
     node::store::Store,
@@ -26,7 +26,6 @@ use tokio::{
 /// One client's streams.
 #[derive(Clone, Debug)]
 pub(super) struct Streams {
-    pub(super) node: Arc<Node>,
     pub(super) store: Arc<Store>,
     pub(super) client: ClientId,
     pub(super) connection: Connection,
@@ -75,7 +74,7 @@ impl Streams {
         let mut stream = opened.map_err(|_| StreamError::Stalled)?.map_err(|_| StreamError::GivenUp)?;
         for block in blocks {
             quic::send_block(&mut stream, call, block, self.store.arena()).await?;
-            self.node.traffic.get_bytes.fetch_add(self.store.arena().block_bytes() as u64, Relaxed);
+            self.store.traffic.get_bytes.fetch_add(self.store.arena().block_bytes() as u64, Relaxed);
         }
         drop(lease);
         stream.finish().map_err(|_| StreamError::GivenUp)
@@ -132,7 +131,7 @@ impl Streams {
             tracing::warn!(client = %self.connection.peer(), "sent a block that does not match its checksum");
             return Ok(false);
         }
-        self.node.traffic.put_bytes.fetch_add(arena.block_bytes() as u64, Relaxed);
+        self.store.traffic.put_bytes.fetch_add(arena.block_bytes() as u64, Relaxed);
         Ok(self.store.apply(|directory, now| directory.put_end(self.client, &[block], now)) == 1)
     }
 }

@@ -5,20 +5,21 @@ use nix::sys::signal::Signal;
 use std::{
     collections::BTreeSet,
     io::{BufRead, BufReader},
+    ops::Range,
     process::{Command, Stdio},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tidemill_kvpool::{
     arena::Arena,
-    client::{Miss, PoolError, PutReport, TransferCounters, Transport, TransportChoice},
+    client::{Miss, PoolClient, PoolError, PutReport, TransferCounters, Transport, TransportChoice},
 };
 use tidemill_net::{
     identity::Identity,
     link::{Connection, Endpoint, Receiver, Sender},
 };
 use tidemill_proto::{
-    block::Shard,
+    block::{BlockKey, Shard},
     frame::Preamble,
     pool::{
         ArenaInfo, CallId,
@@ -35,7 +36,7 @@ const LONG: Duration = Duration::from_secs(60);
 async fn raw_client(node: &Node) -> (Connection, Sender<ToPool>, Receiver<FromPool>, ArenaInfo) {
     let connection = node.endpoint.connect(node.addr).await.unwrap();
     let (mut sender, mut receiver) = connection.open::<ToPool, FromPool>(Preamble::Pool).await.unwrap();
-    sender.send(&ToPool::Hello(FORMAT)).await.unwrap();
+    sender.send(&ToPool::Hello(FORMAT.into())).await.unwrap();
     let Some(FromPool::Welcome { arena }) = receiver.recv().await.unwrap() else { panic!("not welcome") };
     (connection, sender, receiver, arena)
 }
@@ -233,7 +234,7 @@ async fn dying_writer() {
     let endpoint = Endpoint::bind_client("127.0.0.1:0".parse().unwrap(), &Identity::load(pki.as_ref()).unwrap()).unwrap();
     let connection = endpoint.connect(addr.parse().unwrap()).await.unwrap();
     let (mut sender, mut receiver) = connection.open::<ToPool, FromPool>(Preamble::Pool).await.unwrap();
-    sender.send(&ToPool::Hello(FORMAT)).await.unwrap();
+    sender.send(&ToPool::Hello(FORMAT.into())).await.unwrap();
     let Some(FromPool::Welcome { arena }) = receiver.recv().await.unwrap() else { panic!("not welcome") };
     let arena = Arena::open(&arena).unwrap();
     sender.send(&ToPool::PutStart { call: CallId(1), lineage: LINEAGE, room: Room::Made, keys: keys(0..8) }).await.unwrap();
@@ -299,7 +300,7 @@ async fn garbage_ends_the_connection_that_sent_it_and_no_other() {
         assert!(reason.contains("preamble"), "{reason}");
     }
     let (connection, mut sender, _receiver, _) = raw_client(&node).await;
-    sender.send(&ToPool::Hello(FORMAT)).await.unwrap();
+    sender.send(&ToPool::Hello(FORMAT.into())).await.unwrap();
     assert!(connection.closed().await.contains("second hello"));
     let (connection, mut sender, _receiver, _) = raw_client(&node).await;
     sender.send(&ToPool::Match { call: CallId(1), keys: vec![key(1); (1 << 16) + 1] }).await.unwrap();
@@ -320,16 +321,69 @@ async fn a_batch_may_be_larger_than_what_flow_control_lets_through_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_block_size_is_refused_with_a_reason() {
+async fn a_wrong_block_size_is_refused_with_a_reason() {
     let node = Node::start(8, &[]).await;
     let client = node.client(TransportChoice::Auto).await;
-    let error = node.try_client(BLOCK_BYTES + 8, TransportChoice::Auto).await.unwrap_err();
-    assert!(matches!(&error, PoolError::Refused { reason, .. } if reason.contains("own pool nodes")), "{error}");
     let error = client.put(LINEAGE, vec![(key(0), vec![0; 5])]).await.unwrap_err();
     assert!(matches!(error, PoolError::BlockSize { bytes: 5, expected: BLOCK_BYTES }));
     let small = Node::start(1, &[]).await;
     let error = small.try_client(2 * BLOCK_BYTES, TransportChoice::Auto).await.unwrap_err();
     assert!(error.to_string().contains("--dram"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn layouts_share_memory_and_one_that_is_gone_leaves_it_to_the_others() {
+    const OTHER_BYTES: usize = BLOCK_BYTES / 3;
+    let of_other = |range: Range<u16>| -> Vec<(BlockKey, Vec<u8>)> { range.map(|n| (key(n), bytes(n)[..OTHER_BYTES].to_vec())).collect() };
+    for choice in BOTH {
+        let node = Node::start(64, &[]).await;
+        let large = node.client(choice).await;
+        assert_eq!(large.put(LINEAGE, blocks(0..64)).await.unwrap().written, 64);
+        let small = node.try_client(OTHER_BYTES, choice).await.unwrap();
+        assert_eq!(small.match_prefix(&keys(0..1)).await.unwrap(), 0, "the same key is another block there");
+        assert_eq!(small.put(LINEAGE, of_other(0..48)).await.unwrap().written, 48);
+        for (n, result) in (0..).zip(fetch(&small, keys(0..48), Duration::ZERO).await) {
+            assert!(result.unwrap().bytes == bytes(n)[..OTHER_BYTES], "block {n} has other bytes");
+        }
+        let mut held = 0;
+        for (n, result) in (0..).zip(fetch(&large, keys(0..64), Duration::ZERO).await) {
+            if let Ok(block) = result {
+                assert!(block.bytes == bytes(n), "block {n} has other bytes");
+                held += 1;
+            }
+        }
+        assert!((10..64).contains(&held), "{held} are left of 64");
+
+        drop(large);
+        // Its leases, and then the memory: all of it is the other's, from the same process.
+        let full = 64 * 3 - 4;
+        let started = Instant::now();
+        while small.put(LINEAGE, of_other(0..full)).await.unwrap().refused > 0 {
+            assert!(started.elapsed() < LONG, "the memory stays with a layout that is gone");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        node.told(|told| told.report.as_ref().is_some_and(|report| report.blocks.dram.total >= u64::from(full))).await;
+        for (n, result) in (0..).zip(fetch(&small, keys(0..full), Duration::ZERO).await) {
+            assert!(result.unwrap().bytes == bytes(n)[..OTHER_BYTES], "block {n} has other bytes");
+        }
+        assert!(node.client(choice).await.match_prefix(&keys(0..64)).await.unwrap() < 8, "and it begins anew");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_of_named_models_keeps_no_others() {
+    let node = Node::start(64, &["--models", "a=3,b", "--floors", "b=40"]).await;
+    let connect = async |model: Option<&str>| {
+        let hello = FORMAT.of_model(model.map(str::to_owned));
+        PoolClient::connect(&node.endpoint, node.addr, hello, TransportChoice::Auto, Default::default()).await
+    };
+    let (a, b) = (connect(Some("a")).await.unwrap(), connect(Some("b")).await.unwrap());
+    a.put(LINEAGE, blocks(0..4)).await.unwrap();
+    assert_eq!(b.match_prefix(&keys(0..4)).await.unwrap(), 0, "not even of one layout");
+    for (model, words) in [(Some("c"), "not of `c`"), (None, "--model-name")] {
+        let error = connect(model).await.unwrap_err();
+        assert!(matches!(&error, PoolError::Refused { reason, .. } if reason.contains(words) && reason.contains("`a`, `b`")), "{error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -52,6 +52,12 @@ mutations! {
     ForgetPutDone = "forget-put-done",
     /// Blocks of a node that is gone are neither present nor missing.
     ForgetUnreachable = "forget-unreachable",
+    /// A pool node writes another layout's block beside its slot.
+    StrayBlock = "stray-block",
+    /// A pool node ends the leases of one layout's readers when another layout needs memory.
+    TakeLeased = "take-leased",
+    /// A pool node takes memory from a layout with clients as if it had none.
+    UndercutFloor = "undercut-floor",
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

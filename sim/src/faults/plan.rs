@@ -16,6 +16,8 @@ pub(crate) struct Plan {
     pub(crate) settings: Settings,
     pub(crate) coordinators: usize,
     pub(crate) disk_slots: u32,
+    /// Whether pool nodes keep another model's blocks, too.
+    pub(crate) neighbour: bool,
     pub(crate) limits: Limits,
     /// The most sequences that wait at a decode worker.
     pub(crate) waiting_max: usize,
@@ -126,6 +128,7 @@ impl Plan {
         Self {
             coordinators,
             disk_slots: pick(random, &[0, 0, 32, 128]),
+            neighbour: Random::new(seed ^ 0x9e1b).unit() < 0.5,
             limits: Limits { put_deadline: limit, lease: limit },
             waiting_max: pick(random, &[2, 4, 1024]),
             asks,
@@ -141,7 +144,7 @@ impl Plan {
     pub(crate) fn describe(&self) -> String {
         let (cluster, policy) = (&self.settings.cluster, &self.settings.policy);
         format!(
-            "{} coordinators; workers: {:?} of {} prefill, {} a host, with {:?} blocks; {:.0} slots and {} disk slots a node; policy {}, queue {} for {} s; {} requests",
+            "{} coordinators; workers: {:?} of {} prefill, {} a host, with {:?} blocks; {:.0} slots and {} disk slots a node{}; policy {}, queue {} for {} s; {} requests",
             self.coordinators,
             cluster.prefill,
             cluster.instances,
@@ -149,6 +152,7 @@ impl Plan {
             cluster.device_blocks,
             cluster.pool_gib_per_host * f64::from(1 << 30) / block_bytes(),
             self.disk_slots,
+            if self.neighbour { ", which keeps another model's blocks, too" } else { "" },
             policy.name,
             policy.queue_max,
             policy.queue_wait_s,

@@ -8,6 +8,7 @@ use super::{
     disk::Disk,
     engine::{Engine, Parts, Worker},
     io::{self, Io},
+    neighbour::{self, Neighbour},
     oracle::{self, Oracle},
     pool::{PoolNode, PoolShape},
     process::Process,
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::{
     hardware::{Device, Gpu, Roofline, Speed},
-    random::mix,
+    random::{Random, mix},
     settings::{Class, ClusterShape, InvalidSetting, Settings, Speculation},
     shape::Shape,
 };
@@ -41,6 +42,8 @@ pub(crate) struct Blueprint {
     pub(crate) limits: Limits,
     pub(crate) waiting_max: usize,
     pub(crate) disk_slots: u32,
+    /// Whether pool nodes keep another model's blocks, too.
+    pub(crate) neighbour: bool,
     pub(crate) workers: Vec<WorkerPlan>,
     pub(crate) timeout: Duration,
     pub(crate) ttft_limit_ms: f64,
@@ -100,6 +103,7 @@ impl Blueprint {
             limits,
             waiting_max,
             disk_slots,
+            neighbour: false,
             workers: workers(settings, shape, seed)?,
             timeout: Duration::from_secs_f64(policy.request_timeout_s),
             ttft_limit_ms: limit(|class| class.ttft_ms),
@@ -122,7 +126,12 @@ impl Blueprint {
         }
         let register = register(format!("kvpool-{}", index.0), index.0, RoleInfo::Kvpool { addr: io::address(index) });
         let uplink = Uplink::new(Process::Pool(index), register, coordinators);
-        PoolNode::new(io, index, directory, self.pool, uplink, coordinators, disk)
+        let neighbour = self.neighbour.then(|| {
+            let seed = io.faulty.as_mut().map_or(0, |faulty| faulty.random.draw());
+            Neighbour::new(Random::new(seed), self.limits.lease)
+        });
+        let layouts = neighbour::layouts(slots, directory, neighbour.as_ref().map(|_| (&self.limits, self.eviction)));
+        PoolNode::new(io, index, (layouts, neighbour), self.pool, uplink, coordinators, disk)
     }
 
     pub(crate) fn worker(&self, io: &Io, index: WorkerIndex, coordinators: usize) -> Box<dyn Worker> {

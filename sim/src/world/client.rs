@@ -164,7 +164,7 @@ impl PoolClient {
         if !established {
             return self.lose(io, pool);
         }
-        io.call_pool(conn, ToPool::Hello(BlockFormat::whole(self.layout, self.block_bytes)));
+        io.call_pool(conn, ToPool::Hello(BlockFormat::whole(self.layout, self.block_bytes).into()));
         Vec::new()
     }
 

@@ -91,6 +91,8 @@ pub(crate) enum Timer {
     /// A call's deadline.
     CallDue(CallId),
     Disk(DiskJob),
+    /// The turn of another model's clients in a pool node.
+    OtherLayout,
     /// The end of a process that has handed its work over.
     Exit,
 }

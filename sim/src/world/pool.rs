@@ -5,6 +5,7 @@ use super::{
     bytes::{Bytes, checksum},
     disk::{Disk, DiskJob, checked},
     io::{Io, Received},
+    neighbour::{EVERY, Neighbour, STUDIED},
     network::ConnId,
     uplink::{Heard, Uplink},
 };
@@ -16,15 +17,18 @@ use std::{
 use tidemill_kvpool::core::{
     announce::Announcer,
     directory::{Action, ClientId, Directory, DiskFault, Loaded},
+    layouts::Layouts,
 };
 use tidemill_proto::{
     message::{Blocks, Report, TierBlocks, ToWorker, WorkerEvent},
-    pool::{ArenaInfo, CallId, Found, FromPool, LeaseId, Reservation, SlotRef, ToPool, Via, Written},
+    pool::{ArenaInfo, CallId, Found, FromPool, LeaseId, Reservation, SlotRef, ToPool, Via, Written, slot_stride},
 };
 
 pub(crate) struct PoolNode {
     index: PoolIndex,
-    pub(crate) directory: Directory,
+    layouts: Layouts,
+    /// Another model's clients, if the node has some.
+    neighbour: Option<Neighbour>,
     pub(crate) uplink: Uplink,
     announcer: Announcer,
     pub(crate) arena: usize,
@@ -50,7 +54,7 @@ impl PoolNode {
     pub(crate) fn new(
         io: &mut Io,
         index: PoolIndex,
-        directory: Directory,
+        (layouts, neighbour): (Layouts, Option<Neighbour>),
         shape: PoolShape,
         uplink: Uplink,
         coordinators: usize,
@@ -60,20 +64,48 @@ impl PoolNode {
         let arena = io.add_arena(slots);
         let announcer = Announcer::new(coordinators);
         let (sessions, receiving) = (BTreeSet::new(), BTreeMap::new());
-        let mut node = Self { index, directory, uplink, announcer, arena, disk, slots, block_bytes, put_deadline, sessions, receiving };
+        let mut node =
+            Self { index, layouts, neighbour, uplink, announcer, arena, disk, slots, block_bytes, put_deadline, sessions, receiving };
         node.recover();
         node
     }
 
+    /// The directory of the studied layout.
+    pub(crate) fn directory(&mut self) -> &mut Directory {
+        self.layouts.directory(STUDIED)
+    }
+
+    pub(crate) fn known(&self) -> &Directory {
+        self.layouts.get(STUDIED).expect("every node has it")
+    }
+
+    /// Takes memory for this many blocks from the neighbour, as far as it may.
+    fn make_room(&mut self, io: &Io, wanted: usize) {
+        // Nothing is kept of the neighbour's blocks but their places.
+        drop(self.layouts.make_room(STUDIED, wanted, io.here));
+    }
+
+    /// The neighbour's turn.
+    pub(super) fn other_layout(&mut self, io: &mut Io) {
+        if let Some(neighbour) = &mut self.neighbour {
+            neighbour.act(io, self.arena, &mut self.layouts);
+            io.timer(Process::Pool(self.index), EVERY, Timer::OtherLayout);
+        }
+        self.act(io);
+    }
+
     fn recover(&mut self) {
         let Some(disk) = &mut self.disk else { return };
-        for useless in self.directory.recover(disk.records()) {
+        for useless in self.layouts.directory(STUDIED).recover(disk.records()) {
             disk.erase(useless);
         }
     }
 
     pub(crate) fn start(&mut self, io: &mut Io) {
         self.uplink.start(io);
+        if self.neighbour.is_some() {
+            io.timer(Process::Pool(self.index), EVERY, Timer::OtherLayout);
+        }
         self.act(io);
     }
 
@@ -84,20 +116,23 @@ impl PoolNode {
             if let ToPool::Hello(_) = message {
                 self.sessions.insert(conn);
                 let (pid, fd, nonce) = (0, self.arena as i32, [0; 16]);
-                let arena = ArenaInfo { pid, fd, nonce, slots: self.slots, block_bytes: self.block_bytes };
+                let stride = slot_stride(self.block_bytes).expect("blocks are not that large");
+                let arena = ArenaInfo { pid, fd, nonce, capacity_bytes: u64::from(self.slots) * stride, block_bytes: self.block_bytes };
                 io.answer(conn, FromPool::Welcome { arena });
             }
             return;
         }
         match message {
             ToPool::PutStart { call, lineage, room, keys } => {
-                let answers = self.directory.put_start(client, lineage, room, &keys, now);
+                let wanted = self.known().to_write(&keys);
+                self.make_room(io, wanted);
+                let answers = self.directory().put_start(client, lineage, room, &keys, now);
                 for answer in &answers {
                     if let Reservation::Write(at) = answer {
                         io.arena(self.arena).set_generation(at.slot, at.generation);
                         if io.has(Mutation::PublishEarly) {
                             let checksum = checksum(io.arena(self.arena).read(at.slot));
-                            self.directory.put_end(client, &[Written { at: *at, checksum }], now);
+                            self.directory().put_end(client, &[Written { at: *at, checksum }], now);
                         }
                     }
                 }
@@ -105,13 +140,17 @@ impl PoolNode {
             }
             ToPool::PutEnd { call, blocks } => self.put_end(io, conn, call, &blocks),
             ToPool::Match { call, keys } => {
-                let blocks = self.directory.match_prefix(client, &keys, now) as u32;
+                let blocks = self.directory().match_prefix(client, &keys, now) as u32;
                 io.answer(conn, FromPool::Matched { call, blocks });
             }
-            ToPool::Get { call, keys, wait_ms, via } => self.directory.get(client, call, &keys, Duration::from_millis(wait_ms), via, now),
-            ToPool::CancelGet { call } => self.directory.cancel_get(client, call),
-            ToPool::Release { lease } => self.directory.release(client, lease),
-            ToPool::PutRevoke { blocks } => self.directory.put_revoke(client, &blocks, now),
+            ToPool::Get { call, keys, wait_ms, via } => {
+                let wanted = self.known().to_load(&keys);
+                self.make_room(io, wanted);
+                self.directory().get(client, call, &keys, Duration::from_millis(wait_ms), via, now);
+            }
+            ToPool::CancelGet { call } => self.directory().cancel_get(client, call),
+            ToPool::Release { lease } => self.release(conn, lease),
+            ToPool::PutRevoke { blocks } => self.directory().put_revoke(client, &blocks, now),
             ToPool::Suspect { block } => self.examine(io, block),
             ToPool::Hello(_) => {}
             ToPool::OpenRails { .. } | ToPool::CloseRail { .. } => unreachable!("no simulated client asks for RDMA"),
@@ -121,10 +160,10 @@ impl PoolNode {
 
     /// Checks a block in which a reader found wrong bytes, and drops it if they are wrong.
     fn examine(&mut self, io: &mut Io, block: SlotRef) {
-        let Some(expected) = self.directory.checksum(block) else { return };
+        let Some(expected) = self.known().checksum(block) else { return };
         let arena = io.arena(self.arena);
         if arena.generation(block.slot) == block.generation && checksum(arena.read(block.slot)) != expected {
-            self.directory.forget(block, io.here);
+            self.directory().forget(block, io.here);
         }
     }
 
@@ -133,7 +172,7 @@ impl PoolNode {
         let Transfer::Put { blocks, .. } = &put else { return };
         for at in blocks.iter().map(|(written, _)| written.at) {
             if self.sessions.contains(&conn)
-                && let Some(until) = self.directory.receive_start(client_of(conn), at, io.here)
+                && let Some(until) = self.directory().receive_start(client_of(conn), at, io.here)
             {
                 self.receiving.insert((conn, at), until);
             }
@@ -155,7 +194,7 @@ impl PoolNode {
                     io.arena(self.arena).write(block.at.slot, bytes);
                     written.push(block);
                 }
-                Some(_) => self.directory.receive_failed(client_of(conn), block.at, io.here),
+                Some(_) => self.directory().receive_failed(client_of(conn), block.at, io.here),
                 None => {}
             }
         }
@@ -172,7 +211,7 @@ impl PoolNode {
     fn publish(&mut self, io: &mut Io, conn: ConnId, blocks: &[Written]) -> u32 {
         let mut published = 0;
         for block in blocks {
-            if self.directory.put_end(client_of(conn), std::slice::from_ref(block), io.here) == 1 {
+            if self.directory().put_end(client_of(conn), std::slice::from_ref(block), io.here) == 1 {
                 published += 1;
                 if let Some(faulty) = &mut io.faulty {
                     faulty.published.insert((self.arena, block.at));
@@ -184,8 +223,13 @@ impl PoolNode {
 
     /// Releases the blocks of a get after they were sent on streams.
     pub(crate) fn sent(&mut self, io: &mut Io, conn: ConnId, lease: LeaseId) {
-        self.directory.release(client_of(conn), lease);
+        self.release(conn, lease);
         self.act(io);
+    }
+
+    fn release(&mut self, conn: ConnId, lease: LeaseId) {
+        self.directory().release(client_of(conn), lease);
+        self.neighbour.iter_mut().for_each(|neighbour| neighbour.released(conn, lease));
     }
 
     pub(crate) fn heard(&mut self, io: &mut Io, conn: ConnId, message: Box<ToWorker>) {
@@ -204,15 +248,16 @@ impl PoolNode {
         }
         if self.sessions.remove(&conn) {
             self.receiving.retain(|(at, _), _| *at != conn);
+            self.neighbour.iter_mut().for_each(|neighbour| neighbour.client_gone(conn));
             if !io.has(Mutation::ForgetClientGone) {
-                self.directory.client_gone(client_of(conn), io.here);
+                self.directory().client_gone(client_of(conn), io.here);
             }
         }
         self.act(io);
     }
 
     pub(crate) fn tick(&mut self, io: &mut Io) {
-        self.directory.tick(io.here);
+        self.directory().tick(io.here);
         self.act(io);
     }
 
@@ -227,9 +272,9 @@ impl PoolNode {
     }
 
     fn report(&self) -> Report {
-        let usage = self.directory.usage();
+        let usage = self.known().usage();
         let dram = Blocks {
-            total: u64::from(self.slots),
+            total: self.known().slots() as u64,
             free: usage.free as u64,
             cached: usage.cached as u64,
             used: (usage.reserved + usage.leased + usage.quarantined) as u64,
@@ -244,7 +289,7 @@ impl PoolNode {
         match job {
             DiskJob::Store { disk: slot, copied, .. } => {
                 let outcome = copied.and_then(|_| disk.write(slot));
-                self.directory.stored(slot, outcome, io.here);
+                self.layouts.directory(STUDIED).stored(slot, outcome, io.here);
             }
             DiskJob::Load { disk: slot, to, checksum: expected, until } => {
                 let outcome = disk.read(slot).and_then(|bytes| {
@@ -254,7 +299,7 @@ impl PoolNode {
                     io.arena(self.arena).write(to.slot, bytes);
                     if checksum(bytes) == expected { Ok(()) } else { Err(DiskFault::Corrupt) }
                 });
-                self.directory.loaded(&[Loaded { disk: slot, to, outcome }], io.here);
+                self.layouts.directory(STUDIED).loaded(&[Loaded { disk: slot, to, outcome }], io.here);
             }
         }
         self.act(io);
@@ -269,7 +314,7 @@ impl PoolNode {
     }
 
     fn act(&mut self, io: &mut Io) {
-        while let Some(action) = self.directory.poll_action() {
+        while let Some(action) = self.directory().poll_action() {
             match action {
                 Action::Found { client, call, via, lease, blocks } => self.found(io, conn_of(client), call, via, lease, blocks),
                 Action::Missed { client, call, indexes } => io.answer(conn_of(client), FromPool::Missed { call, indexes }),
@@ -291,14 +336,15 @@ impl PoolNode {
                 Action::Fence { .. } => unreachable!("no simulated client writes by RDMA"),
             }
         }
-        if self.directory.has_events() || self.announcer.is_behind() {
-            for (link, event) in self.announcer.announce(Some(&mut self.directory)).messages {
+        if self.directory().has_events() || self.announcer.is_behind() {
+            for (link, event) in self.announcer.announce(Some(self.layouts.directory(STUDIED))).messages {
                 self.uplink.send(io, link, event);
             }
         }
     }
 
     fn found(&mut self, io: &mut Io, conn: ConnId, call: CallId, via: Via, lease: LeaseId, blocks: Vec<Found>) {
+        self.neighbour.iter_mut().for_each(|neighbour| neighbour.leased(io, conn, lease, &blocks));
         match via {
             // The reader copies the blocks itself.
             Via::Slots => io.answer(conn, FromPool::Found { call, lease, blocks }),
@@ -313,8 +359,8 @@ impl PoolNode {
 
     /// Panics if the state is inconsistent.
     pub(crate) fn check(&self) {
-        self.directory.check_integrity();
-        let stranger = self.directory.clients().find(|client| !self.sessions.contains(&conn_of(*client)));
+        self.layouts.check_integrity();
+        let stranger = self.known().clients().find(|client| !self.sessions.contains(&conn_of(*client)));
         assert_eq!(stranger, None, "pool-{}: it holds something for a client that is gone", self.index.0);
     }
 
@@ -325,7 +371,7 @@ impl PoolNode {
 }
 
 /// The directory's client for a connection: 0 is the node itself.
-fn client_of(conn: ConnId) -> ClientId {
+pub(crate) fn client_of(conn: ConnId) -> ClientId {
     ClientId(conn.0 as u64 + 1)
 }
 

@@ -67,7 +67,7 @@ impl Directory {
     pub(super) fn use_of(&self, key: &BlockKey) -> Option<(Lineage, Use)> {
         match self.slots[*self.by_key.get(key)? as usize].state {
             State::Reserved(Reserved { lineage, used, .. }) | State::Published(Published { lineage, used, .. }) => Some((lineage, used)),
-            State::Free | State::Quarantined => None,
+            State::Absent | State::Free | State::Quarantined => None,
         }
     }
 
@@ -122,7 +122,7 @@ impl Directory {
         let timer = self.timers.add(until, Due::Reservation(slot));
         let disk_ended = self.disk.as_ref().map_or(0, |disk| disk.ended());
         let entry = &mut self.slots[slot as usize];
-        entry.generation += 1;
+        entry.generation += self.generations;
         entry.state = State::Reserved(Reserved { key, writer, lineage, used, timer, receiving: false, disk_ended });
         let generation = entry.generation;
         self.by_key.insert(key, slot);

@@ -19,6 +19,7 @@ impl Directory {
             let listed = free.contains(&slot);
             let candidate = self.policy.is_candidate(slot);
             match state {
+                State::Absent => assert!(!listed && !candidate, "slot {slot} is not there"),
                 State::Free => {
                     assert!(listed && !candidate, "slot {slot} is free");
                     usage.free += 1;
@@ -55,10 +56,11 @@ impl Directory {
             }
         }
         assert_eq!(usage, self.usage, "slots are miscounted");
+        self.check_present(&leases);
         self.shares.check_integrity((0..).zip(&self.slots).filter_map(|(slot, Slot { state, .. })| match *state {
             State::Reserved(Reserved { lineage, used, .. }) => Some((lineage.tenant, slot, used, false)),
             State::Published(Published { lineage, used, leases, .. }) => Some((lineage.tenant, slot, used, leases == 0)),
-            State::Free | State::Quarantined => None,
+            State::Absent | State::Free | State::Quarantined => None,
         }));
         assert_eq!(clean, self.clean.len(), "a slot is listed as clean and is not");
         if let Some(disk) = &self.disk {

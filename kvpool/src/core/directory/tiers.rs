@@ -228,7 +228,7 @@ impl Directory {
     /// If DRAM has too little room, starts copying blocks that should leave it to disk.
     pub(super) fn demote(&mut self) {
         let Some(tier) = &self.disk else { return };
-        let Watermarks { low, high } = Watermarks::of(self.slots.len(), tier.slots());
+        let Watermarks { low, high } = Watermarks::of(self.slots(), tier.slots());
         let storing = tier.storing();
         if self.ready() + storing >= if storing == 0 { low } else { high } {
             return;

@@ -30,6 +30,16 @@ impl<T> Ghosts<T> {
         }
     }
 
+    /// Changes how many are remembered; those that left first are forgotten.
+    pub(super) fn set_max(&mut self, max: usize) {
+        self.max = max;
+        while self.by_key.len() > max
+            && let Some((_, oldest)) = self.by_age.pop_first()
+        {
+            self.by_key.remove(&oldest);
+        }
+    }
+
     pub(super) fn take(&mut self, key: &BlockKey) -> Option<T> {
         let (age, note) = self.by_key.remove(key)?;
         self.by_age.remove(&age);

@@ -92,14 +92,21 @@ struct Clock {
     slots: u64,
     came: u64,
     window: u64,
+    /// The number of blocks that came in during this window.
+    came_in_window: u64,
 }
 
 impl Clock {
     /// Counts a block that came in. Returns whether a window ended.
     fn advance(&mut self) -> bool {
         self.came += 1;
-        let window = self.came / (self.slots / WINDOWS_PER_TURNOVER).max(1);
-        std::mem::replace(&mut self.window, window) != window
+        self.came_in_window += 1;
+        let ended = self.came_in_window >= (self.slots / WINDOWS_PER_TURNOVER).max(1);
+        if ended {
+            self.window += 1;
+            self.came_in_window = 0;
+        }
+        ended
     }
 }
 
@@ -124,7 +131,7 @@ impl HitDensity {
             ghosts: Ghosts::new(GHOSTS_PER_SLOT * slots as usize),
             times: ReuseTimes::new(CLASSES),
             empty_before: 0,
-            clock: Clock { slots: u64::from(slots), came: 0, window: 0 },
+            clock: Clock { slots: u64::from(slots), came: 0, window: 0, came_in_window: 0 },
             latest: (0, 0),
             latest_came: (0, 1),
             has_states: false,
@@ -240,6 +247,11 @@ impl EvictionPolicy for HitDensity {
         self.pin(slot);
         let Entry { history, .. } = self.entries[slot as usize].take().expect("a candidate holds something");
         self.times.forget(history.class, history.window);
+    }
+
+    fn resize(&mut self, slots: u32) {
+        self.clock.slots = u64::from(slots);
+        self.ghosts.set_max(GHOSTS_PER_SLOT * slots as usize);
     }
 
     fn is_candidate(&self, slot: u32) -> bool {

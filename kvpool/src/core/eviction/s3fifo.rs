@@ -156,6 +156,12 @@ impl EvictionPolicy for S3Fifo {
         self.forget(slot);
     }
 
+    fn resize(&mut self, slots: u32) {
+        let slots = slots as usize;
+        self.small_max = slots / 10;
+        self.ghosts.set_max(slots - self.small_max);
+    }
+
     fn is_candidate(&self, slot: u32) -> bool {
         self.entries[slot as usize].is_some_and(|entry| !entry.pinned)
     }

@@ -133,7 +133,7 @@ impl NvmeThreads {
         message::Disk { stored: stored.snapshot(), loaded: loaded.snapshot(), corrupt, errors, given_up }
     }
 
-    /// Starts the threads that serve `store`.
+    /// Starts the threads that serve `store`, until it is closed.
     pub(in crate::node) fn start(store: &Arc<Store>, io: &Arc<Self>) -> io::Result<()> {
         for n in 0..THREADS {
             let buffer = slab::buffer(io.batch_max() * io.geometry.stride)?;

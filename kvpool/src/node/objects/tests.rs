@@ -6,10 +6,12 @@ use crate::{
     arena::Arena,
     core::{
         directory::{ClientId, Directory, Limits, Place},
+        division::Share,
         eviction::Policy,
         objects::budget,
         validate::validate,
     },
+    node::{shared::Shared, store::Tiers},
     settings::ObjectPlace,
     transport::rdma::DeviceNames,
 };
@@ -64,7 +66,9 @@ impl Rig {
         let directory = Directory::new(SLOTS as u32, limits, Policy::default().build(SLOTS as u32));
         let directory = directory.with_objects(tier.uses_min(), tier.deadline());
         let arena = Arena::create(SLOTS * 1024, KIND.block_bytes, [0; 16]).unwrap();
-        let store = Store::new(arena, directory, None, Some(Arc::clone(&tier)), DeviceNames::All, Arc::default());
+        let shared = Shared::new(Arc::clone(arena.memory()), DeviceNames::All);
+        let tiers = Tiers { objects: Some(Arc::clone(&tier)), ..Tiers::default() };
+        let store = Store::new(&shared, (KIND.layout, Share::default()), arena, directory, tiers, Arc::default()).unwrap();
         unstarted.start(&store);
         Self { store, tier, runtime: Builder::new_current_thread().enable_all().build().unwrap() }
     }

@@ -153,7 +153,8 @@ impl Opening {
 impl Rails {
     fn new(nics: &Arc<Nics>, offer: &Offer<'_>) -> Result<Self, ArenaError> {
         let info = offer.arena;
-        let layout = Layout::new(info.slots, info.block_bytes).ok_or(ArenaError::Rails("the arena's announced size is absurd".into()))?;
+        let layout =
+            Layout::new(info.capacity_bytes, info.block_bytes).ok_or(ArenaError::Rails("the arena's announced size is absurd".into()))?;
         let staging = nics.staging(layout.block_bytes).map_err(|error| ArenaError::Rails(error.to_string()))?;
         let (nics, control, counters) = (Arc::clone(nics), offer.control.clone(), Arc::clone(offer.counters));
         Ok(Self { nics, staging, layout, nonce: info.nonce, rails: RwLock::default(), turn: AtomicUsize::new(0), control, counters })

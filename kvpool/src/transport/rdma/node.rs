@@ -13,7 +13,7 @@ use super::{
     devices::{Device, open_all},
     verbs::{Access, QueuePair, Region, VerbsError, Window},
 };
-use crate::arena::Arena;
+use crate::arena::Memory;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tidemill_proto::pool::{RAILS_MAX, RailEnd, RailOpened};
@@ -30,7 +30,7 @@ struct ArenaNic {
     /// A lock for binding windows one at a time, since bindings share the device's completions.
     binding: Mutex<()>,
     device: Device,
-    arena: Arc<Arena>,
+    memory: Arc<Memory>,
 }
 
 #[derive(Debug)]
@@ -48,24 +48,24 @@ const REQUESTS: u32 = 4;
 
 impl ArenaNics {
     /// Registers the arena with the devices, which allocates all of its memory: some 0.2 s per GiB.
-    pub(crate) fn open(names: &DeviceNames, arena: &Arc<Arena>) -> Self {
+    pub(crate) fn open(names: &DeviceNames, memory: &Arc<Memory>) -> Self {
         let open = |name: &str| {
             let device = Device::open(name, COMPLETIONS)?;
-            let layout = arena.layout();
+            let (start, file_bytes) = memory.mapping();
             let register = |at, access| {
                 // SAFETY: the arena outlives the region, as each owner of one also owns the other; no code holds references into slots,
                 // which are all that peers write.
-                unsafe { Region::register(Arc::clone(&device.domain), arena.mapping().add(at), layout.file_bytes - at, access) }
+                unsafe { Region::register(Arc::clone(&device.domain), start.add(at), file_bytes - at, access) }
             };
             let regions = if device.limits.windows {
                 Regions::Windows(Arc::new(register(0, Access::LOCAL.and(Access::WINDOWS))?))
             } else {
                 tracing::warn!(device = name, "it has no memory windows: its keys are the same for all clients");
                 let (read, write) = (Access::REMOTE_READ, Access::LOCAL.and(Access::REMOTE_WRITE));
-                Regions::Whole { read: register(0, read)?, write: register(layout.slots_at, write)? }
+                Regions::Whole { read: register(0, read)?, write: register(memory.slots_at(), write)? }
             };
-            tracing::info!(device = name, bytes = layout.file_bytes, "arena registered");
-            Ok(ArenaNic { regions, binding: Mutex::default(), device, arena: Arc::clone(arena) })
+            tracing::info!(device = name, bytes = file_bytes, "arena registered");
+            Ok(ArenaNic { regions, binding: Mutex::default(), device, memory: Arc::clone(memory) })
         };
         Self { nics: open_all(names, open) }
     }
@@ -97,7 +97,7 @@ struct NodeRail {
     pair: QueuePair,
     nic: usize,
     /// The arena, which stays registered as long as the windows exist.
-    _arena: Arc<Arena>,
+    _memory: Arc<Memory>,
 }
 
 impl ClientRails {
@@ -136,7 +136,7 @@ impl ClientRails {
 
 impl NodeRail {
     fn open(nic: &ArenaNic, index: usize, peer: &RailEnd) -> Result<(Self, RailOpened), VerbsError> {
-        let ArenaNic { regions, binding, device, arena } = nic;
+        let ArenaNic { regions, binding, device, memory } = nic;
         let (port, psn) = (device.port()?, rand::random());
         let pair = QueuePair::new(Arc::clone(&device.domain), Arc::clone(&device.queue), REQUESTS)?;
         let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
@@ -144,7 +144,7 @@ impl NodeRail {
         let (windows, read_key, write_key) = match regions {
             Regions::Windows(region) => {
                 let _one_at_a_time = binding.lock();
-                let (slots_at, bytes) = (arena.layout().slots_at, arena.layout().file_bytes);
+                let (slots_at, (_, bytes)) = (memory.slots_at(), memory.mapping());
                 let reading = pair.grant(region, region.addr(), bytes, read)?;
                 let writing = pair.grant(region, region.addr() + slots_at, bytes - slots_at, write)?;
                 let keys = (reading.remote_key(), writing.remote_key());
@@ -153,7 +153,7 @@ impl NodeRail {
             Regions::Whole { read, write } => (vec![], read.remote_key(), write.remote_key()),
         };
         let end = device.end(&port, pair.number(), psn);
-        let arena_at = arena.mapping() as u64;
-        Ok((Self { _windows: windows, pair, nic: index, _arena: Arc::clone(arena) }, RailOpened { end, arena_at, read_key, write_key }))
+        let arena_at = memory.mapping().0 as u64;
+        Ok((Self { _windows: windows, pair, nic: index, _memory: Arc::clone(memory) }, RailOpened { end, arena_at, read_key, write_key }))
     }
 }

@@ -48,7 +48,7 @@ impl Fabric {
         LOGGED.call_once(|| tidemill_net::process::Logging::new(None, None).start());
         let capacity = slots * block_bytes.next_multiple_of(64);
         let arena = Arc::new(Arena::create(capacity as u64, block_bytes as u64, [9; 16]).unwrap());
-        let nics = Arc::new(ArenaNics::open(&only(node), &arena));
+        let nics = Arc::new(ArenaNics::open(&only(node), arena.memory()));
         let (control, said) = mpsc::channel(16);
         let client_nics = Nics::open(&only(client));
         assert!(!client_nics.is_empty(), "{NEEDS_GUEST}");
