@@ -694,7 +694,7 @@ mod tests {
         let parts = |len, count| (0..count).map(|index| part_of(Shard { index, count }, len)).collect::<Vec<_>>();
         assert_eq!(parts(8, 4), [0..2, 2..4, 4..6, 6..8]);
         assert_eq!(parts(10, 3), [0..3, 3..6, 6..10]);
-        assert_eq!(parts(7, 1), [0..7]);
+        assert_eq!(parts(7, 2), [0..3, 3..7]);
     }
 
     #[test]
