@@ -40,8 +40,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// The longest wait of a request: with the timer's granularity of one millisecond, at most 5 ms.
-pub const WAIT_MAX: Duration = Duration::from_millis(4);
+/// The time after which a request no longer waits: with the timer's granularity of one millisecond, and the time to wake up, 5 ms.
+pub const WAIT_MAX: Duration = Duration::from_micros(3500);
 const LEASE: Duration = Duration::from_secs(15);
 /// The number of renewals in the time of a lease.
 const RENEWALS: u32 = 3;
