@@ -87,7 +87,10 @@ fn describe() {
         "tidemill_quota_refusals_total",
         "Requests refused because a tenant has used up a limit, by `kind`: requests, tokens, tokens-per-day, concurrent"
     );
-    describe_gauge!("tidemill_quota_server_used", "1 while the quota server decides, 0 while this coordinator's share of the limits applies");
+    describe_gauge!(
+        "tidemill_quota_server_used",
+        "1 while the quota server decides, 0 while this coordinator's share of the limits applies"
+    );
     describe_counter!(
         "tidemill_quota_decisions_total",
         "Requests whose quota was decided, where there is a quota server, `by` it (server), or by this coordinator's share while it failed (share)"
