@@ -276,7 +276,7 @@ mod tests {
             ("How do I reset my password?", "What is the way to reset a password?", 0),
             ("What is the capital of Chile?", "Tell me the capital of Chile.", 0),
             ("How do I delete my account?", "How can I delete my old account?", 1),
-            ("Pancakes with no eggs?", "Pancakes without eggs?", 0),
+            ("Pancakes with no eggs?", "Pancakes without eggs?", 1),
             ("Give me three tips", "Give me 3 tips", 0),
             ("Welche drei Tipps hast du?", "Nenne 3 gute Tipps", 1),
             ("Je ne peux pas annuler ma commande", "Je ne peux pas annuler la commande", 0),

@@ -25,7 +25,7 @@ impl Vector {
     /// The cosine of the angle between two vectors; 0 if two models of different widths made them.
     pub fn cosine(&self, other: &Self) -> f32 {
         match self.numbers.len() == other.numbers.len() {
-            true => (dot(&self.numbers, &other.numbers) as f32 * self.scale * other.scale).min(1.0),
+            true => (dot(&self.numbers, &other.numbers) as f32 * (self.scale * other.scale)).min(1.0),
             false => 0.0,
         }
     }
