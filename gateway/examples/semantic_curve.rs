@@ -33,7 +33,7 @@ struct Pair {
     similarity: Option<f32>,
 }
 
-/// What a similarity is read from.
+/// The source of a similarity.
 type Measure = fn(&Pair) -> Option<f32>;
 
 fn groups(set: &'static str) -> Vec<Group> {

@@ -159,8 +159,7 @@ fn describe() {
     describe_histogram!("tidemill_semantic_cache_read_seconds", "Time in which semantic_cache.model read a question, or was given up");
     describe_counter!(
         "tidemill_semantic_cache_unread_total",
-        "Questions that semantic_cache.model did not read, by `reason`: no_model, no_worker, too_long, busy, rejected, failed, overdue \
-         (not within semantic_cache.wait_ms), paused (it was overdue, and no request waits for it)"
+        "Questions that semantic_cache.model did not read, by `reason`: no_model, no_worker, too_long, busy, rejected, failed, overdue, paused"
     );
     // Conversations, batches and tools
     describe_counter!(

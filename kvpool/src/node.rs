@@ -279,7 +279,7 @@ impl Node {
             }
             return Ok(Arc::clone(&stores.iter().find(|open| is_it(open)).expect("it is there").store));
         }
-        // What an earlier layout of the model left is of no use.
+        // Blocks of an earlier layout of the model are of no use.
         stores.retain(|open| !of_model(open) || !self.dismiss(open));
         if stores.len() >= LAYOUTS_MAX {
             let place = stores.iter().position(|open| self.dismiss(open)).ok_or(Refusal::Layouts)?;

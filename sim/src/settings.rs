@@ -395,7 +395,7 @@ impl Default for ClusterShape {
 }
 
 impl Default for Speculation {
-    /// What a draft model of a third of the size was measured to be for chat (docs/results/speculation.md), with the decode worker's own defaults.
+    /// A draft model of a third of the size, as measured for chat (docs/results/speculation.md), with the decode worker's own defaults.
     fn default() -> Self {
         Self { right: 0.63, step_share: 0.2, tokens_max: 12, rows_max: 16, step_tokens: 512 }
     }

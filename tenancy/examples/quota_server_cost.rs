@@ -25,9 +25,9 @@ use tidemill_tenancy::{
 /// The number of requests at a time, and of all together per second.
 const IN_FLIGHT: usize = 8;
 const RATE: f64 = 1000.0;
-/// What a slow server adds to each answer: more than is waited for.
+/// The delay of a slow server's answers: longer than a request waits.
 const SLOW: Duration = Duration::from_millis(20);
-/// What a server in the next zone adds to each answer.
+/// The delay of the answers of a server in the next zone.
 const ZONE: Duration = Duration::from_millis(1);
 const LASTS: Duration = Duration::from_secs(600);
 

@@ -149,7 +149,7 @@ impl Limiter {
         self.shared.is_some()
     }
 
-    /// What has happened between this coordinator and the server; `None` without one.
+    /// The counts of this coordinator's decisions and of the server's failures; `None` without a server.
     pub fn shared_counts(&self) -> Option<shared::Counts> {
         self.shared.as_ref().map(SharedQuota::counts)
     }

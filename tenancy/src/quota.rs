@@ -66,7 +66,7 @@ pub struct Standing {
     pub tokens: Option<Level>,
 }
 
-/// What a scope has used in the last minute.
+/// The requests and tokens of a scope in the last minute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
     pub requests: u64,

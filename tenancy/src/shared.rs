@@ -56,7 +56,7 @@ const NUMBER_MAX: u64 = 1 << 53;
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub server: Server,
-    /// What all keys begin with.
+    /// The beginning of all keys.
     pub prefix: String,
     /// The time after which a reservation is given up.
     pub wait: Duration,
@@ -93,7 +93,7 @@ struct Placed {
     deadline: Instant,
 }
 
-/// What has happened so far.
+/// Counts of decisions and failures so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Whether the server decides.
@@ -347,7 +347,7 @@ impl Inner {
         self.count(failure);
         if self.breaker.lock().failed(self.now()) {
             tracing::warn!(server = %self.settings.server, ?failure, "the quota server fails: quotas are this coordinator's share now");
-            // What was sent may still be on its way: nothing more goes there.
+            // Calls that were sent may still be on their way: no more go there.
             self.connection.lock().take();
             self.wake.notify_one();
         }

@@ -17,7 +17,7 @@ pub struct QuotaServerFlags {
     /// Addresses, such as `["rediss://USER:PASSWORD@quota.example:6379/0"]`, or `["redis+unix:///run/redis.sock"]`; of one server, of
     /// sentinels, or of some nodes of a cluster. User and password are the server's, also where the addresses are sentinels'
     pub urls: Vec<String>,
-    /// What the addresses are: single, sentinel or cluster [default: single]
+    /// Kind of the addresses: single, sentinel or cluster [default: single]
     pub kind: Option<String>,
     /// Name by which sentinels know the server [default: mymaster]
     pub master: Option<String>,
@@ -25,7 +25,7 @@ pub struct QuotaServerFlags {
     pub ca: Option<PathBuf>,
     /// Lets connections to other machines be unencrypted: `redis://` instead of `rediss://` [default: false]
     pub plain: Option<bool>,
-    /// What all keys on the server begin with: clusters that share a server need different ones [default: tidemill]
+    /// Beginning of all keys on the server: clusters that share a server need different ones [default: tidemill]
     pub prefix: Option<String>,
 }
 

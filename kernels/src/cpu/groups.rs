@@ -111,10 +111,15 @@ mod tests {
     #[test]
     fn who_waits_for_one_that_failed_is_told() {
         let (mut groups, _) = Groups::new(None, 3, 1).unwrap();
-        let (barrier, waits) = (Barrier::new(3), Mutex::new(Vec::new()));
+        let (barrier, waits, at_work) = (Barrier::new(3), Mutex::new(Vec::new()), AtomicUsize::new(0));
         let run = panic::AssertUnwindSafe(|| {
             groups.run(&mut [0, 1, 2], |member| {
+                at_work.fetch_add(1, Ordering::Relaxed);
                 if *member == 1 {
+                    // A panic keeps tasks that have not begun from running at all.
+                    while at_work.load(Ordering::Relaxed) < 3 {
+                        thread::yield_now();
+                    }
                     barrier.fail();
                     panic!("a member fails");
                 }

@@ -40,7 +40,7 @@ pub struct Withdrawn {
 const LOOK_MAX: usize = 64;
 /// The time for which a layout that found nothing to take does not look again.
 const REST: Duration = Duration::from_millis(200);
-/// How much older than the taker's oldest block another layout's extent must be.
+/// The least age of another layout's extent, as a multiple of that of the taker's oldest block.
 const OLDER: u64 = 2;
 /// The age below which no extent is old, however fast the taker's blocks come and go.
 const OLD: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! What all layouts of a node share: the memory, its division, and the lock under which all directories are. The lock is held for one
+//! The parts that all layouts of a node share: the memory, its division, and the lock under which all directories are. The lock is held for one
 //! operation at a time, never across a copy, a hash or an await.
 
 use super::store::{Outbox, Store};

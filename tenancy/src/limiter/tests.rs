@@ -92,7 +92,7 @@ async fn reserve(limiter: &Limiter, began: Instant, scopes: &[(Scope, Limits)], 
     limiter.reserve(Request { tenant: tenants.unwrap_or("scopes"), scopes, tokens, now, lasts: LASTS }).await.0
 }
 
-/// What each group promises.
+/// The promises of each group.
 async fn keeps_the_contract(group: Group) {
     what_is_not_used_comes_back(&group).await;
     a_cancelled_request_was_none(&group).await;

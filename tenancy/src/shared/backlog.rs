@@ -1,4 +1,4 @@
-//! What the quota server has yet to be told: bounded, in order. Each entry may be sent again, since the scripts do nothing the second time.
+//! Entries that the quota server has yet to be told: bounded, in order. Each entry may be sent again, since the scripts do nothing the second time.
 
 use super::Placed;
 use std::{

@@ -1,4 +1,4 @@
-//! Where the quota server is, and connections to it.
+//! The address of the quota server, and connections to it.
 
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline, RedisError, RedisFuture,
@@ -37,7 +37,7 @@ pub enum ServerKind {
     Cluster,
 }
 
-/// What an operator says of the server.
+/// The operator's settings of the server.
 #[derive(Clone, Debug)]
 pub struct Address {
     pub urls: Vec<String>,

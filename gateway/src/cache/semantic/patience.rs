@@ -1,4 +1,4 @@
-//! When a request waits for the encoder: only while it answers in time.
+//! Requests wait for the encoder only while it answers in time.
 //!
 //! A request waits for its question's vector until a deadline. The first that waits in vain ends the waiting for all: for a pause, no question
 //! is read. After it one question is read whose request does not wait. If it is read in time, requests wait again; if not, the pause is twice
@@ -11,7 +11,7 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// What becomes of a question.
+/// The fate of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
     /// Its request waits until it is read.

@@ -30,7 +30,7 @@ const WORD_COST: f32 = 0.08;
 /// A question in the form in which it is compared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
-    /// What must be equal.
+    /// The parts that must be equal.
     pub exact: Box<[u8]>,
     /// The words that are not of a closed class, in order.
     words: Box<[Word]>,
@@ -133,7 +133,7 @@ impl Question {
     }
 }
 
-/// What has been read of a question.
+/// The parts of a question that have been read.
 struct Reading {
     language: usize,
     classes: &'static words::Words,

@@ -9,7 +9,7 @@ pub(super) enum Piece {
     Number(String),
     /// A character that is neither punctuation nor part of a word.
     Sign(char),
-    /// What stands between quotation marks, in small letters.
+    /// Text between quotation marks, in small letters.
     Quotation(String),
 }
 
