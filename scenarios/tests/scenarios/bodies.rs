@@ -64,7 +64,8 @@ async fn a_prompt_is_rendered_once_even_if_its_length_must_be_known_before() {
         assert_eq!(status, 200, "{context}: {answer}");
         let tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap();
         assert!((1100..1500).contains(&tokens), "{context}: {tokens}");
-        assert_eq!(renders.within(length..length + 90), 1, "{context}");
+        // The template adds 222 bytes.
+        assert_eq!(renders.within(length + 200..length + 240), 1, "{context}");
     }
     cluster.stop().await;
 }
