@@ -7,10 +7,10 @@
 //!   the kind of question. These are part of the key under which a question is looked up.
 //! - *In both* must be each name (a word with a capital), and what is negated or related to: "without eggs" is not "without milk".
 //! - *In one order* must be the words that both have. A part of the sentence may have moved; neighbours that changed places have not.
-//! - *In one only* may be words that only one of the questions adds. Each costs [some similarity](WORD_COST). Where both have a word that the
+//! - *In one only* may be words that only one of the questions adds. Each costs some similarity (`WORD_COST`). Where both have a word that the
 //!   other lacks, something was replaced.
 //!
-//! Word forms count as one word if they begin alike. Apart from a [table of closed classes](super::words) no language is known: in others,
+//! Word forms count as one word if they begin alike. Apart from a table of closed classes (`words`) no language is known: in others,
 //! words are compared all the same. A pure function of the text.
 
 use super::{
