@@ -233,7 +233,7 @@ async fn a_server_that_stops_costs_one_wait_and_the_share_takes_over() {
         asks(limiter, true).await;
         told(limiter).await;
     }
-    // The other one sees what was let pass in between, and the reservation that nobody waited for is gone.
+    // The second coordinator sees the requests that the first let pass meanwhile, and no place is held by the reservation that timed out.
     let now = Duration::from_secs(1_000_000) + began.elapsed();
     let (held, standing) = group[1].reserve(Request { tenant: "a", scopes: &scopes, tokens: 10, now, lasts: LASTS }).await;
     assert!(held.is_ok());
