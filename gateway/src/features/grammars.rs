@@ -18,13 +18,7 @@ use helper::{
 };
 use parking_lot::Mutex;
 use serde_json::Value;
-use std::{
-    io,
-    num::NonZero,
-    path::PathBuf,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{io, num::NonZero, path::PathBuf, thread, time::Duration};
 use tidemill_grammar::{GrammarError, schema::Terms};
 use tidemill_proto::grammar::Grammar;
 use turns::{Turn, Turns};
@@ -154,12 +148,12 @@ impl Hearing<'_> {
                 closed.insert((self.grammars.helper.session_within(left)?, turn))
             }
         };
-        let (asked, before) = (Instant::now(), session.cpu());
+        let before = session.cpu();
         let answer = session.ask(question);
         if let Some(spent) = self.spent {
-            // A child that was ended does not report its CPU time: it is at most the time that has passed.
+            // A child that was ended does not report its CPU time. Whichever limit it reached, its request has had all that it may have.
             let ended = matches!(answer, Err(AskError::Refused(GrammarError::TooMuchWork)));
-            spent.add(if ended { asked.elapsed().min(left) } else { session.cpu() - before });
+            spent.add(if ended { left } else { session.cpu() - before });
         }
         if !matches!(
             answer,
