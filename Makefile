@@ -46,7 +46,7 @@ build: setup-build
 # The CUDA kernels are compiled with NVRTC, which needs no GPU. Some tests start programs of other packages, which `cargo test` does not build.
 test: programs setup-test
 	LD_LIBRARY_PATH=$$(echo $(abspath $(VENV))/lib/python3*/site-packages/nvidia/cu13/lib)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH} \
-	cargo test --release --locked --workspace
+	cargo test --release --locked --workspace --no-fail-fast
 	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) $(VENV)/bin/python -m pytest -q tests/python
 	npm --prefix tests/console run --silent types
 	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) TIDEMILL_BENCH=$(abspath $(TARGET)/release/tidemill-bench) npm --prefix tests/console run --silent test
