@@ -50,7 +50,7 @@ pub struct KernelsArgs {
     /// CPU: instruction set, avx512bf16, avx512, avx2, neon or portable (default: the best available).
     #[arg(long)]
     pub isa: Option<Isa>,
-    /// CPU: keep the models with random weights here for the next run (default: create new ones, and remove them at the end).
+    /// Keep the models with random weights here for the next run (default: create new ones, and remove them at the end).
     #[arg(long)]
     pub models: Option<PathBuf>,
     /// CPU: measure the phases of this Hugging Face directory, and no models with random weights. Only a decode step of one sequence has a

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::model::shapes::{self, Shape};
 use gpu::Gpu;
+use std::fmt;
 use tidemill_kernels::{
     Dtype, KvLayout, KvStorage,
     cuda::{
@@ -63,7 +64,7 @@ pub(super) fn measure(mut gpu: Gpu, args: &KernelsArgs) -> anyhow::Result<Report
         experts::measure(&mut bench)?;
     }
     if wants(RowKind::Phases) {
-        phases::measure(&mut bench, label, &shape)?;
+        phases::measure(&mut bench, label, &shape, args.models.as_deref(), &args.cache)?;
     }
     Ok(Report { device, rows: bench.rows, left_out: bench.left_out, checks })
 }
@@ -115,14 +116,18 @@ impl Bench<Gpu> {
                 self.rows.push(row);
             }
             Err(error) => {
-                eprintln!("measuring {name} {shape} failed: {error}");
-                self.left_out.push(format!("{name} {shape}: {error}"));
+                self.leave_out(name, shape, &error);
                 if !self.machine.device.is_usable() {
                     return Err(error.into());
                 }
             }
         }
         Ok(())
+    }
+
+    fn leave_out(&mut self, name: &str, shape: &str, reason: &dyn fmt::Display) {
+        eprintln!("measuring {name} {shape} failed: {reason}");
+        self.left_out.push(format!("{name} {shape}: {reason}"));
     }
 }
 

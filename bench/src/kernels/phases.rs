@@ -7,9 +7,16 @@ use super::{
     ops::{MODELS, SOME_NUMBER, WITH_EXPERTS},
     report::Row,
 };
-use crate::model::{make_weights, shapes, weights::Dtype};
+use crate::model::{
+    make_weights,
+    shapes::{self, Shape},
+    weights::Dtype,
+};
 use anyhow::Context;
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 use tidemill_model::{Chunk, KvMemory, LoadOptions, LogitRows, Model, Quantization};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, KvDtype, Token},
@@ -52,11 +59,7 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
                 continue;
             }
             bench.begins("loading", &format!("{label} {}", weights.name()));
-            let dir = models.join(format!("{label}-{}-layers", shape.layers));
-            if !dir.join("model.safetensors").exists() {
-                fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-                make_weights(&shape, &dir, Dtype::Bf16, 0)?;
-            }
+            let dir = checkpoint_of(label, &shape, models)?;
             let quantize = weights.quantization();
             let options =
                 LoadOptions { kv_dtype: KvDtype::Bf16, quantize, threads: bench.machine.cpu.threads(), isa: Some(bench.machine.cpu.isa()) };
@@ -71,6 +74,16 @@ pub(super) fn measure(bench: &mut Bench, models: Option<&Path>) -> anyhow::Resul
         }
     }
     Ok(())
+}
+
+/// The checkpoint of a shape with random weights under `models`, which is made if it is not there yet.
+pub(super) fn checkpoint_of(label: &str, shape: &Shape, models: &Path) -> anyhow::Result<PathBuf> {
+    let dir = models.join(format!("{label}-{}-layers", shape.layers));
+    if !dir.join("model.safetensors").exists() {
+        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        make_weights(shape, &dir, Dtype::Bf16, 0)?;
+    }
+    Ok(dir)
 }
 
 /// Measures the phases of the checkpoint in `dir`.

@@ -81,8 +81,8 @@ impl Gpu {
 
 /// The count of numbers drawn on the host.
 const STRETCH: usize = 16 << 20;
-const WARM_UPS: usize = 3;
-const RUNS: usize = 11;
+pub(super) const WARM_UPS: usize = 3;
+pub(super) const RUNS: usize = 11;
 const AT_ONCE: usize = 20;
 
 impl Deref for Gpu {
