@@ -8,7 +8,9 @@ use std::{
     collections::BTreeSet,
     fs,
     net::{TcpListener, UdpSocket},
-    path::Path,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
     sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
@@ -169,6 +171,12 @@ impl Three {
         let response = request.send().await.ok()?;
         let status = response.status().as_u16();
         response.bytes().await.ok().map(|_| status)
+    }
+
+    /// Lists the models with a key, which counts as no request for an answer.
+    async fn models_as(&self, n: usize, key: &str) -> Option<u16> {
+        let url = format!("http://127.0.0.1:{}/v1/models", self.http + n as u16);
+        Some(self.client.get(url).bearer_auth(key).send().await.ok()?.status().as_u16())
     }
 
     /// The times of consecutive requests at a coordinator, in milliseconds.
@@ -339,7 +347,7 @@ async fn a_rollout_goes_on_when_its_leader_is_lost_and_back_when_its_candidate_i
     three.whole_with("old").await;
     let command = |args: &[&str]| {
         let url = format!("http://127.0.0.1:{}", three.admin);
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_tidemill")).arg("rollout").args(args).args(["--url", &url]).output();
+        let output = Command::new(env!("CARGO_BIN_EXE_tidemill")).arg("rollout").args(args).args(["--url", &url]).output();
         let output = output.expect("tidemill starts");
         (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     };
@@ -437,6 +445,112 @@ async fn a_rollout_goes_on_when_its_leader_is_lost_and_back_when_its_candidate_i
     resume(worker);
     let (_, words) = command(&["status"]);
     assert!(words.contains("rolled back") && words.contains("requests failed"), "{words}");
+    three.cluster.stop();
+}
+
+/// A Redis server on a socket, which `make setup-test` installs.
+struct QuotaServer {
+    dir: tempfile::TempDir,
+    process: Option<Child>,
+}
+
+impl QuotaServer {
+    fn start() -> Self {
+        let mut server = Self { dir: tempfile::tempdir().expect("a directory"), process: None };
+        server.go_on();
+        server
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("r.sock")
+    }
+
+    /// Starts the server, for the first time or again.
+    fn go_on(&mut self) {
+        let args = ["--port", "0", "--unixsocket", "r.sock", "--save", "", "--appendonly", "yes", "--appendfsync", "always"];
+        let mut command = Command::new("redis-server");
+        let process = command.current_dir(self.dir.path()).args(args).stdout(Stdio::null()).spawn();
+        self.process = Some(process.expect("redis-server runs: `make setup-test` installs it"));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while UnixStream::connect(self.socket()).is_err() {
+            assert!(Instant::now() < deadline, "the server does not begin");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().expect("our own child");
+            process.wait().expect("our own child");
+        }
+        let _ = fs::remove_file(self.socket());
+    }
+}
+
+impl Drop for QuotaServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Requests of one key at all coordinators at once: the limit is exact while the quota server decides, and each coordinator's share while it
+/// is gone. What was let pass meanwhile counts when it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn coordinators_share_each_limit_exactly_until_their_quota_server_dies_and_again_when_it_is_back() {
+    const LIMIT: usize = 30;
+    let mut server = QuotaServer::start();
+    let config = server.dir.path().join("coordinator.toml");
+    let url = format!("redis+unix://{}", server.socket().display());
+    fs::write(&config, format!("[tier.free]\nrequests_per_minute = {LIMIT}\n[quota_server]\nurls = ['{url}']\n")).expect("written");
+    let three = Three::start(&["--prefill", "0", "--kvpool", "0", "--coordinator-config", config.to_str().expect("text")]);
+    three.whole().await;
+    let key_of = async |tenant: &str| {
+        let url = format!("http://127.0.0.1:{}/admin/keys", three.admin);
+        let wanted = json!({ "tenant": tenant, "tier": "free" });
+        let made: Value = three.client.post(url).json(&wanted).send().await.expect("it answers").json().await.expect("JSON");
+        made["key"].as_str().expect("it is shown once").to_owned()
+    };
+    let keys = [key_of("acme").await, key_of("globex").await];
+    let is_used = async |wanted: &str| {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        for n in 0..COORDINATORS {
+            let url = format!("http://127.0.0.1:{}/metrics", three.admin + n as u16);
+            let line = format!("tidemill_quota_server_used {wanted}");
+            while !three.client.get(&url).send().await.expect("it answers").text().await.expect("text").lines().any(|found| found == line) {
+                assert!(Instant::now() < deadline, "coordinator-{n}: not {line}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    };
+    // A key that was made at one coordinator is known to the others a moment later.
+    for key in &keys {
+        for n in 0..COORDINATORS {
+            while three.models_as(n, key).await != Some(200) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+    let ask_all = async |key: &str| {
+        let asked = (0..2 * LIMIT).map(|nth| three.complete_as(nth % COORDINATORS, support::MODEL_NAME, Some(key)));
+        let mut passed = [0; COORDINATORS];
+        for (nth, status) in futures_util::future::join_all(asked).await.into_iter().enumerate() {
+            assert!(matches!(status, Some(200 | 429)), "{status:?}");
+            passed[nth % COORDINATORS] += usize::from(status == Some(200));
+        }
+        passed
+    };
+    is_used("1").await;
+    let passed = ask_all(&keys[0]).await;
+    assert_eq!(passed.iter().sum::<usize>(), LIMIT, "{passed:?}");
+
+    server.kill();
+    let passed = ask_all(&keys[1]).await;
+    assert_eq!(passed, [LIMIT / COORDINATORS; COORDINATORS], "each lets its share pass");
+    is_used("0").await;
+
+    server.go_on();
+    is_used("1").await;
+    assert_eq!(ask_all(&keys[1]).await, [0; COORDINATORS], "what was let pass meanwhile counts");
     three.cluster.stop();
 }
 
