@@ -494,14 +494,15 @@ impl Drop for QuotaServer {
 }
 
 /// Requests of one key at all coordinators at once: the limit is exact while the quota server decides, and each coordinator's share while it
-/// is gone. What was let pass meanwhile counts when it is back.
+/// is gone. What was let pass meanwhile counts when it is back. A slow answer of a busy machine is waited for.
 #[tokio::test(flavor = "multi_thread")]
 async fn coordinators_share_each_limit_exactly_until_their_quota_server_dies_and_again_when_it_is_back() {
     const LIMIT: usize = 30;
     let mut server = QuotaServer::start();
     let config = server.dir.path().join("coordinator.toml");
     let url = format!("redis+unix://{}", server.socket().display());
-    fs::write(&config, format!("[tier.free]\nrequests_per_minute = {LIMIT}\n[quota_server]\nurls = ['{url}']\n")).expect("written");
+    fs::write(&config, format!("[tier.free]\nrequests_per_minute = {LIMIT}\n[quota_server]\nurls = ['{url}']\nwait_ms = 1000\n"))
+        .expect("written");
     let three = Three::start(&["--prefill", "0", "--kvpool", "0", "--coordinator-config", config.to_str().expect("text")]);
     three.whole().await;
     let key_of = async |tenant: &str| {

@@ -40,7 +40,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// The time after which a request no longer waits: with the timer's granularity of one millisecond, and the time to wake up, 5 ms.
+/// The time after which a request no longer waits, unless settings say otherwise: with the timer's granularity of one millisecond, and the time to wake up, 5 ms.
 pub const WAIT_MAX: Duration = Duration::from_micros(3500);
 const LEASE: Duration = Duration::from_secs(15);
 /// The number of renewals in the time of a lease.

@@ -1,10 +1,10 @@
 //! The server on which coordinators share quotas.
 
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 use tidemill_net::config::{ConfigError, invalid};
 use tidemill_tenancy::shared::{
-    Settings,
+    Settings, WAIT_MAX,
     server::{Address, ServerError, ServerKind},
 };
 
@@ -27,6 +27,8 @@ pub struct QuotaServerFlags {
     pub plain: Option<bool>,
     /// Beginning of all keys on the server: clusters that share a server need different ones [default: tidemill]
     pub prefix: Option<String>,
+    /// Longest time that a request waits for the server, from 1 to 1000 [default: 3.5]
+    pub wait_ms: Option<f64>,
 }
 
 impl QuotaServerFlags {
@@ -45,13 +47,18 @@ impl QuotaServerFlags {
         if prefix.is_empty() || prefix.contains(['{', '}']) {
             return Err(invalid("quota_server.prefix", &prefix, "must not be empty, and must not contain braces"));
         }
+        let wait = match self.wait_ms {
+            None => WAIT_MAX,
+            Some(wait) if (1.0..=1000.0).contains(&wait) => Duration::from_secs_f64(wait / 1e3),
+            Some(wait) => return Err(invalid("quota_server.wait_ms", wait, "must be from 1 to 1000")),
+        };
         let address = Address { urls: self.urls, kind, ca: self.ca, plain: self.plain.unwrap_or(false) };
         // The addresses may contain a password.
         let server = address.check().map_err(|error| match error {
             ServerError::UnusedCa | ServerError::Ca { .. } => invalid("quota_server.ca", "(the file)", error.to_string()),
             _ => invalid("quota_server.urls", "(the addresses)", error.to_string()),
         })?;
-        Ok(Settings::new(server, prefix))
+        Ok(Settings { wait, ..Settings::new(server, prefix) })
     }
 }
 
@@ -81,6 +88,9 @@ mod tests {
             ("urls = ['redis://localhost']\nkind = 'pair'", "quota_server.kind"),
             ("urls = ['redis://localhost']\nmaster = 'quota'", "quota_server.master"),
             ("urls = ['redis://localhost']\nprefix = '{a}'", "quota_server.prefix"),
+            ("urls = ['redis://localhost']\nwait_ms = 0.5", "quota_server.wait_ms"),
+            ("urls = ['redis://localhost']\nwait_ms = 5000.0", "quota_server.wait_ms"),
+            ("urls = ['redis://localhost']\nwait_ms = nan", "quota_server.wait_ms"),
             ("urls = ['rediss://localhost']\nca = '/not/there'", "quota_server.ca"),
             ("url = 'redis://localhost'", "url"),
         ] {
