@@ -523,7 +523,8 @@ async fn coordinators_share_each_limit_exactly_until_their_quota_server_dies_and
             }
         }
     };
-    // A key that was made at one coordinator is known to the others a moment later.
+    // Keys that were made at one coordinator are known to the others a moment later. Until then their doors are open.
+    three.until_opens(None, 401).await;
     for key in &keys {
         for n in 0..COORDINATORS {
             while three.models_as(n, key).await != Some(200) {
