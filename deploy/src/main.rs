@@ -39,7 +39,7 @@ enum Command {
     /// Show and change tenants: their tiers and limits
     #[command(subcommand)]
     Tenants(keys::TenantsCommand),
-    /// Add up what was used, by tenant, model and day
+    /// Add up what was used, by tenant, model and day, or show what was spent of the budgets
     Usage(usage::UsageArgs),
     /// Train and judge the classifier of the safety checks
     #[command(subcommand)]
@@ -75,7 +75,7 @@ async fn main() -> Result<ExitCode, Failed> {
         Command::Rollout(command) => rollout::rollout(command).await?,
         Command::Keys(command) => keys::keys(command).await?,
         Command::Tenants(command) => keys::tenants(command).await?,
-        Command::Usage(args) => usage::usage(&args)?,
+        Command::Usage(args) => usage::usage(&args).await?,
         Command::Safety(command) => safety::safety(command)?,
         Command::Audit(command) => audit::audit(command)?,
         Command::Appeals(command) => appeals::appeals(command).await?,

@@ -478,6 +478,20 @@ fn entry<E: Entry>(row: &rusqlite::Row<'_>) -> rusqlite::Result<(Position, Optio
     Ok((Position { number: row.get(0)?, bytes: row.get(1)? }, content.and_then(E::decode)))
 }
 
+/// The number of the last entry before all those that may have been written since `since`.
+pub fn before<E: Entry>(dir: &Path, since: SystemTime) -> Result<u64, JournalError> {
+    let mut number = 0;
+    for first in files::<E>(dir)? {
+        let path = dir.join(name(first));
+        let changed = path.metadata().and_then(|metadata| metadata.modified()).map_err(JournalError::file::<E, _>(&path))?;
+        number = first - 1;
+        if changed >= since {
+            break;
+        }
+    }
+    Ok(number)
+}
+
 /// The end of a log.
 pub fn end<E: Entry>(dir: &Path) -> Result<Position, JournalError> {
     for first in files::<E>(dir)?.into_iter().rev() {

@@ -15,6 +15,7 @@ use tidemill_tenancy::{
     keeper::KeepError,
     key::Secret,
     limits::Overrides,
+    money,
     records::{Change, Key, Tenant, check_name},
 };
 
@@ -64,6 +65,7 @@ pub async fn create_key(State(gateway): State<Arc<Gateway>>, body: Body) -> Answ
         for (what, name) in [("tenant", Some(&wanted.tenant)), ("user", wanted.user.as_ref()), ("key", wanted.name.as_ref())] {
             name.map_or(Ok(()), |name| check_name(what, name)).map_err(|problem| ApiError::invalid(what, problem))?;
         }
+        wanted.limits.check().map_err(|problem| ApiError::invalid("limits", problem))?;
         let now = crate::base::stamp::unix_seconds();
         match (tenants.tenant(&wanted.tenant), wanted.tier) {
             (Some(tenant), Some(tier)) if tier != tenant.tier => {
@@ -138,9 +140,16 @@ pub async fn list_tenants(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
             "name": tier.name, "class": tier.class, "classes": tier.classes, "shed": tier.shed,
             "requests_per_minute": limits.requests_per_minute, "tokens_per_minute": limits.tokens_per_minute,
             "tokens_per_day": limits.tokens_per_day, "concurrent": limits.concurrent,
+            "budget_day": limits.budgets.day.hard.map(money::written), "budget_month": limits.budgets.month.hard.map(money::written),
         })
     });
     Json(json!({"tenants": gateway.tenants().all_tenants(), "tiers": tiers.collect::<Vec<_>>()}))
+}
+
+/// `GET /admin/spend`: what was spent by requests to this coordinator, beside the budgets.
+pub async fn spend(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
+    let tenants = Arc::clone(gateway.tenants());
+    Json(tokio::task::spawn_blocking(move || tenants.spend_report()).await.unwrap_or_default())
 }
 
 /// `PUT /admin/tenants/{id}`: creates a tenant, or changes its tier or limits.
@@ -156,6 +165,7 @@ pub async fn put_tenant(State(gateway): State<Arc<Gateway>>, Path(id): Path<Stri
         let opted_in = earlier.as_ref().is_some_and(|tenant| tenant.semantic_cache);
         let (limits, created) = earlier.map_or((Overrides::default(), crate::base::stamp::unix_seconds()), |it| (it.limits, it.created));
         let limits = if wanted.reset_limits { wanted.limits } else { wanted.limits.or(limits) };
+        limits.check().map_err(|problem| ApiError::invalid("limits", problem))?;
         let semantic_cache = wanted.semantic_cache.unwrap_or(opted_in);
         let tenant = Tenant { id, tier, limits, semantic_cache, created };
         let shown = json!(tenant);

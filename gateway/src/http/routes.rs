@@ -96,6 +96,7 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
         .route("/admin/feedback", get(feedback::list))
         .route("/admin/appeals", get(appeals::list))
         .route("/admin/appeals/{id}", post(appeals::decide))
+        .route("/admin/spend", get(admin::spend))
         .route("/admin/tenants", get(admin::list_tenants))
         .route("/admin/tenants/{id}", put(admin::put_tenant))
         .route("/registry", get(records::list))

@@ -3,6 +3,7 @@
 mod agents;
 mod batches;
 mod bodies;
+mod budgets;
 mod clients;
 mod console;
 mod failures;
