@@ -2,10 +2,12 @@
 //!
 //! - `authentication`: the ways to authenticate
 //! - `budgets`: what is said when a soft budget is used up, and what is kept of what was spent
+//! - `erasures`: orders to erase, and what of usage remains
 //! - [`metered`]: a request that holds its quota, until it is settled; `ttft`: the measurements for shedding
 
 mod authentication;
 mod budgets;
+mod erasures;
 pub mod metered;
 mod ttft;
 
@@ -20,9 +22,11 @@ use crate::{
 };
 use authentication::Authentication;
 use budgets::Crossings;
+pub use erasures::OrderError;
 use parking_lot::Mutex;
 use std::{
     net::IpAddr,
+    path::PathBuf,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU8, Ordering},
@@ -93,6 +97,8 @@ pub struct Tenants {
     /// The clock's start, since the Unix epoch. The clock never jumps.
     began: (Duration, Instant),
     meter: Option<Journal<Event>>,
+    /// The directory of the usage log.
+    meter_dir: Option<PathBuf>,
     /// What was spent this month, as far as the log has it.
     spend: Option<Mutex<spend::Kept>>,
     crossings: Crossings,
@@ -262,6 +268,7 @@ impl Tenants {
                 );
             }
         };
+        let meter_dir = settings.meter.as_ref().map(|meter| meter.dir.clone());
         let (meter, spend, sink) = match settings.meter {
             None => (None, None, None),
             Some(MeterSettings { dir, log, sink }) => {
@@ -287,6 +294,7 @@ impl Tenants {
             limiter: Limiter::new(settings.share, quota, settings.quota_server.map(|server| SharedQuota::start(server, rand::random()))),
             began: (unix(), Instant::now()),
             meter,
+            meter_dir,
             spend,
             crossings: Crossings::default(),
             sink,

@@ -89,7 +89,7 @@ async fn many_at_once_spend_no_more_than_the_budget_and_a_restart_knows_it() {
     assert_eq!(passed, 5, "each costs 10, and 10 were spent before");
     let cluster = Arc::into_inner(cluster).unwrap();
     assert_eq!(spent(&cluster, "acme").await, ("60".to_owned(), "60".to_owned()));
-    cluster.kill().await;
+    cluster.stop().await;
 
     let (cluster, _worker) = start(data.path()).await;
     assert_eq!(spent(&cluster, "acme").await, ("60".to_owned(), "60".to_owned()), "the log has it");

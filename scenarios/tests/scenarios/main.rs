@@ -6,6 +6,7 @@ mod bodies;
 mod budgets;
 mod clients;
 mod console;
+mod erasure;
 mod failures;
 mod front_door;
 mod grammars;
