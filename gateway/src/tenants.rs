@@ -1,13 +1,14 @@
 //! Tenants at the gateway: authentication, quotas and usage. The cores of `tidemill-tenancy` behind locks that are held briefly.
 //!
 //! - `authentication`: the ways to authenticate
-//! - `budgets`: what is said when a soft budget is used up, and what is kept of what was spent
-//! - `erasures`: orders to erase, and what of usage remains
+//! - `budgets`: what answers and operators are told of budgets; `crossings`: soft ones that are used up
+//! - [`erasures`]: orders to erase, and what of usage remains
 //! - [`metered`]: a request that holds its quota, until it is settled; `ttft`: the measurements for shedding
 
 mod authentication;
 mod budgets;
-mod erasures;
+mod crossings;
+pub mod erasures;
 pub mod metered;
 mod ttft;
 
@@ -21,8 +22,7 @@ use crate::{
     traces::Trace,
 };
 use authentication::Authentication;
-use budgets::Crossings;
-pub use erasures::OrderError;
+use crossings::Crossings;
 use parking_lot::Mutex;
 use std::{
     net::IpAddr,
@@ -39,6 +39,7 @@ use tidemill_tenancy::{
     journal::{self, Journal, JournalError},
     jwt::Verifier,
     keeper::{KeepError, Keeper},
+    ledger::Ledger,
     limiter::{self, Held, Limiter},
     limits::{Limits, Share},
     quota::{Kind, Quota, Refusal, Scope, Standing, Use},
@@ -47,7 +48,7 @@ use tidemill_tenancy::{
     shedding::{Load, Shedding, Step, Watermarks},
     sink::{self, Sink},
     tier::{Tier, Tiers},
-    usage::{Event, price::Prices, spend},
+    usage::{Event, price::Prices},
 };
 use ttft::RecentTtfts;
 
@@ -100,7 +101,7 @@ pub struct Tenants {
     /// The directory of the usage log.
     meter_dir: Option<PathBuf>,
     /// What was spent this month, as far as the log has it.
-    spend: Option<Mutex<spend::Kept>>,
+    ledger: Option<Mutex<Ledger>>,
     crossings: Crossings,
     sink: Option<Sink>,
     shedding: Option<Mutex<Shedding>>,
@@ -269,19 +270,19 @@ impl Tenants {
             }
         };
         let meter_dir = settings.meter.as_ref().map(|meter| meter.dir.clone());
-        let (meter, spend, sink) = match settings.meter {
+        let (meter, ledger, sink) = match settings.meter {
             None => (None, None, None),
             Some(MeterSettings { dir, log, sink }) => {
                 let meter = Journal::open(&dir, log, since, restore)?;
-                let spend = spend::Kept::open(&dir, unix())?;
+                let ledger = Ledger::open(&dir, unix())?;
                 let of_models = |scope: &Scope| match scope {
                     Scope::Model(_, model) => settings.tiers.iter().any(|tier| tier.models.contains_key(&**model)),
                     _ => true,
                 };
-                for (scope, spent) in spend.spend().scopes(unix()).into_iter().filter(|(scope, _)| of_models(scope)) {
+                for (scope, spent) in ledger.spend().scopes(unix()).into_iter().filter(|(scope, _)| of_models(scope)) {
                     quota.restore_spend(unix(), scope, spent);
                 }
-                (Some(meter), Some(Mutex::new(spend)), sink.map(|sink| Sink::start(&dir, sink)).transpose()?)
+                (Some(meter), Some(Mutex::new(ledger)), sink.map(|sink| Sink::start(&dir, sink)).transpose()?)
             }
         };
         Ok(Self {
@@ -295,7 +296,7 @@ impl Tenants {
             began: (unix(), Instant::now()),
             meter,
             meter_dir,
-            spend,
+            ledger,
             crossings: Crossings::default(),
             sink,
             shedding: settings.shedding.map(|watermarks| Mutex::new(Shedding::new(watermarks))),

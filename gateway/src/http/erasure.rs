@@ -8,14 +8,13 @@ use crate::{
     },
     requests::error::ApiError,
     serving::gateway::Gateway,
+    tenants::erasures::OrderError,
 };
 use axum::{Json, body::Body, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tidemill_tenancy::records::Erasure;
-
-use crate::tenants::OrderError;
 
 /// The longest name of a user: an identity provider's may be anything.
 const USER_BYTES_MAX: usize = 1024;

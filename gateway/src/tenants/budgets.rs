@@ -1,49 +1,14 @@
-//! Budgets: what is said when a soft one is used up, and what is kept of what was spent.
+//! Budgets: what answers and operators are told, and what is kept of what was spent.
 
 use super::{Caller, Tenants};
-use crate::metrics;
-use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
-use std::{collections::HashMap, time::Duration};
+use std::collections::HashMap;
 use tidemill_tenancy::{
     calendar::{self, Period},
     limits::Limits,
     money,
     quota::{Scope, Spent, Warning},
 };
-
-/// The soft budgets whose use was logged, each with the number of the day or the month: once is enough.
-#[derive(Debug, Default)]
-pub(super) struct Crossings(Mutex<HashMap<(Scope, Period), u64>>);
-
-impl Crossings {
-    /// Counts the warnings of a request, and logs those of budgets that were not used up before.
-    pub(super) fn note(&self, now: Duration, tenant: &str, warnings: &[Warning]) {
-        for Warning { scope, period, soft, hard, spent } in warnings {
-            metrics::count_budget_warning(scope.kind().name(), period.name());
-            let number = period.number(now);
-            if self.0.lock().insert((scope.clone(), *period), number) == Some(number) {
-                continue;
-            }
-            let (soft, spent, hard) = (money::written(*soft), money::written(*spent), hard.map(money::written));
-            let of = scope_name(scope);
-            tracing::warn!(tenant, scope = of, period = period.name(), soft, spent, hard, "a soft budget is used up");
-        }
-    }
-
-    /// Forgets days and months that are over.
-    pub(super) fn sweep(&self, now: Duration) {
-        self.0.lock().retain(|(_, period), number| *number == period.number(now));
-    }
-}
-
-fn scope_name(scope: &Scope) -> String {
-    match scope {
-        Scope::Tenant(tenant) => format!("tenant {tenant}"),
-        Scope::Key(key) => format!("key {key}"),
-        Scope::Model(tenant, model) => format!("model {model} of {tenant}"),
-    }
-}
 
 impl Caller {
     /// The value of the header that says which soft budget is used up: the one with the least left, relative to its size.
@@ -60,11 +25,11 @@ impl Caller {
 impl Tenants {
     /// Brings the sums that a next process begins with up to date. Blocks: not for the event loop.
     pub fn keep_spend(&self) {
-        let Some(spend) = &self.spend else { return };
-        let mut spend = spend.lock();
-        if let Err(error) = spend.catch_up() {
+        let Some(ledger) = &self.ledger else { return };
+        let mut ledger = ledger.lock();
+        if let Err(error) = ledger.catch_up() {
             tracing::warn!(%error, "could not add up what was spent; it is tried again");
-        } else if let Err(error) = spend.write() {
+        } else if let Err(error) = ledger.write() {
             tracing::warn!(%error, "could not write what was spent: the next start reads more of the usage log; it is tried again");
         }
     }

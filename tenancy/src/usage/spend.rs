@@ -98,82 +98,6 @@ impl Sums {
     }
 }
 
-#[cfg(feature = "shell")]
-pub use kept::Kept;
-
-#[cfg(feature = "shell")]
-mod kept {
-    //! The sums in a file beside the log.
-
-    use super::Spend;
-    use crate::{
-        journal::{self, JournalError},
-        usage::Event,
-    };
-    use std::{
-        fs, io,
-        path::{Path, PathBuf},
-        time::{Duration, UNIX_EPOCH},
-    };
-
-    const FILE: &str = "spend.json";
-    /// Longer than any month.
-    const MONTH_MAX: Duration = Duration::from_secs(32 * 24 * 3600);
-
-    /// The sums of the usage log in a directory.
-    #[derive(Debug)]
-    pub struct Kept {
-        dir: PathBuf,
-        spend: Spend,
-        /// The number of the last event of the sums in the file.
-        written: u64,
-    }
-
-    impl Kept {
-        /// Reads the sums, and the rest of the log. `now` is the time since the Unix epoch. May block for long if there are no sums.
-        pub fn open(dir: &Path, now: Duration) -> Result<Self, JournalError> {
-            let read = fs::read(dir.join(FILE)).ok().and_then(|bytes| serde_json::from_slice::<Spend>(&bytes).ok());
-            let end = journal::end::<Event>(dir)?.number;
-            // Sums of more events than there are belong to another log.
-            let spend = read.filter(|spend| spend.number <= end).map_or_else(
-                || {
-                    let since = UNIX_EPOCH + now.saturating_sub(MONTH_MAX);
-                    Ok(Spend { number: journal::before::<Event>(dir, since)?, ..Spend::default() })
-                },
-                Ok::<_, JournalError>,
-            )?;
-            let mut kept = Self { dir: dir.to_owned(), written: spend.number, spend };
-            kept.catch_up()?;
-            Ok(kept)
-        }
-
-        /// Adds what the log has gained. Blocks.
-        pub fn catch_up(&mut self) -> Result<(), JournalError> {
-            journal::read(&self.dir, self.spend.number, |position, event| {
-                self.spend.add(position.number, &event);
-                true
-            })
-        }
-
-        /// Writes the sums, if they have changed. Blocks.
-        pub fn write(&mut self) -> io::Result<()> {
-            if self.written == self.spend.number {
-                return Ok(());
-            }
-            let (path, part) = (self.dir.join(FILE), self.dir.join(format!("{FILE}.part")));
-            fs::write(&part, serde_json::to_vec(&self.spend)?)?;
-            fs::File::open(&part)?.sync_all()?;
-            fs::rename(part, path)?;
-            self.written = self.spend.number;
-            Ok(())
-        }
-
-        pub fn spend(&self) -> &Spend {
-            &self.spend
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,36 +141,5 @@ mod tests {
         assert_eq!(spent(&spend, 31, &key), None);
         let kept = serde_json::to_string(&spend).unwrap();
         assert_eq!(serde_json::from_str::<Spend>(&kept).unwrap(), spend);
-    }
-
-    #[cfg(feature = "shell")]
-    #[tokio::test]
-    async fn the_rest_of_the_log_brings_sums_up_to_date_whenever_they_were_written() {
-        use crate::journal::{Journal, Settings};
-        use std::time::UNIX_EPOCH;
-        let dir = tempfile::tempdir().unwrap();
-        let settings = Settings { sync_every: Duration::from_millis(20), segment_bytes: 1000 };
-        let log = Journal::<Event>::open(dir.path(), settings, UNIX_EPOCH, drop).unwrap();
-        let now = Duration::from_millis(30 * DAY_MS);
-        let tenant = Scope::Tenant("a".into());
-        let sum = |kept: &Kept| spent(kept.spend(), 30, &tenant).map_or(0, |(_, month)| month);
-        for _ in 0..20 {
-            log.write(event(30, "a", None, 3)).await;
-        }
-        let mut kept = Kept::open(dir.path(), now).unwrap();
-        assert_eq!(sum(&kept), 60, "without sums, the log has all of it");
-        kept.write().unwrap();
-        for _ in 0..5 {
-            log.write(event(30, "a", None, 3)).await;
-        }
-        assert_eq!(sum(&Kept::open(dir.path(), now).unwrap()), 75, "a process that dies has not written its last sums");
-        kept.catch_up().unwrap();
-        kept.write().unwrap();
-        assert_eq!(sum(&Kept::open(dir.path(), now).unwrap()), 75);
-        // A file that cannot be read, and one of another log, are made anew.
-        for wrong in ["{", r#"{"number":99,"day":{"period":30,"tenants":{}},"month":{"period":0,"tenants":{}}}"#] {
-            std::fs::write(dir.path().join("spend.json"), wrong).unwrap();
-            assert_eq!(sum(&Kept::open(dir.path(), now).unwrap()), 75);
-        }
     }
 }
