@@ -35,6 +35,7 @@ async fn main() {
         tokens_per_minute: Some(1 << 50),
         tokens_per_day: Some(1 << 60),
         concurrent: Some(1 << 20),
+        ..Limits::default()
     };
     tiers.put(paid);
     let settings = TenantSettings {

@@ -33,7 +33,7 @@ impl Ledger {
             Some(spend) => spend,
             None => {
                 let since = UNIX_EPOCH + now.saturating_sub(MONTH_MAX);
-                Spend { number: journal::before::<Event>(dir, since)?, ..Spend::default() }
+                Spend::after(journal::before::<Event>(dir, since)?)
             }
         };
         let mut ledger = Self { dir: dir.to_owned(), written: spend.number, spend };

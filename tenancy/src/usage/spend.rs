@@ -40,6 +40,11 @@ struct OfTenant {
 }
 
 impl Spend {
+    /// Nothing yet, of the events after this number.
+    pub fn after(number: u64) -> Self {
+        Self { number, ..Self::default() }
+    }
+
     /// Adds the event of this number, if it is the next.
     pub fn add(&mut self, number: u64, event: &Event) {
         if number <= self.number {
