@@ -305,6 +305,8 @@ impl Coordinator {
         tasks.spawn("deletes old responses", front_door_loop, async move { gateway.expire_stored().await });
         let gateway = Arc::clone(&self.gateway);
         tasks.spawn("maintains tenants", front_door_loop, async move { gateway.tend_tenants().await });
+        let gateway = Arc::clone(&self.gateway);
+        tasks.spawn("erases what operators order", front_door_loop, async move { gateway.tend_erasures().await });
         tasks.spawn("runs batches", front_door_loop, Arc::clone(&self.gateway).run_batches());
         tasks.spawn("summarizes conversations", front_door_loop, Arc::clone(&self.gateway).run_summaries());
         let gateway = Arc::clone(&self.gateway);

@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
-use tidemill_tenancy::limits::Limit;
+use tidemill_tenancy::{limits::Limit, money::Amount};
 
 /// The time limit for an answer. A coordinator usually takes milliseconds.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
@@ -99,6 +99,18 @@ pub struct LimitArgs {
     /// Requests at a time: a number, or none
     #[arg(long, value_name = "N")]
     concurrent: Option<Limit>,
+    /// Money that may be spent in a day (UTC), by the coordinators' prices: a sum such as 12.50, or none
+    #[arg(long, value_name = "SUM")]
+    budget_day: Option<Amount>,
+    /// Money from which answers say that the day's budget runs out: a sum, or none
+    #[arg(long, value_name = "SUM")]
+    budget_day_soft: Option<Amount>,
+    /// Money that may be spent in a month (UTC): a sum, or none
+    #[arg(long, value_name = "SUM")]
+    budget_month: Option<Amount>,
+    /// Money from which answers say that the month's budget runs out: a sum, or none
+    #[arg(long, value_name = "SUM")]
+    budget_month_soft: Option<Amount>,
 }
 
 pub async fn keys(command: KeysCommand) -> anyhow::Result<()> {
@@ -147,7 +159,7 @@ pub async fn tenants(command: TenantsCommand) -> anyhow::Result<()> {
             at.print(&listed, |listed| {
                 table(&["id", "tier", "limits", "semantic_cache"], &listed["tenants"]);
                 println!();
-                let limits = ["requests_per_minute", "tokens_per_minute", "tokens_per_day", "concurrent"];
+                let limits = ["requests_per_minute", "tokens_per_minute", "tokens_per_day", "concurrent", "budget_day", "budget_month"];
                 table(&[&["name", "class"][..], &limits, &["shed"]].concat(), &listed["tiers"]);
             });
         }
@@ -175,11 +187,19 @@ impl LimitArgs {
             ("tokens_per_minute", json!(self.tokens_per_minute)),
             ("tokens_per_day", json!(self.tokens_per_day)),
             ("concurrent", json!(self.concurrent)),
+            ("budget_day", json!(self.budget_day)),
+            ("budget_day_soft", json!(self.budget_day_soft)),
+            ("budget_month", json!(self.budget_month)),
+            ("budget_month_soft", json!(self.budget_month_soft)),
         ])
     }
 }
 
 impl At {
+    pub(crate) fn of(url: &str, json: bool) -> Self {
+        Self { url: url.to_owned(), json }
+    }
+
     pub(crate) async fn call(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
         let url = format!("{}{path}", self.url.trim_end_matches('/'));
         // No proxy: keys must reach only the coordinator.

@@ -8,6 +8,7 @@
 //! - [`appeals`]: `tidemill appeals`; [`audit`]: `tidemill audit`; [`feedback`]: `tidemill feedback`;
 //!   [`golden`]: the file of golden cases
 //! - [`doctor`]: `tidemill doctor`, checks that machines and clusters are fit to serve
+//! - [`erase`]: `tidemill erase` and `tidemill export`
 //! - [`eval`]: `tidemill eval`, evaluation of models' answers
 //! - [`keys`]: `tidemill keys` and `tidemill tenants`; [`usage`]: `tidemill usage`
 //! - [`registry`]: `tidemill registry`, the records that the coordinators agree on
@@ -26,6 +27,7 @@ pub mod client;
 pub mod cluster;
 pub mod demo_model;
 pub mod doctor;
+pub mod erase;
 pub mod eval;
 pub mod feedback;
 pub mod gguf;

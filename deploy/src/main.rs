@@ -4,7 +4,7 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use tidemill_deploy::{
-    appeals, audit, autoscale, certs, chat, cluster, doctor, eval, feedback, gguf, keys, registry, rollout, safety, up, usage,
+    appeals, audit, autoscale, certs, chat, cluster, doctor, erase, eval, feedback, gguf, keys, registry, rollout, safety, up, usage,
 };
 use tidemill_net::process::{self, Failed};
 
@@ -39,8 +39,12 @@ enum Command {
     /// Show and change tenants: their tiers and limits
     #[command(subcommand)]
     Tenants(keys::TenantsCommand),
-    /// Add up what was used, by tenant, model and day
+    /// Add up what was used, by tenant, model and day, or show what was spent of the budgets
     Usage(usage::UsageArgs),
+    /// Write a tenant's or a user's data to stdout, as JSON lines
+    Export(erase::ExportArgs),
+    /// Erase a tenant's or a user's data, and show what is left
+    Erase(erase::EraseArgs),
     /// Train and judge the classifier of the safety checks
     #[command(subcommand)]
     Safety(safety::SafetyCommand),
@@ -75,7 +79,9 @@ async fn main() -> Result<ExitCode, Failed> {
         Command::Rollout(command) => rollout::rollout(command).await?,
         Command::Keys(command) => keys::keys(command).await?,
         Command::Tenants(command) => keys::tenants(command).await?,
-        Command::Usage(args) => usage::usage(&args)?,
+        Command::Usage(args) => usage::usage(&args).await?,
+        Command::Export(args) => erase::export(args).await?,
+        Command::Erase(args) => erase::erase(args).await?,
         Command::Safety(command) => safety::safety(command)?,
         Command::Audit(command) => audit::audit(command)?,
         Command::Appeals(command) => appeals::appeals(command).await?,

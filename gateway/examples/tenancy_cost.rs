@@ -35,6 +35,7 @@ async fn main() {
         tokens_per_minute: Some(1 << 50),
         tokens_per_day: Some(1 << 60),
         concurrent: Some(1 << 20),
+        ..Limits::default()
     };
     tiers.put(paid);
     let settings = TenantSettings {
@@ -97,7 +98,15 @@ fn add_key(tenants: &Tenants, n: u64) -> String {
     random[..8].copy_from_slice(&n.to_be_bytes().map(|byte| byte.rotate_left(3) ^ 0x5a));
     random[..8].rotate_left(3);
     let secret = Secret::new(random);
-    let tenant = Tenant { id: format!("tenant-{n}"), tier: "paid".into(), limits: Overrides::default(), semantic_cache: false, created: 0 };
+    let tenant = Tenant {
+        id: format!("tenant-{n}"),
+        tier: "paid".into(),
+        limits: Overrides::default(),
+        semantic_cache: false,
+        erased: 0,
+        erasures: Vec::new(),
+        created: 0,
+    };
     tenants.change(Change::Tenant(tenant)).expect("memory keeps it");
     let key = Key {
         id: secret.prefix().into(),

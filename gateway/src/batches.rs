@@ -11,7 +11,7 @@ mod runner;
 
 use crate::{
     base::{
-        owner::tenant_of,
+        owner::{Erasing, Whose, tenant_of},
         stamp::{new_id, unix_ms, unix_seconds},
     },
     batch::{
@@ -348,8 +348,52 @@ impl Batches {
         let bytes = self.disk.adopt(journal, id).await?;
         let file = self.file(id.to_owned(), &batch.sender.owner(), filename, OUTPUT, bytes, batch.output_age_s);
         self.disk.save(Kind::File, id, &file).await?;
-        self.index.lock().files.insert(id.to_owned(), file);
-        Ok(())
+        let is_wanted = {
+            let mut index = self.index.lock();
+            let is_wanted = index.batches.contains_key(&batch.id);
+            if is_wanted {
+                index.files.insert(id.to_owned(), file);
+            }
+            is_wanted
+        };
+        // The batch was erased meanwhile.
+        if is_wanted { Ok(()) } else { self.disk.remove_file(id).await }
+    }
+
+    /// The files and batches of these owners.
+    pub fn of_owners(&self, whose: &Whose) -> (Vec<StoredFile>, Vec<Batch>) {
+        let index = self.index.lock();
+        let files = index.files.values().filter(|file| whose.covers(&file.owner)).cloned().collect();
+        let batches = index.batches.values().map(|entry| &entry.batch).filter(|batch| whose.covers(&batch.sender.owner()));
+        (files, batches.cloned().collect())
+    }
+
+    /// Removes the files and batches of these owners, also those that run, or counts them. Returns the number of each.
+    pub async fn erase(&self, whose: &Whose, erasing: Erasing) -> io::Result<(u64, u64)> {
+        // No batch is written after it was removed.
+        let _one_at_a_time = self.saving.lock().await;
+        let (files, batches) = {
+            let mut index = self.index.lock();
+            let files = index.files.values().filter(|file| whose.covers(&file.owner)).map(|file| file.id.clone()).collect::<Vec<_>>();
+            let of = |entry: &&Entry| whose.covers(&entry.batch.sender.owner());
+            let batches = index.batches.values().filter(of).map(|entry| entry.batch.id.clone()).collect::<Vec<_>>();
+            if erasing == Erasing::Remove {
+                files.iter().for_each(|id| drop(index.files.remove(id)));
+                // Its runner finds it gone, and ends.
+                let gone = batches.iter().filter_map(|id| index.batches.remove(id));
+                gone.collect::<Vec<_>>().iter().for_each(|entry| entry.cancelled.notify_one());
+            }
+            (files, batches)
+        };
+        if erasing == Erasing::Remove {
+            for id in &batches {
+                self.disk.remove_batch(id).await?;
+            }
+            for id in &files {
+                self.disk.remove_file(id).await?;
+            }
+        }
+        Ok((files.len() as u64, batches.len() as u64))
     }
 
     /// Removes files that are too old, and batches that ended long ago.

@@ -12,6 +12,7 @@
 //! - [`files`], [`batches`]: requests in files, answered within a day
 //! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`classify`], [`moderations`] and [`tokenize`]: endpoints that generate no
 //!   text
+//! - [`erasure`], [`export`]: a tenant's or a user's data erased, or exported, for operators
 //! - `errors`: errors as responses
 //! - [`protocol`]: an answer on its way to its client, whole or as a stream, in any protocol
 //! - [`records`]: the coordinators' agreed records, for operators; [`rollouts`]: users that move to a new model, for operators
@@ -35,7 +36,9 @@ pub mod cors;
 pub mod doors;
 pub mod embeddings;
 pub mod endpoint;
+pub mod erasure;
 mod errors;
+pub mod export;
 pub mod feedback;
 pub mod files;
 mod leftover;

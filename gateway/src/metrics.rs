@@ -85,7 +85,12 @@ fn describe() {
     // Clients' limits
     describe_counter!(
         "tidemill_quota_refusals_total",
-        "Requests refused because a tenant has used up a limit, by `kind`: requests, tokens, tokens-per-day, concurrent"
+        "Requests refused because a tenant has used up a limit, by `kind`: requests, tokens, tokens-per-day, concurrent, budget-day, budget-month"
+    );
+    describe_counter!("tidemill_erased_total", "What was erased on an operator's order, by its `kind`");
+    describe_counter!(
+        "tidemill_budget_warnings_total",
+        "Requests that were let pass though a soft budget is used up, by its `scope` (tenant, key, model) and `period` (day, month)"
     );
     describe_gauge!(
         "tidemill_quota_server_used",
@@ -308,6 +313,14 @@ pub fn show_quota_server(counts: &shared::Counts) {
     }
     gauge!("tidemill_quota_server_behind").set(counts.behind as f64);
     counter!("tidemill_quota_server_lost_total").absolute(counts.lost);
+}
+
+pub fn count_erased(kind: &'static str, count: u64) {
+    counter!("tidemill_erased_total", "kind" => kind).increment(count);
+}
+
+pub fn count_budget_warning(scope: &'static str, period: &'static str) {
+    counter!("tidemill_budget_warnings_total", "scope" => scope, "period" => period).increment(1);
 }
 
 pub fn count_shed(tier: &str) {

@@ -14,7 +14,7 @@ mod contract;
 pub mod postgres;
 pub mod sqlite;
 
-pub use crate::base::owner::{Owner, tenant_of};
+pub use crate::base::owner::{Erasing, Owner, Whose, tenant_of};
 use crate::metrics;
 use futures_util::future::BoxFuture;
 use std::{fmt, ops::Range, time::Duration};
@@ -42,7 +42,46 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()>;
     /// Deletes records older than [`Limits::age`]. Returns their number.
     fn expire(&self, now: u64) -> Stored<'_, u64>;
+    /// Removes all records of these owners, with their items, a bounded number at a time; or counts them.
+    fn erase(&self, whose: &Whose, erasing: Erasing) -> Stored<'_, Held>;
+    /// Lists owners of records, among these, in the order of their names after `after`.
+    fn owners(&self, whose: &Whose, after: Option<String>, limit: usize) -> Stored<'_, Vec<Owner>>;
+    /// Whether other coordinators use the same records.
+    fn is_shared(&self) -> bool {
+        false
+    }
 }
+
+/// Numbers of records by their kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    pub responses: u64,
+    pub conversations: u64,
+    pub memories: u64,
+}
+
+impl Held {
+    /// Counts records of a kind, as the stores number them.
+    fn add(&mut self, kind: i64, records: u64) {
+        let count = match kind {
+            0 => &mut self.responses,
+            1 => &mut self.conversations,
+            _ => &mut self.memories,
+        };
+        *count += records;
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            responses: self.responses + other.responses,
+            conversations: self.conversations + other.conversations,
+            memories: self.memories + other.memories,
+        }
+    }
+}
+
+/// The number of records that are erased in one transaction.
+const ERASED_AT_A_TIME: i64 = 100;
 
 pub type Stored<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 

@@ -1,9 +1,14 @@
 //! Tenants at the gateway: authentication, quotas and usage. The cores of `tidemill-tenancy` behind locks that are held briefly.
 //!
 //! - `authentication`: the ways to authenticate
+//! - `budgets`: what answers and operators are told of budgets; `crossings`: soft ones that are used up
+//! - [`erasures`]: orders to erase, and what of usage remains
 //! - [`metered`]: a request that holds its quota, until it is settled; `ttft`: the measurements for shedding
 
 mod authentication;
+mod budgets;
+mod crossings;
+pub mod erasures;
 pub mod metered;
 mod ttft;
 
@@ -17,9 +22,11 @@ use crate::{
     traces::Trace,
 };
 use authentication::Authentication;
+use crossings::Crossings;
 use parking_lot::Mutex;
 use std::{
     net::IpAddr,
+    path::PathBuf,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU8, Ordering},
@@ -27,13 +34,15 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tidemill_tenancy::{
+    calendar::Period,
     directory::{Directory, Principal},
     journal::{self, Journal, JournalError},
     jwt::Verifier,
     keeper::{KeepError, Keeper},
+    ledger::Ledger,
     limiter::{self, Held, Limiter},
     limits::{Limits, Share},
-    quota::{Kind, Quota, Refusal, Scope, Standing},
+    quota::{Kind, Quota, Refusal, Scope, Standing, Use},
     records::{Change, Key, Tenant},
     shared::{self, SharedQuota},
     shedding::{Load, Shedding, Step, Watermarks},
@@ -89,6 +98,11 @@ pub struct Tenants {
     /// The clock's start, since the Unix epoch. The clock never jumps.
     began: (Duration, Instant),
     meter: Option<Journal<Event>>,
+    /// The directory of the usage log.
+    meter_dir: Option<PathBuf>,
+    /// What was spent this month, as far as the log has it.
+    ledger: Option<Mutex<Ledger>>,
+    crossings: Crossings,
     sink: Option<Sink>,
     shedding: Option<Mutex<Shedding>>,
     shed: AtomicU8,
@@ -247,18 +261,28 @@ impl Tenants {
         let since = SystemTime::now().checked_sub(REMEMBERED).unwrap_or(UNIX_EPOCH);
         let restore = |event: Event| {
             if !event.tenant.is_empty() {
+                // Money is restored from sums: a month has too many events.
                 quota.restore(
                     Duration::from_millis(event.at_ms),
                     &charged(&event, known.then_some(&directory), &settings.tiers),
-                    event.tokens(),
+                    Use { cost_micros: 0, ..event.used() },
                 );
             }
         };
-        let (meter, sink) = match settings.meter {
-            None => (None, None),
+        let meter_dir = settings.meter.as_ref().map(|meter| meter.dir.clone());
+        let (meter, ledger, sink) = match settings.meter {
+            None => (None, None, None),
             Some(MeterSettings { dir, log, sink }) => {
                 let meter = Journal::open(&dir, log, since, restore)?;
-                (Some(meter), sink.map(|sink| Sink::start(&dir, sink)).transpose()?)
+                let ledger = Ledger::open(&dir, unix())?;
+                let of_models = |scope: &Scope| match scope {
+                    Scope::Model(_, model) => settings.tiers.iter().any(|tier| tier.models.contains_key(&**model)),
+                    _ => true,
+                };
+                for (scope, spent) in ledger.spend().scopes(unix()).into_iter().filter(|(scope, _)| of_models(scope)) {
+                    quota.restore_spend(unix(), scope, spent);
+                }
+                (Some(meter), Some(Mutex::new(ledger)), sink.map(|sink| Sink::start(&dir, sink)).transpose()?)
             }
         };
         Ok(Self {
@@ -271,6 +295,9 @@ impl Tenants {
             limiter: Limiter::new(settings.share, quota, settings.quota_server.map(|server| SharedQuota::start(server, rand::random()))),
             began: (unix(), Instant::now()),
             meter,
+            meter_dir,
+            ledger,
+            crossings: Crossings::default(),
             sink,
             shedding: settings.shedding.map(|watermarks| Mutex::new(Shedding::new(watermarks))),
             shed: AtomicU8::new(0),
@@ -348,7 +375,7 @@ impl Tenants {
     pub async fn count(self: &Arc<Self>, caller: &Caller) -> Result<Counted, ApiError> {
         let held = match &caller.principal {
             Some((principal, tier)) if !caller.is_shadow() => {
-                Some(self.hold(caller, principal, &self.scopes(principal, tier, None), 0).await?)
+                Some(self.hold(caller, principal, &self.scopes(principal, tier, None), Use::default()).await?)
             }
             _ => None,
         };
@@ -356,12 +383,15 @@ impl Tenants {
     }
 
     /// Takes the quota of a request in all of these scopes.
-    async fn hold(&self, caller: &Caller, principal: &Principal, scopes: &[(Scope, Limits)], tokens: u64) -> Result<Held, ApiError> {
+    async fn hold(&self, caller: &Caller, principal: &Principal, scopes: &[(Scope, Limits)], most: Use) -> Result<Held, ApiError> {
         let asked = Instant::now();
-        let request = limiter::Request { tenant: &principal.tenant, scopes, tokens, now: self.now(), lasts: self.request_timeout * 2 };
+        let request = limiter::Request { tenant: &principal.tenant, scopes, most, now: self.now(), lasts: self.request_timeout * 2 };
         let (held, standing) = self.limiter.reserve(request).await;
         if self.limiter.has_server() {
             metrics::observe_quota_server(asked.elapsed());
+        }
+        if held.is_ok() && most.cost_micros > 0 {
+            self.crossings.note(self.now(), &principal.tenant, &standing.warnings);
         }
         let _ = caller.standing.set(standing);
         held.map_err(|refusal| self.refused(caller, refusal))
@@ -372,9 +402,13 @@ impl Tenants {
     pub fn answer_tokens(&self, caller: &Caller, model: &str, room: u32, prompt_tokens: u64, choices: u64) -> u32 {
         let Some((principal, tier)) = &caller.principal else { return room };
         let limits = self.scopes(principal, tier, Some(model)).into_iter().map(|(_, limits)| self.limiter.applied(limits));
-        let least = limits.flat_map(|limits| [limits.tokens_per_minute, limits.tokens_per_day]).flatten().min();
-        let Some(least) = least else { return room };
-        let each = least.saturating_sub(prompt_tokens) / choices.max(1);
+        let least = limits.flat_map(|limits| {
+            let paid = |period| self.prices.answer_tokens(model, prompt_tokens, limits.budgets.of(period).hard?);
+            let counted = |limit: Option<u64>| limit.map(|limit| limit.saturating_sub(prompt_tokens));
+            [counted(limits.tokens_per_minute), counted(limits.tokens_per_day), paid(Period::Day), paid(Period::Month)]
+        });
+        let Some(least) = least.flatten().min() else { return room };
+        let each = least / choices.max(1);
         room.min(tier.answer_tokens).min(u32::try_from(each).unwrap_or(u32::MAX)).max(1)
     }
 
@@ -385,8 +419,10 @@ impl Tenants {
             Kind::Tokens => "tokens",
             Kind::TokensPerDay => "tokens-per-day",
             Kind::Concurrent => "concurrent",
+            Kind::Spend(Period::Day) => "budget-day",
+            Kind::Spend(Period::Month) => "budget-month",
         });
-        ApiError::over_quota(tenant, refusal)
+        ApiError::over_quota(tenant, refusal, self.now())
     }
 
     fn scopes(&self, principal: &Principal, tier: &Tier, model: Option<&str>) -> Vec<(Scope, Limits)> {
@@ -394,7 +430,9 @@ impl Tenants {
         let of_model = model.and_then(|model| Some((Scope::Model(tenant(), model.into()), *tier.models.get(model)?)));
         let of_key = principal.key.as_ref().map(|key| (Scope::Key(Arc::clone(key)), principal.key_limits.over(Limits::default())));
         let all = [Some((Scope::Tenant(tenant()), tier.limits(&principal.tenant_limits))), of_key, of_model];
-        all.into_iter().flatten().filter(|(_, limits)| *limits != Limits::default()).collect()
+        // What costs money counts for a tenant and a key before they have a budget: one that is set later is for the whole month.
+        let is_priced = model.is_some_and(|model| self.prices.0.contains_key(model));
+        all.into_iter().flatten().filter(|(_, limits)| is_priced || *limits != Limits::default()).collect()
     }
 
     pub fn tiers(&self) -> &Tiers {
@@ -447,6 +485,7 @@ impl Tenants {
     /// Reclaims the quota of lost requests, and reports lost usage records. To be called periodically.
     pub fn sweep(&self) {
         self.limiter.sweep(self.now());
+        self.crossings.sweep(self.now());
         if let Some(counts) = self.limiter.shared_counts() {
             metrics::show_quota_server(&counts);
         }
@@ -484,7 +523,7 @@ impl Tenants {
         self.shedding.is_some() && !self.is_open()
     }
 
-    fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.began.0 + self.began.1.elapsed()
     }
 }
@@ -499,7 +538,7 @@ pub struct Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
-            self.tenants.limiter.settle(held, 0);
+            self.tenants.limiter.settle(held, Use::default());
         }
     }
 }

@@ -56,6 +56,8 @@ fn known() -> (Directory, [u8; 32]) {
         tier: "paid".into(),
         limits: Overrides::default(),
         semantic_cache: false,
+        erased: 0,
+        erasures: Vec::new(),
         created: 1,
     }));
     directory.apply(Change::Key(Key {

@@ -15,7 +15,7 @@ use std::{
 use tidemill_tenancy::{
     limiter::{Limiter, Request},
     limits::{Limits, Share},
-    quota::{Quota, Scope},
+    quota::{Quota, Scope, Use},
     shared::{
         Settings, SharedQuota,
         server::{Address, ServerKind},
@@ -80,12 +80,17 @@ async fn until_used(limiter: &Limiter) {
     }
 }
 
+fn used(tokens: u64) -> Use {
+    Use { tokens, cost_micros: 0 }
+}
+
 async fn measure(name: &str, limiter: &Limiter, requests: usize) {
     let limits = Limits {
         requests_per_minute: Some(1 << 40),
         tokens_per_minute: Some(1 << 50),
         tokens_per_day: Some(1 << 50),
         concurrent: Some(1 << 20),
+        ..Limits::default()
     };
     let before = limiter.shared_counts();
     let began = Instant::now();
@@ -97,10 +102,10 @@ async fn measure(name: &str, limiter: &Limiter, requests: usize) {
             let scopes = [(Scope::Tenant(tenant.as_str().into()), limits), (Scope::Key(format!("key-{}", n % 200).into()), limits)];
             let now = Duration::from_secs(1_000_000) + began.elapsed();
             let asked = Instant::now();
-            let request = Request { tenant: &tenant, scopes: &scopes, tokens: 700, now, lasts: LASTS };
+            let request = Request { tenant: &tenant, scopes: &scopes, most: used(700), now, lasts: LASTS };
             let held = limiter.reserve(request).await.0.expect("the limits are never reached");
             waits.push(asked.elapsed());
-            limiter.settle(held, 600);
+            limiter.settle(held, used(600));
         }
         waits
     };

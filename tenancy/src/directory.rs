@@ -93,7 +93,15 @@ mod tests {
     #[test]
     fn a_key_opens_for_its_tenant_until_it_is_revoked_or_expires() {
         let secret = Secret::new([7; 32]);
-        let tenant = Tenant { id: "acme".into(), tier: "paid".into(), limits: Overrides::default(), semantic_cache: false, created: 1 };
+        let tenant = Tenant {
+            id: "acme".into(),
+            tier: "paid".into(),
+            limits: Overrides::default(),
+            semantic_cache: false,
+            erased: 0,
+            erasures: Vec::new(),
+            created: 1,
+        };
         let key = Key {
             id: secret.prefix().into(),
             digest: secret.digest(),

@@ -478,6 +478,20 @@ fn entry<E: Entry>(row: &rusqlite::Row<'_>) -> rusqlite::Result<(Position, Optio
     Ok((Position { number: row.get(0)?, bytes: row.get(1)? }, content.and_then(E::decode)))
 }
 
+/// The number of the last entry before all those that may have been written since `since`.
+pub fn before<E: Entry>(dir: &Path, since: SystemTime) -> Result<u64, JournalError> {
+    let mut number = 0;
+    for first in files::<E>(dir)? {
+        let path = dir.join(name(first));
+        let changed = path.metadata().and_then(|metadata| metadata.modified()).map_err(JournalError::file::<E, _>(&path))?;
+        number = first - 1;
+        if changed >= since {
+            break;
+        }
+    }
+    Ok(number)
+}
+
 /// The end of a log.
 pub fn end<E: Entry>(dir: &Path) -> Result<Position, JournalError> {
     for first in files::<E>(dir)?.into_iter().rev() {
@@ -517,6 +531,46 @@ pub fn remove<E: Entry>(dir: &Path, through: u64) -> Result<(), JournalError> {
     Ok(())
 }
 
+/// Replaces the entries for which `change` has another, and overwrites what they were. Returns their number. A few hundred entries are one
+/// transaction: if it is cut off, the rest is as it was.
+pub fn rewrite<E: Entry>(dir: &Path, mut change: impl FnMut(E) -> Option<E>) -> Result<u64, JournalError> {
+    let mut changed = 0;
+    for first in files::<E>(dir)? {
+        let path = dir.join(name(first));
+        let failed = JournalError::database::<E>(&path);
+        let Some(mut database) = open::<E>(&path, OpenFlags::SQLITE_OPEN_READ_WRITE)? else { continue };
+        database.pragma_update(None, "secure_delete", "ON").map_err(&failed)?;
+        let mut last = 0;
+        loop {
+            let page = page::<E>(&database, last).map_err(&failed)?;
+            let Some((end, _)) = page.last() else { break };
+            last = end.number;
+            let others = page.into_iter().filter_map(|(position, entry)| Some((position.number, change(entry?)?.encode())));
+            changed += replace(&mut database, others.collect()).map_err(&failed)?;
+        }
+        // What the entries were is in the write-ahead log, too, until it is begun anew.
+        database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).map_err(&failed)?;
+    }
+    Ok(changed)
+}
+
+fn page<E: Entry>(database: &Connection, after: u64) -> rusqlite::Result<Vec<(Position, Option<E>)>> {
+    let mut select = database.prepare_cached("SELECT number, bytes, content FROM entries WHERE number > ? ORDER BY number LIMIT ?")?;
+    select.query_map(params![after, PAGE], entry)?.collect()
+}
+
+fn replace(database: &mut Connection, contents: Vec<(u64, String)>) -> rusqlite::Result<u64> {
+    if contents.is_empty() {
+        return Ok(0);
+    }
+    let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    for (number, content) in &contents {
+        transaction.prepare_cached("UPDATE entries SET content = ?2 WHERE number = ?1")?.execute(params![number, content])?;
+    }
+    transaction.commit()?;
+    Ok(contents.len() as u64)
+}
+
 fn unix_seconds(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -524,7 +578,7 @@ fn unix_seconds(at: SystemTime) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{future::Future, pin::pin, task::Poll};
+    use std::{collections::BTreeMap, future::Future, pin::pin, task::Poll};
 
     const SETTINGS: Settings = Settings { sync_every: Duration::from_millis(20), segment_bytes: 2000 };
 
@@ -653,6 +707,31 @@ mod tests {
         assert_eq!(read_after(dir.path(), 0), ids(2..5));
         drop(meter);
         assert_eq!(open_at(dir.path(), SETTINGS).1, ids(2..5));
+    }
+
+    #[tokio::test]
+    async fn entries_are_rewritten_beside_their_writer_and_leave_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let (meter, _) = open_at(dir.path(), Settings { segment_bytes: 100_000, ..SETTINGS });
+        let of = |id: usize, user: &str| Event { user: Some(user.into()), ..event(id) };
+        for id in 0..1200 {
+            meter.write(of(id, if id % 2 == 0 { "ann-of-the-secret" } else { "bob" })).await;
+        }
+        let strip = |event: Event| (event.user.as_deref() == Some("ann-of-the-secret")).then(|| Event { user: None, ..event });
+        assert_eq!([rewrite(dir.path(), strip).unwrap(), rewrite(dir.path(), strip).unwrap()], [600, 0]);
+        meter.write(of(1200, "bob")).await;
+        let mut users = BTreeMap::new();
+        read(dir.path(), 0, |_, event: Event| {
+            *users.entry(event.user).or_insert(0) += 1;
+            true
+        })
+        .unwrap();
+        assert_eq!(users, [(None, 600), (Some("bob".into()), 601)].into());
+        for file in std::fs::read_dir(dir.path()).unwrap() {
+            let path = file.unwrap().path();
+            let found = String::from_utf8_lossy(&std::fs::read(&path).unwrap()).contains("ann-of-the-secret");
+            assert!(!found, "{}", path.display());
+        }
     }
 
     #[test]

@@ -52,7 +52,8 @@ mod tests {
 
     fn changes() -> [Change; 3] {
         let limits = Overrides { requests_per_minute: Some(Limit(Some(3))), ..Overrides::default() };
-        let tenant = Tenant { id: "acme".into(), tier: "free".into(), limits, semantic_cache: false, created: 5 };
+        let tenant =
+            Tenant { id: "acme".into(), tier: "free".into(), limits, semantic_cache: false, erased: 0, erasures: Vec::new(), created: 5 };
         let secret = Secret::new([3; 32]);
         let key = Key {
             id: secret.prefix().into(),

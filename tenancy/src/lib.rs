@@ -5,7 +5,7 @@
 //! - [`key`]: API keys, as clients hold them and as they are kept
 //! - [`records`]: tenants and keys, and the changes that make them; [`directory`]: all of them, to look up a key's owner
 //! - [`tier`]: the service that a tenant pays for: its limits, its service classes, its order in load shedding; [`limits`]
-//! - [`quota`]: reserve, settle, cancel, over sliding windows ([`window`])
+//! - [`quota`]: reserve, settle, cancel, over sliding windows ([`window`]), and of money in days and months ([`calendar`], [`money`])
 //! - [`shedding`]: load shedding by tier
 //! - [`breaker`]: whether a server is asked that may not answer
 //! - [`retry`]: the delay after a failure
@@ -18,13 +18,15 @@
 //! - [`limiter`]: quotas of one coordinator, by itself or with the others; [`shared`]: those on a Redis or Valkey server
 //! - [`jwt`]: tokens signed by an identity provider
 //! - [`web`]: outgoing HTTP requests
-//! - [`journal`]: a log in SQLite; [`sink`]: usage events sent to an external collector
+//! - [`journal`]: a log in SQLite; [`ledger`]: what was spent, kept beside it; [`sink`]: usage events sent to an external collector
 
 pub mod audit;
 pub mod breaker;
+pub mod calendar;
 pub mod directory;
 pub mod key;
 pub mod limits;
+pub mod money;
 pub mod quota;
 pub mod records;
 pub mod retry;
@@ -39,6 +41,8 @@ pub mod journal;
 pub mod jwt;
 #[cfg(feature = "shell")]
 pub mod keeper;
+#[cfg(feature = "shell")]
+pub mod ledger;
 #[cfg(feature = "shell")]
 pub mod limiter;
 #[cfg(feature = "shell")]

@@ -5,7 +5,7 @@
 
 use crate::{
     limits::{Limits, Share},
-    quota::{Kind, Quota, Refusal, Reservation, Scope, Standing},
+    quota::{Kind, Quota, Refusal, Reservation, Scope, ScopeKind, Spent, Standing, Use},
     shared::{self, Lease, SharedQuota},
 };
 use parking_lot::Mutex;
@@ -37,7 +37,8 @@ pub struct Held {
 pub struct Request<'a> {
     pub tenant: &'a str,
     pub scopes: &'a [(Scope, Limits)],
-    pub tokens: u64,
+    /// What it uses at most.
+    pub most: Use,
     pub now: Duration,
     /// The time after which it counts as lost.
     pub lasts: Duration,
@@ -65,15 +66,15 @@ impl Limiter {
 
     /// Reserves what a request uses at most, in all scopes or in none, and returns how they stand after that.
     pub async fn reserve(&self, request: Request<'_>) -> (Result<Held, Refusal>, Standing) {
-        let Request { tenant, scopes, tokens, now, lasts } = request;
+        let Request { tenant, scopes, most, now, lasts } = request;
         let Some(shared) = self.shared.as_ref().filter(|_| !scopes.is_empty()) else {
             let (reserved, standing) = self.reserve_share(request);
             return (reserved.map(|local| Held { local, lease: None }), standing);
         };
-        let request_there = shared::Request { tenant, scopes, tokens, lasts };
+        let request_there = shared::Request { tenant, scopes, most, lasts };
         match shared.reserve(request_there).await {
             Some(Ok((lease, standing))) => {
-                let local = self.local.lock().charge(now, scopes, tokens, now + lasts);
+                let local = self.local.lock().charge(now, scopes, most, now + lasts);
                 (Ok(Held { local, lease: Some(lease) }), standing)
             }
             Some(Err((refusal, standing))) => {
@@ -89,10 +90,10 @@ impl Limiter {
     }
 
     fn reserve_share(&self, request: Request<'_>) -> (Result<Reservation, Refusal>, Standing) {
-        let Request { tenant: _, scopes, tokens, now, lasts } = request;
+        let Request { tenant: _, scopes, most, now, lasts } = request;
         let scopes: Vec<_> = scopes.iter().map(|(scope, limits)| (scope.clone(), self.share.of(*limits))).collect();
         let mut local = self.local.lock();
-        let reserved = local.reserve(now, &scopes, tokens, now + lasts);
+        let reserved = local.reserve(now, &scopes, most, now + lasts);
         (reserved, local.standing(now, &scopes))
     }
 
@@ -117,14 +118,14 @@ impl Limiter {
     fn note_used_up(&self, now: Duration, scopes: &[(Scope, Limits)], refusal: Refusal) {
         let Refusal::Wait { kind: kind @ (Kind::Requests | Kind::Concurrent), limit, retry, .. } = refusal else { return };
         // A request's model is not known when it is peeked at.
-        let scope = scopes.iter().find(|(scope, limits)| !matches!(scope, Scope::Model(..)) && limits.of(kind) == Some(limit));
+        let scope = scopes.iter().find(|(scope, limits)| scope.kind() != ScopeKind::Model && limits.of(kind) == Some(limit));
         if let Some((scope, _)) = scope {
             self.used_up.lock().insert(scope.clone(), (now + retry.min(REFUSAL_KEPT), refusal));
         }
     }
 
-    /// Settles a request that has ended and has used `used` tokens.
-    pub fn settle(&self, held: Held, used: u64) {
+    /// Settles a request that has ended, and what it has used.
+    pub fn settle(&self, held: Held, used: Use) {
         self.local.lock().settle(held.local, used);
         if let Some((shared, lease)) = self.shared.as_ref().zip(held.lease) {
             shared.settle(lease, used);
@@ -143,6 +144,11 @@ impl Limiter {
     pub fn sweep(&self, now: Duration) {
         self.local.lock().sweep(now);
         self.used_up.lock().retain(|_, (until, _)| now < *until);
+    }
+
+    /// The money that requests of this coordinator have spent, of each scope that has spent any this month.
+    pub fn spent(&self, now: Duration) -> Vec<(Scope, Spent)> {
+        self.local.lock().spent(now)
     }
 
     pub fn has_server(&self) -> bool {
@@ -165,8 +171,10 @@ impl Limiter {
 /// A request that the whole limits could allow is not too large for ever, only while the share applies.
 fn until_shared(refusal: Refusal, scopes: &[(Scope, Limits)]) -> Refusal {
     match refusal {
-        Refusal::Never { kind, limit, needed } if scopes.iter().all(|(_, limits)| limits.of(kind).is_none_or(|whole| needed <= whole)) => {
-            Refusal::Wait { kind, limit, used: 0, needed, retry: SHARE_RETRY }
+        Refusal::Never { scope, kind, limit, needed }
+            if scopes.iter().all(|(_, limits)| limits.of(kind).is_none_or(|whole| needed <= whole)) =>
+        {
+            Refusal::Wait { scope, kind, limit, used: 0, needed, retry: SHARE_RETRY }
         }
         other => other,
     }

@@ -1,6 +1,10 @@
 //! Limits, and overrides of some of them.
 
-use crate::quota::Kind;
+use crate::{
+    calendar::Period,
+    money::{Amount, written},
+    quota::Kind,
+};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 use std::{fmt, str::FromStr};
 
@@ -13,6 +17,23 @@ pub struct Limits {
     pub tokens_per_day: Option<u64>,
     /// Concurrent requests, streamed or not.
     pub concurrent: Option<u64>,
+    pub budgets: Budgets,
+}
+
+/// What a scope may spend in a day and in a month of the calendar.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Budgets {
+    pub day: Budget,
+    pub month: Budget,
+}
+
+/// A budget in millionths of the currency of the prices; `None` where there is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Budget {
+    /// From here on, answers say so.
+    pub soft: Option<u64>,
+    /// No more than this is spent.
+    pub hard: Option<u64>,
 }
 
 /// `none`, or a number from 1.
@@ -35,6 +56,32 @@ pub struct Overrides {
     /// Requests at a time: a number, or `"none"` [default: the tier's]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrent: Option<Limit>,
+    /// Money that may be spent in a day (UTC): a sum, or `"none"` [default: the tier's]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget_day: Option<Amount>,
+    /// Money from which answers say that the day's budget runs out: a sum, or `"none"` [default: the tier's]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget_day_soft: Option<Amount>,
+    /// Money that may be spent in a month (UTC): a sum, or `"none"` [default: the tier's]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget_month: Option<Amount>,
+    /// Money from which answers say that the month's budget runs out: a sum, or `"none"` [default: the tier's]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget_month_soft: Option<Amount>,
+}
+
+impl Budgets {
+    pub fn of(&self, period: Period) -> Budget {
+        match period {
+            Period::Day => self.day,
+            Period::Month => self.month,
+        }
+    }
+
+    fn each(self, change: impl Fn(u64) -> u64) -> Self {
+        let budget = |budget: Budget| Budget { soft: budget.soft.map(&change), hard: budget.hard.map(&change) };
+        Self { day: budget(self.day), month: budget(self.month) }
+    }
 }
 
 impl Limits {
@@ -44,6 +91,7 @@ impl Limits {
             Kind::Tokens => self.tokens_per_minute,
             Kind::TokensPerDay => self.tokens_per_day,
             Kind::Concurrent => self.concurrent,
+            Kind::Spend(period) => self.budgets.of(period).hard,
         }
     }
 }
@@ -51,11 +99,17 @@ impl Limits {
 impl Overrides {
     pub fn over(&self, limits: Limits) -> Limits {
         let pick = |ours: Option<Limit>, theirs| ours.map_or(theirs, |limit| limit.0);
+        let sum = |ours: Option<Amount>, theirs| ours.map_or(theirs, |amount| amount.0);
+        let Budgets { day, month } = limits.budgets;
         Limits {
             requests_per_minute: pick(self.requests_per_minute, limits.requests_per_minute),
             tokens_per_minute: pick(self.tokens_per_minute, limits.tokens_per_minute),
             tokens_per_day: pick(self.tokens_per_day, limits.tokens_per_day),
             concurrent: pick(self.concurrent, limits.concurrent),
+            budgets: Budgets {
+                day: Budget { soft: sum(self.budget_day_soft, day.soft), hard: sum(self.budget_day, day.hard) },
+                month: Budget { soft: sum(self.budget_month_soft, month.soft), hard: sum(self.budget_month, month.hard) },
+            },
         }
     }
 
@@ -70,7 +124,27 @@ impl Overrides {
             tokens_per_minute: self.tokens_per_minute.or(earlier.tokens_per_minute),
             tokens_per_day: self.tokens_per_day.or(earlier.tokens_per_day),
             concurrent: self.concurrent.or(earlier.concurrent),
+            budget_day: self.budget_day.or(earlier.budget_day),
+            budget_day_soft: self.budget_day_soft.or(earlier.budget_day_soft),
+            budget_month: self.budget_month.or(earlier.budget_month),
+            budget_month_soft: self.budget_month_soft.or(earlier.budget_month_soft),
         }
+    }
+
+    /// Checks that no soft budget is above the hard one beside it, where nothing would ever be said.
+    pub fn check(&self) -> Result<(), String> {
+        let given = |amount: Option<Amount>| amount.and_then(|amount| amount.0);
+        for (name, soft, hard) in
+            [("budget_day_soft", self.budget_day_soft, self.budget_day), ("budget_month_soft", self.budget_month_soft, self.budget_month)]
+        {
+            if let (Some(soft), Some(hard)) = (given(soft), given(hard))
+                && soft > hard
+            {
+                let [soft, hard] = [soft, hard].map(written);
+                return Err(format!("`{name}` is {soft}, and the hard budget is {hard}: the soft one must not be the larger"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -93,6 +167,8 @@ impl Share {
             tokens_per_minute: part(limits.tokens_per_minute),
             tokens_per_day: part(limits.tokens_per_day),
             concurrent: part(limits.concurrent),
+            // Money is divided finely enough that a part of it need not be raised.
+            budgets: limits.budgets.each(|sum| sum / self.count + u64::from(self.index < sum % self.count)),
         }
     }
 }
@@ -166,6 +242,20 @@ mod tests {
         for wrong in [r#"{"concurrent": 0}"#, r#"{"concurrent": "0"}"#, r#"{"concurrent": -1}"#, r#"{"requests": 1}"#] {
             assert!(serde_json::from_str::<Overrides>(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn budgets_are_overridden_shared_and_checked() {
+        let overrides: Overrides = serde_json::from_str(r#"{"budget_day": "2.50", "budget_month_soft": "none"}"#).unwrap();
+        let of_tier = Budgets { day: Budget { soft: Some(7), hard: Some(9) }, month: Budget { soft: Some(5), hard: None } };
+        let limits = overrides.over(Limits { budgets: of_tier, ..Limits::default() });
+        assert_eq!(limits.budgets.day, Budget { soft: Some(7), hard: Some(2_500_000) });
+        assert_eq!(limits.budgets.month, Budget::default());
+        let parts = [0, 1, 2].map(|index| Share { index, count: 3 }.of(limits).budgets.day.hard.unwrap());
+        assert_eq!(parts, [833_334, 833_333, 833_333]);
+        assert_eq!(overrides.check(), Ok(()));
+        let wrong: Overrides = serde_json::from_str(r#"{"budget_day": 2, "budget_day_soft": 2.5}"#).unwrap();
+        assert!(wrong.check().unwrap_err().starts_with("`budget_day_soft` is 2.5, and the hard budget is 2:"));
     }
 
     #[test]

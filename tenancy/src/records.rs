@@ -17,8 +17,56 @@ pub struct Tenant {
     /// Whether it has opted in to answers of similar questions.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub semantic_cache: bool,
+    /// The number of erasures so far. Each makes the tenant's salt another one, so that nothing is found that was computed before.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub erased: u64,
+    /// The latest erasures, which every coordinator carries out on the data that it keeps itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub erasures: Vec<Erasure>,
     /// The time of creation, in Unix seconds, as all times here.
     pub created: u64,
+}
+
+/// An order to erase the data of a tenant, or of one of its users.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Erasure {
+    pub id: String,
+    /// `None` for the whole tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    pub at: u64,
+    /// The coordinator that was told, which erases what all of them share.
+    pub by: String,
+}
+
+/// The number of erasures that a record keeps.
+pub const ERASURES_MAX: usize = 256;
+/// The age from which an erasure is not kept: a coordinator that was away for longer must not come back with its old data.
+pub const ERASURE_KEPT_S: u64 = 90 * 24 * 3600;
+
+impl Tenant {
+    /// Adds an order to erase. Refused if the record has no room for it.
+    pub fn order_erasure(&mut self, erasure: Erasure) -> Result<(), String> {
+        self.erasures.retain(|earlier| earlier.at.saturating_add(ERASURE_KEPT_S) > erasure.at);
+        if self.erasures.len() >= ERASURES_MAX {
+            return Err(format!(
+                "tenant `{}` had {ERASURES_MAX} erasures within {} days, and a record has room for no more: erase the whole tenant, or wait",
+                self.id,
+                ERASURE_KEPT_S / 86_400
+            ));
+        }
+        if erasure.user.is_none() {
+            // It includes all earlier ones, also where these were not carried out yet.
+            self.erasures.clear();
+        }
+        self.erased += 1;
+        self.erasures.push(erasure);
+        Ok(())
+    }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +114,32 @@ pub fn check_name(what: &str, name: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn erasures_are_kept_for_a_while_and_are_bounded() {
+        let mut tenant = Tenant {
+            id: "acme".into(),
+            tier: "free".into(),
+            limits: Overrides::default(),
+            semantic_cache: false,
+            erased: 0,
+            erasures: Vec::new(),
+            created: 1,
+        };
+        let plain = serde_json::to_string(&tenant).unwrap();
+        assert!(!plain.contains("eras") && serde_json::from_str::<Tenant>(&plain).unwrap() == tenant, "{plain}");
+        let of = |user: Option<&str>, at| Erasure { id: format!("e{at}"), user: user.map(str::to_owned), at, by: "c".into() };
+        for at in 0..ERASURES_MAX as u64 {
+            tenant.order_erasure(of(Some("ann"), at)).unwrap();
+        }
+        assert!(tenant.order_erasure(of(Some("ann"), 300)).unwrap_err().contains("no more"));
+        tenant.order_erasure(of(Some("ann"), ERASURE_KEPT_S + 10)).unwrap();
+        assert_eq!((tenant.erasures.len(), tenant.erased), (ERASURES_MAX - 10, 257));
+        tenant.erasures.truncate(3);
+        tenant.order_erasure(of(None, ERASURE_KEPT_S)).unwrap();
+        assert_eq!((tenant.erasures.len(), tenant.erased), (1, 258));
+        assert_eq!(serde_json::from_str::<Tenant>(&serde_json::to_string(&tenant).unwrap()).unwrap(), tenant);
+    }
 
     #[test]
     fn names_are_short_and_plain() {

@@ -18,8 +18,9 @@ pub(crate) mod testing;
 
 use crate::{
     breaker::Breaker,
+    calendar::Period,
     limits::Limits,
-    quota::{Kind, Refusal, Scope, Standing, Used},
+    quota::{Kind, Refusal, Scope, Spent, Standing, Use, Used},
 };
 use backlog::{Backlog, Entry, What};
 use futures_util::future::join_all;
@@ -52,6 +53,9 @@ const LATE_MAX: Duration = Duration::from_secs(60);
 const AT_ONCE: usize = 16;
 /// Numbers that Lua can count with.
 const NUMBER_MAX: u64 = 1 << 53;
+/// The limits of a scope, in the order in which scripts take and name them.
+const KINDS: [Kind; 6] =
+    [Kind::Requests, Kind::Tokens, Kind::TokensPerDay, Kind::Concurrent, Kind::Spend(Period::Day), Kind::Spend(Period::Month)];
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -75,7 +79,8 @@ impl Settings {
 pub struct Request<'a> {
     pub tenant: &'a str,
     pub scopes: &'a [(Scope, Limits)],
-    pub tokens: u64,
+    /// What it uses at most.
+    pub most: Use,
     /// The time after which the request counts as lost.
     pub lasts: Duration,
 }
@@ -212,10 +217,10 @@ impl SharedQuota {
         let mut unsure = Unsure { inner, placed: Some(inner.place(&request)) };
         let placed = unsure.placed.as_ref().expect("it has just been placed");
         let mut call = call(&SCRIPTS.reserve, placed);
-        call.arg(request.tokens.min(NUMBER_MAX)).arg(ms(inner.settings.lease)).arg(ms(request.lasts));
+        numbers(&mut call, request.most).arg(ms(inner.settings.lease)).arg(ms(request.lasts));
         for (_, limits) in request.scopes {
-            for limit in [limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_day, limits.concurrent] {
-                call.arg(limit.map_or(-1, |limit| limit.min(NUMBER_MAX) as i64));
+            for kind in KINDS {
+                call.arg(limits.of(kind).map_or(-1, |limit| limit.min(NUMBER_MAX) as i64));
             }
         }
         let failure = match timeout(inner.settings.wait, call.invoke_async::<Vec<i64>>(&mut connection)).await {
@@ -244,13 +249,13 @@ impl SharedQuota {
     /// Notes a request that this coordinator let pass by itself.
     pub fn charge(&self, request: Request<'_>) -> Lease {
         let placed = self.inner.place(&request);
-        self.inner.tell(Arc::clone(&placed), What::Charge { tokens: request.tokens.min(NUMBER_MAX), at: Instant::now() });
+        self.inner.tell(Arc::clone(&placed), What::Charge { most: request.most, at: Instant::now() });
         self.inner.runs(placed)
     }
 
-    /// Settles a request that has ended and has used `used` tokens.
-    pub fn settle(&self, lease: Lease, used: u64) {
-        self.inner.ended(lease, What::Settle { used: used.min(NUMBER_MAX) });
+    /// Settles a request that has ended, and what it has used.
+    pub fn settle(&self, lease: Lease, used: Use) {
+        self.inner.ended(lease, What::Settle { used });
     }
 
     /// Cancels the reservation of a request that was not accepted after all.
@@ -425,11 +430,11 @@ impl Inner {
         let mut first = within(connect()).await.map_err(|_| Failure::Slow)??;
         let background = within(connect()).await.map_err(|_| Failure::Slow)??;
         // The first call brings the script; the second has to be as fast as a request's.
-        let probe = Request { tenant: "", scopes: &[], tokens: 0, lasts: Duration::from_secs(1) };
+        let probe = Request { tenant: "", scopes: &[], most: Use::default(), lasts: Duration::from_secs(1) };
         for wait in [server::ANSWER_MAX, self.settings.wait] {
             let placed = self.place(&probe);
             let mut call = call(&SCRIPTS.reserve, &placed);
-            call.arg(0).arg(0).arg(1000);
+            numbers(&mut call, probe.most).arg(0).arg(1000);
             let answer = timeout(wait, call.invoke_async::<Vec<i64>>(&mut first)).await.map_err(|_| Failure::Slow)?;
             answer.map_err(|error| {
                 tracing::debug!(%error, "the quota server refused a call");
@@ -544,24 +549,29 @@ fn call<'a>(script: &'a Script, placed: &Placed) -> ScriptInvocation<'a> {
     call
 }
 
+/// Adds what a request uses as the next two arguments.
+fn numbers<'a, 'b>(call: &'a mut ScriptInvocation<'b>, used: Use) -> &'a mut ScriptInvocation<'b> {
+    call.arg(used.tokens.min(NUMBER_MAX)).arg(used.cost_micros.min(NUMBER_MAX))
+}
+
 fn told(entry: &Entry, lease: Duration) -> ScriptInvocation<'static> {
     let Entry { placed, what, .. } = entry;
     match *what {
-        What::Charge { tokens, at } => {
+        What::Charge { most, at } => {
             let mut call = call(&SCRIPTS.charge, placed);
             // The settlement, which follows, has to find it.
             let lasts = placed.deadline.saturating_duration_since(Instant::now()).max(LATE_MAX);
-            call.arg(tokens).arg(ms(lease)).arg(ms(lasts)).arg(ms(at.elapsed()));
+            numbers(&mut call, most).arg(ms(lease)).arg(ms(lasts)).arg(ms(at.elapsed()));
             call
         }
         What::Settle { used } => {
             let mut call = call(&SCRIPTS.settle, placed);
-            call.arg(used).arg(0).arg(ms(LATE_MAX));
+            numbers(&mut call, used).arg(0).arg(ms(LATE_MAX));
             call
         }
         What::Cancel => {
             let mut call = call(&SCRIPTS.settle, placed);
-            call.arg(0).arg(1).arg(ms(LATE_MAX));
+            numbers(&mut call, Use::default()).arg(1).arg(ms(LATE_MAX));
             call
         }
     }
@@ -571,28 +581,23 @@ fn told(entry: &Entry, lease: Duration) -> ScriptInvocation<'static> {
 fn decided(answer: &[i64], scopes: &[(Scope, Limits)]) -> Option<Result<Standing, (Refusal, Standing)>> {
     let number = |value: &i64| u64::try_from(*value).unwrap_or(0);
     let standing = |rest: &[i64]| {
-        let used = rest.chunks_exact(3).map(|row| Used {
+        let used = rest.chunks_exact(5).map(|row| Used {
             requests: number(&row[0]),
             tokens: number(&row[1]),
             reset: Duration::from_millis(number(&row[2])),
+            spent: Spent { day_micros: number(&row[3]), month_micros: number(&row[4]) },
         });
-        Standing::of(scopes.iter().map(|(_, limits)| *limits).zip(used))
+        Standing::of(scopes.iter().zip(used))
     };
     match answer {
         [1, rest @ ..] => Some(Ok(standing(rest))),
         [0, scope, kind, used, needed, retry, rest @ ..] => {
-            let (_, limits) = scopes.get(usize::try_from(scope - 1).ok()?)?;
-            let kind = match kind {
-                1 => Kind::Requests,
-                2 => Kind::Tokens,
-                3 => Kind::TokensPerDay,
-                4 => Kind::Concurrent,
-                _ => return None,
-            };
-            let (limit, needed) = (limits.of(kind)?, number(needed));
+            let (scope, limits) = scopes.get(usize::try_from(scope - 1).ok()?)?;
+            let kind = *KINDS.get(usize::try_from(kind - 1).ok()?)?;
+            let (scope, limit, needed) = (scope.kind(), limits.of(kind)?, number(needed));
             let refusal = match u64::try_from(*retry) {
-                Ok(ms) => Refusal::Wait { kind, limit, used: number(used), needed, retry: Duration::from_millis(ms) },
-                Err(_) => Refusal::Never { kind, limit, needed },
+                Ok(ms) => Refusal::Wait { scope, kind, limit, used: number(used), needed, retry: Duration::from_millis(ms) },
+                Err(_) => Refusal::Never { scope, kind, limit, needed },
             };
             Some(Err((refusal, standing(rest))))
         }

@@ -1,10 +1,12 @@
 //! Usage: one [`Event`] per request that ran.
 //!
-//! - [`price`]: the price of tokens; [`report`]: sums of events
+//! - [`price`]: the price of tokens; [`report`]: sums of events; [`spend`]: what was spent today and this month
 
 pub mod price;
 pub mod report;
+pub mod spend;
 
+use crate::quota::Use;
 use serde::{Deserialize, Serialize};
 
 /// A request that has ended in any way. Written once.
@@ -53,8 +55,8 @@ pub struct Source {
 }
 
 impl Event {
-    /// The number of tokens that quotas count.
-    pub fn tokens(&self) -> u64 {
-        self.prompt_tokens + self.output_tokens
+    /// What quotas count.
+    pub fn used(&self) -> Use {
+        Use { tokens: self.prompt_tokens + self.output_tokens, cost_micros: self.cost_micros }
     }
 }

@@ -8,6 +8,7 @@ use tidemill_net::config::{ConfigError, invalid};
 use tidemill_tenancy::{
     jwt::{self, Jwks, remote},
     limits::{Limit, Overrides},
+    money::Amount,
     shedding::Watermarks,
     sink,
     tier::{ANSWER_TOKENS, Tier, Tiers},
@@ -39,6 +40,14 @@ pub struct TierFlags {
     pub tokens_per_day: Option<Limit>,
     /// Requests at a time: a number, or `"none"` [default: none]
     pub concurrent: Option<Limit>,
+    /// Money that a tenant may spend in a day (UTC), by the prices of `[price.MODEL]`: a sum, or `"none"` [default: none]
+    pub budget_day: Option<Amount>,
+    /// Money from which answers say that the day's budget runs out: a sum, or `"none"` [default: none]
+    pub budget_day_soft: Option<Amount>,
+    /// Money that a tenant may spend in a month (UTC): a sum, or `"none"` [default: none]
+    pub budget_month: Option<Amount>,
+    /// Money from which answers say that the month's budget runs out: a sum, or `"none"` [default: none]
+    pub budget_month_soft: Option<Amount>,
     /// Limits beside the others of requests for one model: `[tier.NAME.models.MODEL]` sections [default: none]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub models: BTreeMap<String, Overrides>,
@@ -159,7 +168,12 @@ impl TierFlags {
             tokens_per_minute: self.tokens_per_minute,
             tokens_per_day: self.tokens_per_day,
             concurrent: self.concurrent,
+            budget_day: self.budget_day,
+            budget_day_soft: self.budget_day_soft,
+            budget_month: self.budget_month,
+            budget_month_soft: self.budget_month_soft,
         };
+        limits.check().map_err(|problem| invalid("tier", &name, problem))?;
         let class = match (&self.class, &self.classes) {
             (Some(class), _) => class.clone(),
             (None, Some(classes)) => classes.first().cloned().unwrap_or_default(),
@@ -297,6 +311,8 @@ mod tests {
             ("[tier.free]\nrequests = 1", "requests"),
             ("[tier.'a b']\nshed = 1", "letters"),
             ("[tier.free]\nanswer_tokens = 0", "answer_tokens"),
+            ("[tier.free]\nbudget_day = -1", "sum of money"),
+            ("[tier.free]\nbudget_month = 5\nbudget_month_soft = '5.01'", "budget_month_soft"),
         ] {
             let error = tiers_of(file).unwrap_err();
             assert!(error.contains(words), "{file}: {error}");

@@ -116,6 +116,10 @@ impl Runner {
         let runner = Arc::new(self);
         while let Err(error) = Self::attempt(&runner).await {
             if let BatchError::NotFound(_) = error {
+                // What it wrote meanwhile goes with it.
+                if let Err(error) = runner.batches.disk.remove_batch(&runner.id).await {
+                    tracing::warn!(batch = runner.id, %error, "could not remove the rest of a batch; the next start does");
+                }
                 return;
             }
             tracing::error!(batch = runner.id, %error, "could not continue a batch; trying again in {DISK_RETRY:?}");

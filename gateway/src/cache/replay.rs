@@ -348,6 +348,25 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         self.next
     }
 
+    /// Closes all recordings of a tenant: those that run go on for their listeners, and nobody joins them. Returns their number.
+    pub fn forget(&mut self, tenant: &Digest) -> u64 {
+        let ids: Vec<_> = self.listed_of(tenant).collect();
+        for id in &ids {
+            self.unlist(*id, false);
+            self.trim(*id);
+        }
+        ids.len() as u64
+    }
+
+    /// The number of a tenant's recordings that can be joined.
+    pub fn held(&self, tenant: &Digest) -> u64 {
+        self.listed_of(tenant).count() as u64
+    }
+
+    fn listed_of<'a>(&'a self, tenant: &'a Digest) -> impl Iterator<Item = u64> + 'a {
+        self.recordings.iter().filter(move |(_, recording)| recording.listed && recording.tenant == *tenant).map(|(id, _)| *id)
+    }
+
     /// Drops the oldest completed recording without a listener, from the first of these tenants that has one. Returns `false` if none has.
     fn evict(&mut self, losers: &[Digest]) -> bool {
         let oldest = |loser: &Digest| {

@@ -99,6 +99,18 @@ impl ResponseCache {
         }
     }
 
+    /// Drops all answers of a tenant. Returns their number.
+    pub fn forget(&mut self, tenant: Tenant) -> u64 {
+        let keys: Vec<_> = self.order.range((tenant, 0)..=(tenant, u64::MAX)).map(|(_, key)| *key).collect();
+        keys.iter().for_each(|key| self.remove(key));
+        keys.len() as u64
+    }
+
+    /// The number of a tenant's answers.
+    pub fn held(&self, tenant: Tenant) -> u64 {
+        self.order.range((tenant, 0)..=(tenant, u64::MAX)).count() as u64
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes.total()
     }

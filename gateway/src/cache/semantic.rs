@@ -191,6 +191,20 @@ impl SemanticCache {
         }
     }
 
+    /// Drops all answers of a tenant. Returns their number.
+    pub fn forget(&mut self, tenant: Tenant) -> u64 {
+        let held = self.held(tenant);
+        while let Some(oldest) = self.oldest(&[tenant]) {
+            self.remove(oldest);
+        }
+        held
+    }
+
+    /// The number of a tenant's answers.
+    pub fn held(&self, tenant: Tenant) -> u64 {
+        self.places.held(&tenant)
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes.total()
     }

@@ -4,7 +4,11 @@
 //! An answer's owner has one opinion of it, under any user names. Tenants [share](crate::base::room) the room for both.
 
 use crate::{
-    base::{json::each_string, owner::Owner, room::Shares},
+    base::{
+        json::each_string,
+        owner::{Erasing, Owner, Whose},
+        room::Shares,
+    },
     metrics,
 };
 use parking_lot::Mutex;
@@ -12,7 +16,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     fs::OpenOptions,
     io,
     os::unix::fs::OpenOptionsExt,
@@ -93,6 +97,8 @@ const KEPT_MAX: u64 = 100_000;
 const TEXT_BYTES_MAX: usize = 32 << 10;
 /// The approximate size of an answer in memory besides its texts.
 const OVERHEAD_BYTES: u64 = 512;
+/// The number of opinions that are erased in one transaction.
+const ERASED_AT_A_TIME: u64 = 500;
 const SCHEMA: &str = "
     PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS opinions (
@@ -181,6 +187,56 @@ impl Feedback {
             super::metrics::count_feedback(&answered.model, "regenerate");
         }
         Ok(earlier.is_some())
+    }
+
+    /// Removes opinions and remembered answers of these owners, or counts them. Returns the number of each. Waits for the disk.
+    pub fn erase(&self, whose: &Whose, erasing: Erasing) -> rusqlite::Result<(u64, u64)> {
+        let answers = self.known.lock().erase(whose, erasing);
+        let name = whose.name();
+        let below = if whose.user.is_none() { [format!("{name}/"), format!("{name}0")] } else { Default::default() };
+        let owners = params![name, below[0], below[1]];
+        let of = "(owner = ?1 OR (owner >= ?2 AND owner < ?3))";
+        if erasing == Erasing::Count {
+            let count = format!("SELECT count(*) FROM opinions WHERE {of}");
+            return Ok((self.kept.lock().query_row(&count, owners, |row| row.get(0))?, answers));
+        }
+        let delete = format!("DELETE FROM opinions WHERE rowid IN (SELECT rowid FROM opinions WHERE {of} LIMIT {ERASED_AT_A_TIME})");
+        let mut opinions = 0;
+        loop {
+            // Others come between.
+            let kept = self.kept.lock();
+            kept.pragma_update(None, "secure_delete", "ON")?;
+            let some = kept.execute(&delete, owners)?;
+            opinions += some as u64;
+            if some == 0 {
+                kept.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+                return Ok((opinions, answers));
+            }
+        }
+    }
+
+    /// Hands over the opinions of these owners, until `each` returns `false`. Waits for the disk, and for `each`.
+    pub fn each_of(&self, whose: &Whose, mut each: impl FnMut(Value) -> bool) -> rusqlite::Result<()> {
+        let name = whose.name();
+        let below = if whose.user.is_none() { [format!("{name}/"), format!("{name}0")] } else { Default::default() };
+        let mut last = 0;
+        loop {
+            // A page at a time: others come between.
+            let page = {
+                let kept = self.kept.lock();
+                let mut select = kept.prepare_cached(
+                    "SELECT tenant, user, response, at, model, rating, regenerate, comment, question, answer, rowid FROM opinions
+                     WHERE (owner = ?1 OR (owner >= ?2 AND owner < ?3)) AND rowid > ?4 ORDER BY rowid LIMIT 20",
+                )?;
+                let rows = select.query_map(params![name, below[0], below[1], last], |row| Ok((row.get::<_, i64>(10)?, shown(row)?)))?;
+                rows.collect::<rusqlite::Result<Vec<_>>>()?
+            };
+            let Some((end, _)) = page.last() else { return Ok(()) };
+            last = *end;
+            if !page.into_iter().all(|(_, opinion)| each(opinion)) {
+                return Ok(());
+            }
+        }
     }
 
     /// Lists opinions, the newest first. Waits for the disk.
@@ -276,6 +332,26 @@ impl Known {
                 return;
             }
         }
+    }
+
+    /// Drops the answers of these owners, or counts them.
+    fn erase(&mut self, whose: &Whose, erasing: Erasing) -> u64 {
+        let Some(order) = self.order.get_mut(&whose.tenant) else { return 0 };
+        let answers = &self.answers;
+        let is_of = |id: &String| answers.get(id).is_some_and(|answered| whose.covers(&answered.owner.0));
+        let gone: Vec<_> = order.iter().filter(|(_, id, _)| is_of(id)).map(|(_, id, bytes)| (id.clone(), *bytes)).collect();
+        if erasing == Erasing::Remove {
+            let ids: HashSet<&String> = gone.iter().map(|(id, _)| id).collect();
+            order.retain(|(_, id, _)| !ids.contains(id));
+            if order.is_empty() {
+                self.order.remove(&whose.tenant);
+            }
+            for (id, bytes) in &gone {
+                self.answers.remove(id);
+                self.bytes.take(&whose.tenant, *bytes);
+            }
+        }
+        gone.len() as u64
     }
 
     /// Drops the tenant's oldest answer. Returns `false` if it has none.

@@ -185,6 +185,9 @@ fn tell(headers: &mut HeaderMap, caller: &Caller) {
     };
     put("x-request-id", &caller.id);
     let Some(standing) = caller.standing() else { return };
+    if let Some(warning) = caller.budget_warning() {
+        put("x-tidemill-budget", &warning);
+    }
     let mut level = |level: &Option<Level>, [limit, remaining, reset]: [&'static str; 3]| {
         if let Some(level) = level {
             put(limit, &level.limit);

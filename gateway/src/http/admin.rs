@@ -15,6 +15,7 @@ use tidemill_tenancy::{
     keeper::KeepError,
     key::Secret,
     limits::Overrides,
+    money,
     records::{Change, Key, Tenant, check_name},
 };
 
@@ -64,6 +65,7 @@ pub async fn create_key(State(gateway): State<Arc<Gateway>>, body: Body) -> Answ
         for (what, name) in [("tenant", Some(&wanted.tenant)), ("user", wanted.user.as_ref()), ("key", wanted.name.as_ref())] {
             name.map_or(Ok(()), |name| check_name(what, name)).map_err(|problem| ApiError::invalid(what, problem))?;
         }
+        wanted.limits.check().map_err(|problem| ApiError::invalid("limits", problem))?;
         let now = crate::base::stamp::unix_seconds();
         match (tenants.tenant(&wanted.tenant), wanted.tier) {
             (Some(tenant), Some(tier)) if tier != tenant.tier => {
@@ -76,7 +78,15 @@ pub async fn create_key(State(gateway): State<Arc<Gateway>>, body: Body) -> Answ
             (Some(_), _) => {}
             (None, Some(tier)) => {
                 check_tier(tenants, &tier)?;
-                let tenant = Tenant { id: wanted.tenant.clone(), tier, limits: Overrides::default(), semantic_cache: false, created: now };
+                let tenant = Tenant {
+                    id: wanted.tenant.clone(),
+                    tier,
+                    limits: Overrides::default(),
+                    semantic_cache: false,
+                    erased: 0,
+                    erasures: Vec::new(),
+                    created: now,
+                };
                 tenants.change(Change::Tenant(tenant)).map_err(not_kept)?;
             }
             (None, None) => {
@@ -138,9 +148,16 @@ pub async fn list_tenants(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
             "name": tier.name, "class": tier.class, "classes": tier.classes, "shed": tier.shed,
             "requests_per_minute": limits.requests_per_minute, "tokens_per_minute": limits.tokens_per_minute,
             "tokens_per_day": limits.tokens_per_day, "concurrent": limits.concurrent,
+            "budget_day": limits.budgets.day.hard.map(money::written), "budget_month": limits.budgets.month.hard.map(money::written),
         })
     });
     Json(json!({"tenants": gateway.tenants().all_tenants(), "tiers": tiers.collect::<Vec<_>>()}))
+}
+
+/// `GET /admin/spend`: what was spent by requests to this coordinator, beside the budgets.
+pub async fn spend(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
+    let tenants = Arc::clone(gateway.tenants());
+    Json(tokio::task::spawn_blocking(move || tenants.spend_report()).await.unwrap_or_default())
 }
 
 /// `PUT /admin/tenants/{id}`: creates a tenant, or changes its tier or limits.
@@ -154,10 +171,12 @@ pub async fn put_tenant(State(gateway): State<Arc<Gateway>>, Path(id): Path<Stri
         let tier = tier.ok_or_else(missing)?;
         check_tier(tenants, &tier)?;
         let opted_in = earlier.as_ref().is_some_and(|tenant| tenant.semantic_cache);
+        let (erased, erasures) = earlier.as_ref().map_or((0, Vec::new()), |it| (it.erased, it.erasures.clone()));
         let (limits, created) = earlier.map_or((Overrides::default(), crate::base::stamp::unix_seconds()), |it| (it.limits, it.created));
         let limits = if wanted.reset_limits { wanted.limits } else { wanted.limits.or(limits) };
+        limits.check().map_err(|problem| ApiError::invalid("limits", problem))?;
         let semantic_cache = wanted.semantic_cache.unwrap_or(opted_in);
-        let tenant = Tenant { id, tier, limits, semantic_cache, created };
+        let tenant = Tenant { id, tier, limits, semantic_cache, erased, erasures, created };
         let shown = json!(tenant);
         tenants.change(Change::Tenant(tenant)).map_err(not_kept)?;
         Ok(shown)
@@ -166,7 +185,7 @@ pub async fn put_tenant(State(gateway): State<Arc<Gateway>>, Path(id): Path<Stri
 }
 
 /// Runs on a blocking thread: records are synced to a disk, or agreed on by several coordinators.
-async fn change(gateway: &Arc<Gateway>, work: impl FnOnce(&Tenants) -> Result<Value, ApiError> + Send + 'static) -> Answered {
+pub(super) async fn change(gateway: &Arc<Gateway>, work: impl FnOnce(&Tenants) -> Result<Value, ApiError> + Send + 'static) -> Answered {
     let worker = Arc::clone(gateway);
     // Clients' work must not hold up an operator.
     let changed = tokio::task::spawn_blocking(move || {
@@ -200,7 +219,7 @@ fn shown(key: &Key) -> Value {
     shown
 }
 
-fn not_kept(error: KeepError) -> ApiError {
+pub(super) fn not_kept(error: KeepError) -> ApiError {
     tracing::error!(%error, "could not save a change of tenants or keys");
     match error {
         KeepError::NotNow(_) => ApiError::not_now(error.to_string()),

@@ -20,6 +20,10 @@ impl IntoResponse for ApiError {
         if let Some(ms) = self.retry_after_ms() {
             response.headers_mut().insert("retry-after-ms", HeaderValue::from(ms));
         }
+        // Clients' libraries repeat a 429 by themselves, unless they are told that it is useless.
+        if self.is_over_budget() {
+            response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
+        }
         response
     }
 }

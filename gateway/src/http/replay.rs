@@ -15,7 +15,7 @@ use crate::{
     requests::error::ApiError,
     serving::{
         gateway::Gateway,
-        replays::{Listener, digest},
+        replays::{Listener, digest, tenant_digest},
     },
     tenants::Caller,
 };
@@ -77,7 +77,7 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let (parts, body) = request.into_parts();
     let scope = scope(caller.as_deref(), &parts.headers);
     let name = key_of(&parts.headers)?;
-    let tenant = digest(&[caller.as_deref().and_then(Caller::tenant).unwrap_or_default().as_bytes()]);
+    let tenant = tenant_digest(caller.as_deref().and_then(Caller::tenant));
     let sender = caller.map_or_else(|| Arc::clone(gateway), |caller| gateway.for_caller(caller));
     let body = sender.read(body).await?;
     let goes_on = parts.headers.contains_key(LAST_EVENT_ID);

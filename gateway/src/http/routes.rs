@@ -2,8 +2,8 @@
 
 use super::{
     access, admin, appeals, batches, chat::Chat, classify, completions::Completions, console, conversations, cors, doors, embeddings,
-    feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, rerank, responses, rollouts, serve,
-    tokenize, watch,
+    erasure, export, feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, rerank, responses,
+    rollouts, serve, tokenize, watch,
 };
 use crate::{requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
@@ -96,6 +96,9 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
         .route("/admin/feedback", get(feedback::list))
         .route("/admin/appeals", get(appeals::list))
         .route("/admin/appeals/{id}", post(appeals::decide))
+        .route("/admin/spend", get(admin::spend))
+        .route("/admin/export", get(export::export))
+        .route("/admin/erasures", get(erasure::list).post(erasure::erase))
         .route("/admin/tenants", get(admin::list_tenants))
         .route("/admin/tenants/{id}", put(admin::put_tenant))
         .route("/registry", get(records::list))

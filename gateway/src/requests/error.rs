@@ -10,7 +10,10 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tidemill_cluster::{Failure, Rejection};
 use tidemill_safety::category::Finding;
-use tidemill_tenancy::quota::{Kind, Refusal};
+use tidemill_tenancy::{
+    calendar, money,
+    quota::{Kind, Refusal, ScopeKind},
+};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -206,16 +209,52 @@ impl ApiError {
         Self { code: Some("unknown_tier"), ..Self::new(StatusCode::FORBIDDEN, message) }
     }
 
-    /// Refuses a request of a tenant that has used up a limit, or that asks for more than it.
-    pub fn over_quota(tenant: &str, refusal: Refusal) -> Self {
+    /// Refuses a request of a tenant that has used up a limit, or that asks for more than it. `now` is the time since the Unix epoch.
+    pub fn over_quota(tenant: &str, refusal: Refusal, now: Duration) -> Self {
         let of = |kind| match kind {
             Kind::Requests => "requests per minute",
             Kind::Tokens => "tokens per minute",
             Kind::TokensPerDay => "tokens per day",
             Kind::Concurrent => "requests at a time",
+            Kind::Spend(period) => period.name(),
+        };
+        let whose = |scope| match scope {
+            ScopeKind::Tenant => format!("of `{tenant}`"),
+            ScopeKind::Key => format!("of this key of `{tenant}`"),
+            ScopeKind::Model => format!("of `{tenant}` for this model"),
         };
         match refusal {
-            Refusal::Wait { kind, limit, used, needed, retry } => {
+            Refusal::Wait { scope, kind: Kind::Spend(period), limit, used, needed, retry } => {
+                let [limit, used, needed] = [limit, used, needed].map(money::written);
+                let message = format!(
+                    "You exceeded your current quota: the budget {} for this {} is {limit}, {used} is spent or reserved by running requests, \
+                     and this request may cost {needed}. The budget begins anew at {}.",
+                    whose(scope),
+                    period.name(),
+                    calendar::written(now + retry)
+                );
+                let ms = (retry.as_nanos().div_ceil(1_000_000) as u64).max(1);
+                Self { code: Some(Self::OVER_BUDGET), ..Self::overloaded(message, ms) }
+            }
+            Refusal::Never { scope, kind: Kind::Spend(period), limit: 0, .. } => {
+                let message = format!(
+                    "You exceeded your current quota: the budget {} for a {} is 0, and this model has a price.",
+                    whose(scope),
+                    period.name()
+                );
+                Self { code: Some(Self::OVER_BUDGET), ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
+            }
+            Refusal::Never { scope, kind: Kind::Spend(period), limit, needed } => {
+                let [limit, needed] = [limit, needed].map(money::written);
+                let message = format!(
+                    "Request too large for the budget {} for a {}: the budget is {limit}, and this request may cost {needed} (the prompt and \
+                     the longest possible answer). It can never be served: shorten the prompt, or lower the answer's `max_tokens` or `n`.",
+                    whose(scope),
+                    period.name()
+                );
+                Self { code: Some("request_too_large"), ..Self::malformed(message) }
+            }
+            Refusal::Wait { kind, limit, used, needed, retry, .. } => {
                 let ms = (retry.as_nanos().div_ceil(1_000_000) as u64).max(1);
                 let message = format!(
                     "Rate limit reached for `{tenant}` on {}: limit {limit}, used {used}, requested {needed}. Please try again in {}s.",
@@ -224,7 +263,7 @@ impl ApiError {
                 );
                 Self::overloaded(message, ms)
             }
-            Refusal::Never { kind, limit, needed } => {
+            Refusal::Never { kind, limit, needed, .. } => {
                 let message = format!(
                     "Request too large for `{tenant}` on {}: limit {limit}, requested {needed} (the prompt and the longest possible \
                      answer). It can never be served: shorten the prompt, or lower the answer's `max_tokens` or `n`.",
@@ -295,6 +334,14 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
+    /// The code by which clients know that only money or time helps.
+    pub const OVER_BUDGET: &str = "insufficient_quota";
+
+    /// Whether a repeat within the next minutes is useless.
+    pub fn is_over_budget(&self) -> bool {
+        self.code == Some(Self::OVER_BUDGET)
+    }
+
     pub fn appeal_id(&self) -> Option<&str> {
         self.appeal_id.as_deref()
     }
@@ -326,6 +373,7 @@ impl ApiError {
     /// Writes the error object, for a body or for an event within a stream.
     pub fn body(&self) -> Value {
         let kind = match self.status {
+            _ if self.is_over_budget() => Self::OVER_BUDGET,
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_client_error() => "invalid_request_error",
             _ => "server_error",

@@ -120,6 +120,12 @@ impl Audit {
         Ok(self.state.lock().cases.get(id).cloned().ok_or(Refused::Unknown)?)
     }
 
+    /// Records an operator's act, and waits until it is on disk.
+    pub async fn note(&self, event: serde_json::Value) -> Result<(), AuditError> {
+        let written = self.append(&mut self.state.lock(), event)?;
+        synced(written).await
+    }
+
     /// Lists cases, the newest first.
     pub fn list(&self, state: Option<State>) -> Vec<Case> {
         self.state.lock().cases.iter().filter(|case| state.is_none_or(|state| case.state == state)).take(LISTED_MAX).cloned().collect()

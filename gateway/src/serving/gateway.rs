@@ -4,9 +4,11 @@
 //! - one request's path: `intake`: its body and its sender's shares; [`route`]: the model that answers; `prompt`: its prompt; [`start`]:
 //!   the start of its answer, with `doubts`: a model's verdict on uncertain findings; `questions`: whether the answer to a similar question
 //!   is acceptable
+//! - [`erasing`]: erasure of a tenant's or a user's data
 //! - `shadows`: answers of a rollout's new model; `summaries`: summaries of long conversations
 
 mod doubts;
+pub mod erasing;
 mod intake;
 mod jobs;
 mod making;
@@ -111,6 +113,8 @@ struct Shared {
     computing: Computing,
     /// Whether this process announces that it will end soon, although it still accepts requests.
     leaving: AtomicBool,
+    /// Held while something is erased, so that each counts what it removed.
+    erasing: tokio::sync::Mutex<()>,
     draining: AtomicBool,
 }
 

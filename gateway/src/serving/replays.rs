@@ -2,6 +2,7 @@
 //! listeners whose connections receive the frames.
 
 use crate::{
+    base::owner::Erasing,
     cache::replay::{Append, Counts, Digest, Limits, Lookup, Read, Recordings, Seat},
     metrics,
     requests::error::ApiError,
@@ -73,6 +74,12 @@ impl Replays {
 
     pub fn counts(&self) -> Counts {
         self.recordings.lock().counts()
+    }
+
+    /// Forgets, or counts, all recordings of a tenant.
+    pub(crate) fn erase(&self, tenant: &Digest, erasing: Erasing) -> u64 {
+        let mut recordings = self.recordings.lock();
+        if erasing == Erasing::Remove { recordings.forget(tenant) } else { recordings.held(tenant) }
     }
 
     pub(crate) fn has(&self, key: &Digest) -> bool {
@@ -301,6 +308,11 @@ impl Drop for Listener {
 }
 
 /// Digests parts so that different lists of parts never have the same bytes.
+/// The digest of a tenant, to whose share its recordings count.
+pub(crate) fn tenant_digest(tenant: Option<&str>) -> Digest {
+    digest(&[tenant.unwrap_or_default().as_bytes()])
+}
+
 pub(crate) fn digest(parts: &[&[u8]]) -> Digest {
     let mut hasher = blake3::Hasher::new();
     for part in parts {

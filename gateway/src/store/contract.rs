@@ -3,8 +3,8 @@
 mod server;
 
 use super::{
-    Addition, Cut, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part, Record, RecordPage, Rewrite, Store,
-    StoreError, Summary, Totals, postgres::Postgres, sqlite::Sqlite,
+    Addition, Cut, Erasing, Held, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part, Record, RecordPage, Rewrite,
+    Store, StoreError, Summary, Totals, Whose, postgres::Postgres, sqlite::Sqlite,
 };
 use server::Server;
 use std::{
@@ -67,6 +67,65 @@ async fn history(store: &dyn Store, id: &str, part: Part) -> Result<String, Stor
 
 fn gone<T>(id: &str) -> Result<T, StoreError> {
     Err(StoreError::NotFound(id.into()))
+}
+
+#[tokio::test]
+async fn erasing_takes_all_of_a_user_or_a_tenant_and_nothing_of_others() {
+    for (store, _dir) in stores(LIMITS).await {
+        let owners = ["acme", "acme/ann", "acme/ann/x", "acme/annie", "acme2", "acme2/ann"].map(|owner| Owner(owner.into()));
+        for owner in &owners {
+            // More than one transaction takes.
+            for number in 0..130 {
+                store.put(owner, record(&format!("resp_{number}"), "", &format!("item_{number}"), 1), 0).await.unwrap();
+            }
+            store.put(owner, record("conv_1", "item_0", "msg_own", 0), 0).await.unwrap();
+            let fact = NewRecord { id: "mem_1".into(), kind: Kind::Memory, body: body("mem_1"), ..NewRecord::default() };
+            store.put(owner, fact, 0).await.unwrap();
+        }
+        let all = Held { responses: 130, conversations: 1, memories: 1 };
+        let acme_owners = async |after: Option<&str>, limit| {
+            let whose = Whose { tenant: "acme".into(), user: None };
+            let found = store.owners(&whose, after.map(str::to_owned), limit).await.unwrap();
+            found.into_iter().map(|owner| owner.0).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(acme_owners(None, 2).await, "acme acme/ann");
+        assert_eq!(acme_owners(Some("acme/ann"), 9).await, "acme/ann/x acme/annie");
+        let (none, both) = (Held::default(), Held { responses: 3 * 130, conversations: 3, memories: 3 });
+        let ann = Whose { tenant: "acme".into(), user: Some("ann".into()) };
+        let acme = Whose { tenant: "acme".into(), user: None };
+        let erase = async |whose: &Whose, erasing| store.erase(whose, erasing).await.unwrap();
+        assert_eq!(erase(&ann, Erasing::Count).await, all);
+        assert_eq!(erase(&ann, Erasing::Remove).await, all);
+        assert_eq!((erase(&ann, Erasing::Count).await, erase(&ann, Erasing::Remove).await), (none, none), "and nothing is left");
+        assert_eq!(store.find(&owners[1], &["item_0".into()]).await, gone("item_0"), "items go with the last record that names them");
+        assert_eq!(erase(&acme, Erasing::Count).await, both);
+        assert_eq!(erase(&acme, Erasing::Remove).await, both);
+        assert_eq!(erase(&acme, Erasing::Count).await, none);
+        for other in &owners[4..] {
+            assert_eq!(ids(&store.load(other, "conv_1", Part::All).await.unwrap().items), "item_0 msg_own", "{other:?}");
+        }
+        let both = Held { responses: 2 * 130, conversations: 2, memories: 2 };
+        assert_eq!(erase(&Whose { tenant: "acme2".into(), user: None }, Erasing::Count).await, both);
+        // What is stored afterwards is the user's again.
+        store.put(&owners[1], record("resp_new", "", "item_0", 1), 0).await.unwrap();
+        assert_eq!(erase(&ann, Erasing::Count).await, Held { responses: 1, ..none });
+    }
+}
+
+#[tokio::test]
+async fn an_erased_text_is_not_in_the_file_any_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.sqlite");
+    let store = Sqlite::open(&path, LIMITS).unwrap();
+    let (ann, bob) = (Owner("acme/ann".into()), Owner("acme/bob".into()));
+    let secret = |owner: &str| Item { id: "a".into(), body: format!("the secret of {owner} {}", "x".repeat(5000)), tokens: 1 };
+    for (owner, name) in [(&ann, "ann"), (&bob, "bob")] {
+        store.put(owner, NewRecord { items: vec![secret(name)], ..record("resp_1", "", "", 0) }, 0).await.unwrap();
+    }
+    store.erase(&Whose { tenant: "acme".into(), user: Some("ann".into()) }, Erasing::Remove).await.unwrap();
+    let files = std::fs::read_dir(dir.path()).unwrap().map(|file| std::fs::read(file.unwrap().path()).unwrap());
+    let text = files.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).collect::<String>();
+    assert!(!text.contains("the secret of ann") && text.contains("the secret of bob"));
 }
 
 #[tokio::test]

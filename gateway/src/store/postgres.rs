@@ -11,8 +11,8 @@ mod failed;
 mod writing;
 
 use super::{
-    Addition, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part, RECORD_OVERHEAD, Record,
-    RecordPage, Store, StoreError, Stored, Summary, Totals,
+    Addition, ERASED_AT_A_TIME, Erasing, Held, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part,
+    RECORD_OVERHEAD, Record, RecordPage, Store, StoreError, Stored, Summary, Totals, Whose,
 };
 pub use address::{Address, AddressError};
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, Timeouts};
@@ -321,6 +321,54 @@ impl Store for Postgres {
                 }
             }
         })
+    }
+
+    fn erase(&self, whose: &Whose, erasing: Erasing) -> Stored<'_, Held> {
+        let whose = whose.clone();
+        Box::pin(async move {
+            let mut held = Held::default();
+            loop {
+                let whose = whose.clone();
+                let some = self.call(move |client, limits| {
+                    let whose = whose.clone();
+                    Box::pin(async move {
+                        let mut writing = Writing::begin(client, limits).await?;
+                        let some = match erasing {
+                            Erasing::Count => writing.held(&whose).await?,
+                            Erasing::Remove => writing.erase(&whose, ERASED_AT_A_TIME).await?,
+                        };
+                        writing.commit().await?;
+                        Ok(some)
+                    })
+                });
+                let some = some.await?;
+                held = held.plus(some);
+                if erasing == Erasing::Count || some == Held::default() {
+                    return Ok(held);
+                }
+            }
+        })
+    }
+
+    fn owners(&self, whose: &Whose, after: Option<String>, limit: usize) -> Stored<'_, Vec<Owner>> {
+        let (whose, after) = (whose.clone(), after.unwrap_or_default());
+        self.call(move |client, _| {
+            let (whose, after) = (whose.clone(), after.clone());
+            Box::pin(async move {
+                let of = writing::of_owners(&whose);
+                // By bytes, as SQLite orders them.
+                let select = format!(
+                    "SELECT DISTINCT owner COLLATE \"C\" AS owner FROM tidemill.records WHERE {of} AND owner COLLATE \"C\" > $2
+                     ORDER BY 1 LIMIT $3"
+                );
+                let rows = client.query(&select, &[&speakable(&whose.name())?, &speakable(&after)?, &(limit as i64)]).await?;
+                Ok(rows.iter().map(|row| Owner(row.get(0))).collect())
+            })
+        })
+    }
+
+    fn is_shared(&self) -> bool {
+        true
     }
 }
 

@@ -4,8 +4,9 @@
 //! moments. Only one process at a time can use the file: it holds the lock from opening to end.
 
 use super::{
-    ALWAYS, Addition, HISTORY_ITEMS_MAX, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part,
-    RECORD_OVERHEAD, Record, RecordPage, Rewrite, Store, StoreError, Stored, Summary, Totals, note_evicted,
+    ALWAYS, Addition, ERASED_AT_A_TIME, Erasing, HISTORY_ITEMS_MAX, Held, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner,
+    PAGE_BYTES_MAX, Page, Part, RECORD_OVERHEAD, Record, RecordPage, Rewrite, Store, StoreError, Stored, Summary, Totals, Whose,
+    note_evicted,
 };
 use crate::base::room::Shares;
 use rusqlite::{
@@ -295,6 +296,46 @@ impl Store for Sqlite {
             })
         })
     }
+
+    fn erase(&self, whose: &Whose, erasing: Erasing) -> Stored<'_, Held> {
+        let whose = whose.clone();
+        Box::pin(async move {
+            let mut held = Held::default();
+            loop {
+                let whose = whose.clone();
+                // Others' calls come between.
+                let some =
+                    self.call(move |database| if erasing == Erasing::Remove { database.erase(&whose) } else { database.held(&whose) });
+                let some = some.await?;
+                held = held.plus(some);
+                if erasing == Erasing::Count || some == Held::default() {
+                    return Ok(held);
+                }
+            }
+        })
+    }
+
+    fn owners(&self, whose: &Whose, after: Option<String>, limit: usize) -> Stored<'_, Vec<Owner>> {
+        let [name, from, to] = owners(whose);
+        self.call(move |database| {
+            let select = format!("SELECT DISTINCT owner FROM records WHERE {OF_OWNERS} AND owner > ?4 ORDER BY owner LIMIT ?5");
+            let mut select = database.connection.prepare_cached(&select)?;
+            let found = select.query_map(params![name, from, to, after.unwrap_or_default(), limit as i64], |row| row.get(0).map(Owner))?;
+            Ok(found.collect::<Result<_, _>>()?)
+        })
+    }
+}
+
+/// The records of a user, or of a tenant and all its users, as a SQL condition: `/` is followed by `0`.
+const OF_OWNERS: &str = "(owner = ?1 OR (owner >= ?2 AND owner < ?3))";
+
+/// The parameters of [`OF_OWNERS`].
+fn owners(whose: &Whose) -> [String; 3] {
+    let name = whose.name();
+    match whose.user {
+        Some(_) => [name, String::new(), String::new()],
+        None => [name.clone(), format!("{name}/"), format!("{name}0")],
+    }
 }
 
 #[derive(Debug)]
@@ -342,6 +383,28 @@ impl Database {
         writing.transaction.commit()?;
         evicted.iter().for_each(|(tenant, records)| note_evicted(tenant, *records));
         Ok(done)
+    }
+
+    fn held(&self, whose: &Whose) -> Outcome<Held> {
+        let mut held = Held::default();
+        let mut select = self.connection.prepare(&format!("SELECT kind, count(*) FROM records WHERE {OF_OWNERS} GROUP BY kind"))?;
+        let mut rows = select.query(owners(whose))?;
+        while let Some(row) = rows.next()? {
+            held.add(row.get(0)?, row.get(1)?);
+        }
+        Ok(held)
+    }
+
+    /// Deletes some records of these owners, and overwrites what they were. Returns none if there are none left.
+    fn erase(&mut self, whose: &Whose) -> Outcome<Held> {
+        self.connection.pragma_update(None, "secure_delete", "ON")?;
+        let erased = self.write(None, |writing| writing.erase(whose));
+        self.connection.pragma_update(None, "secure_delete", "OFF")?;
+        if matches!(erased, Ok(none) if none == Held::default()) {
+            // What was deleted is in the write-ahead log, too, until it is begun anew.
+            self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+        }
+        erased
     }
 
     /// Returns a record without its items, their numbers, and the number of outputs among them.
@@ -583,6 +646,18 @@ impl Writing<'_> {
         let history: String =
             self.transaction.query_row("DELETE FROM records WHERE number = ?1 RETURNING history", [number], |row| row.get(0))?;
         self.give_up(&history)
+    }
+
+    fn erase(&self, whose: &Whose) -> Outcome<Held> {
+        let select = format!("SELECT number, kind FROM records WHERE {OF_OWNERS} LIMIT {ERASED_AT_A_TIME}");
+        let mut select = self.transaction.prepare_cached(&select)?;
+        let found = select.query_map(owners(whose), |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<Vec<(i64, i64)>, _>>()?;
+        let mut erased = Held::default();
+        for (number, kind) in found {
+            self.delete(number)?;
+            erased.add(kind, 1);
+        }
+        Ok(erased)
     }
 
     /// Returns the oldest record's number, and the time of its last use.

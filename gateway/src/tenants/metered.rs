@@ -12,6 +12,7 @@ use std::{
 };
 use tidemill_tenancy::{
     limiter::Held,
+    quota::Use,
     usage::{Event, Source},
 };
 
@@ -37,7 +38,11 @@ impl Tenants {
             None => None,
             Some((principal, tier)) => {
                 let scopes = self.scopes(principal, tier, Some(wanted.model));
-                Some(self.hold(caller, principal, &scopes, wanted.prompt_tokens + wanted.answer_tokens).await?)
+                let most = Use {
+                    tokens: wanted.prompt_tokens + wanted.answer_tokens,
+                    cost_micros: self.prices.most_micros(wanted.model, wanted.prompt_tokens, wanted.answer_tokens),
+                };
+                Some(self.hold(caller, principal, &scopes, most).await?)
             }
         };
         Ok(Metered::new(Arc::clone(self), caller, held, wanted))
@@ -103,7 +108,7 @@ impl Metered {
         let written = self.event.take().map(|event| {
             let event = self.complete(event, outcome, usage, ttft);
             if let Some(held) = self.held.take() {
-                self.tenants.limiter.settle(held, event.tokens());
+                self.tenants.limiter.settle(held, event.used());
             }
             self.tenants.meter.as_ref().map(|meter| meter.write(event))
         });

@@ -3,8 +3,10 @@
 mod agents;
 mod batches;
 mod bodies;
+mod budgets;
 mod clients;
 mod console;
+mod erasure;
 mod failures;
 mod front_door;
 mod grammars;

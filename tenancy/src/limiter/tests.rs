@@ -1,7 +1,12 @@
 //! The same contract for quotas in memory, split by shares, and on a server; then the server's faults.
 
 use super::*;
-use crate::shared::{Settings, testing::RedisServer};
+use crate::{
+    calendar::Period,
+    limits::{Budget, Budgets},
+    quota::Warning,
+    shared::{Settings, testing::RedisServer},
+};
 use futures_util::future::join_all;
 use std::{collections::BTreeMap, time::Instant};
 use tokio::time::sleep;
@@ -60,7 +65,12 @@ fn limits(requests: u64, tokens: u64, day: u64, concurrent: u64) -> Limits {
         tokens_per_minute: given(tokens),
         tokens_per_day: given(day),
         concurrent: given(concurrent),
+        ..Limits::default()
     }
+}
+
+fn tokens(tokens: u64) -> Use {
+    Use { tokens, cost_micros: 0 }
 }
 
 fn tenant(limits: Limits) -> Vec<(Scope, Limits)> {
@@ -83,13 +93,13 @@ impl Group {
     }
 }
 
-async fn reserve(limiter: &Limiter, began: Instant, scopes: &[(Scope, Limits)], tokens: u64) -> Result<Held, Refusal> {
+async fn reserve(limiter: &Limiter, began: Instant, scopes: &[(Scope, Limits)], most: u64) -> Result<Held, Refusal> {
     let now = Duration::from_secs(1_000_000) + began.elapsed();
     let tenants = scopes.iter().find_map(|(scope, _)| match scope {
         Scope::Tenant(tenant) => Some(&**tenant),
         _ => None,
     });
-    limiter.reserve(Request { tenant: tenants.unwrap_or("scopes"), scopes, tokens, now, lasts: LASTS }).await.0
+    limiter.reserve(Request { tenant: tenants.unwrap_or("scopes"), scopes, most: tokens(most), now, lasts: LASTS }).await.0
 }
 
 /// The promises of each group.
@@ -100,21 +110,22 @@ async fn keeps_the_contract(group: Group) {
     all_scopes_are_charged_or_none(&group).await;
     only_so_many_run_at_a_time(&group).await;
     a_day_has_its_own_limit(&group).await;
+    money_is_reserved_and_settled(&group).await;
     all_together_pass_no_more_than_the_limit(&group).await;
 }
 
 async fn what_is_not_used_comes_back(group: &Group) {
     let scopes = vec![(Scope::Tenant("back".into()), group.limits(10, 100, 0, 0))];
     let first = group.reserve(0, &scopes, 90).await.unwrap();
-    let Err(Refusal::Wait { kind, limit, used, needed, retry }) = group.reserve(0, &scopes, 20).await else { panic!("it is full") };
+    let Err(Refusal::Wait { kind, limit, used, needed, retry, .. }) = group.reserve(0, &scopes, 20).await else { panic!("it is full") };
     assert_eq!((kind, limit, used, needed), (Kind::Tokens, 100, 90, 20));
     assert!(Duration::from_secs(30) < retry && retry <= Duration::from_secs(61), "{retry:?}");
-    group.first().settle(first, 30);
+    group.first().settle(first, tokens(30));
     told(group.first()).await;
     let second = group.reserve(0, &scopes, 70).await.unwrap();
     let now = Duration::from_secs(1_000_000) + group.began.elapsed();
     assert!(group.first().peek(now, &scopes).is_ok(), "there are requests left");
-    group.first().settle(second, 120);
+    group.first().settle(second, tokens(120));
     told(group.first()).await;
     let Err(Refusal::Wait { used: 150, .. }) = group.reserve(0, &scopes, 0).await else { panic!("more was used than reserved") };
 }
@@ -131,7 +142,7 @@ async fn a_cancelled_request_was_none(group: &Group) {
 
 async fn what_can_never_fit_is_told_so(group: &Group) {
     let scopes = vec![(Scope::Tenant("large".into()), group.limits(10, 100, 0, 0))];
-    let never = Refusal::Never { kind: Kind::Tokens, limit: 100, needed: 101 };
+    let never = Refusal::Never { scope: ScopeKind::Tenant, kind: Kind::Tokens, limit: 100, needed: 101 };
     assert_eq!(group.reserve(0, &scopes, 101).await.unwrap_err(), never);
 }
 
@@ -152,7 +163,7 @@ async fn only_so_many_run_at_a_time(group: &Group) {
     let first = group.reserve(0, &scopes, 1).await.unwrap();
     group.reserve(0, &scopes, 1).await.unwrap();
     assert_eq!(group.reserve(0, &scopes, 1).await.unwrap_err().kind(), Kind::Concurrent);
-    group.first().settle(first, 1);
+    group.first().settle(first, tokens(1));
     told(group.first()).await;
     group.reserve(0, &scopes, 1).await.unwrap();
 }
@@ -160,10 +171,39 @@ async fn only_so_many_run_at_a_time(group: &Group) {
 async fn a_day_has_its_own_limit(group: &Group) {
     let scopes = vec![(Scope::Tenant("day".into()), group.limits(0, 0, 100, 0))];
     let held = group.reserve(0, &scopes, 90).await.unwrap();
-    group.first().settle(held, 80);
+    group.first().settle(held, tokens(80));
     told(group.first()).await;
     assert_eq!(group.reserve(0, &scopes, 21).await.unwrap_err().kind(), Kind::TokensPerDay);
     group.reserve(0, &scopes, 20).await.unwrap();
+}
+
+async fn money_is_reserved_and_settled(group: &Group) {
+    let hard = |sum: u64| Budget { soft: Some(group.parts * 50), hard: Some(sum * group.parts) };
+    let limits = Limits { budgets: Budgets { day: hard(100), month: hard(1000) }, ..Limits::default() };
+    let scopes = vec![(Scope::Tenant("money".into()), limits), (Scope::Key("money".into()), Limits::default())];
+    let reserve = async |micros: u64| {
+        let now = Duration::from_secs(1_000_000) + group.began.elapsed();
+        let most = Use { tokens: 1, cost_micros: micros };
+        group.first().reserve(Request { tenant: "money", scopes: &scopes, most, now, lasts: LASTS }).await
+    };
+    let (first, standing) = reserve(90).await;
+    let warning = &standing.warnings[..];
+    assert!(matches!(warning, [Warning { period: Period::Day, spent: 90, .. }, Warning { period: Period::Month, .. }]), "{warning:?}");
+    let Err(Refusal::Wait { scope, kind, limit, used, needed, retry }) = reserve(20).await.0 else { panic!("it is spent") };
+    assert_eq!((scope, kind, limit, used, needed), (ScopeKind::Tenant, Kind::Spend(Period::Day), 100, 90, 20));
+    assert!(retry <= Duration::from_secs(86_400), "{retry:?}");
+    group.first().settle(first.unwrap(), Use { tokens: 1, cost_micros: 30 });
+    told(group.first()).await;
+    let second = reserve(70).await.0.unwrap();
+    assert!(reserve(1).await.0.is_err());
+    assert!(reserve(0).await.0.is_ok(), "what costs nothing passes");
+    group.first().cancel(second);
+    told(group.first()).await;
+    assert!(matches!(reserve(101).await.0, Err(Refusal::Never { .. })));
+    assert!(reserve(70).await.0.is_ok());
+    let now = Duration::from_secs(1_000_000) + group.began.elapsed();
+    let spent: Vec<_> = group.first().spent(now).into_iter().filter(|(scope, _)| *scope == Scope::Key("money".into())).collect();
+    assert_eq!(spent, [(Scope::Key("money".into()), Spent { day_micros: 100, month_micros: 100 })], "also where there is no budget yet");
 }
 
 async fn all_together_pass_no_more_than_the_limit(group: &Group) {
@@ -210,7 +250,7 @@ async fn a_server_that_stops_costs_one_wait_and_the_share_takes_over() {
     let one = &group[0];
     for _ in 0..10 {
         let held = reserve(one, began, &scopes, 10).await.unwrap();
-        one.settle(held, 5);
+        one.settle(held, tokens(5));
     }
     told(one).await;
     let before = one.shared_counts().unwrap();
@@ -226,7 +266,7 @@ async fn a_server_that_stops_costs_one_wait_and_the_share_takes_over() {
     assert_eq!((after.by_server, after.by_share, after.is_used), (10, 200, false));
     assert_eq!(waits.iter().filter(|waited| **waited >= wait).count(), 1, "only the first waits: {after:?}");
     assert!(waits[1..].iter().sum::<Duration>() < wait, "{waits:?}");
-    held.into_iter().for_each(|held| one.settle(held, 7));
+    held.into_iter().for_each(|held| one.settle(held, tokens(7)));
 
     server.signal("CONT");
     for limiter in &group {
@@ -235,7 +275,7 @@ async fn a_server_that_stops_costs_one_wait_and_the_share_takes_over() {
     }
     // The second coordinator sees the requests that the first let pass meanwhile, and no place is held by the reservation that timed out.
     let now = Duration::from_secs(1_000_000) + began.elapsed();
-    let (held, standing) = group[1].reserve(Request { tenant: "a", scopes: &scopes, tokens: 10, now, lasts: LASTS }).await;
+    let (held, standing) = group[1].reserve(Request { tenant: "a", scopes: &scopes, most: tokens(10), now, lasts: LASTS }).await;
     assert!(held.is_ok());
     assert_eq!(standing.requests.unwrap().remaining, 1000 - 211);
     let sums = sums(&server);
@@ -272,14 +312,14 @@ async fn a_server_that_dies_and_comes_back_knows_everything() {
     held.extend(passed.into_iter().map(Result::unwrap));
     // Half of them end while it is away.
     let rest = held.split_off(25);
-    held.into_iter().for_each(|held| group[0].settle(held, 4));
+    held.into_iter().for_each(|held| group[0].settle(held, tokens(4)));
     assert!(!group[0].asks());
     server.go_on();
     for limiter in &group {
         asks(limiter, true).await;
     }
     rest.into_iter().for_each(|held| group[0].cancel(held));
-    others.into_iter().for_each(|held| group[1].settle(held, 6));
+    others.into_iter().for_each(|held| group[1].settle(held, tokens(6)));
     for limiter in &group {
         told(limiter).await;
     }
@@ -321,7 +361,7 @@ async fn places_of_a_dead_coordinator_are_free_soon_and_those_of_a_living_one_ar
     let others = [reserve(&living, began, &scopes, 1).await, reserve(&living, began, &scopes, 1).await];
     assert!(others.iter().all(Result::is_ok), "{others:?}");
     assert_eq!(reserve(&living, began, &scopes, 1).await.unwrap_err().kind(), Kind::Concurrent, "its own is renewed");
-    living.settle(kept, 1);
+    living.settle(kept, tokens(1));
     told(&living).await;
     assert!(reserve(&living, began, &scopes, 1).await.is_ok());
 }

@@ -1,6 +1,7 @@
 //! Entries that the quota server has yet to be told: bounded, in order. Each entry may be sent again, since the scripts do nothing the second time.
 
 use super::Placed;
+use crate::quota::Use;
 use std::{
     collections::{HashSet, VecDeque},
     sync::Arc,
@@ -25,11 +26,11 @@ pub(super) struct Entry {
 pub(super) enum What {
     /// This coordinator let the request pass by itself.
     Charge {
-        tokens: u64,
+        most: Use,
         at: Instant,
     },
     Settle {
-        used: u64,
+        used: Use,
     },
     Cancel,
 }
@@ -117,7 +118,9 @@ mod tests {
     #[test]
     fn entries_of_one_reservation_go_one_after_the_other() {
         let mut backlog = Backlog::default();
-        for (number, what) in [(1, What::Cancel), (2, What::Settle { used: 1 }), (1, What::Settle { used: 2 }), (3, What::Cancel)] {
+        for (number, what) in
+            [(1, What::Cancel), (2, What::Settle { used: Use::default() }), (1, What::Settle { used: Use::default() }), (3, What::Cancel)]
+        {
             backlog.push(placed(number), what);
         }
         let first = backlog.take(16);

@@ -5,7 +5,10 @@ use super::{
     testing::{RedisServer, free_port, settings},
     *,
 };
-use crate::quota::{Quota, Reservation};
+use crate::{
+    limits::{Budget, Budgets},
+    quota::{Quota, Reservation},
+};
 use proptest::{
     prelude::*,
     test_runner::{Config, TestRunner},
@@ -18,7 +21,7 @@ fn tenant(name: &str, limits: Limits) -> (Scope, Limits) {
 const LASTS: Duration = Duration::from_secs(600);
 
 fn request<'a>(scopes: &'a [(Scope, Limits)], tokens: u64) -> Request<'a> {
-    Request { tenant: "a", scopes, tokens, lasts: LASTS }
+    Request { tenant: "a", scopes, most: Use { tokens, cost_micros: 0 }, lasts: LASTS }
 }
 
 /// Waits until the server decides.
@@ -32,7 +35,7 @@ async fn used(shared: &SharedQuota) -> bool {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Reserve { key: u8, tokens: u64 },
+    Reserve { key: u8, tokens: u64, cost: u64 },
     Settle { nth: usize, percent: u64 },
     Cancel { nth: usize },
     Time { ms: u64 },
@@ -40,10 +43,10 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        6 => (0..2_u8, 0..110_u64).prop_map(|(key, tokens)| Step::Reserve { key, tokens }),
+        6 => (0..2_u8, 0..110_u64, prop_oneof![Just(0), 0..80_u64]).prop_map(|(key, tokens, cost)| Step::Reserve { key, tokens, cost }),
         3 => (0..6_usize, 0..=120_u64).prop_map(|(nth, percent)| Step::Settle { nth, percent }),
         1 => (0..6_usize).prop_map(|nth| Step::Cancel { nth }),
-        3 => prop_oneof![0..3000_u64, 0..30_000_u64, Just(61_000), Just(3_600_000), Just(90_000_000)].prop_map(|ms| Step::Time { ms }),
+        3 => prop_oneof![0..3000_u64, 0..30_000_u64, Just(61_000), Just(3_600_000), Just(90_000_000), Just(1_300_000_000)].prop_map(|ms| Step::Time { ms }),
     ];
     prop::collection::vec(step, 1..60)
 }
@@ -62,11 +65,13 @@ fn the_scripts_decide_as_the_machine_does() {
     let mut connection = server.connection();
     let scripts = [include_str!("reserve.lua"), include_str!("settle.lua")].map(by_clock);
     let mut runner = TestRunner::new(Config { cases: 60, ..Config::default() });
-    let limits = |requests, tokens, day, concurrent| Limits {
+    let budget = |hard| Budget { soft: Some(hard / 2), hard: Some(hard) };
+    let limits = |requests, tokens, day, concurrent, month| Limits {
         requests_per_minute: Some(requests),
         tokens_per_minute: Some(tokens),
         tokens_per_day: Some(day),
         concurrent: Some(concurrent),
+        budgets: Budgets { day: budget(70), month: budget(month) },
     };
     let connection = std::cell::RefCell::new(&mut connection);
     runner
@@ -74,48 +79,50 @@ fn the_scripts_decide_as_the_machine_does() {
             let connection = &mut **connection.borrow_mut();
             redis::cmd("FLUSHALL").query::<()>(connection).unwrap();
             let (mut quota, mut clock) = (Quota::default(), 1_800_000_000_000_u64);
-            let mut running: Vec<(Reservation, Placed, u64)> = Vec::new();
+            let mut running: Vec<(Reservation, Placed, Use)> = Vec::new();
             for (number, step) in steps.into_iter().enumerate() {
                 redis::cmd("SET").arg("clock").arg(clock).query::<()>(connection).unwrap();
                 let now = Duration::from_millis(clock);
                 match step {
-                    Step::Reserve { key, tokens } => {
-                        let own = (Scope::Key(key.to_string().into()), limits(4, 120, 500, 3));
-                        let scopes = [tenant("a", limits(6, 200, 900, 4)), own];
+                    Step::Reserve { key, tokens, cost } => {
+                        let most = Use { tokens, cost_micros: cost };
+                        let own = (Scope::Key(key.to_string().into()), limits(4, 120, 500, 3, 150));
+                        let scopes = [tenant("a", limits(6, 200, 900, 4, 180)), own];
                         let keys = [format!("r{number}"), "w".into(), "c".into(), format!("w{key}"), format!("c{key}")];
                         let placed = Placed { number: number as u64, id: number.to_string(), keys: keys.into(), deadline: Instant::now() };
                         let mut reserve = call(&scripts[0], &placed);
-                        reserve.arg(tokens).arg(1_000_000_000_u64).arg(1_000_000_000_u64);
+                        numbers(&mut reserve, most).arg(10_000_000_000_u64).arg(100_000_000_000_u64);
                         for (_, limits) in &scopes {
-                            for kind in [Kind::Requests, Kind::Tokens, Kind::TokensPerDay, Kind::Concurrent] {
+                            for kind in KINDS {
                                 reserve.arg(limits.of(kind).unwrap());
                             }
                         }
                         let answer: Vec<i64> = reserve.invoke(connection).unwrap();
                         let there = decided(&answer, &scopes).expect("it is an answer");
-                        let here = quota.reserve(now, &scopes, tokens, now + Duration::from_secs(1_000_000));
+                        let here = quota.reserve(now, &scopes, most, now + Duration::from_secs(100_000_000));
                         let standing = quota.standing(now, &scopes);
                         match here {
                             Ok(reservation) => {
                                 prop_assert_eq!(there, Ok(standing));
-                                running.push((reservation, placed, tokens));
+                                running.push((reservation, placed, most));
                             }
                             Err(refusal) => prop_assert_eq!(there, Err((refusal, standing))),
                         }
                     }
                     Step::Settle { nth, percent } if nth < running.len() => {
-                        let (reservation, placed, tokens) = running.swap_remove(nth);
-                        let used = tokens * percent / 100;
+                        let (reservation, placed, most) = running.swap_remove(nth);
+                        let used = Use { tokens: most.tokens * percent / 100, cost_micros: most.cost_micros * percent / 100 };
                         quota.settle(reservation, used);
                         for first in [1, 0] {
-                            let settled: i64 = call(&scripts[1], &placed).arg(used).arg(0).arg(1000).invoke(connection).unwrap();
+                            let settled: i64 = numbers(&mut call(&scripts[1], &placed), used).arg(0).arg(1000).invoke(connection).unwrap();
                             prop_assert_eq!(settled, first);
                         }
                     }
                     Step::Cancel { nth } if nth < running.len() => {
                         let (reservation, placed, _) = running.swap_remove(nth);
                         quota.cancel(reservation);
-                        let settled: i64 = call(&scripts[1], &placed).arg(0).arg(1).arg(1000).invoke(connection).unwrap();
+                        let settled: i64 =
+                            numbers(&mut call(&scripts[1], &placed), Use::default()).arg(1).arg(1000).invoke(connection).unwrap();
                         prop_assert_eq!(settled, 1);
                     }
                     Step::Time { ms } => clock += ms,
@@ -137,7 +144,7 @@ async fn a_reservation_that_comes_after_its_cancellation_is_refused() {
     shared.inner.tell(Arc::clone(&placed), What::Cancel);
     shared.flush(Duration::from_secs(10)).await;
     let mut late = call(&SCRIPTS.reserve, &placed);
-    late.arg(5).arg(15_000).arg(600_000).arg(-1).arg(-1).arg(-1).arg(1);
+    late.arg(5).arg(0).arg(15_000).arg(600_000).arg(-1).arg(-1).arg(-1).arg(1).arg(-1).arg(-1);
     assert_eq!(late.invoke::<Vec<i64>>(&mut server.connection()).unwrap(), [2]);
     let Some(Ok((lease, _))) = shared.reserve(request(&scopes, 5)).await else { panic!("the place is free") };
     shared.cancel(lease);

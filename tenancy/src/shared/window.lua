@@ -1,12 +1,36 @@
 -- The sums of one scope, as in `window.rs`: a hash with the number of requests and tokens of each second, the tokens of each quarter of an
--- hour (r<n>, t<n>, d<n>), their sums (R, T, D), and the oldest and the newest slot of each length. Times are the server's, in ms.
+-- hour (r<n>, t<n>, d<n>), their sums (R, T, D), and the oldest and the newest slot of each length; and the money that was spent in the
+-- day and the month of the calendar (cd and cm are their numbers, cD and cM their sums). Times are the server's, in ms.
 
 local MINUTE, MINUTES, DAY, DAYS = 1000, 60, 900000, 96
 local KEPT_MS = (DAYS + 1) * DAY
+local CALENDAR_DAY = 86400000
+-- March of the year 0 to January 1970, in months, and to its first day, in days.
+local EPOCH_MONTH, EPOCH_DAY = 23638, 719468
 
 local function now_ms()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+-- The number of the month with a day, from January 1970 on; as H. Hinnant, "chrono-Compatible Low-Level Date Algorithms".
+local function month_of(day)
+  local of_era = (day + EPOCH_DAY) % 146097
+  local era = math.floor((day + EPOCH_DAY) / 146097)
+  local year = math.floor(
+    (of_era - math.floor(of_era / 1460) + math.floor(of_era / 36524) - math.floor(of_era / 146096)) / 365
+  )
+  local of_year = of_era - (365 * year + math.floor(year / 4) - math.floor(year / 100))
+  return (era * 400 + year) * 12 + math.floor((5 * of_year + 2) / 153) - EPOCH_MONTH
+end
+
+-- The time at which a month begins.
+local function month_begins(month)
+  local since = month + EPOCH_MONTH
+  local year, of_year = math.floor(since / 12), math.floor((153 * (since % 12) + 2) / 5)
+  local of_era = year % 400
+  local days = of_era * 365 + math.floor(of_era / 4) - math.floor(of_era / 100) + of_year
+  return (math.floor(year / 400) * 146097 + days - EPOCH_DAY) * CALENDAR_DAY
 end
 
 local function whole(number)
@@ -45,8 +69,13 @@ local function read(key, now)
   scope.mo = drop(key, scope.mo, scope.mn, scope.minute, MINUTES, { 'r', 't' }, { 'R', 'T' })
   scope['do'] = drop(key, scope['do'], scope.dn, scope.day, DAYS, { 'd' }, { 'D' })
   if kept[1] then redis.call('HSET', key, 'mo', whole(scope.mo), 'do', whole(scope['do'])) end
-  local sums = redis.call('HMGET', key, 'R', 'T', 'D')
+  local sums = redis.call('HMGET', key, 'R', 'T', 'D', 'cd', 'cD', 'cm', 'cM')
   scope.R, scope.T, scope.D = tonumber(sums[1]) or 0, tonumber(sums[2]) or 0, tonumber(sums[3]) or 0
+  local today = math.floor(now / CALENDAR_DAY)
+  local day, month = tonumber(sums[4]) or 0, tonumber(sums[6]) or 0
+  scope.cd, scope.cm = math.max(today, day), math.max(month_of(today), month)
+  scope.cD = day == scope.cd and tonumber(sums[5]) or 0
+  scope.cM = month == scope.cm and tonumber(sums[7]) or 0
   return scope
 end
 
@@ -89,7 +118,20 @@ local function add(scope, minute, day, tokens)
   -- A window without an entry of its own begins where the other does.
   scope.mn = scope.mn or scope.minute
   redis.call('HSET', key, 'mo', whole(scope.mo), 'mn', whole(scope.mn), 'do', whole(scope['do']), 'dn', whole(scope.dn))
-  redis.call('PEXPIRE', key, KEPT_MS)
+end
+
+-- Adds money to what was spent in this day and this month, unless they are over.
+local function spend(scope, day, month, micros)
+  if micros == 0 then return end
+  if day == scope.cd then scope.cD = scope.cD + micros end
+  if month == scope.cm then scope.cM = scope.cM + micros end
+  redis.call('HSET', scope.key, 'cd', whole(scope.cd), 'cD', whole(scope.cD), 'cm', whole(scope.cm), 'cM', whole(scope.cM))
+end
+
+-- Keeps a scope as long as anything of it counts.
+local function keep(scope, now)
+  local month = scope.cM > 0 and month_begins(scope.cm + 1) - now or 0
+  redis.call('PEXPIRE', scope.key, whole(math.max(KEPT_MS, month)))
 end
 
 -- Takes a place among the running requests of a scope, until `until_ms`.
@@ -98,7 +140,10 @@ local function run(key, id, until_ms, now)
   redis.call('PEXPIRE', key, whole(math.max(until_ms - now, 1) + 60000))
 end
 
--- The minute's slot, the quarter of an hour's, and the tokens of a reservation, by which it is settled.
-local function note(key, minute, day, tokens, keep_ms)
-  redis.call('SET', key, whole(minute) .. ' ' .. whole(day) .. ' ' .. whole(tokens), 'PX', whole(keep_ms))
+-- The minute's slot, the quarter of an hour's, and the tokens of a reservation, and the day, the month and the money: by these it is
+-- settled.
+local function note(key, keep_ms, ...)
+  local numbers = { ... }
+  for at, number in ipairs(numbers) do numbers[at] = whole(number) end
+  redis.call('SET', key, table.concat(numbers, ' '), 'PX', whole(keep_ms))
 end

@@ -46,6 +46,10 @@ impl IntoResponse for MessagesError {
         if let Some(ms) = self.0.retry_after_ms() {
             response.headers_mut().insert("retry-after-ms", HeaderValue::from(ms));
         }
+        // Clients' libraries repeat a 429 by themselves, unless they are told that it is useless.
+        if self.0.is_over_budget() {
+            response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
+        }
         response
     }
 }

@@ -14,6 +14,8 @@ const EXPIRE_EVERY: Duration = Duration::from_secs(600);
 const TENDED_EVERY: Duration = Duration::from_millis(500);
 /// The number of these intervals between two reloads of other processes' changes.
 const REFRESHED_EACH: u64 = 2;
+/// The number of these intervals after which the sums of what was spent are written.
+const SPEND_KEPT_EACH: u64 = 120;
 
 impl Gateway {
     /// Background loop: updates load shedding, reloads tenants changed elsewhere, reports lost usage records. Never returns.
@@ -31,6 +33,10 @@ impl Gateway {
                 // A panic there was logged.
                 let _ = tokio::task::spawn_blocking(move || worker.refresh()).await;
                 tenants.sweep();
+            }
+            if tick % SPEND_KEPT_EACH == 0 {
+                let worker = Arc::clone(tenants);
+                let _ = tokio::task::spawn_blocking(move || worker.keep_spend()).await;
             }
         }
     }

@@ -56,6 +56,7 @@ impl Gateway {
             uploads: Pool::new(Shares::quarters(UPLOADS_MAX, 0)),
             computing: Computing::start(),
             leaving: AtomicBool::new(false),
+            erasing: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
             generating,
             settings,

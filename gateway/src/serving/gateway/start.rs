@@ -1,6 +1,6 @@
 //! The start of an answer: options within their sender's rights, a quota, and the cluster or a cache.
 
-use super::Gateway;
+use super::{Gateway, erasing};
 use crate::{
     dialog::Dialog,
     features::feedback::{self, Answered},
@@ -82,7 +82,7 @@ impl Gateway {
     /// The salt of cached blocks: it separates a tenant from all others, and within a tenant requests with different `cache_salt`s. A
     /// client cannot forge the tenant's part.
     pub(super) fn salt(&self, cache_salt: &[u8]) -> Vec<u8> {
-        let tenant = self.tenant().map(|tenant| blake3::derive_key("tidemill tenant salt v1", tenant.as_bytes()));
+        let tenant = self.tenant().map(|tenant| erasing::salt(tenant, self.tenants().erased(tenant)));
         tenant.iter().flatten().chain(cache_salt).copied().collect()
     }
 

@@ -4,8 +4,8 @@
 //! transaction, which is retried.
 
 use super::super::{
-    ALWAYS, Addition, HISTORY_ITEMS_MAX, ITEM_OVERHEAD, Item, Kind, Limits, NewRecord, Owner, RECORD_OVERHEAD, Rewrite, StoreError,
-    Summary, note_evicted, tenant_of,
+    ALWAYS, Addition, HISTORY_ITEMS_MAX, Held, ITEM_OVERHEAD, Item, Kind, Limits, NewRecord, Owner, RECORD_OVERHEAD, Rewrite, StoreError,
+    Summary, Whose, note_evicted, tenant_of,
 };
 use crate::{
     base::room::Shares,
@@ -18,6 +18,11 @@ use tokio_postgres::{Client, Row, Transaction};
 const PARTS: i32 = 16;
 /// The columns of a deleted record: its items' numbers, its size besides the overhead, and its owner.
 const GONE: &str = "RETURNING history, octet_length(body) + coalesce(octet_length(summary), 0), owner";
+
+/// The records of a user, or of a tenant and all its users, as a SQL condition.
+pub(super) fn of_owners(whose: &Whose) -> &'static str {
+    if whose.user.is_some() { "owner = $1" } else { "split_part(owner, '/', 1) = $1" }
+}
 
 pub(super) struct Writing<'a> {
     transaction: Transaction<'a>,
@@ -202,6 +207,33 @@ impl<'a> Writing<'a> {
         rows.iter().for_each(|row| self.record_gone(row));
         self.give_up(&rows.iter().flat_map(|row| row.get::<_, Vec<i64>>(0)).collect::<Vec<_>>()).await?;
         Ok(rows.len() as u64)
+    }
+
+    /// Counts the records of these owners.
+    pub(super) async fn held(&self, whose: &Whose) -> Outcome<Held> {
+        let select = format!("SELECT kind, count(*) FROM tidemill.records WHERE {} GROUP BY kind", of_owners(whose));
+        let mut held = Held::default();
+        for row in self.transaction.query(&select, &[&speakable(&whose.name())?]).await? {
+            held.add(row.get::<_, i16>(0).into(), row.get::<_, i64>(1).unsigned_abs());
+        }
+        Ok(held)
+    }
+
+    /// Deletes up to `some` records of these owners.
+    pub(super) async fn erase(&mut self, whose: &Whose, some: i64) -> Outcome<Held> {
+        let delete = format!(
+            "DELETE FROM tidemill.records WHERE number IN (
+                 SELECT number FROM tidemill.records WHERE {} ORDER BY number LIMIT $2 FOR UPDATE) {GONE}, kind",
+            of_owners(whose)
+        );
+        let rows = self.transaction.query(&delete, &[&speakable(&whose.name())?, &some]).await?;
+        let mut erased = Held::default();
+        for row in &rows {
+            self.record_gone(row);
+            erased.add(row.get::<_, i16>(3).into(), 1);
+        }
+        self.give_up(&rows.iter().flat_map(|row| row.get::<_, Vec<i64>>(0)).collect::<Vec<_>>()).await?;
+        Ok(erased)
     }
 
     /// Deletes a tenant's oldest record that can age. Returns whether there was one.
