@@ -1,7 +1,8 @@
 //! `tidemill up`: a whole cluster on one machine, as real processes connected over loopback.
 //!
 //! - here: the command's flags, and what of them each process is given
-//! - `degrees`: tensor-parallel ranks by role; `models`: the models' directories and names; `fleet`: the processes, once they run
+//! - `degrees`: tensor-parallel ranks and pipeline stages by role; `models`: the models' directories and names; `fleet`: the processes, once
+//!   they run
 
 mod degrees;
 mod fleet;
@@ -96,6 +97,10 @@ pub struct UpArgs {
     /// thread. On a CPU only [default: 1]
     #[arg(long, value_name = "N")]
     tensor_parallel: Option<Degrees>,
+    /// Stages that each prefill and decode worker splits its model's layers over, such as 2, or prefill=2,decode=3; each is a process. On a CPU
+    /// only [default: 1]
+    #[arg(long, value_name = "N")]
+    pipeline: Option<Degrees>,
     /// Device memory of each prefill and decode worker for KV blocks [default: 1GiB on a CPU, an equal share of a GPU]
     #[arg(long)]
     kv_memory: Option<String>,
@@ -260,7 +265,8 @@ impl Cluster {
         let models = resolve_models(args, data).await?;
         let drafts = resolve_drafts(args, data).await?;
         let Ranges { prefill: (prefill, prefill_most), decode: (decode, decode_most) } = ranges;
-        let shares = compute_shares(args, models.len() * (prefill_most + decode_most))?;
+        let stages = args.pipeline.unwrap_or(Degrees { prefill: 1, decode: 1 });
+        let shares = compute_shares(args, models.len() * (prefill_most * stages.prefill + decode_most * stages.decode))?;
         let pki = data.join("pki");
         if !pki.join("ca.pem").is_file() {
             issue::create_ca(&pki)?;
@@ -331,7 +337,7 @@ impl Cluster {
 
         let coordinators = ("--coordinators", quic.join(","));
         self.start_pool(args, &models, &common(std::slice::from_ref(&coordinators)), data)?;
-        let (prefill_shares, decode_shares) = shares.split_at(models.len() * prefill_most);
+        let (prefill_shares, decode_shares) = shares.split_at(models.len() * prefill_most * stages.prefill);
         for (place, (name, dir)) in models.iter().enumerate() {
             let of_model = |extra: &[(&str, String)]| common(&[&[coordinators.clone(), ("--model-name", name.clone())], extra].concat());
             // Numbers continue from one model to the next.
@@ -363,17 +369,19 @@ impl Cluster {
             let ranks = |of_role: fn(Degrees) -> usize| {
                 args.tensor_parallel.map(of_role).into_iter().flat_map(|ranks| ["--tensor-parallel".to_owned(), ranks.to_string()])
             };
-            let fleet = |role, flags: &[String], shares: &[Vec<String>], places: std::ops::Range<usize>| Fleet {
+            let fleet = |role, stages: usize, flags: &[String], shares: &[Vec<String>], places: std::ops::Range<usize>| Fleet {
                 model: name.clone(),
                 role,
+                stages,
                 flags: flags.to_vec(),
                 first: places.start,
-                shares: shares[places].to_vec(),
+                shares: shares[places.start * stages..places.end * stages].to_vec(),
                 rests_until: None,
             };
             if has_kv {
                 let prefill_flags: Vec<String> = engine.iter().cloned().chain(ranks(|degrees| degrees.prefill)).collect();
-                self.start_fleet(fleet("prefill", &prefill_flags, prefill_shares, numbered(prefill_most)), prefill, args, data)?;
+                let places = numbered(prefill_most);
+                self.start_fleet(fleet("prefill", stages.prefill, &prefill_flags, prefill_shares, places), prefill, args, data)?;
             }
             let if_given = [
                 ("--sequences-max", Some(args.sequences_max.to_string())),
@@ -387,7 +395,8 @@ impl Cluster {
             ];
             let given = if_given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?])).flatten();
             let decode_flags: Vec<String> = engine.into_iter().chain(given).chain(ranks(|degrees| degrees.decode)).collect();
-            self.start_fleet(fleet("decode", &decode_flags, decode_shares, numbered(decode_most)), decode, args, data)?;
+            let places = numbered(decode_most);
+            self.start_fleet(fleet("decode", stages.decode, &decode_flags, decode_shares, places), decode, args, data)?;
         }
         // All must be ready before the first line is printed, since its reader may connect to any of them.
         for door in &doors {
@@ -456,7 +465,8 @@ fn nth(mut addr: SocketAddr, n: usize, flag: &str) -> anyhow::Result<SocketAddr>
     Ok(addr)
 }
 
-/// `count` free addresses on loopback for the links between coordinators. Their ports are free for both UDP and TCP, since links use both.
+/// `count` free addresses on loopback for the links to coordinators or to stages. Their ports are free for both UDP and TCP, since links use
+/// both.
 fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
     let mut held = Vec::new();
     while held.len() < count {
@@ -487,7 +497,7 @@ fn kept_models(args: &UpArgs, names: &[&str]) -> anyhow::Result<Option<Vec<Strin
     Ok(Some(["--models".to_owned(), models].into_iter().chain(floors).collect()))
 }
 
-/// Flags for cores and threads of each model's prefill workers, then of each model's decode workers.
+/// Flags for cores and threads of each model's prefill workers, then of each model's decode workers; each stage of a worker counts.
 fn compute_shares(args: &UpArgs, workers: usize) -> anyhow::Result<Vec<Vec<String>>> {
     let threads = |threads: usize| ["--threads".to_owned(), threads.to_string()];
     if args.cores == "split" {

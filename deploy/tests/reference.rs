@@ -24,7 +24,7 @@ const CONFIGURED: [&str; 7] = ["coordinator", "net", "engine", "kvpool", "prefil
 /// The structs whose keys have guides in [`GUIDES`].
 const GUIDED: [&str; 5] = ["Flags", "DecodeFlags", "EngineFlags", "PoolFlags", "WorkerFlags"];
 /// The guides to keys: (key, title, page). A key that ends in `_` is the prefix of several.
-const GUIDES: [(&str, &str, &str); 24] = [
+const GUIDES: [(&str, &str, &str); 28] = [
     ("admin_public", "Security", "security.md"),
     ("aliases", "Several coordinators", "coordinators.md"),
     ("batch_", "Batches", "batches.md"),
@@ -46,8 +46,12 @@ const GUIDES: [(&str, &str, &str); 24] = [
     ("rdma_devices", "RDMA", "rdma.md"),
     ("slo_", "Service classes", "classes.md"),
     ("speculation", "Speculation", "speculation.md"),
+    ("stage", "Pipeline stages", "pipeline.md"),
+    ("stage_", "Pipeline stages", "pipeline.md"),
+    ("stages", "Pipeline stages", "pipeline.md"),
     ("store", "A database", "postgres.md"),
     ("tenants", "Tenants", "tenants.md"),
+    ("tensor_parallel", "Tensor parallel", "tensor-parallel.md"),
     ("tls_", "TLS", "tls.md"),
 ];
 

@@ -59,6 +59,8 @@ pub enum Event {
         generated: usize,
         outcome: Result<Constrained, String>,
     },
+    /// A part of the model is lost, so that nothing can be computed any more.
+    Lost(ExecutorError),
     /// Hand all jobs back and end.
     Drain,
 }
@@ -109,6 +111,7 @@ impl<R: Role> Driven for Engine<R> {
             Event::Landed { fetch, index, outcome } => drop(self.role.fetched(fetch, index, outcome?, now)),
             Event::PutDone { job, blocks, outcome } => self.role.put_done(job, blocks, outcome, now),
             Event::Constrained { job, generated, outcome } => self.constrained(job, generated, outcome),
+            Event::Lost(error) => return Err(error),
             Event::Drain => {
                 self.role.hand_back("this worker is shutting down");
                 self.act()?;

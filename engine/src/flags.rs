@@ -1,7 +1,7 @@
 //! Settings of every worker that holds a model: the model, its device memory, its threads, its way to the pool.
 
 use serde::{Deserialize, Serialize};
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use tidemill_kvpool::client::{DeviceNames, TransportChoice};
 use tidemill_model::{
     Quantization,
@@ -12,7 +12,7 @@ use tidemill_net::{
     cores::Cores,
     worker::{WorkerError, WorkerFlags, WorkerSettings},
 };
-use tidemill_proto::block::KvDtype;
+use tidemill_proto::{block::KvDtype, stage::Stage};
 
 /// All settings of a worker, checked. `role` has those of its role's own section.
 #[derive(Debug)]
@@ -30,7 +30,8 @@ impl<R> Settings<R> {
         engine: EngineFlags,
         role: impl FnOnce(&EngineSettings) -> Result<R, ConfigError>,
     ) -> Result<Self, WorkerError> {
-        let (worker, engine) = (worker.check(name)?, engine.check()?);
+        let engine = engine.check()?;
+        let worker = if engine.stage.is_some() { worker.check_unregistered(name) } else { worker.check(name) }?;
         let role = role(&engine)?;
         Ok(Self { worker, engine, role })
     }
@@ -91,6 +92,17 @@ pub struct EngineFlags {
     /// memory node. Any number gives the same bytes [default: 1]
     #[arg(long)]
     pub tensor_parallel: Option<usize>,
+    /// Addresses (UDP) of the processes that hold the model's later layers, in order, separated by commas: this one is then the head of a
+    /// worker in stages, with the first layers. On CPUs [default: none, all layers are here]
+    #[arg(long, value_delimiter = ',', value_name = "ADDR,…")]
+    pub stages: Option<Vec<SocketAddr>>,
+    /// Place of this process among the stages of a worker, such as 2/3 for the second of three: it holds these layers, and computes for the head
+    /// that reaches it at `bind` [default: none, this is a worker or its head]
+    #[arg(long, value_name = "N/OF")]
+    pub stage: Option<String>,
+    /// Most seconds that a head waits until all stages have loaded their layers, and for each answer of a stage [default: 600]
+    #[arg(long)]
+    pub stage_wait_s: Option<u64>,
     /// Instruction set: auto, amx, avx512bf16, avx512, avx2, neon or portable. All give the same bits, except that amx goes with amx only
     /// [default: auto]
     #[arg(long)]
@@ -140,6 +152,12 @@ pub struct EngineSettings {
     pub threads: usize,
     /// The ranks that the model is split over, each with at least one of the threads; 1: not split.
     pub tensor_parallel: usize,
+    /// The addresses of the later stages, if this is the head of a worker in stages.
+    pub stages: Vec<SocketAddr>,
+    /// The place of this process, if it is a later stage.
+    pub stage: Option<Stage>,
+    /// The most time until all stages take part, and for each answer of a stage.
+    pub stage_wait: Duration,
     /// The instruction set; if `None`, the best that this CPU has.
     pub isa: Option<String>,
     pub transport: TransportChoice,
@@ -205,6 +223,12 @@ impl EngineFlags {
         if tensor_parallel > 1 && echo.is_some() {
             return Err(invalid("tensor_parallel", tensor_parallel, "is not for `--engine echo`, which has nothing to split"));
         }
+        let stages = self.stages.clone().unwrap_or_default();
+        let stage = self.stage(device, echo.is_some())?;
+        let stage_wait_s = self.stage_wait_s.unwrap_or(STAGE_WAIT_S);
+        if !(1..=STAGE_WAIT_S_MAX).contains(&stage_wait_s) {
+            return Err(invalid("stage_wait_s", stage_wait_s, format!("must be from 1 to {STAGE_WAIT_S_MAX}")));
+        }
         if let Some(step_tokens) = self.step_tokens.filter(|tokens| !(1..=STEP_TOKENS_MAX).contains(tokens)) {
             return Err(invalid("step_tokens", step_tokens, format!("must be from 1 to {STEP_TOKENS_MAX}")));
         }
@@ -224,6 +248,9 @@ impl EngineFlags {
             kernel_cache: self.kernel_cache.unwrap_or_else(kernel_cache_default),
             threads,
             tensor_parallel,
+            stages,
+            stage,
+            stage_wait: Duration::from_secs(stage_wait_s),
             isa,
             transport,
             rdma_devices,
@@ -234,6 +261,35 @@ impl EngineFlags {
 }
 
 impl EngineFlags {
+    /// The place of this process, if it is a later stage. Checks what goes with stages, at a head too.
+    fn stage(&self, device: DeviceChoice, is_echo: bool) -> Result<Option<Stage>, ConfigError> {
+        let later = self.stages.as_ref().map_or(0, Vec::len);
+        let (key, value) = match &self.stage {
+            Some(stage) => ("stage", stage.clone()),
+            None if later > 0 => ("stages", later.to_string()),
+            None => return Ok(None),
+        };
+        let refuse = |reason: &str| Err(invalid(key, &value, reason));
+        if is_echo {
+            return refuse("is not for `--engine echo`, which has no layers");
+        }
+        if device == DeviceChoice::Cuda {
+            return refuse("is for CPUs: leave `device` out");
+        }
+        if later >= STAGES_MAX {
+            return refuse("are too many");
+        }
+        let Some(text) = &self.stage else { return Ok(None) };
+        if later > 0 {
+            return refuse("is a later stage, and `stages` is the head's");
+        }
+        let stage: Stage = text.parse().map_err(|reason: String| invalid("stage", text, reason))?;
+        match stage.is_first() {
+            true => refuse("is the head's place, which is a worker with `stages`"),
+            false => Ok(Some(stage)),
+        }
+    }
+
     fn echo(&self) -> Result<Option<EchoOptions>, ConfigError> {
         let times = [("step_ms", self.step_ms), ("prompt_token_ms", self.prompt_token_ms), ("row_ms", self.row_ms)];
         match self.engine.as_deref() {
@@ -268,6 +324,11 @@ const ECHO_MS_MAX: f64 = 10_000.0;
 const STATE_EVERY_MAX: usize = 1 << 20;
 /// The most tokens of one step: a GPU's kernels have no more thread blocks in two of a grid's three directions.
 pub const STEP_TOKENS_MAX: usize = 65_535;
+/// The default of `stage_wait_s`: time to load the layers of a large model from a slow disk.
+const STAGE_WAIT_S: u64 = 600;
+const STAGE_WAIT_S_MAX: u64 = 86_400;
+/// The most stages of a worker. No model has more layers.
+const STAGES_MAX: usize = 1 << 12;
 /// The default KV memory on a CPU.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
 /// The default KV memory of an echo.
@@ -337,6 +398,27 @@ mod tests {
         for (wrong, words) in [(with(3, 2), "number of threads, 2"), (with(0, 2), "from 1 to"), (echo, "nothing to split")] {
             let error = wrong.check().unwrap_err().to_string();
             assert!(error.contains("`tensor_parallel`") && error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_a_head_or_a_later_stage() {
+        let addr = SocketAddr::from(([127, 0, 0, 1], 7));
+        let head = EngineFlags { stages: Some(vec![addr; 2]), ..flags() };
+        let later = EngineFlags { stage: Some("2/3".into()), ..flags() };
+        assert_eq!(head.clone().check().unwrap().stages.len(), 2);
+        assert_eq!(later.clone().check().unwrap().stage, Some(Stage { index: 1, count: 3 }));
+        for (wrong, words) in [
+            (EngineFlags { stage: Some("2".into()), ..flags() }, "write 2/3"),
+            (EngineFlags { stage: Some("1/3".into()), ..flags() }, "the head's place"),
+            (EngineFlags { stage: later.stage.clone(), ..head.clone() }, "`stages` is the head's"),
+            (EngineFlags { device: Some("cuda".into()), ..head.clone() }, "for CPUs"),
+            (EngineFlags { engine: Some("echo".into()), ..later.clone() }, "no layers"),
+            (EngineFlags { stages: Some(vec![addr; 1 << 12]), ..flags() }, "too many"),
+            (EngineFlags { stage_wait_s: Some(0), ..head }, "`stage_wait_s`"),
+        ] {
+            let error = wrong.check().unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
         }
     }
 

@@ -19,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_kvpool::client::{FetchId, Nics, Part, Pin, PoolRouter, TransportChoice, Ways, request::blocks_within};
+use tidemill_model::ExecutorError;
 use tidemill_net::{
     link::{Endpoint, LinkError},
     uplink::{LinkEvent, Uplink},
@@ -30,7 +31,11 @@ use tidemill_proto::{
     message::{EngineInfo, Report, RoleInfo, WorkerEvent},
     pool::BlockFormat,
 };
-use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, oneshot},
+    task::AbortHandle,
+};
 
 /// The most events that wait for the engine: blocks, and messages of coordinators.
 const INBOX_MAX: usize = 256;
@@ -120,6 +125,17 @@ impl Io {
         self.runtime.spawn(async move {
             // A closed inbox means that the engine has ended.
             let _ = inbox.send(task.await).await;
+        });
+    }
+
+    /// Tells the engine when a stage of its model is lost.
+    pub(crate) fn await_loss(&self, lost: oneshot::Receiver<ExecutorError>) {
+        let inbox = self.inbox.clone();
+        self.runtime.spawn(async move {
+            if let Ok(error) = lost.await {
+                // A closed inbox means that the engine has ended.
+                let _ = inbox.send(Event::Lost(error)).await;
+            }
         });
     }
 

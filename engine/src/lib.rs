@@ -22,6 +22,7 @@
 //! - `masks`: the allowed tokens of constrained sequences, computed beside the forward pass; `turns`: the order in which grammars are
 //!   compiled
 //! - `publishing`: device blocks into the pool
+//! - `stages`: a worker whose layers are in several processes: the head's links to the others, and the process of one of them
 //! - [`load`]: from settings to a loaded model with its device memory
 //! - [`draft`]: the loading of a draft model
 //! - [`flags`]: section `[engine]` of a worker's settings
@@ -56,6 +57,8 @@ pub mod load;
 mod masks;
 #[cfg(feature = "shell")]
 mod publishing;
+#[cfg(feature = "shell")]
+mod stages;
 #[cfg(feature = "shell")]
 mod turns;
 #[cfg(feature = "shell")]

@@ -2,12 +2,13 @@
 
 use crate::{
     flags::{DeviceChoice, EngineSettings},
+    stages::{StagesError, head::Met},
     states::StateRule,
 };
 use std::{fs, io::ErrorKind, path::Path};
 use tidemill_model::{
     CpuExecutor, CudaError, CudaExecutor, EchoExecutor, Encoder, EncoderExecutor, EncoderOptions, Executor, ExecutorError, Isa,
-    LoadOptions, Model, ModelError, Quantization, RankedExecutor, RankedModel, Runner,
+    LoadOptions, Model, ModelError, Quantization, RankedExecutor, RankedModel, Runner, StageModel,
     cuda::{self, CudaOptions, KvBytes},
     echo::EchoOptions,
     read_json,
@@ -16,7 +17,11 @@ use tidemill_net::{
     config::{ConfigError, invalid},
     process::Progress,
 };
-use tidemill_proto::message::{EngineInfo, IdentityKeys, ModelIdentity};
+use tidemill_proto::{
+    message::{EngineInfo, IdentityKeys, ModelIdentity},
+    stage::{Hello, Stage},
+};
+use tokio::sync::oneshot;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -26,6 +31,10 @@ pub enum EngineError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Device(#[from] ExecutorError),
+    #[error(transparent)]
+    Stages(#[from] StagesError),
+    #[error("the thread that computes for the head has ended: {0}")]
+    StageThread(String),
 }
 
 /// A loaded model with its device memory.
@@ -38,7 +47,12 @@ pub struct LoadedEngine {
     /// Blocks of the device's memory, including those for states.
     pub device_blocks: u32,
     pub states: StateRule,
+    /// Resolves with the failure of another stage, if the model's layers are in several.
+    pub lost: Option<oneshot::Receiver<ExecutorError>>,
 }
+
+/// Meets the other stages of a worker: from the head's greeting and the number of blocks for which it has room.
+pub type Meet<'a> = &'a dyn Fn(&Hello, usize) -> Result<Met, StagesError>;
 
 /// The default tokens of a step.
 const CPU_STEP_TOKENS: usize = 256;
@@ -48,10 +62,10 @@ const CUDA_STEP_TOKENS: usize = 8192;
 const ECHO_STEP_TOKENS: usize = 8192;
 
 /// Loads the model, logging its progress, and sets up its device memory. A step draws tokens for up to `sequences_max` sequences; 0 if it
-/// never draws any. `work_max` is that of [`EngineInfo`].
-pub fn load_engine(settings: &EngineSettings, sequences_max: usize, work_max: usize) -> Result<LoadedEngine, EngineError> {
+/// never draws any. `work_max` is that of [`EngineInfo`]. `meet` is called only if the settings name other stages.
+pub fn load_engine(settings: &EngineSettings, sequences_max: usize, work_max: usize, meet: Meet<'_>) -> Result<LoadedEngine, EngineError> {
     let identity = identity(&settings.model)?;
-    let LoadedRunner { runner, blocks, step_tokens } = load_runner(settings, sequences_max)?;
+    let LoadedRunner { runner, blocks, step_tokens, lost } = load_runner(settings, sequences_max, meet)?;
     let states = StateRule::new(runner.state_blocks(), settings.state_every);
     let of_tokens = blocks.saturating_sub(states.of_job());
     if states.blocks > 0 && of_tokens == 0 {
@@ -71,7 +85,7 @@ pub fn load_engine(settings: &EngineSettings, sequences_max: usize, work_max: us
         context_tokens: runner.context_tokens() as u32,
         work_max: work_max.try_into().unwrap_or(u32::MAX),
     };
-    Ok(LoadedEngine { runner, info, step_tokens, device_blocks: blocks as u32, states })
+    Ok(LoadedEngine { runner, info, step_tokens, device_blocks: blocks as u32, states, lost })
 }
 
 fn identity(dir: &Path) -> Result<ModelIdentity, ModelError> {
@@ -91,19 +105,20 @@ struct LoadedRunner {
     runner: Runner,
     blocks: usize,
     step_tokens: usize,
+    lost: Option<oneshot::Receiver<ExecutorError>>,
 }
 
-fn load_runner(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedRunner, EngineError> {
+fn load_runner(settings: &EngineSettings, sequences_max: usize, meet: Meet<'_>) -> Result<LoadedRunner, EngineError> {
     if let Some(options) = &settings.echo {
         return load_echo(settings, options, sequences_max);
     }
     match settings.device {
-        DeviceChoice::Cpu => load_on_cpu(settings, sequences_max),
+        DeviceChoice::Cpu => load_on_cpu(settings, sequences_max, meet),
         DeviceChoice::Cuda => Ok(load_on_cuda(settings, sequences_max)?),
         DeviceChoice::Auto => match load_on_cuda(settings, sequences_max) {
             Err(reason) if is_no_gpu_for_it(&reason) => {
                 tracing::info!(%reason, "the model computes on the CPU");
-                load_on_cpu(settings, sequences_max)
+                load_on_cpu(settings, sequences_max, meet)
             }
             outcome => Ok(outcome?),
         },
@@ -119,26 +134,52 @@ fn is_no_gpu_for_it(error: &ModelError) -> bool {
     }
 }
 
-fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedRunner, EngineError> {
-    let isa = match &settings.isa {
-        None => None,
-        Some(name) => Some(name.parse::<Isa>().map_err(|reason| invalid("isa", name, reason.to_string()))?),
-    };
+/// Loads the layers of a later stage.
+pub(crate) fn load_stage(settings: &EngineSettings, stage: Stage) -> Result<StageModel, EngineError> {
+    let mut progress = Progress::new("loading weights:");
+    let model = RankedModel::load_stage(&settings.model, &load_options(settings)?, settings.tensor_parallel, stage, &mut |done, total| {
+        progress.update(done, total)
+    })?;
+    Ok(StageModel::new(model))
+}
+
+fn isa(settings: &EngineSettings) -> Result<Option<Isa>, ConfigError> {
+    let named = |name: &String| name.parse::<Isa>().map_err(|reason| invalid("isa", name, reason.to_string()));
+    settings.isa.as_ref().map(named).transpose()
+}
+
+fn load_options(settings: &EngineSettings) -> Result<LoadOptions, ConfigError> {
+    Ok(LoadOptions { kv_dtype: settings.kv_dtype, quantize: settings.quantize, threads: settings.threads, isa: isa(settings)? })
+}
+
+fn load_on_cpu(settings: &EngineSettings, sequences_max: usize, meet: Meet<'_>) -> Result<LoadedRunner, EngineError> {
     let mut progress = Progress::new("loading weights:");
     let mut progress = |done, total| progress.update(done, total);
-    let options = EncoderOptions { quantize: settings.quantize, threads: settings.threads, isa };
+    let options = EncoderOptions { quantize: settings.quantize, threads: settings.threads, isa: isa(settings)? };
     let ranks = settings.tensor_parallel;
     if let Some(encoder) = Encoder::load(&settings.model, &options, &mut progress)? {
         if ranks > 1 {
             return Err(invalid("tensor_parallel", ranks, "is not for models that read a text as a whole: leave it out").into());
         }
+        if let Some(first) = settings.stages.first() {
+            return Err(invalid("stages", first, "are not for models that read a text as a whole: leave them out").into());
+        }
         let blocks = settings.cpu_blocks(encoder.kv_shape().block_bytes())?;
         // A text goes into one step, regardless of its length.
         let step_tokens = settings.step_tokens.unwrap_or(ENCODER_STEP_TOKENS).max(encoder.context_tokens());
-        return Ok(LoadedRunner { runner: Box::new(EncoderExecutor::new(encoder, blocks)), blocks, step_tokens });
+        return Ok(LoadedRunner { runner: Box::new(EncoderExecutor::new(encoder, blocks)), blocks, step_tokens, lost: None });
     }
-    let options = LoadOptions { kv_dtype: settings.kv_dtype, quantize: settings.quantize, threads: settings.threads, isa };
-    let (runner, blocks, dequantizes_4_bits): (Runner, _, _) = if ranks > 1 {
+    let options = load_options(settings)?;
+    let mut lost = None;
+    let (runner, blocks, dequantizes_4_bits): (Runner, _, _) = if !settings.stages.is_empty() {
+        let stage = Stage { index: 0, count: settings.stages.len() as u32 + 1 };
+        let model = load_stage(settings, stage)?;
+        let (blocks, dequantizes) = (settings.cpu_blocks(model.kv_shape().block_bytes())?, model.dequantizes_4_bits());
+        let met = meet(&model.hello(stage), blocks)?;
+        tracing::info!(stages = stage.count, ranks, blocks = met.blocks, "the model is split over stages");
+        lost = Some(met.lost);
+        (Box::new(model.into_head(met.blocks, met.later)), met.blocks, dequantizes)
+    } else if ranks > 1 {
         let model = RankedModel::load(&settings.model, &options, ranks, &mut progress)?;
         tracing::info!(ranks, threads = settings.threads / ranks, "the model is split over ranks, each with these threads");
         let (blocks, dequantizes) = (settings.cpu_blocks(model.kv_shape().block_bytes())?, model.dequantizes_4_bits());
@@ -152,7 +193,7 @@ fn load_on_cpu(settings: &EngineSettings, sequences_max: usize) -> Result<Loaded
         tracing::info!("weights in 4 bits are dequantized: they take at least four times the memory");
     }
     let step_tokens = settings.step_tokens.unwrap_or(CPU_STEP_TOKENS).max(sequences_max);
-    Ok(LoadedRunner { runner, blocks, step_tokens })
+    Ok(LoadedRunner { runner, blocks, step_tokens, lost })
 }
 
 fn load_echo(settings: &EngineSettings, options: &EchoOptions, sequences_max: usize) -> Result<LoadedRunner, EngineError> {
@@ -160,7 +201,7 @@ fn load_echo(settings: &EngineSettings, options: &EchoOptions, sequences_max: us
     let blocks = settings.cpu_blocks(echo.kv_shape().block_bytes())?;
     let step_tokens = settings.step_tokens.unwrap_or(ECHO_STEP_TOKENS).max(sequences_max);
     tracing::info!(blocks, "no model computes here: tokens are a hash of the ids");
-    Ok(LoadedRunner { runner: Box::new(echo.with_blocks(blocks)), blocks, step_tokens })
+    Ok(LoadedRunner { runner: Box::new(echo.with_blocks(blocks)), blocks, step_tokens, lost: None })
 }
 
 fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<LoadedRunner, ModelError> {
@@ -170,6 +211,9 @@ fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<Loade
     }
     if settings.tensor_parallel > 1 {
         return unfit(&format!("a model that is split (--tensor-parallel {}) is the CPU's", settings.tensor_parallel));
+    }
+    if !settings.stages.is_empty() {
+        return unfit("a model in stages (--stages) is the CPU's");
     }
     let libraries = cuda::libraries()?;
     tracing::info!(driver = %libraries.driver, nvrtc = %libraries.nvrtc, cublaslt = %libraries.cublaslt, "CUDA's libraries");
@@ -183,7 +227,7 @@ fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<Loade
     if let Some(reason) = cuda.fp8_lacks() {
         tracing::warn!(reason, "weights in FP8 are dequantized to bf16: they take twice the memory, and products are slower");
     }
-    Ok(LoadedRunner { runner: Box::new(cuda), blocks, step_tokens })
+    Ok(LoadedRunner { runner: Box::new(cuda), blocks, step_tokens, lost: None })
 }
 
 #[cfg(test)]
@@ -200,7 +244,7 @@ mod tests {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests").join(model);
         let (device, tensor_parallel) = (Some(device.into()), Some(ranks));
         let flags = EngineFlags { model: Some(model), device, threads: Some(ranks), tensor_parallel, ..EngineFlags::default() };
-        load_engine(&flags.check().unwrap(), 300, 1200)
+        load_engine(&flags.check().unwrap(), 300, 1200, &|_, _| Err(StagesError::Told))
     }
 
     #[test]

@@ -12,12 +12,16 @@ use crate::{
     masks::Masks,
     publishing::Publisher,
     role::Role,
+    stages::{self, StagesError},
     states::StateRule,
 };
 use std::{sync::Arc, time::Duration};
 use tidemill_kvpool::client::Pin;
 use tidemill_net::{config::ConfigError, link::LinkError, process};
-use tidemill_proto::message::{EngineInfo, RoleInfo};
+use tidemill_proto::{
+    message::{EngineInfo, RoleInfo},
+    stage::Hello,
+};
 use tokio::time::timeout;
 
 /// The most blocks in flight to the pool, for each kind of put.
@@ -99,14 +103,22 @@ pub enum WorkerEnd {
 /// Runs a worker until it is told to end.
 pub fn run<S: RoleSettings>(settings: Settings<S>) -> Result<(), WorkerEnd> {
     let cores = settings.engine.cores.clone();
-    process::run(cores.as_ref(), serve(settings))
+    match settings.engine.stage {
+        Some(stage) => process::run(cores.as_ref(), stages::serve::serve(settings.worker, settings.engine, stage)),
+        None => process::run(cores.as_ref(), serve(settings)),
+    }
 }
 
 async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) -> Result<(), WorkerEnd> {
     worker.log.start();
     process::keep_freed_memory();
     let shutdown = worker.shutdown();
-    let LoadedEngine { mut runner, info, step_tokens, device_blocks, states } = load_engine(&engine, role.draws_max(), role.work_max())?;
+    let meet = |hello: &Hello, blocks| stages::head::meet(&worker, &engine, hello, blocks);
+    let loaded = match load_engine(&engine, role.draws_max(), role.work_max(), &meet) {
+        Err(EngineError::Stages(StagesError::Told)) => return Ok(()),
+        loaded => loaded?,
+    };
+    let LoadedEngine { mut runner, info, step_tokens, device_blocks, states, lost } = loaded;
     if runner.reads_whole() && role.draws_max() == 0 {
         return Err(WorkerEnd::Encoder);
     }
@@ -121,6 +133,9 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     let device = runner.device_copies().map(|copies| Arc::new(DevicePin(copies.pinner())) as Arc<dyn Pin>);
     let copies = device.is_some();
     let (io, mut links, events) = io::start(&worker, &engine, &info, S::role_info(info.clone()), device)?;
+    if let Some(lost) = lost {
+        io.await_loss(lost);
+    }
     let landings = copies.then(|| Landings::start(&io.runtime, LANDING_MAX, &io.inbox));
     let _registered = runner.block_memory().and_then(|memory| io.pools.register(memory));
     let putting_max = match runner.device_copies() {

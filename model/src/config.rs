@@ -17,7 +17,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
-use std::path::Path;
+use std::{ops::Range, path::Path};
 use tidemill_kernels::cpu::activation::Activation;
 use tidemill_proto::block::{KvDtype, KvShape, Token};
 
@@ -243,6 +243,19 @@ impl ModelConfig {
             context_tokens,
             eos,
         })
+    }
+
+    /// The configuration of consecutive layers alone, in a model whose layers keep no states. Layers are counted from the first of these.
+    pub(crate) fn of_layers(&self, layers: Range<usize>) -> Self {
+        let within = |all: &[usize]| all.iter().filter(|layer| layers.contains(layer)).map(|layer| layer - layers.start).collect();
+        let dense_layers = |experts: &ExpertConfig| ExpertConfig { dense_layers: within(&experts.dense_layers), ..experts.clone() };
+        Self {
+            layers: layers.len(),
+            unrotated: within(&self.unrotated),
+            windows: self.windows[layers.clone()].to_vec(),
+            experts: self.experts.as_ref().map(dense_layers),
+            ..self.clone()
+        }
     }
 
     /// The shape of a KV block with this storage.

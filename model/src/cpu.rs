@@ -8,6 +8,7 @@
 //!   blocks; `experts`: feed-forward layers of experts; `router`: the choice of experts for each row; `latent`: attention over a compressed
 //!   latent
 //! - `ranks`: how a model is split over tensor-parallel ranks, and their exchange; [`ranked`]: a model that is split
+//! - `stages`: how a model's layers are spread over processes
 
 mod band;
 mod conv_inputs;
@@ -22,10 +23,12 @@ pub mod ranked;
 mod ranks;
 mod router;
 mod short_conv;
+mod stages;
 mod states;
 
 pub use projection::Quantization;
 pub use ranked::{RankedExecutor, RankedModel};
+pub use stages::{IN_FLIGHT_PER_STAGE, LaterStages, StageError, StageExecutor, StageModel, StagedExecutor};
 
 use crate::{
     executor::{BlockBytes, Executor, ExecutorError},

@@ -60,6 +60,8 @@ pub enum ModelError {
     LatentInInt8,
     #[error("the model cannot be split over {ranks} ranks: {problem}; choose a different --tensor-parallel, or leave it out")]
     Ranks { ranks: usize, problem: String },
+    #[error("the model cannot be split over {stages} stages: {problem}; choose fewer stages, or leave them out")]
+    Stages { stages: u32, problem: String },
     #[error("the GPU's kernels cannot run this: {problem}; run on the CPU (--device cpu)")]
     NotOnDevice { problem: String },
     #[error(

@@ -7,6 +7,7 @@ use crate::cuda::{DeviceCopy, PendingBlocks, PinnedBlock, Pinner};
 use tidemill_kernels::cuda::CudaError;
 use tidemill_proto::{
     block::{KvShape, LayoutFingerprint},
+    stage::Stage,
     step::{Segment, SegmentResult},
 };
 
@@ -93,13 +94,15 @@ pub trait DeviceCopies {
     unsafe fn copy_block(&mut self, block: u32, from: u64) -> Result<DeviceCopy, ExecutorError>;
 }
 
-/// The failure of a backend. The CPU's fails only as a group of ranks.
+/// The failure of a backend. The CPU's fails only as a group, of ranks or of stages.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     #[error(transparent)]
     Cuda(#[from] CudaError),
     #[error("rank {rank} of {ranks} failed, and with it all: {message}")]
     Rank { rank: usize, ranks: usize, message: String },
+    #[error("{stage} failed, and with it all: {message}")]
+    Stage { stage: Stage, message: String },
 }
 
 /// An executor of any backend, which is chosen when the model is loaded.

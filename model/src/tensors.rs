@@ -223,6 +223,12 @@ impl Tensors {
         Ok(Self { embedding, layers, final_norm, head })
     }
 
+    /// The tensors of consecutive layers, with the embedding and the head.
+    pub(crate) fn of_layers(self, layers: Range<usize>) -> Self {
+        let layers = self.layers.into_iter().take(layers.end).skip(layers.start).collect();
+        Self { layers, ..self }
+    }
+
     /// The part of one tensor-parallel rank: of each matrix its rows, and the numbers that go with its heads. Matrices stay in the mapped
     /// files.
     pub(crate) fn part(&self, shard: Shard, config: &ModelConfig) -> Result<Self, ModelError> {

@@ -51,6 +51,7 @@ pub struct WorkerFlags {
 #[derive(Debug)]
 pub struct WorkerSettings {
     pub name: String,
+    pub role: PeerRole,
     pub host: Host,
     pub model_name: Option<String>,
     pub coordinators: Vec<SocketAddr>,
@@ -71,10 +72,22 @@ pub enum WorkerError {
 impl WorkerFlags {
     /// `role` is part of the default name.
     pub fn check(self, role: &str) -> Result<WorkerSettings, WorkerError> {
-        let coordinators = required(Some("worker"), "coordinators", self.coordinators)?;
-        if coordinators.is_empty() {
+        if required(Some("worker"), "coordinators", self.coordinators.as_ref())?.is_empty() {
             return Err(invalid("coordinators", "[]", "a worker needs at least one").into());
         }
+        self.check_rest(role)
+    }
+
+    /// Checks the settings of a process that another worker reaches at its address, and that no coordinator knows.
+    pub fn check_unregistered(self, role: &str) -> Result<WorkerSettings, WorkerError> {
+        if let Some(first) = self.coordinators.iter().flatten().next() {
+            return Err(invalid("coordinators", first, "is for a process that registers: leave it out for a stage").into());
+        }
+        required(Some("worker"), "bind", self.bind)?;
+        self.check_rest(role)
+    }
+
+    fn check_rest(self, role: &str) -> Result<WorkerSettings, WorkerError> {
         let pki = required(Some("worker"), "pki", self.pki)?;
         let identity = Identity::load(&pki)?;
         let of_certificate = identity.name();
@@ -82,17 +95,22 @@ impl WorkerFlags {
             PeerRole::Any => format!("{role}-{}", std::process::id()),
             _ => of_certificate.name.clone(),
         });
-        if !role.parse().is_ok_and(|role| of_certificate.is(role, Some(&name))) {
-            return Err(invalid("pki", pki.display(), format!("has a certificate for {of_certificate}, and this is {role}/{name}")).into());
-        }
+        let role = match role.parse::<PeerRole>() {
+            Ok(role) if of_certificate.is(role, Some(&name)) => role,
+            _ => {
+                let reason = format!("has a certificate for {of_certificate}, and this is {role}/{name}");
+                return Err(invalid("pki", pki.display(), reason).into());
+            }
+        };
         if let Some(host) = self.host.as_ref().filter(|host| !(1..=HOST_BYTES_MAX).contains(&host.len())) {
             return Err(invalid("host", host, format!("must have 1 to {HOST_BYTES_MAX} bytes")).into());
         }
         Ok(WorkerSettings {
             host: self.host.map_or_else(|| this_host(&name), Host),
             name,
+            role,
             model_name: self.model_name,
-            coordinators,
+            coordinators: self.coordinators.unwrap_or_default(),
             identity,
             bind: self.bind.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0))),
             log: Logging::new(self.log, self.log_format),

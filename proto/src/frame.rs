@@ -71,6 +71,8 @@ pub enum Preamble {
     PoolData = 3,
     /// The registry's messages, between coordinators.
     Registry = 4,
+    /// Messages between the stages of a worker: [`stage`](crate::stage).
+    Stage = 5,
 }
 
 impl Preamble {

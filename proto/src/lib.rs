@@ -7,7 +7,7 @@
 //! - [`urgency`]: how urgent a request is
 //! - [`step`]: the input and output of one step of a model
 //! - [`message`]: messages between coordinator and workers
-//! - [`pool`]: messages between a KV pool node and its clients
+//! - [`pool`]: messages between a KV pool node and its clients; [`stage`]: those between the stages of a worker
 //! - [`frame`]: messages to bytes and back, bounded and versioned
 
 pub mod block;
@@ -17,6 +17,7 @@ pub mod ids;
 pub mod message;
 pub mod pool;
 pub mod sampling;
+pub mod stage;
 pub mod step;
 pub mod tokens;
 pub mod urgency;

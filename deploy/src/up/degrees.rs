@@ -1,8 +1,8 @@
-//! `--tensor-parallel` of `tidemill up`: the ranks of prefill workers and of decode workers.
+//! `--tensor-parallel` and `--pipeline` of `tidemill up`: the ranks or stages of prefill workers and of decode workers.
 
 use std::str::FromStr;
 
-/// The ranks that each prefill worker and each decode worker splits its model over: `4`, or `prefill=4,decode=2`.
+/// The parts that each prefill worker and each decode worker splits its model into: `4`, or `prefill=4,decode=2`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Degrees {
     pub(super) prefill: usize,
@@ -15,7 +15,7 @@ impl FromStr for Degrees {
     fn from_str(text: &str) -> Result<Self, String> {
         let degree = |text: &str| {
             let degree = text.parse().ok().filter(|degree| *degree > 0);
-            degree.ok_or_else(|| format!("`{text}` is not a number of ranks: write 2, or prefill=4,decode=2"))
+            degree.ok_or_else(|| format!("`{text}` is not a number of parts: write 2, or prefill=4,decode=2"))
         };
         if !text.contains('=') {
             let degree = degree(text)?;

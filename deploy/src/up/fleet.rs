@@ -1,7 +1,7 @@
 //! The processes of a running cluster: started, watched, started again, scaled, restarted in turn, and ended.
 
 use super::{
-    UpArgs,
+    UpArgs, free_addresses,
     rolling::{self, Rolling},
     scaling::{self, Fleet},
 };
@@ -31,6 +31,8 @@ const WORKER_END: Duration = Duration::from_secs(10);
 pub(super) struct Cluster {
     pub(super) coordinators: Vec<Process>,
     pub(super) workers: Vec<Process>,
+    /// The processes with the later stages of workers, which no coordinator knows.
+    stages: Vec<Process>,
     /// The number of models that share each pool node.
     pub(super) models_per_node: usize,
     /// The addresses of each coordinator.
@@ -67,7 +69,25 @@ impl Cluster {
 
     fn start_engine(&mut self, fleet: &Fleet, number: usize, args: &UpArgs, data: &Path) -> anyhow::Result<()> {
         let own = certified(data, &format!("{}/{}", fleet.role, fleet.name(number)))?;
-        self.start_worker(fleet.role, number, args, &[&fleet.flags[..], &fleet.shares[number - fleet.first], &own].concat())
+        let stages = self.start_stages(fleet, number, args, data)?;
+        self.start_worker(fleet.role, number, args, &[&fleet.flags[..], fleet.share(number, 0), &own, &stages].concat())
+    }
+
+    /// Starts the later stages of a worker, and returns the flags that tell it their addresses.
+    fn start_stages(&mut self, fleet: &Fleet, number: usize, args: &UpArgs, data: &Path) -> anyhow::Result<Vec<String>> {
+        if fleet.stages == 1 {
+            return Ok(Vec::new());
+        }
+        let addrs = free_addresses(fleet.stages - 1)?;
+        for (addr, stage) in addrs.iter().zip(1..) {
+            let name = fleet.stage_name(number, stage);
+            let own = certified(data, &format!("{}/{name}", fleet.role))?;
+            let place = ["--bind".to_owned(), addr.to_string(), "--stage".to_owned(), format!("{}/{}", stage + 1, fleet.stages)];
+            let flags = [&unregistered(&fleet.flags)[..], fleet.share(number, stage), &own, &place].concat();
+            self.stages.push(Process::start(&format!("tidemill-{}", fleet.role), &name, &flags)?.restarted(args.restarts));
+        }
+        let addrs = addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        Ok(vec!["--stages".to_owned(), addrs])
     }
 
     /// Starts the `n`th worker of a role. Workers are assigned to the hosts in turn.
@@ -137,17 +157,30 @@ impl Cluster {
     }
 
     fn tend_workers(&mut self, now: Instant) {
-        let Self { workers, leaving, fleets, .. } = self;
+        let Self { workers, stages, leaving, fleets, .. } = self;
+        // A worker that has ended for good leaves no use for its other stages.
+        let dismiss = |stages: &mut [Process], worker: &str| {
+            stages.iter_mut().filter(|stage| scaling::is_stage_of(&stage.name, worker)).for_each(|stage| stage.dismiss(now));
+        };
         workers.retain_mut(|worker| match worker.tend(now) {
             Tended::Alive => true,
             Tended::Ended(_) if leaving.remove(&worker.name) => {
                 say(&format!("{} was not needed any more and has ended", worker.name));
+                dismiss(stages, &worker.name);
                 false
             }
             Tended::Ended(how) => {
                 say(&format!("{how}; the cluster goes on without it"));
+                dismiss(stages, &worker.name);
                 let of_it = fleets.iter_mut().find(|fleet| fleet.numbers().any(|number| fleet.name(number) == worker.name));
                 of_it.into_iter().for_each(|fleet| fleet.rests_until = Some(now + scaling::REST));
+                false
+            }
+        });
+        stages.retain_mut(|stage| match stage.tend(now) {
+            Tended::Alive => true,
+            Tended::Ended(how) => {
+                say(&how);
                 false
             }
         });
@@ -194,6 +227,8 @@ impl Cluster {
             let process = self.workers.iter_mut().chain(&mut self.coordinators).find(|process| process.name == name);
             // A process that has ended in the meantime needs no restart.
             if let Some(pid) = process.and_then(Process::recall) {
+                // A worker and its other stages are started again together.
+                self.stages.iter_mut().filter(|stage| scaling::is_stage_of(&stage.name, &name)).for_each(|stage| drop(stage.recall()));
                 rolling.started(name, pid, now);
             }
         }
@@ -221,13 +256,14 @@ impl Cluster {
     }
 
     fn ended_process(&mut self) -> Option<String> {
-        first_ended(&mut self.coordinators).or_else(|| first_ended(&mut self.workers))
+        [&mut self.coordinators, &mut self.workers, &mut self.stages].into_iter().find_map(|processes| first_ended(processes))
     }
 
     /// Coordinators drain first, while their workers can still finish running requests. Returns whether every process ended well.
     pub(super) async fn stop(self) -> bool {
         let mut clean = true;
-        for (processes, within) in [(self.coordinators, COORDINATOR_END), (self.workers, WORKER_END)] {
+        let workers = self.workers.into_iter().chain(self.stages).collect();
+        for (processes, within) in [(self.coordinators, COORDINATOR_END), (workers, WORKER_END)] {
             processes.iter().for_each(Process::terminate);
             let ends = join_all(processes.into_iter().map(|process| process.wait(within))).await;
             clean &= ends.into_iter().all(|well| well);
@@ -240,6 +276,12 @@ impl Door {
     fn cluster_url(&self) -> String {
         format!("http://{}/cluster", self.admin.as_ref().unwrap_or(&self.http))
     }
+}
+
+/// The flags without the coordinators' addresses.
+fn unregistered(flags: &[String]) -> Vec<String> {
+    let place = flags.iter().position(|flag| flag == "--coordinators").unwrap_or(flags.len());
+    flags[..place].iter().chain(flags.iter().skip(place + 2)).cloned().collect()
 }
 
 /// Each process gets a certificate of its own, a new one with each start.

@@ -28,7 +28,9 @@ pub(super) struct Fleet {
     pub role: &'static str,
     /// The flags with which each of them is started.
     pub flags: Vec<String>,
-    /// The flags for each place's share of the machine.
+    /// The number of processes of each worker.
+    pub stages: usize,
+    /// The flags for each process's share of the machine, those of a place's stages one after the other.
     pub shares: Vec<Vec<String>>,
     /// The number of the first place; the others follow.
     pub first: usize,
@@ -46,18 +48,36 @@ pub(super) struct Change {
     pub dismiss: Vec<usize>,
 }
 
+/// The words between a worker's name and the number of a later stage.
+const STAGE: &str = "-stage-";
+
+/// Whether a process with this name holds a later stage of `worker`.
+pub(super) fn is_stage_of(name: &str, worker: &str) -> bool {
+    name.split_once(STAGE).is_some_and(|(head, _)| head == worker)
+}
+
 impl Fleet {
     pub(super) fn name(&self, number: usize) -> String {
         format!("{}-{number}", self.role)
     }
 
+    /// The name of the process with a worker's later stage, counted from 0 for the head.
+    pub(super) fn stage_name(&self, number: usize, stage: usize) -> String {
+        format!("{}{STAGE}{}", self.name(number), stage + 1)
+    }
+
+    /// The flags for the share of a worker's stage.
+    pub(super) fn share(&self, number: usize, stage: usize) -> &[String] {
+        &self.shares[(number - self.first) * self.stages + stage]
+    }
+
     pub(super) fn numbers(&self) -> std::ops::Range<usize> {
-        self.first..self.first + self.shares.len()
+        self.first..self.first + self.shares.len() / self.stages
     }
 
     /// The change that is needed: `running` workers are there and stay, `leaving` ones still occupy their places.
     pub(super) fn change(&self, now: Instant, wanted: usize, running: &[usize], leaving: &[usize]) -> Change {
-        let wanted = wanted.min(self.shares.len());
+        let wanted = wanted.min(self.numbers().len());
         let rests = self.rests_until.is_some_and(|until| now < until);
         let more = if rests { 0 } else { wanted.saturating_sub(running.len()) };
         let free = self.numbers().filter(|number| !running.contains(number) && !leaving.contains(number));
@@ -85,8 +105,21 @@ mod tests {
 
     #[test]
     fn the_newest_leave_and_no_place_has_two() {
-        let mut fleet =
-            Fleet { model: "m".into(), role: "decode", flags: Vec::new(), shares: vec![Vec::new(); 4], first: 4, rests_until: None };
+        let mut fleet = Fleet {
+            model: "m".into(),
+            role: "decode",
+            flags: Vec::new(),
+            stages: 2,
+            shares: vec![Vec::new(); 8],
+            first: 4,
+            rests_until: None,
+        };
+        assert_eq!(fleet.stage_name(5, 1), "decode-5-stage-2");
+        assert!(
+            is_stage_of("decode-5-stage-2", "decode-5")
+                && !is_stage_of("decode-5-stage-2", "decode-51")
+                && !is_stage_of("decode-5", "decode-5")
+        );
         let now = Instant::now();
         let change = |fleet: &Fleet, wanted, running: &[usize], leaving: &[usize]| {
             let Change { start, dismiss } = fleet.change(now, wanted, running, leaving);

@@ -11,12 +11,13 @@ use tidemill_proto::{
     frame::{self, HEADER_BYTES, Preamble},
     message::{ToCoordinator, ToWorker},
     pool::{FromPool, GetData, PutData, ToPool},
+    stage::{FromStage, ToStage},
 };
 use tidemill_registry::{command::Proposal, peers::PeerMessage, state::State};
 
 pub(crate) const FRAMES: Target = Target {
     name: "frames",
-    about: "messages of workers, coordinators, pool nodes and their clients, as bytes",
+    about: "messages of workers and their stages, coordinators, pool nodes and their clients, as bytes",
     open,
     cpu_max: Duration::from_secs(2),
     // A frame allocates no more than its limit, 8 MiB, for the decoded message, which is encoded again.
@@ -32,6 +33,8 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
         Kind::new::<FromPool>("FromPool"),
         Kind::new::<PutData>("PutData"),
         Kind::new::<GetData>("GetData"),
+        Kind::new::<ToStage>("ToStage"),
+        Kind::new::<FromStage>("FromStage"),
         Kind::new::<PeerMessage>("PeerMessage"),
         Kind::new::<Proposal>("Proposal"),
         Kind::new::<State>("State"),
@@ -45,7 +48,7 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
             let _ = frame::payload_bytes(*header);
         }
         if let Some(preamble) = payload.first_chunk() {
-            let _ = Preamble::one_of(&[Preamble::Control, Preamble::Pool, Preamble::PoolData, Preamble::Registry], *preamble);
+            let _ = Preamble::one_of(&[Preamble::Control, Preamble::Pool, Preamble::PoolData, Preamble::Registry, Preamble::Stage], *preamble);
         }
         (kind.check)(&payload)
     }))

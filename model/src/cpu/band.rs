@@ -23,6 +23,8 @@ pub(super) struct Buffers {
     /// One scratch per thread.
     pub(super) scratch: Vec<Mutex<Scratch>>,
     pub(super) logits: Vec<f32>,
+    /// The rows that the next stage needs, or that the last one gives back, in a model whose layers are in several stages.
+    pub(super) rows: Vec<f32>,
     /// The rows with logits, after the final norm, in f32; filled only if a chunk wants its hidden state.
     pub(super) hidden: Vec<f32>,
     /// The chunks' states.
@@ -92,7 +94,15 @@ impl Buffers {
             })
         };
         let scratch = std::iter::repeat_with(scratch).take(threads).collect();
-        Self { bands: Vec::new(), tail: Band::default(), scratch, logits: Vec::new(), hidden: Vec::new(), states: Vec::new() }
+        Self {
+            bands: Vec::new(),
+            tail: Band::default(),
+            scratch,
+            logits: Vec::new(),
+            rows: Vec::new(),
+            hidden: Vec::new(),
+            states: Vec::new(),
+        }
     }
 }
 

@@ -23,6 +23,7 @@ use tidemill_kernels::{
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, Token},
+    stage::Stage,
     step::StateBlocks,
 };
 
@@ -85,7 +86,8 @@ impl Model {
     /// On a broken contract: a token outside the vocabulary, an empty chunk, a chunk beyond the model's context or its
     /// block table, a state that is missing, a block id outside `kv`, or `kv` of another model.
     pub fn forward(&mut self, chunks: &[Chunk<'_>], kv: &mut KvMemory) -> Logits<'_> {
-        self.compute(chunks, kv);
+        assert!(self.stage == Stage::WHOLE, "a model with all its layers");
+        self.compute(chunks, None, kv);
         self.logits()
     }
 
@@ -95,8 +97,14 @@ impl Model {
         Logits { data: logits, vocab: self.config.vocab, hidden, width: self.config.hidden }
     }
 
-    /// Runs all chunks, as [`forward`](Self::forward) does.
-    pub(super) fn compute(&mut self, chunks: &[Chunk<'_>], kv: &mut KvMemory) {
+    /// The rows that the last batch left behind for another stage, `[rows, hidden]`: all of them for the next one, or from the last one
+    /// those with logits.
+    pub(super) fn rows(&self) -> &[f32] {
+        &self.buffers.rows
+    }
+
+    /// Runs all chunks, as [`forward`](Self::forward) does. `input` has their rows as the stage before left them; the first stage has none.
+    pub(super) fn compute(&mut self, chunks: &[Chunk<'_>], input: Option<&[f32]>, kv: &mut KvMemory) {
         assert_eq!(*kv.layout(), self.kv_layout(), "the KV memory is of another shape than the model");
         for chunk in chunks {
             let end = chunk.start + chunk.tokens.len();
@@ -106,23 +114,41 @@ impl Model {
         }
         let mut buffers = std::mem::take(&mut self.buffers);
         let mut states = States::load(&self.cpu, chunks, self.state_numbers(), kv, std::mem::take(&mut buffers.states));
-        self.run(chunks, kv, &mut states, &mut buffers);
+        self.run(chunks, input, kv, &mut states, &mut buffers);
         buffers.states = states.store(&self.cpu, chunks, kv);
+        self.buffers = buffers;
+    }
+
+    /// Computes the logits of rows that went through all stages, `[rows, hidden]`, as [`forward`](Self::forward) does at its end.
+    pub(super) fn finish(&mut self, x: &[f32], wants_hidden: bool) {
+        let mut buffers = std::mem::take(&mut self.buffers);
+        if x.is_empty() {
+            buffers.logits.clear();
+        } else {
+            let Buffers { scratch, hidden, logits, .. } = &mut buffers;
+            self.project_to_logits(x, wants_hidden, &mut free(scratch), hidden, logits);
+        }
         self.buffers = buffers;
     }
 
     /// One loop over bands per layer, from its attention to the next layer's keys. Bands wait for each other only to
     /// write these.
-    fn run(&self, chunks: &[Chunk<'_>], kv: &mut KvMemory, states: &mut States, buffers: &mut Buffers) {
+    fn run(&self, chunks: &[Chunk<'_>], input: Option<&[f32]>, kv: &mut KvMemory, states: &mut States, buffers: &mut Buffers) {
         let (cpu, scratch) = (&self.cpu, &buffers.scratch);
         let (mut all, mut tail) = self.cut(chunks, std::mem::take(&mut buffers.bands), std::mem::take(&mut buffers.tail));
         let used = all.iter().take_while(|band| !band.tokens.is_empty()).count();
         let bands = &mut all[..used];
         let pieces = Pieces::new(chunks, bands);
         let (last, layers) = self.layers.split_last().expect("a model has layers");
-        let what = |index| if index == layers.len() { Rows::KeysAndValues } else { Rows::All };
+        let what = |index| if index == layers.len() && self.stage.is_last() { Rows::KeysAndValues } else { Rows::All };
+        if let Some(rows) = input {
+            self.enter(bands, rows);
+        }
         cpu.for_each_mut(bands, |band| {
-            self.embed(band);
+            if input.is_none() {
+                self.embed(band);
+            }
+            self.find_angles(band);
             self.project(&self.layers[0], what(0), band, &mut free(scratch));
         });
         for (index, layer) in layers.iter().enumerate() {
@@ -134,7 +160,12 @@ impl Model {
             });
         }
         self.keep(last, layers.len(), kv, bands, &pieces, states);
-        if tail.spans.is_empty() {
+        buffers.rows.clear();
+        if !self.stage.is_last() {
+            // The next stage needs all rows.
+            cpu.for_each_mut(bands, |band| self.rest_of_layer(last, layers.len(), kv, band, &mut free(scratch)));
+            bands.iter().for_each(|band| buffers.rows.extend_from_slice(&band.x));
+        } else if tail.spans.is_empty() {
             buffers.logits.clear();
         } else {
             // From here on, only rows with logits matter.
@@ -144,25 +175,36 @@ impl Model {
             let scratch = &mut free(scratch);
             self.project(last, Rows::Queries, &mut tail, scratch);
             self.rest_of_layer(last, layers.len(), kv, &mut tail, scratch);
-            buffers.hidden.clear();
-            if chunks.iter().any(|chunk| chunk.logits == LogitRows::LastHidden) {
-                buffers.hidden.extend_from_slice(&tail.x);
-                self.final_norm.apply(cpu, &mut buffers.hidden);
-            }
-            scratch.normed.norm_from(cpu, &tail.x, &self.final_norm);
-            self.project_to_logits(scratch, &mut buffers.logits);
-            let (factor, cap) = (self.config.logit_factor, self.config.logit_cap);
-            if factor.is_some() || cap.is_some() {
-                elementwise::scale_and_cap(cpu, &mut buffers.logits, factor.unwrap_or(1.0), cap);
+            if self.stage.is_first() {
+                let wants_hidden = chunks.iter().any(|chunk| chunk.logits == LogitRows::LastHidden);
+                self.project_to_logits(&tail.x, wants_hidden, scratch, &mut buffers.hidden, &mut buffers.logits);
+            } else {
+                std::mem::swap(&mut buffers.rows, &mut tail.x);
             }
         }
         buffers.bands = all.into_iter().map(Band::recycle).collect();
         buffers.tail = tail.recycle();
     }
 
-    /// Multiplies the final norm's rows by the head.
-    fn project_to_logits(&self, Scratch { normed, columns, .. }: &mut Scratch, logits: &mut Vec<f32>) {
-        let (cpu, rows, vocab, weights) = (&self.cpu, normed.rows(), self.config.vocab, &self.head);
+    /// Norms rows that went through all layers, into `hidden` too if that is wanted, and projects them to logits.
+    fn project_to_logits(&self, x: &[f32], wants_hidden: bool, scratch: &mut Scratch, hidden: &mut Vec<f32>, logits: &mut Vec<f32>) {
+        let cpu = &self.cpu;
+        hidden.clear();
+        if wants_hidden {
+            hidden.extend_from_slice(x);
+            self.final_norm.apply(cpu, hidden);
+        }
+        scratch.normed.norm_from(cpu, x, &self.final_norm);
+        self.multiply_by_head(scratch, logits);
+        let (factor, cap) = (self.config.logit_factor, self.config.logit_cap);
+        if factor.is_some() || cap.is_some() {
+            elementwise::scale_and_cap(cpu, logits, factor.unwrap_or(1.0), cap);
+        }
+    }
+
+    fn multiply_by_head(&self, Scratch { normed, columns, .. }: &mut Scratch, logits: &mut Vec<f32>) {
+        let (cpu, rows, vocab) = (&self.cpu, normed.rows(), self.config.vocab);
+        let weights = self.head.as_ref().expect("only the first stage computes logits");
         let Some(rank) = &self.rank else {
             resize(logits, rows * vocab);
             return project(cpu, normed, [Product { weights, output: Output::Set(logits) }]);
@@ -225,13 +267,27 @@ impl Model {
         if rows < (2 * BAND_ROWS).max(bands * BAND_ROWS_MIN) || self.layers[0].projection_bytes() > WEIGHTS_BYTES_MAX { 1 } else { bands }
     }
 
-    /// Fills the residual stream from the embedding, and the angles of positions.
+    /// Fills the residual stream with the rows of the stage before.
+    fn enter(&self, bands: &mut [Band<'_>], mut rows: &[f32]) {
+        for band in bands {
+            let (own, others) = rows.split_at(band.tokens.len() * self.config.hidden);
+            band.x.extend_from_slice(own);
+            rows = others;
+        }
+        assert!(rows.is_empty(), "as many rows as tokens");
+    }
+
+    /// Fills the residual stream from the embedding.
     fn embed(&self, band: &mut Band<'_>) {
         resize(&mut band.x, band.tokens.len() * self.config.hidden);
         embedding::lookup(&self.cpu, self.embedding.view(), &band.tokens, &mut band.x);
         if let Some(factor) = self.embedding_factor {
             elementwise::scale_and_cap(&self.cpu, &mut band.x, factor, None);
         }
+    }
+
+    /// Computes the angles of the rows' positions.
+    fn find_angles(&self, band: &mut Band<'_>) {
         band.angles.resize_with(self.ropes.len(), Angles::default);
         for (rope, Angles { cos, sin }) in self.ropes.iter().zip(&mut band.angles) {
             for position in band.spans.iter().flat_map(|span| span.start..span.start + span.rows) {

@@ -9,6 +9,7 @@ use super::{
     projection::{Arithmetic, Projection, Quantization},
     ranks::{self, Rank},
     short_conv::ShortConv,
+    stages,
 };
 use crate::{
     checkpoint::{Checkpoint, WeightMatrix},
@@ -30,7 +31,10 @@ use tidemill_kernels::{
     },
     dtype::{decode, encode},
 };
-use tidemill_proto::block::{KvDtype, KvShape, LayoutFingerprint};
+use tidemill_proto::{
+    block::{KvDtype, KvShape, LayoutFingerprint},
+    stage::Stage,
+};
 
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -49,6 +53,8 @@ pub struct LoadOptions {
 pub struct Model {
     pub(crate) config: ModelConfig,
     pub(crate) cpu: Cpu,
+    /// The place among the stages that have the model's layers: the configuration then has this stage's alone.
+    pub(crate) stage: Stage,
     /// The place among other ranks, if this is one rank's part of a model: the configuration then has its heads alone.
     pub(crate) rank: Option<Rank>,
     /// The rotations of layers that attend to everything, and of those with a window if these differ.
@@ -59,7 +65,8 @@ pub struct Model {
     pub(crate) embedding_factor: Option<f32>,
     pub(crate) layers: Vec<Layer>,
     pub(crate) final_norm: Norm,
-    pub(crate) head: Projection,
+    /// The projection to logits, on the first stage only: it has the rows that went through all layers, and samples from them.
+    pub(crate) head: Option<Projection>,
     pub(super) buffers: Buffers,
     dequantizes_4_bits: bool,
     kv_shape: KvShape,
@@ -126,7 +133,7 @@ impl Model {
     /// hashed.
     pub fn load(dir: &Path, options: &LoadOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Model, ModelError> {
         let cpu = Cpu::new(options.isa, options.threads)?;
-        let loaded = load_parts(dir, options, vec![(cpu, None)], progress)?;
+        let loaded = load_parts(dir, options, Stage::WHOLE, vec![(cpu, None)], progress)?;
         Ok(loaded.parts.into_iter().next().expect("as many parts as asked for"))
     }
 
@@ -176,7 +183,8 @@ impl Model {
     /// Bytes of weights that one row with logits reads: all matrices but the embedding, and only the chosen experts. A step reads at least
     /// these.
     pub fn row_bytes(&self) -> usize {
-        self.layers.iter().map(|layer| layer.projection_bytes() - layer.mlp.unread_by_a_row()).sum::<usize>() + self.head.bytes()
+        self.layers.iter().map(|layer| layer.projection_bytes() - layer.mlp.unread_by_a_row()).sum::<usize>()
+            + self.head.as_ref().map_or(0, Projection::bytes)
     }
 
     /// Memory for `blocks` KV blocks. Pages cost nothing until they are used.
@@ -189,21 +197,25 @@ impl Model {
     }
 }
 
-/// A model in one or several parts, and the shape of its blocks.
+/// The layers of one stage in one or several parts, and the shapes of its part of a block and of the whole.
 pub(super) struct Loaded {
     pub(super) parts: Vec<Model>,
     pub(super) kv_shape: KvShape,
+    pub(super) whole_kv_shape: KvShape,
 }
 
-/// Loads a directory on each of `cpus`: the whole model on a single one without a rank, else the part of each rank.
+/// Loads the layers of a stage on each of `cpus`: whole on a single one without a rank, else the part of each rank. Any stage reads and
+/// digests all weights, as the layout is the whole model's; only those of its layers stay in memory.
 pub(super) fn load_parts(
     dir: &Path,
     options: &LoadOptions,
+    stage: Stage,
     cpus: Vec<(Cpu, Option<Rank>)>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Loaded, ModelError> {
     let config = ModelConfig::load(dir)?;
     ranks::check(&config, cpus.len())?;
+    stages::check(&config, stage)?;
     if options.kv_dtype == KvDtype::Int8 && config.latent.is_some() {
         return Err(ModelError::LatentInInt8);
     }
@@ -222,7 +234,9 @@ pub(super) fn load_parts(
     let dtype = tensors.embedding.view().dtype();
     let embedding_factor = config.embedding_factor.map(|factor| decode(dtype, &encode(dtype, &[factor]))[0]);
     let isa = cpus[0].0.isa();
-    let parts = parts(tensors, &config, cpus)?;
+    let layers = stage.layers(config.layers);
+    let own_config = config.of_layers(layers.clone());
+    let parts = parts(tensors.of_layers(layers), &own_config, stage, cpus)?;
     // All read the files from start to end, so each finds in memory what another has just read.
     let (weights, packed) = thread::scope(|scope| {
         let key_offsets = key_offsets.as_ref();
@@ -233,14 +247,16 @@ pub(super) fn load_parts(
     });
     let (weights, packed) = (weights?, packed.into_iter().collect::<Result<Vec<_>, _>>()?);
     checkpoint.release();
-    let kv_shape = config.kv_shape(options.kv_dtype);
-    let layout = LayoutFingerprint::new(&fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, isa)), &kv_shape);
+    let whole_kv_shape = config.kv_shape(options.kv_dtype);
+    let settings = fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, isa));
+    let layout = LayoutFingerprint::new(&settings, &whole_kv_shape);
     let model = |Packed { config, cpu, rank, embedding, layers, final_norm, head }: Packed| Model {
         kv_shape: config.kv_shape(options.kv_dtype),
         ropes: self::ropes(&config),
         buffers: Buffers::new(arithmetic, cpu.threads()),
         config,
         cpu,
+        stage,
         rank,
         embedding,
         embedding_factor,
@@ -250,7 +266,8 @@ pub(super) fn load_parts(
         dequantizes_4_bits,
         layout,
     };
-    Ok(Loaded { parts: packed.into_iter().map(model).collect(), kv_shape })
+    let kv_shape = own_config.kv_shape(options.kv_dtype);
+    Ok(Loaded { parts: packed.into_iter().map(model).collect(), kv_shape, whole_kv_shape })
 }
 
 /// The rotations of layers that attend to everything, and of those with a window if these differ.
@@ -264,6 +281,7 @@ struct Part {
     tensors: Tensors,
     config: ModelConfig,
     cpu: Cpu,
+    stage: Stage,
     rank: Option<Rank>,
 }
 
@@ -275,20 +293,20 @@ struct Packed {
     embedding: WeightMatrix,
     layers: Vec<Layer>,
     final_norm: Norm,
-    head: Projection,
+    head: Option<Projection>,
 }
 
 /// Splits the tensors over the ranks, if there are several.
-fn parts(tensors: Tensors, config: &ModelConfig, mut cpus: Vec<(Cpu, Option<Rank>)>) -> Result<Vec<Part>, ModelError> {
+fn parts(tensors: Tensors, config: &ModelConfig, stage: Stage, mut cpus: Vec<(Cpu, Option<Rank>)>) -> Result<Vec<Part>, ModelError> {
     let ranks = cpus.len();
     if ranks == 1 {
         let (cpu, rank) = cpus.remove(0);
-        return Ok(vec![Part { tensors, config: config.clone(), cpu, rank }]);
+        return Ok(vec![Part { tensors, config: config.clone(), cpu, stage, rank }]);
     }
     let of_rank = |(cpu, rank): (Cpu, Option<Rank>)| {
         let shard = rank.as_ref().map(Rank::shard).expect("several parts are ranks'");
         let config = ModelConfig { heads: config.heads / ranks, kv_heads: config.kv_heads / ranks, ..config.clone() };
-        Ok(Part { tensors: tensors.part(shard, &config)?, config, cpu, rank })
+        Ok(Part { tensors: tensors.part(shard, &config)?, config, cpu, stage, rank })
     };
     cpus.into_iter().map(of_rank).collect()
 }
@@ -296,12 +314,12 @@ fn parts(tensors: Tensors, config: &ModelConfig, mut cpus: Vec<(Cpu, Option<Rank
 impl Part {
     /// Packs the part on its own threads, in memory that they touch first.
     fn pack(self, arithmetic: Arithmetic, key_offsets: Option<&KeyOffsets>) -> Result<Packed, ModelError> {
-        let Self { tensors: Tensors { embedding, layers, final_norm, head }, config, cpu, rank } = self;
+        let Self { tensors: Tensors { embedding, layers, final_norm, head }, config, cpu, stage, rank } = self;
         cpu.lead();
         let layers = layers.into_iter().enumerate();
         let layers = layers.map(|(index, layer)| Layer::pack(layer, index, &config, &cpu, arithmetic, key_offsets));
         let layers = layers.collect::<Result<_, _>>()?;
-        let head = head.pack(&cpu, arithmetic.of_head())?;
+        let head = stage.is_first().then(|| head.pack(&cpu, arithmetic.of_head())).transpose()?;
         Ok(Packed { config, cpu, rank, embedding, layers, final_norm, head })
     }
 }

@@ -26,7 +26,8 @@ use std::{
 use tidemill_kernels::cpu::{groups::Groups, kv::KvMemory};
 use tidemill_proto::{
     block::{KvShape, LayoutFingerprint},
-    step::{Segment, SegmentResult},
+    stage::Stage,
+    step::{Segment, SegmentResult, Wanted},
 };
 
 /// A loaded model, split over ranks.
@@ -34,30 +35,45 @@ pub struct RankedModel {
     groups: Groups,
     exchange: Arc<Exchange>,
     ranks: Vec<Model>,
-    /// The shape of a whole block.
+    /// The shape of a block of all ranks, with this stage's layers.
     kv_shape: KvShape,
+    /// The shape of a block with all layers.
+    pub(super) whole_kv_shape: KvShape,
 }
 
 impl RankedModel {
     /// Loads a Hugging Face directory on `ranks` ranks, which have even shares of the options' threads: at least one each.
     pub fn load(dir: &Path, options: &LoadOptions, ranks: usize, progress: &mut dyn FnMut(u64, u64)) -> Result<RankedModel, ModelError> {
-        Self::load_with(dir, options, Exchange::new(ranks), progress)
+        Self::load_stage(dir, options, ranks, Stage::WHOLE, progress)
+    }
+
+    /// Loads the layers of one stage on `ranks` ranks.
+    pub fn load_stage(
+        dir: &Path,
+        options: &LoadOptions,
+        ranks: usize,
+        stage: Stage,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<RankedModel, ModelError> {
+        Self::load_with(dir, options, Exchange::new(ranks), stage, progress)
     }
 
     fn load_with(
         dir: &Path,
         options: &LoadOptions,
         exchange: Arc<Exchange>,
+        stage: Stage,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<RankedModel, ModelError> {
         let places = exchange.ranks();
+        let is_split = places.len() > 1;
         let (groups, cpus) = Groups::new(options.isa, places.len(), (options.threads / places.len()).max(1))?;
-        let cpus = cpus.into_iter().zip(places.into_iter().map(Some)).collect();
-        let Loaded { parts, kv_shape } = load_parts(dir, options, cpus, progress)?;
-        Ok(RankedModel { groups, exchange, ranks: parts, kv_shape })
+        let cpus = cpus.into_iter().zip(places.into_iter().map(|rank| is_split.then_some(rank))).collect();
+        let Loaded { parts, kv_shape, whole_kv_shape } = load_parts(dir, options, stage, cpus, progress)?;
+        Ok(RankedModel { groups, exchange, ranks: parts, kv_shape, whole_kv_shape })
     }
 
-    /// The shape of a whole block, the parts of all ranks.
+    /// The shape of a block of all ranks, with this stage's layers.
     pub fn kv_shape(&self) -> KvShape {
         self.kv_shape
     }
@@ -67,7 +83,7 @@ impl RankedModel {
         self.first().dequantizes_4_bits()
     }
 
-    fn first(&self) -> &Model {
+    pub(super) fn first(&self) -> &Model {
         self.ranks.first().expect("at least one rank")
     }
 }
@@ -116,8 +132,8 @@ impl Place {
 impl RankedExecutor {
     /// Creates an executor with memory for `blocks` KV blocks.
     pub fn new(model: RankedModel, blocks: usize) -> Self {
-        let RankedModel { groups, exchange, ranks, kv_shape } = model;
-        // K and V: a model with latents, which have no V, is not split.
+        let RankedModel { groups, exchange, ranks, kv_shape, .. } = model;
+        // K and V: a model with latents, which have no V, is not split over ranks.
         let row = kv_shape.layer_bytes() / 2;
         let mut end = 0;
         let state = |model: Model| {
@@ -130,16 +146,43 @@ impl RankedExecutor {
         Self { groups, exchange, ranks, kv_shape, scratch: SamplerScratch::new(), block: vec![0; kv_shape.block_bytes()] }
     }
 
-    fn first(&self) -> &Model {
+    /// Replaces the memory by one for `blocks` KV blocks.
+    pub(super) fn set_blocks(&mut self, blocks: usize) {
+        self.ranks.iter_mut().for_each(|RankState { model, kv, .. }| *kv = model.new_kv(blocks));
+    }
+
+    pub(super) fn first(&self) -> &Model {
         &self.ranks.first().expect("at least one rank").model
     }
 
-    /// Runs the chunks on all ranks. After a failure, the ranks are in different places and cannot go on.
-    fn compute(&mut self, chunks: &[Chunk<'_>]) -> Result<(), ExecutorError> {
+    /// Runs the chunks on all ranks; `input` has their rows if another stage comes before this one.
+    pub(super) fn compute(&mut self, chunks: &[Chunk<'_>], input: Option<&[f32]>) -> Result<(), ExecutorError> {
+        self.on_all_ranks(|model, kv| model.compute(chunks, input, kv))
+    }
+
+    /// Computes the logits of rows that went through all stages, and what segments want of them.
+    pub(super) fn finish(&mut self, segments: &[Segment<'_>], rows: &[f32]) -> Result<Vec<SegmentResult>, ExecutorError> {
+        let wants_hidden = segments.iter().any(|segment| matches!(segment.wanted, Wanted::Embedding { .. }));
+        self.on_all_ranks(|model, _| model.finish(rows, wants_hidden))?;
+        Ok(self.results(segments))
+    }
+
+    fn results(&mut self, segments: &[Segment<'_>]) -> Vec<SegmentResult> {
+        let first = &mut self.ranks.first_mut().expect("at least one rank").model;
+        results(segments, first.logits(), &mut self.scratch)
+    }
+
+    /// Copies the ranks' parts of a block to `bytes`.
+    pub(super) fn read_block(&self, block: u32, bytes: &mut [u8]) {
+        self.ranks.iter().for_each(|RankState { kv, place, .. }| place.put(kv.block(block), bytes));
+    }
+
+    /// Runs `task` on all ranks at the same time. After a failure, the ranks are in different places and cannot go on.
+    fn on_all_ranks(&mut self, task: impl Fn(&mut Model, &mut KvMemory) + Sync) -> Result<(), ExecutorError> {
         let exchange = &self.exchange;
         let mut ranks: Vec<_> = self.ranks.iter_mut().enumerate().collect();
         self.groups.run(&mut ranks, |(index, RankState { model, kv, .. })| {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| model.compute(chunks, kv))) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(model, kv))) {
                 exchange.fail(*index, &*panic);
             }
         });
@@ -178,9 +221,8 @@ impl Executor for RankedExecutor {
 
     fn step(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, ExecutorError> {
         let chunks: Vec<_> = segments.iter().map(chunk).collect();
-        self.compute(&chunks)?;
-        let first = &mut self.ranks.first_mut().expect("at least one rank").model;
-        Ok(results(segments, first.logits(), &mut self.scratch))
+        self.compute(&chunks, None)?;
+        Ok(self.results(segments))
     }
 
     /// The bytes go by way of a buffer, from which each rank copies its own: its threads touch its memory first.
@@ -196,7 +238,7 @@ impl Executor for RankedExecutor {
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError> {
         let whole = |&block: &u32| {
             let mut bytes = vec![0; self.kv_shape.block_bytes()];
-            self.ranks.iter().for_each(|RankState { kv, place, .. }| place.put(kv.block(block), &mut bytes));
+            self.read_block(block, &mut bytes);
             bytes
         };
         Ok(BlockBytes::Ready(blocks.iter().map(whole).collect()))
@@ -211,7 +253,7 @@ mod tests {
     use tidemill_proto::{
         block::{BLOCK_TOKENS, KvDtype, Token},
         sampling::Sampling,
-        step::{Draw, History, StateBlocks, Wanted},
+        step::{Draw, History, StateBlocks},
     };
 
     fn fixture() -> PathBuf {
@@ -223,7 +265,7 @@ mod tests {
     }
 
     fn ranked(planted: Planted) -> RankedExecutor {
-        let model = RankedModel::load_with(&fixture(), &options(), Exchange::with_bug(2, planted), &mut |_, _| {}).unwrap();
+        let model = RankedModel::load_with(&fixture(), &options(), Exchange::with_bug(2, planted), Stage::WHOLE, &mut |_, _| {}).unwrap();
         RankedExecutor::new(model, BLOCKS)
     }
 

@@ -15,4 +15,5 @@ mod mxfp4;
 mod ranks;
 mod recurrent;
 mod reference;
+mod stages;
 mod trained;

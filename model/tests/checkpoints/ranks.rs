@@ -32,16 +32,16 @@ const SPLIT: [&str; 17] = [
     "ministral3",
 ];
 
-const BLOCKS: usize = 24;
-const PROMPT: usize = 100;
+pub(crate) const BLOCKS: usize = 24;
+pub(crate) const PROMPT: usize = 100;
 const ANSWER: usize = 10;
 
-fn options(kv_dtype: KvDtype, quantize: Option<Quantization>) -> LoadOptions {
+pub(crate) fn options(kv_dtype: KvDtype, quantize: Option<Quantization>) -> LoadOptions {
     LoadOptions { kv_dtype, quantize, threads: 2, isa: None }
 }
 
 /// The model on this many ranks; 0: not split.
-fn executor(dir: &Path, options: &LoadOptions, ranks: usize) -> Box<dyn Executor> {
+pub(crate) fn executor(dir: &Path, options: &LoadOptions, ranks: usize) -> Box<dyn Executor> {
     match ranks {
         0 => Box::new(CpuExecutor::new(Model::load(dir, options, &mut |_, _| {}).unwrap(), BLOCKS)),
         _ => Box::new(RankedExecutor::new(RankedModel::load(dir, options, ranks, &mut |_, _| {}).unwrap(), BLOCKS)),
@@ -50,12 +50,12 @@ fn executor(dir: &Path, options: &LoadOptions, ranks: usize) -> Box<dyn Executor
 
 /// Everything that a run leaves: tokens, log-probabilities, scores of the prompt, an embedding, and the bytes of full blocks.
 #[derive(PartialEq)]
-struct Outcome {
-    tokens: Vec<Token>,
+pub(crate) struct Outcome {
+    pub(crate) tokens: Vec<Token>,
     logprobs: Vec<Option<TokenLogprob>>,
     scores: Vec<TokenLogprob>,
     embedding: Vec<f32>,
-    blocks: Vec<Vec<u8>>,
+    pub(crate) blocks: Vec<Vec<u8>>,
 }
 
 /// The blocks of both sequences, not in order.
@@ -66,7 +66,7 @@ fn tables() -> [Vec<u32>; 2] {
 
 /// Two sequences in one batch, a greedy and a seeded one, in chunks; `cached` has the bytes of the first blocks of both, which are not
 /// computed again.
-fn run(executor: &mut dyn Executor, prompt: &[Token], chunk: usize, cached: &[Vec<u8>]) -> Outcome {
+pub(crate) fn run(executor: &mut dyn Executor, prompt: &[Token], chunk: usize, cached: &[Vec<u8>]) -> Outcome {
     let greedy = Sampling { temperature: 0.0, logprobs: Some(2), ..Sampling::default() };
     let seeded = Sampling { seed: 7, temperature: 0.9, top_p: 0.9, logprobs: Some(1), ..Sampling::default() };
     let (samplings, tables) = ([greedy, seeded], tables());
