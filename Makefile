@@ -124,10 +124,13 @@ test-aarch64: setup-build
 	cargo test --release --locked --target aarch64-unknown-linux-gnu -p tidemill-kernels -p tidemill-model --lib --test checkpoints
 
 # No RDMA hardware is needed, nor any module on this machine. A machine that others keep busy makes it slow, and its deadlines pass.
-PARTS ?= rails pool cluster
+# The feature `rdma-abi` takes libclang and the headers of what it compares with; nothing else does.
+PARTS ?= abi rails pool cluster
 test-rdma: programs
 	@deploy/apt-install qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio depmod:kmod ip:iproute2 xz:xz-utils zstd:zstd ib_write_bw:perftest
 	@ls /etc/libibverbs.d/rxe.driver >/dev/null 2>&1 || deploy/apt-install :ibverbs-providers
+	@ls /usr/include/infiniband/verbs.h /usr/include/rdma/rdma_cma.h /usr/lib/llvm-*/lib/libclang*.so* >/dev/null 2>&1 || \
+		deploy/apt-install :libibverbs-dev :librdmacm-dev :libclang-dev :pkg-config
 	kvpool/rdma-guest/test $(PARTS)
 
 # BLAKE3's SIMD, aws-lc and mimalloc are C and assembly. protoc makes the types of raft's messages.

@@ -3,7 +3,8 @@
 //! determines everything. Checked after every step:
 //!
 //! - a reader is only ever handed slots of its own layout that hold the block it asked for, and they stay so as long as its lease runs
-//! - a reader that comes after its lease sees by the generation if anything else was written there
+//! - a reader that comes after its lease, or after its connection ended, sees by the generation if anything else was written there, also
+//!   where the layout itself is gone
 //! - no layout with clients loses memory below its floor
 //! - each directory's events add up to its content, and the books balance
 //!
@@ -43,6 +44,8 @@ enum Planted {
     TakeLeased,
     /// Slots that a layout lost keep the generation that their late readers expect.
     KeepGenerations,
+    /// Slots of a layout that is removed keep it.
+    KeepRemoved,
     /// A layout whose clients are there counts as one without clients.
     Undercut,
 }
@@ -50,6 +53,8 @@ enum Planted {
 struct World {
     random: u64,
     planted: Option<Planted>,
+    policy: Policy,
+    has_disk: bool,
     layouts: Layouts,
     parts: Vec<Part>,
     now: Duration,
@@ -60,11 +65,13 @@ struct World {
     generations: Vec<u64>,
     floors_held: u64,
     moves: u64,
+    removals: u64,
 }
 
 /// A layout, and what the model knows of it.
 struct Part {
-    number: LayoutNumber,
+    /// `None` while it is removed. It has another number each time.
+    number: Option<LayoutNumber>,
     stride: u64,
     clients: Vec<ClientId>,
     puts: Vec<Put>,
@@ -89,11 +96,21 @@ struct Reading {
     blocks: Vec<(BlockKey, SlotRef)>,
 }
 
+impl Put {
+    /// Whether the writer sees that it must not write any more. It may look at the clock just before its deadline, and write within the
+    /// quarantine.
+    fn is_late(&self, now: Duration) -> bool {
+        now >= self.deadline + Limits::QUARANTINE / 2
+    }
+}
+
 impl World {
     fn new(seed: u64, planted: Option<Planted>) -> Self {
         let mut world = Self {
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             planted,
+            policy: Policy::default(),
+            has_disk: false,
             layouts: Layouts::new(Division::new(UNITS, EXTENT_UNITS)),
             parts: Vec::new(),
             now: Duration::from_secs(1),
@@ -102,21 +119,14 @@ impl World {
             generations: vec![0; UNITS as usize],
             floors_held: 0,
             moves: 0,
+            removals: 0,
         };
-        let policy = Policy::ALL[world.below(4) as usize];
-        let has_disk = world.below(3) == 0;
+        world.policy = Policy::ALL[world.below(4) as usize];
+        world.has_disk = world.below(3) == 0;
         // One smaller than an extent, one that does not divide it, one larger.
-        for (n, stride) in [(1, 2), (2, 3), (3, 11)] {
-            let slots = (UNITS / stride) as u32;
-            let mut directory = Directory::new(slots, LIMITS, policy.build(slots));
-            if has_disk {
-                directory = directory.with_disk(DISK_SLOTS, policy.build(DISK_SLOTS));
-            }
-            let share = Share { weight: 1 + world.below(3) as u32, floor_percent: [0, 10, 30][world.below(3) as usize] };
-            let number = LayoutNumber(n);
-            world.layouts.add(number, stride, slots, share, directory);
+        for (n, stride) in [2, 3, 11].into_iter().enumerate() {
             world.parts.push(Part {
-                number,
+                number: None,
                 stride,
                 clients: Vec::new(),
                 puts: Vec::new(),
@@ -125,11 +135,42 @@ impl World {
                 told: BTreeSet::new(),
                 disk: BTreeMap::new(),
             });
+            world.add(n);
         }
         for n in 0..3 {
             (0..1 + world.below(2)).for_each(|_| world.join(n));
         }
         world
+    }
+
+    /// Adds a layout that is not there.
+    fn add(&mut self, n: usize) {
+        self.next += 1;
+        let (number, stride) = (LayoutNumber(self.next as u16), self.parts[n].stride);
+        let slots = (UNITS / stride) as u32;
+        let mut directory = Directory::new(slots, LIMITS, self.policy.build(slots));
+        if self.has_disk {
+            directory = directory.with_disk(DISK_SLOTS, self.policy.build(DISK_SLOTS));
+        }
+        let share = Share { weight: 1 + self.below(3) as u32, floor_percent: [0, 10, 30][self.below(3) as usize] };
+        self.layouts.add(number, stride, slots, share, directory);
+        self.parts[n].number = Some(number);
+    }
+
+    /// Removes a layout if it has no clients and nothing of it is in use. Its late readers stay.
+    fn remove(&mut self, n: usize) {
+        let Some(number) = self.parts[n].number.filter(|_| self.parts[n].clients.is_empty()) else { return };
+        let Some(withdrawn) = self.layouts.remove(number) else { return };
+        if self.planted != Some(Planted::KeepRemoved) {
+            withdrawn.slots.iter().for_each(|at| self.set_generation(n, *at));
+        }
+        let (now, part) = (self.now, &mut self.parts[n]);
+        assert!(part.puts.iter().all(|put| put.is_late(now)), "a slot in which somebody may write is gone");
+        part.number = None;
+        part.puts.clear();
+        part.told.clear();
+        part.disk.clear();
+        self.removals += 1;
     }
 
     /// A random number below `n` (xorshift64*).
@@ -152,50 +193,66 @@ impl World {
             50..68 => self.get(n),
             68..80 => self.release(n),
             80..84 => self.leave(n),
-            84..88 => self.join(n),
+            84..88 => self.join((0..3).find(|&n| self.parts[n].number.is_none()).unwrap_or(n)),
             88..91 => self.forget(n),
+            91..93 => {
+                while !self.parts[n].clients.is_empty() {
+                    self.leave(n);
+                }
+            }
             _ => {
                 let ms = [20, 20, 200, 5000][self.below(4) as usize];
                 self.now += Duration::from_millis(ms);
-                for n in 0..3 {
-                    let now = self.now;
-                    self.directory(n).tick(now);
-                }
+                let now = self.now;
+                self.there().into_iter().for_each(|n| self.directory(n).tick(now));
             }
         }
-        (0..3).for_each(|n| self.settle(n));
+        for n in self.there() {
+            self.settle(n);
+            if self.parts[n].clients.is_empty() && self.below(4) == 0 {
+                self.remove(n);
+            }
+        }
         self.check();
     }
 
+    /// The layouts that are not removed.
+    fn there(&self) -> Vec<usize> {
+        (0..3).filter(|&n| self.parts[n].number.is_some()).collect()
+    }
+
+    fn number(&self, n: usize) -> LayoutNumber {
+        self.parts[n].number.expect("it is not removed")
+    }
+
     fn directory(&mut self, n: usize) -> &mut Directory {
-        self.layouts.directory(self.parts[n].number)
+        self.layouts.directory(self.number(n))
     }
 
     /// Takes memory from other layouts, as the shell does before it asks for slots.
     fn make_room(&mut self, n: usize, wanted: usize) {
         if self.planted == Some(Planted::TakeLeased) {
-            for other in (0..3).filter(|&other| other != n) {
+            for other in self.there().into_iter().filter(|&other| other != n) {
                 let leases: Vec<_> = self.parts[other].readings.iter().map(|reading| (reading.client, reading.lease)).collect();
                 leases.into_iter().for_each(|(client, lease)| self.directory(other).release(client, lease));
             }
         }
-        let victim = self.parts[(n + 1) % 3].number;
-        let was_in_use = self.layouts.division().is_in_use(victim);
-        if self.planted == Some(Planted::Undercut) {
-            self.layouts.set_in_use(victim, false);
-        }
-        let before: Vec<usize> = self.parts.iter().map(|part| self.layouts.division().owned(part.number)).collect();
-        let withdrawn = self.layouts.make_room(self.parts[n].number, wanted, self.now);
-        self.layouts.set_in_use(victim, was_in_use);
+        let victim = self.parts[(n + 1) % 3].number.filter(|_| self.planted == Some(Planted::Undercut));
+        let was_in_use = victim.is_some_and(|victim| self.layouts.division().is_in_use(victim));
+        victim.into_iter().for_each(|victim| self.layouts.set_in_use(victim, false));
+        let others: Vec<LayoutNumber> = self.there().into_iter().filter(|&other| other != n).map(|other| self.number(other)).collect();
+        let before: Vec<usize> = others.iter().map(|&number| self.layouts.division().owned(number)).collect();
+        let withdrawn = self.layouts.make_room(self.number(n), wanted, self.now);
+        victim.into_iter().for_each(|victim| self.layouts.set_in_use(victim, was_in_use));
         self.moves += withdrawn.len() as u64;
         for withdrawn in withdrawn {
-            let other = self.parts.iter().position(|part| part.number == withdrawn.layout).unwrap();
+            let other = self.parts.iter().position(|part| part.number == Some(withdrawn.layout)).unwrap();
             if self.planted != Some(Planted::KeepGenerations) {
                 withdrawn.slots.iter().for_each(|at| self.set_generation(other, *at));
             }
         }
-        for (other, before) in before.into_iter().enumerate().filter(|(other, _)| *other != n) {
-            let (division, number) = (self.layouts.division(), self.parts[other].number);
+        for (number, before) in others.into_iter().zip(before) {
+            let division = self.layouts.division();
             let floor = division.floor(number);
             assert!(division.owned(number) >= floor.min(before), "{number:?} was left less than its floor of {floor}");
             self.floors_held += u64::from(floor > 0 && division.owned(number) == floor);
@@ -242,9 +299,9 @@ impl World {
     fn write_and_end(&mut self, n: usize) {
         for _ in 0..3 {
             let Some(place) = self.pick(&self.parts[n].puts.iter().map(|_| ()).collect::<Vec<_>>()) else { return };
-            let Put { client, key, at, deadline, .. } = self.parts[n].puts[place];
-            // It may look at the clock just before its deadline, and write within the quarantine.
-            if self.now < deadline + Limits::QUARANTINE / 2 {
+            let put = &self.parts[n].puts[place];
+            let &Put { client, key, at, .. } = put;
+            if !put.is_late(self.now) {
                 self.write(n, at.slot, key);
                 self.parts[n].puts[place].written = true;
             }
@@ -266,7 +323,7 @@ impl World {
         let (call, now) = (CallId(self.next), self.now);
         self.parts[n].asked.insert((client, call), keys.clone());
         let asked_of = if self.planted == Some(Planted::OtherLayout) && self.below(8) == 0 { (n + 1) % 3 } else { n };
-        if asked_of != n {
+        if asked_of != n && self.parts[asked_of].number.is_some() {
             // The keys of another layout are other keys: this is a shell that mixes up whose directory and keys these are.
             let keys = self::keys(asked_of, chain, blocks);
             self.directory(asked_of).get(client, call, &keys, Duration::ZERO, Via::Slots, now);
@@ -282,14 +339,19 @@ impl World {
     fn release(&mut self, n: usize) {
         let Some(place) = self.pick(&self.parts[n].readings.iter().map(|_| ()).collect::<Vec<_>>()) else { return };
         let Reading { client, lease, .. } = self.parts[n].readings.swap_remove(place);
-        self.directory(n).release(client, lease);
+        if self.parts[n].number.is_some() {
+            self.directory(n).release(client, lease);
+        }
     }
 
     fn join(&mut self, n: usize) {
+        if self.parts[n].number.is_none() {
+            self.add(n);
+        }
         self.next += 1;
         let client = ClientId(self.next);
         self.parts[n].clients.push(client);
-        self.layouts.set_in_use(self.parts[n].number, true);
+        self.layouts.set_in_use(self.number(n), true);
         self.make_room(n, 0);
     }
 
@@ -299,16 +361,18 @@ impl World {
         let now = self.now;
         self.directory(n).client_gone(client, now);
         let part = &mut self.parts[n];
-        part.readings.retain(|reading| reading.client != client);
+        // It may be in the middle of a copy, which nothing protects now.
+        part.readings.iter_mut().filter(|reading| reading.client == client).for_each(|reading| reading.until = reading.until.min(now));
         part.asked.retain(|(of, _), _| *of != client);
         let in_use = !part.clients.is_empty();
-        self.layouts.set_in_use(self.parts[n].number, in_use);
+        self.layouts.set_in_use(self.number(n), in_use);
     }
 
     fn forget(&mut self, n: usize) {
         let Some(place) = self.pick(&self.parts[n].readings.iter().map(|_| ()).collect::<Vec<_>>()) else { return };
         let now = self.now;
-        if let Some((_, at)) = self.parts[n].readings[place].blocks.first().copied() {
+        let first = self.parts[n].readings[place].blocks.first().copied();
+        if let Some((_, at)) = first.filter(|_| self.parts[n].number.is_some()) {
             self.directory(n).forget(at, now);
         }
     }
@@ -373,8 +437,10 @@ impl World {
                     assert!(holds || !is_valid, "a late reader takes another block's bytes for its own");
                 }
             }
-            let held: BTreeSet<BlockKey> = self.layouts.get(part.number).unwrap().snapshot().map(stored).collect();
-            assert_eq!(held, part.told, "events and directory disagree");
+            if let Some(number) = part.number {
+                let held: BTreeSet<BlockKey> = self.layouts.get(number).unwrap().snapshot().map(stored).collect();
+                assert_eq!(held, part.told, "events and directory disagree");
+            }
         }
         let (now, lease) = (self.now, LIMITS.lease);
         // Readers that come very late give up in the end.
@@ -382,18 +448,18 @@ impl World {
     }
 
     /// All clients leave, and everything that they held comes free. Then one layout gets all of the memory.
-    fn end(mut self) -> (u64, u64) {
+    fn end(mut self) -> [u64; 3] {
         for n in 0..3 {
             while !self.parts[n].clients.is_empty() {
                 self.leave(n);
             }
         }
         self.now += LIMITS.reclaim_max() + Duration::from_secs(1);
-        (0..3).for_each(|n| {
+        for n in self.there() {
             let now = self.now;
             self.directory(n).tick(now);
             self.settle(n);
-        });
+        }
         self.check();
         self.parts.iter_mut().for_each(|part| part.puts.clear());
         self.join(1);
@@ -401,11 +467,12 @@ impl World {
         self.make_room(1, all);
         self.settle(1);
         assert_eq!(self.directory(1).slots(), all, "a layout without clients gives everything");
-        for gone in [0, 2] {
-            assert!(self.layouts.remove(self.parts[gone].number), "nothing of it is in use");
+        for gone in self.there().into_iter().filter(|&n| n != 1) {
+            self.remove(gone);
         }
-        self.layouts.division();
-        (self.moves, self.floors_held)
+        assert_eq!(self.there(), [1], "nothing of the others is in use");
+        self.check();
+        [self.moves, self.floors_held, self.removals]
     }
 }
 
@@ -425,7 +492,7 @@ fn stored(event: PoolEvent) -> BlockKey {
     }
 }
 
-fn run(seed: u64, planted: Option<Planted>) -> (u64, u64) {
+fn run(seed: u64, planted: Option<Planted>) -> [u64; 3] {
     let mut world = World::new(seed, planted);
     (0..250).for_each(|_| world.step());
     world.end()
@@ -433,15 +500,16 @@ fn run(seed: u64, planted: Option<Planted>) -> (u64, u64) {
 
 #[test]
 fn no_layout_reads_or_starves_another() {
-    let (mut moves, mut floors) = (0, 0);
+    let [mut moves, mut floors, mut removals] = [0; 3];
     for seed in 0..3000 {
         let result = catch_unwind(|| run(seed, None));
-        let (moved, held) = result.unwrap_or_else(|_| panic!("seed {seed}"));
+        let [moved, held, removed] = result.unwrap_or_else(|_| panic!("seed {seed}"));
         moves += moved;
         floors += held;
+        removals += removed;
     }
-    // This only means something if memory changes hands often, and layouts are down to their floors.
-    assert!(moves > 3000 * 10 && floors > 3000, "{moves} moves, at floors {floors} times");
+    // This only means something if memory changes hands often, layouts are down to their floors, and go while others are busy.
+    assert!(moves > 3000 * 10 && floors > 3000 && removals > 3000 * 4, "{moves} moves, at floors {floors} times, {removals} removals");
 }
 
 #[test]
@@ -452,6 +520,7 @@ fn planted_bugs_are_found() {
         (Planted::OtherLayout, &["holds something else", "another block's checksum"][..]),
         (Planted::TakeLeased, &["a leased slot was written"]),
         (Planted::KeepGenerations, &["a late reader takes another block's bytes for its own"]),
+        (Planted::KeepRemoved, &["a late reader takes another block's bytes for its own"]),
         (Planted::Undercut, &["was left less than its floor"]),
     ];
     let found = bugs.map(|(planted, words)| {

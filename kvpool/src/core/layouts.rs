@@ -58,17 +58,18 @@ impl Layouts {
         self.take_unowned(number);
     }
 
-    /// Removes a layout with all its blocks. Returns `false`, and removes nothing, if a slot of it is in use: leased, being written or
-    /// withheld. Readers that come late see nothing of this, so there must be none: its clients are gone.
-    pub fn remove(&mut self, number: LayoutNumber) -> bool {
+    /// Removes a layout with all its blocks. `None`, and nothing is removed, if a slot of it is in use: leased, being written or withheld.
+    /// Its clients are gone then; one that still reads what it was handed sees by the generation that this is gone.
+    #[must_use = "readers of the lost slots would not notice"]
+    pub fn remove(&mut self, number: LayoutNumber) -> Option<Withdrawn> {
         let mut all = self.division.slots_in(number, 0..self.division.extents());
-        let removed = all.all(|slot| self.directories[&number].can_lose(slot));
-        if removed {
-            self.resting.remove(&number);
-            self.division.remove(number);
-            self.directories.remove(&number);
+        if !all.all(|slot| self.directories[&number].can_lose(slot)) {
+            return None;
         }
-        removed
+        self.resting.remove(&number);
+        self.division.remove(number);
+        let slots = self.directories.remove(&number)?.end();
+        Some(Withdrawn { layout: number, slots })
     }
 
     /// Whether [`make_room`](Self::make_room) may find anything: there are other layouts, or memory that a removed one has left.

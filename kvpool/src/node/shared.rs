@@ -7,7 +7,7 @@ use crate::{
     core::{
         directory::{ClientId, Directory},
         division::{Division, LayoutNumber, Share},
-        layouts::Layouts,
+        layouts::{Layouts, Withdrawn},
     },
     transport::rdma::{DeviceNames, node::ArenaNics},
 };
@@ -108,12 +108,19 @@ impl Shared {
             let directory = layouts.directory(number);
             directory.tick(self.now());
             while directory.poll_action().is_some() {}
-            let removed = layouts.remove(number);
-            if removed {
-                parts.remove(&number);
+            let Some(withdrawn) = layouts.remove(number) else { return true };
+            if let Some(part) = parts.remove(&number) {
+                part.withdraw(&withdrawn);
             }
-            !removed
+            false
         });
+    }
+}
+
+impl Part {
+    /// Tells the late readers of slots that these are gone.
+    fn withdraw(&self, withdrawn: &Withdrawn) {
+        withdrawn.slots.iter().for_each(|at| self.arena.set_generation(at.slot, at.generation));
     }
 }
 
@@ -122,7 +129,7 @@ impl State {
     pub(super) fn make_room(&mut self, number: LayoutNumber, wanted: usize, now: Duration) {
         for withdrawn in self.layouts.make_room(number, wanted, now) {
             let part = &self.parts[&withdrawn.layout];
-            withdrawn.slots.iter().for_each(|at| part.arena.set_generation(at.slot, at.generation));
+            part.withdraw(&withdrawn);
             part.changed.notify_one();
             tracing::debug!(to = number.0, from = withdrawn.layout.0, slots = withdrawn.slots.len(), "memory changes hands");
         }

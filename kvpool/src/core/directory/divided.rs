@@ -97,6 +97,12 @@ impl Directory {
         lost
     }
 
+    /// Ends a directory, all slots of which can be lost. Returns those that it had, with their new generations.
+    pub(in crate::core) fn end(self) -> Vec<SlotRef> {
+        let had = (0..).zip(&self.slots).filter(|(_, slot)| !matches!(slot.state, State::Absent));
+        had.map(|(slot, Slot { generation, .. })| SlotRef { slot, generation: generation + self.generations }).collect()
+    }
+
     fn set_present(&mut self, slots: usize) {
         self.present = slots;
         self.shares.set_slots(slots);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::core::{
-    directory::{ClientId, Limits},
+    directory::{Action, ClientId, Limits},
     eviction::Policy,
 };
 use tidemill_proto::{
@@ -122,7 +122,8 @@ fn a_layout_without_clients_gives_everything_and_can_be_removed() {
     layouts.set_in_use(A, false);
     (0..32).for_each(|n| assert!(put(&mut layouts, B, n, 1)));
     assert_eq!(owned(&layouts), [0, 16]);
-    assert!(layouts.remove(A) && !layouts.has_more());
+    assert_eq!(layouts.remove(A), Some(Withdrawn { layout: A, slots: Vec::new() }), "it has none left");
+    assert!(!layouts.has_more());
     layouts.check_integrity();
     assert!((0..32).all(|n| layouts.directory(B).checksum_of(n)));
 }
@@ -131,10 +132,36 @@ fn a_layout_without_clients_gives_everything_and_can_be_removed() {
 fn what_a_removed_layout_leaves_is_taken_by_the_next_that_does_anything() {
     let mut layouts = layouts();
     layouts.set_in_use(A, false);
-    assert!(layouts.remove(A) && layouts.has_more());
+    assert!(layouts.remove(A).is_some() && layouts.has_more());
     assert_eq!(layouts.make_room(B, 0, Duration::from_secs(1)), []);
     assert_eq!((layouts.directory(B).slots(), layouts.has_more()), (32, false));
     layouts.check_integrity();
+}
+
+#[test]
+fn a_removed_layout_says_of_every_slot_that_it_is_gone() {
+    let mut layouts = layouts();
+    let now = Duration::from_secs(1);
+    assert!(put(&mut layouts, A, 0, 1) && put(&mut layouts, B, 0, 1));
+    layouts.directory(A).get(ClientId(2), CallId(1), &[key(A, 0)], Duration::ZERO, Via::Slots, now);
+    let handed = found(layouts.directory(A));
+    layouts.set_in_use(A, false);
+    assert_eq!(layouts.remove(A), None, "a block is leased");
+    layouts.directory(A).client_gone(ClientId(2), now);
+    let had = layouts.directory(A).slots();
+    let Withdrawn { layout, slots } = layouts.remove(A).expect("nothing of it is in use");
+    assert_eq!((layout, slots.len()), (A, had), "those that B has taken had been withdrawn before");
+    let now_there = slots.iter().find(|at| at.slot == handed.slot).expect("the leased block was not taken");
+    assert!(now_there.generation > handed.generation, "{now_there:?} {handed:?}");
+    layouts.check_integrity();
+}
+
+fn found(directory: &mut Directory) -> SlotRef {
+    let action = std::iter::from_fn(|| directory.poll_action()).find_map(|action| match action {
+        Action::Found { blocks, .. } => Some(blocks[0].at),
+        _ => None,
+    });
+    action.expect("the block is there")
 }
 
 impl Directory {

@@ -4,6 +4,8 @@
 //! except where work is posted: [`QueuePair::post`] states the caller's obligations. By the library's contract, every call may be made by
 //! any thread at any time.
 
+#[cfg(all(test, feature = "rdma-abi"))]
+mod abi;
 mod ffi;
 
 use ffi::functions;
