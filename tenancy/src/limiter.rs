@@ -21,8 +21,8 @@ pub struct Limiter {
     share: Share,
     local: Mutex<Quota>,
     shared: Option<SharedQuota>,
-    /// Scopes whose requests or places are used up, until when.
-    used_up: Mutex<HashMap<Scope, (Duration, Refusal)>>,
+    /// Scopes whose requests or places are used up, until when, and what was answered.
+    used_up: Mutex<HashMap<Scope, (Duration, (Refusal, Standing))>>,
 }
 
 /// The quota of a running request, to be settled or cancelled once.
@@ -77,8 +77,9 @@ impl Limiter {
                 let local = self.local.lock().charge(now, scopes, most, now + lasts);
                 (Ok(Held { local, lease: Some(lease) }), standing)
             }
-            Some(Err((refusal, standing))) => {
-                self.note_used_up(now, scopes, refusal);
+            Some(Err(refused)) => {
+                self.note_used_up(now, scopes, &refused);
+                let (refusal, standing) = refused;
                 (Err(refusal), standing)
             }
             None => {
@@ -103,24 +104,24 @@ impl Limiter {
         let mut local = self.local.lock();
         let used_up = || {
             let used_up = self.used_up.lock();
-            scopes.iter().find_map(|(scope, _)| used_up.get(scope).filter(|(until, _)| now < *until).map(|(_, refusal)| *refusal))
+            scopes.iter().find_map(|(scope, _)| used_up.get(scope).filter(|(until, _)| now < *until).map(|(_, refused)| refused.clone()))
         };
         match local.peek(now, &applied) {
             Err(refusal) => Err((refusal, local.standing(now, &applied))),
             Ok(()) => match self.asks().then(used_up).flatten() {
-                Some(refusal) => Err((refusal, local.standing(now, &applied))),
+                Some(refused) => Err(refused),
                 None => Ok(()),
             },
         }
     }
 
     /// Remembers, for a moment, that no request passes, however few its tokens.
-    fn note_used_up(&self, now: Duration, scopes: &[(Scope, Limits)], refusal: Refusal) {
-        let Refusal::Wait { kind: kind @ (Kind::Requests | Kind::Concurrent), limit, retry, .. } = refusal else { return };
+    fn note_used_up(&self, now: Duration, scopes: &[(Scope, Limits)], refused: &(Refusal, Standing)) {
+        let Refusal::Wait { kind: kind @ (Kind::Requests | Kind::Concurrent), limit, retry, .. } = refused.0 else { return };
         // A request's model is not known when it is peeked at.
         let scope = scopes.iter().find(|(scope, limits)| scope.kind() != ScopeKind::Model && limits.of(kind) == Some(limit));
         if let Some((scope, _)) = scope {
-            self.used_up.lock().insert(scope.clone(), (now + retry.min(REFUSAL_KEPT), refusal));
+            self.used_up.lock().insert(scope.clone(), (now + retry.min(REFUSAL_KEPT), refused.clone()));
         }
     }
 
