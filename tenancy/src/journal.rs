@@ -717,7 +717,7 @@ mod tests {
         for id in 0..1200 {
             meter.write(of(id, if id % 2 == 0 { "ann-of-the-secret" } else { "bob" })).await;
         }
-        let strip = |event: Event| (event.user.as_deref() == Some("ann-of-the-secret")).then(|| Event { user: None, ..event });
+        let strip = |event: Event| (event.user.as_deref() == Some("ann-of-the-secret")).then_some(Event { user: None, ..event });
         assert_eq!([rewrite(dir.path(), strip).unwrap(), rewrite(dir.path(), strip).unwrap()], [600, 0]);
         meter.write(of(1200, "bob")).await;
         let mut users = BTreeMap::new();
