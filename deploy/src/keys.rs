@@ -29,7 +29,7 @@ pub enum KeysCommand {
         expires_days: Option<u64>,
         // These apply to this key alone, in addition to its tenant's.
         #[command(flatten)]
-        limits: LimitArgs,
+        limits: Box<LimitArgs>,
         #[command(flatten)]
         at: At,
     },
@@ -69,7 +69,7 @@ pub enum TenantsCommand {
         #[arg(long, value_name = "BOOL")]
         semantic_cache: Option<bool>,
         #[command(flatten)]
-        limits: LimitArgs,
+        limits: Box<LimitArgs>,
         #[command(flatten)]
         at: At,
     },

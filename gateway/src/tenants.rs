@@ -365,7 +365,8 @@ impl Tenants {
             return Err(ApiError::shed(&tier.name, Shedding::wait(step, tier.shed)));
         }
         let scopes = self.scopes(principal, tier, None);
-        self.limiter.peek(self.now(), &scopes).map_err(|(refusal, standing)| {
+        self.limiter.peek(self.now(), &scopes).map_err(|refused| {
+            let (refusal, standing) = *refused;
             let _ = caller.standing.set(standing);
             self.refused(caller, refusal)
         })

@@ -37,6 +37,8 @@ const RETRY_EVERY: Duration = Duration::from_secs(1);
 const PAGE: usize = 500;
 /// The longest wait for another connection, which reads or removes entries.
 const BUSY_MAX: Duration = Duration::from_secs(5);
+/// The pause between two attempts to begin the write-ahead log anew, while another connection does the same.
+const CHECKPOINT_EVERY: Duration = Duration::from_millis(20);
 /// `at` is when the entry was written, in Unix seconds; `bytes` the size of the contents of all entries of the log up to this one.
 const SCHEMA: &str =
     "CREATE TABLE entries (number INTEGER PRIMARY KEY, at INTEGER NOT NULL, bytes INTEGER NOT NULL, content BLOB NOT NULL);";
@@ -540,7 +542,7 @@ pub fn rewrite<E: Entry>(dir: &Path, mut change: impl FnMut(E) -> Option<E>) -> 
         let failed = JournalError::database::<E>(&path);
         let Some(mut database) = open::<E>(&path, OpenFlags::SQLITE_OPEN_READ_WRITE)? else { continue };
         database.pragma_update(None, "secure_delete", "ON").map_err(&failed)?;
-        let mut last = 0;
+        let (mut last, before) = (0, changed);
         loop {
             let page = page::<E>(&database, last).map_err(&failed)?;
             let Some((end, _)) = page.last() else { break };
@@ -548,8 +550,18 @@ pub fn rewrite<E: Entry>(dir: &Path, mut change: impl FnMut(E) -> Option<E>) -> 
             let others = page.into_iter().filter_map(|(position, entry)| Some((position.number, change(entry?)?.encode())));
             changed += replace(&mut database, others.collect()).map_err(&failed)?;
         }
-        // What the entries were is in the write-ahead log, too, until it is begun anew.
-        database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).map_err(&failed)?;
+        if changed > before {
+            // Pages may have copies of entries in their free room, from when these were moved.
+            database.execute_batch("VACUUM").map_err(&failed)?;
+        }
+        // What the entries were is in the file until a checkpoint, and in the write-ahead log until that is begun anew.
+        let give_up = Instant::now() + BUSY_MAX;
+        while database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| Ok(row.get::<_, i64>(0)? != 0)).map_err(&failed)? {
+            if Instant::now() > give_up {
+                return Err(JournalError::file::<E, _>(&path)("it is read or synced all the time, and what was replaced is still in it"));
+            }
+            std::thread::sleep(CHECKPOINT_EVERY);
+        }
     }
     Ok(changed)
 }
@@ -717,7 +729,7 @@ mod tests {
         for id in 0..1200 {
             meter.write(of(id, if id % 2 == 0 { "ann-of-the-secret" } else { "bob" })).await;
         }
-        let strip = |event: Event| (event.user.as_deref() == Some("ann-of-the-secret")).then(|| Event { user: None, ..event });
+        let strip = |event: Event| (event.user.as_deref() == Some("ann-of-the-secret")).then_some(Event { user: None, ..event });
         assert_eq!([rewrite(dir.path(), strip).unwrap(), rewrite(dir.path(), strip).unwrap()], [600, 0]);
         meter.write(of(1200, "bob")).await;
         let mut users = BTreeMap::new();

@@ -99,7 +99,7 @@ impl Limiter {
     }
 
     /// Checks, without a question to the server, whether a request could pass before its tokens are known. Charges nothing.
-    pub fn peek(&self, now: Duration, scopes: &[(Scope, Limits)]) -> Result<(), (Refusal, Standing)> {
+    pub fn peek(&self, now: Duration, scopes: &[(Scope, Limits)]) -> Result<(), Box<(Refusal, Standing)>> {
         let applied = self.applied_to(scopes);
         let mut local = self.local.lock();
         let used_up = || {
@@ -107,9 +107,9 @@ impl Limiter {
             scopes.iter().find_map(|(scope, _)| used_up.get(scope).filter(|(until, _)| now < *until).map(|(_, refused)| refused.clone()))
         };
         match local.peek(now, &applied) {
-            Err(refusal) => Err((refusal, local.standing(now, &applied))),
+            Err(refusal) => Err(Box::new((refusal, local.standing(now, &applied)))),
             Ok(()) => match self.asks().then(used_up).flatten() {
-                Some(refused) => Err(refused),
+                Some(refused) => Err(Box::new(refused)),
                 None => Ok(()),
             },
         }

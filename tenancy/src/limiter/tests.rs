@@ -396,7 +396,7 @@ async fn a_flood_of_one_tenant_is_refused_without_asking() {
     assert!(group.reserve(1, &scopes, 1).await.is_err());
     let asked = second.shared_counts().unwrap().by_server;
     let noted = now();
-    let (refusal, standing) = second.peek(noted, &scopes).unwrap_err();
+    let (refusal, standing) = *second.peek(noted, &scopes).unwrap_err();
     assert!(matches!(refusal, Refusal::Wait { kind: Kind::Requests, limit: 5, .. }), "{refusal:?}");
     assert_eq!(standing.requests.map(|level| level.remaining), Some(0), "as the server counts, not this coordinator alone");
     assert!(second.peek(noted + REFUSAL_KEPT, &scopes).is_ok(), "for a moment only: others may give back");
