@@ -228,7 +228,9 @@ impl Cluster {
             // A process that has ended in the meantime needs no restart.
             if let Some(pid) = process.and_then(Process::recall) {
                 // A worker and its other stages are started again together.
-                self.stages.iter_mut().filter(|stage| scaling::is_stage_of(&stage.name, &name)).for_each(|stage| drop(stage.recall()));
+                self.stages.iter_mut().filter(|stage| scaling::is_stage_of(&stage.name, &name)).for_each(|stage| {
+                    stage.recall();
+                });
                 rolling.started(name, pid, now);
             }
         }
