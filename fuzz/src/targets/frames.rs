@@ -48,7 +48,8 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
             let _ = frame::payload_bytes(*header);
         }
         if let Some(preamble) = payload.first_chunk() {
-            let _ = Preamble::one_of(&[Preamble::Control, Preamble::Pool, Preamble::PoolData, Preamble::Registry, Preamble::Stage], *preamble);
+            let _ =
+                Preamble::one_of(&[Preamble::Control, Preamble::Pool, Preamble::PoolData, Preamble::Registry, Preamble::Stage], *preamble);
         }
         (kind.check)(&payload)
     }))
