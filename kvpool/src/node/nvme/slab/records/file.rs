@@ -1,4 +1,4 @@
-//! Records of the slots' content: one file of equal records, written in place.
+//! Records in one file of equal places, written in place.
 //!
 //! ```text
 //!   record 0: the manifest      record 1 + n: slot n's block      each RECORD_BYTES long:
@@ -11,38 +11,26 @@
 //! cache needs: a record is only a claim, and a load checks the block's bytes against it. A log or a tree would only protect data that may
 //! be lost.
 
+use super::{CHECKSUM_BYTES, encode};
 use serde::{Serialize, de::DeserializeOwned};
-use std::{
-    fs::{File, OpenOptions, TryLockError},
-    io,
-    os::unix::fs::{FileExt, OpenOptionsExt},
-    path::Path,
-};
+use std::{fs::File, io, os::unix::fs::FileExt};
 use tidemill_proto::frame;
-use twox_hash::XxHash3_64;
 
 /// The size of a record: room for a slot's key, checksum and lineage, and a divisor of any page or sector, so that one write tears at most
 /// one record.
 const RECORD_BYTES: usize = 128;
 const LENGTH_BYTES: usize = 2;
-const CHECKSUM_BYTES: usize = 8;
 const VALUE_BYTES_MAX: usize = RECORD_BYTES - LENGTH_BYTES - CHECKSUM_BYTES;
 /// The number of records read at a time when all are read.
 const RECORDS_PER_READ: usize = 4096;
 
-/// A file of records, open in one process at a time.
+/// A file of records, which the caller has locked.
 #[derive(Debug)]
-pub(super) struct Records(File);
+pub(super) struct FileRecords(File);
 
-impl Records {
-    /// Opens the file, or creates an empty one. `WouldBlock` if another process has it open.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self(file)),
-            Err(TryLockError::WouldBlock) => Err(io::Error::new(io::ErrorKind::WouldBlock, "another process uses it")),
-            Err(TryLockError::Error(error)) => Err(error),
-        }
+impl FileRecords {
+    pub(super) fn new(file: File) -> Self {
+        Self(file)
     }
 
     /// A record's value, or `None` if nothing readable was written there.
@@ -67,7 +55,7 @@ impl Records {
     }
 
     pub(super) fn write<T: Serialize>(&self, number: u64, value: &T) -> io::Result<()> {
-        let value = frame::encode(value).map_err(io::Error::other)?.split_off(frame::HEADER_BYTES);
+        let value = encode(value)?;
         assert!(value.len() <= VALUE_BYTES_MAX, "a value of {} bytes fits no record", value.len());
         let mut record = [0; RECORD_BYTES];
         record[..LENGTH_BYTES].copy_from_slice(&(value.len() as u16).to_le_bytes());
@@ -90,9 +78,8 @@ fn offset(number: u64) -> u64 {
     number * RECORD_BYTES as u64
 }
 
-/// The checksum of a record, seeded with its number, so that a record in the wrong place is not accepted.
 fn checksum(number: u64, record: &[u8; RECORD_BYTES]) -> u64 {
-    XxHash3_64::oneshot_with_seed(number, &record[..RECORD_BYTES - CHECKSUM_BYTES])
+    super::checksum(number, &record[..RECORD_BYTES - CHECKSUM_BYTES])
 }
 
 fn decode<T: DeserializeOwned>(number: u64, record: &[u8; RECORD_BYTES]) -> Option<T> {
@@ -116,54 +103,4 @@ fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> 
         }
     }
     Ok(filled)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn records(dir: &tempfile::TempDir) -> Records {
-        Records::open(&dir.path().join("records")).unwrap()
-    }
-
-    #[test]
-    fn records_are_there_after_they_are_opened_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let first = records(&dir);
-        for number in [0, 3, 7, 10_000] {
-            first.write(number, &(number * 10)).unwrap();
-        }
-        first.write(7, &1_u64).unwrap();
-        first.erase(3).unwrap();
-        drop(first);
-        let again = records(&dir);
-        assert_eq!(again.read::<u64>(0), Some(0));
-        assert_eq!(again.read_from::<u64>(1).collect::<Vec<_>>(), [(7, 1), (10_000, 100_000)]);
-        again.clear().unwrap();
-        assert_eq!(again.read_from::<u64>(0).count(), 0);
-    }
-
-    #[test]
-    fn a_torn_or_misplaced_record_says_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let records = records(&dir);
-        for number in 0..4 {
-            records.write(number, &number).unwrap();
-        }
-        let mut record = [0; RECORD_BYTES];
-        records.0.read_exact_at(&mut record, offset(1)).unwrap();
-        records.0.write_all_at(&record, offset(2)).unwrap();
-        records.0.write_all_at(&[9], offset(3) + 20).unwrap();
-        assert_eq!(records.read_from::<u64>(0).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
-    }
-
-    #[test]
-    fn one_process_has_it_at_a_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let first = records(&dir);
-        let second = Records::open(&dir.path().join("records"));
-        assert_eq!(second.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        drop(first);
-        records(&dir);
-    }
 }
