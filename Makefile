@@ -25,11 +25,13 @@ up: programs
 # What `tidemill up` runs, and no more: the bench is half a minute by itself.
 programs: setup-build
 	@test -x $(TARGET)/release/tidemill || echo "Building Tidemill: about ten minutes on two cores the first time, seconds after that." >&2
-	cargo build --release --locked -p tidemill-deploy -p tidemill-coordinator -p tidemill-prefill -p tidemill-decode -p tidemill-kvpool
+	cargo build --release --locked -p tidemill-deploy -p tidemill-coordinator -p tidemill-prefill -p tidemill-decode -p tidemill-kvpool $(FEATURES)
 
-# The same tree in both: programs, systemd units, example configurations, alerts, dashboards, manifests.
-.PHONY: package image
-package: programs
+# The same tree in both: programs, systemd units, example configurations, alerts, dashboards, manifests. Programs of packages also have what
+# is left out of other builds, since it takes thirteen minutes of C++ by itself: RocksDB. `make package FEATURES=` does without.
+.PHONY: package image setup-rocksdb
+package: FEATURES ?= --features tidemill-kvpool/rocksdb
+package: setup-rocksdb programs
 	deploy/make-package $(TARGET)/release $(TARGET)/package
 
 # BASE names another base image, such as one of a registry of yours.
@@ -142,6 +144,10 @@ DENY_VERSION = 0.20.2
 setup-check:
 	@$(DENY) --version 2>/dev/null | grep -qF ' $(DENY_VERSION)' || \
 		cargo install --quiet --locked cargo-deny --version $(DENY_VERSION) --no-default-features --root $(TARGET)/tools --target-dir $(TARGET)/tools/build
+
+setup-rocksdb:
+	@deploy/apt-install c++:g++
+	@ls /usr/lib/llvm-*/lib/libclang*.so* >/dev/null 2>&1 || deploy/apt-install :libclang-dev
 
 setup-test:
 	@deploy/apt-install python3:python3 chromium:chromium node:nodejs npm:npm pg_createcluster:postgresql redis-server:redis-server promtool:prometheus

@@ -8,6 +8,7 @@ use crate::{
         objects::budget,
         validate::checksum,
     },
+    node::nvme::slab::RecordStore,
     transport::rdma::DeviceNames,
 };
 use serde::{Deserialize, Serialize};
@@ -59,6 +60,10 @@ pub struct PoolFlags {
     /// Directory of the disk's blocks; what an earlier run left there is found again [default: none]
     #[arg(long)]
     pub data: Option<PathBuf>,
+    /// Store of the records that say what the disk's slots hold: file, or rocksdb where the program was built with it, as in the packages.
+    /// After a change the disk's blocks are forgotten [default: file]
+    #[arg(long)]
+    pub nvme_records: Option<String>,
     /// Rule by which blocks make room for new ones: lru, lfu, s3fifo or hit-density [default: hit-density]
     #[arg(long)]
     pub policy: Option<String>,
@@ -156,6 +161,7 @@ pub struct Nvme {
     pub dir: PathBuf,
     /// Capacity for blocks. Their index takes about 100 more bytes per block.
     pub capacity_bytes: u64,
+    pub records: RecordStore,
 }
 
 /// The tier behind disks, which nodes share.
@@ -237,10 +243,14 @@ impl Flags {
         if dram_bytes == 0 {
             return Err(invalid("dram", dram, "all blocks go through memory, also those on disk").into());
         }
+        let records = match kvpool.nvme_records {
+            Some(name) => name.parse().map_err(|reason: &str| invalid("nvme_records", &name, reason))?,
+            None => RecordStore::default(),
+        };
         let capacity = kvpool.nvme_capacity.unwrap_or_else(|| "0".into());
         let nvme = match parse_bytes(&capacity).map_err(|reason| invalid("nvme_capacity", &capacity, reason))? {
             0 => None,
-            capacity_bytes => Some(Nvme { dir: required(Some("kvpool"), "data", kvpool.data)?, capacity_bytes }),
+            capacity_bytes => Some(Nvme { dir: required(Some("kvpool"), "data", kvpool.data)?, capacity_bytes, records }),
         };
         let prefault = kvpool.prefault.unwrap_or(false);
         let policy = match kvpool.policy {
@@ -350,7 +360,7 @@ impl Nvme {
         // Two names may look alike then.
         let dir = format!("model-{}-{:08x}", name.chars().map(plain).collect::<String>(), checksum(name.as_bytes()) as u32);
         let capacity_bytes = u128::from(self.capacity_bytes) * u128::from(weight) / u128::from(weights);
-        Self { dir: self.dir.join(dir), capacity_bytes: capacity_bytes as u64 }
+        Self { dir: self.dir.join(dir), capacity_bytes: capacity_bytes as u64, ..self.clone() }
     }
 }
 
@@ -453,7 +463,7 @@ mod tests {
         assert!(settings.worker.bind.ip().is_loopback());
         assert_eq!(settings.nvme, None);
         let flags = ["--nvme-capacity", "3GiB", "--data", "/tmp/pool"];
-        let nvme = Nvme { dir: "/tmp/pool".into(), capacity_bytes: 3 << 30 };
+        let nvme = Nvme { dir: "/tmp/pool".into(), capacity_bytes: 3 << 30, records: RecordStore::File };
         assert_eq!(resolve(pki.path(), &flags).unwrap().nvme, Some(nvme));
         for (flags, key) in [
             (["--dram", "2GB"], "dram"),
@@ -499,7 +509,7 @@ mod tests {
 
     #[test]
     fn each_model_has_its_part_of_the_disk() {
-        let nvme = Nvme { dir: "/kv".into(), capacity_bytes: 4000 };
+        let nvme = Nvme { dir: "/kv".into(), capacity_bytes: 4000, records: RecordStore::File };
         assert_eq!(nvme.part_of(None, 1, 4), nvme);
         let [slash, line] = ["a/b", "a_b"].map(|name| nvme.part_of(Some(name), 3, 4));
         assert_eq!(slash.capacity_bytes, 3000);

@@ -19,7 +19,7 @@ use tidemill_gateway::{
 };
 use tidemill_kvpool::{
     core::directory::DiskBlock,
-    node::nvme::slab::{Geometry, Manifest, Slab},
+    node::nvme::slab::{Geometry, Manifest, RecordStore, Slab},
 };
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint, Tenant},
@@ -86,7 +86,7 @@ type Kind = (&'static str, fn(&Path) -> anyhow::Result<()>, fn(&Path, &tokio::ru
 
 const KINDS: &[Kind] = &[
     ("slab", make_slab, |dir, _| {
-        let Ok(slab) = Slab::open(dir) else { return };
+        let Ok(slab) = Slab::open(dir, RecordStore::File) else { return };
         let (manifest, blocks) = (slab.manifest(), slab.records().take(100_000).count());
         if let (Some(manifest), true) = (manifest, blocks > 0) {
             let _ = Geometry::new(1 << 20, manifest.block_bytes);
@@ -189,7 +189,7 @@ fn found(dir: &Path) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
 }
 
 fn make_slab(dir: &Path) -> anyhow::Result<()> {
-    let slab = Slab::open(dir)?;
+    let slab = Slab::open(dir, RecordStore::File)?;
     slab.prepare(Manifest::new(4096, LayoutFingerprint([1; 16])), Geometry::new(1 << 16, 4096)?)?;
     let block = |n: u8| {
         let lineage = Lineage { origin: RequestId(1), tenant: Tenant(2), parent: Some(BlockKey([n; 16])), position: n.into() };

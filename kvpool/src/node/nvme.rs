@@ -22,12 +22,12 @@ pub(super) struct Nvme {
 
 impl Nvme {
     /// Opens the disk, or returns `None` if it is not usable. A node without one is slower, but works.
-    pub(super) fn open(settings::Nvme { dir, capacity_bytes }: settings::Nvme) -> Option<Self> {
+    pub(super) fn open(settings::Nvme { dir, capacity_bytes, records }: settings::Nvme) -> Option<Self> {
         // A write beyond the system's limit on file sizes would kill the process. With a handler it is a disk error like any other.
         if let Err(error) = signal(SignalKind::from_raw(nix::libc::SIGXFSZ)) {
             tracing::warn!(%error, "a limit on file sizes would end this node");
         }
-        match Slab::open(&dir) {
+        match Slab::open(&dir, records) {
             Ok(slab) => Some(Self { slab: Arc::new(slab), capacity_bytes }),
             Err(error) => {
                 tracing::error!(%error, "this node goes on without NVMe");

@@ -24,12 +24,24 @@ const ALL: Range<u16> = 0..64;
 /// The fewest blocks that are read back: reading brings blocks into memory, where they may displace blocks that are not on disk yet.
 const ON_DISK: usize = 64 - DRAM_SLOTS;
 
+/// The stores of the disk's records that this build has.
+const STORES: &[&str] = &[
+    "file",
+    #[cfg(feature = "rocksdb")]
+    "rocksdb",
+];
+
 async fn start(data: &Path) -> Node {
-    start_with(data, DISK_SLOTS * BLOCK_BYTES.next_multiple_of(4096)).await
+    start_of(data, STORES[0]).await
 }
 
-async fn start_with(data: &Path, capacity: usize) -> Node {
-    Node::start(DRAM_SLOTS, &["--data", data.to_str().unwrap(), "--nvme-capacity", &capacity.to_string()]).await
+async fn start_of(data: &Path, store: &str) -> Node {
+    start_with(data, DISK_SLOTS * BLOCK_BYTES.next_multiple_of(4096), store).await
+}
+
+async fn start_with(data: &Path, capacity: usize, store: &str) -> Node {
+    let capacity = capacity.to_string();
+    Node::start(DRAM_SLOTS, &["--data", data.to_str().unwrap(), "--nvme-capacity", &capacity, "--nvme-records", store]).await
 }
 
 /// Offers blocks until all are held, several times as many as memory holds: none is lost on the way, and the node's events agree.
@@ -102,14 +114,20 @@ async fn what_leaves_memory_is_read_back_from_disk() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_node_comes_back_with_what_its_disk_holds() {
+    for store in STORES {
+        kill_and_restart(store).await;
+    }
+}
+
+async fn kill_and_restart(store: &str) {
     let data = tempfile::tempdir().unwrap();
-    let mut node = start(data.path()).await;
+    let mut node = start_of(data.path(), store).await;
     let client = node.client(TransportChoice::Auto).await;
     fill(&node, &client, ALL).await;
     node.signal(Signal::SIGKILL);
     node.child.wait().unwrap();
 
-    let node = start(data.path()).await;
+    let node = start_of(data.path(), store).await;
     node.told(|told| told.keys.len() >= ON_DISK && told.keys.is_subset(&keys(ALL).into_iter().collect())).await;
     let held = node.told.lock().unwrap().keys.len();
     let client = node.client(TransportChoice::Auto).await;
@@ -120,13 +138,19 @@ async fn a_killed_node_comes_back_with_what_its_disk_holds() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_model_begins_with_an_empty_disk() {
+    for store in STORES {
+        restart_for_another_model(store).await;
+    }
+}
+
+async fn restart_for_another_model(store: &str) {
     let data = tempfile::tempdir().unwrap();
-    let mut node = start(data.path()).await;
+    let mut node = start_of(data.path(), store).await;
     fill(&node, &node.client(TransportChoice::Auto).await, ALL).await;
     node.signal(Signal::SIGTERM);
     node.child.wait().unwrap();
 
-    let node = start(data.path()).await;
+    let node = start_of(data.path(), store).await;
     node.told(|told| !told.keys.is_empty()).await;
     let client = node.client_of(LayoutFingerprint([6; 16]), TransportChoice::Auto).await;
     node.told(|told| told.keys.is_empty()).await;
@@ -135,11 +159,37 @@ async fn another_model_begins_with_an_empty_disk() {
     assert!(count_right(&client, ALL).await >= ON_DISK);
 }
 
+/// Whoever goes from one store to the other begins with an empty disk, never with claims of another time.
+#[cfg(feature = "rocksdb")]
+#[tokio::test(flavor = "multi_thread")]
+async fn another_store_begins_with_an_empty_disk() {
+    let data = tempfile::tempdir().unwrap();
+    for store in ["file", "rocksdb", "file"] {
+        let mut node = start_of(data.path(), store).await;
+        let client = node.client(TransportChoice::Auto).await;
+        assert_eq!(count_right(&client, ALL).await, 0);
+        fill_disk(&node, &client).await;
+        node.signal(Signal::SIGTERM);
+        node.child.wait().unwrap();
+    }
+}
+
+#[cfg(not(feature = "rocksdb"))]
+#[test]
+fn a_store_that_is_not_built_in_is_refused_with_a_reason() {
+    let node = Command::new(env!("CARGO_BIN_EXE_tidemill-kvpool"))
+        .args(["--coordinators", "127.0.0.1:1", "--nvme-capacity", "1MiB", "--data", "/nowhere", "--nvme-records", "rocksdb"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&node.stderr);
+    assert!(!node.status.success() && said.contains("nvme_records") && said.contains("built without RocksDB"), "{said}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_changed_on_disk_are_a_miss() {
-    for choice in BOTH {
+    for (choice, store) in BOTH.iter().flat_map(|&choice| STORES.iter().map(move |store| (choice, store))) {
         let data = tempfile::tempdir().unwrap();
-        let node = start(data.path()).await;
+        let node = start_of(data.path(), store).await;
         let client = node.client(choice).await;
         fill(&node, &client, ALL).await;
         let slab = File::options().read(true).write(true).open(data.path().join("slab")).unwrap();
@@ -178,8 +228,14 @@ async fn a_disk_that_fails_leaves_a_node_without_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_that_takes_no_more_leaves_a_node_without_one() {
+    for store in STORES {
+        take_no_more(store).await;
+    }
+}
+
+async fn take_no_more(store: &str) {
     let data = tempfile::tempdir().unwrap();
-    let node = start(data.path()).await;
+    let node = start_of(data.path(), store).await;
     let client = node.client(TransportChoice::Auto).await;
     fill(&node, &client, ALL).await;
     // From now on, every write of the node to a file fails.
@@ -203,7 +259,7 @@ async fn a_disk_that_takes_no_more_leaves_a_node_without_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_without_room_leaves_a_node_without_one() {
     let data = tempfile::tempdir().unwrap();
-    let node = start_with(data.path(), 1 << 50).await;
+    let node = start_with(data.path(), 1 << 50, STORES[0]).await;
     let client = node.client(TransportChoice::Auto).await;
     client.put(LINEAGE, blocks(0..8)).await.unwrap();
     assert_held(&client, 0..8).await;

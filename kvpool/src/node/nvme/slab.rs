@@ -1,9 +1,11 @@
-//! The NVMe tier's files: one preallocated file of equal slots, and one of records that describe the slots' content.
+//! The NVMe tier's files: one preallocated file of equal slots, and records that describe the slots' content.
 //!
 //! ```text
 //!   DIR/slab       slot 0 │ slot 1 │ …                whole pages each, read and written past the page cache (O_DIRECT)
 //!   DIR/records    manifest │ slot 0 │ slot 1 │ …     format, block size, layout fingerprint; key, checksum, lineage of a block
 //! ```
+//!
+//! The records are in that file, or in RocksDB if the node is told so ([`RecordStore`]).
 //!
 //! Nothing is synced: a crash may leave a record without its bytes, bytes without their record, or half of either. All of these are
 //! misses, because a record is only a claim: a load checks that the bytes hash to the record's checksum.
@@ -25,6 +27,7 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    str::FromStr,
 };
 use tidemill_proto::{
     block::{BlockKey, LayoutFingerprint},
@@ -52,6 +55,31 @@ pub struct Manifest {
 impl Manifest {
     pub fn new(block_bytes: u64, layout: LayoutFingerprint) -> Self {
         Self { format: FORMAT, block_bytes, layout }
+    }
+}
+
+/// The store of a disk's records.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RecordStore {
+    /// A file of equal places.
+    #[default]
+    File,
+    #[cfg(feature = "rocksdb")]
+    RocksDb,
+}
+
+impl FromStr for RecordStore {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "file" => Ok(Self::File),
+            #[cfg(feature = "rocksdb")]
+            "rocksdb" => Ok(Self::RocksDb),
+            #[cfg(not(feature = "rocksdb"))]
+            "rocksdb" => Err("this program was built without RocksDB: take one from the packages, or build it with the feature `rocksdb`"),
+            _ => Err("must be file or rocksdb"),
+        }
     }
 }
 
@@ -100,8 +128,8 @@ impl Geometry {
 }
 
 impl Slab {
-    /// Opens the files in `dir`, or creates them.
-    pub fn open(dir: &Path) -> Result<Self, SlabError> {
+    /// Opens the files in `dir`, or creates them. What was recorded in another store is forgotten.
+    pub fn open(dir: &Path, store: RecordStore) -> Result<Self, SlabError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| SlabError::File { path, source }
@@ -109,7 +137,7 @@ impl Slab {
         // Only the owner may read the files: blocks are derived from clients' prompts.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed(dir))?;
         let (records_path, slab_path) = (dir.join("records"), dir.join("slab"));
-        let records = Records::open(&records_path).map_err(failed(&records_path))?;
+        let records = Records::open(dir, store).map_err(failed(&records_path))?;
         let slab = open_direct(&slab_path).map_err(failed(&slab_path))?;
         Ok(Self { records, records_path, slab, slab_path })
     }
@@ -125,7 +153,7 @@ impl Slab {
         if self.manifest() != Some(manifest) {
             self.recorded(self.records.clear())?;
             self.slab.set_len(0).map_err(failed)?;
-            self.recorded(self.records.write(MANIFEST, &manifest))?;
+            self.recorded(self.records.write([(MANIFEST, manifest)]))?;
         }
         let held = self.slab.metadata().map_err(failed)?.len();
         if held > geometry.bytes() {
@@ -151,9 +179,8 @@ impl Slab {
 
     /// Records the new content of slots.
     pub fn record(&self, blocks: impl IntoIterator<Item = (u32, DiskBlock)>) -> Result<(), SlabError> {
-        blocks.into_iter().try_for_each(|(slot, DiskBlock { key, checksum, lineage })| {
-            self.recorded(self.records.write(FIRST_SLOT + u64::from(slot), &(key, checksum, lineage)))
-        })
+        let record = |(slot, DiskBlock { key, checksum, lineage })| (FIRST_SLOT + u64::from(slot), (key, checksum, lineage));
+        self.recorded(self.records.write(blocks.into_iter().map(record)))
     }
 
     /// Forgets a slot's block.
@@ -197,6 +224,11 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use tidemill_proto::{block::Tenant, ids::RequestId};
 
+    const STORES: &[RecordStore] = &[
+        RecordStore::File,
+        #[cfg(feature = "rocksdb")]
+        RecordStore::RocksDb,
+    ];
     const LAYOUT: LayoutFingerprint = LayoutFingerprint([3; 16]);
 
     fn block(n: u8) -> DiskBlock {
@@ -204,8 +236,8 @@ mod tests {
         DiskBlock { key: BlockKey([n; 16]), checksum: u64::from(n), lineage }
     }
 
-    fn prepared(dir: &Path, block_bytes: u64, layout: LayoutFingerprint) -> (Slab, Geometry) {
-        let disk = Slab::open(dir).unwrap();
+    fn prepared(dir: &Path, store: RecordStore, block_bytes: u64, layout: LayoutFingerprint) -> (Slab, Geometry) {
+        let disk = Slab::open(dir, store).unwrap();
         let geometry = Geometry::new(1 << 20, block_bytes).unwrap();
         disk.prepare(Manifest::new(block_bytes, layout), geometry).unwrap();
         (disk, geometry)
@@ -213,8 +245,12 @@ mod tests {
 
     #[test]
     fn what_was_recorded_and_written_is_there_after_a_restart() {
+        STORES.iter().for_each(|&store| restarted(store));
+    }
+
+    fn restarted(store: RecordStore) {
         let dir = tempfile::tempdir().unwrap();
-        let (disk, geometry) = prepared(dir.path(), 5000, LAYOUT);
+        let (disk, geometry) = prepared(dir.path(), store, 5000, LAYOUT);
         assert_eq!(geometry, Geometry { slots: 128, stride: 8192 });
         let mut page = buffer(8192).unwrap();
         page.fill(7);
@@ -223,7 +259,7 @@ mod tests {
         disk.record([(9, block(4))]).unwrap();
         disk.erase(3).unwrap();
         drop(disk);
-        let (disk, geometry) = prepared(dir.path(), 5000, LAYOUT);
+        let (disk, geometry) = prepared(dir.path(), store, 5000, LAYOUT);
         assert_eq!(disk.records().collect::<Vec<_>>(), [(9, block(4)), (44, block(1))]);
         page.fill(0);
         disk.read(geometry.offset(44), &mut page).unwrap();
@@ -235,7 +271,7 @@ mod tests {
     fn what_is_made_of_prompts_is_for_its_user_alone() {
         let dir = tempfile::tempdir().unwrap();
         let new = dir.path().join("new/node");
-        let _disk = prepared(&new, 5000, LAYOUT);
+        let _disk = prepared(&new, RecordStore::File, 5000, LAYOUT);
         for (path, mode) in [(dir.path().join("new"), 0o700), (new.clone(), 0o700), (new.join("slab"), 0o600), (new.join("records"), 0o600)]
         {
             assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, mode, "{}", path.display());
@@ -245,10 +281,10 @@ mod tests {
     #[test]
     fn other_blocks_begin_with_an_empty_disk() {
         let other = LayoutFingerprint([4; 16]);
-        for (block_bytes, layout) in [(5000, other), (5001, LAYOUT)] {
+        for (&store, (block_bytes, layout)) in STORES.iter().flat_map(|store| [(5000, other), (5001, LAYOUT)].map(|kind| (store, kind))) {
             let dir = tempfile::tempdir().unwrap();
-            prepared(dir.path(), 5000, LAYOUT).0.record([(1, block(1))]).unwrap();
-            let (disk, _) = prepared(dir.path(), block_bytes, layout);
+            prepared(dir.path(), store, 5000, LAYOUT).0.record([(1, block(1))]).unwrap();
+            let (disk, _) = prepared(dir.path(), store, block_bytes, layout);
             assert_eq!(disk.records().count(), 0);
             assert_eq!(disk.manifest(), Some(Manifest::new(block_bytes, layout)));
         }
@@ -259,7 +295,7 @@ mod tests {
         assert!(matches!(Geometry::new(4095, 1), Err(SlabError::TooSmall { .. })));
         assert!(matches!(Geometry::new(u64::MAX, u64::MAX), Err(SlabError::TooSmall { .. })));
         let dir = tempfile::tempdir().unwrap();
-        let disk = Slab::open(dir.path()).unwrap();
+        let disk = Slab::open(dir.path(), RecordStore::File).unwrap();
         let error = disk.prepare(Manifest::new(4096, LAYOUT), Geometry::new(1 << 43, 4096).unwrap()).unwrap_err();
         assert!(error.to_string().contains("--nvme-capacity"), "{error}");
     }
@@ -267,12 +303,22 @@ mod tests {
     #[test]
     fn broken_records_are_no_error() {
         let dir = tempfile::tempdir().unwrap();
-        let (disk, _) = prepared(dir.path(), 5000, LAYOUT);
+        let (disk, _) = prepared(dir.path(), RecordStore::File, 5000, LAYOUT);
         disk.record([(1, block(1)), (2, block(2))]).unwrap();
-        disk.records.write(FIRST_SLOT + 1, b"nonsense").unwrap();
+        disk.records.write([(FIRST_SLOT + 1, b"nonsense")]).unwrap();
         assert_eq!(disk.records().collect::<Vec<_>>(), [(2, block(2))]);
         drop(disk);
         fs::write(dir.path().join("records"), b"nonsense").unwrap();
-        assert_eq!(Slab::open(dir.path()).unwrap().manifest(), None);
+        assert_eq!(Slab::open(dir.path(), RecordStore::File).unwrap().manifest(), None);
+    }
+
+    #[test]
+    fn a_store_that_is_not_built_in_is_refused_with_a_reason() {
+        assert_eq!("file".parse(), Ok(RecordStore::File));
+        assert!("tree".parse::<RecordStore>().unwrap_err().contains("file or rocksdb"));
+        #[cfg(feature = "rocksdb")]
+        assert_eq!("rocksdb".parse(), Ok(RecordStore::RocksDb));
+        #[cfg(not(feature = "rocksdb"))]
+        assert!("rocksdb".parse::<RecordStore>().unwrap_err().contains("built without RocksDB"));
     }
 }

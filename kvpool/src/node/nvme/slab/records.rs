@@ -1,169 +1,133 @@
-//! Records of the slots' content: one file of equal records, written in place.
+//! Records of the slots' content: values by number, of which number 0 is the manifest and `1 + n` the block in slot `n`.
 //!
-//! ```text
-//!   record 0: the manifest      record 1 + n: slot n's block      each RECORD_BYTES long:
-//!   ┌────────────┬───────────────────┬─────────┬──────────────────────────────────────┐
-//!   │ length u16 │ value, as a frame │ zeroes  │ XXH3 of all before and of its number │
-//!   └────────────┴───────────────────┴─────────┴──────────────────────────────────────┘
-//! ```
+//! - [`file`]: a file of equal records; the default
+//! - `rocks`: RocksDB, with the feature `rocksdb`
 //!
-//! Nothing is synced and nothing is logged. A torn, lost or foreign record fails its checksum and counts as absent, which is all that a
-//! cache needs: a record is only a claim, and a load checks the block's bytes against it. A log or a tree would only protect data that may
-//! be lost.
+//! Both keep the same promises, which [`tests`] holds them to. Every record has a checksum of its own, which covers its number: what is torn,
+//! lost, flipped or misplaced counts as absent. Nothing is synced. One process has them open at a time, whichever store it uses, by a lock
+//! on the file `records`. A store that is opened removes what the other one left, since that describes slots as they were.
 
+mod file;
+#[cfg(feature = "rocksdb")]
+mod rocks;
+#[cfg(test)]
+mod tests;
+
+use super::RecordStore;
+use file::FileRecords;
+#[cfg(feature = "rocksdb")]
+use rocks::RocksRecords;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
-    fs::{File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions, TryLockError},
     io,
-    os::unix::fs::{FileExt, OpenOptionsExt},
+    os::unix::fs::OpenOptionsExt,
     path::Path,
 };
 use tidemill_proto::frame;
 use twox_hash::XxHash3_64;
 
-/// The size of a record: room for a slot's key, checksum and lineage, and a divisor of any page or sector, so that one write tears at most
-/// one record.
-const RECORD_BYTES: usize = 128;
-const LENGTH_BYTES: usize = 2;
+/// The name of the file of records, which is also what is locked, whichever store has them.
+const FILE: &str = "records";
+/// The name of RocksDB's directory.
+const ROCKS: &str = "records.rocksdb";
 const CHECKSUM_BYTES: usize = 8;
-const VALUE_BYTES_MAX: usize = RECORD_BYTES - LENGTH_BYTES - CHECKSUM_BYTES;
-/// The number of records read at a time when all are read.
-const RECORDS_PER_READ: usize = 4096;
 
-/// A file of records, open in one process at a time.
+/// A disk's records, open in one process at a time.
 #[derive(Debug)]
-pub(super) struct Records(File);
+pub(super) struct Records(Store);
+
+#[derive(Debug)]
+enum Store {
+    File(FileRecords),
+    #[cfg(feature = "rocksdb")]
+    Rocks(RocksRecords),
+}
 
 impl Records {
-    /// Opens the file, or creates an empty one. `WouldBlock` if another process has it open.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self(file)),
-            Err(TryLockError::WouldBlock) => Err(io::Error::new(io::ErrorKind::WouldBlock, "another process uses it")),
-            Err(TryLockError::Error(error)) => Err(error),
+    /// Opens the records in `dir`, or creates an empty store. `WouldBlock` if another process has them open.
+    pub(super) fn open(dir: &Path, store: RecordStore) -> io::Result<Self> {
+        let file = locked(&dir.join(FILE))?;
+        match store {
+            RecordStore::File => {
+                remove_dir(&dir.join(ROCKS))?;
+                Ok(Self(Store::File(FileRecords::new(file))))
+            }
+            #[cfg(feature = "rocksdb")]
+            RecordStore::RocksDb => {
+                file.set_len(0)?;
+                Ok(Self(Store::Rocks(RocksRecords::open(dir.join(ROCKS), file)?)))
+            }
         }
     }
 
     /// A record's value, or `None` if nothing readable was written there.
     pub(super) fn read<T: DeserializeOwned>(&self, number: u64) -> Option<T> {
-        let mut record = [0; RECORD_BYTES];
-        self.0.read_exact_at(&mut record, offset(number)).ok()?;
-        decode(number, &record)
+        match &self.0 {
+            Store::File(file) => file.read(number),
+            #[cfg(feature = "rocksdb")]
+            Store::Rocks(rocks) => rocks.read(number),
+        }
     }
 
-    /// All records that can be read, from number `first` on, with their numbers.
-    pub(super) fn read_from<T: DeserializeOwned>(&self, first: u64) -> impl Iterator<Item = (u64, T)> {
-        let batches = (first..).step_by(RECORDS_PER_READ).map_while(|start| {
-            let mut batch = vec![0; RECORDS_PER_READ * RECORD_BYTES];
-            let read = read_up_to(&self.0, &mut batch, offset(start)).ok().filter(|&read| read > 0)?;
-            batch.truncate(read);
-            Some((start, batch))
-        });
-        batches.flat_map(|(start, batch)| {
-            let numbered = (start..).zip(batch.chunks_exact(RECORD_BYTES));
-            numbered.filter_map(|(number, record)| Some((number, decode(number, record.try_into().ok()?)?))).collect::<Vec<_>>()
-        })
+    /// All records that can be read, from number `first` on, with their numbers, in their order.
+    pub(super) fn read_from<T: DeserializeOwned + 'static>(&self, first: u64) -> Box<dyn Iterator<Item = (u64, T)> + '_> {
+        match &self.0 {
+            Store::File(file) => Box::new(file.read_from(first)),
+            #[cfg(feature = "rocksdb")]
+            Store::Rocks(rocks) => Box::new(rocks.read_from(first)),
+        }
     }
 
-    pub(super) fn write<T: Serialize>(&self, number: u64, value: &T) -> io::Result<()> {
-        let value = frame::encode(value).map_err(io::Error::other)?.split_off(frame::HEADER_BYTES);
-        assert!(value.len() <= VALUE_BYTES_MAX, "a value of {} bytes fits no record", value.len());
-        let mut record = [0; RECORD_BYTES];
-        record[..LENGTH_BYTES].copy_from_slice(&(value.len() as u16).to_le_bytes());
-        record[LENGTH_BYTES..][..value.len()].copy_from_slice(&value);
-        let checksum = checksum(number, &record);
-        record[RECORD_BYTES - CHECKSUM_BYTES..].copy_from_slice(&checksum.to_le_bytes());
-        self.0.write_all_at(&record, offset(number))
+    /// Writes records over what was there.
+    pub(super) fn write<T: Serialize>(&self, records: impl IntoIterator<Item = (u64, T)>) -> io::Result<()> {
+        match &self.0 {
+            Store::File(file) => records.into_iter().try_for_each(|(number, value)| file.write(number, &value)),
+            #[cfg(feature = "rocksdb")]
+            Store::Rocks(rocks) => rocks.write(records),
+        }
     }
 
     pub(super) fn erase(&self, number: u64) -> io::Result<()> {
-        self.0.write_all_at(&[0; RECORD_BYTES], offset(number))
+        match &self.0 {
+            Store::File(file) => file.erase(number),
+            #[cfg(feature = "rocksdb")]
+            Store::Rocks(rocks) => rocks.erase(number),
+        }
     }
 
     pub(super) fn clear(&self) -> io::Result<()> {
-        self.0.set_len(0)
+        match &self.0 {
+            Store::File(file) => file.clear(),
+            #[cfg(feature = "rocksdb")]
+            Store::Rocks(rocks) => rocks.clear(),
+        }
     }
 }
 
-fn offset(number: u64) -> u64 {
-    number * RECORD_BYTES as u64
+/// The file of records, empty if there is none, and no other process's.
+fn locked(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(io::Error::new(io::ErrorKind::WouldBlock, "another process uses it")),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+fn remove_dir(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A value's bytes.
+fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
+    Ok(frame::encode(value).map_err(io::Error::other)?.split_off(frame::HEADER_BYTES))
 }
 
 /// The checksum of a record, seeded with its number, so that a record in the wrong place is not accepted.
-fn checksum(number: u64, record: &[u8; RECORD_BYTES]) -> u64 {
-    XxHash3_64::oneshot_with_seed(number, &record[..RECORD_BYTES - CHECKSUM_BYTES])
-}
-
-fn decode<T: DeserializeOwned>(number: u64, record: &[u8; RECORD_BYTES]) -> Option<T> {
-    let stored = record.last_chunk::<CHECKSUM_BYTES>().expect("a record is longer than its checksum");
-    if u64::from_le_bytes(*stored) != checksum(number, record) {
-        return None;
-    }
-    let length = u16::from_le_bytes([record[0], record[1]]) as usize;
-    frame::decode(record[LENGTH_BYTES..].get(..length)?).ok()
-}
-
-/// Fills the buffer as far as the file reaches.
-fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match file.read_at(&mut buffer[filled..], offset + filled as u64) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn records(dir: &tempfile::TempDir) -> Records {
-        Records::open(&dir.path().join("records")).unwrap()
-    }
-
-    #[test]
-    fn records_are_there_after_they_are_opened_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let first = records(&dir);
-        for number in [0, 3, 7, 10_000] {
-            first.write(number, &(number * 10)).unwrap();
-        }
-        first.write(7, &1_u64).unwrap();
-        first.erase(3).unwrap();
-        drop(first);
-        let again = records(&dir);
-        assert_eq!(again.read::<u64>(0), Some(0));
-        assert_eq!(again.read_from::<u64>(1).collect::<Vec<_>>(), [(7, 1), (10_000, 100_000)]);
-        again.clear().unwrap();
-        assert_eq!(again.read_from::<u64>(0).count(), 0);
-    }
-
-    #[test]
-    fn a_torn_or_misplaced_record_says_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let records = records(&dir);
-        for number in 0..4 {
-            records.write(number, &number).unwrap();
-        }
-        let mut record = [0; RECORD_BYTES];
-        records.0.read_exact_at(&mut record, offset(1)).unwrap();
-        records.0.write_all_at(&record, offset(2)).unwrap();
-        records.0.write_all_at(&[9], offset(3) + 20).unwrap();
-        assert_eq!(records.read_from::<u64>(0).collect::<Vec<_>>(), [(0, 0), (1, 1)]);
-    }
-
-    #[test]
-    fn one_process_has_it_at_a_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let first = records(&dir);
-        let second = Records::open(&dir.path().join("records"));
-        assert_eq!(second.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        drop(first);
-        records(&dir);
-    }
+fn checksum(number: u64, bytes: &[u8]) -> u64 {
+    XxHash3_64::oneshot_with_seed(number, bytes)
 }
