@@ -100,7 +100,7 @@ pub struct Tenants {
     meter: Option<Journal<Event>>,
     /// The directory of the usage log.
     meter_dir: Option<PathBuf>,
-    /// What was spent this month, as far as the log has it.
+    /// The money that was spent this month, as far as the log has it.
     ledger: Option<Mutex<Ledger>>,
     crossings: Crossings,
     sink: Option<Sink>,
@@ -431,7 +431,7 @@ impl Tenants {
         let of_model = model.and_then(|model| Some((Scope::Model(tenant(), model.into()), *tier.models.get(model)?)));
         let of_key = principal.key.as_ref().map(|key| (Scope::Key(Arc::clone(key)), principal.key_limits.over(Limits::default())));
         let all = [Some((Scope::Tenant(tenant()), tier.limits(&principal.tenant_limits))), of_key, of_model];
-        // What costs money counts for a tenant and a key before they have a budget: one that is set later is for the whole month.
+        // A request that costs money counts for a tenant and a key before they have a budget: one that is set later is for the whole month.
         let is_priced = model.is_some_and(|model| self.prices.0.contains_key(model));
         all.into_iter().flatten().filter(|(_, limits)| is_priced || *limits != Limits::default()).collect()
     }

@@ -554,7 +554,7 @@ pub fn rewrite<E: Entry>(dir: &Path, mut change: impl FnMut(E) -> Option<E>) -> 
             // Pages may have copies of entries in their free room, from when these were moved.
             database.execute_batch("VACUUM").map_err(&failed)?;
         }
-        // What the entries were is in the file until a checkpoint, and in the write-ahead log until that is begun anew.
+        // The entries' former contents are in the file until a checkpoint, and in the write-ahead log until that is begun anew.
         let give_up = Instant::now() + BUSY_MAX;
         while database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| Ok(row.get::<_, i64>(0)? != 0)).map_err(&failed)? {
             if Instant::now() > give_up {

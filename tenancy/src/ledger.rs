@@ -1,4 +1,4 @@
-//! What was spent, kept in a file beside the usage log.
+//! The ledger of money that was spent, kept in a file beside the usage log.
 
 use crate::{
     journal::{self, JournalError},
@@ -82,7 +82,7 @@ mod tests {
         Event { at_ms: AT_MS + 5, tenant: "a".into(), model: "m".into(), cost_micros: 3, ..Event::default() }
     }
 
-    /// What the tenant has spent in the month.
+    /// The money that the tenant has spent in the month.
     fn sum(ledger: &Ledger) -> u64 {
         let scopes = ledger.spend().scopes(Duration::from_millis(AT_MS));
         let found = scopes.into_iter().find(|(scope, _)| *scope == Scope::Tenant("a".into()));

@@ -16,13 +16,16 @@ const REFUSAL_KEPT: Duration = Duration::from_millis(100);
 /// The retry time of a request that is too large for this coordinator's share, and not for the limit.
 const SHARE_RETRY: Duration = Duration::from_secs(5);
 
+/// A refusal, and how the request's scopes stood.
+type Refused = (Refusal, Standing);
+
 #[derive(Debug)]
 pub struct Limiter {
     share: Share,
     local: Mutex<Quota>,
     shared: Option<SharedQuota>,
     /// Scopes whose requests or places are used up, until when, and what was answered.
-    used_up: Mutex<HashMap<Scope, (Duration, (Refusal, Standing))>>,
+    used_up: Mutex<HashMap<Scope, (Duration, Refused)>>,
 }
 
 /// The quota of a running request, to be settled or cancelled once.
@@ -37,7 +40,7 @@ pub struct Held {
 pub struct Request<'a> {
     pub tenant: &'a str,
     pub scopes: &'a [(Scope, Limits)],
-    /// What it uses at most.
+    /// The most that it uses.
     pub most: Use,
     pub now: Duration,
     /// The time after which it counts as lost.
@@ -116,7 +119,7 @@ impl Limiter {
     }
 
     /// Remembers, for a moment, that no request passes, however few its tokens.
-    fn note_used_up(&self, now: Duration, scopes: &[(Scope, Limits)], refused: &(Refusal, Standing)) {
+    fn note_used_up(&self, now: Duration, scopes: &[(Scope, Limits)], refused: &Refused) {
         let Refusal::Wait { kind: kind @ (Kind::Requests | Kind::Concurrent), limit, retry, .. } = refused.0 else { return };
         // A request's model is not known when it is peeked at.
         let scope = scopes.iter().find(|(scope, limits)| scope.kind() != ScopeKind::Model && limits.of(kind) == Some(limit));

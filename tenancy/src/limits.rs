@@ -20,7 +20,7 @@ pub struct Limits {
     pub budgets: Budgets,
 }
 
-/// What a scope may spend in a day and in a month of the calendar.
+/// The money that a scope may spend in a day and in a month of the calendar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Budgets {
     pub day: Budget,

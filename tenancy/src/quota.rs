@@ -44,7 +44,7 @@ pub enum Kind {
     Spend(Period),
 }
 
-/// What a request uses: at most, while it runs, and in fact, when it has ended.
+/// The tokens and money that a request uses: at most, while it runs, and in fact, when it has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Use {
     pub tokens: u64,
@@ -52,7 +52,7 @@ pub struct Use {
     pub cost_micros: u64,
 }
 
-/// What a limit is a limit of.
+/// The kind of thing that a limit bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScopeKind {
     Tenant,

@@ -79,7 +79,7 @@ impl Settings {
 pub struct Request<'a> {
     pub tenant: &'a str,
     pub scopes: &'a [(Scope, Limits)],
-    /// What it uses at most.
+    /// The most that it uses.
     pub most: Use,
     /// The time after which the request counts as lost.
     pub lasts: Duration,

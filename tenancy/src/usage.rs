@@ -55,7 +55,7 @@ pub struct Source {
 }
 
 impl Event {
-    /// What quotas count.
+    /// The use that quotas count.
     pub fn used(&self) -> Use {
         Use { tokens: self.prompt_tokens + self.output_tokens, cost_micros: self.cost_micros }
     }

@@ -116,7 +116,7 @@ impl Runner {
         let runner = Arc::new(self);
         while let Err(error) = Self::attempt(&runner).await {
             if let BatchError::NotFound(_) = error {
-                // What it wrote meanwhile goes with it.
+                // Lines that it wrote meanwhile go with it.
                 if let Err(error) = runner.batches.disk.remove_batch(&runner.id).await {
                     tracing::warn!(batch = runner.id, %error, "could not remove the rest of a batch; the next start does");
                 }

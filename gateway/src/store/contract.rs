@@ -106,7 +106,7 @@ async fn erasing_takes_all_of_a_user_or_a_tenant_and_nothing_of_others() {
         }
         let both = Held { responses: 2 * 130, conversations: 2, memories: 2 };
         assert_eq!(erase(&Whose { tenant: "acme2".into(), user: None }, Erasing::Count).await, both);
-        // What is stored afterwards is the user's again.
+        // Records that are stored afterwards are the user's again.
         store.put(&owners[1], record("resp_new", "", "item_0", 1), 0).await.unwrap();
         assert_eq!(erase(&ann, Erasing::Count).await, Held { responses: 1, ..none });
     }

@@ -401,7 +401,7 @@ impl Database {
         let erased = self.write(None, |writing| writing.erase(whose));
         self.connection.pragma_update(None, "secure_delete", "OFF")?;
         if matches!(erased, Ok(none) if none == Held::default()) {
-            // What was deleted is in the write-ahead log, too, until it is begun anew.
+            // Deleted rows are in the write-ahead log, too, until it is begun anew.
             self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
         }
         erased

@@ -34,7 +34,7 @@ impl Tenants {
         }
     }
 
-    /// What tenants, and keys with a budget, have spent by requests to this coordinator, beside their budgets.
+    /// The money that tenants, and keys with a budget, have spent by requests to this coordinator, beside their budgets.
     pub fn spend_report(&self) -> Value {
         let now = self.now();
         let spent: HashMap<Scope, Spent> = self.limiter.spent(now).into_iter().collect();

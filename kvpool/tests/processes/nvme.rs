@@ -159,7 +159,7 @@ async fn restart_for_another_model(store: &str) {
     assert!(count_right(&client, ALL).await >= ON_DISK);
 }
 
-/// Whoever goes from one store to the other begins with an empty disk, never with claims of another time.
+/// A node that goes from one store to the other begins with an empty disk, never with claims of another time.
 #[cfg(feature = "rocksdb")]
 #[tokio::test(flavor = "multi_thread")]
 async fn another_store_begins_with_an_empty_disk() {

@@ -71,7 +71,7 @@ impl StageModel {
         Self { model }
     }
 
-    /// What a stage must have in common with the head.
+    /// The facts that a stage must have in common with the head.
     pub fn hello(&self, stage: Stage) -> Hello {
         Hello { stage, layout: self.model.first().layout(), shape: self.model.whole_kv_shape }
     }

@@ -51,7 +51,7 @@ async fn ask(cluster: &Cluster, key: &str, max_tokens: u32) -> (u16, Option<Stri
     (status, warning, response.json().await.unwrap())
 }
 
-/// What a tenant has spent today and this month.
+/// The money that a tenant has spent today and this month.
 async fn spent(cluster: &Cluster, tenant: &str) -> (String, String) {
     let (_, report) = admin(cluster, Method::GET, "/admin/spend", Value::Null).await;
     let row = report["tenants"].as_array().unwrap().iter().find(|row| row["tenant"] == tenant).unwrap().clone();
@@ -64,7 +64,7 @@ async fn many_at_once_spend_no_more_than_the_budget_and_a_restart_knows_it() {
     let data = tempfile::tempdir().unwrap();
     let (cluster, _worker) = start(data.path()).await;
     let secret = key(&cluster, "acme", json!({})).await;
-    // What is spent before there is a budget counts.
+    // Money that is spent before there is a budget counts.
     assert_eq!(ask(&cluster, &secret, 6).await.0, 200);
     set_budget(&cluster, "acme", json!({"budget_day": "65", "budget_month": 1000})).await;
     let cluster = Arc::new(cluster);
@@ -123,7 +123,7 @@ async fn a_soft_budget_warns_and_a_keys_budget_is_its_own() {
     assert_eq!((status, warning.as_deref()), (200, Some("tenant-month; soft=25; hard=40; spent=30")));
     let metrics = reqwest::get(format!("{}/metrics", cluster.admin.as_ref().unwrap())).await.unwrap().text().await.unwrap();
     assert!(metrics.contains("tidemill_budget_warnings_total{scope=\"tenant\",period=\"month\"} "), "it is counted");
-    // Of an open answer, as much is allowed as the whole budget pays for.
+    // An open answer may be as long as the whole budget pays for.
     let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]});
     let response = reqwest::Client::new().post(format!("{}/v1/chat/completions", cluster.url)).bearer_auth(&two).json(&body).send();
     assert_eq!(response.await.unwrap().status().as_u16(), 429);

@@ -244,7 +244,7 @@ fn what_is_declared_by_hand_is_what_the_header_says() {
     println!("{} sizes, offsets and constants are the header's", items.len());
 }
 
-/// What has no place in the bindings: the link layer is an enumeration without a name, and the size of a port's attributes is a bound.
+/// Constants that have no place in the bindings: the link layer is an enumeration without a name, and the size of a port's attributes is a bound.
 #[test]
 fn there_is_room_for_what_the_library_writes() {
     let header = compiled(&["IBV_LINK_LAYER_ETHERNET", "sizeof(struct ibv_port_attr)"]);

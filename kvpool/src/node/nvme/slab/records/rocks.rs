@@ -49,7 +49,7 @@ type Batch = Vec<(u64, Vec<u8>)>;
 impl RocksRecords {
     /// Opens the database, or creates an empty one.
     pub(super) fn open(path: PathBuf, lock: File) -> io::Result<Self> {
-        // What a replacement left that was not finished.
+        // The rest of a replacement that was not finished.
         remove_dir(&beside(&path))?;
         let db = match open(&path) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -199,7 +199,7 @@ fn open(path: &Path) -> io::Result<DB> {
     options.set_max_total_wal_size(LOG_BYTES_MAX);
     options.set_wal_recovery_mode(DBRecoveryMode::SkipAnyCorruptedRecord);
     options.set_max_background_jobs(2);
-    // What it has to say beyond errors, which it returns, is kept in small files.
+    // Its log, beyond the errors that it returns, is kept in small files.
     options.set_log_level(LogLevel::Error);
     options.set_max_log_file_size(1 << 20);
     options.set_keep_log_file_num(2);

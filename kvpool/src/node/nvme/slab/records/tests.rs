@@ -121,7 +121,7 @@ mod rocks {
         let records = open(dir, RecordStore::RocksDb);
         (0..RECORDS / 1000).for_each(|n| records.write((n * 1000..(n + 1) * 1000).map(|number| (number, number * 7))).unwrap());
         drop(records);
-        // What is in the log goes to files when it is opened.
+        // The log's records go to files when it is opened.
         drop(open(dir, RecordStore::RocksDb));
         assert!(!tables(dir).is_empty());
     }
