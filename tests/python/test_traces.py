@@ -102,8 +102,11 @@ def test_a_request_is_one_trace_from_queue_to_last_token(tmp_path, headers):
         url = ends.enter_context(running_cluster("--coordinator-config", str(config), "--local-tail-tokens", "0"))
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         model = client.models.list().data[0].id
+        messages = [{"role": "user", "content": "tide " * 200}]
+        # An answer that is drawn may end early.
+        whole = {"ignore_eos": True}
         stream = client.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": "tide " * 200}], max_tokens=20, stream=True, extra_headers=headers
+            model=model, messages=messages, max_tokens=20, stream=True, extra_headers=headers, extra_body=whole
         )
         assert list(stream)
         spans = receiver.trace(TRACE)
