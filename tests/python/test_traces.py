@@ -7,8 +7,8 @@ import time
 
 import openai
 import pytest
-from clusters import Cluster
-from conftest import running_cluster
+from clusters import Cluster, wait_until
+from conftest import cluster_at, running_cluster
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -102,6 +102,8 @@ def test_a_request_is_one_trace_from_queue_to_last_token(tmp_path, headers):
         url = ends.enter_context(running_cluster("--coordinator-config", str(config), "--local-tail-tokens", "0"))
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         model = client.models.list().data[0].id
+        # Without the pool's node, the decode worker computes the prompt.
+        wait_until(lambda: {"prefill", "kvpool", "decode"} <= {member["role"] for member in cluster_at(url)["members"]})
         messages = [{"role": "user", "content": "tide " * 200}]
         # An answer that is drawn may end early.
         whole = {"ignore_eos": True}
