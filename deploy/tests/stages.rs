@@ -164,7 +164,7 @@ async fn strangers_at_a_stages_port_end_nothing_but_their_own_connections() {
         let answer = knock(&decode, addr, Preamble::Stage, &ToStage::Hello(hello(stage))).await.unwrap();
         assert!(matches!(&answer, Some(FromStage::Refused { reason }) if reason.contains(words)), "{answer:?}");
     }
-    // One that says nothing holds up nobody.
+    // A connection that sends nothing does not delay the others.
     let _silent = decode.connect(addr).await.unwrap();
 
     let after = complete(&cluster, &case).await;

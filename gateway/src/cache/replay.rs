@@ -348,7 +348,8 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
         self.next
     }
 
-    /// Closes all recordings of a tenant: those that run go on for their listeners, and nobody joins them. Returns their number.
+    /// Closes all recordings of a tenant to new listeners, and returns their number. A recording that still runs goes on for the listeners that
+    /// it has.
     pub fn forget(&mut self, tenant: &Digest) -> u64 {
         let ids: Vec<_> = self.listed_of(tenant).collect();
         for id in &ids {
