@@ -2,7 +2,7 @@
 //!
 //! A block is worth its uses times its bytes. One that was computed and never used again saves no work later, and most are like that, so a
 //! block becomes *wanted* with its `uses_min`th use. Chains are written by worth, each from its beginning: a block is useless without those
-//! before it, so it is wanted only if the block before it is in the bucket or also wanted.
+//! before it, so it is wanted only if the block before it is in the bucket, on its way there, or also wanted.
 
 use std::{
     cmp::Reverse,
@@ -19,6 +19,8 @@ pub struct Wanted {
     /// Uses in the period before `recent`. A block that is in neither has been forgotten.
     earlier: HashMap<BlockKey, u32>,
     waiting: HashMap<BlockKey, Waiting>,
+    /// The blocks taken last, which are being written: a long prompt's next blocks come meanwhile.
+    taken: HashSet<BlockKey>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +46,7 @@ pub const WAITING_MAX: usize = 1 << 16;
 impl Wanted {
     /// An empty set. `uses_min` is at least 1; the computation of a block is its first use.
     pub fn new(uses_min: u32) -> Self {
-        Self { uses_min, recent: HashMap::new(), earlier: HashMap::new(), waiting: HashMap::new() }
+        Self { uses_min, recent: HashMap::new(), earlier: HashMap::new(), waiting: HashMap::new(), taken: HashSet::new() }
     }
 
     /// Counts a use of a block that is not in the bucket. `written`: whether a block is in the bucket.
@@ -60,7 +62,7 @@ impl Wanted {
         let root = match lineage.parent {
             Some(parent) => match self.waiting.get(&parent) {
                 Some(before) => before.root,
-                None if written(&parent) => key,
+                None if self.taken.contains(&parent) || written(&parent) => key,
                 None => return,
             },
             None => key,
@@ -89,7 +91,8 @@ impl Wanted {
         self.waiting.values().map(|waiting| u64::from(waiting.uses)).sum()
     }
 
-    /// The blocks to write next: the chains with the highest worth, each from its beginning. They no longer wait.
+    /// The blocks to write next: the chains with the highest worth, each from its beginning. They no longer wait. The blocks taken before
+    /// have been written, or given up.
     pub fn take(&mut self, blocks_max: usize, written: impl Fn(&BlockKey) -> bool) -> Vec<Choice> {
         let mut worth: HashMap<BlockKey, u64> = HashMap::new();
         for waiting in self.waiting.values() {
@@ -97,7 +100,7 @@ impl Wanted {
         }
         let mut order: Vec<(BlockKey, Waiting)> = self.waiting.iter().map(|(key, waiting)| (*key, *waiting)).collect();
         order.sort_unstable_by_key(|(key, waiting)| (Reverse(worth[&waiting.root]), waiting.root.0, waiting.lineage.position, key.0));
-        let mut taken: HashSet<BlockKey> = HashSet::new();
+        self.taken.clear();
         let mut choices = Vec::new();
         for (key, Waiting { lineage, .. }) in order {
             if choices.len() == blocks_max {
@@ -105,8 +108,8 @@ impl Wanted {
             }
             self.waiting.remove(&key);
             // The block before it may have been given up since.
-            if !written(&key) && lineage.parent.is_none_or(|parent| taken.contains(&parent) || written(&parent)) {
-                taken.insert(key);
+            if !written(&key) && lineage.parent.is_none_or(|parent| self.taken.contains(&parent) || written(&parent)) {
+                self.taken.insert(key);
                 choices.push(Choice { key, lineage });
             }
         }
@@ -165,23 +168,53 @@ mod tests {
         assert_eq!(wanted.take(9, |_| false), [], "the one before it has left the bucket");
     }
 
+    #[test]
+    fn a_block_is_wanted_while_the_one_before_it_is_being_written() {
+        let mut wanted = Wanted::new(1);
+        use_chain(&mut wanted, 0, 2);
+        assert_eq!(names(&wanted.take(9, |_| false)), [(0, 0), (0, 1)]);
+        let ((key, lineage), (next, of_next)) = (block(0, 2), block(0, 3));
+        wanted.used(key, lineage, |_| false);
+        wanted.used(next, of_next, |_| false);
+        assert_eq!(names(&wanted.take(9, |key| key.0[1] < 2)), [(0, 2), (0, 3)]);
+        assert_eq!(wanted.take(9, |_| false), []);
+    }
+
     proptest! {
         #[test]
-        fn a_chain_is_written_from_its_beginning(uses in prop::collection::vec((0u8..3, 1u8..6), 1..60), batch in 1usize..5) {
+        fn a_chain_is_written_from_its_beginning_and_whole(
+            uses in prop::collection::vec((0u8..3, 1u8..6), 1..60), batch in 1usize..5, slow in 0usize..3, fails in 0usize..8
+        ) {
             let mut wanted = Wanted::new(2);
             let mut there: HashSet<BlockKey> = HashSet::new();
+            let mut writing: Vec<Choice> = Vec::new();
+            let mut counts: HashMap<(u8, u8), u32> = HashMap::new();
             for (step, (chain, blocks)) in uses.into_iter().enumerate() {
-                for (key, lineage) in (0..blocks).map(|n| block(chain, n)) {
+                for n in 0..blocks {
+                    let (key, lineage) = block(chain, n);
+                    *counts.entry((chain, n)).or_default() += 1;
                     if !there.contains(&key) {
                         wanted.used(key, lineage, |key| there.contains(key));
                     }
-                }
-                if step % 3 == 0 {
-                    for choice in wanted.take(batch, |key| there.contains(key)) {
-                        prop_assert!(choice.lineage.parent.is_none_or(|parent| there.contains(&parent)));
-                        prop_assert!(there.insert(choice.key));
+                    // A write ends in the middle of a chain, and the next one begins.
+                    if (step + usize::from(n)) % (slow + 1) == 0 {
+                        if fails == 0 || step % 8 != fails {
+                            there.extend(writing.iter().map(|choice| choice.key));
+                        }
+                        writing = wanted.take(batch, |key| there.contains(key));
+                        for choice in &writing {
+                            let before = |parent| there.contains(&parent) || writing.iter().any(|other| other.key == parent);
+                            prop_assert!(choice.lineage.parent.is_none_or(before) && !there.contains(&choice.key));
+                        }
                     }
                 }
+            }
+            while fails == 0 && (!writing.is_empty() || wanted.waiting() > 0) {
+                there.extend(writing.drain(..).map(|choice| choice.key));
+                writing = wanted.take(batch, |key| there.contains(key));
+            }
+            for ((chain, n), count) in counts {
+                prop_assert!(fails > 0 || count < 2 || there.contains(&block(chain, n).0), "block {n} of chain {chain}");
             }
         }
     }
