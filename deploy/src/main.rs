@@ -66,10 +66,24 @@ enum Command {
     Certs(certs::CertsArgs),
 }
 
+impl Command {
+    /// Whether the command does nothing but ask and print.
+    fn only_prints(&self) -> bool {
+        !matches!(
+            self,
+            Self::Up(_) | Self::Autoscale(_) | Self::Chat(_) | Self::Cluster(_) | Self::Rollout(_) | Self::Eval(_) | Self::Unpack(_)
+        )
+    }
+}
+
 #[tokio::main]
 async fn main() -> Result<ExitCode, Failed> {
     process::keep_files_private();
-    match Cli::parse().command {
+    let command = Cli::parse().command;
+    if command.only_prints() {
+        process::end_with_the_reader();
+    }
+    match command {
         Command::Up(args) => up::up(*args).await?,
         Command::Autoscale(args) => autoscale::autoscale(args).await?,
         Command::Chat(args) => chat::chat(args).await?,

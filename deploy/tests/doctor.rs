@@ -4,8 +4,9 @@ use serde_json::Value;
 use std::{
     fs,
     net::TcpListener,
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 use tidemill_deploy::doctor::{
     checks::{self, Finding, Verdict},
@@ -172,6 +173,15 @@ fn config(dir: &Path, name: &str, text: &str) -> String {
     let path: PathBuf = dir.join(name);
     fs::write(&path, text).unwrap();
     path.into_os_string().into_string().unwrap()
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_the_program_without_a_message() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
+    let mut program = command.arg("doctor").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(program.stdout.take());
+    let output = program.wait_with_output().unwrap();
+    assert_eq!((output.status.signal(), String::from_utf8_lossy(&output.stderr)), (Some(libc::SIGPIPE), "".into()));
 }
 
 fn doctor(arguments: &[&str]) -> Output {

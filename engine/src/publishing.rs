@@ -9,7 +9,7 @@ use tidemill_model::{BlockBytes, ExecutorError, Runner};
 use tidemill_proto::{block::BlockKey, message::PoolNode, pool::Lineage};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-/// The blocks per call at best effort.
+/// The most blocks in one call to the pool.
 const BATCH: usize = 32;
 
 /// The engine's side.

@@ -21,7 +21,7 @@ pub struct DecisionCost {
     pub submit_us_p50: f64,
     pub submit_us_p99: f64,
     pub submit_us_mean: f64,
-    /// The time of a worker's event, with the work that it starts.
+    /// The mean CPU time in which the scheduler handles a worker's event, including decisions that the event makes possible.
     pub event_us_mean: f64,
     pub tick_us_mean: f64,
     /// The bytes that a decision allocates, most of them for its duration.

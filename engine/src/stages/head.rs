@@ -109,7 +109,7 @@ impl Meeting {
         loop {
             match timeout_at(deadline, self.greet(stage, addr)).await {
                 Ok(Ok(joined)) => {
-                    tracing::info!(%addr, blocks = joined.blocks_max, "{stage} takes part");
+                    tracing::info!(%addr, blocks = joined.blocks_max, "{stage} has joined the pipeline");
                     return Ok(joined);
                 }
                 Ok(Err(Failure::Refused(reason))) => return Err(StagesError::Refused { stage, addr, reason }),

@@ -133,7 +133,8 @@ impl Inspector {
         pieces
     }
 
-    /// Releases into `piece` the part that holds the finding, unless that was found harmful.
+    /// Ends the check of the part of the answer (reasoning or text) that waits for a verdict: releases it into `piece`, or halts the answer if the
+    /// finding is harmful.
     fn settle_part(&mut self, finding: Option<Finding>, piece: &mut Piece) -> Result<(), Halt> {
         if self.reasoning.doubt().is_some() {
             return add(&mut piece.reasoning, self.reasoning.settle(finding));

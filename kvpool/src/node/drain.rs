@@ -134,7 +134,7 @@ async fn hand_over(node: Arc<Node>, model: usize, endpoint: Endpoint, peers: Vec
             }
         }
     }
-    tracing::info!(moved, held = held.len(), "handed over");
+    tracing::info!(moved, held = held.len(), "this node's blocks were handed over to other nodes");
     while in_use(&store) {
         sleep(IN_USE_PAUSE).await;
     }

@@ -34,7 +34,7 @@ pub(crate) const STREAMS_PER_BATCH: usize = 4;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StreamError {
     /// The other end finished, reset or stopped it, or the connection is gone.
-    #[error("the peer gave it up")]
+    #[error("the peer ended the stream of blocks early")]
     GivenUp,
     #[error("no byte moved within the deadline")]
     Stalled,
