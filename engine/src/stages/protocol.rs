@@ -94,7 +94,7 @@ mod tests {
             (Hello { shape: in_8_bits, ..ours.clone() }, "Int8"),
             (Hello { layout: LayoutFingerprint([2; 16]), ..ours.clone() }, "one checkpoint, one version"),
         ] {
-            // Whoever cannot be the head ever is not told to wait.
+            // A head that can never be this stage's is not told to wait.
             let FromStage::Refused { reason } = greeting(&ours, &theirs, true, 7) else { panic!("it is refused") };
             assert!(reason.contains(words), "{reason}");
         }

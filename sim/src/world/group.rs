@@ -142,12 +142,13 @@ pub(crate) struct Group {
     head: Process,
     layout: LayoutFingerprint,
     links: Vec<Link>,
-    /// The chunks of the step on its way, and the rows that each stage got.
+    /// The chunks of the step on its way.
     batch: Vec<StageChunk>,
     blocks: u32,
-    /// The parts of the blocks that are being read, `[stage][block]`.
-    parts: Vec<Vec<Vec<u8>>>,
+    /// The blocks that are being read.
     reading: Vec<u32>,
+    /// Their parts so far, `[stage][block]`.
+    parts: Vec<Vec<Vec<u8>>>,
 }
 
 #[derive(Debug)]
@@ -177,13 +178,13 @@ enum Expected {
     Part(Part),
 }
 
-/// What the stages mean for the head's engine.
+/// News of the stages for the head's engine.
 pub(crate) enum Told {
     /// All take part.
     Together,
     /// The wanted rows of the step.
     Rows(Vec<u64>),
-    /// All parts of the blocks that were asked for are there: the blocks, from the head's own parts.
+    /// All parts of the blocks that were asked for are there.
     Parts,
     /// The group is no more.
     Lost(String),
@@ -317,7 +318,7 @@ impl Group {
         self.links.iter().all(|link| link.expected.is_empty())
     }
 
-    /// A block from the head's own contents and all stages' parts. Whoever reads it sees which part is missing or wrong.
+    /// A block from the head's own contents and all stages' parts. Its numbers are wrong if a part is missing or another block's.
     pub(crate) fn whole(&self, nth: usize, own: Bytes) -> Bytes {
         let mut block = own?;
         for (link, parts) in self.links.iter().zip(&self.parts) {
