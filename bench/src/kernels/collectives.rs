@@ -1,4 +1,4 @@
-//! What a layer's rows cost beside its products in a model that is split: the gathers of tensor-parallel ranks, by the model's own exchange,
+//! The cost of a split model's layers beside their products: the gathers of tensor-parallel ranks, by the model's own exchange,
 //! and the link between pipeline stages, on loopback.
 //!
 //! A row's limit is the time in which memory moves the bytes. Small gathers stay in caches, which are faster; what slows them down is
