@@ -8,6 +8,7 @@
 //! stream from memory as a model's layers do, so no cache flatters a decode step.
 
 pub mod ceilings;
+pub mod collectives;
 pub mod cuda;
 pub mod journal;
 pub mod limits;
@@ -168,6 +169,7 @@ fn measure_cpu(args: &KernelsArgs) -> anyhow::Result<Report> {
         Some(dir) => phases::measure_checkpoint(&mut bench, dir, &args.quantize)?,
         None => {
             ops::measure(&mut bench);
+            collectives::measure(&mut bench)?;
             phases::measure(&mut bench, args.models.as_deref())?;
         }
     }
@@ -246,6 +248,19 @@ impl Bench {
         let mut run = prepare(cpu);
         let (seconds, bytes) = best_seconds(self.seconds, reading, || run(cpu));
         self.rows.push(Row::of_work(name, shape, seconds / times as f64, &work, &Ceilings { bytes, ..self.ceilings }));
+    }
+
+    /// Adds a row of layers per second that move `bytes` each, if it is wanted. Each run of the function that `prepare` creates is of
+    /// `layers` layers.
+    fn layers<R: FnMut(&Cpu)>(&mut self, name: &str, shape: String, bytes: usize, layers: usize, prepare: impl FnOnce(&Cpu) -> R) {
+        if !self.wants(name, &shape) {
+            return;
+        }
+        self.begins(name, &shape);
+        let Host { cpu, reading } = &self.machine;
+        let mut run = prepare(cpu);
+        let (seconds, bandwidth) = best_seconds(self.seconds, reading, || run(cpu));
+        self.rows.push(Row::new(name, shape, layers as f64 / seconds, bandwidth / bytes as f64, "layers/s"));
     }
 }
 

@@ -17,6 +17,7 @@
 //!   - [`kernels::ceilings`]: the machine's limits: multiply-adds and bytes read per second
 //!   - [`kernels::limits`]: the least time for given work under the ceilings
 //!   - [`kernels::ops`]: each kernel
+//!   - [`kernels::collectives`]: the gathers of ranks, and the link between stages
 //!   - [`kernels::phases`]: prefill and decode of whole models
 //! - [`kernels::cuda`]: the same on a GPU: [`kernels::cuda::gpu`], the measured device; [`kernels::cuda::ceilings`],
 //!   [`kernels::cuda::ops`], [`kernels::cuda::phases`]

@@ -121,8 +121,20 @@ fn text(args: &PlanArgs, assumptions: &Assumptions, fleet: &Fleet) -> String {
     line(
         "GPUs per instance",
         short(f.gpus_per_instance),
-        &format!("weights {:.0} GB; {:.1} GB per GPU are left for KV", f.weights_gb, f.kv_gb_per_gpu),
+        &format!("weights {:.0} GB; {:.1} GB per GPU, and {:.1} are left for KV", f.weights_gb, f.weights_gb_per_gpu, f.kv_gb_per_gpu),
     );
+    line(
+        "KV per token and GPU",
+        format!("{:.1} KiB", f.kv_bytes_per_token_per_gpu / 1024.0),
+        "a KV head, or a latent, is on each GPU that needs it",
+    );
+    let collective_note = "received by a GPU for a row of its own, per layer";
+    line("collectives", format!("{:.1} KiB", f.collective_bytes / 1024.0), collective_note);
+    if f.stage_bytes > 0.0 {
+        line("between stages", format!("{:.1} KiB", f.stage_bytes / 1024.0), "per row and hop");
+    }
+    let times = format!("{} / {} ms", short(f.collective_ms), short(f.collective_prompt_ms));
+    line("collectives of a step and of 1k", times, "prompt tokens, at the links' rate, without latency; nothing is computed meanwhile");
     line("sequences per step", short(f.batch), &format!("a step takes {:.1} ms", f.step_ms));
     line("output tokens/s of a GPU", short(f.decode_tok_s_per_gpu), "");
     line("prompt tokens/s of a GPU", short(f.prefill_tok_s_per_gpu), "");

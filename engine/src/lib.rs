@@ -10,6 +10,7 @@
 //! - [`device`]: the contents of each device block
 //! - [`states`]: states of recurrent layers: the block ends that have one, and the place of a job's own
 //! - `fetching`: one fetch in progress
+//! - [`stages::protocol`]: the decisions of both sides of a link between pipeline stages
 //! - [`announcing`]: the contents of the device's prefix cache, for coordinators
 //!
 //! Shell (feature `shell`, on by default):
@@ -37,6 +38,7 @@ pub mod pace;
 pub mod residency;
 pub mod role;
 pub mod shares;
+pub mod stages;
 pub mod states;
 
 #[cfg(feature = "shell")]
@@ -57,8 +59,6 @@ pub mod load;
 mod masks;
 #[cfg(feature = "shell")]
 mod publishing;
-#[cfg(feature = "shell")]
-mod stages;
 #[cfg(feature = "shell")]
 mod turns;
 #[cfg(feature = "shell")]

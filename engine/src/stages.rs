@@ -11,17 +11,25 @@
 //! All rows and blocks go by way of the head, which is the only process that a stage talks to. A stage that cannot be reached, or does not
 //! answer in time, ends the head; the other stages keep their weights and wait for the next head.
 //!
-//! - [`head`]: meeting the stages, and a link task for each
-//! - [`serve`]: a stage's process
+//! - `head`: meeting the stages, and a link task for each
+//! - `serve`: a stage's process
+//! - [`protocol`]: the decisions of both sides, without either
 
+#[cfg(feature = "shell")]
 pub(crate) mod head;
+pub mod protocol;
+#[cfg(feature = "shell")]
 pub(crate) mod serve;
 
+#[cfg(feature = "shell")]
 use std::{net::SocketAddr, time::Duration};
+#[cfg(feature = "shell")]
 use tidemill_net::link::LinkError;
+#[cfg(feature = "shell")]
 use tidemill_proto::stage::Stage;
 
 /// The reason why a worker's stages are not together.
+#[cfg(feature = "shell")]
 #[derive(Debug, thiserror::Error)]
 pub enum StagesError {
     #[error(transparent)]

@@ -7,7 +7,8 @@
 //!   `short_conv`, `delta_rule`: layers that keep a state; `conv_inputs`: the inputs of their convolutions; `states`: that state, in
 //!   blocks; `experts`: feed-forward layers of experts; `router`: the choice of experts for each row; `latent`: attention over a compressed
 //!   latent
-//! - `ranks`: how a model is split over tensor-parallel ranks, and their exchange; [`ranked`]: a model that is split
+//! - `ranks`: how a model is split over tensor-parallel ranks, and their exchange; [`ranked`]: a model that is split;
+//!   `gathers`: the exchange alone, for measuring
 //! - `stages`: how a model's layers are spread over processes
 
 mod band;
@@ -15,6 +16,7 @@ mod conv_inputs;
 mod delta_rule;
 mod experts;
 pub mod forward;
+mod gathers;
 mod key_offset;
 mod latent;
 pub mod model;
@@ -26,6 +28,7 @@ mod short_conv;
 mod stages;
 mod states;
 
+pub use gathers::Gathers;
 pub use projection::Quantization;
 pub use ranked::{RankedExecutor, RankedModel};
 pub use stages::{IN_FLIGHT_PER_STAGE, LaterStages, StageError, StageExecutor, StageModel, StagedExecutor};

@@ -50,8 +50,8 @@ mod weight;
 
 pub use config::ModelConfig;
 pub use cpu::{
-    CpuExecutor, IN_FLIGHT_PER_STAGE, LaterStages, Quantization, RankedExecutor, RankedModel, StageError, StageExecutor, StageModel,
-    StagedExecutor,
+    CpuExecutor, Gathers, IN_FLIGHT_PER_STAGE, LaterStages, Quantization, RankedExecutor, RankedModel, StageError, StageExecutor,
+    StageModel, StagedExecutor,
     forward::{Chunk, LogitRows, Logits},
     model::{LoadOptions, Model},
 };

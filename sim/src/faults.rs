@@ -13,6 +13,7 @@
 //! and fails only for a valid reason. No token is lost, duplicated or wrong, and no reader accepts a block with wrong bytes.
 //! Acknowledged blocks are published. No process sends to an epoch that is gone, and no epoch is assigned twice; a link on which a message
 //! of an earlier epoch arrives is closed. Nothing is held for a client that is gone, and no worker computes for a request that is gone.
+//! A block is put whole, with the parts of all stages of its worker, and a stage computes for one head at a time.
 //! [`RECOVERED`]: all earlier requests have ended, and every process is a member everywhere. Probes are answered in full. [`END`]: every
 //! process is idle and holds nothing, and becomes so in a finite number of events.
 
@@ -85,6 +86,7 @@ pub fn run(seed: u64, planted: Option<Mutation>, traced: bool) -> Report {
         manners: plan.manners.clone(),
         faulty: Some(faulty),
         limits: plan.limits,
+        stages: plan.stages.clone(),
         waiting_max: plan.waiting_max,
     };
     let mut world = World::with(&plan.settings, plan.asks.clone(), seed, extras).expect("plans are valid");

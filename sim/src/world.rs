@@ -1,7 +1,7 @@
 //! The whole cluster in virtual time: one queue of events, and the processes that handle them.
 //!
 //! - [`World`]: builds the processes and delivers events
-//! - `coordinator`; `engine`: a prefill or decode worker; `client`: its pool client; `pool`: a pool node, `disk`: its disk
+//! - `coordinator`; `engine`: a prefill or decode worker; `group`: its later stages; `client`: its pool client; `pool`: a pool node, `disk`: its disk
 //! - `uplink`: workers' and pool nodes' links to coordinators
 //! - `reader`: clients of the front door
 //! - `io`: time, messages and bytes on links; `network`: connections; `process`: the life of a process, and its clock; `bytes`: the
@@ -23,6 +23,7 @@ mod coordinator;
 pub(crate) mod disk;
 mod engine;
 mod event;
+mod group;
 pub(crate) mod io;
 pub(crate) mod neighbour;
 pub(crate) mod network;
@@ -48,6 +49,7 @@ use coordinator::Coordinator;
 use disk::Disk;
 use engine::Worker;
 use event::{Event, Timer, Transfer};
+use group::StageNode;
 use io::{Faulty, Io, Packet};
 use network::{CLIENT, ConnId, SERVER};
 use pool::PoolNode;
@@ -67,6 +69,10 @@ pub struct WorkerIndex(pub usize);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PoolIndex(pub usize);
+
+/// A later stage of a worker.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct StageIndex(pub usize);
 
 /// A call of the coordinator, for observers that time it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -111,6 +117,7 @@ pub struct World {
     pub(crate) coordinators: Vec<Coordinator>,
     pub(crate) workers: Vec<Box<dyn Worker>>,
     pub(crate) pools: Vec<PoolNode>,
+    stages: Vec<StageNode>,
     pub(crate) asks: Vec<Ask>,
     /// The clients, by ask.
     pub(crate) readers: Vec<Reader>,
@@ -140,6 +147,8 @@ pub(crate) struct Extras {
     pub(crate) faulty: Option<Faulty>,
     /// The limits of pool nodes.
     pub(crate) limits: Limits,
+    /// The number of later stages of each worker; workers beyond have none.
+    pub(crate) stages: Vec<usize>,
     /// The most sequences that wait at a decode worker.
     pub(crate) waiting_max: usize,
 }
@@ -169,6 +178,7 @@ impl World {
             manners,
             faulty: None,
             limits: POOL_LIMITS,
+            stages: Vec::new(),
             waiting_max: WAITING_MAX,
         };
         let mut world = Self::with(settings, asks, seed, extras)?;
@@ -183,8 +193,12 @@ impl World {
     }
 
     pub(crate) fn with(settings: &Settings, asks: Vec<Ask>, seed: u64, extras: Extras) -> Result<Self, InvalidSetting> {
-        let Extras { coordinators, disk_slots, neighbour, manners, faulty, limits, waiting_max } = extras;
-        let blueprint = Blueprint { neighbour, ..Blueprint::new(settings, seed, disk_slots, (limits, waiting_max))? };
+        let Extras { coordinators, disk_slots, neighbour, manners, faulty, limits, stages, waiting_max } = extras;
+        let blueprint = Blueprint {
+            neighbour,
+            stages: blueprint::numbered(&stages),
+            ..Blueprint::new(settings, seed, disk_slots, (limits, waiting_max))?
+        };
         let mut io = Io::new(&settings.network);
         io.faulty = faulty;
         let mut answers: Vec<Answer> = asks.iter().map(Answer::of).collect();
@@ -196,6 +210,7 @@ impl World {
             coordinators: Vec::new(),
             workers: Vec::new(),
             pools: Vec::new(),
+            stages: Vec::new(),
             open: asks.len(),
             answers,
             readers,
@@ -275,6 +290,11 @@ impl World {
             self.pools.push(pool);
             self.start_pool(index);
         }
+        for number in 0..self.blueprint.stages.iter().flatten().count() {
+            let index = self.io.add_stage();
+            debug_assert_eq!(index.0, number);
+            self.stages.push(self.blueprint.stage(index));
+        }
         for number in 0..self.blueprint.workers.len() {
             let (host, bus) = (self.blueprint.workers[number].host, self.blueprint.bus(number));
             let index = self.io.add_worker(host, bus);
@@ -341,7 +361,7 @@ impl World {
                 match self.io.network.end(conn, CLIENT).process {
                     Process::Worker(worker) => self.workers[worker.0].connected(&mut self.io, conn, established),
                     Process::Pool(pool) => self.pools[pool.0].uplink.connected(&mut self.io, conn, established),
-                    Process::Coordinator(_) => unreachable!("coordinators connect to nobody"),
+                    Process::Coordinator(_) | Process::Stage(_) => unreachable!("coordinators and stages connect to nobody"),
                 }
             }
             Event::Ended { conn, at } => self.ended(conn, at),
@@ -376,6 +396,7 @@ impl World {
                 self.io.after(SAMPLE, Event::Sample);
             }
             Event::Started(worker) => self.started(worker),
+            Event::Supervised(worker) => self.restart(Process::Worker(worker)),
             Event::Trouble(number) => self.trouble(number),
         }
     }
@@ -427,6 +448,8 @@ impl World {
             (Process::Worker(worker), Packet::FromPool(message)) => self.workers[worker.0].pool_answered(&mut self.io, conn, *message),
             (Process::Pool(pool), Packet::ToWorker(message)) => self.pools[pool.0].heard(&mut self.io, conn, message),
             (Process::Pool(pool), Packet::ToPool(message)) => self.pools[pool.0].handle(&mut self.io, conn, *message),
+            (Process::Worker(worker), Packet::FromStage(message)) => self.workers[worker.0].stage_answered(&mut self.io, conn, *message),
+            (Process::Stage(stage), Packet::ToStage(message)) => self.stages[stage.0].handle(&mut self.io, conn, *message),
             (process, packet) => unreachable!("{process} gets {packet:?}"),
         }
     }
@@ -448,6 +471,7 @@ impl World {
             }
             Process::Worker(worker) => self.workers[worker.0].ended(&mut self.io, conn),
             Process::Pool(pool) => self.pools[pool.0].ended(&mut self.io, conn),
+            Process::Stage(stage) => self.stages[stage.0].ended(&self.io, conn),
         }
     }
 
@@ -533,6 +557,8 @@ impl World {
             (Process::Worker(worker), Timer::Step) => self.workers[worker.0].stepped(&mut self.io),
             (Process::Worker(worker), Timer::Connect(coordinator)) => self.workers[worker.0].uplink().connect(&mut self.io, coordinator),
             (Process::Pool(pool), Timer::Connect(coordinator)) => self.pools[pool.0].uplink.connect(&mut self.io, coordinator),
+            (Process::Worker(worker), Timer::Meet(stage)) => self.workers[worker.0].meet(&mut self.io, stage),
+            (Process::Stage(stage), Timer::Stage(conn)) => self.stages[stage.0].stepped(&mut self.io, conn),
             (Process::Worker(worker), Timer::CallDue(call)) => self.workers[worker.0].overdue(&mut self.io, call),
             (Process::Pool(pool), Timer::Disk(job)) => self.pools[pool.0].disk_done(&mut self.io, job),
             (Process::Pool(pool), Timer::OtherLayout) => self.pools[pool.0].other_layout(&mut self.io),
@@ -606,6 +632,7 @@ impl World {
                 busy.push(format!("pool-{number}: {usage:?}"));
             }
         }
+        busy.extend(self.stages.iter().filter_map(StageNode::busy));
         for coordinator in &self.coordinators {
             let view = coordinator.cluster.view(self.io.here);
             if view.requests > 0 {

@@ -33,7 +33,7 @@ const MODEL: &str = "the model's config.json";
 const SHEET: &str = "the vendor's data sheet, dense";
 
 #[rustfmt::skip]
-pub const TABLE: [Assumption; 40] = [
+pub const TABLE: [Assumption; 51] = [
     row("users", "traffic", "daily users", "", 1e6, (1e3, 1e8), OWN),
     row("sessions", "traffic", "sessions per user and day", "", 3.0, (1.0, 20.0), OWN),
     row("turns", "traffic", "turns per session", "", 5.0, (1.0, 50.0), OWN),
@@ -55,6 +55,11 @@ pub const TABLE: [Assumption; 40] = [
     row("head_dim", "model", "dimension of a head", "", 128.0, (32.0, 256.0), MODEL),
     row("kv_layers", "model", "layers that keep K and V (0: all)", "", 0.0, (0.0, 160.0), "recurrent layers keep none"),
     row("kv_latent", "model", "numbers of a compressed K and V (0: there are K and V)", "", 0.0, (0.0, 1_024.0), "kv_lora_rank + qk_rope_head_dim"),
+    row("hidden", "model", "width of the residual stream", "", 8192.0, (256.0, 32_768.0), MODEL),
+    row("intermediate", "model", "width of a feed-forward layer, of all experts that a token passes", "", 28_672.0, (256.0, 131_072.0), MODEL),
+    row("experts", "model", "experts of a layer (0: it is dense)", "", 0.0, (0.0, 1_024.0), "the model's config.json, without shared ones"),
+    row("experts_used", "model", "experts that a token passes", "", 0.0, (0.0, 64.0), "the model's config.json, without shared ones"),
+    row("expert_layers", "model", "layers with experts (0: all)", "", 0.0, (0.0, 160.0), MODEL),
     row("weight_bits", "model", "bits of a weight", "", 16.0, (4.0, 16.0), "bf16; 8 for fp8 or int8"),
     row("kv_bits", "model", "bits of a number in the KV cache", "", 16.0, (4.0, 16.0), "bf16; 8 for fp8 or int8"),
     row("memory_gb", "hardware", "memory of a GPU", "GB", 80.0, (16.0, 1_000.0), SHEET),
@@ -62,7 +67,16 @@ pub const TABLE: [Assumption; 40] = [
     row("tflops", "hardware", "its peak at 16 bits", "TFLOP/s", 989.0, (1.0, 3_000.0), SHEET),
     row("price_h", "hardware", "price of a GPU", "$/h", 2.0, (0.2, 10.0), "what an hour costs: quotes differ threefold, so put in yours"),
     row("nic_gb_s", "hardware", "network of a GPU", "GB/s", 50.0, (1.0, 200.0), "one 400 Gbit/s card per GPU"),
+    row("link_gb_s", "hardware", "link between GPUs, in each direction", "GB/s", 450.0, (8.0, 2_000.0),
+        "the vendor's data sheet: H100's NVLink has 900 GB/s in both directions together"),
+    row("link_gpus", "hardware", "GPUs within reach of that link; others are reached by network", "", 8.0, (1.0, 576.0), "eight in an HGX machine"),
     row("tp", "engine", "GPUs per instance (0: the fewest that hold the model)", "", 0.0, (0.0, 16.0), "weights may fill 70 % of what is not reserved"),
+    row("stages", "engine", "pipeline stages of an instance; its GPUs are shared out evenly", "", 1.0, (1.0, 16.0), "as many micro-batches as stages are taken to be under way"),
+    row("expert_parallel", "engine", "each expert on one GPU, and attention by sequence (0: every matrix is split)", "", 0.0, (0.0, 1.0),
+        "splitting a latent would store it on every GPU"),
+    row("all_reduce", "engine", "partial sums by all-reduce (0: columns are gathered)", "", 0.0, (0.0, 1.0),
+        "gathers give the same bits on any number of GPUs: docs/guides/tensor-parallel.md"),
+    row("link_bits", "engine", "bits of a number between GPUs", "", 16.0, (4.0, 32.0), "bf16; on the way to experts 8, as DeepSeek-V3's report has it"),
     row("reserve_gb", "engine", "memory per GPU for activations and buffers", "GB", 4.0, (0.0, 20.0), "a few GB in common engines"),
     row("flops_efficiency", "engine", "peak that prompts reach", "share", 0.5, (0.1, 0.9), "the simulator's default; measured engines: 0.4 to 0.6"),
     row("memory_efficiency", "engine", "bandwidth that decoding reaches", "share", 0.8, (0.3, 0.95), "the simulator's default; measured engines: 0.7 to 0.85"),

@@ -1,6 +1,6 @@
 //! The head's side: it meets the other stages, and passes rows and blocks on.
 
-use super::StagesError;
+use super::{StagesError, protocol::Part};
 use crate::flags::EngineSettings;
 use parking_lot::Mutex;
 use std::{
@@ -327,18 +327,12 @@ impl Link {
             }
             Request::Read { block, answer } => {
                 self.send(&ToStage::Read { block }).await?;
-                let mut part = Vec::with_capacity(self.part);
-                while part.len() < self.part {
-                    match self.answer().await? {
-                        FromStage::Part(Bytes(bytes)) if !bytes.is_empty() => part.extend_from_slice(&bytes),
-                        _ => return Err("it answered a read with something else".into()),
-                    }
-                }
-                if part.len() > self.part {
-                    return Err(format!("its part of a block has {} bytes, not {}", part.len(), self.part));
+                let mut part = Part::new(self.part);
+                while !part.is_whole() {
+                    part.add(self.answer().await?)?;
                 }
                 // The engine waits for this, unless it has ended.
-                let _ = answer.try_send(part);
+                let _ = answer.try_send(part.into_bytes());
             }
         }
         Ok(())

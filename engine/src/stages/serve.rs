@@ -1,5 +1,6 @@
 //! A stage's process: it loads its layers, waits for a head, and computes for it until the head is gone; then it waits for the next.
 
+use super::protocol;
 use crate::{
     flags::EngineSettings,
     load::{EngineError, load_stage},
@@ -133,15 +134,10 @@ impl Door {
             connection.close("a head begins with its greeting");
             return Ok(None);
         };
-        let (answer, place) = match mismatch(&self.hello, &theirs) {
-            Some(reason) => (FromStage::Refused { reason }, None),
-            None => match Arc::clone(&self.place).try_acquire_owned() {
-                Ok(place) => (FromStage::Ready { blocks_max: self.blocks_max }, Some(place)),
-                Err(_) => (FromStage::Busy { reason: "it computes for another head".into() }, None),
-            },
-        };
+        let place = Arc::clone(&self.place).try_acquire_owned().ok();
+        let answer = protocol::greeting(&self.hello, &theirs, place.is_none(), self.blocks_max);
         sender.send(&answer).await?;
-        match place {
+        match place.filter(|_| matches!(answer, FromStage::Ready { .. })) {
             Some(place) => Ok(Some(Head { connection, sender, receiver, _place: place })),
             None => {
                 tracing::warn!(peer = %connection.name(), ?answer, "a head was turned away");
@@ -152,25 +148,6 @@ impl Door {
     }
 }
 
-/// The reason why a stage cannot be the head's, if they differ.
-fn mismatch(ours: &Hello, theirs: &Hello) -> Option<String> {
-    if ours.stage != theirs.stage {
-        let (here, there) = (ours.stage, theirs.stage);
-        return Some(format!(
-            "this is {here}, and the head wants {there}: `stage` gives a process its place, `stages` tells the head all others"
-        ));
-    }
-    if ours.shape != theirs.shape {
-        let (here, there) = (ours.shape, theirs.shape);
-        return Some(format!("its blocks are {here:?}, the head's {there:?}: start both with one checkpoint and one `kv_dtype`"));
-    }
-    (ours.layout != theirs.layout).then(|| {
-        "its weights or arithmetic differ from the head's: start both with one checkpoint, one version of Tidemill, one `quantize`, and `isa` \
-         amx on all machines or on none"
-            .to_owned()
-    })
-}
-
 /// Computes for a head until its link ends. Returns the executor and the reason, or the error after which it cannot compute any more.
 async fn run(
     Head { connection, sender, mut receiver, _place }: Head,
@@ -179,14 +156,15 @@ async fn run(
     begin_within: Duration,
 ) -> Result<(StageExecutor, String), WorkerEnd> {
     let blocks = match timeout(begin_within, receiver.recv()).await {
-        Ok(Ok(Some(ToStage::Begin { blocks }))) if blocks as usize <= blocks_max => blocks as usize,
         Ok(Ok(None)) => return Ok((executor, "it ended before it began".into())),
         Ok(Err(error)) => return Ok((executor, error.to_string())),
-        Ok(Ok(Some(_))) | Err(_) => {
-            let reason = format!("it did not begin with at most {blocks_max} blocks within {begin_within:?}");
-            connection.close(&reason);
-            return Ok((executor, reason));
-        }
+        Ok(Ok(Some(message))) => protocol::blocks_to_begin_with(&message, blocks_max),
+        Err(_) => None,
+    };
+    let Some(blocks) = blocks else {
+        let reason = format!("it did not begin with at most {blocks_max} blocks within {begin_within:?}");
+        connection.close(&reason);
+        return Ok((executor, reason));
     };
     let (requests, queued) = mpsc::channel(QUEUE_MAX);
     let (answers, outgoing) = mpsc::channel(QUEUE_MAX);
@@ -258,26 +236,4 @@ async fn write(mut sender: Sender<FromStage>, mut answers: mpsc::Receiver<FromSt
         }
     }
     "the thread that computes has ended".into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tidemill_proto::block::{KvDtype, KvShape, LayoutFingerprint};
-
-    #[test]
-    fn a_head_that_differs_is_told_in_what() {
-        let shape = KvShape { layers: 4, kv_heads: 2, head_dim: 64, dtype: KvDtype::Bf16, latent: None };
-        let ours = Hello { stage: Stage { index: 1, count: 3 }, layout: LayoutFingerprint([1; 16]), shape };
-        assert_eq!(mismatch(&ours, &ours.clone()), None);
-        let in_8_bits = KvShape { dtype: KvDtype::Int8, ..shape };
-        for (theirs, words) in [
-            (Hello { stage: Stage { index: 1, count: 2 }, ..ours.clone() }, "stage 2 of 3, and the head wants stage 2 of 2"),
-            (Hello { shape: in_8_bits, ..ours.clone() }, "Int8"),
-            (Hello { layout: LayoutFingerprint([2; 16]), ..ours.clone() }, "one checkpoint, one version"),
-        ] {
-            let reason = mismatch(&ours, &theirs).unwrap();
-            assert!(reason.contains(words), "{reason}");
-        }
-    }
 }

@@ -58,6 +58,12 @@ mutations! {
     TakeLeased = "take-leased",
     /// A pool node takes memory from a layout with clients as if it had none.
     UndercutFloor = "undercut-floor",
+    /// A head publishes a block as soon as one stage's part is there.
+    PublishHalfBlock = "publish-half-block",
+    /// A head goes on with a stage that was started again, instead of ending the group.
+    RejoinStage = "rejoin-stage",
+    /// A stage does for a new head what an earlier one has asked for.
+    AnswerOldHead = "answer-old-head",
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

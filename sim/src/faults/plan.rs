@@ -7,7 +7,7 @@ use crate::{
     settings::{ClusterShape, NetworkSettings, PolicySettings, Settings, WorkloadSettings},
     shape::Shape,
     workload::Ask,
-    world::{CoordinatorIndex, PoolIndex, Process, WorkerIndex, disk::Health, reader::Manners},
+    world::{CoordinatorIndex, PoolIndex, Process, StageIndex, WorkerIndex, disk::Health, reader::Manners},
 };
 use std::{collections::BTreeSet, time::Duration};
 use tidemill_kvpool::core::directory::Limits;
@@ -19,6 +19,8 @@ pub(crate) struct Plan {
     /// Whether pool nodes keep another model's blocks, too.
     pub(crate) neighbour: bool,
     pub(crate) limits: Limits,
+    /// The number of later stages of each worker.
+    pub(crate) stages: Vec<usize>,
     /// The most sequences that wait at a decode worker.
     pub(crate) waiting_max: usize,
     pub(crate) asks: Vec<Ask>,
@@ -95,6 +97,8 @@ pub(crate) struct Cut {
 const MODEL: &str = "smollm-135m";
 /// The time from which requests arrive.
 const WARM: Duration = Duration::from_secs(2);
+/// The share of worlds in which no worker has stages.
+const WITHOUT_STAGES: f64 = 0.6;
 /// The largest rate error of a clock, in parts per million. Real ones are a thousand times smaller.
 const PPM_MAX: u32 = 10_000;
 
@@ -108,6 +112,8 @@ impl Plan {
         let mut processes: Vec<Process> = (0..coordinators).map(|n| Process::Coordinator(CoordinatorIndex(n))).collect();
         processes.extend((0..(prefill + decode) as usize).map(|n| Process::Worker(WorkerIndex(n))));
         processes.extend((0..hosts).map(|n| Process::Pool(PoolIndex(n))));
+        let stages = stages(seed, (prefill + decode) as usize);
+        processes.extend((0..stages.iter().sum()).map(|n| Process::Stage(StageIndex(n))));
         let moments: Vec<Duration> = (0..random.between(2, 6)).map(|_| (QUIET - WARM).mul_f64(random.unit())).collect();
         let (asks, manners, probes) = clients(random, &cluster, coordinators, &moments);
         let seconds = pick(random, &[2, 4, 10]);
@@ -118,6 +124,9 @@ impl Plan {
             latency_us: pick(random, &[50.0, 500.0, 5000.0]),
             local_latency_us: 20.0,
         };
+        // A step crosses the network between stages several times, and the longest answers must end in time.
+        let latency_max = if stages.iter().any(|later| *later > 0) { 500.0 } else { f64::INFINITY };
+        let network = NetworkSettings { latency_us: network.latency_us.min(latency_max), ..network };
         let policy = PolicySettings {
             name: pick(random, &["goodput", "goodput", "least_ttft", "disaggregated", "random"]).into(),
             queue_max: pick(random, &[4, 64]),
@@ -130,6 +139,7 @@ impl Plan {
             disk_slots: pick(random, &[0, 0, 32, 128]),
             neighbour: Random::new(seed ^ 0x9e1b).unit() < 0.5,
             limits: Limits { put_deadline: limit, lease: limit },
+            stages,
             waiting_max: pick(random, &[2, 4, 1024]),
             asks,
             manners,
@@ -144,11 +154,12 @@ impl Plan {
     pub(crate) fn describe(&self) -> String {
         let (cluster, policy) = (&self.settings.cluster, &self.settings.policy);
         format!(
-            "{} coordinators; workers: {:?} of {} prefill, {} a host, with {:?} blocks; {:.0} slots and {} disk slots a node{}; policy {}, queue {} for {} s; {} requests",
+            "{} coordinators; workers: {:?} of {} prefill, {} a host, with later stages {:?}, with {:?} blocks; {:.0} slots and {} disk slots a node{}; policy {}, queue {} for {} s; {} requests",
             self.coordinators,
             cluster.prefill,
             cluster.instances,
             cluster.instances_per_host,
+            self.stages,
             cluster.device_blocks,
             cluster.pool_gib_per_host * f64::from(1 << 30) / block_bytes(),
             self.disk_slots,
@@ -159,6 +170,12 @@ impl Plan {
             self.asks.len()
         )
     }
+}
+
+/// The number of later stages of each worker: none in most worlds.
+fn stages(seed: u64, workers: usize) -> Vec<usize> {
+    let random = &mut Random::new(seed ^ 0x57a9);
+    if random.unit() < WITHOUT_STAGES { vec![0; workers] } else { (0..workers).map(|_| pick(random, &[0, 1, 2])).collect() }
 }
 
 fn block_bytes() -> f64 {

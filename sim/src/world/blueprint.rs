@@ -1,12 +1,13 @@
 //! The making of processes, at the start and after every restart.
 
 use super::{
-    CoordinatorIndex, HEARTBEAT_DEAD, LAYOUT, PoolIndex, WorkerIndex,
+    CoordinatorIndex, HEARTBEAT_DEAD, LAYOUT, PoolIndex, StageIndex, WorkerIndex,
     bytes::Memory,
     client::PoolClient,
     coordinator::Coordinator,
     disk::Disk,
     engine::{Engine, Parts, Worker},
+    group::{self, Group, StageNode},
     io::{self, Io},
     neighbour::{self, Neighbour},
     oracle::{self, Oracle},
@@ -30,7 +31,10 @@ use tidemill_kvpool::core::{
     directory::{Directory, Limits},
     eviction,
 };
-use tidemill_proto::message::{EngineInfo, Host, ModelIdentity, Register, RoleInfo};
+use tidemill_proto::{
+    message::{EngineInfo, Host, ModelIdentity, Register, RoleInfo},
+    stage::Stage,
+};
 
 pub(crate) struct Blueprint {
     pub(crate) settings: Settings,
@@ -45,6 +49,8 @@ pub(crate) struct Blueprint {
     /// Whether pool nodes keep another model's blocks, too.
     pub(crate) neighbour: bool,
     pub(crate) workers: Vec<WorkerPlan>,
+    /// The later stages of each worker; workers beyond have none.
+    pub(crate) stages: Vec<Vec<StageIndex>>,
     pub(crate) timeout: Duration,
     pub(crate) ttft_limit_ms: f64,
     pub(crate) tpot_limit_ms: f64,
@@ -105,6 +111,7 @@ impl Blueprint {
             disk_slots,
             neighbour: false,
             workers: workers(settings, shape, seed)?,
+            stages: Vec::new(),
             timeout: Duration::from_secs_f64(policy.request_timeout_s),
             ttft_limit_ms: limit(|class| class.ttft_ms),
             tpot_limit_ms: limit(|class| class.tpot_ms),
@@ -155,6 +162,8 @@ impl Blueprint {
         let client = PoolClient::new(index, LAYOUT, block_bytes, cluster.putting_max);
         let memory = if io.faulty.is_some() { Memory::new(device_blocks as usize) } else { Memory::default() };
         let device = device.clone();
+        let stages = self.stages.get(index.0).filter(|stages| !stages.is_empty());
+        let group = stages.map(|stages| Group::new(Process::Worker(index), stages, LAYOUT, device_blocks));
         if decodes {
             let limits = tidemill_decode::limits::Limits {
                 sequences_max: cluster.sequences_max,
@@ -169,7 +178,7 @@ impl Blueprint {
             let drafts = speculation.map(|settings| oracle::speculation(settings, vocab, limits.context_tokens, device_blocks));
             let oracle = speculation.map(|settings| Oracle::new(*settings, vocab, mix(index.0 as u64)));
             let role = tidemill_decode::scheduler::Scheduler::new(LAYOUT, device_blocks, limits).with_speculation(drafts);
-            Box::new(Engine::new(Parts { index, role, device, memory, oracle, client, uplink, vocab, block_bytes, jobs_max }))
+            Box::new(Engine::new(Parts { index, role, device, memory, oracle, group, client, uplink, vocab, block_bytes, jobs_max }))
         } else {
             let limits = tidemill_prefill::scheduler::Limits {
                 admitted_max: cluster.admitted_max,
@@ -180,14 +189,30 @@ impl Blueprint {
             };
             let jobs_max = limits.jobs_max;
             let role = tidemill_prefill::scheduler::Scheduler::new(LAYOUT, device_blocks, limits);
-            Box::new(Engine::new(Parts { index, role, device, memory, oracle: None, client, uplink, vocab, block_bytes, jobs_max }))
+            Box::new(Engine::new(Parts { index, role, device, memory, oracle: None, group, client, uplink, vocab, block_bytes, jobs_max }))
         }
+    }
+
+    /// The process of a later stage, which has as much room as its head.
+    pub(crate) fn stage(&self, index: StageIndex) -> StageNode {
+        let owner = self.stages.iter().enumerate().find_map(|(worker, stages)| {
+            let place = stages.iter().position(|stage| *stage == index)?;
+            Some((worker, Stage { index: place as u32 + 1, count: stages.len() as u32 + 1 }))
+        });
+        let (worker, stage) = owner.expect("stages are numbered by worker");
+        StageNode::new(index, group::hello(stage, LAYOUT), self.workers[worker].device_blocks)
     }
 
     /// The bandwidth between a worker's devices and its host, in bytes per second.
     pub(crate) fn bus(&self, worker: usize) -> f64 {
         self.settings.network.bus_gb_per_s * 1e9 * f64::from(self.workers[worker].gpus)
     }
+}
+
+/// Numbers for so many later stages of each worker.
+pub(crate) fn numbered(stages: &[usize]) -> Vec<Vec<StageIndex>> {
+    let mut next = (0..).map(StageIndex);
+    stages.iter().map(|count| next.by_ref().take(*count).collect()).collect()
 }
 
 /// All engines, assigned to the hosts in turn.

@@ -62,38 +62,50 @@ impl Memory {
         }
     }
 
-    /// Computes a segment. Without contents, tokens are a function of seed and number alone.
-    pub(crate) fn compute(&mut self, segment: &Segment<'_>, vocab: u32) -> SegmentResult {
-        let mut state = 0;
-        let mut states = Vec::new();
-        if !self.blocks.is_empty() {
-            let place = |position: usize| (segment.blocks[position / BLOCK_TOKENS] as usize, position % BLOCK_TOKENS);
-            if let Some((block, at)) = segment.start.checked_sub(1).map(place) {
-                state = self.blocks[block][at];
-            }
-            for (position, &token) in (segment.start..).zip(segment.tokens) {
-                state = follow(state, token);
-                let (block, at) = place(position);
-                self.blocks[block][at] = state;
-                states.push(state);
-            }
+    /// Stores what these tokens' positions hold, and returns it; nothing without contents.
+    pub(crate) fn states(&mut self, tokens: &[Token], start: usize, blocks: &[u32]) -> Vec<u64> {
+        if self.blocks.is_empty() {
+            return Vec::new();
         }
-        let drawn = match segment.wanted {
-            Wanted::Token(_) if !self.blocks.is_empty() => vec![(next_token(state, vocab), None)],
-            Wanted::Token(draw) => vec![(workload::token(draw.sampling.seed, draw.index as u32, vocab), None)],
-            Wanted::Verified(draw) => {
-                let token = |row: usize| match states.get(row) {
-                    Some(state) => next_token(*state, vocab),
-                    None => workload::token(draw.sampling.seed, draw.index as u32 + row as u32, vocab),
-                };
-                // A row counts if all drafted tokens up to its own were drawn.
-                let right = segment.tokens[1..].iter().enumerate().take_while(|(row, drafted)| token(*row) == **drafted).count();
-                (0..=right).map(|row| (token(row), None)).collect()
-            }
-            Wanted::Nothing | Wanted::Embedding { .. } | Wanted::Scores { .. } => Vec::new(),
+        let place = |position: usize| (blocks[position / BLOCK_TOKENS] as usize, position % BLOCK_TOKENS);
+        let mut state = start.checked_sub(1).map(place).map_or(0, |(block, at)| self.blocks[block][at]);
+        let keep = |(position, &token): (usize, &Token)| {
+            state = follow(state, token);
+            let (block, at) = place(position);
+            self.blocks[block][at] = state;
+            state
         };
-        SegmentResult { drawn, ..SegmentResult::default() }
+        (start..).zip(tokens).map(keep).collect()
     }
+}
+
+/// The rows that a segment's result needs, the last ones.
+pub(crate) fn wanted_rows(segment: &Segment<'_>) -> usize {
+    match segment.wanted {
+        Wanted::Token(_) => 1,
+        Wanted::Verified(_) => segment.tokens.len(),
+        Wanted::Nothing | Wanted::Embedding { .. } | Wanted::Scores { .. } => 0,
+    }
+}
+
+/// The result of a segment from the states of its rows, or of its wanted rows alone. Without contents, tokens are a function of seed and
+/// number alone.
+pub(crate) fn result(segment: &Segment<'_>, states: &[u64], vocab: u32) -> SegmentResult {
+    let drawn = match segment.wanted {
+        Wanted::Token(draw) if states.is_empty() => vec![(workload::token(draw.sampling.seed, draw.index as u32, vocab), None)],
+        Wanted::Token(_) => vec![(next_token(states[states.len() - 1], vocab), None)],
+        Wanted::Verified(draw) => {
+            let token = |row: usize| match states.get(row) {
+                Some(state) => next_token(*state, vocab),
+                None => workload::token(draw.sampling.seed, draw.index as u32 + row as u32, vocab),
+            };
+            // A row counts if all drafted tokens up to its own were drawn.
+            let right = segment.tokens[1..].iter().enumerate().take_while(|(row, drafted)| token(*row) == **drafted).count();
+            (0..=right).map(|row| (token(row), None)).collect()
+        }
+        Wanted::Nothing | Wanted::Embedding { .. } | Wanted::Scores { .. } => Vec::new(),
+    };
+    SegmentResult { drawn, ..SegmentResult::default() }
 }
 
 impl Arena {

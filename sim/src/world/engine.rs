@@ -3,11 +3,15 @@
 //! ```text
 //!   inbox ──► [ scheduler ──plan──► device: busy until the step's end ──stepped──► scheduler ] ──► coordinators, pool client
 //! ```
+//!
+//! A worker in stages is their head. Its engine waits for their rows, and for their parts of blocks that it publishes; when one is lost, it
+//! hands its work back and ends.
 
 use super::{
-    Process, Timer, WorkerIndex,
-    bytes::{Bytes, Memory},
+    EXIT, Event, Process, Timer, WorkerIndex,
+    bytes::{self, Bytes, Memory},
     client::PoolClient,
+    group::{Group, Told},
     io::{Io, Received},
     network::ConnId,
     oracle::Oracle,
@@ -25,10 +29,12 @@ use tidemill_engine::{
 };
 use tidemill_kvpool::client::{Arrival, FetchId};
 use tidemill_proto::{
+    block::{BLOCK_TOKENS, BlockKey},
     ids::LinkId,
-    message::{Blocks, Report, ToWorker, WorkerEvent},
-    pool::{CallId, FromPool, LeaseId, Written},
-    step::SegmentResult,
+    message::{Blocks, PoolNode, Report, ToWorker, WorkerEvent},
+    pool::{CallId, FromPool, LeaseId, Lineage, Written},
+    stage::{FromStage, StageChunk},
+    step::{Segment, SegmentResult},
 };
 
 /// An input of an engine.
@@ -74,6 +80,9 @@ pub(crate) trait Worker {
     /// Handles the end of a connection.
     fn ended(&mut self, io: &mut Io, conn: ConnId);
     fn overdue(&mut self, io: &mut Io, call: CallId);
+    /// Tries again to reach a stage.
+    fn meet(&mut self, io: &mut Io, stage: usize);
+    fn stage_answered(&mut self, io: &mut Io, conn: ConnId, answer: FromStage);
     /// Handles the end of the device's step.
     fn stepped(&mut self, io: &mut Io);
     /// Sends a heartbeat with the worker's report.
@@ -112,6 +121,14 @@ pub(crate) struct Engine<R> {
     jobs_max: usize,
     inbox: VecDeque<Input>,
     step: Option<Step>,
+    /// The later stages, if there are any.
+    group: Option<Group>,
+    /// Actions that wait for blocks from the stages.
+    acting: VecDeque<Action>,
+    /// The put whose blocks the stages were asked for.
+    reading: Option<Put>,
+    /// The step that begins when nothing is being read.
+    planned: Option<(Vec<ScheduledChunk>, Duration)>,
     last_step: Duration,
     report: Report,
     /// Whether the engine has returned its work, and accepts no more.
@@ -126,6 +143,16 @@ struct Step {
     took: Duration,
     /// The draft model's time before the step.
     drafting: Duration,
+    /// The rows for the later stages, if there are any.
+    batch: Option<(Vec<StageChunk>, Vec<u64>)>,
+}
+
+/// Blocks to put into the pool, with the head's own contents.
+struct Put {
+    node: PoolNode,
+    lineage: Lineage,
+    blocks: Vec<(BlockKey, Bytes)>,
+    delivery: Delivery,
 }
 
 /// The parts of an engine.
@@ -135,6 +162,7 @@ pub(crate) struct Parts<R> {
     pub(crate) device: Device,
     pub(crate) memory: Memory,
     pub(crate) oracle: Option<Oracle>,
+    pub(crate) group: Option<Group>,
     pub(crate) client: PoolClient,
     pub(crate) uplink: Uplink,
     pub(crate) vocab: u32,
@@ -144,7 +172,7 @@ pub(crate) struct Parts<R> {
 
 impl<R: Role + Checked> Engine<R> {
     pub(crate) fn new(parts: Parts<R>) -> Self {
-        let Parts { index, role, device, memory, oracle, client, uplink, vocab, block_bytes, jobs_max } = parts;
+        let Parts { index, role, device, memory, oracle, group, client, uplink, vocab, block_bytes, jobs_max } = parts;
         Self {
             index,
             role,
@@ -159,6 +187,10 @@ impl<R: Role + Checked> Engine<R> {
             jobs_max,
             inbox: VecDeque::new(),
             step: None,
+            group,
+            acting: VecDeque::new(),
+            reading: None,
+            planned: None,
             last_step: Duration::ZERO,
             report: Report::default(),
             drained: false,
@@ -172,10 +204,10 @@ impl<R: Role + Checked> Engine<R> {
 
     /// Applies the inputs that have arrived and starts the next step, unless the device is busy.
     fn drive(&mut self, io: &mut Io) {
-        while self.step.is_none() && !self.drained {
+        while self.is_free() {
             while let Some(input) = self.inbox.pop_front() {
                 self.apply(io, input);
-                if self.drained {
+                if !self.is_free() {
                     return;
                 }
             }
@@ -188,10 +220,17 @@ impl<R: Role + Checked> Engine<R> {
             if chunks.is_empty() && self.inbox.is_empty() {
                 return;
             }
-            if !chunks.is_empty() {
-                self.begin(io, chunks, drafting);
+            match () {
+                () if chunks.is_empty() => {}
+                () if self.reading.is_some() => self.planned = Some((chunks, drafting)),
+                () => self.begin(io, chunks, drafting),
             }
         }
+    }
+
+    /// Whether the engine's thread has nothing to wait for.
+    fn is_free(&self) -> bool {
+        self.step.is_none() && self.reading.is_none() && self.planned.is_none() && !self.drained
     }
 
     fn apply(&mut self, io: &mut Io, input: Input) {
@@ -211,6 +250,7 @@ impl<R: Role + Checked> Engine<R> {
             Input::Fetched { fetch, index, arrival, bytes } => {
                 if let Some(block) = arrival.and_then(|_| self.role.destination(fetch, index)) {
                     self.memory.write(block, bytes);
+                    self.group.iter_mut().for_each(|group| group.write(io, block, bytes));
                 }
                 self.role.fetched(fetch, index, arrival, io.here);
             }
@@ -234,21 +274,30 @@ impl<R: Role + Checked> Engine<R> {
     /// Begins a step before which the draft model takes `drafting`.
     fn begin(&mut self, io: &mut Io, chunks: Vec<ScheduledChunk>, drafting: Duration) {
         let (mut work, mut results) = (Work::default(), Vec::with_capacity(chunks.len()));
+        let mut batch = self.group.as_ref().map(|_| (Vec::new(), Vec::new()));
         for chunk in &chunks {
             let (segment, decode_rows) = (self.role.segment(chunk), self.role.decode_rows(chunk));
             work.add(chunk, decode_rows, segment.logit_rows());
-            let result = self.memory.compute(&segment, self.vocab);
+            let states = self.memory.states(segment.tokens, segment.start, segment.blocks);
+            if let Some((chunks, rows)) = &mut batch {
+                chunks.push(stage_chunk(&segment));
+                rows.extend_from_slice(&states);
+            }
+            let result = bytes::result(&segment, &states, self.vocab);
             work.drawn += if decode_rows > 0 { result.drawn.len() as u64 } else { 0 };
             self.oracle.iter_mut().for_each(|oracle| oracle.see(chunk.job, &segment));
             results.push(result);
         }
         let took = self.device.step(&work);
         io.timer(Process::Worker(self.index), drafting + took, Timer::Step);
-        self.step = Some(Step { chunks, results, work, took, drafting });
+        self.step = Some(Step { chunks, results, work, took, drafting, batch });
     }
 
     fn act(&mut self, io: &mut Io) {
-        for action in self.role.residency_mut().take_actions() {
+        self.acting.extend(self.role.residency_mut().take_actions());
+        while self.reading.is_none()
+            && let Some(action) = self.acting.pop_front()
+        {
             match action {
                 Action::Match { job, node, keys } => {
                     let inputs = self.client.ask(io, job, node, keys);
@@ -260,17 +309,15 @@ impl<R: Role + Checked> Engine<R> {
                 }
                 Action::CancelFetch { fetch } => self.client.cancel_fetch(io, fetch),
                 Action::Put { node, lineage, blocks, delivery } => {
-                    let blocks: Vec<_> = blocks.into_iter().map(|(key, block)| (key, self.memory.read(block))).collect();
-                    for (key, bytes) in &blocks {
-                        if io.faulty.as_ref().is_some_and(|faulty| faulty.truth.contradicts(key, *bytes)) {
-                            io.violated(|| format!("worker-{} puts wrong bytes for block {key:?}", self.index.0));
-                        }
-                    }
-                    match delivery {
-                        Delivery::BestEffort => self.client.offer(io, node, lineage, blocks),
-                        Delivery::Acknowledged(job) => {
-                            let inputs = self.client.put(io, job, node, lineage, blocks);
-                            self.inbox.extend(inputs);
+                    let ids = blocks.iter().map(|(_, block)| *block).collect();
+                    let blocks = blocks.into_iter().map(|(key, block)| (key, self.memory.read(block))).collect();
+                    let put = Put { node, lineage, blocks, delivery };
+                    match &mut self.group {
+                        None => self.put(io, put),
+                        Some(group) => {
+                            self.reading = Some(put);
+                            let told = group.read(io, ids);
+                            self.told(io, told);
                         }
                     }
                 }
@@ -278,6 +325,90 @@ impl<R: Role + Checked> Engine<R> {
                 Action::Send { link, event } => self.uplink.send(io, link, event),
             }
         }
+    }
+
+    fn put(&mut self, io: &mut Io, Put { node, lineage, blocks, delivery }: Put) {
+        for (key, bytes) in &blocks {
+            if io.faulty.as_ref().is_some_and(|faulty| faulty.truth.contradicts(key, *bytes)) {
+                io.violated(|| format!("worker-{} puts wrong bytes for block {key:?}", self.index.0));
+            }
+        }
+        match delivery {
+            Delivery::BestEffort => self.client.offer(io, node, lineage, blocks),
+            Delivery::Acknowledged(job) => {
+                let inputs = self.client.put(io, job, node, lineage, blocks);
+                self.inbox.extend(inputs);
+            }
+        }
+    }
+
+    /// Goes on with what the stages mean.
+    fn told(&mut self, io: &mut Io, told: Option<Told>) {
+        match told {
+            None => {}
+            Some(Told::Together) => self.uplink.start(io),
+            Some(Told::Rows(rows)) => self.finish(io, &rows),
+            Some(Told::Parts) => self.publish(io),
+            Some(Told::Lost(reason)) => self.give_up(io, &reason),
+        }
+    }
+
+    /// Ends a step with the rows that the last stage gave back.
+    fn finish(&mut self, io: &mut Io, rows: &[u64]) {
+        let Some(mut step) = self.step.take() else { return io.violated(|| "rows of no step".into()) };
+        let mut rows = rows.iter().copied();
+        for (chunk, result) in step.chunks.iter().zip(&mut step.results) {
+            let segment = self.role.segment(chunk);
+            let wanted: Vec<u64> = rows.by_ref().take(bytes::wanted_rows(&segment)).collect();
+            if !wanted.is_empty() {
+                *result = bytes::result(&segment, &wanted, self.vocab);
+            }
+        }
+        self.complete(io, step);
+    }
+
+    /// Puts blocks whose parts are all there, and goes on.
+    fn publish(&mut self, io: &mut Io) {
+        let (Some(put), Some(group)) = (self.reading.take(), &self.group) else { return io.violated(|| "parts of no block".into()) };
+        let whole = |(nth, (key, own)): (usize, (BlockKey, Bytes))| (key, group.whole(nth, own));
+        let blocks = put.blocks.into_iter().enumerate().map(whole).collect();
+        self.put(io, Put { blocks, ..put });
+        self.act(io);
+        if self.reading.is_none() {
+            match self.planned.take() {
+                Some((chunks, drafting)) => self.begin(io, chunks, drafting),
+                None => self.drive(io),
+            }
+        }
+    }
+
+    fn complete(&mut self, io: &mut Io, Step { chunks, results, work, took, drafting, .. }: Step) {
+        self.last_step = drafting + took;
+        self.role.stepped(&chunks, results, io.here);
+        self.report.push_step(work.sample(took, drafting));
+        self.act(io);
+        self.drive(io);
+    }
+
+    /// Hands all work back and ends, as a head does that has lost a stage. A supervisor starts it again.
+    fn give_up(&mut self, io: &mut Io, reason: &str) {
+        if self.drained {
+            return;
+        }
+        io.note(|| format!("worker-{} ends: {reason}", self.index.0));
+        (self.step, self.reading, self.planned, self.drained) = (None, None, None, true);
+        self.acting.clear();
+        self.inbox.clear();
+        self.uplink.broadcast(io, &WorkerEvent::Leaving);
+        self.role.hand_back(reason);
+        for action in self.role.residency_mut().take_actions() {
+            if let Action::Send { link, event } = action {
+                self.uplink.send(io, link, event);
+            }
+        }
+        self.uplink.leave(io);
+        io.timer(Process::Worker(self.index), EXIT, Timer::Exit);
+        io.after(EXIT + SUPERVISED_AFTER, Event::Supervised(self.index));
     }
 
     fn report(&mut self) -> Report {
@@ -295,7 +426,11 @@ impl<R: Role + Checked> Engine<R> {
 
 impl<R: Role + Checked> Worker for Engine<R> {
     fn start(&mut self, io: &mut Io) {
-        self.uplink.start(io);
+        match &mut self.group {
+            // The coordinators learn of a head once its group is together.
+            Some(group) => group.start(io),
+            None => self.uplink.start(io),
+        }
     }
 
     fn uplink(&mut self) -> &mut Uplink {
@@ -305,6 +440,9 @@ impl<R: Role + Checked> Worker for Engine<R> {
     fn connected(&mut self, io: &mut Io, conn: ConnId, established: bool) {
         if self.uplink.owns(conn) {
             return self.uplink.connected(io, conn, established);
+        }
+        if let Some(group) = self.group.as_mut().filter(|group| group.owns(conn)) {
+            return group.connected(io, conn, established);
         }
         let inputs = self.client.connected(io, conn, established);
         self.take(io, inputs);
@@ -340,6 +478,10 @@ impl<R: Role + Checked> Worker for Engine<R> {
             }
             return;
         }
+        if let Some(group) = self.group.as_mut().filter(|group| group.owns(conn)) {
+            let told = group.ended(io, conn);
+            return self.told(io, told);
+        }
         let inputs = self.client.ended(io, conn);
         self.take(io, inputs);
     }
@@ -349,13 +491,30 @@ impl<R: Role + Checked> Worker for Engine<R> {
         self.take(io, inputs);
     }
 
+    fn meet(&mut self, io: &mut Io, stage: usize) {
+        if !self.drained {
+            self.group.iter_mut().for_each(|group| group.meet(io, stage));
+        }
+    }
+
+    fn stage_answered(&mut self, io: &mut Io, conn: ConnId, answer: FromStage) {
+        if let Some(group) = self.group.as_mut().filter(|_| !self.drained) {
+            let told = group.heard(io, conn, answer);
+            self.told(io, told);
+        }
+    }
+
     fn stepped(&mut self, io: &mut Io) {
-        let Step { chunks, results, work, took, drafting } = self.step.take().expect("a step that ends has begun");
-        self.last_step = drafting + took;
-        self.role.stepped(&chunks, results, io.here);
-        self.report.push_step(work.sample(took, drafting));
-        self.act(io);
-        self.drive(io);
+        // A head that has lost a stage has no step any more.
+        let Some(mut step) = self.step.take() else { return };
+        match step.batch.take().zip(self.group.as_mut()) {
+            None => self.complete(io, step),
+            Some(((chunks, rows), group)) => {
+                self.step = Some(step);
+                let told = group.step(io, chunks, &rows);
+                self.told(io, told);
+            }
+        }
     }
 
     fn heartbeat(&mut self, io: &mut Io) {
@@ -396,7 +555,8 @@ impl<R: Role + Checked> Worker for Engine<R> {
         let load = self.role.load();
         let (calls, offers) = self.client.under_way();
         let used = self.role.residency().blocks(self.block_bytes).used;
-        let idle = self.step.is_none() && self.inbox.is_empty() && self.client.is_quiet();
+        let is_grouped = self.group.as_ref().is_none_or(Group::is_idle) && self.reading.is_none() && self.planned.is_none();
+        let idle = self.step.is_none() && self.inbox.is_empty() && self.client.is_quiet() && is_grouped;
         let none = (load.waiting, load.running, used) == (0, 0, 0);
         (!idle || !none).then(|| {
             format!(
@@ -408,5 +568,19 @@ impl<R: Role + Checked> Worker for Engine<R> {
                 self.step.is_some()
             )
         })
+    }
+}
+
+/// The time after which a supervisor starts a head again that has ended.
+const SUPERVISED_AFTER: Duration = Duration::from_secs(1);
+
+/// A segment as the later stages are told of it.
+fn stage_chunk(segment: &Segment<'_>) -> StageChunk {
+    let table = (segment.start + segment.tokens.len()).div_ceil(BLOCK_TOKENS);
+    StageChunk {
+        tokens: segment.tokens.to_vec(),
+        start: segment.start as u32,
+        blocks: segment.blocks[..table].to_vec(),
+        wanted: bytes::wanted_rows(segment) as u32,
     }
 }

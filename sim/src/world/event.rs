@@ -74,6 +74,8 @@ pub(crate) enum Event {
     Sample,
     /// A worker that was started by autoscaling runs.
     Started(WorkerIndex),
+    /// A supervisor starts a head whose group has ended, unless it runs.
+    Supervised(WorkerIndex),
     /// A fault of the plan happens, or is repaired.
     Trouble(usize),
 }
@@ -88,6 +90,10 @@ pub(crate) enum Timer {
     Tick,
     /// Another attempt to connect to a coordinator.
     Connect(usize),
+    /// Another attempt to connect to a stage.
+    Meet(usize),
+    /// A stage's step for the head at this connection is done.
+    Stage(ConnId),
     /// A call's deadline.
     CallDue(CallId),
     Disk(DiskJob),
@@ -156,6 +162,7 @@ impl Event {
             | Event::TransferDue(_)
             | Event::Sample
             | Event::Started(_)
+            | Event::Supervised(_)
             | Event::Trouble(_) => None,
         }
     }
@@ -180,6 +187,7 @@ impl Event {
             Event::Timer { incarnation, .. } => of(14, *incarnation as usize, 0),
             Event::Sample => 16,
             Event::Started(worker) => of(18, worker.0, 0),
+            Event::Supervised(worker) => of(19, worker.0, 0),
             Event::Trouble(number) => of(17, *number, 0),
         }
     }

@@ -1,7 +1,7 @@
 //! The environment of every process: time, messages to other processes, and bytes on links.
 
 use super::{
-    CoordinatorIndex, Event, PoolIndex, Process, Timer, Transfer, WorkerIndex,
+    CoordinatorIndex, Event, PoolIndex, Process, StageIndex, Timer, Transfer, WorkerIndex,
     bytes::{Arena, Bytes, Truth, checksum},
     network::{CLIENT, CONNECT_MAX, ConnId, IDLE_MAX, Network, SERVER},
     process::{Life, State},
@@ -23,6 +23,7 @@ use tidemill_proto::{
     ids::Epoch,
     message::{ToCoordinator, ToWorker, WorkerEvent},
     pool::{Found, FromPool, SlotRef, ToPool},
+    stage::{FromStage, ToStage},
 };
 
 /// A message on a connection.
@@ -32,6 +33,8 @@ pub(crate) enum Packet {
     ToWorker(Box<ToWorker>),
     ToPool(Box<ToPool>),
     FromPool(Box<FromPool>),
+    ToStage(Box<ToStage>),
+    FromStage(Box<FromStage>),
     /// A clean end by the other side.
     End,
 }
@@ -53,8 +56,8 @@ pub(crate) struct Io {
     pub(crate) network: Network,
     /// The state of fault injection; `None` in a world without faults, in which nothing is checked.
     pub(crate) faulty: Option<Faulty>,
-    /// The states of coordinators, workers and pool nodes.
-    lives: [Vec<Life>; 3],
+    /// The states of coordinators, workers, pool nodes and stages.
+    lives: [Vec<Life>; 4],
     flows: Flows<Transfer>,
     hosts: Vec<Nic>,
     /// The buses, by worker.
@@ -117,6 +120,8 @@ impl Packet {
             Packet::ToPool(_) => 3,
             Packet::FromPool(_) => 4,
             Packet::End => 5,
+            Packet::ToStage(_) => 6,
+            Packet::FromStage(_) => 7,
         }
     }
 }
@@ -161,6 +166,11 @@ impl Io {
         self.buses.push(Bus { host, out, into });
         self.lives[1].push(Life::default());
         WorkerIndex(self.buses.len() - 1)
+    }
+
+    pub(crate) fn add_stage(&mut self) -> StageIndex {
+        self.lives[3].push(Life::default());
+        StageIndex(self.lives[3].len() - 1)
     }
 
     pub(crate) fn life(&self, process: Process) -> &Life {
@@ -418,6 +428,7 @@ fn place(process: Process) -> (usize, usize) {
         Process::Coordinator(index) => (0, index.0),
         Process::Worker(index) => (1, index.0),
         Process::Pool(index) => (2, index.0),
+        Process::Stage(index) => (3, index.0),
     }
 }
 

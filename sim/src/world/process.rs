@@ -1,6 +1,6 @@
 //! Processes: their states and their clocks.
 
-use super::{CoordinatorIndex, Event, PoolIndex, WorkerIndex};
+use super::{CoordinatorIndex, Event, PoolIndex, StageIndex, WorkerIndex};
 use std::{collections::VecDeque, fmt, time::Duration};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -8,6 +8,8 @@ pub enum Process {
     Coordinator(CoordinatorIndex),
     Worker(WorkerIndex),
     Pool(PoolIndex),
+    /// A later stage of a worker.
+    Stage(StageIndex),
 }
 
 impl fmt::Display for Process {
@@ -16,6 +18,7 @@ impl fmt::Display for Process {
             Process::Coordinator(index) => write!(f, "coordinator-{}", index.0),
             Process::Worker(index) => write!(f, "worker-{}", index.0),
             Process::Pool(index) => write!(f, "pool-{}", index.0),
+            Process::Stage(index) => write!(f, "stage-{}", index.0),
         }
     }
 }

@@ -112,6 +112,7 @@ impl World {
                 self.pools[index.0] = self.blueprint.pool_node(&mut self.io, index, coordinators, disk);
                 self.start_pool(index);
             }
+            Process::Stage(index) => self.stages[index.0] = self.blueprint.stage(index),
         }
     }
 
@@ -153,7 +154,7 @@ impl World {
         match process {
             Process::Worker(worker) => self.workers[worker.0].drain(&mut self.io),
             Process::Pool(pool) => self.pools[pool.0].leave(&mut self.io),
-            Process::Coordinator(_) => {}
+            Process::Coordinator(_) | Process::Stage(_) => {}
         }
         self.io.timer(process, exit, Timer::Exit);
     }

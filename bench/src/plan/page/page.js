@@ -26,10 +26,10 @@ function element(id) {
   return found;
 }
 
-/** @param {number} weightsGb @param {number} freeGb */
+/** @param {(gpus: number) => number} weightsGb @param {number} freeGb */
 function leastGpus(weightsGb, freeGb) {
   let gpus = 1;
-  while (weightsGb / gpus > WEIGHTS_MAX * freeGb && gpus < GPUS_PER_INSTANCE_MAX) gpus *= 2;
+  while (weightsGb(gpus) > WEIGHTS_MAX * freeGb && gpus < GPUS_PER_INSTANCE_MAX) gpus *= 2;
   return gpus;
 }
 
@@ -63,20 +63,46 @@ function plan(a) {
   const kv_gb_per_turn = ((v("input_tokens") + v("output_tokens") / 2) * kv_bytes_per_token) / 1e9;
   const weights_gb = (v("params_b") * v("weight_bits")) / 8;
   const free_gb = v("memory_gb") - v("reserve_gb");
-  const gpus_per_instance = v("tp") > 0 ? v("tp") : leastGpus(weights_gb, free_gb);
-  const kv_gb_per_gpu = free_gb - weights_gb / gpus_per_instance;
+  const stages = Math.max(Math.floor(v("stages")), 1);
+  const is_spread = v("expert_parallel") > 0.5 && v("experts") > v("experts_used");
+  const experts_b = ((v("params_b") - v("active_b")) / (v("experts") - v("experts_used"))) * v("experts");
+  const experts_gb = is_spread ? (Math.min(experts_b, v("params_b")) * v("weight_bits")) / 8 : 0;
+  /** @param {number} gpus */
+  const weights_per_gpu = (gpus) => (is_spread ? (weights_gb - experts_gb) / stages + experts_gb / gpus : weights_gb / gpus);
+  const gpus_per_instance = v("tp") > 0 ? v("tp") : leastGpus(weights_per_gpu, free_gb);
+  const weights_gb_per_gpu = weights_per_gpu(gpus_per_instance);
+  const kv_gb_per_gpu = free_gb - weights_gb_per_gpu;
+  const ranks = Math.max(gpus_per_instance / stages, 1);
+  const kv_heads = v("kv_latent") > 0 ? 1 : v("kv_heads");
+  const kv_copies = is_spread ? 1 : Math.max(ranks / kv_heads, 1);
+  const kv_gb_per_turn_per_gpu = (kv_gb_per_turn * kv_copies) / gpus_per_instance;
 
-  const bytes_s = gpus_per_instance * v("bandwidth_gb_s") * v("memory_efficiency");
+  const of_others = (ranks - 1) / ranks;
+  const numbers = v("all_reduce") > 0.5 ? 2 * 2 * v("hidden") : v("heads") * v("head_dim") + 2 * v("hidden") + v("intermediate");
+  const to_experts_and_back = (v("experts_used") * v("hidden") * (8 + v("link_bits"))) / 8;
+  const collective_bytes = of_others * (is_spread ? to_experts_and_back : (numbers * v("link_bits")) / 8);
+  const stage_bytes = stages > 1 ? (v("hidden") * v("link_bits")) / 8 : 0;
+  const near = Math.max(Math.min(ranks, v("link_gpus")) - 1, 0);
+  /** @param {number} gpus */
+  const share = (gpus) => (ranks > 1 ? gpus / (ranks - 1) : 0);
+  const s_per_byte = Math.max(share(near) / v("link_gb_s"), share(ranks - 1 - near) / v("nic_gb_s")) / 1e9;
+  const layers = is_spread && v("expert_layers") > 0 ? v("expert_layers") : v("layers");
+  const rows_together = is_spread ? ranks : 1;
+  const hops_s = (((stages - 1) / stages) * stage_bytes) / (v("nic_gb_s") * 1e9);
+  const row_s = (layers * collective_bytes * s_per_byte) / (stages * rows_together) + hops_s;
+
+  const bytes_s = v("bandwidth_gb_s") * v("memory_efficiency");
   const flops = v("tflops") * 1e12 * v("flops_efficiency");
   const token_flops = 2 * v("active_b") * 1e9;
-  const by_memory = (kv_gb_per_gpu * gpus_per_instance) / kv_gb_per_turn;
-  const by_time = ((v("tpot_ms") / 1e3) * bytes_s - weights_gb) / kv_gb_per_turn;
-  const by_compute = ((v("tpot_ms") / 1e3) * flops * gpus_per_instance) / token_flops;
+  const weights_s = (stages * weights_gb_per_gpu) / bytes_s;
+  const by_memory = kv_gb_per_gpu / kv_gb_per_turn_per_gpu;
+  const by_time = (v("tpot_ms") / 1e3 - weights_s) / (kv_gb_per_turn_per_gpu / bytes_s + row_s);
+  const by_compute = v("tpot_ms") / 1e3 / (token_flops / (flops * gpus_per_instance) + row_s);
   const batch = Math.max(Math.min(by_memory, by_time, by_compute, v("sequences_max")), 0);
-  const step_s = Math.max((weights_gb + batch * kv_gb_per_turn) / bytes_s, (batch * token_flops) / (flops * gpus_per_instance));
+  const step_s = Math.max(weights_s + (batch * kv_gb_per_turn_per_gpu) / bytes_s, (batch * token_flops) / (flops * gpus_per_instance)) + batch * row_s;
   const decode_tok_s_per_gpu = v("decode_tok_s") > 0 ? v("decode_tok_s") : batch / step_s / gpus_per_instance;
   const attention_flops = (4 * kv_layers * v("heads") * v("head_dim") * v("input_tokens")) / 2;
-  const prefill_tok_s_per_gpu = v("prefill_tok_s") > 0 ? v("prefill_tok_s") : flops / (token_flops + attention_flops);
+  const prefill_tok_s_per_gpu = v("prefill_tok_s") > 0 ? v("prefill_tok_s") : 1 / ((token_flops + attention_flops) / flops + gpus_per_instance * row_s);
 
   const prefill_needed = peak_prompt_tokens_per_s / (prefill_tok_s_per_gpu * v("utilization"));
   const decode_needed = peak_output_tokens_per_s / decode_tok_s_per_gpu;
@@ -111,7 +137,13 @@ function plan(a) {
     kv_in_flight_gb: turns_in_flight * kv_gb_per_turn,
     weights_gb,
     gpus_per_instance,
+    weights_gb_per_gpu,
     kv_gb_per_gpu,
+    kv_bytes_per_token_per_gpu: (kv_bytes_per_token * kv_copies) / gpus_per_instance,
+    collective_bytes,
+    stage_bytes,
+    collective_ms: batch * row_s * 1e3,
+    collective_prompt_ms: 1e3 * row_s * 1e3,
     batch,
     step_ms: step_s * 1e3,
     decode_tok_s_per_gpu,
@@ -182,6 +214,11 @@ const FIGURES = [
   ["KV in flight", "kv_in_flight_gb", (v) => `${short(v * 1e9)}B`, ""],
   ["sequences per step", "batch", short, "by memory, by the limit per token, by the engine"],
   ["time of a step", "step_ms", (v) => `${trimmed(v)} ms`, ""],
+  ["weights per GPU", "weights_gb_per_gpu", (v) => `${trimmed(v)} GB`, "of an instance's stages and ranks"],
+  ["KV per token and GPU", "kv_bytes_per_token_per_gpu", (v) => `${trimmed(v / 1024)} KiB`, "a KV head, or a latent, is on each GPU that needs it"],
+  ["collectives, per row and layer", "collective_bytes", (v) => `${trimmed(v / 1024)} KiB`, "received by a GPU"],
+  ["collectives of a step", "collective_ms", (v) => `${trimmed(v)} ms`, "at the links' rate, without latency, beside nothing else"],
+  ["the same for 1,000 prompt tokens", "collective_prompt_ms", (v) => `${trimmed(v)} ms`, ""],
   ["output tokens/s of a GPU", "decode_tok_s_per_gpu", short, ""],
   ["prompt tokens/s of a GPU", "prefill_tok_s_per_gpu", short, ""],
   ["mean TTFT at peak", "ttft_s", (v) => `${trimmed(v)} s`, ""],
@@ -273,6 +310,8 @@ function warnings(/** @type {Values} */ fleet) {
   const said = [];
   if ((f["kv_gb_per_gpu"] ?? 0) <= 0) said.push(`the weights do not fit ${f["gpus_per_instance"]} GPUs: more GPUs per instance`);
   else if ((f["batch"] ?? 0) < 1 && values["decode_tok_s"] === 0) said.push("not even one sequence decodes within the limit per token");
+  const stages = Math.max(Math.floor(values["stages"] ?? 1), 1);
+  if ((f["gpus_per_instance"] ?? 0) % stages !== 0) said.push(`${f["gpus_per_instance"]} GPUs cannot be shared out over ${stages} stages evenly`);
   if ((f["ttft_s"] ?? 0) > (values["ttft_s"] ?? 0)) said.push("the mean TTFT at peak is above its limit");
   if ((f["network_share"] ?? 0) > 0.7) said.push("K and V fill the network");
   return said;
