@@ -302,7 +302,7 @@ impl Coordinator {
 
         tasks.spawn("measures the event loop", front_door_loop, loops::measure("front_door"));
         let gateway = Arc::clone(&self.gateway);
-        tasks.spawn("deletes old responses", front_door_loop, async move { gateway.expire_stored().await });
+        tasks.spawn("deletes what is too old", front_door_loop, async move { gateway.expire_stored().await });
         let gateway = Arc::clone(&self.gateway);
         tasks.spawn("maintains tenants", front_door_loop, async move { gateway.tend_tenants().await });
         let gateway = Arc::clone(&self.gateway);

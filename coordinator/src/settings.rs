@@ -11,6 +11,7 @@ pub mod models;
 mod peers;
 pub mod pii;
 pub mod quota_server;
+pub mod retention;
 pub mod routing;
 pub mod safety;
 pub mod semantic;
@@ -27,6 +28,7 @@ use models::{ModelFlag, ModelSettings, one_or_several, parse_aliases};
 use peers::parse_peers;
 use pii::PiiFlags;
 use quota_server::QuotaServerFlags;
+use retention::RetentionFlags;
 use routing::{RouteFlags, RouterFlags};
 use safety::{SafetyFlags, parse_safety};
 use semantic::{SemanticCache, SemanticFlags};
@@ -153,7 +155,8 @@ pub struct Flags {
     /// `data`. A password belongs into the file: every user of the machine sees flags [default: none]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// Days after which responses and conversations are deleted that nothing was added to [default: 30]
+    /// Days after which responses and conversations are deleted that nothing was added to; `[retention]` has other kinds, and each kind's
+    /// own days [default: 30]
     #[arg(long, value_name = "DAYS")]
     pub store_days: Option<u64>,
     /// Size of all stored responses and conversations, such as 1GiB: over this, the oldest are deleted, of a tenant that has more than its
@@ -205,9 +208,13 @@ pub struct Flags {
     /// Size of all files of one tenant: over this, it stores no more until it deletes some [default: 4GiB]
     #[arg(long, value_name = "SIZE")]
     pub batch_bytes_max: Option<String>,
-    /// Days after which files, and batches that have ended, are deleted [default: 30]
+    /// Days after which files, and batches that have ended, are deleted; `[retention]` has days for each of them [default: 30]
     #[arg(long, value_name = "DAYS")]
     pub batch_days: Option<u64>,
+    /// Ages at which what is stored is deleted, by its kind: a section of the file [default: the section's defaults]
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retention: Option<RetentionFlags>,
     /// Most requests of all batches that run at a time [default: 16]
     #[arg(long, value_name = "N")]
     pub batch_concurrency: Option<usize>,

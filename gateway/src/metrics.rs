@@ -145,6 +145,10 @@ fn describe() {
         "Such answers by `reason`: made room before their time (evicted), had their time (expired), were given up since no client came back (abandoned), could not be joined any more for want of room (passed)"
     );
     describe_counter!(
+        "tidemill_expired_total",
+        "Stored things that were deleted because of their age, by `kind`: responses, conversations, memories, files, batches, opinions, audit"
+    );
+    describe_counter!(
         "tidemill_evicted_total",
         "Stored things of clients that made room, by `kind`: records (conversations and responses), feedback; the log says whose"
     );
@@ -390,6 +394,12 @@ pub fn count_replay(outcome: &'static str) {
 pub fn note_evicted(kind: &'static str, tenant: &str, evicted: u64) {
     tracing::info!(kind, tenant, evicted, "evicted a tenant's oldest stored records");
     counter!("tidemill_evicted_total", "kind" => kind).increment(evicted);
+}
+
+/// Logs and counts things that were deleted because of their age.
+pub fn note_expired(kind: &'static str, expired: u64) {
+    tracing::info!(kind, expired, "old things were deleted");
+    counter!("tidemill_expired_total", "kind" => kind).increment(expired);
 }
 
 pub fn show_replays(counts: &Counts) {

@@ -97,8 +97,8 @@ const KEPT_MAX: u64 = 100_000;
 const TEXT_BYTES_MAX: usize = 32 << 10;
 /// The approximate size of an answer in memory besides its texts.
 const OVERHEAD_BYTES: u64 = 512;
-/// The number of opinions that are erased in one transaction.
-const ERASED_AT_A_TIME: u64 = 500;
+/// The number of opinions that are erased, or deleted because of their age, in one transaction.
+const AT_A_TIME: u64 = 500;
 const SCHEMA: &str = "
     PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS opinions (
@@ -200,7 +200,7 @@ impl Feedback {
             let count = format!("SELECT count(*) FROM opinions WHERE {of}");
             return Ok((self.kept.lock().query_row(&count, owners, |row| row.get(0))?, answers));
         }
-        let delete = format!("DELETE FROM opinions WHERE rowid IN (SELECT rowid FROM opinions WHERE {of} LIMIT {ERASED_AT_A_TIME})");
+        let delete = format!("DELETE FROM opinions WHERE rowid IN (SELECT rowid FROM opinions WHERE {of} LIMIT {AT_A_TIME})");
         let mut opinions = 0;
         loop {
             // Others come between.
@@ -211,6 +211,20 @@ impl Feedback {
             if some == 0 {
                 kept.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
                 return Ok((opinions, answers));
+            }
+        }
+    }
+
+    /// Deletes opinions from before `before`. Returns their number. Waits for the disk.
+    pub fn expire(&self, before: u64) -> rusqlite::Result<u64> {
+        let delete =
+            format!("DELETE FROM opinions WHERE rowid IN (SELECT rowid FROM opinions WHERE at < ?1 ORDER BY at LIMIT {AT_A_TIME})");
+        let mut expired = 0;
+        loop {
+            // Others come between.
+            match self.kept.lock().execute(&delete, [before])? {
+                0 => return Ok(expired),
+                some => expired += some as u64,
             }
         }
     }

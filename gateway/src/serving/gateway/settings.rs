@@ -52,6 +52,8 @@ pub struct RequestSettings {
     pub summaries: summarizer::Settings,
     /// Limits on the facts remembered of users; `None` if none are remembered.
     pub memories: Option<memories::Limits>,
+    /// The ages at which what is stored is deleted, besides files and batches, whose ages are among their limits.
+    pub ages: Ages,
     /// Limits on answers that are kept for repeated requests.
     pub replay: replay::Limits,
     /// Limits on answers that are kept for equal requests; `None` if none are kept.
@@ -69,6 +71,18 @@ pub struct RequestSettings {
     pub hosts: Vec<String>,
     /// The origins whose pages may use the gateway.
     pub cors: Origins,
+}
+
+/// The ages at which what is stored of a kind is deleted; `None` keeps it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ages {
+    /// Since the last addition.
+    pub responses: Option<Duration>,
+    /// Since the last addition.
+    pub conversations: Option<Duration>,
+    pub memories: Option<Duration>,
+    /// Since the opinion's last change.
+    pub opinions: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
