@@ -7,6 +7,7 @@ mod check;
 pub mod classes;
 pub mod context;
 pub mod feedback;
+pub mod kafka;
 pub mod models;
 mod peers;
 pub mod pii;
@@ -24,6 +25,7 @@ use autoscale::AutoscaleFlags;
 use classes::ClassFlags;
 use context::{ContextFlags, MemoryFlags};
 use feedback::FeedbackFlags;
+use kafka::{KafkaFlags, KafkaSettings};
 use models::{ModelFlag, ModelSettings, one_or_several, parse_aliases};
 use peers::parse_peers;
 use pii::PiiFlags;
@@ -51,7 +53,7 @@ use tidemill_tenancy::{
     limits::Share,
     shared,
     shedding::Watermarks,
-    sink,
+    sink::http,
     tier::Tiers,
     usage::price::{Price, Prices},
 };
@@ -119,6 +121,10 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_sink: Option<SinkFlags>,
+    /// Kafka topics that events are sent to: a section of the file; for programs that were built with the feature `kafka` [default: none]
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kafka: Option<KafkaFlags>,
     /// Marks of load from which tiers are turned away: a section of the file [default: the section's defaults]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -374,7 +380,9 @@ pub struct Settings {
     pub shedding: Option<Watermarks>,
     pub usage: journal::Settings,
     /// The endpoint for usage events, if any.
-    pub usage_sink: Option<sink::Settings>,
+    pub usage_sink: Option<http::Settings>,
+    /// The Kafka topics for events, if any.
+    pub kafka: Option<KafkaSettings>,
     /// The directory of responses, conversations and the registry; without it they are kept in memory.
     pub data: Option<PathBuf>,
     /// The database of responses and conversations, instead of the directory.

@@ -133,6 +133,10 @@ fn describe() {
     describe_counter!("tidemill_usage_sink_failures_total", "Requests with usage events that failed");
     describe_gauge!("tidemill_usage_sink_failing", "1 while usage events do not arrive");
     describe_gauge!("tidemill_usage_sink_behind_bytes", "Bytes of the usage log that have not arrived");
+    describe_counter!("tidemill_kafka_events_total", "Events of a `log` (usage, audit, feedback) that all replicas of a Kafka topic have");
+    describe_counter!("tidemill_kafka_failures_total", "Groups of a `log`'s events that did not all arrive in Kafka, and were sent again");
+    describe_gauge!("tidemill_kafka_failing", "1 while events of a `log` do not arrive in Kafka");
+    describe_gauge!("tidemill_kafka_behind_events", "Events of a `log` that have not arrived in Kafka");
     // Repeats and caches
     describe_counter!(
         "tidemill_replays_total",
@@ -351,6 +355,13 @@ pub fn show_usage_sink(counts: &sink::Counts) {
     counter!("tidemill_usage_sink_failures_total").absolute(counts.failed);
     gauge!("tidemill_usage_sink_failing").set(u8::from(counts.is_failing));
     gauge!("tidemill_usage_sink_behind_bytes").set(counts.behind_bytes as f64);
+}
+
+pub fn show_kafka(log: &'static str, counts: &sink::Counts) {
+    counter!("tidemill_kafka_events_total", "log" => log).absolute(counts.events);
+    counter!("tidemill_kafka_failures_total", "log" => log).absolute(counts.failed);
+    gauge!("tidemill_kafka_failing", "log" => log).set(u8::from(counts.is_failing));
+    gauge!("tidemill_kafka_behind_events", "log" => log).set(counts.behind as f64);
 }
 
 /// Counts a verdict on a client's schema, expression or grammar.

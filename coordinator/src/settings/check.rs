@@ -128,6 +128,7 @@ impl Flags {
         if let Some(sink) = self.usage_sink.as_ref().filter(|_| self.data.is_none()) {
             return Err(invalid("usage_sink.url", &sink.url, "events come from the usage log, which needs a place: say where with --data"));
         }
+        let kafka = self.kafka.map(|kafka| kafka.check(&name, self.data.is_some())).transpose()?;
         let peers = check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?;
         let earlier = self.data.as_ref().map(|data| data.join("tenants.sqlite"));
         let (context, summaries) = self.context.unwrap_or_default().check(&models, &aliases)?;
@@ -139,6 +140,9 @@ impl Flags {
         let (pii, finder) = self.pii.unwrap_or_default().check()?;
         let audit = self.audit.unwrap_or_default().check(self.data.as_deref(), &finder)?;
         let feedback = self.feedback.map_or(Ok(None), |feedback| feedback.check(self.data.as_deref(), &finder))?;
+        if let Some(kafka) = &kafka {
+            kafka.check_logs(audit.is_some(), feedback.is_some())?;
+        }
         Ok(Settings {
             tenants: match (self.tenants, earlier) {
                 (Some(file), _) => KeptIn::File(file),
@@ -149,6 +153,7 @@ impl Flags {
             peers,
             traces: self.traces.map(|traces| traces.check(&name)).transpose()?,
             usage_sink: self.usage_sink.map(|sink| sink.check(&name)).transpose()?,
+            kafka,
             name,
             http,
             open: self.open == Some(true),

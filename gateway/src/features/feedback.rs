@@ -1,7 +1,11 @@
 //! Users' feedback on answers. Answers are kept in memory for a while, each with its question, so that a rating can refer to it; a rating
 //! is stored in SQLite with both, without personal data.
 //!
+//! [`sent`]: opinions as events for elsewhere.
+//!
 //! An answer's owner has one opinion of it, under any user names. Tenants [share](crate::base::room) the room for both.
+
+pub mod sent;
 
 use crate::{
     base::{
@@ -36,6 +40,13 @@ pub struct FeedbackSettings {
     pub bytes_max: u64,
     /// The finder of personal data, which is removed from stored texts.
     pub finder: Arc<Finder>,
+}
+
+impl FeedbackSettings {
+    /// The database in messages.
+    fn file_name(&self) -> String {
+        self.file.as_deref().map_or("memory".into(), |file| file.display().to_string())
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -123,8 +134,8 @@ impl Feedback {
             let made = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
             made.map_err(|source| OpenError::File { path: path.clone(), source })?;
         }
-        let file = || settings.file.as_deref().map_or("memory".into(), |file| file.display().to_string());
-        let kept = open(settings.file.as_deref()).map_err(|source| OpenError::Database { file: file(), source })?;
+        let kept = open(settings.file.as_deref());
+        let kept = kept.map_err(|source| OpenError::Database { file: settings.file_name(), source })?;
         Ok(Self { settings, known: Mutex::default(), kept: Mutex::new(kept), kept_max: KEPT_MAX })
     }
 
@@ -422,11 +433,11 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use tidemill_safety::pii::Kind;
 
-    fn settings() -> FeedbackSettings {
+    pub(super) fn settings() -> FeedbackSettings {
         FeedbackSettings { file: None, keep: Duration::from_secs(60), bytes_max: 10_000, finder: Arc::new(Finder::new(&Kind::ALL)) }
     }
 
-    fn answered(owner: &str) -> Answered {
+    pub(super) fn answered(owner: &str) -> Answered {
         let question = vec![json!({"role": "user", "content": "Who is jane@example.org?"})];
         Answered { owner: Owner(owner.into()), model: "tiny".into(), question, answer: String::new() }
     }

@@ -1,7 +1,7 @@
 //! Background jobs, which run for as long as the process does.
 
 use super::{Gateway, retention::Sweep};
-use crate::base::stamp::unix_seconds;
+use crate::{base::stamp::unix_seconds, metrics};
 use axum::Router as Routes;
 use hyper_util::service::TowerToHyperService;
 use std::{sync::Arc, time::Duration};
@@ -33,6 +33,7 @@ impl Gateway {
                 // A panic there was logged.
                 let _ = tokio::task::spawn_blocking(move || worker.refresh()).await;
                 tenants.sweep();
+                self.shared.settings.kafka.iter().for_each(|sink| metrics::show_kafka(sink.log(), &sink.counts()));
             }
             if tick % SPEND_KEPT_EACH == 0 {
                 let worker = Arc::clone(tenants);

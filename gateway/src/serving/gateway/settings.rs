@@ -14,6 +14,7 @@ use crate::{
 };
 use std::{sync::Arc, time::Duration};
 use tidemill_cluster::class::Classes;
+use tidemill_tenancy::sink::Sink;
 
 #[derive(Debug)]
 pub struct GatewaySettings {
@@ -34,6 +35,8 @@ pub struct GatewaySettings {
     pub audit: Option<Arc<Audit>>,
     /// The recording of feedback, if it is on.
     pub feedback: Option<Arc<Feedback>>,
+    /// The senders of events to Kafka.
+    pub kafka: Vec<Sink>,
     /// The recording of traces, if it is on.
     pub traces: Option<Arc<Traces>>,
     /// The maximum number of requests that are being read or answered, not counting streams. A tenant may have half of them.
