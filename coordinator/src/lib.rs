@@ -5,10 +5,12 @@
 //! - [`loops`]: the event loops of clients and of links; [`tasks`]: background tasks that must not end
 //! - [`agreed`]: the state that the coordinators agree on, applied to this process, and changed by operators
 //! - [`revoked`]: certificates that stay revoked even if that state is lost
+//! - [`events`]: the senders of events to Kafka
 //! - [`settings`]: flags and config file; [`run`]: all of it together
 
 pub mod agreed;
 pub mod driver;
+pub mod events;
 pub mod links;
 pub mod loops;
 pub mod revoked;

@@ -3,6 +3,7 @@
 use crate::{
     agreed::{self, Agreed, Followers, keys::KeysAgreed},
     driver::Driver,
+    events,
     links::{self, Links},
     loops::{self, LinkLoop},
     revoked::{self, Revoked},
@@ -94,6 +95,8 @@ pub enum RunError {
     Traces(#[from] collector::StartError),
     #[error(transparent)]
     Feedback(#[from] feedback::OpenError),
+    #[error(transparent)]
+    Events(#[from] events::StartError),
     #[error(transparent)]
     Tls(#[from] TlsError),
     #[error(
@@ -233,6 +236,12 @@ impl Coordinator {
             let judge = Moderator::new(judge, text).map_err(|source| RunError::Judge { model: name.clone(), source })?;
             safety.moderator = Some(Arc::new(judge));
         }
+        let audit = settings.audit.map(Audit::open).transpose()?.map(Arc::new);
+        let feedback = settings.feedback.map(Feedback::open).transpose()?.map(Arc::new);
+        let kafka = match (settings.kafka, settings.data.as_deref()) {
+            (Some(kafka), Some(data)) => events::start(kafka, data, feedback.as_ref())?,
+            _ => Vec::new(),
+        };
         let semantic_cache = semantic_cache(settings.semantic_cache, &models, &settings.aliases)?;
         let served_names = models.iter().map(|(name, _)| name.clone()).collect();
         let served = driver.backends().into_iter().zip(models);
@@ -250,9 +259,10 @@ impl Coordinator {
             tenants,
             safety,
             server_tools: settings.server_tools.map(ServerTools::new).transpose()?.map(Arc::new),
-            feedback: settings.feedback.map(Feedback::open).transpose()?.map(Arc::new),
+            feedback,
+            kafka,
             traces: traces.transpose()?.map(Arc::new),
-            audit: settings.audit.map(Audit::open).transpose()?.map(Arc::new),
+            audit,
             requests_max: settings.connections.connections,
         };
         let gateway = Arc::new(Gateway::new(served.collect(), settings.aliases.clone(), routes::generating, gateway));
@@ -302,7 +312,7 @@ impl Coordinator {
 
         tasks.spawn("measures the event loop", front_door_loop, loops::measure("front_door"));
         let gateway = Arc::clone(&self.gateway);
-        tasks.spawn("deletes old responses", front_door_loop, async move { gateway.expire_stored().await });
+        tasks.spawn("deletes what is too old", front_door_loop, async move { gateway.expire_stored().await });
         let gateway = Arc::clone(&self.gateway);
         tasks.spawn("maintains tenants", front_door_loop, async move { gateway.tend_tenants().await });
         let gateway = Arc::clone(&self.gateway);

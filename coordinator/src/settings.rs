@@ -7,10 +7,12 @@ mod check;
 pub mod classes;
 pub mod context;
 pub mod feedback;
+pub mod kafka;
 pub mod models;
 mod peers;
 pub mod pii;
 pub mod quota_server;
+pub mod retention;
 pub mod routing;
 pub mod safety;
 pub mod semantic;
@@ -23,10 +25,12 @@ use autoscale::AutoscaleFlags;
 use classes::ClassFlags;
 use context::{ContextFlags, MemoryFlags};
 use feedback::FeedbackFlags;
+use kafka::{KafkaFlags, KafkaSettings};
 use models::{ModelFlag, ModelSettings, one_or_several, parse_aliases};
 use peers::parse_peers;
 use pii::PiiFlags;
 use quota_server::QuotaServerFlags;
+use retention::RetentionFlags;
 use routing::{RouteFlags, RouterFlags};
 use safety::{SafetyFlags, parse_safety};
 use semantic::{SemanticCache, SemanticFlags};
@@ -49,7 +53,7 @@ use tidemill_tenancy::{
     limits::Share,
     shared,
     shedding::Watermarks,
-    sink,
+    sink::http,
     tier::Tiers,
     usage::price::{Price, Prices},
 };
@@ -117,6 +121,10 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_sink: Option<SinkFlags>,
+    /// Kafka topics that events are sent to: a section of the file; for programs that were built with the feature `kafka` [default: none]
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kafka: Option<KafkaFlags>,
     /// Marks of load from which tiers are turned away: a section of the file [default: the section's defaults]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -153,7 +161,8 @@ pub struct Flags {
     /// `data`. A password belongs into the file: every user of the machine sees flags [default: none]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// Days after which responses and conversations are deleted that nothing was added to [default: 30]
+    /// Days after which responses and conversations are deleted that nothing was added to; `[retention]` has other kinds, and each kind's
+    /// own days [default: 30]
     #[arg(long, value_name = "DAYS")]
     pub store_days: Option<u64>,
     /// Size of all stored responses and conversations, such as 1GiB: over this, the oldest are deleted, of a tenant that has more than its
@@ -205,9 +214,13 @@ pub struct Flags {
     /// Size of all files of one tenant: over this, it stores no more until it deletes some [default: 4GiB]
     #[arg(long, value_name = "SIZE")]
     pub batch_bytes_max: Option<String>,
-    /// Days after which files, and batches that have ended, are deleted [default: 30]
+    /// Days after which files, and batches that have ended, are deleted; `[retention]` has days for each of them [default: 30]
     #[arg(long, value_name = "DAYS")]
     pub batch_days: Option<u64>,
+    /// Ages at which what is stored is deleted, by its kind: a section of the file [default: the section's defaults]
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retention: Option<RetentionFlags>,
     /// Most requests of all batches that run at a time [default: 16]
     #[arg(long, value_name = "N")]
     pub batch_concurrency: Option<usize>,
@@ -367,7 +380,9 @@ pub struct Settings {
     pub shedding: Option<Watermarks>,
     pub usage: journal::Settings,
     /// The endpoint for usage events, if any.
-    pub usage_sink: Option<sink::Settings>,
+    pub usage_sink: Option<http::Settings>,
+    /// The Kafka topics for events, if any.
+    pub kafka: Option<KafkaSettings>,
     /// The directory of responses, conversations and the registry; without it they are kept in memory.
     pub data: Option<PathBuf>,
     /// The database of responses and conversations, instead of the directory.

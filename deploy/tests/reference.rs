@@ -24,7 +24,7 @@ const CONFIGURED: [&str; 7] = ["coordinator", "net", "engine", "kvpool", "prefil
 /// The structs whose keys have guides in [`GUIDES`].
 const GUIDED: [&str; 5] = ["Flags", "DecodeFlags", "EngineFlags", "PoolFlags", "WorkerFlags"];
 /// The guides to keys: (key, title, page). A key that ends in `_` is the prefix of several.
-const GUIDES: [(&str, &str, &str); 28] = [
+const GUIDES: [(&str, &str, &str); 30] = [
     ("admin_public", "Security", "security.md"),
     ("aliases", "Several coordinators", "coordinators.md"),
     ("batch_", "Batches", "batches.md"),
@@ -35,6 +35,7 @@ const GUIDES: [(&str, &str, &str); 28] = [
     ("draft_", "Speculation", "speculation.md"),
     ("drain_", "Draining", "drain.md"),
     ("hosts", "Security", "security.md"),
+    ("kafka", "Kafka", "kafka.md"),
     ("kv_", "Sizing", "sizing.md"),
     ("model_name", "Several models", "several-models.md"),
     ("open", "Tenants", "tenants.md"),
@@ -44,6 +45,7 @@ const GUIDES: [(&str, &str, &str); 28] = [
     ("quota_server", "A quota server", "quota-server.md"),
     ("quota_share", "Tenants", "tenants.md"),
     ("rdma_devices", "RDMA", "rdma.md"),
+    ("retention", "Retention", "retention.md"),
     ("slo_", "Service classes", "classes.md"),
     ("speculation", "Speculation", "speculation.md"),
     ("stage", "Pipeline stages", "pipeline.md"),

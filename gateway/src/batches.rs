@@ -46,8 +46,10 @@ pub struct Limits {
     pub lines: usize,
     /// The room of one tenant, for all its users.
     pub room: Room,
-    /// The age at which files, and batches that have ended, are deleted.
-    pub age: Duration,
+    /// The age at which files are deleted, unless a batch still reads them; `None` keeps them.
+    pub files_age: Option<Duration>,
+    /// The time since their end after which batches are deleted; `None` keeps them.
+    pub batches_age: Option<Duration>,
     /// The maximum number of concurrent requests of all batches.
     pub at_once: usize,
     /// The maximum size of one request.
@@ -154,7 +156,8 @@ impl Batches {
         let files: Vec<StoredFile> = disk.load(Kind::File).map_err(failed)?;
         let batches: Vec<Batch> = disk.load(Kind::Batch).map_err(failed)?;
         let index = Index {
-            files: files.into_iter().map(|file| (file.id.clone(), file)).collect(),
+            // The limit may have been longer when a file was stored.
+            files: files.into_iter().map(|file| (file.id.clone(), file.with_age(limits.files_age))).collect(),
             batches: batches.into_iter().map(|batch| (batch.id.clone(), Entry::new(batch))).collect(),
         };
         let named = |id: &str| {
@@ -217,15 +220,15 @@ impl Batches {
 
     fn file(&self, id: String, owner: &str, filename: String, purpose: &str, bytes: u64, age_s: Option<u64>) -> StoredFile {
         let created_ms = unix_ms();
-        let age = self.limits.age.as_secs();
-        let expires_at = created_ms / 1000 + age_s.map_or(age, |wanted| wanted.min(age));
-        StoredFile { id, owner: owner.to_owned(), filename, purpose: purpose.to_owned(), bytes, created_ms, expires_at }
+        let expires_at = age_s.map(|age| (created_ms / 1000).saturating_add(age));
+        let file = StoredFile { id, owner: owner.to_owned(), filename, purpose: purpose.to_owned(), bytes, created_ms, expires_at };
+        file.with_age(self.limits.files_age)
     }
 
     pub fn stored_file(&self, owner: &str, id: &str) -> Result<StoredFile, BatchError> {
         let now = unix_seconds();
         let index = self.index.lock();
-        let file = index.files.get(id).filter(|file| file.owner == owner && now < file.expires_at);
+        let file = index.files.get(id).filter(|file| file.owner == owner && !file.is_old(now));
         file.cloned().ok_or_else(|| BatchError::NotFound(id.to_owned()))
     }
 
@@ -238,8 +241,7 @@ impl Batches {
     pub fn files(&self, owner: &str, purpose: Option<&str>, page: &Page) -> Result<Listed<StoredFile>, BatchError> {
         let now = unix_seconds();
         let index = self.index.lock();
-        let shown =
-            |file: &&StoredFile| file.owner == owner && now < file.expires_at && purpose.is_none_or(|purpose| purpose == file.purpose);
+        let shown = |file: &&StoredFile| file.owner == owner && !file.is_old(now) && purpose.is_none_or(|purpose| purpose == file.purpose);
         page.of(index.files.values().filter(shown).cloned().map(|file| (file.created_ms, file.id.clone(), file)).collect())
     }
 
@@ -396,28 +398,25 @@ impl Batches {
         Ok((files.len() as u64, batches.len() as u64))
     }
 
-    /// Removes files that are too old, and batches that ended long ago.
-    async fn expire(&self) -> io::Result<()> {
-        let now = unix_seconds();
+    /// Removes files that are too old, and batches that ended long ago. Returns the number of each.
+    pub async fn expire(&self, now: u64) -> io::Result<(u64, u64)> {
         let (files, batches) = {
             let mut index = self.index.lock();
-            let old = index.files.values().filter(|file| file.expires_at <= now && index.user_of(&file.id).is_none());
+            let old = index.files.values().filter(|file| file.is_old(now) && index.user_of(&file.id).is_none());
             let files: Vec<_> = old.map(|file| file.id.clone()).collect();
             files.iter().for_each(|id| drop(index.files.remove(id)));
             let ended = index.batches.values().filter_map(|entry| Some((entry.batch.ended_at()?, &entry.batch.id)));
-            let batches = ended.filter(|(at, _)| at + self.limits.age.as_secs() <= now).map(|(_, id)| id.clone());
+            let is_old = |at: u64| self.limits.batches_age.is_some_and(|age| at.saturating_add(age.as_secs()) <= now);
+            let batches = ended.filter(|(at, _)| is_old(*at)).map(|(_, id)| id.clone());
             (files, batches.collect::<Vec<_>>())
         };
-        if !files.is_empty() || !batches.is_empty() {
-            tracing::info!(files = files.len(), batches = batches.len(), "old files and batches were deleted");
+        for id in &files {
+            self.disk.remove_file(id).await?;
         }
-        for id in files {
-            self.disk.remove_file(&id).await?;
+        for id in &batches {
+            self.forget(id).await?;
         }
-        for id in batches {
-            self.forget(&id).await?;
-        }
-        Ok(())
+        Ok((files.len() as u64, batches.len() as u64))
     }
 
     async fn forget(&self, id: &str) -> io::Result<()> {
@@ -496,9 +495,11 @@ mod tests {
     use crate::batch::life::{Counts, Ending, Status};
     use std::os::unix::fs::MetadataExt;
 
+    const HOUR: Option<Duration> = Some(Duration::from_secs(3600));
+
     fn limits() -> Limits {
         let room = Room { files: 3, bytes: 100 };
-        Limits { file_bytes: 50, lines: 10, room, age: Duration::from_secs(3600), at_once: 2, line_bytes: 1000 }
+        Limits { file_bytes: 50, lines: 10, room, files_age: HOUR, batches_age: HOUR, at_once: 2, line_bytes: 1000 }
     }
 
     async fn stored(batches: &Batches, owner: &str, content: &str) -> Result<StoredFile, BatchError> {
@@ -651,13 +652,30 @@ mod tests {
         let batches = Batches::open(dir.path(), limits()).unwrap();
         let file = stored(&batches, "acme", "hello\n").await.unwrap();
         let id = batches.create(sender("acme"), wanted(&file)).await.unwrap().id;
-        batches.index.lock().files.get_mut(&file.id).unwrap().expires_at = 1;
-        batches.expire().await.unwrap();
+        let stored_at = file.created_ms / 1000;
+        assert_eq!(batches.expire(stored_at + 3600).await.unwrap(), (0, 0));
         assert!(batches.content(&file).exists(), "a batch reads it");
-        batches.change(&id, |batch| batch.refuse(1, vec![])).await.unwrap();
-        batches.expire().await.unwrap();
+        batches.change(&id, |batch| batch.refuse(stored_at + 10, vec![])).await.unwrap();
+        assert_eq!(batches.expire(stored_at + 3599).await.unwrap(), (0, 0), "nothing is old");
+        assert_eq!(batches.expire(stored_at + 3600).await.unwrap(), (1, 0));
         assert!(!batches.content(&file).exists());
+        assert!(batches.batch("acme", &id).is_ok(), "its age begins at its end");
+        assert_eq!(batches.expire(stored_at + 3610).await.unwrap(), (0, 1));
         assert!(batches.batch("acme", &id).is_err());
         assert_eq!(Batches::open(dir.path(), limits()).unwrap().list("acme", &Page { limit: 9, ..Page::default() }).unwrap().items, []);
+    }
+
+    #[tokio::test]
+    async fn what_is_kept_has_no_end_until_a_limit_is_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Limits { files_age: None, batches_age: None, ..limits() };
+        let batches = Batches::open(dir.path(), kept).unwrap();
+        let file = stored(&batches, "acme", "hello\n").await.unwrap();
+        assert_eq!((file.expires_at, batches.expire(u64::MAX).await.unwrap()), (None, (0, 0)));
+        drop(batches);
+        let batches = Batches::open(dir.path(), limits()).unwrap();
+        let stored_at = file.created_ms / 1000;
+        assert_eq!(batches.stored_file("acme", &file.id).unwrap().expires_at, Some(stored_at + 3600));
+        assert_eq!(batches.expire(stored_at + 3600).await.unwrap(), (1, 0));
     }
 }

@@ -133,6 +133,10 @@ fn describe() {
     describe_counter!("tidemill_usage_sink_failures_total", "Requests with usage events that failed");
     describe_gauge!("tidemill_usage_sink_failing", "1 while usage events do not arrive");
     describe_gauge!("tidemill_usage_sink_behind_bytes", "Bytes of the usage log that have not arrived");
+    describe_counter!("tidemill_kafka_events_total", "Events of a `log` (usage, audit, feedback) that all replicas of a Kafka topic have");
+    describe_counter!("tidemill_kafka_failures_total", "Groups of a `log`'s events that did not all arrive in Kafka, and were sent again");
+    describe_gauge!("tidemill_kafka_failing", "1 while events of a `log` do not arrive in Kafka");
+    describe_gauge!("tidemill_kafka_behind_events", "Events of a `log` that have not arrived in Kafka");
     // Repeats and caches
     describe_counter!(
         "tidemill_replays_total",
@@ -143,6 +147,10 @@ fn describe() {
     describe_counter!(
         "tidemill_replay_forgotten_total",
         "Such answers by `reason`: made room before their time (evicted), had their time (expired), were given up since no client came back (abandoned), could not be joined any more for want of room (passed)"
+    );
+    describe_counter!(
+        "tidemill_expired_total",
+        "Stored things that were deleted because of their age, by `kind`: responses, conversations, memories, files, batches, opinions, audit"
     );
     describe_counter!(
         "tidemill_evicted_total",
@@ -349,6 +357,13 @@ pub fn show_usage_sink(counts: &sink::Counts) {
     gauge!("tidemill_usage_sink_behind_bytes").set(counts.behind_bytes as f64);
 }
 
+pub fn show_kafka(log: &'static str, counts: &sink::Counts) {
+    counter!("tidemill_kafka_events_total", "log" => log).absolute(counts.events);
+    counter!("tidemill_kafka_failures_total", "log" => log).absolute(counts.failed);
+    gauge!("tidemill_kafka_failing", "log" => log).set(u8::from(counts.is_failing));
+    gauge!("tidemill_kafka_behind_events", "log" => log).set(counts.behind as f64);
+}
+
 /// Counts a verdict on a client's schema, expression or grammar.
 pub fn count_grammar(outcome: &'static str) {
     counter!("tidemill_grammar_verdicts_total", "outcome" => outcome).increment(1);
@@ -390,6 +405,12 @@ pub fn count_replay(outcome: &'static str) {
 pub fn note_evicted(kind: &'static str, tenant: &str, evicted: u64) {
     tracing::info!(kind, tenant, evicted, "evicted a tenant's oldest stored records");
     counter!("tidemill_evicted_total", "kind" => kind).increment(evicted);
+}
+
+/// Logs and counts things that were deleted because of their age.
+pub fn note_expired(kind: &'static str, expired: u64) {
+    tracing::info!(kind, expired, "old things were deleted");
+    counter!("tidemill_expired_total", "kind" => kind).increment(expired);
 }
 
 pub fn show_replays(counts: &Counts) {

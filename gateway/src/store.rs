@@ -17,7 +17,7 @@ pub mod sqlite;
 pub use crate::base::owner::{Erasing, Owner, Whose, tenant_of};
 use crate::metrics;
 use futures_util::future::BoxFuture;
-use std::{fmt, ops::Range, time::Duration};
+use std::{fmt, ops::Range};
 
 /// A store. Each call takes effect completely or not at all. `now` is in Unix seconds.
 pub trait Store: fmt::Debug + Send + Sync {
@@ -40,8 +40,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Removes an item from a record's history.
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()>;
     fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()>;
-    /// Deletes records older than [`Limits::age`]. Returns their number.
-    fn expire(&self, now: u64) -> Stored<'_, u64>;
+    /// Deletes some records of a kind, the oldest first: those without additions since `before`, facts that were stored before. Returns
+    /// their number, at most [`AT_A_TIME`]; 0 if there are none (any more).
+    fn expire(&self, kind: Kind, before: u64) -> Stored<'_, u64>;
     /// Removes all records of these owners, with their items, a bounded number at a time; or counts them.
     fn erase(&self, whose: &Whose, erasing: Erasing) -> Stored<'_, Held>;
     /// Lists owners of records, among these, in the order of their names after `after`.
@@ -80,16 +81,14 @@ impl Held {
     }
 }
 
-/// The number of records that are erased in one transaction.
-const ERASED_AT_A_TIME: i64 = 100;
+/// The number of records that are erased, or deleted because of their age, in one transaction.
+const AT_A_TIME: i64 = 100;
 
 pub type Stored<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
 /// Limits of a store.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The time without additions after which records are deleted.
-    pub age: Duration,
     /// The size above which records are deleted, those without additions for the longest time first, of a tenant that has more than its
     /// share.
     pub bytes: u64,
@@ -121,16 +120,21 @@ pub enum Kind {
     #[default]
     Response,
     Conversation,
-    /// A fact about a user. It does not age, and is not evicted.
+    /// A fact about a user. It ages from when it was stored, however often it is used, and is not evicted.
     Memory,
 }
 
-/// The time of last use of a record that does not age.
+/// The time of last use of a record that is not evicted.
 const ALWAYS: u64 = i64::MAX as u64;
 
 impl Kind {
     fn used(self, now: u64) -> u64 {
         if self == Self::Memory { ALWAYS } else { now }
+    }
+
+    /// The column of the time from which a record of this kind ages.
+    fn aged_by(self) -> &'static str {
+        if self == Self::Memory { "created" } else { "used" }
     }
 }
 
@@ -195,7 +199,7 @@ pub struct Rewrite {
 pub struct Record {
     pub id: String,
     pub body: String,
-    /// The time of the last addition or change, in Unix seconds; far in the future for a record that does not age.
+    /// The time of the last addition or change, in Unix seconds; far in the future for a fact.
     pub updated: u64,
     pub totals: Totals,
     /// The summary of the beginning of its history. Lists do not include it.

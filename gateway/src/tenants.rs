@@ -46,9 +46,13 @@ use tidemill_tenancy::{
     records::{Change, Key, Tenant},
     shared::{self, SharedQuota},
     shedding::{Load, Shedding, Step, Watermarks},
-    sink::{self, Sink},
+    sink::{
+        CursorError, Journaled, Sink,
+        http::{self, Http},
+    },
     tier::{Tier, Tiers},
     usage::{Event, price::Prices},
+    web::TargetError,
 };
 use ttft::RecentTtfts;
 
@@ -82,7 +86,7 @@ pub struct MeterSettings {
     pub dir: std::path::PathBuf,
     pub log: journal::Settings,
     /// The collector of events; `None` if they are only logged.
-    pub sink: Option<sink::Settings>,
+    pub sink: Option<http::Settings>,
 }
 
 #[derive(Debug)]
@@ -117,7 +121,9 @@ pub enum TenantsError {
     #[error(transparent)]
     Meter(#[from] JournalError),
     #[error("usage events cannot be sent: {0}")]
-    Sink(#[from] sink::StartError),
+    SinkTarget(#[from] TargetError),
+    #[error(transparent)]
+    SinkCursor(#[from] CursorError),
 }
 
 /// The sender of one HTTP request.
@@ -282,7 +288,14 @@ impl Tenants {
                 for (scope, spent) in ledger.spend().scopes(unix()).into_iter().filter(|(scope, _)| of_models(scope)) {
                     quota.restore_spend(unix(), scope, spent);
                 }
-                (Some(meter), Some(Mutex::new(ledger)), sink.map(|sink| Sink::start(&dir, sink)).transpose()?)
+                let sink = match sink {
+                    Some(sink) => {
+                        let events = Journaled::<Event>::new(&dir, &sink.source);
+                        Some(Sink::start("usage", dir.join("sink.json"), events, Http::new(sink)?)?)
+                    }
+                    None => None,
+                };
+                (Some(meter), Some(Mutex::new(ledger)), sink)
             }
         };
         Ok(Self {

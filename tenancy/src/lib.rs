@@ -18,7 +18,7 @@
 //! - [`limiter`]: quotas of one coordinator, by itself or with the others; [`shared`]: those on a Redis or Valkey server
 //! - [`jwt`]: tokens signed by an identity provider
 //! - [`web`]: outgoing HTTP requests
-//! - [`journal`]: a log in SQLite; [`ledger`]: what was spent, kept beside it; [`sink`]: usage events sent to an external collector
+//! - [`journal`]: a log in SQLite; [`ledger`]: what was spent, kept beside it; [`sink`]: its entries sent to an external collector
 
 pub mod audit;
 pub mod breaker;

@@ -9,6 +9,7 @@ use super::{
     models::check_models,
     peers::check_peers,
     quota_server::QuotaServerFlags,
+    retention::DAYS_MAX,
     routing,
     semantic::SemanticCache,
     server_tools::ServerToolsFlags,
@@ -60,8 +61,6 @@ const BATCH_CONCURRENCY_MAX: usize = 1024;
 /// The maximum number of calls that one answer may be forced to make.
 const FORCED_CALLS_MAX: u32 = 1024;
 
-/// The longest retention of stored data: a hundred years.
-const STORE_DAYS_MAX: u64 = 36_500;
 /// The longest time between two rounds of probes: a week.
 const PROBE_EVERY_S_MAX: u64 = 7 * 24 * 3600;
 
@@ -129,14 +128,21 @@ impl Flags {
         if let Some(sink) = self.usage_sink.as_ref().filter(|_| self.data.is_none()) {
             return Err(invalid("usage_sink.url", &sink.url, "events come from the usage log, which needs a place: say where with --data"));
         }
+        let kafka = self.kafka.map(|kafka| kafka.check(&name, self.data.is_some())).transpose()?;
         let peers = check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?;
         let earlier = self.data.as_ref().map(|data| data.join("tenants.sqlite"));
         let (context, summaries) = self.context.unwrap_or_default().check(&models, &aliases)?;
         let (safety, judge) = self.safety.map_or(Ok((None, None)), |safety| safety.check(&models))?;
         let semantic_cache = self.semantic_cache.map_or(Ok(SemanticCache::Off), |semantic| semantic.check(&models, &aliases))?;
+        let store_days = within("store_days", self.store_days.unwrap_or(30), 1..=DAYS_MAX)?;
+        let batch_days = within("batch_days", self.batch_days.unwrap_or(30), 1..=DAYS_MAX)?;
+        let retention = self.retention.unwrap_or_default().check(store_days, batch_days)?;
         let (pii, finder) = self.pii.unwrap_or_default().check()?;
         let audit = self.audit.unwrap_or_default().check(self.data.as_deref(), &finder)?;
         let feedback = self.feedback.map_or(Ok(None), |feedback| feedback.check(self.data.as_deref(), &finder))?;
+        if let Some(kafka) = &kafka {
+            kafka.check_logs(audit.is_some(), feedback.is_some())?;
+        }
         Ok(Settings {
             tenants: match (self.tenants, earlier) {
                 (Some(file), _) => KeptIn::File(file),
@@ -147,6 +153,7 @@ impl Flags {
             peers,
             traces: self.traces.map(|traces| traces.check(&name)).transpose()?,
             usage_sink: self.usage_sink.map(|sink| sink.check(&name)).transpose()?,
+            kafka,
             name,
             http,
             open: self.open == Some(true),
@@ -169,7 +176,6 @@ impl Flags {
             data: self.data,
             database,
             store: store::Limits {
-                age: Duration::from_secs(within("store_days", self.store_days.unwrap_or(30), 1..=STORE_DAYS_MAX)? * 24 * 3600),
                 bytes: bytes("store_bytes_max", self.store_bytes_max, if kept { "1GiB" } else { "64MiB" }, STORE_BYTES_MIN)?,
                 history_bytes: bytes("conversation_bytes_max", self.conversation_bytes_max, "32MiB", CONVERSATION_BYTES_MIN)?,
             },
@@ -186,7 +192,8 @@ impl Flags {
                     files: positive("batch_files_max", self.batch_files_max.unwrap_or(500))?,
                     bytes: bytes("batch_bytes_max", self.batch_bytes_max, "4GiB", "1")?,
                 },
-                age: Duration::from_secs(within("batch_days", self.batch_days.unwrap_or(30), 1..=STORE_DAYS_MAX)? * 24 * 3600),
+                files_age: retention.files,
+                batches_age: retention.batches,
                 at_once: within("batch_concurrency", self.batch_concurrency.unwrap_or(16), 1..=BATCH_CONCURRENCY_MAX)?,
                 line_bytes: body_bytes_max as usize,
             },
@@ -223,6 +230,7 @@ impl Flags {
                 router,
                 pii,
                 semantic_cache: None,
+                ages: retention.ages,
                 memories: self.memory.map_or(Ok(None), MemoryFlags::check)?,
                 max_tokens_must_fit: self.max_tokens_must_fit.unwrap_or(false),
                 replay: replay::Limits {

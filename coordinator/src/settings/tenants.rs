@@ -10,7 +10,7 @@ use tidemill_tenancy::{
     limits::{Limit, Overrides},
     money::Amount,
     shedding::Watermarks,
-    sink,
+    sink::http,
     tier::{ANSWER_TOKENS, Tier, Tiers},
     usage::price::{Price, Prices},
     web::Target,
@@ -107,10 +107,10 @@ pub struct SinkFlags {
 
 impl SinkFlags {
     /// `source` is this coordinator's name.
-    pub(super) fn check(self, source: &str) -> Result<sink::Settings, ConfigError> {
+    pub(super) fn check(self, source: &str) -> Result<http::Settings, ConfigError> {
         let target = Target { url: self.url, ca: self.ca };
         target.check().map_err(|error| invalid("usage_sink.url", &target.url, error.to_string()))?;
-        Ok(sink::Settings { target, token: self.token, source: source.to_owned() })
+        Ok(http::Settings { target, token: self.token, source: source.to_owned() })
     }
 }
 

@@ -139,7 +139,7 @@ const KINDS: &[Kind] = &[
         runtime.block_on(async {
             let _ = store.load(&owner, "conv_1", Part::All).await;
             let _ = store.list(&owner, RecordKind::Conversation, Page { after: None, limit: 10, descending: true }).await;
-            let _ = store.expire(1 << 40).await;
+            let _ = store.expire(RecordKind::Response, 1 << 40).await;
         });
     }),
     ("batches", make_batches, |dir, _| {
@@ -159,12 +159,13 @@ const KINDS: &[Kind] = &[
 ];
 
 const JOURNAL: journal::Settings = journal::Settings { sync_every: Duration::from_millis(100), segment_bytes: 1 << 20 };
-const STORE: store::Limits = store::Limits { age: Duration::from_secs(3600), bytes: 1 << 20, history_bytes: 1 << 20 };
+const STORE: store::Limits = store::Limits { bytes: 1 << 20, history_bytes: 1 << 20 };
 const BATCHES: batches::Limits = batches::Limits {
     file_bytes: 1 << 20,
     lines: 100,
     room: Room { files: 10, bytes: 1 << 20 },
-    age: Duration::from_secs(3600),
+    files_age: Some(Duration::from_secs(3600)),
+    batches_age: None,
     at_once: 1,
     line_bytes: 1 << 16,
 };

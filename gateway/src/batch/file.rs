@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// The purposes of files: requests that a client stores, and answers that it gets.
 pub const INPUT: &str = "batch";
@@ -17,11 +18,22 @@ pub struct StoredFile {
     pub bytes: u64,
     /// Determines the order of lists.
     pub created_ms: u64,
-    /// The time of expiry in Unix seconds.
-    pub expires_at: u64,
+    /// The time of expiry in Unix seconds; `None` if the file is kept until it is deleted.
+    pub expires_at: Option<u64>,
 }
 
 impl StoredFile {
+    pub fn is_old(&self, now: u64) -> bool {
+        self.expires_at.is_some_and(|at| at <= now)
+    }
+
+    /// Lets the file expire at this age at the latest.
+    pub fn with_age(mut self, age: Option<Duration>) -> Self {
+        let at = age.map(|age| (self.created_ms / 1000).saturating_add(age.as_secs()));
+        self.expires_at = self.expires_at.into_iter().chain(at).min();
+        self
+    }
+
     /// Returns the file as clients see it.
     pub fn view(&self) -> Value {
         json!({

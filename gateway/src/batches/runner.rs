@@ -37,14 +37,8 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::{
-    sync::Notify,
-    task::JoinSet,
-    time::{self, MissedTickBehavior},
-};
+use tokio::{sync::Notify, task::JoinSet, time};
 
-/// The interval at which old files and batches are deleted.
-const EXPIRE_EVERY: Duration = Duration::from_secs(600);
 /// The pause after a disk failure.
 const DISK_RETRY: Duration = Duration::from_secs(10);
 /// The longest time between two checks of the clock.
@@ -68,8 +62,6 @@ impl Batches {
     pub async fn run(self: Arc<Self>, routes: TowerToHyperService<Router>, tenants: Arc<Tenants>, timeout: Duration) {
         let ways = Ways { tenants, timeout, routes };
         let mut running = JoinSet::new();
-        let mut old = time::interval(EXPIRE_EVERY);
-        old.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             for id in self.take() {
                 running.spawn(Runner { batches: Arc::clone(&self), ways: ways.clone(), id }.run());
@@ -79,11 +71,6 @@ impl Batches {
                 () = self.come.notified() => {}
                 // A panic was logged; the batch waits for the next start.
                 Some(_) = running.join_next() => {}
-                _ = old.tick() => {
-                    if let Err(error) = self.expire().await {
-                        tracing::warn!(%error, "could not delete old files and batches");
-                    }
-                }
             }
         }
     }

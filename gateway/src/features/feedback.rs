@@ -1,7 +1,11 @@
 //! Users' feedback on answers. Answers are kept in memory for a while, each with its question, so that a rating can refer to it; a rating
 //! is stored in SQLite with both, without personal data.
 //!
+//! [`sent`]: opinions as events for elsewhere.
+//!
 //! An answer's owner has one opinion of it, under any user names. Tenants [share](crate::base::room) the room for both.
+
+pub mod sent;
 
 use crate::{
     base::{
@@ -36,6 +40,13 @@ pub struct FeedbackSettings {
     pub bytes_max: u64,
     /// The finder of personal data, which is removed from stored texts.
     pub finder: Arc<Finder>,
+}
+
+impl FeedbackSettings {
+    /// The database in messages.
+    fn file_name(&self) -> String {
+        self.file.as_deref().map_or("memory".into(), |file| file.display().to_string())
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -97,8 +108,8 @@ const KEPT_MAX: u64 = 100_000;
 const TEXT_BYTES_MAX: usize = 32 << 10;
 /// The approximate size of an answer in memory besides its texts.
 const OVERHEAD_BYTES: u64 = 512;
-/// The number of opinions that are erased in one transaction.
-const ERASED_AT_A_TIME: u64 = 500;
+/// The number of opinions that are erased, or deleted because of their age, in one transaction.
+const AT_A_TIME: u64 = 500;
 const SCHEMA: &str = "
     PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS opinions (
@@ -123,8 +134,8 @@ impl Feedback {
             let made = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
             made.map_err(|source| OpenError::File { path: path.clone(), source })?;
         }
-        let file = || settings.file.as_deref().map_or("memory".into(), |file| file.display().to_string());
-        let kept = open(settings.file.as_deref()).map_err(|source| OpenError::Database { file: file(), source })?;
+        let kept = open(settings.file.as_deref());
+        let kept = kept.map_err(|source| OpenError::Database { file: settings.file_name(), source })?;
         Ok(Self { settings, known: Mutex::default(), kept: Mutex::new(kept), kept_max: KEPT_MAX })
     }
 
@@ -200,7 +211,7 @@ impl Feedback {
             let count = format!("SELECT count(*) FROM opinions WHERE {of}");
             return Ok((self.kept.lock().query_row(&count, owners, |row| row.get(0))?, answers));
         }
-        let delete = format!("DELETE FROM opinions WHERE rowid IN (SELECT rowid FROM opinions WHERE {of} LIMIT {ERASED_AT_A_TIME})");
+        let delete = format!("DELETE FROM opinions WHERE rowid IN (SELECT rowid FROM opinions WHERE {of} LIMIT {AT_A_TIME})");
         let mut opinions = 0;
         loop {
             // Others come between.
@@ -211,6 +222,20 @@ impl Feedback {
             if some == 0 {
                 kept.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
                 return Ok((opinions, answers));
+            }
+        }
+    }
+
+    /// Deletes opinions from before `before`. Returns their number. Waits for the disk.
+    pub fn expire(&self, before: u64) -> rusqlite::Result<u64> {
+        let delete =
+            format!("DELETE FROM opinions WHERE rowid IN (SELECT rowid FROM opinions WHERE at < ?1 ORDER BY at LIMIT {AT_A_TIME})");
+        let mut expired = 0;
+        loop {
+            // Others come between.
+            match self.kept.lock().execute(&delete, [before])? {
+                0 => return Ok(expired),
+                some => expired += some as u64,
             }
         }
     }
@@ -408,11 +433,11 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use tidemill_safety::pii::Kind;
 
-    fn settings() -> FeedbackSettings {
+    pub(super) fn settings() -> FeedbackSettings {
         FeedbackSettings { file: None, keep: Duration::from_secs(60), bytes_max: 10_000, finder: Arc::new(Finder::new(&Kind::ALL)) }
     }
 
-    fn answered(owner: &str) -> Answered {
+    pub(super) fn answered(owner: &str) -> Answered {
         let question = vec![json!({"role": "user", "content": "Who is jane@example.org?"})];
         Answered { owner: Owner(owner.into()), model: "tiny".into(), question, answer: String::new() }
     }

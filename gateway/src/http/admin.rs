@@ -3,6 +3,7 @@
 
 use super::parameters::Path;
 use crate::{
+    base::owner::Whose,
     requests::{error::ApiError, parse},
     serving::gateway::Gateway,
     tenants::Tenants,
@@ -21,6 +22,8 @@ use tidemill_tenancy::{
 
 /// The maximum size of a body.
 const BODY_BYTES_MAX: usize = 64 << 10;
+/// The longest name of a user: an identity provider's may be anything.
+const USER_BYTES_MAX: usize = 1024;
 
 type Answered = Result<Json<Value>, ApiError>;
 
@@ -201,6 +204,19 @@ pub(super) async fn change(gateway: &Arc<Gateway>, work: impl FnOnce(&Tenants) -
 /// Reads an operator's body. Its content type was checked at the [door](super::doors).
 pub(super) async fn read<T: DeserializeOwned>(body: Body) -> Result<T, ApiError> {
     parse::json(&parse::read(body, BODY_BYTES_MAX).await?)
+}
+
+/// The user that an operator names, or without one the whole tenant.
+pub(super) fn whose(tenant: String, user: Option<String>) -> Result<Whose, ApiError> {
+    let is_name = |name: &str| !name.is_empty() && name.len() <= USER_BYTES_MAX;
+    if !is_name(&tenant) || tenant.contains('/') {
+        return Err(ApiError::invalid("tenant", "`tenant` is the name of a tenant, as `tidemill tenants list` shows it"));
+    }
+    if user.as_deref().is_some_and(|user| !is_name(user)) {
+        let message = format!("`user` is a name of 1 to {USER_BYTES_MAX} bytes; leave it out for the whole tenant");
+        return Err(ApiError::invalid("user", message));
+    }
+    Ok(Whose { tenant, user })
 }
 
 fn check_tier(tenants: &Tenants, tier: &str) -> Result<(), ApiError> {

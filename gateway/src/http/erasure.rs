@@ -2,10 +2,7 @@
 
 use super::admin;
 use crate::{
-    base::{
-        owner::{Erasing, Whose},
-        stamp::unix_seconds,
-    },
+    base::{owner::Erasing, stamp::unix_seconds},
     requests::error::ApiError,
     serving::gateway::Gateway,
     tenants::erasures::OrderError,
@@ -15,9 +12,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tidemill_tenancy::records::Erasure;
-
-/// The longest name of a user: an identity provider's may be anything.
-const USER_BYTES_MAX: usize = 1024;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -34,17 +28,7 @@ pub struct Wanted {
 /// `POST /admin/erasures`: erases at this coordinator, and orders all others to do the same; or counts what is left.
 pub async fn erase(State(gateway): State<Arc<Gateway>>, body: Body) -> Result<Json<Value>, ApiError> {
     let Wanted { tenant, user, check } = admin::read(body).await?;
-    let is_name = |name: &str| !name.is_empty() && name.len() <= USER_BYTES_MAX;
-    if !is_name(&tenant) || tenant.contains('/') {
-        return Err(ApiError::invalid("tenant", "`tenant` is the name of a tenant, as `tidemill tenants list` shows it"));
-    }
-    if user.as_deref().is_some_and(|user| !is_name(user)) {
-        return Err(ApiError::invalid(
-            "user",
-            format!("`user` is a name of 1 to {USER_BYTES_MAX} bytes; leave it out for the whole tenant"),
-        ));
-    }
-    let whose = Whose { tenant, user };
+    let whose = admin::whose(tenant, user)?;
     let left = async |gateway: &Gateway| gateway.erase(&whose, Erasing::Count, true).await.map_err(unfinished);
     if check {
         let left = left(&gateway).await?;

@@ -3,7 +3,7 @@
 //! A task writes lines as fast as they are read, and a bounded number ahead: the longest has a page of items. The last line is
 //! `{"kind": "end", …}`: without it, a part is missing.
 
-use super::parameters::Query;
+use super::{admin, parameters::Query};
 use crate::{
     base::owner::Whose,
     requests::error::ApiError,
@@ -61,11 +61,7 @@ impl From<StoreError> for Broken {
 }
 
 pub async fn export(State(gateway): State<Arc<Gateway>>, Query(wanted): Query<Wanted>) -> Result<Response, ApiError> {
-    let Wanted { tenant, user } = wanted;
-    if tenant.is_empty() || tenant.contains('/') {
-        return Err(ApiError::invalid("tenant", "`tenant` is the name of a tenant, as `tidemill tenants list` shows it"));
-    }
-    let whose = Whose { tenant, user };
+    let whose = admin::whose(wanted.tenant, wanted.user)?;
     // If the store is down, the answer still has a status.
     gateway.store().owners(&whose, None, 1).await.map_err(|error| ApiError::of_store("tenant", error))?;
     let (to, lines) = mpsc::channel(LINES_AHEAD);

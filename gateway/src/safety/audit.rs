@@ -158,7 +158,9 @@ impl Audit {
         synced(written).await.map_err(io::Error::other)?;
         let dir = self.settings.dir.clone();
         let work = move || journal::remove::<Line>(&dir, last.number);
-        tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?.map_err(io::Error::other)
+        let removed = tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        crate::metrics::note_expired("audit", removed);
+        Ok(())
     }
 
     /// Checks, applies and queues an event in one step, so that no other event comes between.

@@ -4,7 +4,7 @@
 //! - one request's path: `intake`: its body and its sender's shares; [`route`]: the model that answers; `prompt`: its prompt; [`start`]:
 //!   the start of its answer, with `doubts`: a model's verdict on uncertain findings; `questions`: whether the answer to a similar question
 //!   is acceptable
-//! - [`erasing`]: erasure of a tenant's or a user's data
+//! - [`erasing`]: erasure of a tenant's or a user's data; `retention`: deletion of what is too old
 //! - `shadows`: answers of a rollout's new model; `summaries`: summaries of long conversations
 
 mod doubts;
@@ -14,6 +14,7 @@ mod jobs;
 mod making;
 pub mod prompt;
 mod questions;
+mod retention;
 pub mod route;
 pub mod settings;
 mod shadows;

@@ -4,7 +4,9 @@ mod server;
 
 use super::{
     Addition, Cut, Erasing, Held, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part, Record, RecordPage, Rewrite,
-    Store, StoreError, Summary, Totals, Whose, postgres::Postgres, sqlite::Sqlite,
+    Store, StoreError, Summary, Totals, Whose,
+    postgres::{self, Postgres},
+    sqlite::{self, Sqlite},
 };
 use server::Server;
 use std::{
@@ -13,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const LIMITS: Limits = Limits { age: Duration::from_secs(100), bytes: 1 << 30, history_bytes: 1 << 30 };
+const LIMITS: Limits = Limits { bytes: 1 << 30, history_bytes: 1 << 30 };
 
 /// Each kind of store, for one scenario, with the resources that it needs.
 async fn stores(limits: Limits) -> Vec<(Arc<dyn Store>, Box<dyn Any>)> {
@@ -323,15 +325,29 @@ async fn a_summary_lives_as_long_as_all_that_it_tells_of() {
     }
 }
 
+/// Deletes all that is older, of each kind. Returns the numbers of responses, conversations and facts.
+async fn expired(store: &dyn Store, before: u64) -> [u64; 3] {
+    let mut all = [0; 3];
+    for (count, kind) in all.iter_mut().zip([Kind::Response, Kind::Conversation, Kind::Memory]) {
+        loop {
+            match store.expire(kind, before).await.unwrap() {
+                0 => break,
+                some => *count += some,
+            }
+        }
+    }
+    all
+}
+
 #[tokio::test]
-async fn facts_have_no_age() {
+async fn facts_age_from_when_they_were_stored_and_make_no_room() {
     let fact = |id: &str| NewRecord { kind: Kind::Memory, ..record(id, "", "", 0) };
     for (store, _dir) in stores(Limits { bytes: 1 << 20, ..LIMITS }).await {
-        store.put(&me(), fact("mem_1"), 0).await.unwrap();
-        store.put(&me(), fact("mem_2"), 1).await.unwrap();
+        store.put(&me(), fact("mem_1"), 7).await.unwrap();
+        store.put(&me(), fact("mem_2"), 8).await.unwrap();
         store.put(&me(), record("conv_1", "", "a", 0), 1).await.unwrap();
-        store.update(&me(), "mem_1", "{\"text\":\"other\"}".into(), 2).await.unwrap();
-        assert_eq!(store.expire(1_000_000).await, Ok(1), "the conversation");
+        store.update(&me(), "mem_1", "{\"text\":\"other\"}".into(), 9).await.unwrap();
+        assert_eq!(expired(&*store, 7).await, [0, 1, 0], "the conversation");
         for n in 0..2 {
             let huge = Item { id: format!("huge_{n}"), body: "x".repeat(2 << 20), tokens: 0 };
             store.put(&me(), NewRecord { items: vec![huge], ..record(&format!("resp_{n}"), "", "", 0) }, 1_000_000).await.unwrap();
@@ -344,8 +360,10 @@ async fn facts_have_no_age() {
         assert_eq!(listed[0].body, "{\"text\":\"other\"}");
         assert_eq!(store.list(&Owner("other".into()), Kind::Memory, page()).await.unwrap().records, []);
         assert_eq!(store.delete(&Owner("other".into()), "mem_1").await, gone("mem_1"));
-        store.delete(&me(), "mem_1").await.unwrap();
+        assert_eq!(expired(&*store, 8).await, [0, 0, 1], "and its change made it no younger");
         assert_eq!(store.load(&me(), "mem_1", Part::Nothing).await, gone("mem_1"));
+        store.delete(&me(), "mem_2").await.unwrap();
+        assert_eq!(store.load(&me(), "mem_2", Part::Nothing).await, gone("mem_2"));
     }
 }
 
@@ -357,13 +375,28 @@ async fn what_is_old_goes_with_what_only_it_needs() {
         store.put(&me(), record("resp_2", "a", "d", 0), 50).await.unwrap();
         store.append(&me(), "conv_1", Addition::of(items("e")), 60).await.unwrap();
         assert_eq!(store.find(&me(), &["e".into(), "a".into()]).await, Ok(items("e a")));
-        assert_eq!(store.expire(110).await, Ok(0));
-        assert_eq!(store.expire(111).await, Ok(1));
+        assert_eq!(expired(&*store, 10).await, [0; 3]);
+        assert_eq!(expired(&*store, 11).await, [1, 0, 0]);
         assert_eq!(history(&*store, "resp_1", Part::All).await, gone("resp_1"));
         assert_eq!(history(&*store, "resp_2", Part::All).await.unwrap(), "a d");
         assert_eq!(history(&*store, "conv_1", Part::All).await.unwrap(), "c e");
         assert_eq!(store.find(&me(), &["a".into(), "b".into()]).await, gone("b"));
-        assert_eq!(store.expire(1000).await, Ok(2));
+        assert_eq!(expired(&*store, 900).await, [1, 1, 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_bounded_number_goes_at_a_time_and_of_one_kind_only() {
+    for (store, _dir) in stores(LIMITS).await {
+        for number in 0..130 {
+            store.put(&me(), record(&format!("resp_{number}"), "", "a", 1), number).await.unwrap();
+            store.put(&me(), record(&format!("conv_{number}"), "", "a", 0), number).await.unwrap();
+        }
+        let expire = async |before| store.expire(Kind::Response, before).await.unwrap();
+        assert_eq!([expire(120).await, expire(120).await, expire(120).await], [100, 20, 0]);
+        assert_eq!(history(&*store, "resp_119", Part::All).await, gone("resp_119"));
+        assert_eq!(history(&*store, "resp_120", Part::All).await.unwrap(), "a");
+        assert_eq!(history(&*store, "conv_0", Part::All).await.unwrap(), "a");
     }
 }
 
@@ -590,6 +623,33 @@ async fn a_file_of_version_1_goes_on() {
         assert_eq!(history(&store, "conv_1", Part::All).await.unwrap(), "msg_1 rs_2");
         assert_eq!(history(&store, "resp_1", Part::Output).await.unwrap(), "msg_1");
     }
+    let file = rusqlite::Connection::open(&path).unwrap();
+    for (kind, index) in [(Kind::Response, "records_by_kind_and_age"), (Kind::Memory, "memories_by_age")] {
+        let explain = format!("EXPLAIN QUERY PLAN {}", sqlite::older(kind));
+        let plan: String = file.query_row(&explain, [9, 9], |row| row.get(3)).unwrap();
+        assert!(plan.contains(&format!("INDEX {index} (")) && plan.ends_with("<?)"), "{plan}");
+    }
+    drop(file);
+    let store = Sqlite::open(&path, LIMITS).unwrap();
+    assert_eq!(expired(&store, 8).await, [0, 1, 0]);
+}
+
+#[tokio::test]
+async fn a_fact_of_an_earlier_version_has_the_age_that_its_body_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.sqlite");
+    drop(Sqlite::open(&path, LIMITS).unwrap());
+    let version_4 = "
+        DROP INDEX memories_by_age; DROP INDEX records_by_kind_and_age; ALTER TABLE records DROP COLUMN created;
+        CREATE INDEX records_by_age ON records (used, number);
+        INSERT INTO records (owner, id, used, body, history, outputs, kind) VALUES
+            ('me', 'mem_1', 9223372036854775807, '{\"created_at\":50}', '[]', 0, 2), ('me', 'mem_2', 9223372036854775807, '{', '[]', 0, 2);
+        PRAGMA user_version = 4;";
+    rusqlite::Connection::open(&path).unwrap().execute_batch(version_4).unwrap();
+    let store = Sqlite::open(&path, LIMITS).unwrap();
+    assert_eq!(expired(&store, 50).await, [0; 3]);
+    assert_eq!(expired(&store, 51).await, [0, 0, 1]);
+    assert_eq!(store.load(&me(), "mem_2", Part::Nothing).await.map(|record| record.id), Ok("mem_2".into()), "it counts from now on");
 }
 
 #[tokio::test]
@@ -619,6 +679,42 @@ async fn a_database_of_version_1_goes_on() {
         let store = Postgres::new(address.parse().unwrap(), LIMITS);
         assert_eq!(history(&store, "conv_1", Part::All).await.unwrap(), "msg_1");
         store.summarize(&me(), "conv_1", Summary { body: "[]".into(), items: 1, last: "msg_1".into() }).await.unwrap();
+    }
+    // An earlier version goes on beside this one, and what it stores has a time, too.
+    let insert =
+        "INSERT INTO tidemill.records (owner, id, used, body, history, outputs, kind) VALUES ('me', 'mem_1', $1, '{}', '{}', 0, 2)";
+    client.execute(insert, &[&i64::MAX]).await.unwrap();
+    let store = Postgres::new(address.parse().unwrap(), LIMITS);
+    assert_eq!(expired(&store, 7).await, [0, 0, 0]);
+    let soon = crate::base::stamp::unix_seconds() + 60;
+    assert_eq!(expired(&store, soon).await, [0, 1, 1]);
+}
+
+/// The plan of a statement says by which index its rows are found.
+#[tokio::test]
+async fn old_records_are_found_along_an_index_also_after_one_was_left_unfinished() {
+    let server = Server::shared().await;
+    let address = server.database().await;
+    let store = Postgres::new(address.parse().unwrap(), LIMITS);
+    store.put(&me(), record("resp_1", "", "", 0), 10).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(&address, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    for kind in [Kind::Response, Kind::Memory] {
+        store.expire(kind, 0).await.unwrap();
+    }
+    // As it is after a crash.
+    let cut_off = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'tidemill.records_by_kind_and_age'::regclass";
+    client.execute(cut_off, &[]).await.unwrap();
+    assert_eq!(expired(&store, 11).await, [1, 0, 0]);
+    client.batch_execute("SET enable_seqscan = off").await.unwrap();
+    for (kind, index) in
+        [(Kind::Response, "records_by_kind_and_age"), (Kind::Conversation, "records_by_kind_and_age"), (Kind::Memory, "memories_by_age")]
+    {
+        let select = postgres::older(kind).replace("$1", "9").replace("$2", "9");
+        let plan = client.query(&format!("EXPLAIN {select}"), &[]).await.unwrap();
+        let plan: Vec<String> = plan.iter().map(|row| row.get(0)).collect();
+        assert!(plan.iter().any(|line| line.contains("Index Scan") && line.contains(index)), "{plan:#?}");
+        assert!(!plan.iter().any(|line| line.contains("Sort")), "{plan:#?}");
     }
 }
 
@@ -666,7 +762,14 @@ async fn coordinators_share_a_database() {
     for turn in whole.items.chunks(2) {
         assert_eq!(turn[0].id.replace("user", "answer"), turn[1].id, "a turn stays together");
     }
-    assert_eq!(coordinators[0].expire(1000).await, Ok(41));
+    // They sweep side by side.
+    let sweeps = coordinators.iter().cloned().map(|store| tokio::spawn(async move { expired(&*store, 900).await }));
+    let mut swept = 0;
+    for sweep in sweeps.collect::<Vec<_>>() {
+        swept += sweep.await.unwrap()[1];
+    }
+    // One of them may have gone without the index that the other was making.
+    assert_eq!(swept + expired(&*coordinators[0], 900).await[1], 41);
     assert_eq!(coordinators[1].find(&me(), &["msg_shared".into()]).await, gone("msg_shared"));
     let (client, connection) = tokio_postgres::connect(&address, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);

@@ -5,13 +5,15 @@
 //! when it is back; this process need not be started after the server, nor restarted.
 //!
 //! - [`address`]: the server's address, and the encryption of connections
+//! - `indexes`: indexes that are made while the database is in use
 
 pub mod address;
 mod failed;
+mod indexes;
 mod writing;
 
 use super::{
-    Addition, ERASED_AT_A_TIME, Erasing, Held, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part,
+    AT_A_TIME, Addition, Erasing, Held, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part,
     RECORD_OVERHEAD, Record, RecordPage, Store, StoreError, Stored, Summary, Totals, Whose,
 };
 pub use address::{Address, AddressError};
@@ -23,6 +25,8 @@ use tokio::{sync::OnceCell, time::timeout};
 use tokio_postgres::{Client, NoTls, Row, error::SqlState};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use writing::Writing;
+#[cfg(test)]
+pub(super) use writing::older;
 
 const CONNECTIONS_MAX: usize = 16;
 /// The time limit for a new connection, and for a free connection of the pool.
@@ -32,10 +36,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(20);
 const STATEMENT_MAX_MS: u32 = 15_000;
 /// The maximum number of attempts at a transaction that conflicts with others.
 const ATTEMPTS_MAX: u32 = 5;
-/// The number of records that are deleted in one transaction.
-const EXPIRED_AT_A_TIME: i64 = 100;
 /// The lock for creating the schema: an arbitrary number that is used for no other lock.
 const SCHEMA_LOCK: i64 = 0x7469_6465_6d69_6c6c;
+/// The version that earlier coordinators can go on with, too: what they need not know of is added without another one.
 const SCHEMA_VERSION: i32 = 3;
 
 /// The tables, as in SQLite: a history is a list of items' numbers, and `uses` counts the places that name an item, apart from the bodies.
@@ -77,6 +80,14 @@ fn to_version_3() -> String {
     )
 }
 
+/// Adds the time at which a record was stored; the records that are there have that of the addition. The table is not written anew, and
+/// waits no longer than this for those who use it. Records that earlier coordinators store have the server's time.
+const ADD_CREATED: &str = "
+    SET LOCAL lock_timeout = '3s';
+    ALTER TABLE tidemill.records ADD COLUMN created BIGINT NOT NULL DEFAULT extract(epoch FROM now())::BIGINT;";
+const HAS_CREATED: &str = "SELECT EXISTS (
+    SELECT FROM pg_attribute WHERE attrelid = 'tidemill.records'::regclass AND attname = 'created' AND NOT attisdropped)";
+
 #[derive(Clone, Debug)]
 pub struct Postgres {
     pool: Pool,
@@ -116,16 +127,24 @@ impl Postgres {
         &self,
         work: impl for<'a> Fn(&'a mut Client, Limits) -> BoxFuture<'a, Outcome<T>> + Send + Sync + 'static,
     ) -> Stored<'_, T> {
+        self.call_within(ANSWER_MAX, work)
+    }
+
+    fn call_within<T: Send + 'static>(
+        &self,
+        answer_max: Duration,
+        work: impl for<'a> Fn(&'a mut Client, Limits) -> BoxFuture<'a, Outcome<T>> + Send + Sync + 'static,
+    ) -> Stored<'_, T> {
         let this = self.clone();
         Box::pin(async move {
             let call = tokio::spawn(async move {
                 let mut connection = this.pool.get().await?;
-                match timeout(ANSWER_MAX, this.tried(&mut connection, work)).await {
+                match timeout(answer_max, this.tried(&mut connection, work)).await {
                     Ok(outcome) => outcome,
                     Err(_) => {
                         // Its state is unknown.
                         drop(Object::take(connection));
-                        Err(StoreError::Failed(format!("no answer within {} s", ANSWER_MAX.as_secs())))
+                        Err(StoreError::Failed(format!("no answer within {} s", answer_max.as_secs())))
                     }
                 }
             });
@@ -172,6 +191,9 @@ async fn prepare(client: &mut Client) -> Result<(), StoreError> {
     }
     if found < SCHEMA_VERSION {
         transaction.batch_execute(&to_version_3()).await?;
+    }
+    if !transaction.query_one(HAS_CREATED, &[]).await?.get::<_, bool>(0) {
+        transaction.batch_execute(ADD_CREATED).await?;
     }
     Ok(transaction.commit().await?)
 }
@@ -302,24 +324,21 @@ impl Store for Postgres {
         })
     }
 
-    fn expire(&self, now: u64) -> Stored<'_, u64> {
-        let limit = now.saturating_sub(self.limits.age.as_secs());
+    fn expire(&self, kind: Kind, before: u64) -> Stored<'_, u64> {
         Box::pin(async move {
-            let mut expired = 0;
-            loop {
-                let some = self.call(move |client, limits| {
-                    Box::pin(async move {
-                        let mut writing = Writing::begin(client, limits).await?;
-                        let deleted = writing.delete_older(limit, EXPIRED_AT_A_TIME).await?;
-                        writing.commit().await?;
-                        Ok(deleted)
-                    })
-                });
-                match some.await? {
-                    0 => return Ok(expired),
-                    deleted => expired += deleted,
-                }
+            let indexed = self.call_within(indexes::MADE_WITHIN, move |client, _| Box::pin(indexes::by_age(client, kind)));
+            if !indexed.await? {
+                return Ok(0);
             }
+            let deleted = self.call(move |client, limits| {
+                Box::pin(async move {
+                    let mut writing = Writing::begin(client, limits).await?;
+                    let deleted = writing.delete_older(kind, before).await?;
+                    writing.commit().await?;
+                    Ok(deleted)
+                })
+            });
+            deleted.await
         })
     }
 
@@ -335,7 +354,7 @@ impl Store for Postgres {
                         let mut writing = Writing::begin(client, limits).await?;
                         let some = match erasing {
                             Erasing::Count => writing.held(&whose).await?,
-                            Erasing::Remove => writing.erase(&whose, ERASED_AT_A_TIME).await?,
+                            Erasing::Remove => writing.erase(&whose, AT_A_TIME).await?,
                         };
                         writing.commit().await?;
                         Ok(some)

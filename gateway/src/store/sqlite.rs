@@ -4,7 +4,7 @@
 //! moments. Only one process at a time can use the file: it holds the lock from opening to end.
 
 use super::{
-    ALWAYS, Addition, ERASED_AT_A_TIME, Erasing, HISTORY_ITEMS_MAX, Held, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner,
+    ALWAYS, AT_A_TIME, Addition, Erasing, HISTORY_ITEMS_MAX, Held, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner,
     PAGE_BYTES_MAX, Page, Part, RECORD_OVERHEAD, Record, RecordPage, Rewrite, Store, StoreError, Stored, Summary, Totals, Whose,
     note_evicted,
 };
@@ -32,7 +32,7 @@ const QUEUE_MAX: usize = 256;
 /// The time after which a call fails because the disk does not answer.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// The version of the tables below.
-const SCHEMA_VERSION: i64 = 4;
+const SCHEMA_VERSION: i64 = 5;
 
 /// The tables. `history` is a JSON list of items' numbers, along which SQLite joins (`json_each`). `uses` counts the places that name an
 /// item, apart from the bodies, so that a turn of a long conversation only rewrites small rows.
@@ -110,6 +110,15 @@ const TO_VERSION_3: &str = "
     ALTER TABLE records ADD COLUMN summary TEXT;
     ALTER TABLE records ADD COLUMN summarized INTEGER NOT NULL DEFAULT 0;
     PRAGMA user_version = 3;";
+
+/// Converts version 4, which did not know when a fact was stored but by its body, and had one age for all kinds.
+const TO_VERSION_5: &str = "
+    ALTER TABLE records ADD COLUMN created INTEGER NOT NULL DEFAULT 0;
+    UPDATE records SET created = coalesce(CASE WHEN json_valid(body) THEN json_extract(body, '$.created_at') END, unixepoch()) WHERE kind = 2;
+    DROP INDEX records_by_age;
+    CREATE INDEX records_by_kind_and_age ON records (kind, used, number);
+    CREATE INDEX memories_by_age ON records (created, number) WHERE kind = 2;
+    PRAGMA user_version = 5;";
 
 #[derive(Debug)]
 pub struct Sqlite {
@@ -281,20 +290,8 @@ impl Store for Sqlite {
         })
     }
 
-    fn expire(&self, now: u64) -> Stored<'_, u64> {
-        self.call(move |database| {
-            let limit = now.saturating_sub(database.limits.age.as_secs());
-            database.write(None, |writing| {
-                let mut expired = 0;
-                while let Some((number, used)) = writing.oldest()?
-                    && used < limit
-                {
-                    writing.delete(number)?;
-                    expired += 1;
-                }
-                Ok(expired)
-            })
-        })
+    fn expire(&self, kind: Kind, before: u64) -> Stored<'_, u64> {
+        self.call(move |database| database.write(None, |writing| writing.delete_older(kind, before)))
     }
 
     fn erase(&self, whose: &Whose, erasing: Erasing) -> Stored<'_, Held> {
@@ -338,6 +335,14 @@ fn owners(whose: &Whose) -> [String; 3] {
     }
 }
 
+/// The oldest records of a kind from before `?1`, along the index of its times, which SQLite would not choose by itself where there are two.
+/// The kind is a literal: one index has facts only.
+pub(super) fn older(kind: Kind) -> String {
+    let index = if kind == Kind::Memory { "memories_by_age" } else { "records_by_kind_and_age" };
+    let (kind, time) = (kind as i64, kind.aged_by());
+    format!("SELECT number FROM records INDEXED BY {index} WHERE kind = {kind} AND {time} < ?1 ORDER BY {time}, number LIMIT ?2")
+}
+
 #[derive(Debug)]
 struct Database {
     connection: Connection,
@@ -356,10 +361,11 @@ impl Database {
             let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
             let to_version_4 = to_version_4();
             let missing: &[&str] = match version {
-                0 => &[SCHEMA, &to_version_4],
-                1 => &[TO_VERSION_2, TO_VERSION_3, &to_version_4],
-                2 => &[TO_VERSION_3, &to_version_4],
-                3 => &[&to_version_4],
+                0 => &[SCHEMA, &to_version_4, TO_VERSION_5],
+                1 => &[TO_VERSION_2, TO_VERSION_3, &to_version_4, TO_VERSION_5],
+                2 => &[TO_VERSION_3, &to_version_4, TO_VERSION_5],
+                3 => &[&to_version_4, TO_VERSION_5],
+                4 => &[TO_VERSION_5],
                 _ => &[],
             };
             if !missing.is_empty() {
@@ -517,8 +523,8 @@ impl Writing<'_> {
         self.check_bytes(&id, &history)?;
         let history = list(&history);
         self.transaction.execute(
-            "INSERT INTO records (owner, id, used, body, history, outputs, kind) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-            params![owner.0, id, kind.used(now), body, history, outputs, kind],
+            "INSERT INTO records (owner, id, used, body, history, outputs, kind, created) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            params![owner.0, id, kind.used(now), body, history, outputs, kind, now],
         )?;
         if kind == Kind::Conversation {
             self.count(self.transaction.last_insert_rowid())?;
@@ -649,7 +655,7 @@ impl Writing<'_> {
     }
 
     fn erase(&self, whose: &Whose) -> Outcome<Held> {
-        let select = format!("SELECT number, kind FROM records WHERE {OF_OWNERS} LIMIT {ERASED_AT_A_TIME}");
+        let select = format!("SELECT number, kind FROM records WHERE {OF_OWNERS} LIMIT {AT_A_TIME}");
         let mut select = self.transaction.prepare_cached(&select)?;
         let found = select.query_map(owners(whose), |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<Vec<(i64, i64)>, _>>()?;
         let mut erased = Held::default();
@@ -660,10 +666,11 @@ impl Writing<'_> {
         Ok(erased)
     }
 
-    /// Returns the oldest record's number, and the time of its last use.
-    fn oldest(&self) -> Outcome<Option<(i64, u64)>> {
-        let mut select = self.transaction.prepare_cached("SELECT number, used FROM records ORDER BY used, number LIMIT 1")?;
-        Ok(select.query_row([], |row| Ok((row.get(0)?, row.get(1)?))).optional()?)
+    fn delete_older(&self, kind: Kind, before: u64) -> Outcome<u64> {
+        let mut select = self.transaction.prepare_cached(&older(kind))?;
+        let found = select.query_map(params![before, AT_A_TIME], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
+        found.iter().try_for_each(|&number| self.delete(number))?;
+        Ok(found.len() as u64)
     }
 
     /// Deletes the oldest records while there are too many. The newest of the newcomer's stays, regardless of its size; but if there are

@@ -2,7 +2,12 @@
 
 use super::support::{self, Cluster, Script, Worker};
 use serde_json::{Value, json};
-use std::{path::Path, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command},
+    time::Duration,
+};
 use tidemill_coordinator::settings::{audit::AuditFlags, feedback::FeedbackFlags};
 
 struct Door {
@@ -166,4 +171,97 @@ async fn an_erasure_goes_on_over_a_restart_and_takes_what_is_written_meanwhile()
     let listed: Value = listed.json().await.unwrap();
     assert_eq!((&listed["erasures"][0]["tenant"], &listed["erasures"][0]["user"]), (&json!("acme"), &json!("ann")), "{listed}");
     door.cluster.stop().await;
+}
+
+/// The directory of the coordinator below, and the file in it that says where it listens.
+const DATA: &str = "TIDEMILL_TEST_DATA";
+const LISTENS: &str = "listens.json";
+
+/// A part of the next test: the coordinator that it kills, in a process of its own.
+#[tokio::test]
+#[ignore = "a part of another test"]
+async fn a_coordinator_that_is_killed() {
+    let Some(data) = std::env::var_os(DATA) else { return };
+    let data = Path::new(&data);
+    let door = Door::open(data).await;
+    let listens = json!([door.cluster.url, door.cluster.admin]);
+    fs::write(data.join("listens.part"), listens.to_string()).unwrap();
+    fs::rename(data.join("listens.part"), data.join(LISTENS)).unwrap();
+    tokio::time::sleep(Duration::from_secs(300)).await;
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    /// SIGKILL.
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Killed {
+    /// Starts a coordinator. Returns its front door and its operators' port.
+    async fn start(data: &Path) -> (Self, [String; 2]) {
+        let _ = fs::remove_file(data.join(LISTENS));
+        let program = std::env::current_exe().unwrap();
+        let child = Command::new(program).args(["--ignored", "--exact", "erasure::a_coordinator_that_is_killed"]).env(DATA, data).spawn();
+        let killed = Self(child.unwrap());
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            match fs::read(data.join(LISTENS)) {
+                Ok(listens) => return (killed, serde_json::from_slice(&listens).unwrap()),
+                Err(_) => assert!(tokio::time::Instant::now() < deadline, "it does not start"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_erasure_whose_coordinator_is_killed_goes_on_until_nothing_is_left() {
+    const CONVERSATIONS: usize = 600;
+    for after_ms in [5, 40, 120] {
+        let data = tempfile::tempdir().unwrap();
+        let (killed, [url, admin]) = Killed::start(data.path()).await;
+        let client = reqwest::Client::new();
+        let key = json!({"tenant": "acme", "tier": "premium", "user": "ann"});
+        let made: Value = client.post(format!("{admin}/admin/keys")).json(&key).send().await.unwrap().json().await.unwrap();
+        let key = made["key"].as_str().unwrap_or_else(|| panic!("{made}"));
+        let conversation = json!({"items": [{"role": "user", "content": "something to be forgotten"}]});
+        let mut making = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let ask = client.post(format!("{url}/v1/conversations")).bearer_auth(key).json(&conversation);
+            making.spawn(async move {
+                for _ in 0..CONVERSATIONS / 8 {
+                    assert_eq!(ask.try_clone().unwrap().send().await.unwrap().status(), 200);
+                }
+            });
+        }
+        making.join_all().await;
+        let order = json!({"tenant": "acme", "user": "ann"});
+        let erase = tokio::spawn(client.post(format!("{admin}/admin/erasures")).json(&order).send());
+        // The order is on disk before anything is removed.
+        loop {
+            let listed: Value = client.get(format!("{admin}/admin/erasures")).send().await.unwrap().json().await.unwrap();
+            if listed["erasures"] != json!([]) {
+                break;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(after_ms)).await;
+        drop(killed);
+        let ended = erase.await.unwrap().is_ok_and(|answer| answer.status() == 200);
+        let door = Door::open(data.path()).await;
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            let left = door.erase("acme", Some("ann"), true).await;
+            println!("killed {after_ms} ms after the order, {} its end: {left}", if ended { "after" } else { "before" });
+            if left["total_left"] == 0 {
+                break;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "something is left: {left}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        door.cluster.stop().await;
+    }
 }

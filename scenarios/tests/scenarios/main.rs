@@ -17,6 +17,7 @@ mod models;
 mod owners;
 mod replay;
 mod responses;
+mod retention;
 mod rollouts;
 mod routes;
 mod shares;

@@ -1,14 +1,14 @@
 //! Background jobs, which run for as long as the process does.
 
-use super::Gateway;
-use crate::base::stamp::unix_seconds;
+use super::{Gateway, retention::Sweep};
+use crate::{base::stamp::unix_seconds, metrics};
 use axum::Router as Routes;
 use hyper_util::service::TowerToHyperService;
 use std::{sync::Arc, time::Duration};
 use tidemill_cluster::ClusterView;
 use tidemill_proto::message::Role;
 
-/// The interval at which old stored responses are looked for.
+/// The interval at which old things are looked for.
 const EXPIRE_EVERY: Duration = Duration::from_secs(600);
 /// The interval at which the load is observed.
 const TENDED_EVERY: Duration = Duration::from_millis(500);
@@ -33,6 +33,7 @@ impl Gateway {
                 // A panic there was logged.
                 let _ = tokio::task::spawn_blocking(move || worker.refresh()).await;
                 tenants.sweep();
+                self.shared.settings.kafka.iter().for_each(|sink| metrics::show_kafka(sink.log(), &sink.counts()));
             }
             if tick % SPEND_KEPT_EACH == 0 {
                 let worker = Arc::clone(tenants);
@@ -74,14 +75,17 @@ impl Gateway {
         TowerToHyperService::new((self.shared.generating)(self).with_state(Arc::clone(self)))
     }
 
-    /// Background loop: deletes stored responses that are too old. Never returns.
+    /// Background loop: deletes what is too old, by its kind. Never returns.
     pub async fn expire_stored(&self) {
+        let shared = &self.shared.settings;
+        let sweep = Sweep {
+            ages: shared.requests.ages,
+            store: shared.store.as_ref(),
+            batches: shared.batches.as_deref(),
+            feedback: shared.feedback.as_ref(),
+        };
         loop {
-            match self.store().expire(unix_seconds()).await {
-                Ok(0) => {}
-                Ok(expired) => tracing::info!(expired, "old responses and conversations were deleted"),
-                Err(error) => tracing::warn!(%error, "could not delete old responses and conversations"),
-            }
+            sweep.at(unix_seconds()).await;
             tokio::time::sleep(EXPIRE_EVERY).await;
         }
     }

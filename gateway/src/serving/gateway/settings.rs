@@ -14,6 +14,7 @@ use crate::{
 };
 use std::{sync::Arc, time::Duration};
 use tidemill_cluster::class::Classes;
+use tidemill_tenancy::sink::Sink;
 
 #[derive(Debug)]
 pub struct GatewaySettings {
@@ -34,6 +35,8 @@ pub struct GatewaySettings {
     pub audit: Option<Arc<Audit>>,
     /// The recording of feedback, if it is on.
     pub feedback: Option<Arc<Feedback>>,
+    /// The senders of events to Kafka.
+    pub kafka: Vec<Sink>,
     /// The recording of traces, if it is on.
     pub traces: Option<Arc<Traces>>,
     /// The maximum number of requests that are being read or answered, not counting streams. A tenant may have half of them.
@@ -52,6 +55,8 @@ pub struct RequestSettings {
     pub summaries: summarizer::Settings,
     /// Limits on the facts remembered of users; `None` if none are remembered.
     pub memories: Option<memories::Limits>,
+    /// The ages at which what is stored is deleted, besides files and batches, whose ages are among their limits.
+    pub ages: Ages,
     /// Limits on answers that are kept for repeated requests.
     pub replay: replay::Limits,
     /// Limits on answers that are kept for equal requests; `None` if none are kept.
@@ -69,6 +74,18 @@ pub struct RequestSettings {
     pub hosts: Vec<String>,
     /// The origins whose pages may use the gateway.
     pub cors: Origins,
+}
+
+/// The ages at which what is stored of a kind is deleted; `None` keeps it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ages {
+    /// Since the last addition.
+    pub responses: Option<Duration>,
+    /// Since the last addition.
+    pub conversations: Option<Duration>,
+    pub memories: Option<Duration>,
+    /// Since the opinion's last change.
+    pub opinions: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -4,8 +4,8 @@
 //! transaction, which is retried.
 
 use super::super::{
-    ALWAYS, Addition, HISTORY_ITEMS_MAX, Held, ITEM_OVERHEAD, Item, Kind, Limits, NewRecord, Owner, RECORD_OVERHEAD, Rewrite, StoreError,
-    Summary, Whose, note_evicted, tenant_of,
+    ALWAYS, AT_A_TIME, Addition, HISTORY_ITEMS_MAX, Held, ITEM_OVERHEAD, Item, Kind, Limits, NewRecord, Owner, RECORD_OVERHEAD, Rewrite,
+    StoreError, Summary, Whose, note_evicted, tenant_of,
 };
 use crate::{
     base::room::Shares,
@@ -22,6 +22,14 @@ const GONE: &str = "RETURNING history, octet_length(body) + coalesce(octet_lengt
 /// The records of a user, or of a tenant and all its users, as a SQL condition.
 pub(super) fn of_owners(whose: &Whose) -> &'static str {
     if whose.user.is_some() { "owner = $1" } else { "split_part(owner, '/', 1) = $1" }
+}
+
+/// The oldest records of a kind from before `$1`, along the index of its times. The kind is a literal: one index has facts only.
+pub(in crate::store) fn older(kind: Kind) -> String {
+    let (kind, time) = (kind as i16, kind.aged_by());
+    format!(
+        "SELECT number FROM tidemill.records WHERE kind = {kind} AND {time} < $1 ORDER BY {time}, number LIMIT $2 FOR UPDATE SKIP LOCKED"
+    )
 }
 
 pub(super) struct Writing<'a> {
@@ -122,10 +130,12 @@ impl<'a> Writing<'a> {
         if let Some((locked, body, conversation)) = conversation {
             self.extend(owner, conversation, locked, &new, &Addition { body: body.clone(), ..Addition::default() }, now).await?;
         }
-        let insert = "INSERT INTO tidemill.records (owner, id, used, body, history, outputs, kind) VALUES ($1, $2, $3, $4, $5, $6, $7)
+        let insert =
+            "INSERT INTO tidemill.records (owner, id, used, body, history, outputs, kind, created) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
              ON CONFLICT (owner, id) DO NOTHING RETURNING number";
         let (used, outputs, kind_number) = (kind.used(now) as i64, outputs as i64, kind as i16);
-        let row = self.transaction.query_opt(insert, &[&owner.0, &id, &used, &body, &history, &outputs, &kind_number]).await?;
+        let row =
+            self.transaction.query_opt(insert, &[&owner.0, &id, &used, &body, &history, &outputs, &kind_number, &(now as i64)]).await?;
         let Some(row) = row else {
             return Err(StoreError::Failed(format!("`{id}` is stored already")).into());
         };
@@ -197,13 +207,10 @@ impl<'a> Writing<'a> {
         self.count_bytes(row.get(2), -(RECORD_OVERHEAD as i64) - i64::from(row.get::<_, i32>(1)));
     }
 
-    /// Deletes up to `some` records without additions since `limit`. Returns their number.
-    pub(super) async fn delete_older(&mut self, limit: u64, some: i64) -> Outcome<u64> {
-        let delete = format!(
-            "DELETE FROM tidemill.records WHERE number IN (
-                 SELECT number FROM tidemill.records WHERE used < $1 ORDER BY used, number LIMIT $2 FOR UPDATE SKIP LOCKED) {GONE}"
-        );
-        let rows = self.transaction.query(&delete, &[&(limit as i64), &some]).await?;
+    /// Deletes some records of a kind from before a time, except those that another transaction works on. Returns their number.
+    pub(super) async fn delete_older(&mut self, kind: Kind, before: u64) -> Outcome<u64> {
+        let delete = format!("DELETE FROM tidemill.records WHERE number IN ({}) {GONE}", older(kind));
+        let rows = self.transaction.query(&delete, &[&(before as i64), &AT_A_TIME]).await?;
         rows.iter().for_each(|row| self.record_gone(row));
         self.give_up(&rows.iter().flat_map(|row| row.get::<_, Vec<i64>>(0)).collect::<Vec<_>>()).await?;
         Ok(rows.len() as u64)
