@@ -5,12 +5,14 @@
 //! - [`loops`]: the event loops of clients and of links; [`tasks`]: background tasks that must not end
 //! - [`agreed`]: the state that the coordinators agree on, applied to this process, and changed by operators
 //! - [`revoked`]: certificates that stay revoked even if that state is lost
+//! - `restored`: records that came with a backup
 //! - [`settings`]: flags and config file; [`run`]: all of it together
 
 pub mod agreed;
 pub mod driver;
 pub mod links;
 pub mod loops;
+mod restored;
 pub mod revoked;
 pub mod run;
 pub mod settings;
