@@ -129,7 +129,7 @@ fn prepare(data: &Path) -> anyhow::Result<()> {
     if unpacked.exists() {
         fs::remove_dir_all(&unpacked)?;
     }
-    // A disk's own directory is nobody's data.
+    // A disk's own directory is no data.
     let mut entries = fs::read_dir(data)?.filter_map(Result::ok).map(|entry| entry.file_name()).filter(|name| name != "lost+found");
     if let Some(name) = entries.next() {
         bail!(

@@ -37,9 +37,9 @@ pub struct Manifest {
     pub coordinator: String,
     /// The number of coordinators that agreed on the records.
     pub coordinators: usize,
-    /// When it was taken, in Unix seconds.
+    /// The time at which it was taken, in Unix seconds.
     pub taken: u64,
-    /// What is stored elsewhere, and is not in it.
+    /// The stores that are elsewhere, and are not in it.
     pub left_out: Vec<String>,
 }
 
@@ -148,7 +148,7 @@ struct Entry<R> {
 
 impl<'a, R: 'a + Read> Entry<tar::Entry<'a, R>> {
     fn of(entry: io::Result<tar::Entry<'a, R>>, is_ours: bool) -> Result<Self, ArchiveError> {
-        // What is no tar file at all fails here as well.
+        // A file that is no tar file at all fails here as well.
         let broken = |problem: String| if is_ours { damaged(problem) } else { ArchiveError::NotOurs };
         let content = entry.map_err(|error| broken(error.to_string()))?;
         let name = String::from_utf8(content.path_bytes().into_owned()).map_err(|_| broken("the name of a file is no text".into()))?;
@@ -298,7 +298,7 @@ mod tests {
             let mut flipped = whole.clone();
             flipped[place] ^= 1 << (place % 8);
             let (outcome, names) = read_all(&flipped);
-            // A bit of the padding between files is nobody's.
+            // A bit of the padding between files belongs to none.
             assert!(outcome.is_err() || (names == original && outcome.unwrap() == manifest()), "byte {place}");
         }
         let mut flipped = whole;

@@ -100,7 +100,7 @@ struct Copies {
 
 impl Drop for Copies {
     fn drop(&mut self) {
-        // What is left is removed by the next backup.
+        // A directory that is left is removed by the next backup.
         let _ = fs::remove_dir_all(&self.dir);
     }
 }

@@ -192,7 +192,7 @@ impl Sqlite {
     }
 }
 
-/// The store's thread: handles calls until there is nobody to make them.
+/// Handles calls until the store is dropped.
 fn serve(database: &Database, called: &Receiver<Call>) {
     while let Ok(call) = called.recv() {
         match call {
