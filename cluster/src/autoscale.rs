@@ -5,7 +5,8 @@
 //! ```
 //!
 //! - [`demand`]: the workers needed to keep the classes' limits, by predicted queue seconds, predicted step times and KV use
-//! - [`steps`]: from needed to wanted workers: up at once, down slowly, between a floor and a ceiling
+//! - [`steps`]: from needed to wanted workers: up at once, down slowly, between a floor and a ceiling; [`schedule`]: floors for hours of the
+//!   week
 //! - [`trend`]: signals, smoothed and extrapolated to the time when a worker that is started now will serve
 //!
 //! All signals but two are from the workers' reports, which all coordinators get. The other two, the prompts that wait behind others and
@@ -13,6 +14,7 @@
 //! is the cluster's.
 
 pub mod demand;
+pub mod schedule;
 pub mod steps;
 pub mod trend;
 
@@ -22,6 +24,7 @@ use crate::{
     membership::{Member, sequence_tokens_max},
 };
 use demand::{DecodeLimits, DecodeLoad, Jobs, PrefillLoad, decode_needed, prefill_needed};
+use schedule::Schedule;
 use serde::Serialize;
 use std::time::Duration;
 use steps::{Range, Steps};
@@ -29,7 +32,7 @@ use tidemill_proto::{
     ids::Epoch,
     message::{Report, Role},
 };
-use trend::Trend;
+use trend::{Horizon, Outlook, Trend};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct AutoscaleSettings {
@@ -44,6 +47,10 @@ pub struct AutoscaleSettings {
     /// The time for which fewer workers must have been enough before one is given up, and the least time from one change to the next
     /// decrease.
     pub cooldown: Duration,
+    /// Least numbers of workers in hours of the week, up to the ceilings.
+    pub schedules: Vec<Schedule>,
+    /// The time since 1970 at which the cluster's clock is zero.
+    pub clock_zero: Duration,
 }
 
 /// The wanted number of workers, by role.
@@ -72,6 +79,7 @@ pub(crate) struct Autoscaler {
     prompts_ms: f64,
     jobs: Jobs,
     busy: Trend,
+    queued: Trend,
     prompts: Trend,
     rows: Trend,
     context: Trend,
@@ -82,13 +90,15 @@ pub(crate) struct Autoscaler {
 
 impl Autoscaler {
     pub(crate) fn new(settings: AutoscaleSettings) -> Self {
-        let trend = || Trend::new(settings.window, settings.start);
+        let horizon = Horizon { start: settings.start, replace: settings.start + settings.cooldown };
+        let trend = || Trend::new(settings.window, horizon);
         Self {
             looked: None,
             prefill_ms: 0.0,
             prompts_ms: 0.0,
             jobs: Jobs::default(),
             busy: trend(),
+            queued: trend(),
             prompts: trend(),
             rows: trend(),
             context: trend(),
@@ -141,28 +151,44 @@ impl Autoscaler {
         let prompts = std::mem::take(&mut self.prompts_ms) / passed_ms;
         let prompts = self.prompts.observe(passed, prompts);
         let busy = self.busy.observe(passed, busy);
-        let prefill = PrefillLoad {
-            // Without a prefill worker, decode workers compute the prompts that the first one would.
-            busy: if seen.prefill_workers == 0 { prompts } else { busy },
-            queued_ms: seen.queued_ms,
-        };
-        let decode = DecodeLoad {
-            rows: self.rows.observe(passed, seen.rows),
-            context: self.context.observe(passed, seen.context),
-            used: self.used.observe(passed, seen.used),
-            prompts,
-            unserved: seen.unserved,
-            workers: seen.decode_workers,
-        };
+        let [queued, rows, context, used] = [
+            (&mut self.queued, seen.queued_ms),
+            (&mut self.rows, seen.rows),
+            (&mut self.context, seen.context),
+            (&mut self.used, seen.used),
+        ]
+        .map(|(trend, value)| trend.observe(passed, value));
         if now.saturating_sub(first) < self.every() * GATHER_LOOKS {
             return;
         }
         let AutoscaleSettings { warm, prefill: prefill_range, decode: decode_range, .. } = self.settings;
-        let needed = prefill_needed(prefill, &self.jobs, limits.ttft_ms, prefill_range.ceiling);
-        self.prefill.look(now, needed.saturating_add(warm), seen.prefill_workers);
+        let scheduled = self.scheduled(now);
+        let prefill = |of: fn(&Outlook) -> f64| {
+            let load = PrefillLoad {
+                // Prompts that decode workers compute because they have time count here, or each role would grow as the other shrinks.
+                busy: of(&busy) + of(&prompts),
+                queued_ms: of(&queued),
+            };
+            prefill_needed(load, &self.jobs, limits.ttft_ms, prefill_range.ceiling).saturating_add(warm).max(scheduled.prefill)
+        };
+        let (needed, enough) = (prefill(|outlook| outlook.soon), prefill(|outlook| outlook.most));
+        self.prefill.look(now, needed, enough, seen.prefill_workers);
         let room = DecodeLimits { tpot_ms: limits.tpot_ms, blocks: seen.blocks, work_max: seen.work_max };
-        let needed = decode_needed(decode, room, cost, decode_range.ceiling);
-        self.decode.look(now, needed.saturating_add(warm), seen.decode_workers);
+        let decode = |of: fn(&Outlook) -> f64| {
+            let (rows, context, used) = (of(&rows), of(&context), of(&used));
+            let prompts = if prefill_range.ceiling == 0 { of(&prompts) } else { 0.0 };
+            let load = DecodeLoad { rows, context, used, prompts, unserved: seen.unserved, workers: seen.decode_workers };
+            decode_needed(load, room, cost, decode_range.ceiling).saturating_add(warm).max(scheduled.decode)
+        };
+        let (needed, enough) = (decode(|outlook| outlook.soon), decode(|outlook| outlook.most));
+        self.decode.look(now, needed, enough, seen.decode_workers);
+    }
+
+    /// The least numbers by schedule, at the time when a worker that is started now will serve.
+    fn scheduled(&self, now: Duration) -> Wanted {
+        let AutoscaleSettings { schedules, clock_zero, start, .. } = &self.settings;
+        let most = |of: fn(&Schedule) -> u32| schedules.iter().filter(|schedule| schedule.holds(*clock_zero + now + *start)).map(of).max();
+        Wanted { prefill: most(|schedule| schedule.prefill).unwrap_or(0), decode: most(|schedule| schedule.decode).unwrap_or(0) }
     }
 
     pub(crate) fn check_integrity(&self) {
@@ -285,6 +311,8 @@ mod tests {
         window: Duration::from_secs(30),
         start: Duration::from_secs(60),
         cooldown: Duration::from_secs(120),
+        schedules: Vec::new(),
+        clock_zero: Duration::ZERO,
     };
 
     /// The numbers wanted under a constant load with random noise: `prefill` workers' time, and `rows` that decode.

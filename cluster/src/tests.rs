@@ -45,6 +45,8 @@ pub(crate) fn settings() -> ClusterSettings {
             window: Duration::from_secs(6),
             start: Duration::from_secs(5),
             cooldown: Duration::from_secs(10),
+            schedules: Vec::new(),
+            clock_zero: Duration::ZERO,
         }),
     }
 }

@@ -6,6 +6,7 @@
 //! - [`agreed`]: the state that the coordinators agree on, applied to this process, and changed by operators
 //! - [`revoked`]: certificates that stay revoked even if that state is lost
 //! - [`events`]: the senders of events to Kafka
+//! - `restored`: records that came with a backup
 //! - [`settings`]: flags and config file; [`run`]: all of it together
 
 pub mod agreed;
@@ -13,6 +14,7 @@ pub mod driver;
 pub mod events;
 pub mod links;
 pub mod loops;
+mod restored;
 pub mod revoked;
 pub mod run;
 pub mod settings;

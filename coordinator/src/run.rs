@@ -6,11 +6,12 @@ use crate::{
     events,
     links::{self, Links},
     loops::{self, LinkLoop},
+    restored,
     revoked::{self, Revoked},
     settings::{Settings, TlsFiles, semantic::SemanticCache, tenants::KeptIn},
     tasks::Tasks,
 };
-use std::{collections::BTreeMap, future, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tidemill_gateway::{
     base::origins::Origins,
     batches::{self, Batches},
@@ -55,6 +56,7 @@ use tidemill_registry::{
     replica,
 };
 use tidemill_tenancy::{
+    archive,
     jwt::{JwksError, Verifier},
     keeper::{self, KeepError, Keeper},
     web::TargetError,
@@ -134,6 +136,8 @@ pub struct Coordinator {
     admin_listener: Option<TcpListener>,
     endpoint: Endpoint,
     tls: Option<Arc<Tls>>,
+    /// The place of records that came with a backup.
+    restored: Option<PathBuf>,
     connections: Limits,
     drain_announce: Duration,
     drain: Duration,
@@ -253,6 +257,7 @@ impl Coordinator {
             classes: settings.cluster.classes,
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),
             store,
+            data: settings.data.clone(),
             batches: batches.map(Arc::new),
             // The helper reads the vocabularies while this process starts, so that no request waits for it.
             grammars: Grammars::start(settings.grammar_helper, vocabularies).map_err(RunError::Grammars)?,
@@ -279,6 +284,7 @@ impl Coordinator {
             quic,
             endpoint,
             tls,
+            restored: settings.data.map(|dir| dir.join(archive::RECORDS)),
             connections: settings.connections,
             drain_announce: settings.drain_announce,
             drain: settings.drain,
@@ -326,6 +332,7 @@ impl Coordinator {
         // These two may end by themselves: one when it is told to, the other where signals cannot be handled.
         let gateway = Arc::clone(&self.gateway);
         let mut connecting = tokio::spawn(async move { gateway.tend_server_tools().await });
+        let restoring = self.restored.map(|file| tokio::spawn(restored::bring_back(Arc::clone(&self.gateway), file)));
         let reloading = self.tls.clone().map(|tls| tokio::spawn(async move { tls.reload_on_hangup().await }));
 
         let gateway = Arc::clone(&self.gateway);
@@ -368,7 +375,7 @@ impl Coordinator {
         tasks.stop().await;
         self.gateway.stop_batches();
         self.gateway.tenants().flush().await;
-        reloading.inspect(|task| task.abort());
+        reloading.into_iter().chain(restoring).for_each(|task| task.abort());
         served
     }
 }

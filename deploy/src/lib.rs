@@ -2,6 +2,7 @@
 //!
 //! - [`client`]: a streaming client of any OpenAI-compatible endpoint (`tidemill chat` and `tidemill-bench load`)
 //! - [`autoscale`]: `tidemill autoscale`, a command run for each number of workers that is [`wanted`]
+//! - [`backup`]: `tidemill backup` and `tidemill restore`
 //! - [`certs`]: `tidemill certs`, certificates with roles
 //! - [`chat`]: `tidemill chat`, a conversation in the terminal
 //! - [`cluster`]: `tidemill cluster`, the state of a running cluster
@@ -21,6 +22,7 @@
 pub mod appeals;
 pub mod audit;
 pub mod autoscale;
+pub mod backup;
 pub mod certs;
 pub mod chat;
 pub mod client;

@@ -1,10 +1,11 @@
-//! `tidemill`: a whole cluster on one machine, a chat, a view of a cluster, its registry, tenants and their usage, certificates, safety's
-//! classifier.
+//! `tidemill`: a whole cluster on one machine, a chat, a view of a cluster, its registry, tenants and their usage, backups, certificates,
+//! safety's classifier.
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use tidemill_deploy::{
-    appeals, audit, autoscale, certs, chat, cluster, doctor, erase, eval, feedback, gguf, keys, registry, rollout, safety, up, usage,
+    appeals, audit, autoscale, backup, certs, chat, cluster, doctor, erase, eval, feedback, gguf, keys, registry, rollout, safety, up,
+    usage,
 };
 use tidemill_net::process::{self, Failed};
 
@@ -45,6 +46,10 @@ enum Command {
     Export(erase::ExportArgs),
     /// Erase a tenant's or a user's data, and show what is left
     Erase(erase::EraseArgs),
+    /// Write a backup of what a running coordinator keeps
+    Backup(backup::BackupArgs),
+    /// Restore a backup to an empty data directory
+    Restore(backup::RestoreArgs),
     /// Train and judge the classifier of the safety checks
     #[command(subcommand)]
     Safety(safety::SafetyCommand),
@@ -96,6 +101,8 @@ async fn main() -> Result<ExitCode, Failed> {
         Command::Usage(args) => usage::usage(&args).await?,
         Command::Export(args) => erase::export(args).await?,
         Command::Erase(args) => erase::erase(args).await?,
+        Command::Backup(args) => backup::backup(args).await?,
+        Command::Restore(args) => backup::restore(&args)?,
         Command::Safety(command) => safety::safety(command)?,
         Command::Audit(command) => audit::audit(command)?,
         Command::Appeals(command) => appeals::appeals(command).await?,

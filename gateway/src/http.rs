@@ -12,7 +12,7 @@
 //! - [`files`], [`batches`]: requests in files, answered within a day
 //! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`classify`], [`moderations`] and [`tokenize`]: endpoints that generate no
 //!   text
-//! - [`erasure`], [`export`]: a tenant's or a user's data erased, or exported, for operators
+//! - [`erasure`], [`export`]: a tenant's or a user's data erased, or exported, for operators; [`backup`]: all that is kept, for operators
 //! - `errors`: errors as responses
 //! - [`protocol`]: an answer on its way to its client, whole or as a stream, in any protocol
 //! - [`records`]: the coordinators' agreed records, for operators; [`rollouts`]: users that move to a new model, for operators
@@ -24,6 +24,7 @@
 pub mod access;
 pub mod admin;
 pub mod appeals;
+pub mod backup;
 pub mod batches;
 mod blocks;
 pub mod chat;

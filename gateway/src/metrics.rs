@@ -1,9 +1,11 @@
 //! `/metrics`, under the names of ARCHITECTURE §10. The gateway's own measurements go through the `metrics` crate; workers'
-//! reports are written out as they are (`exposition`), so that they vanish with their workers.
+//! reports are written out as they are (`exposition`), so that they vanish with their workers. Some are there a second time, under the
+//! names that others read (`vllm`).
 
 mod exposition;
 pub mod recent;
 pub mod usage;
+mod vllm;
 
 use crate::{
     base::{registry::RegistryView, shares::Refused},
@@ -554,5 +556,6 @@ pub fn render(cluster: &ClusterView, registry: &RegistryView) -> String {
     let mut text = RECORDER.get().map(PrometheusHandle::render).unwrap_or_default();
     exposition::write(&mut text, cluster);
     exposition::write_registry(&mut text, registry);
+    vllm::write(&mut text, cluster);
     text
 }

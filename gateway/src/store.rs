@@ -17,7 +17,7 @@ pub mod sqlite;
 pub use crate::base::owner::{Erasing, Owner, Whose, tenant_of};
 use crate::metrics;
 use futures_util::future::BoxFuture;
-use std::{fmt, ops::Range};
+use std::{fmt, ops::Range, path::PathBuf};
 
 /// A store. Each call takes effect completely or not at all. `now` is in Unix seconds.
 pub trait Store: fmt::Debug + Send + Sync {
@@ -45,6 +45,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn expire(&self, kind: Kind, before: u64) -> Stored<'_, u64>;
     /// Removes all records of these owners, with their items, a bounded number at a time; or counts them.
     fn erase(&self, whose: &Whose, erasing: Erasing) -> Stored<'_, Held>;
+    /// Copies everything to a new file, while it is used. Returns `false` if it is stored elsewhere, where backups are made by other means.
+    fn copy(&self, to: PathBuf) -> Stored<'_, bool>;
     /// Lists owners of records, among these, in the order of their names after `after`.
     fn owners(&self, whose: &Whose, after: Option<String>, limit: usize) -> Stored<'_, Vec<Owner>>;
     /// Whether other coordinators use the same records.

@@ -324,6 +324,8 @@ impl ClusterShape {
             window,
             start: seconds("start_s", settings.start_s)?,
             cooldown: seconds("cooldown_s", settings.cooldown_s)?,
+            schedules: Vec::new(),
+            clock_zero: Duration::ZERO,
         }))
     }
 

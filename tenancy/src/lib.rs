@@ -18,6 +18,7 @@
 //! - [`limiter`]: quotas of one coordinator, by itself or with the others; [`shared`]: those on a Redis or Valkey server
 //! - [`jwt`]: tokens signed by an identity provider
 //! - [`web`]: outgoing HTTP requests
+//! - [`archive`]: the file of a coordinator's backup
 //! - [`journal`]: a log in SQLite; [`ledger`]: what was spent, kept beside it; [`sink`]: its entries sent to an external collector
 
 pub mod audit;
@@ -35,6 +36,8 @@ pub mod tier;
 pub mod usage;
 pub mod window;
 
+#[cfg(feature = "shell")]
+pub mod archive;
 #[cfg(feature = "shell")]
 pub mod journal;
 #[cfg(feature = "shell")]

@@ -17,7 +17,8 @@ impl Range {
 }
 
 /// The wanted number of one role's workers. It rises to the needed number at once, and falls by at most a quarter at a time: when fewer
-/// have been enough for the duration of the cooldown, and no sooner than that after the last change.
+/// have been enough for the duration of the cooldown, and no sooner than that after the last change. Fewer are enough if they will still
+/// be at the end of what is foreseen, so a number is not given up to be needed again at once.
 #[derive(Clone, Debug)]
 pub struct Steps {
     range: Range,
@@ -26,8 +27,9 @@ pub struct Steps {
     changed: Duration,
     /// The time of the first look.
     began: Option<Duration>,
-    /// The numbers needed at each look of the last cooldown, without those that a later one equals or exceeds: the first is the largest.
-    needed: VecDeque<(Duration, u32)>,
+    /// The numbers that were enough at each look of the last cooldown, without those that a later one equals or exceeds: the first is the
+    /// largest.
+    enough: VecDeque<(Duration, u32)>,
 }
 
 /// The inverse of the largest share that is given up at a time.
@@ -37,7 +39,7 @@ impl Steps {
     /// The state before the first look. The range's floor is no higher than its ceiling.
     pub fn new(range: Range, cooldown: Duration) -> Self {
         assert!(range.floor <= range.ceiling, "the floor is no higher than the ceiling: {range:?}");
-        Self { range, cooldown, wanted: range.floor, changed: Duration::ZERO, began: None, needed: VecDeque::new() }
+        Self { range, cooldown, wanted: range.floor, changed: Duration::ZERO, began: None, enough: VecDeque::new() }
     }
 
     /// The wanted number, or `None` before the first look.
@@ -45,26 +47,27 @@ impl Steps {
         self.began.map(|_| self.wanted)
     }
 
-    /// Takes account of the needed and the existing number of workers.
-    pub fn look(&mut self, now: Duration, needed: u32, there: u32) {
+    /// Takes account of the number of workers that is needed soon, the number that is enough for longer, and the existing number.
+    pub fn look(&mut self, now: Duration, needed: u32, enough: u32, there: u32) {
         let began = *self.began.get_or_insert(now);
-        let mut needed = self.range.clamp(needed);
+        let (mut needed, mut enough) = (self.range.clamp(needed), self.range.clamp(enough.max(needed)));
         if now.saturating_sub(began) < self.cooldown {
             // A coordinator that has just started knows little, and the existing workers may well be needed.
             needed = needed.max(self.range.clamp(there));
+            enough = enough.max(needed);
         }
-        while self.needed.back().is_some_and(|(_, earlier)| *earlier <= needed) {
-            self.needed.pop_back();
+        while self.enough.back().is_some_and(|(_, earlier)| *earlier <= enough) {
+            self.enough.pop_back();
         }
-        self.needed.push_back((now, needed));
-        while self.needed.front().is_some_and(|(at, _)| now.saturating_sub(*at) > self.cooldown) {
-            self.needed.pop_front();
+        self.enough.push_back((now, enough));
+        while self.enough.front().is_some_and(|(at, _)| now.saturating_sub(*at) > self.cooldown) {
+            self.enough.pop_front();
         }
         if needed > self.wanted {
             (self.wanted, self.changed) = (needed, now);
             return;
         }
-        let enough = self.needed.front().map_or(needed, |(_, most)| *most);
+        let enough = self.enough.front().map_or(enough, |(_, most)| *most);
         let watched = now.saturating_sub(began) >= self.cooldown && now.saturating_sub(self.changed) >= self.cooldown;
         if watched && enough < self.wanted {
             let least = self.wanted - (self.wanted / STEP).max(1);
@@ -75,7 +78,7 @@ impl Steps {
     /// Panics if an invariant is broken. Tests call it after every step.
     pub fn check_integrity(&self) {
         assert_eq!(self.wanted, self.range.clamp(self.wanted), "between floor and ceiling: {self:?}");
-        assert!(self.needed.iter().is_sorted_by(|a, b| a.0 < b.0 && a.1 > b.1), "{self:?}");
+        assert!(self.enough.iter().is_sorted_by(|a, b| a.0 < b.0 && a.1 > b.1), "{self:?}");
     }
 }
 
@@ -95,7 +98,7 @@ mod tests {
     fn run(steps: &mut Steps, needed: impl IntoIterator<Item = u32>) -> Vec<u32> {
         let look = |(number, needed): (u32, u32)| {
             let there = steps.wanted;
-            steps.look(EVERY * number, needed, there);
+            steps.look(EVERY * number, needed, needed, there);
             steps.check_integrity();
             steps.wanted
         };
@@ -118,9 +121,9 @@ mod tests {
     #[test]
     fn one_that_has_just_started_keeps_those_that_are_there() {
         let mut steps = steps(1, 8);
-        steps.look(Duration::from_secs(100), 1, 6);
+        steps.look(Duration::from_secs(100), 1, 1, 6);
         assert_eq!(steps.wanted(), Some(6));
-        steps.look(Duration::from_secs(130), 1, 6);
+        steps.look(Duration::from_secs(130), 1, 1, 6);
         assert_eq!(steps.wanted(), Some(6));
     }
 
@@ -128,6 +131,15 @@ mod tests {
     fn what_goes_up_and_down_within_a_cooldown_moves_nothing() {
         let wanted = run(&mut steps(1, 16), (0..500).map(|look| [5, 6, 7, 5][look % 4]));
         assert!(wanted[4..].iter().all(|&wanted| wanted == 7), "{wanted:?}");
+    }
+
+    #[test]
+    fn none_is_given_up_that_may_be_needed_before_it_could_be_replaced() {
+        let mut steps = steps(1, 16);
+        for look in 0..100 {
+            steps.look(EVERY * look, 4, 6, 8);
+        }
+        assert_eq!(steps.wanted(), Some(6), "four would do now, and six for longer");
     }
 
     proptest! {
@@ -138,7 +150,7 @@ mod tests {
             let mut steps = steps(floor, floor + more);
             let mut before = steps.wanted;
             for (number, needed) in (0..).zip(needed) {
-                steps.look(EVERY * number, needed, before);
+                steps.look(EVERY * number, needed, needed, before);
                 steps.check_integrity();
                 let wanted = steps.wanted;
                 prop_assert!((floor..=floor + more).contains(&wanted));

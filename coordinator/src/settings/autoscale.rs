@@ -1,8 +1,15 @@
 //! Settings of the number of workers that each model may want.
 
 use serde::{Deserialize, Serialize};
-use std::{str::FromStr, time::Duration};
-use tidemill_cluster::autoscale::{AutoscaleSettings, steps::Range};
+use std::{
+    str::FromStr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tidemill_cluster::autoscale::{
+    AutoscaleSettings,
+    schedule::{DAY_MINUTES, Schedule},
+    steps::Range,
+};
 use tidemill_net::config::{ConfigError, invalid};
 
 /// Numbers of workers: `prefill=1..4,decode=1..4` as a flag, or a section `[autoscale]`.
@@ -21,6 +28,26 @@ pub struct AutoscaleFlags {
     pub start_s: Option<u64>,
     /// Seconds for which fewer workers must have been enough before one is given up; then at most a quarter of them [default: 300]
     pub cooldown_s: Option<u64>,
+    /// Fewest workers in hours of the week, in UTC, such as { days = "mon-fri", hours = "08:00-20:00", prefill = 2, decode = 4 } [default:
+    /// none]
+    #[serde(default)]
+    pub schedules: Vec<ScheduleFlags>,
+}
+
+/// Fewest workers in some hours of some days.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScheduleFlags {
+    /// Days on which the hours begin, such as mon-fri or sat [default: all]
+    pub days: Option<String>,
+    /// Hours such as 08:00-20:00, or 22:00-06:00 to the next day
+    pub hours: String,
+    /// Fewest prefill workers [default: 0]
+    #[serde(default)]
+    pub prefill: u32,
+    /// Fewest decode workers [default: 0]
+    #[serde(default)]
+    pub decode: u32,
 }
 
 /// As many members as a cluster has.
@@ -69,8 +96,51 @@ impl AutoscaleFlags {
             window: within("autoscale.window_s", self.window_s.unwrap_or(30), WINDOW_S_MIN, WINDOW_S_MAX)?,
             start: within("autoscale.start_s", self.start_s.unwrap_or(60), 0, START_S_MAX)?,
             cooldown: within("autoscale.cooldown_s", self.cooldown_s.unwrap_or(300), 1, COOLDOWN_S_MAX)?,
+            schedules: self.schedules.into_iter().map(ScheduleFlags::check).collect::<Result<_, _>>()?,
+            // The cluster's clock starts within moments.
+            clock_zero: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
         })
     }
+}
+
+impl ScheduleFlags {
+    fn check(self) -> Result<Schedule, ConfigError> {
+        let days = self.days.as_deref().map_or(Some([true; 7]), days);
+        let days = days
+            .ok_or_else(|| invalid("autoscale.schedules.days", self.days.unwrap_or_default(), "must be a day or two, such as mon-fri"))?;
+        let hours = self.hours.split_once('-').and_then(|(from, to)| Some((minutes(from)?, minutes(to)?)));
+        let (from, to) =
+            hours.ok_or_else(|| invalid("autoscale.schedules.hours", &self.hours, "must be two times of day, such as 08:00-20:00"))?;
+        for (key, workers) in [("autoscale.schedules.prefill", self.prefill), ("autoscale.schedules.decode", self.decode)] {
+            if workers > WORKERS_MAX {
+                return Err(invalid(key, workers, format!("must be from 0 to {WORKERS_MAX}")));
+            }
+        }
+        Ok(Schedule { days, from, to: to % DAY_MINUTES, prefill: self.prefill, decode: self.decode })
+    }
+}
+
+const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
+
+/// The days from one to another; from Saturday to Monday are three.
+fn days(text: &str) -> Option<[bool; 7]> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let day = |name: &str| DAYS.iter().position(|day| *day == name.trim());
+    let (mut day_now, last) = (day(first)?, day(last)?);
+    let mut days = [false; 7];
+    days[day_now] = true;
+    while day_now != last {
+        day_now = (day_now + 1) % 7;
+        days[day_now] = true;
+    }
+    Some(days)
+}
+
+/// The minutes after midnight of `08:30`; `24:00` is the end of a day.
+fn minutes(text: &str) -> Option<u32> {
+    let (hour, minute) = text.trim().split_once(':')?;
+    let (hour, minute) = (hour.parse::<u32>().ok()?, minute.parse::<u32>().ok()?);
+    (minute < 60 && hour * 60 + minute <= DAY_MINUTES).then_some(hour * 60 + minute)
 }
 
 fn range(key: &'static str, text: &str, least: u32) -> Result<Range, ConfigError> {
@@ -86,6 +156,30 @@ fn range(key: &'static str, text: &str, least: u32) -> Result<Range, ConfigError
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn schedules_have_days_and_hours() {
+        let check = |text: &str| {
+            let flags: AutoscaleFlags = toml::from_str(&format!("prefill = '0..4'\ndecode = '1..8'\nschedules = [{text}]")).unwrap();
+            flags.check().map(|settings| settings.schedules).map_err(|error| error.to_string())
+        };
+        let weekdays = [true, true, true, true, true, false, false];
+        let expected = Schedule { days: weekdays, from: 480, to: 1230, prefill: 0, decode: 4 };
+        assert_eq!(check("{ days = 'mon-fri', hours = '08:00-20:30', decode = 4 }").unwrap(), [expected]);
+        let all = check("{ hours = '22:00-24:00', prefill = 1 }, { days = 'sat-mon', hours = '00:00-24:00', prefill = 1 }").unwrap();
+        assert_eq!((all[0].days, all[0].from, all[0].to), ([true; 7], 1320, 0));
+        assert_eq!((all[1].days, all[1].from, all[1].to), ([true, false, false, false, false, true, true], 0, 0));
+        for (text, words) in [
+            ("{ hours = '8-20' }", "08:00-20:00"),
+            ("{ hours = '08:60-20:00' }", "08:00-20:00"),
+            ("{ hours = '08:00-25:00' }", "08:00-20:00"),
+            ("{ days = 'weekend', hours = '08:00-20:00' }", "mon-fri"),
+            ("{ hours = '08:00-20:00', decode = 5000 }", "4096"),
+        ] {
+            let error = check(text).unwrap_err();
+            assert!(error.contains(words) && error.contains("autoscale.schedules"), "{text}: {error}");
+        }
+    }
 
     #[test]
     fn a_flag_says_what_a_section_says_and_an_error_names_its_key() {

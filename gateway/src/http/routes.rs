@@ -1,9 +1,9 @@
 //! Routes of the clients' port and of the operators' port.
 
 use super::{
-    access, admin, appeals, batches, chat::Chat, classify, completions::Completions, console, conversations, cors, doors, embeddings,
-    erasure, export, feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, rerank, responses,
-    rollouts, serve, tokenize, watch,
+    access, admin, appeals, backup, batches, chat::Chat, classify, completions::Completions, console, conversations, cors, doors,
+    embeddings, erasure, export, feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, rerank,
+    responses, rollouts, serve, tokenize, watch,
 };
 use crate::{requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
@@ -98,6 +98,7 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
         .route("/admin/appeals/{id}", post(appeals::decide))
         .route("/admin/spend", get(admin::spend))
         .route("/admin/export", get(export::export))
+        .route("/admin/backup", get(backup::backup))
         .route("/admin/erasures", get(erasure::list).post(erasure::erase))
         .route("/admin/tenants", get(admin::list_tenants))
         .route("/admin/tenants/{id}", put(admin::put_tenant))

@@ -402,7 +402,7 @@ fn tiers(member: &MemberView) -> Vec<(&'static str, Blocks)> {
 }
 
 /// Escapes quotes and line breaks, which must not end a label.
-fn escaped(label: &str) -> String {
+pub(super) fn escaped(label: &str) -> String {
     label.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

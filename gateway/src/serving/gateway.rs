@@ -47,6 +47,7 @@ use parking_lot::RwLock;
 use settings::GatewaySettings;
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -117,6 +118,8 @@ struct Shared {
     /// Held while something is erased, so that each counts what it removed.
     erasing: tokio::sync::Mutex<()>,
     draining: AtomicBool,
+    /// The permit to write a backup.
+    backup: Arc<Semaphore>,
 }
 
 impl Gateway {
@@ -217,6 +220,11 @@ impl Gateway {
     /// The store of responses and conversations.
     pub fn store(&self) -> &dyn Store {
         &*self.shared.settings.store
+    }
+
+    /// The directory in which all stores are that are files of this coordinator's own.
+    pub fn data(&self) -> Option<&Path> {
+        self.shared.settings.data.as_deref()
     }
 
     /// The store of clients' files and batches, if they are kept.

@@ -856,3 +856,33 @@ async fn a_server_that_goes_fails_calls_soon_and_serves_when_it_is_back() {
     assert_eq!(history(&store, "resp_1", Part::All).await.unwrap(), "a");
     assert_eq!(store.load(&me(), "resp\0", Part::All).await, gone("resp\0"), "text that the server would refuse");
 }
+
+/// A copy is made while others write: it has at least what was there when it began, and is a store of its own.
+#[tokio::test]
+async fn a_copy_is_whole_while_others_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Sqlite::open(&dir.path().join("store.sqlite"), LIMITS).unwrap();
+    let long = "x".repeat(10_000);
+    let put = async |store: &Sqlite, id: String| {
+        let record = NewRecord { body: format!("{{\"record\":\"{long}\"}}"), ..record(&id, "", "", 0) };
+        store.put(&me(), record, 0).await.unwrap();
+    };
+    // More pages than are copied at a time.
+    for number in 0..800 {
+        put(&store, format!("resp_{number}")).await;
+    }
+    let path = dir.path().join("copy.sqlite");
+    let (copied, ()) = tokio::join!(store.copy(path.clone()), async {
+        for number in 800..850 {
+            put(&store, format!("resp_{number}")).await;
+        }
+        store.delete(&me(), "resp_800").await.unwrap();
+    });
+    assert!(copied.unwrap());
+    let copy = Sqlite::open(&path, LIMITS).unwrap();
+    for number in 0..800 {
+        assert!(copy.load(&me(), &format!("resp_{number}"), Part::All).await.is_ok(), "{number}");
+    }
+    put(&copy, "resp_new".into()).await;
+    assert!(store.load(&me(), "resp_new", Part::Nothing).await.is_err());
+}

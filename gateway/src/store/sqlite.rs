@@ -10,7 +10,9 @@ use super::{
 };
 use crate::base::room::Shares;
 use rusqlite::{
-    Connection, OptionalExtension, Row, ToSql, Transaction, TransactionBehavior, params,
+    Connection, OptionalExtension, Row, ToSql, Transaction, TransactionBehavior,
+    backup::{Backup, StepResult},
+    params,
     types::{ToSqlOutput, Value},
 };
 use std::{
@@ -19,9 +21,9 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::mpsc::{self, SyncSender, TrySendError},
+    sync::mpsc::{self, Receiver, SyncSender, TryRecvError, TrySendError},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
 
@@ -31,6 +33,10 @@ const IN_MEMORY: &str = ":memory:";
 const QUEUE_MAX: usize = 256;
 /// The time after which a call fails because the disk does not answer.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
+/// The time limit of a copy.
+const COPY_MAX: Duration = Duration::from_secs(600);
+/// The number of pages that are copied between others' calls: 4 MiB.
+const COPY_PAGES: i32 = 1024;
 /// The version of the tables below.
 const SCHEMA_VERSION: i64 = 5;
 
@@ -138,7 +144,11 @@ pub enum OpenError {
     Version { path: PathBuf, found: i64 },
 }
 
-type Call = Box<dyn FnOnce(&mut Database) + Send>;
+enum Call {
+    Work(Box<dyn FnOnce(&Database) + Send>),
+    Copy { to: PathBuf, answer: oneshot::Sender<Outcome<()>> },
+}
+
 type Outcome<T> = Result<T, StoreError>;
 
 impl Sqlite {
@@ -160,34 +170,73 @@ impl Sqlite {
 
     fn start(path: &Path, limits: Limits) -> Result<Self, OpenError> {
         let file = |source| OpenError::File { path: path.to_owned(), source };
-        let mut database = Database::open(path, limits)?;
+        let database = Database::open(path, limits)?;
         let (calls, called) = mpsc::sync_channel::<Call>(QUEUE_MAX);
-        let thread = std::thread::Builder::new().name("store".into()).spawn(move || {
-            while let Ok(call) = called.recv() {
-                call(&mut database);
-            }
-        });
+        let thread = std::thread::Builder::new().name("store".into()).spawn(move || serve(&database, &called));
         Ok(Self { calls: Some(calls), thread: Some(thread.map_err(file)?) })
     }
 
-    fn call<T: Send + 'static>(&self, work: impl FnOnce(&mut Database) -> Outcome<T> + Send + 'static) -> Stored<'_, T> {
+    fn call<T: Send + 'static>(&self, work: impl FnOnce(&Database) -> Outcome<T> + Send + 'static) -> Stored<'_, T> {
         let (answer, answered) = oneshot::channel();
-        let call = Box::new(move |database: &mut Database| {
+        let work = Box::new(move |database: &Database| {
             // The caller may have gone; its call is done.
             let _ = answer.send(work(database));
         });
+        self.answer(Call::Work(work), answered, ANSWER_MAX)
+    }
+
+    fn answer<T: Send + 'static>(&self, call: Call, answered: oneshot::Receiver<Outcome<T>>, within: Duration) -> Stored<'_, T> {
         let sent = self.calls.as_ref().expect("taken at the end only").try_send(call).map_err(|error| match error {
             TrySendError::Full(_) => StoreError::Busy,
             TrySendError::Disconnected(_) => StoreError::Failed("its thread has ended".into()),
         });
         Box::pin(async move {
             sent?;
-            match tokio::time::timeout(ANSWER_MAX, answered).await {
+            match tokio::time::timeout(within, answered).await {
                 Ok(Ok(outcome)) => outcome,
                 Ok(Err(_)) => Err(StoreError::Failed("its thread has ended".into())),
-                Err(_) => Err(StoreError::Failed(format!("no answer within {} s", ANSWER_MAX.as_secs()))),
+                Err(_) => Err(StoreError::Failed(format!("no answer within {} s", within.as_secs()))),
             }
         })
+    }
+}
+
+/// Handles calls until the store is dropped.
+fn serve(database: &Database, called: &Receiver<Call>) {
+    while let Ok(call) = called.recv() {
+        match call {
+            Call::Work(work) => work(database),
+            Call::Copy { to, answer } => {
+                let copied = copy(database, &to, called, &answer);
+                let _ = answer.send(copied);
+            }
+        }
+    }
+}
+
+/// Copies everything to a new file, some pages at a time. Other calls are handled in between, and the copy has what they wrote.
+fn copy(database: &Database, to: &Path, called: &Receiver<Call>, answer: &oneshot::Sender<Outcome<()>>) -> Outcome<()> {
+    let until = Instant::now() + COPY_MAX;
+    let mut to = Connection::open(to)?;
+    let backup = Backup::new(&database.connection, &mut to)?;
+    loop {
+        if backup.step(COPY_PAGES)? == StepResult::Done {
+            return Ok(());
+        }
+        if answer.is_closed() || Instant::now() >= until {
+            return Err(StoreError::Failed(format!(
+                "a copy was given up: it takes longer than {} s, or is not wanted",
+                COPY_MAX.as_secs()
+            )));
+        }
+        for _ in 0..QUEUE_MAX {
+            match called.try_recv() {
+                Ok(Call::Work(work)) => work(database),
+                Ok(Call::Copy { answer, .. }) => drop(answer.send(Err(StoreError::Busy))),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return Err(StoreError::Failed("its process ends".into())),
+            }
+        }
     }
 }
 
@@ -312,6 +361,12 @@ impl Store for Sqlite {
         })
     }
 
+    fn copy(&self, to: PathBuf) -> Stored<'_, bool> {
+        let (answer, answered) = oneshot::channel();
+        let copied = self.answer(Call::Copy { to, answer }, answered, COPY_MAX);
+        Box::pin(async move { copied.await.map(|()| true) })
+    }
+
     fn owners(&self, whose: &Whose, after: Option<String>, limit: usize) -> Stored<'_, Vec<Owner>> {
         let [name, from, to] = owners(whose);
         self.call(move |database| {
@@ -381,8 +436,8 @@ impl Database {
 
     /// Performs all of `work`, or nothing. Then deletes the oldest records, if there are too many: those of `newcomer`'s tenant, if it has
     /// more than its share. Without a `newcomer`, there was no addition.
-    fn write<T>(&mut self, newcomer: Option<&Owner>, work: impl FnOnce(&Writing<'_>) -> Outcome<T>) -> Outcome<T> {
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    fn write<T>(&self, newcomer: Option<&Owner>, work: impl FnOnce(&Writing<'_>) -> Outcome<T>) -> Outcome<T> {
+        let transaction = Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate)?;
         let writing = Writing { transaction, limits: self.limits };
         let done = work(&writing)?;
         let evicted = newcomer.map_or(Ok(BTreeMap::new()), |newcomer| writing.make_room(newcomer))?;
@@ -402,7 +457,7 @@ impl Database {
     }
 
     /// Deletes some records of these owners, and overwrites what they were. Returns none if there are none left.
-    fn erase(&mut self, whose: &Whose) -> Outcome<Held> {
+    fn erase(&self, whose: &Whose) -> Outcome<Held> {
         self.connection.pragma_update(None, "secure_delete", "ON")?;
         let erased = self.write(None, |writing| writing.erase(whose));
         self.connection.pragma_update(None, "secure_delete", "OFF")?;

@@ -12,6 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use tidemill_tenancy::{
+    archive,
     journal::{self, JournalError},
     keeper::KeepError,
     records::{Change, Erasure, Tenant},
@@ -19,8 +20,6 @@ use tidemill_tenancy::{
 };
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
-/// The file with the ids of the erasures that this coordinator has carried out.
-const DONE: &str = "erasures.json";
 
 /// The reason why an order to erase was not recorded.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +67,7 @@ impl Tenants {
 
     /// The orders that an earlier process has carried out, or this one.
     pub(crate) fn erasures_done(&self) -> Done {
-        let path = self.meter_dir.as_ref().map(|dir| dir.join(DONE));
+        let path = self.meter_dir.as_ref().map(|dir| dir.join(archive::ERASED));
         let read = |path: &PathBuf| serde_json::from_slice(&fs::read(path).ok()?).ok();
         Done { ids: path.as_ref().and_then(read).unwrap_or_default(), path }
     }
@@ -174,7 +173,7 @@ mod tests {
     #[test]
     fn orders_that_were_carried_out_are_remembered_by_the_next_process() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(DONE);
+        let path = dir.path().join(archive::ERASED);
         let mut done = Done { path: Some(path.clone()), ids: BTreeSet::new() };
         let known = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
         done.add("a".into(), &known(&["a", "b"])).unwrap();

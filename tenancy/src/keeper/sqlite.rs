@@ -51,6 +51,14 @@ impl Sqlite {
         let seen = data_version(&database)?;
         Ok(Self(Mutex::new(State { database, seen })))
     }
+
+    /// Stores all changes or none.
+    pub fn apply_all(&self, changes: &[Change]) -> Result<(), KeepError> {
+        let mut state = self.0.lock();
+        let transaction = state.database.transaction()?;
+        changes.iter().try_for_each(|change| insert(&transaction, change))?;
+        Ok(transaction.commit()?)
+    }
 }
 
 impl Keeper for Sqlite {
@@ -62,14 +70,7 @@ impl Keeper for Sqlite {
     }
 
     fn apply(&self, change: &Change) -> Result<(), KeepError> {
-        let (kind, id) = match change {
-            Change::Tenant(tenant) => (0, &tenant.id),
-            Change::Key(key) => (1, &key.id),
-        };
-        let body = serde_json::to_string(change)?;
-        let state = self.0.lock();
-        state.database.execute("INSERT OR REPLACE INTO records (kind, id, body) VALUES (?1, ?2, ?3)", params![kind, id, body])?;
-        Ok(())
+        insert(&self.0.lock().database, change)
     }
 
     fn changed(&self) -> Result<bool, KeepError> {
@@ -77,6 +78,16 @@ impl Keeper for Sqlite {
         let now = data_version(&state.database)?;
         Ok(std::mem::replace(&mut state.seen, now) != now)
     }
+}
+
+fn insert(database: &Connection, change: &Change) -> Result<(), KeepError> {
+    let (kind, id) = match change {
+        Change::Tenant(tenant) => (0, &tenant.id),
+        Change::Key(key) => (1, &key.id),
+    };
+    let body = serde_json::to_string(change)?;
+    database.execute("INSERT OR REPLACE INTO records (kind, id, body) VALUES (?1, ?2, ?3)", params![kind, id, body])?;
+    Ok(())
 }
 
 fn data_version(database: &Connection) -> Result<i64, rusqlite::Error> {

@@ -83,6 +83,11 @@ impl Gateway {
         self.shared.answers.take(self.party(), amount).map_err(|refused| computing::refusal("answers", refused))
     }
 
+    /// Takes the permit to write a backup; `None` if one is being written.
+    pub fn only_backup(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.shared.backup).try_acquire_owned().ok()
+    }
+
     /// Takes a permit to watch the cluster; `None` if the maximum number of viewers is reached.
     pub fn admit_viewer(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.shared.viewers).try_acquire_owned().ok()

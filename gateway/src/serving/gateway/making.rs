@@ -58,6 +58,7 @@ impl Gateway {
             leaving: AtomicBool::new(false),
             erasing: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
+            backup: Arc::new(Semaphore::new(1)),
             generating,
             settings,
         };

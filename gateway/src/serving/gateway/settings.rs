@@ -12,7 +12,7 @@ use crate::{
     tenants::Tenants,
     traces::Traces,
 };
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 use tidemill_cluster::class::Classes;
 use tidemill_tenancy::sink::Sink;
 
@@ -22,6 +22,8 @@ pub struct GatewaySettings {
     pub classes: Classes,
     pub registry: Arc<dyn Registry>,
     pub store: Arc<dyn Store>,
+    /// The data directory, if there is one.
+    pub data: Option<PathBuf>,
     /// Files and batches, if there is a data directory.
     pub batches: Option<Arc<Batches>>,
     /// Grammars for the same models in the same order.
