@@ -181,7 +181,7 @@ fn a_reader_that_has_seen_enough_ends_the_program_without_a_message() {
     let mut program = command.arg("doctor").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(program.stdout.take());
     let output = program.wait_with_output().unwrap();
-    assert_eq!((output.status.signal(), String::from_utf8_lossy(&output.stderr)), (Some(libc::SIGPIPE), "".into()));
+    assert_eq!((output.status.signal(), String::from_utf8_lossy(&output.stderr)), (Some(nix::libc::SIGPIPE), "".into()));
 }
 
 fn doctor(arguments: &[&str]) -> Output {
