@@ -1,6 +1,7 @@
 //! The metrics that vLLM's dashboards and the Gateway API inference extension read, under their names, beside our own.
 //!
-//! Sources of the names: vLLM, `docs/design/metrics.md`; the extension's model server protocol, by whose metrics it picks an endpoint.
+//! Sources of the names: the page of metrics among the design documents of vLLM; the extension's model server protocol, by whose metrics it
+//! picks an endpoint.
 //! A coordinator is one endpoint, however many workers it has, so a model's values are sums over its workers; KV use is their mean.
 
 use super::exposition::escaped;
