@@ -76,14 +76,14 @@ fn the_reference_says_what_the_code_says() {
 
 #[test]
 fn every_section_of_a_config_file_is_in_the_reference() {
-    let page = read(&root().join("docs/reference/settings.md"));
+    let page = ["settings.md", "worker-settings.md"].map(|name| read(&root().join("docs/reference").join(name))).concat();
     for krate in CONFIGURED {
         for text in sources(krate) {
             for rest in text.split("\npub struct ").skip(1) {
                 let name = rest.split(' ').next().unwrap();
                 // A worker's `Flags` consist of sections, each of which is a separate struct.
                 let is_settings = name.ends_with("Flags") && (name != "Flags" || krate == "coordinator");
-                assert!(!is_settings || page.contains(&format!("<!-- made from {krate}::{name} -->")), "settings.md lacks {krate}::{name}");
+                assert!(!is_settings || page.contains(&format!("<!-- made from {krate}::{name} -->")), "the settings' pages lack {krate}::{name}");
             }
         }
     }
