@@ -269,7 +269,7 @@ fn describe(text: &mut String, command: &[&str]) {
     if !command.is_empty() {
         let about = help.lines().next().unwrap_or_default();
         let usage = help.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or_default();
-        write!(text, "{} tidemill {}\n\n{about}: `{usage}`\n\n", "#".repeat(command.len() + 1), command.join(" ")).unwrap();
+        write!(text, "{} tidemill {}\n{about}: `{usage}`\n\n", "#".repeat(command.len() + 1), command.join(" ")).unwrap();
         let options = options(&help);
         if !options.is_empty() {
             *text += "| | |\n|---|---|\n";

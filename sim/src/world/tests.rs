@@ -105,7 +105,7 @@ fn a_cluster_that_is_too_small_loses_and_leaks_nothing() {
 
 #[test]
 fn workers_come_and_go_with_the_load_and_nothing_is_lost() {
-    let mut settings = settings(6, 4, 4.0, 280);
+    let mut settings = settings(6, 4, 4.0, 400);
     settings.cluster.pool_gib_per_host = 8.0;
     settings.cluster.autoscale = Some(Autoscale { window_s: 3.0, start_s: 2.0, cooldown_s: 4.0, ..Autoscale::default() });
     settings.workload =
