@@ -83,7 +83,10 @@ fn every_section_of_a_config_file_is_in_the_reference() {
                 let name = rest.split(' ').next().unwrap();
                 // A worker's `Flags` consist of sections, each of which is a separate struct.
                 let is_settings = name.ends_with("Flags") && (name != "Flags" || krate == "coordinator");
-                assert!(!is_settings || page.contains(&format!("<!-- made from {krate}::{name} -->")), "the settings' pages lack {krate}::{name}");
+                assert!(
+                    !is_settings || page.contains(&format!("<!-- made from {krate}::{name} -->")),
+                    "the settings' pages lack {krate}::{name}"
+                );
             }
         }
     }
