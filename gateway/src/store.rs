@@ -41,7 +41,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Stored<'_, ()>;
     fn delete(&self, owner: &Owner, id: &str) -> Stored<'_, ()>;
     /// Deletes some records of a kind, the oldest first: those without additions since `before`, facts that were stored before. Returns
-    /// their number, at most [`AT_A_TIME`]; 0 if there are none (any more).
+    /// their number, at most `AT_A_TIME`; 0 if there are none (any more).
     fn expire(&self, kind: Kind, before: u64) -> Stored<'_, u64>;
     /// Removes all records of these owners, with their items, a bounded number at a time; or counts them.
     fn erase(&self, whose: &Whose, erasing: Erasing) -> Stored<'_, Held>;
