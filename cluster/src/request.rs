@@ -141,7 +141,8 @@ pub struct ChoiceUsage {
     pub queue_ms: f64,
     /// The scheduler's prediction at its first place, queueing included; `None` if it never had a place.
     pub predicted_ttft_ms: Option<f64>,
-    /// Time in the prefill worker's queue and computation for this request.
+    /// Time in the prefill worker's queue and computation for this request; as long as the worker has not reported it, the time that the
+    /// decode worker waited for the blocks.
     pub prefill_ms: f64,
     pub decode_worker: String,
     pub prefill_worker: Option<String>,

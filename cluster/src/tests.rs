@@ -551,6 +551,30 @@ fn nobody_waits_for_blocks_after_the_prefill_job() {
 }
 
 #[test]
+fn an_answer_that_ends_before_its_prefill_is_reported_has_the_time_of_it() {
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+    cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
+    let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let request = cluster.submit(now, request(40, 2)).unwrap();
+    let jobs = decode_jobs(&drain(&mut cluster));
+    let tokens = TokensBySource { prefill: 32, local: 8, ..TokensBySource::default() };
+    let provenance = Provenance { tokens, transfer_ms: 7.0, ..Provenance::default() };
+    let prefill_ms = |cluster: &mut Cluster, choice: usize| {
+        let sequence = jobs[choice].1.sequence;
+        cluster.worker_event(now, decode, WorkerEvent::Finished { sequence, reason: Finish::Length, provenance });
+        drain(cluster).into_iter().find_map(|action| match action {
+            Action::Client { event: RequestEvent::Finished { usage, .. }, .. } => Some(usage.prefill_ms),
+            _ => None,
+        })
+    };
+    assert_eq!(prefill_ms(&mut cluster, 0), Some(7.0), "as long as the decode worker waited");
+    let outcome = PrefillOutcome::Done { cached_tokens: 0, computed_tokens: 32, queue_ms: 1.0, compute_ms: 2.0 };
+    cluster.worker_event(now, prefill, WorkerEvent::Prefilled { request, outcome });
+    assert_eq!(prefill_ms(&mut cluster, 1), Some(3.0), "as its worker reported");
+}
+
+#[test]
 fn a_sequence_runs_only_where_its_longest_answer_fits() {
     let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     cluster.register(now, register("small", RoleInfo::Decode(small_engine()))).unwrap();

@@ -259,7 +259,10 @@ impl Request {
     /// A choice's usage so far.
     pub(crate) fn usage(&self, choice: usize) -> ChoiceUsage {
         let usage = self.sequences[choice].usage.clone();
-        ChoiceUsage { prefill_ms: self.prefill_ms, prefill_worker: self.prefill_worker.clone(), ..usage }
+        // The blocks may come, and a short answer end, before the worker's report does.
+        let is_unreported = self.prefill.is_some() && usage.provenance.tokens.prefill > 0;
+        let prefill_ms = if is_unreported { usage.provenance.transfer_ms } else { self.prefill_ms };
+        ChoiceUsage { prefill_ms, prefill_worker: self.prefill_worker.clone(), ..usage }
     }
 
     /// The prompt's sources as planned, for a choice that ends before its worker accounts for it.
