@@ -27,6 +27,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
+use tidemill_proto::frame::Version;
 use x509_cert::{Certificate, der::Decode};
 
 /// The DNS name in every certificate. A certificate proves a role in the cluster, not an address: addresses change.
@@ -85,6 +86,7 @@ impl Identity {
             .map_err(mismatch)?
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(current);
+        config.alpn_protocols = Version::names();
         // Clients may not resume a session either.
         config.send_tls13_tickets = 0;
         Ok(config)
@@ -97,6 +99,7 @@ impl Identity {
             .map_err(mismatch)?
             .with_root_certificates(self.roots()?)
             .with_client_cert_resolver(current);
+        config.alpn_protocols = Version::names();
         // A resumed session presents no certificate: a renewed or revoked one would go unnoticed.
         config.resumption = rustls::client::Resumption::disabled();
         Ok(config)

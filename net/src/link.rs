@@ -10,12 +10,12 @@ mod tuning;
 
 use crate::identity::{self, CertName, Identity, IdentityError, PeerRole, SERVER_NAME};
 use liveness::Liveness;
-use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
 use rustls::pki_types::CertificateDer;
 use serde::{Serialize, de::DeserializeOwned};
 use socket::BulkSocket;
 use std::{collections::BTreeSet, io, marker::PhantomData, net::SocketAddr, sync::Arc, time::Duration};
-use tidemill_proto::frame::{self, FrameError, HEADER_BYTES, Preamble};
+use tidemill_proto::frame::{self, FrameError, HEADER_BYTES, Preamble, Version};
 use tokio::{sync::watch, task::JoinSet};
 use tuning::DATAGRAM_BYTES_MAX;
 
@@ -102,7 +102,7 @@ async fn handshake(incoming: quinn::Incoming, endpoint: Endpoint) -> Option<Conn
             }
             return None;
         }
-        Ok(Err(error)) => tracing::warn!(%peer, %error, "refused a connection"),
+        Ok(Err(error)) => tracing::warn!(%peer, error = unconnected(&error), "refused a connection"),
         Err(_) => tracing::warn!(%peer, "a handshake took longer than {CONNECT_MAX:?}"),
     }
     None
@@ -113,6 +113,7 @@ async fn handshake(incoming: quinn::Incoming, endpoint: Endpoint) -> Option<Conn
 pub struct Connection {
     quic: quinn::Connection,
     name: Arc<CertName>,
+    version: Version,
 }
 
 /// A bidirectional stream of a known kind that a peer opened.
@@ -212,7 +213,7 @@ impl Endpoint {
     }
 
     /// Accepts a connection whose handshake is done, or returns the reason (which the peer is told) if its certificate is invalid or
-    /// revoked.
+    /// revoked, or if it speaks no version of the protocol that this release speaks.
     fn admit(&self, quic: quinn::Connection) -> Result<Connection, String> {
         let admitted = || {
             let certificates = quic.peer_identity().and_then(|any| any.downcast::<Vec<CertificateDer<'static>>>().ok());
@@ -221,10 +222,13 @@ impl Endpoint {
             if denied.borrow_and_update().serials.contains(&name.serial) {
                 return Err(revoked(&name));
             }
-            Ok((Arc::new(name), denied))
+            let data = quic.handshake_data().and_then(|any| any.downcast::<HandshakeData>().ok());
+            let offered = data.and_then(|data| data.protocol).ok_or("it names no version of the protocol")?;
+            let version = Version::named(&offered).ok_or("it speaks another version of the protocol")?;
+            Ok((Arc::new(name), version, denied))
         };
-        let (name, mut denied) = admitted().inspect_err(|reason| quic.close(REFUSED.into(), reason.as_bytes()))?;
-        let connection = Connection { quic, name };
+        let (name, version, mut denied) = admitted().inspect_err(|reason| quic.close(REFUSED.into(), reason.as_bytes()))?;
+        let connection = Connection { quic, name, version };
         let (quic, name) = (connection.quic.clone(), Arc::clone(&connection.name));
         tokio::spawn(async move {
             loop {
@@ -259,7 +263,7 @@ impl Endpoint {
                 tokio::spawn(liveness::attend(connection.quic.clone()));
                 Ok(connection)
             }
-            Ok(Err(error)) => Err(failed(error.to_string())),
+            Ok(Err(error)) => Err(failed(unconnected(&error))),
             Err(_) => Err(failed(format!("no answer within {CONNECT_MAX:?}"))),
         }
     }
@@ -275,6 +279,11 @@ impl Connection {
     /// The role and name in the peer's certificate.
     pub fn name(&self) -> &CertName {
         &self.name
+    }
+
+    /// The version of the protocol on which both ends agreed.
+    pub fn version(&self) -> Version {
+        self.version
     }
 
     /// Checks that the peer may act in one of `roles`; otherwise ends the connection with that reason.
@@ -307,7 +316,7 @@ impl Connection {
     pub async fn open<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
         let opened = tokio::time::timeout(CONNECT_MAX, self.quic.open_bi()).await;
         let (mut send, recv) = opened.map_err(|_| self.broken("no stream within the deadline"))?.map_err(|e| self.broken(e))?;
-        send.write_all(&kind.bytes()).await.map_err(|e| self.broken(e))?;
+        send.write_all(&kind.bytes(self.version)).await.map_err(|e| self.broken(e))?;
         Ok((self.sender(send), self.receiver(recv)))
     }
 
@@ -325,14 +334,14 @@ impl Connection {
         let mut bytes = [0; 8];
         let read = tokio::time::timeout(CONNECT_MAX, recv.read_exact(&mut bytes)).await;
         read.map_err(|_| self.broken("no preamble within the deadline"))?.map_err(|e| self.broken(e))?;
-        let kind = Preamble::one_of(kinds, bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })?;
+        let kind = Preamble::one_of(kinds, self.version, bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })?;
         Ok(Incoming { kind, send, recv, peer: self.peer() })
     }
 
     /// Opens a one-way stream for bytes.
     pub async fn open_uni(&self, kind: Preamble) -> Result<quinn::SendStream, LinkError> {
         let mut send = self.quic.open_uni().await.map_err(|e| self.broken(e))?;
-        send.write_all(&kind.bytes()).await.map_err(|e| self.broken(e))?;
+        send.write_all(&kind.bytes(self.version)).await.map_err(|e| self.broken(e))?;
         Ok(send)
     }
 
@@ -346,7 +355,7 @@ impl Connection {
     pub async fn check_preamble(&self, recv: &mut quinn::RecvStream, kind: Preamble) -> Result<(), LinkError> {
         let mut bytes = [0; 8];
         recv.read_exact(&mut bytes).await.map_err(|e| self.broken(e))?;
-        kind.check(bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })
+        kind.check(self.version, bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })
     }
 
     /// Ends the connection and sends the reason to the peer.
@@ -420,6 +429,23 @@ impl<M: DeserializeOwned> Receiver<M> {
         Ok(Some(message))
     }
 }
+
+/// The reason for which no connection came about.
+fn unconnected(error: &quinn::ConnectionError) -> String {
+    let code = match error {
+        quinn::ConnectionError::TransportError(error) => Some(error.code),
+        quinn::ConnectionError::ConnectionClosed(close) => Some(close.error_code),
+        _ => None,
+    };
+    if code == Some(quinn::TransportErrorCode::crypto(NO_APPLICATION_PROTOCOL)) {
+        let spoken: Vec<String> = Version::all().map(|version| version.to_string()).collect();
+        return format!("the peer speaks other versions of the protocol than {}: upgrade by one release at a time", spoken.join(" and "));
+    }
+    error.to_string()
+}
+
+/// TLS's alert for ends that have no application protocol in common (RFC 7301, section 3.2).
+const NO_APPLICATION_PROTOCOL: u8 = 120;
 
 fn reason(lost: &quinn::ConnectionError) -> String {
     match lost {

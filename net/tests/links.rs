@@ -1,13 +1,15 @@
 //! Links between real endpoints: only members of the cluster are accepted, and a worker registers again after its coordinator is gone.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use quinn::crypto::rustls::QuicClientConfig;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use tidemill_net::{
     identity::{self, Identity},
     link::{Endpoint, Receiver, Sender},
     uplink::{LinkEvent, Uplink},
 };
 use tidemill_proto::{
-    frame::Preamble,
+    frame::{Preamble, Version},
     ids::{Epoch, LinkId, RequestId},
     message::{Host, PrefillOutcome, Register, Report, RoleInfo, ToCoordinator, ToWorker, WorkerEvent},
 };
@@ -102,6 +104,59 @@ async fn a_peer_that_is_killed_is_noticed_long_before_its_silence() {
     let noticed = timeout(tidemill_net::link::IDLE_MAX / 2, connection.closed()).await;
     assert!(noticed.is_ok_and(|reason| reason.contains("gone")), "by its kernel, not by its silence");
     client.join().unwrap();
+}
+
+/// Connects as another release, which offers these versions.
+async fn other_release(
+    home: &Path,
+    addr: SocketAddr,
+    offers: &[&str],
+) -> Result<(quinn::Endpoint, quinn::Connection), quinn::ConnectionError> {
+    let pem = |file: &str| std::fs::read(home.join(file)).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(&pem("ca.pem")).unwrap()).unwrap();
+    let chain = CertificateDer::pem_slice_iter(&pem("node.pem")).collect::<Result<Vec<_>, _>>().unwrap();
+    let key = PrivateKeyDer::from_pem_slice(&pem("node.key")).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
+    let mut tls = builder.with_root_certificates(roots).with_client_auth_cert(chain, key).unwrap();
+    tls.alpn_protocols = offers.iter().map(|name| name.as_bytes().to_vec()).collect();
+    let mut endpoint = quinn::Endpoint::client(ANY_PORT).unwrap();
+    endpoint.set_default_client_config(quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap())));
+    let connection = endpoint.connect(addr, identity::SERVER_NAME).unwrap().await?;
+    Ok((endpoint, connection))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ends_speak_the_newest_version_that_both_know() {
+    let (home, identity) = member();
+    let server = Endpoint::bind(ANY_PORT, &identity).unwrap();
+    let addr = server.local_addr();
+    let mut listener = server.listen();
+    for (offers, agreed) in [(&["tidemill/14"][..], Version::OLDEST), (&["tidemill/99", "tidemill/15", "tidemill/14"], Version::NEWEST)] {
+        let both = async { tokio::join!(other_release(home.path(), addr, offers), listener.accept()) };
+        let (other, link) = timeout(PATIENCE, both).await.unwrap();
+        let ((_endpoint, other), link) = (other.unwrap(), link.unwrap());
+        assert_eq!(link.version(), agreed);
+        let mut opened = Vec::new();
+        for version in [agreed.to_string().parse().unwrap(), 99] {
+            let (mut send, _) = other.open_bi().await.unwrap();
+            send.write_all(&[b"TIDE", &[version, 0, 1, 0][..]].concat()).await.unwrap();
+            opened.push(timeout(PATIENCE, link.accept::<ToWorker, ToCoordinator>(Preamble::Control)).await.unwrap().is_ok());
+        }
+        assert_eq!(opened, [true, false], "streams are of the link's version");
+    }
+
+    let accepting = tokio::spawn(async move { listener.accept().await.is_some() });
+    for offers in [&["tidemill/99"][..], &[]] {
+        let refused = timeout(PATIENCE, other_release(home.path(), addr, offers)).await.unwrap();
+        assert!(
+            refused.is_err_and(|error| error.to_string().contains("protocol")),
+            "a distant release, and those that offered no versions"
+        );
+    }
+    assert!(!accepting.is_finished());
+    accepting.abort();
 }
 
 /// Accepts a worker and gives it `epoch`.

@@ -2,9 +2,10 @@
 //!
 //! A frame is a little-endian `u32` length, followed by that many bytes of bincode. Both ends refuse a frame above [`FRAME_BYTES_MAX`]
 //! before they allocate, and decoding allocates no more than that limit, so a hostile peer costs at most one frame of memory. A stream
-//! opens with a [`Preamble`], which carries the protocol version.
+//! opens with a [`Preamble`], which carries the [`Version`] of the protocol that the two ends have agreed on.
 
 use serde::{Serialize, de::DeserializeOwned};
+use std::fmt;
 
 /// Largest payload of one frame. A 128k-token prompt needs about 640 KB.
 pub const FRAME_BYTES_MAX: usize = 8 << 20;
@@ -12,8 +13,48 @@ pub const FRAME_BYTES_MAX: usize = 8 << 20;
 /// Bytes of the length that precedes each payload.
 pub const HEADER_BYTES: usize = 4;
 
-/// Changes whenever a message changes shape. Ends with different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 13;
+/// A version of the protocol. Adjacent versions understand each other, so that a cluster can be upgraded process by process.
+///
+/// Ends agree on the newest version that both speak, in the TLS handshake: each offers the [names](Self::names) of its versions (ALPN, RFC
+/// 7301). A message never changes its shape, or the older release could not read it. A new shape is a new variant at the end of its enum,
+/// and goes only to a peer whose version has it; the old variant stays for one more version.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Version(u16);
+
+impl Version {
+    /// The version of this release.
+    pub const NEWEST: Self = Self(14);
+    /// The oldest version that this release speaks.
+    pub const OLDEST: Self = Self(14);
+
+    /// All versions that this release speaks, the newest first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (Self::OLDEST.0..=Self::NEWEST.0).rev().map(Self)
+    }
+
+    /// Their names.
+    pub fn names() -> Vec<Vec<u8>> {
+        Self::all().map(|version| version.name().into_bytes()).collect()
+    }
+
+    /// The version with this name, if this release speaks it.
+    pub fn named(name: &[u8]) -> Option<Self> {
+        let version = Self(std::str::from_utf8(name).ok()?.strip_prefix(NAME_PREFIX)?.parse().ok()?);
+        (Self::OLDEST..=Self::NEWEST).contains(&version).then_some(version)
+    }
+
+    fn name(self) -> String {
+        format!("{NAME_PREFIX}{}", self.0)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+const NAME_PREFIX: &str = "tidemill/";
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum FrameError {
@@ -25,8 +66,8 @@ pub enum FrameError {
     TrailingBytes(usize),
     #[error("peer is not a Tidemill process of the expected kind (preamble {0:02x?})")]
     BadPreamble([u8; 8]),
-    #[error("peer speaks protocol version {theirs}, this process {PROTOCOL_VERSION}: run one version of Tidemill across the cluster")]
-    Version { theirs: u16 },
+    #[error("peer opened a stream of protocol version {theirs} on a link of version {agreed}: upgrade by one release at a time")]
+    Version { theirs: u16, agreed: Version },
 }
 
 /// Encodes one frame, header included.
@@ -76,27 +117,27 @@ pub enum Preamble {
 }
 
 impl Preamble {
-    pub fn bytes(self) -> [u8; 8] {
+    pub fn bytes(self, version: Version) -> [u8; 8] {
         let mut bytes = *b"TIDE\0\0\0\0";
-        bytes[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        bytes[4..6].copy_from_slice(&version.0.to_le_bytes());
         bytes[6..].copy_from_slice(&(self as u16).to_le_bytes());
         bytes
     }
 
-    pub fn check(self, bytes: [u8; 8]) -> Result<(), FrameError> {
-        Self::one_of(&[self], bytes).map(drop)
+    pub fn check(self, version: Version, bytes: [u8; 8]) -> Result<(), FrameError> {
+        Self::one_of(&[self], version, bytes).map(drop)
     }
 
-    /// Returns the one of `kinds` that a peer has opened.
-    pub fn one_of(kinds: &[Self], bytes: [u8; 8]) -> Result<Self, FrameError> {
+    /// Returns the one of `kinds` that a peer has opened, on a link of this version.
+    pub fn one_of(kinds: &[Self], version: Version, bytes: [u8; 8]) -> Result<Self, FrameError> {
         if bytes[..4] != *b"TIDE" {
             return Err(FrameError::BadPreamble(bytes));
         }
         let theirs = u16::from_le_bytes([bytes[4], bytes[5]]);
-        if theirs != PROTOCOL_VERSION {
-            return Err(FrameError::Version { theirs });
+        if theirs != version.0 {
+            return Err(FrameError::Version { theirs, agreed: version });
         }
-        kinds.iter().copied().find(|kind| bytes == kind.bytes()).ok_or(FrameError::BadPreamble(bytes))
+        kinds.iter().copied().find(|kind| bytes == kind.bytes(version)).ok_or(FrameError::BadPreamble(bytes))
     }
 }
 

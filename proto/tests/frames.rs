@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use tidemill_proto::{
     block::LayoutFingerprint,
-    frame::{self, FRAME_BYTES_MAX, FrameError, HEADER_BYTES, Preamble},
+    frame::{self, FRAME_BYTES_MAX, FrameError, HEADER_BYTES, Preamble, Version},
     grammar::{Constraint, Grammar},
     ids::{Epoch, RequestId, SequenceId},
     message::*,
@@ -85,7 +85,8 @@ proptest! {
 
     #[test]
     fn a_preamble_of_another_kind_or_version_is_refused(bytes in any::<[u8; 8]>()) {
-        prop_assert!(Preamble::Control.check(bytes).is_err() || bytes == Preamble::Control.bytes());
+        let (kind, version) = (Preamble::Control, Version::NEWEST);
+        prop_assert!(kind.check(version, bytes).is_err() || bytes == kind.bytes(version));
     }
 }
 
@@ -118,9 +119,20 @@ fn trailing_bytes_and_other_versions_are_named() {
     let mut bytes = frame::encode(&7u8).unwrap().split_off(HEADER_BYTES);
     bytes.push(0);
     assert_eq!(frame::decode::<u8>(&bytes), Err(FrameError::TrailingBytes(1)));
-    let mut preamble = Preamble::Control.bytes();
+    let mut preamble = Preamble::Control.bytes(Version::NEWEST);
     preamble[4] = 99;
-    assert_eq!(Preamble::Control.check(preamble), Err(FrameError::Version { theirs: 99 }));
+    let refused = Err(FrameError::Version { theirs: 99, agreed: Version::NEWEST });
+    assert_eq!(Preamble::Control.check(Version::NEWEST, preamble), refused);
+}
+
+#[test]
+fn versions_have_names() {
+    let names = Version::names();
+    assert_eq!(Version::named(&names[0]), Some(Version::NEWEST), "the newest is offered first");
+    assert_eq!(Version::named(names.last().unwrap()), Some(Version::OLDEST));
+    for strange in [&b"tidemill/13"[..], b"tidemill/99", b"tidemill/", b"tidemill/14x", b"h3", b"\xff"] {
+        assert_eq!(Version::named(strange), None);
+    }
 }
 
 #[test]

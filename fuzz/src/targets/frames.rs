@@ -8,7 +8,7 @@ use crate::{
 use serde::{Serialize, de::DeserializeOwned};
 use std::time::Duration;
 use tidemill_proto::{
-    frame::{self, HEADER_BYTES, Preamble},
+    frame::{self, HEADER_BYTES, Preamble, Version},
     message::{ToCoordinator, ToWorker},
     pool::{FromPool, GetData, PutData, ToPool},
     stage::{FromStage, ToStage},
@@ -48,8 +48,9 @@ fn open() -> anyhow::Result<Box<dyn Subject>> {
             let _ = frame::payload_bytes(*header);
         }
         if let Some(preamble) = payload.first_chunk() {
-            let _ =
-                Preamble::one_of(&[Preamble::Control, Preamble::Pool, Preamble::PoolData, Preamble::Registry, Preamble::Stage], *preamble);
+            let kinds = [Preamble::Control, Preamble::Pool, Preamble::PoolData, Preamble::Registry, Preamble::Stage];
+            let _ = Preamble::one_of(&kinds, Version::NEWEST, *preamble);
+            let _ = Version::named(&payload);
         }
         (kind.check)(&payload)
     }))
