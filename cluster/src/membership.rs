@@ -14,7 +14,7 @@ use tidemill_proto::{
 
 /// The maximum number of members: bounds the memory that misbehaving peers can take.
 const MEMBERS_MAX: usize = 4096;
-/// The number of bytes kept of a member's name, and of its host's.
+/// The number of bytes kept of a member's name, of its host's, and of its release's.
 const NAME_BYTES_MAX: usize = 256;
 
 #[derive(Debug)]
@@ -30,6 +30,8 @@ pub struct Member {
     pub name: String,
     pub host: Host,
     pub pid: u32,
+    /// The release that it runs; `None` if it has not told.
+    pub release: Option<String>,
     pub role: RoleInfo,
     /// Whether it takes no new work.
     pub draining: bool,
@@ -88,6 +90,7 @@ impl Membership {
             name: bounded(register.name),
             host: Host(bounded(register.host.0)),
             pid: register.pid,
+            release: None,
             role: register.role,
             draining: false,
             unhealthy: false,
@@ -113,6 +116,13 @@ impl Membership {
 
     pub fn remove(&mut self, epoch: Epoch) -> Option<Member> {
         self.members.remove(&epoch)
+    }
+
+    /// Notes the release that a member runs.
+    pub fn runs(&mut self, epoch: Epoch, release: String) {
+        if let Some(member) = self.members.get_mut(&epoch) {
+            member.release = Some(bounded(release));
+        }
     }
 
     /// Marks a member as draining: it takes no new work.

@@ -85,6 +85,9 @@ pub struct MemberView {
     pub host: String,
     pub role: Role,
     pub pid: u32,
+    /// The release that it runs; one before 0.3.0 does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub release: Option<String>,
     /// The epoch in hexadecimal.
     pub epoch: String,
     pub draining: bool,
@@ -144,6 +147,7 @@ impl Cluster {
             host: member.host.0.clone(),
             role: member.role(),
             pid: member.pid,
+            release: member.release.clone(),
             epoch: epoch.to_string(),
             draining: member.draining,
             unhealthy: member.unhealthy,

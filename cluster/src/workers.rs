@@ -50,6 +50,7 @@ impl Cluster {
             WorkerEvent::CacheEvents { from, events } if role != Role::Kvpool => self.cache_events(now, worker, from, &events),
             // Events that do not belong to its role are ignored.
             WorkerEvent::PoolEvents { .. } | WorkerEvent::CacheEvents { .. } => {}
+            WorkerEvent::Release(release) => self.membership.runs(worker, release),
             WorkerEvent::Leaving => {
                 self.membership.drain(worker);
                 self.load.touch(worker);

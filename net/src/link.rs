@@ -36,6 +36,8 @@ pub enum LinkError {
     Identity(#[from] IdentityError),
     #[error("cannot connect to {addr}: {reason}")]
     Connect { addr: SocketAddr, reason: String },
+    #[error("cannot connect to {addr}: {}", versions())]
+    Version { addr: SocketAddr },
     #[error("link to {peer} broke: {reason}")]
     Broken { peer: SocketAddr, reason: String },
     #[error("{peer} is {name}, and not {wanted}: a certificate for another role or name (`tidemill certs` makes them)")]
@@ -102,7 +104,8 @@ async fn handshake(incoming: quinn::Incoming, endpoint: Endpoint) -> Option<Conn
             }
             return None;
         }
-        Ok(Err(error)) => tracing::warn!(%peer, error = unconnected(&error), "refused a connection"),
+        Ok(Err(error)) if has_other_versions(&error) => tracing::warn!(%peer, error = versions(), "refused a connection"),
+        Ok(Err(error)) => tracing::warn!(%peer, %error, "refused a connection"),
         Err(_) => tracing::warn!(%peer, "a handshake took longer than {CONNECT_MAX:?}"),
     }
     None
@@ -263,7 +266,8 @@ impl Endpoint {
                 tokio::spawn(liveness::attend(connection.quic.clone()));
                 Ok(connection)
             }
-            Ok(Err(error)) => Err(failed(unconnected(&error))),
+            Ok(Err(error)) if has_other_versions(&error) => Err(LinkError::Version { addr }),
+            Ok(Err(error)) => Err(failed(error.to_string())),
             Err(_) => Err(failed(format!("no answer within {CONNECT_MAX:?}"))),
         }
     }
@@ -430,18 +434,19 @@ impl<M: DeserializeOwned> Receiver<M> {
     }
 }
 
-/// The reason for which no connection came about.
-fn unconnected(error: &quinn::ConnectionError) -> String {
+/// Whether a handshake failed because the ends have no version of the protocol in common.
+fn has_other_versions(error: &quinn::ConnectionError) -> bool {
     let code = match error {
-        quinn::ConnectionError::TransportError(error) => Some(error.code),
-        quinn::ConnectionError::ConnectionClosed(close) => Some(close.error_code),
-        _ => None,
+        quinn::ConnectionError::TransportError(error) => error.code,
+        quinn::ConnectionError::ConnectionClosed(close) => close.error_code,
+        _ => return false,
     };
-    if code == Some(quinn::TransportErrorCode::crypto(NO_APPLICATION_PROTOCOL)) {
-        let spoken: Vec<String> = Version::all().map(|version| version.to_string()).collect();
-        return format!("the peer speaks other versions of the protocol than {}: upgrade by one release at a time", spoken.join(" and "));
-    }
-    error.to_string()
+    code == quinn::TransportErrorCode::crypto(NO_APPLICATION_PROTOCOL)
+}
+
+fn versions() -> String {
+    let spoken: Vec<String> = Version::all().map(|version| version.to_string()).collect();
+    format!("it speaks other versions of the protocol than {}: upgrade by one release at a time", spoken.join(" and "))
 }
 
 /// TLS's alert for ends that have no application protocol in common (RFC 7301, section 3.2).

@@ -14,12 +14,14 @@ use crate::{
 };
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tidemill_proto::{
-    frame::Preamble,
+    frame::{Preamble, Version},
     ids::{Epoch, Instance, LinkId},
     message::{Register, Report, ToCoordinator, ToWorker, WorkerEvent},
 };
 use tokio::{sync::mpsc, time};
 
+/// This release, as coordinators are told.
+const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// The interval of a worker's reports.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The time without a heartbeat after which a coordinator considers a worker dead.
@@ -182,7 +184,7 @@ impl Link {
         incoming: &mpsc::Sender<(LinkId, LinkEvent)>,
     ) -> Result<&'static str, LinkError> {
         let ended = tokio::select! {
-            ended = self.write(sender, epoch, outgoing) => ended,
+            ended = self.write(sender, (epoch, connection.version()), outgoing) => ended,
             ended = self.read(receiver, incoming) => ended,
         };
         connection.close(ended.as_ref().copied().unwrap_or("broken"));
@@ -192,10 +194,13 @@ impl Link {
     async fn write(
         &self,
         mut sender: Sender<ToCoordinator>,
-        epoch: Epoch,
+        (epoch, version): (Epoch, Version),
         outgoing: &mut mpsc::Receiver<Outgoing>,
     ) -> Result<&'static str, LinkError> {
         let mut heartbeat = time::interval(HEARTBEAT);
+        if version.has_release() {
+            sender.send(&ToCoordinator::Event { epoch, event: WorkerEvent::Release(RELEASE.into()) }).await?;
+        }
         loop {
             let event = tokio::select! {
                 event = outgoing.recv() => match event {
@@ -241,6 +246,9 @@ enum Failure {
 
 impl From<LinkError> for Failure {
     fn from(error: LinkError) -> Self {
-        Failure::Link(error)
+        match error {
+            LinkError::Version { .. } => Failure::Refused(error.to_string()),
+            error => Failure::Link(error),
+        }
     }
 }

@@ -184,6 +184,7 @@ async fn a_worker_registers_heartbeats_and_registers_again() {
 
     let (mut sender, mut receiver) = accept(&server, 1).await;
     assert!(matches!(events.recv().await, Some((FIRST, LinkEvent::Up))));
+    assert_eq!(next_event(&mut receiver).await, (Epoch(1), WorkerEvent::Release(env!("CARGO_PKG_VERSION").into())));
     assert_eq!(next_event(&mut receiver).await, (Epoch(1), WorkerEvent::Heartbeat(Box::default())));
     sender.send(&ToWorker::CancelPrefill { request: RequestId(5) }).await.unwrap();
     let Some((FIRST, LinkEvent::Message(message))) = events.recv().await else { panic!("no message") };
@@ -202,7 +203,7 @@ async fn a_worker_registers_heartbeats_and_registers_again() {
     let closing = tokio::spawn(uplink.close());
     loop {
         match next_event(&mut receiver).await.1 {
-            WorkerEvent::Heartbeat(_) => {}
+            WorkerEvent::Heartbeat(_) | WorkerEvent::Release(_) => {}
             event if event == prefilled(2) => {}
             event => break assert_eq!(event, WorkerEvent::Leaving, "what the first link was to carry ended with it"),
         }

@@ -23,7 +23,7 @@ pub struct Version(u16);
 
 impl Version {
     /// The version of this release.
-    pub const NEWEST: Self = Self(14);
+    pub const NEWEST: Self = Self(15);
     /// The oldest version that this release speaks.
     pub const OLDEST: Self = Self(14);
 
@@ -41,6 +41,11 @@ impl Version {
     pub fn named(name: &[u8]) -> Option<Self> {
         let version = Self(std::str::from_utf8(name).ok()?.strip_prefix(NAME_PREFIX)?.parse().ok()?);
         (Self::OLDEST..=Self::NEWEST).contains(&version).then_some(version)
+    }
+
+    /// Whether a worker can tell its release ([`WorkerEvent::Release`](crate::message::WorkerEvent::Release)).
+    pub fn has_release(self) -> bool {
+        self >= Self(15)
     }
 
     fn name(self) -> String {

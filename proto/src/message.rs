@@ -249,6 +249,8 @@ pub enum WorkerEvent {
     },
     /// The worker drains and takes no new work.
     Leaving,
+    /// The release that the worker runs, once per link.
+    Release(String),
 }
 
 /// A message from coordinator to worker.

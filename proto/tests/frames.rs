@@ -52,6 +52,7 @@ fn events() -> Vec<WorkerEvent> {
         WorkerEvent::Prefilled { request: RequestId(1), outcome: PrefillOutcome::Failed { reason: "no".into() } },
         WorkerEvent::PoolEvents { from: 7, events: vec![PoolEvent::Cleared] },
         WorkerEvent::Leaving,
+        WorkerEvent::Release("1.2.3".into()),
     ]
 }
 

@@ -1,10 +1,10 @@
 //! The contents of `/cluster` as tables. Pure: a value in, text out.
 
-use super::table::Table;
+use super::table::{Table, bounded};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt::{self, Display},
 };
 
@@ -86,6 +86,8 @@ struct Member {
     assigned: u64,
     #[serde(default)]
     indexed_blocks: Option<u64>,
+    #[serde(default)]
+    release: Option<String>,
     report: Report,
 }
 
@@ -141,6 +143,11 @@ impl Display for Screen {
             counted(self.rescues, "rescue"),
             counted(generated, "token"),
         )?;
+        let releases = self.releases();
+        if releases.len() > 1 {
+            let counts: Vec<String> = releases.iter().map(|(release, members)| format!("{release} at {members}")).collect();
+            writeln!(f, "releases: {}", counts.join(", "))?;
+        }
         if let Some(Registry { coordinator, part, leader, term, voters, applied, lag, stopped }) = &self.registry {
             let led = leader.as_ref().map_or("without a leader".to_owned(), |leader| format!("led by {leader} in term {term}"));
             writeln!(f, "registry {led}; {} vote; {coordinator} ({part}) has applied {applied}, lacks {lag}", voters.join(", "))?;
@@ -161,6 +168,16 @@ impl Display for Screen {
 }
 
 impl Screen {
+    /// The number of members that run each release.
+    fn releases(&self) -> BTreeMap<String, u64> {
+        let mut releases = BTreeMap::new();
+        for member in &self.members {
+            let release = member.release.as_deref().map_or("an older one".to_owned(), |release| bounded(release.to_owned()));
+            *releases.entry(release).or_default() += 1;
+        }
+        releases
+    }
+
     fn queues(&self) -> Table {
         let mut table = Table::new(["MODEL", "RUNNING", "WAITING", "REQUESTS", "RESCUES", "CONTEXT"]);
         for model in &self.models {
@@ -370,11 +387,13 @@ mod tests {
         let shown = shown(|said| {
             said["members"][0]["seconds_since_heartbeat"] = 4.2.into();
             said["members"][1]["draining"] = true.into();
+            said["members"][2]["release"] = "9.9.9".into();
             said["members"][1]["name"] = "evil\u{1b}[2J\nname".repeat(9).into();
             said["models"][1]["context_tokens"] = Value::Null;
             said["models"][1]["sequences_waiting"] = 3.into();
         });
         assert_eq!(line(&shown, "decode-0")[4], "silent for 4 s");
+        assert_eq!(line(&shown, "releases"), ["releases: 9.9.9 at 1, an older one at 5"]);
         assert_eq!(line(&shown, "org/qwen")[2..], ["3", "0", "0", "no decode worker"]);
         let evil = line(&shown, "evil·[2J·nameevil");
         assert!(evil[0].chars().count() <= 48 && evil[4] == "draining", "{evil:?}");

@@ -25,7 +25,7 @@ impl Table {
 }
 
 /// Makes a cell printable and of bounded length: names come from the network.
-fn bounded(cell: String) -> String {
+pub(super) fn bounded(cell: String) -> String {
     let printable: String = cell.chars().map(|c| if c.is_control() { '·' } else { c }).collect();
     if printable.chars().count() <= CELL_CHARS_MAX {
         return printable;

@@ -474,6 +474,7 @@ mod tests {
             host: "here".into(),
             role,
             pid: 1,
+            release: None,
             epoch: "1".into(),
             draining: false,
             unhealthy: false,
