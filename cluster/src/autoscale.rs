@@ -137,6 +137,18 @@ impl Autoscaler {
         }
     }
 
+    /// Whether all decode workers may be given up.
+    pub(crate) fn scales_to_zero(&self) -> bool {
+        self.settings.decode.floor == 0
+    }
+
+    /// Wants a decode worker for the first request after none was wanted, without waiting for the next look.
+    fn wake(&mut self, now: Duration) {
+        if self.decode.wanted() == Some(0) {
+            self.decode.look(now, 1, 1, 0);
+        }
+    }
+
     /// The time since the last look, or `None` if it is too early for another.
     fn is_due(&mut self, now: Duration) -> Option<Duration> {
         let (_, looked) = *self.looked.get_or_insert((now, now));
@@ -177,7 +189,8 @@ impl Autoscaler {
         let decode = |of: fn(&Outlook) -> f64| {
             let (rows, context, used) = (of(&rows), of(&context), of(&used));
             let prompts = if prefill_range.ceiling == 0 { of(&prompts) } else { 0.0 };
-            let load = DecodeLoad { rows, context, used, prompts, unserved: seen.unserved, workers: seen.decode_workers };
+            let Seen { unserved, decode_workers: workers, is_awaited, .. } = *seen;
+            let load = DecodeLoad { rows, context, used, prompts, unserved, workers, is_awaited };
             decode_needed(load, room, cost, decode_range.ceiling).saturating_add(warm).max(scheduled.decode)
         };
         let (needed, enough) = (decode(|outlook| outlook.soon), decode(|outlook| outlook.most));
@@ -221,6 +234,8 @@ struct Seen {
     work_max: f64,
     /// The number of sequences without a place, or whose decode worker has kept them waiting.
     unserved: f64,
+    /// Whether decode workers are needed though no sequence decodes.
+    is_awaited: bool,
 }
 
 impl Cluster {
@@ -232,6 +247,9 @@ impl Cluster {
     /// Looks at the signals, if it is time.
     pub(crate) fn autoscale(&mut self, now: Duration) {
         let Some(scaler) = &mut self.autoscaler else { return };
+        if self.requests.waiting() > 0 {
+            scaler.wake(now);
+        }
         let Some(passed) = scaler.is_due(now) else { return };
         let (seen, limits) = (self.look(now), self.tightest_limits());
         if let Some(scaler) = &mut self.autoscaler {
@@ -258,6 +276,7 @@ impl Cluster {
         let workers = f64::from(seen.decode_workers.max(1));
         (seen.blocks, seen.work_max) = (seen.blocks / workers, seen.work_max / workers);
         seen.unserved = (self.requests.waiting() + self.stuck(now)) as f64;
+        seen.is_awaited = self.requests.len() > 0 || self.context_tokens(now).is_none();
         seen
     }
 

@@ -188,9 +188,12 @@ impl Cluster {
     }
 
     /// The longest sequence that the cluster can hold now; `None` without a decode worker. A cluster that has just lost its last decode
-    /// worker still accepts requests, which wait: a worker that restarts or was only unreachable returns within seconds.
+    /// worker still accepts requests, which wait: a worker that restarts or was only unreachable returns within seconds. One that scales to
+    /// zero always does, as its next request brings a worker.
     pub fn context_tokens(&self, now: Duration) -> Option<u32> {
-        let awaited = self.last_decode.filter(|(gone, _)| now.saturating_sub(*gone) < RETURN_MAX.min(self.settings.queue_wait_max));
+        let returns = self.autoscaler.as_ref().is_some_and(Autoscaler::scales_to_zero);
+        let within = RETURN_MAX.min(self.settings.queue_wait_max);
+        let awaited = self.last_decode.filter(|(gone, _)| returns || now.saturating_sub(*gone) < within);
         self.context_tokens.or(awaited.map(|(_, context)| context))
     }
 

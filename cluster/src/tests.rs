@@ -551,6 +551,47 @@ fn nobody_waits_for_blocks_after_the_prefill_job() {
 }
 
 #[test]
+fn the_last_decode_worker_goes_and_the_next_request_brings_one() {
+    let decode = Range { floor: 0, ceiling: 8 };
+    let autoscale = settings().autoscale.map(|autoscale| AutoscaleSettings { decode, ..autoscale });
+    let mut cluster = Cluster::new(ClusterSettings { autoscale, ..settings() }, model());
+    let wanted = |cluster: &Cluster| cluster.wanted().map(|wanted| wanted.decode);
+    let mut now = START;
+    let mut pass = |cluster: &mut Cluster, seconds: u64| {
+        for _ in 0..seconds {
+            now += Duration::from_secs(1);
+            cluster.tick(now);
+        }
+        now
+    };
+    let now = pass(&mut cluster, 20);
+    assert_eq!(wanted(&cluster), Some(1), "one has to tell what it can hold");
+    assert_eq!(cluster.context_tokens(now), None);
+    let first = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    for _ in 0..40 {
+        let now = pass(&mut cluster, 1);
+        cluster.worker_event(now, first, WorkerEvent::Heartbeat(Box::default()));
+    }
+    assert_eq!(wanted(&cluster), Some(0));
+    let now = pass(&mut cluster, 1);
+    cluster.worker_event(now, first, WorkerEvent::Leaving);
+    cluster.worker_down(now, first);
+    let now = pass(&mut cluster, 3600);
+    drain(&mut cluster);
+    assert_eq!((wanted(&cluster), cluster.context_tokens(now).is_some()), (Some(0), true), "an hour later it still takes requests");
+
+    let waiting = cluster.submit(now, request(40, 1)).unwrap();
+    let now = pass(&mut cluster, 1);
+    assert_eq!(wanted(&cluster), Some(1));
+    let second = cluster.register(now, register("e", RoleInfo::Decode(engine(1)))).unwrap();
+    let jobs = decode_jobs(&drain(&mut cluster));
+    assert_eq!((jobs[0].0, jobs[0].1.request), (second, waiting));
+    let now = pass(&mut cluster, 4);
+    cluster.worker_event(now, second, token(jobs[0].1.sequence, 0, 1));
+    assert_eq!(wanted(&cluster), Some(1), "as long as it runs");
+}
+
+#[test]
 fn an_answer_that_ends_before_its_prefill_is_reported_has_the_time_of_it() {
     let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();

@@ -1,4 +1,5 @@
-//! `tidemill up --autoscale`: under load one decode worker becomes four, and one again after it. No client notices.
+//! `tidemill up --autoscale`: under load one decode worker becomes four, and one again after it. No client notices. Where none need stay, the
+//! last one goes, too, and a request waits until one is there again.
 
 mod support;
 
@@ -85,6 +86,26 @@ async fn workers_come_with_the_load_and_go_with_it_and_no_answer_changes() {
     assert_eq!((most.into_inner(), now.into_inner()), (4, 1), "all that it may have, and one again");
     assert_eq!(cluster.metric("tidemill_wanted_workers", &["role=\"decode\"".into()]).await, 1.0);
     assert_eq!(cluster.metric("tidemill_rescues_total", &[]).await, 0.0, "who drains hands its sequences over");
+    cluster.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_requests_no_worker_stays_and_the_next_request_waits_for_one() {
+    let cases = &cases()[..2];
+    let expected = reference(cases).await;
+    let autoscale = "prefill=0..1,decode=0..2,window_s=3,start_s=2,cooldown_s=3";
+    let cluster = Cluster::start(&["--autoscale", autoscale, "--prefill", "0", "--kvpool", "0", "--threads", "1"]);
+    for (case, expected) in cases.iter().zip(&expected) {
+        let began = Instant::now();
+        while decode_workers(&cluster.cluster().await) > 0 {
+            assert!(began.elapsed() < PHASE_MAX, "a worker stays");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        eprintln!("none after {:?}", began.elapsed());
+        let answer = complete(&cluster, case).await;
+        assert_same(std::slice::from_ref(expected), &[answer], std::slice::from_ref(case), "by a worker that came for it");
+        assert_eq!(decode_workers(&cluster.cluster().await), 1);
+    }
     cluster.stop();
 }
 

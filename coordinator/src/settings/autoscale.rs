@@ -18,7 +18,7 @@ use tidemill_net::config::{ConfigError, invalid};
 pub struct AutoscaleFlags {
     /// Fewest and most prefill workers of each model, such as 1..4; 0..0 for none
     pub prefill: String,
-    /// Fewest and most decode workers of each model, such as 1..4; at least 1
+    /// Fewest and most decode workers of each model, such as 1..4; with 0..4 the last one goes, too, and the next request waits for one
     pub decode: String,
     /// Workers of each role beyond those that are needed, for what comes suddenly [default: 0]
     pub warm: Option<u32>,
@@ -81,20 +81,31 @@ impl FromStr for AutoscaleFlags {
 }
 
 impl AutoscaleFlags {
-    pub fn check(self) -> Result<AutoscaleSettings, ConfigError> {
+    /// `queue_wait_max` is how long a request waits for a worker.
+    pub fn check(self, queue_wait_max: Duration) -> Result<AutoscaleSettings, ConfigError> {
         let within = |key: &'static str, value: u64, least: u64, most: u64| match value {
             value if (least..=most).contains(&value) => Ok(Duration::from_secs(value)),
             value => Err(invalid(key, value, format!("must be from {least} to {most}"))),
         };
+        let decode = range("autoscale.decode", &self.decode, 1)?;
+        let start = within("autoscale.start_s", self.start_s.unwrap_or(60), 0, START_S_MAX)?;
+        if decode.floor == 0 && queue_wait_max <= start {
+            let reason = format!(
+                "requests would give up before a worker serves: `queue_wait_s` ({}) must be more than `autoscale.start_s` ({})",
+                queue_wait_max.as_secs(),
+                start.as_secs()
+            );
+            return Err(invalid("autoscale.decode", &self.decode, reason));
+        }
         Ok(AutoscaleSettings {
             prefill: range("autoscale.prefill", &self.prefill, 0)?,
-            decode: range("autoscale.decode", &self.decode, 1)?,
+            decode,
             warm: match self.warm.unwrap_or(0) {
                 warm @ 0..=WORKERS_MAX => warm,
                 warm => return Err(invalid("autoscale.warm", warm, format!("must be from 0 to {WORKERS_MAX}"))),
             },
             window: within("autoscale.window_s", self.window_s.unwrap_or(30), WINDOW_S_MIN, WINDOW_S_MAX)?,
-            start: within("autoscale.start_s", self.start_s.unwrap_or(60), 0, START_S_MAX)?,
+            start,
             cooldown: within("autoscale.cooldown_s", self.cooldown_s.unwrap_or(300), 1, COOLDOWN_S_MAX)?,
             schedules: self.schedules.into_iter().map(ScheduleFlags::check).collect::<Result<_, _>>()?,
             // The cluster's clock starts within moments.
@@ -143,12 +154,13 @@ fn minutes(text: &str) -> Option<u32> {
     (minute < 60 && hour * 60 + minute <= DAY_MINUTES).then_some(hour * 60 + minute)
 }
 
-fn range(key: &'static str, text: &str, least: u32) -> Result<Range, ConfigError> {
+/// `most_min` is the least that the larger number may be.
+fn range(key: &'static str, text: &str, most_min: u32) -> Result<Range, ConfigError> {
     let bounds =
         text.split_once("..").and_then(|(floor, ceiling)| Some((floor.trim().parse::<u32>().ok()?, ceiling.trim().parse::<u32>().ok()?)));
     let (floor, ceiling) = bounds.ok_or_else(|| invalid(key, text, "must be the fewest and the most workers, such as 1..4"))?;
-    if floor < least || ceiling < floor || ceiling > WORKERS_MAX {
-        return Err(invalid(key, text, format!("must be two numbers from {least} to {WORKERS_MAX}, the larger one last")));
+    if ceiling < floor.max(most_min) || ceiling > WORKERS_MAX {
+        return Err(invalid(key, text, format!("must be two numbers up to {WORKERS_MAX}, the larger one last and at least {most_min}")));
     }
     Ok(Range { floor, ceiling })
 }
@@ -157,11 +169,13 @@ fn range(key: &'static str, text: &str, least: u32) -> Result<Range, ConfigError
 mod tests {
     use super::*;
 
+    const WAIT: Duration = Duration::from_secs(60);
+
     #[test]
     fn schedules_have_days_and_hours() {
         let check = |text: &str| {
             let flags: AutoscaleFlags = toml::from_str(&format!("prefill = '0..4'\ndecode = '1..8'\nschedules = [{text}]")).unwrap();
-            flags.check().map(|settings| settings.schedules).map_err(|error| error.to_string())
+            flags.check(WAIT).map(|settings| settings.schedules).map_err(|error| error.to_string())
         };
         let weekdays = [true, true, true, true, true, false, false];
         let expected = Schedule { days: weekdays, from: 480, to: 1230, prefill: 0, decode: 4 };
@@ -186,14 +200,15 @@ mod tests {
         let flags: AutoscaleFlags = "prefill=0..4, decode=2..8,warm=1,cooldown_s=60".parse().unwrap();
         let section = toml::from_str("prefill = '0..4'\ndecode = '2..8'\nwarm = 1\ncooldown_s = 60").unwrap();
         assert_eq!(flags, section);
-        let settings = flags.check().unwrap();
+        let settings = flags.check(WAIT).unwrap();
         assert_eq!((settings.prefill, settings.decode), (Range { floor: 0, ceiling: 4 }, Range { floor: 2, ceiling: 8 }));
         assert_eq!((settings.warm, settings.window, settings.cooldown), (1, Duration::from_secs(30), Duration::from_secs(60)));
         for (text, words) in [
             ("4", "prefill=1..4"),
             ("prefil=1..4", "`prefil` is none of"),
             ("prefill=1..4", "autoscale.decode"),
-            ("prefill=1..4,decode=0..4", "autoscale.decode"),
+            ("prefill=1..4,decode=0..0", "autoscale.decode"),
+            ("prefill=1..4,decode=0..4,start_s=60", "queue_wait_s"),
             ("prefill=4..1,decode=1..4", "autoscale.prefill"),
             ("prefill=1,decode=1..4", "such as 1..4"),
             ("prefill=1..9999,decode=1..4", "4096"),
@@ -201,7 +216,7 @@ mod tests {
             ("prefill=1..4,decode=1..4,window_s=2", "autoscale.window_s"),
             ("prefill=1..4,decode=1..4,start_s=x", "start_s=x"),
         ] {
-            let error = text.parse::<AutoscaleFlags>().and_then(|flags| flags.check().map_err(|error| error.to_string())).unwrap_err();
+            let error = text.parse::<AutoscaleFlags>().and_then(|flags| flags.check(WAIT).map_err(|error| error.to_string())).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");
         }
     }

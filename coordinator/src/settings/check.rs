@@ -2,7 +2,6 @@
 
 use super::{
     Flags, Settings, TlsFiles,
-    autoscale::AutoscaleFlags,
     bounds::{bytes, positive, within},
     classes::ClassFlags,
     context::MemoryFlags,
@@ -143,6 +142,7 @@ impl Flags {
         if let Some(kafka) = &kafka {
             kafka.check_logs(audit.is_some(), feedback.is_some())?;
         }
+        let queue_wait_max = seconds("queue_wait_s", self.queue_wait_s, 60)?;
         Ok(Settings {
             tenants: match (self.tenants, earlier) {
                 (Some(file), _) => KeptIn::File(file),
@@ -210,7 +210,7 @@ impl Flags {
                 admission: AdmissionPolicy { queue_max: positive("queue_max", self.queue_max.unwrap_or(1024))? },
                 policy,
                 classes,
-                queue_wait_max: seconds("queue_wait_s", self.queue_wait_s, 60)?,
+                queue_wait_max,
                 heartbeat_dead: HEARTBEAT_DEAD,
                 probes: match self.probe_every_s.unwrap_or(0) {
                     0 => None,
@@ -222,7 +222,7 @@ impl Flags {
                         },
                     }),
                 },
-                autoscale: self.autoscale.map(AutoscaleFlags::check).transpose()?,
+                autoscale: self.autoscale.map(|autoscale| autoscale.check(queue_wait_max)).transpose()?,
             },
             requests: RequestSettings {
                 context,

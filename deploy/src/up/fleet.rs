@@ -144,7 +144,7 @@ impl Cluster {
                 }
             }
             self.tend_workers(now);
-            if self.workers.is_empty() {
+            if self.workers.is_empty() && wanted.is_none() {
                 return "no worker is left".into();
             }
             self.roll(&mut rolling, now, restart).await;
