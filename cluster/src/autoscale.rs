@@ -66,6 +66,8 @@ const LOOKS: u32 = 6;
 const GATHER_LOOKS: u32 = 3;
 /// The share of the tightest TTFT limit after which a sequence that only its decode worker delays counts as waiting there.
 const STUCK_SHARE: f64 = 0.5;
+/// The multiple of its predicted time, too: a worker that computes a long prompt delays it by nothing but that prompt.
+const STUCK_TIMES: f64 = 1.5;
 
 /// The state between looks at the signals.
 #[derive(Debug)]
@@ -84,6 +86,7 @@ pub(crate) struct Autoscaler {
     rows: Trend,
     context: Trend,
     used: Trend,
+    unserved: Trend,
     prefill: Steps,
     decode: Steps,
 }
@@ -103,6 +106,7 @@ impl Autoscaler {
             rows: trend(),
             context: trend(),
             used: trend(),
+            unserved: trend(),
             prefill: Steps::new(settings.prefill, settings.cooldown),
             decode: Steps::new(settings.decode, settings.cooldown),
             settings,
@@ -163,11 +167,12 @@ impl Autoscaler {
         let prompts = std::mem::take(&mut self.prompts_ms) / passed_ms;
         let prompts = self.prompts.observe(passed, prompts);
         let busy = self.busy.observe(passed, busy);
-        let [queued, rows, context, used] = [
+        let [queued, rows, context, used, unserved] = [
             (&mut self.queued, seen.queued_ms),
             (&mut self.rows, seen.rows),
             (&mut self.context, seen.context),
             (&mut self.used, seen.used),
+            (&mut self.unserved, seen.unserved),
         ]
         .map(|(trend, value)| trend.observe(passed, value));
         if now.saturating_sub(first) < self.every() * GATHER_LOOKS {
@@ -187,9 +192,9 @@ impl Autoscaler {
         self.prefill.look(now, needed, enough, seen.prefill_workers);
         let room = DecodeLimits { tpot_ms: limits.tpot_ms, blocks: seen.blocks, work_max: seen.work_max };
         let decode = |of: fn(&Outlook) -> f64| {
-            let (rows, context, used) = (of(&rows), of(&context), of(&used));
+            let (rows, context, used, unserved) = (of(&rows), of(&context), of(&used), of(&unserved));
             let prompts = if prefill_range.ceiling == 0 { of(&prompts) } else { 0.0 };
-            let Seen { unserved, decode_workers: workers, is_awaited, .. } = *seen;
+            let Seen { decode_workers: workers, is_awaited, .. } = *seen;
             let load = DecodeLoad { rows, context, used, prompts, unserved, workers, is_awaited };
             decode_needed(load, room, cost, decode_range.ceiling).saturating_add(warm).max(scheduled.decode)
         };
@@ -297,7 +302,9 @@ impl Cluster {
         let waits = |(at, running): &(crate::requests::ChoiceId, crate::requests::Running)| {
             let (request, sequence) = self.requests.choice(*at);
             let since = request.handed_over.map_or(running.since, |(handed_over, _)| handed_over.max(running.since));
-            sequence.generated.is_empty() && request.prefill.is_none() && now.saturating_sub(since) > patience
+            let predicted =
+                Duration::try_from_secs_f64(STUCK_TIMES * running.predicted_ttft_ms.unwrap_or(0.0) / 1e3).unwrap_or(Duration::MAX);
+            sequence.generated.is_empty() && request.prefill.is_none() && now.saturating_sub(since) > patience.max(predicted)
         };
         self.requests.running().filter(waits).count()
     }

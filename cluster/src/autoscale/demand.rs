@@ -125,9 +125,10 @@ pub fn decode_needed(load: DecodeLoad, limits: DecodeLimits, cost: &StepCost, ce
         (limits.blocks <= 0.0 || load.used <= USED_MAX * n * limits.blocks)
             && (limits.work_max <= 0.0 || rows <= ROWS_SHARE * n * limits.work_max)
     };
-    // The limiting resource of a worker is not always known: where sequences wait, it holds as many as it can.
+    // The limiting resource of a worker is not always known: where sequences wait, it holds as many as it can. Less than one on average has
+    // waited for a moment.
     let waiting = f64::from(load.workers) * rows / load.rows.max(1.0);
-    let fewest = if load.unserved > 0.0 { (waiting.ceil() as u32).clamp(1, ceiling.max(1)) } else { 1 };
+    let fewest = if load.unserved >= 1.0 { (waiting.ceil() as u32).clamp(1, ceiling.max(1)) } else { 1 };
     (fewest..ceiling).find(|&workers| keeps_pace(workers.into()) && has_room(workers.into())).unwrap_or(ceiling)
 }
 
@@ -191,6 +192,8 @@ mod tests {
         assert_eq!(needed(DecodeLoad { rows: 10.0, used: 2400.0, ..DecodeLoad::default() }), 3, "0.8 of three");
         let waiting = DecodeLoad { rows: 16.0, unserved: 16.0, workers: 2, ..DecodeLoad::default() };
         assert_eq!(needed(waiting), 4, "two that are full and as many again that wait");
+        let moment = DecodeLoad { rows: 1.0, unserved: 0.9, workers: 4, ..DecodeLoad::default() };
+        assert_eq!(needed(moment), 1, "what waits for a moment needs no other worker");
         assert!(needed(DecodeLoad { rows: 60.0, prompts: 1.0, ..DecodeLoad::default() }) > 2, "prompts take time");
         let hopeless = DecodeLimits { tpot_ms: 1.0, ..LIMITS };
         let one = DecodeLoad { rows: 2.0, ..DecodeLoad::default() };
