@@ -25,6 +25,7 @@ use tidemill_gateway::{
         server::{self, Limits, Tls, TlsError},
     },
     metrics,
+    operators::{self, Operators},
     safety::{
         audit::{self, Audit},
         moderator::{Moderator, ModeratorError},
@@ -91,6 +92,8 @@ pub enum RunError {
     Keep(#[from] KeepError),
     #[error("the identity provider's keys: {0}")]
     Jwks(#[from] JwksError),
+    #[error(transparent)]
+    Operators(#[from] operators::StartError),
     #[error(transparent)]
     Audit(#[from] audit::OpenError),
     #[error("traces cannot be sent: {0}")]
@@ -268,6 +271,7 @@ impl Coordinator {
             kafka,
             traces: traces.transpose()?.map(Arc::new),
             audit,
+            operators: settings.operators.map(Operators::start).transpose()?.map(Arc::new),
             requests_max: settings.connections.connections,
         };
         let gateway = Arc::new(Gateway::new(served.collect(), settings.aliases.clone(), routes::generating, gateway));
@@ -327,6 +331,8 @@ impl Coordinator {
         tasks.spawn("summarizes conversations", front_door_loop, Arc::clone(&self.gateway).run_summaries());
         let gateway = Arc::clone(&self.gateway);
         tasks.spawn("deletes old audit records", front_door_loop, async move { gateway.expire_audit().await });
+        let crossings = Arc::clone(&self.gateway);
+        tasks.spawn("records crossed budgets", front_door_loop, async move { crossings.tend_crossings().await });
         let gateway = Arc::clone(&self.gateway);
         tasks.spawn("advances rollouts", front_door_loop, async move { gateway.tend_rollouts().await });
         // These two may end by themselves: one when it is told to, the other where signals cannot be handled.

@@ -9,6 +9,7 @@ pub mod context;
 pub mod feedback;
 pub mod kafka;
 pub mod models;
+pub mod operators;
 mod peers;
 pub mod pii;
 pub mod quota_server;
@@ -27,6 +28,7 @@ use context::{ContextFlags, MemoryFlags};
 use feedback::FeedbackFlags;
 use kafka::{KafkaFlags, KafkaSettings};
 use models::{ModelFlag, ModelSettings, one_or_several, parse_aliases};
+use operators::OperatorsFlags;
 use peers::parse_peers;
 use pii::PiiFlags;
 use quota_server::QuotaServerFlags;
@@ -43,6 +45,7 @@ use tidemill_gateway::{
     batches,
     features::feedback::FeedbackSettings,
     http::server::Limits as Connections,
+    operators::OperatorSettings,
     safety::{Safety, audit::AuditSettings, moderator},
     serving::gateway::settings::RequestSettings,
     store::{self, postgres::Address},
@@ -77,7 +80,7 @@ pub struct Flags {
     /// Opens the front door to all callers, also at an address that other machines reach, until there is a key [default: false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub open: Option<bool>,
-    /// Lets `admin` be an address that other machines reach. Every caller that reaches it can make keys [default: false]
+    /// Lets `admin` be an address that other machines reach. Without `[operators]` every caller that reaches it can make keys [default: false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub admin_public: Option<bool>,
     /// File with tenants and keys; coordinators of one host may share it [default: the registry, where there are several coordinators; else
@@ -117,6 +120,10 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jwt: Option<JwtFlags>,
+    /// Operators who sign in at `admin`, with roles: a section of the file [default: none, reaching `admin` is enough]
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operators: Option<OperatorsFlags>,
     /// An endpoint that usage events are posted to: a section of the file [default: none]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -295,8 +302,8 @@ pub struct Flags {
     #[arg(long, value_name = "ROLE=RANGE,…")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoscale: Option<AutoscaleFlags>,
-    /// Days for which the audit log in `data` keeps blocks by safety checks and appeals against them; 0: no log. Or a section of the file
-    /// [default: 0]
+    /// Days for which the audit log in `data` keeps blocks by safety checks, appeals against them, and operators' changes; 0: no log. Or a
+    /// section of the file [default: 0]
     #[arg(long, value_name = "DAYS")]
     pub audit: Option<AuditFlags>,
     /// Collector that takes traces of requests as OTLP over HTTP, such as http://127.0.0.1:4318; a section of the file says more [default:
@@ -377,6 +384,8 @@ pub struct Settings {
     pub tiers: Tiers,
     pub prices: Prices,
     pub jwt: Option<jwt::Settings>,
+    /// The sign-in of operators; without it, reaching `admin` is enough.
+    pub operators: Option<OperatorSettings>,
     pub shedding: Option<Watermarks>,
     pub usage: journal::Settings,
     /// The endpoint for usage events, if any.

@@ -1,6 +1,7 @@
 //! `tidemill autoscale`: runs an operator's command whenever the coordinators want a different number of workers.
 
 use crate::{
+    operators::TokenArgs,
     processes::say,
     wanted::{self, Fleet, Wanted},
 };
@@ -28,6 +29,8 @@ pub struct AutoscaleArgs {
     /// Most seconds that the command may take; then it is killed, with what it has started
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     deadline_s: u64,
+    #[command(flatten)]
+    token: TokenArgs,
     /// The command and its first arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -37,7 +40,7 @@ pub struct AutoscaleArgs {
 pub async fn autoscale(args: AutoscaleArgs) -> anyhow::Result<()> {
     let urls = args.url.iter().map(|url| cluster_url(url)).collect::<anyhow::Result<Vec<_>>>()?;
     let hook = Hook { command: args.command, deadline: Duration::from_secs(args.deadline_s) };
-    let mut wanted = wanted::watch(wanted::client()?, urls, Duration::from_secs(args.every_s), say);
+    let mut wanted = wanted::watch(wanted::client(args.token.client()?)?, urls, Duration::from_secs(args.every_s), say);
     let mut done = BTreeMap::new();
     let acting = async {
         // Every poll notifies, even without a change, so that a failed command is tried again.
@@ -143,7 +146,7 @@ mod tests {
         let log = dir.path().join("log");
         let hook = hook(&format!("echo \"$@ $TIDEMILL_ROLE $TIDEMILL_MODEL $TIDEMILL_WORKERS\" >> {0}; test $3 != 9", log.display()));
         let (shows, shown_now) = watch::channel(shown(0, 2));
-        let (client, urls) = (wanted::client().unwrap(), [coordinator(shown_now).await]);
+        let (client, urls) = (wanted::client(reqwest::Client::builder().no_proxy()).unwrap(), [coordinator(shown_now).await]);
         let mut done = BTreeMap::new();
         for (prefill, number) in [(0, 2), (0, 2), (0, 9), (0, 9), (1, 2)] {
             shows.send_replace(shown(prefill, number));

@@ -1,5 +1,6 @@
 //! `tidemill backup` and `tidemill restore`: what a coordinator keeps, written to a file while it runs, and to an empty data directory.
 
+use crate::operators::TokenArgs;
 use anyhow::{Context, bail, ensure};
 use rusqlite::{Connection, OpenFlags};
 use serde_json::Value;
@@ -29,6 +30,8 @@ pub struct BackupArgs {
     /// The coordinator's --admin address: each of several has data of its own
     #[arg(long, default_value = "http://127.0.0.1:9100")]
     url: String,
+    #[command(flatten)]
+    token: TokenArgs,
 }
 
 /// Writes a backup, and checks it.
@@ -40,7 +43,7 @@ pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
     let made = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&part);
     let mut file = made.with_context(|| format!("cannot write {}", part.display()))?;
     let written = async {
-        download(&args.url, &mut file).await?;
+        download(&args.url, &args.token, &mut file).await?;
         file.sync_all()?;
         let manifest = archive::read(BufReader::new(File::open(&part)?), |_| Ok(io::sink()))?;
         fs::hard_link(&part, &args.out).with_context(|| format!("cannot give the backup its name {out}"))?;
@@ -54,8 +57,8 @@ pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn download(url: &str, to: &mut File) -> anyhow::Result<()> {
-    let client = reqwest::Client::builder().read_timeout(SILENCE_MAX).no_proxy().build()?;
+async fn download(url: &str, token: &TokenArgs, to: &mut File) -> anyhow::Result<()> {
+    let client = token.client()?.read_timeout(SILENCE_MAX).build()?;
     let mut address = reqwest::Url::parse(url).with_context(|| format!("`{url}` is no URL such as http://127.0.0.1:9100"))?;
     address.set_path("/admin/backup");
     let unreachable = || format!("no answer from {url}: is this a coordinator's --admin address?");

@@ -3,6 +3,7 @@
 mod screen;
 mod table;
 
+use crate::operators::TokenArgs;
 use anyhow::{Context, bail};
 use nix::libc;
 use screen::Screen;
@@ -23,6 +24,8 @@ pub struct ClusterArgs {
     /// Seconds between two refreshes
     #[arg(long, default_value_t = 1.0)]
     pub every_s: f64,
+    #[command(flatten)]
+    token: TokenArgs,
 }
 
 const ANSWER: Duration = Duration::from_secs(5);
@@ -36,8 +39,7 @@ pub async fn cluster(args: ClusterArgs) -> anyhow::Result<()> {
     if !(0.1..=3600.0).contains(&args.every_s) {
         bail!("--every-s must be from 0.1 to 3600");
     }
-    // No proxy: a cluster's addresses are private.
-    let client = reqwest::Client::builder().no_proxy().timeout(ANSWER).build()?;
+    let client = args.token.client()?.timeout(ANSWER).build()?;
     let url = format!("{base}/cluster");
     if args.once {
         show(&look(&client, &url).await?, false)?;

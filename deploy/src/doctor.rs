@@ -8,6 +8,7 @@ pub mod checks;
 pub mod facts;
 pub mod remote;
 
+use crate::operators::TokenArgs;
 use checks::{Finding, Verdict};
 use facts::Facts;
 use serde::Serialize;
@@ -22,6 +23,8 @@ pub struct DoctorArgs {
     /// URL of a coordinator's operators' port, or of its front door if it has none: checks the cluster, too
     #[arg(long)]
     pub url: Option<String>,
+    #[command(flatten)]
+    token: TokenArgs,
     /// Print JSON: `failed`, and `findings` with `check`, `verdict` (good, warning or failure), `says` and `todo`
     #[arg(long)]
     pub json: bool,
@@ -38,7 +41,7 @@ pub async fn doctor(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     let facts = Facts::gather(&args.config)?;
     let mut findings = checks::all(&facts);
     if let Some(url) = &args.url {
-        findings.extend(remote::check(url).await?);
+        findings.extend(remote::check(url, &args.token).await?);
     }
     let failed = findings.iter().any(|finding| finding.verdict == Verdict::Failure);
     let outcome = Outcome { failed, findings };

@@ -1,6 +1,6 @@
 //! `tidemill erase` and `tidemill export`: a tenant's or a user's data is erased, or written out, at a coordinator's operators' port.
 
-use crate::keys::At;
+use crate::{keys::At, operators::TokenArgs};
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::{
@@ -24,11 +24,13 @@ pub struct ExportArgs {
     /// A coordinator's --admin address: each has files, opinions and usage of its own
     #[arg(long, default_value = "http://127.0.0.1:9100")]
     url: String,
+    #[command(flatten)]
+    token: TokenArgs,
 }
 
 /// Writes JSON lines to stdout. An error if they do not come to their end.
 pub async fn export(args: ExportArgs) -> anyhow::Result<()> {
-    let client = reqwest::Client::builder().read_timeout(SILENCE_MAX).no_proxy().build()?;
+    let client = args.token.client()?.read_timeout(SILENCE_MAX).build()?;
     let mut url = reqwest::Url::parse(&args.url).with_context(|| format!("`{}` is no URL such as http://127.0.0.1:9100", args.url))?;
     url.set_path("/admin/export");
     url.query_pairs_mut().append_pair("tenant", &args.tenant).extend_pairs(args.user.iter().map(|user| ("user", user)));
@@ -70,6 +72,8 @@ pub struct EraseArgs {
     /// Print the coordinators' answers as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    token: TokenArgs,
 }
 
 pub async fn erase(args: EraseArgs) -> anyhow::Result<()> {
@@ -80,7 +84,7 @@ pub async fn erase(args: EraseArgs) -> anyhow::Result<()> {
         if let Some(user) = &args.user {
             body["user"] = user.as_str().into();
         }
-        let mut answer = At::of(url, args.json).call(reqwest::Method::POST, "/admin/erasures", Some(body)).await?;
+        let mut answer = At::of(url, args.json, &args.token).call(reqwest::Method::POST, "/admin/erasures", Some(body)).await?;
         answer["coordinator"] = url.as_str().into();
         answers.push(answer);
     }

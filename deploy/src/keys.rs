@@ -1,5 +1,6 @@
 //! `tidemill keys` and `tidemill tenants`, at a coordinator's operators' port.
 
+use crate::operators::TokenArgs;
 use anyhow::{Context, bail};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -83,6 +84,8 @@ pub struct At {
     /// Print the coordinator's answer as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    token: TokenArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -196,14 +199,14 @@ impl LimitArgs {
 }
 
 impl At {
-    pub(crate) fn of(url: &str, json: bool) -> Self {
-        Self { url: url.to_owned(), json }
+    pub(crate) fn of(url: &str, json: bool, token: &TokenArgs) -> Self {
+        Self { url: url.to_owned(), json, token: token.clone() }
     }
 
     pub(crate) async fn call(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
         let url = format!("{}{path}", self.url.trim_end_matches('/'));
         // No proxy: keys must reach only the coordinator.
-        let client = reqwest::Client::builder().timeout(ANSWER_MAX).no_proxy().build()?;
+        let client = self.token.client()?.timeout(ANSWER_MAX).build()?;
         let mut request = client.request(method, &url);
         if let Some(body) = body {
             request = request.json(&body);

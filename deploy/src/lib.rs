@@ -11,7 +11,7 @@
 //! - [`doctor`]: `tidemill doctor`, checks that machines and clusters are fit to serve
 //! - [`erase`]: `tidemill erase` and `tidemill export`
 //! - [`eval`]: `tidemill eval`, evaluation of models' answers
-//! - [`keys`]: `tidemill keys` and `tidemill tenants`; [`usage`]: `tidemill usage`
+//! - [`keys`]: `tidemill keys` and `tidemill tenants`; [`usage`]: `tidemill usage`; [`operators`]: the token that these and others send
 //! - [`registry`]: `tidemill registry`, the records that the coordinators agree on
 //! - [`rollout`]: `tidemill rollout`, moving users from one model to another
 //! - [`safety`]: `tidemill safety`, training and evaluation of the safety checks' classifier
@@ -35,6 +35,7 @@ pub mod feedback;
 pub mod gguf;
 pub mod golden;
 pub mod keys;
+pub mod operators;
 pub mod processes;
 pub mod registry;
 pub mod rollout;

@@ -1,5 +1,6 @@
 //! `tidemill registry`: reads and changes the records that the coordinators agree on, at a coordinator's operators' port.
 
+use crate::operators::TokenArgs;
 use anyhow::{Context, bail};
 use reqwest::{Method, RequestBuilder, Url};
 use serde::Deserialize;
@@ -12,6 +13,8 @@ pub struct RegistryArgs {
     /// URL of any coordinator's operators' port (its --admin)
     #[arg(long, default_value = "http://127.0.0.1:9100", global = true)]
     pub url: String,
+    #[command(flatten)]
+    token: TokenArgs,
     #[command(subcommand)]
     pub command: RegistryCommand,
 }
@@ -56,8 +59,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 pub async fn registry(args: RegistryArgs) -> anyhow::Result<()> {
     let base = Url::parse(&args.url).with_context(|| format!("`{}` is not a URL such as http://127.0.0.1:9100", args.url))?;
-    // No proxy: a cluster's addresses are private.
-    let client = reqwest::Client::builder().no_proxy().timeout(ANSWER).build()?;
+    let client = args.token.client()?.timeout(ANSWER).build()?;
     let path = |parts: &[&str]| {
         let mut url = base.clone();
         match url.path_segments_mut() {

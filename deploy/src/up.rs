@@ -10,7 +10,10 @@ mod models;
 mod rolling;
 mod scaling;
 
-use crate::processes::{Process, say};
+use crate::{
+    operators,
+    processes::{Process, say},
+};
 use anyhow::{Context, bail};
 use degrees::Degrees;
 use fleet::{Cluster, Door, certified};
@@ -232,7 +235,7 @@ pub async fn up(args: UpArgs) -> anyhow::Result<()> {
     let ranges = ranges(&args)?;
     let scratch = tempfile::tempdir().context("cannot make a temporary directory")?;
     let data = args.data.clone().unwrap_or_else(|| scratch.path().to_owned());
-    let mut cluster = Cluster::default();
+    let mut cluster = Cluster::new(operators::look_token(args.coordinator_config.as_deref())?);
     let signalled = process::terminated();
     tokio::pin!(signalled);
     let outcome = tokio::select! {

@@ -1,7 +1,7 @@
 //! `tidemill usage`: reads the coordinators' usage logs, whether the coordinators are running or not, and adds them up; or asks the
 //! coordinators what was spent of which budget.
 
-use crate::keys::At;
+use crate::{keys::At, operators::TokenArgs};
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::{
@@ -46,6 +46,8 @@ pub struct UsageArgs {
     /// Form of the output: table, csv, json (the sums), or events (each event, as a line of JSON)
     #[arg(long, default_value = "table", value_parser = ["table", "csv", "json", "events"])]
     format: String,
+    #[command(flatten)]
+    token: TokenArgs,
 }
 
 pub async fn usage(args: &UsageArgs) -> anyhow::Result<()> {
@@ -86,7 +88,7 @@ async fn spend(args: &UsageArgs) -> anyhow::Result<()> {
     let mut rows: BTreeMap<(String, String), Value> = BTreeMap::new();
     let mut resets = Value::Null;
     for url in &args.url {
-        let mut answer = At::of(url, args.json).call(reqwest::Method::GET, "/admin/spend", None).await?;
+        let mut answer = At::of(url, args.json, &args.token).call(reqwest::Method::GET, "/admin/spend", None).await?;
         let reported = [&answer["tenants"], &answer["keys"]].into_iter().filter_map(Value::as_array).flatten();
         for row in reported.filter(|row| args.tenant.as_ref().is_none_or(|tenant| row["tenant"] == **tenant)) {
             let name = |field: &str| row[field].as_str().unwrap_or_default().to_owned();

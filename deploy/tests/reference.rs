@@ -24,7 +24,7 @@ const CONFIGURED: [&str; 7] = ["coordinator", "net", "engine", "kvpool", "prefil
 /// The structs whose keys have guides in [`GUIDES`].
 const GUIDED: [&str; 5] = ["Flags", "DecodeFlags", "EngineFlags", "PoolFlags", "WorkerFlags"];
 /// The guides to keys: (key, title, page). A key that ends in `_` is the prefix of several.
-const GUIDES: [(&str, &str, &str); 30] = [
+const GUIDES: [(&str, &str, &str); 31] = [
     ("admin_public", "Security", "security.md"),
     ("aliases", "Several coordinators", "coordinators.md"),
     ("batch_", "Batches", "batches.md"),
@@ -39,6 +39,7 @@ const GUIDES: [(&str, &str, &str); 30] = [
     ("kv_", "Sizing", "sizing.md"),
     ("model_name", "Several models", "several-models.md"),
     ("open", "Tenants", "tenants.md"),
+    ("operators", "Operators", "operators.md"),
     ("peers", "Several coordinators", "coordinators.md"),
     ("probe_", "Probes", "probes.md"),
     ("quantize", "Checkpoints", "checkpoints.md"),

@@ -1,6 +1,7 @@
 // @ts-check
 // The page: panes, theme, and the live data on its way to them.
 
+import { account } from "./account.js";
 import { ApiError, model } from "./api.js";
 import { ChatPane } from "./chat.js";
 import { ClusterPane } from "./cluster.js";
@@ -82,10 +83,10 @@ let state = "connecting";
 function status() {
   const members = history.snapshot?.cluster.members.length ?? 0;
   /** @type {Record<FeedState, string>} */
-  const words = { connecting: "connecting", live: plural(members, "member"), polling: plural(members, "member"), lost: "no connection", absent: "" };
+  const words = { connecting: "connecting", live: plural(members, "member"), polling: plural(members, "member"), lost: "no connection", closed: "for operators", absent: "" };
   const element = byId("status");
   element.dataset.state = state;
-  element.title = { connecting: "", live: "Live stream", polling: "Asked for once a second", lost: "The coordinator does not answer: trying again", absent: "" }[state];
+  element.title = { connecting: "", live: "Live stream", polling: "Asked for once a second", lost: "The coordinator does not answer: trying again", closed: "Sign in to see the cluster", absent: "" }[state];
   const label = element.querySelector("span");
   if (label) say(label, words[state]);
 }
@@ -107,6 +108,7 @@ async function findModel() {
 name();
 fromHash();
 void findModel();
+void account();
 watch({
   state(next) {
     if (next === "absent") withdraw("cluster");

@@ -23,6 +23,7 @@ const POLL_MS = 1000;
 /** Polls before the stream is tried again. */
 const POLLS_MAX = 30;
 const RETRY_MS = 1500;
+const CLOSED_MS = 10_000;
 
 /** @param {Listener} listener */
 export function watch(listener) {
@@ -54,6 +55,12 @@ async function run(listener, signal) {
       if (signal.aborted) return;
       // Operators have a port of their own, and this is not it.
       if (error instanceof ApiError && error.status === 404) return listener.state("absent");
+      // Operators sign in here, and this one has not, or may not look.
+      if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {
+        listener.state("closed");
+        await sleep(CLOSED_MS, signal);
+        continue;
+      }
       // There are too many viewers already. `/cluster` is there for all.
       if (error instanceof ApiError) await poll(listener, signal);
     }

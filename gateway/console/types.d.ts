@@ -131,8 +131,33 @@ export interface Latencies {
   tpot_ms: number | null;
 }
 
-/** Where the live data comes from. `absent`: this port does not serve it. */
-export type FeedState = "connecting" | "live" | "polling" | "lost" | "absent";
+/** Where the live data comes from. `absent`: this port does not serve it; `closed`: only to operators who have signed in. */
+export type FeedState = "connecting" | "live" | "polling" | "lost" | "closed" | "absent";
+
+/** What `/console/who` says. `until`: the end of the session, in Unix seconds. */
+export interface Account {
+  operator: { shown: string; subject: string; role: string | null; until: number | null } | null;
+  sign_in: boolean;
+}
+
+/** Money has up to six decimals, as text. */
+export interface SpendOf {
+  spent: string;
+  spent_micros: number;
+  soft: string | null;
+  hard: string | null;
+}
+
+export interface SpendRow {
+  tenant: string;
+  day: SpendOf;
+  month: SpendOf;
+}
+
+/** What `/admin/spend` says. */
+export interface Spend {
+  tenants: SpendRow[];
+}
 
 /** An empty value leaves the choice to the model or the server. */
 export interface Sampling {

@@ -2,6 +2,8 @@
 //!
 //! - [`access`]: authentication; [`doors`]: requests that a web page may have caused; `leftover`: bodies that were not read to their end;
 //!   [`cors`]: pages that are allowed; [`admin`]: tenants and keys, for operators
+//! - `gate`: operators' sign-in checked, and their changes recorded; `roles`: the role that each of their routes needs; [`sign_in`]: operators
+//!   with a browser
 //! - [`routes`]: both ports' routes; `paths`: the route for a path; [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the part of a generating endpoint that differs; [`serve`]: the common part; `pages`: pages of stored items; [`chat`],
@@ -42,6 +44,7 @@ mod errors;
 pub mod export;
 pub mod feedback;
 pub mod files;
+mod gate;
 mod leftover;
 mod logprob;
 pub mod memories;
@@ -58,10 +61,12 @@ pub mod records;
 pub mod replay;
 pub mod rerank;
 pub mod responses;
+mod roles;
 pub mod rollouts;
 pub mod routes;
 pub mod serve;
 pub mod server;
+pub mod sign_in;
 pub mod stored;
 pub mod tokenize;
 mod tool_choice;

@@ -21,6 +21,7 @@
 //! - [`store`]: stored responses and conversations
 //! - [`requests`]: clients' requests, checked
 //! - [`tenants`]: authentication, quotas and usage
+//! - [`operators`]: who may use the operators' port
 //! - [`safety`]: safety checks, personal data, and the audit log of blocks
 //! - [`features`]: feedback, tools that run on the server, grammars, summaries
 //! - [`batches`]: clients' files and batches, on disk and running
@@ -45,6 +46,8 @@ pub mod features;
 pub mod http;
 #[cfg(feature = "shell")]
 pub mod metrics;
+#[cfg(feature = "shell")]
+pub mod operators;
 #[cfg(feature = "shell")]
 pub mod requests;
 #[cfg(feature = "shell")]

@@ -125,6 +125,15 @@ fn describe() {
     describe_counter!("tidemill_shed_total", "Requests turned away because there is too much to do, by `tier`");
     describe_gauge!("tidemill_shedding_step", "Steps of tiers that are turned away: 0 none, 1 the first ones, 2 the second ones, too");
     describe_counter!("tidemill_jwks_fetches_total", "Fetches of the identity provider's keys, by `outcome`: ok, failed");
+    describe_counter!(
+        "tidemill_operator_jwks_fetches_total",
+        "Fetches of the keys of the operators' identity provider, by `outcome`: ok, failed"
+    );
+    describe_counter!(
+        "tidemill_operator_requests_total",
+        "Requests to the operators' port that needed a role, and sign-ins, by `outcome`: allowed, signed_in; refused: no_credential, token, \
+         role, origin, provider (it cannot be reached), audit (the change could not be recorded), no_row"
+    );
     // Usage
     describe_counter!(
         "tidemill_usage_events_lost_total",
@@ -350,6 +359,15 @@ pub fn show_usage_log(lost: u64, failing: bool) {
 pub fn show_jwks((ended, failed): (u64, u64)) {
     counter!("tidemill_jwks_fetches_total", "outcome" => "ok").absolute(ended.saturating_sub(failed));
     counter!("tidemill_jwks_fetches_total", "outcome" => "failed").absolute(failed);
+}
+
+pub fn show_operator_keys((ended, failed): (u64, u64)) {
+    counter!("tidemill_operator_jwks_fetches_total", "outcome" => "ok").absolute(ended.saturating_sub(failed));
+    counter!("tidemill_operator_jwks_fetches_total", "outcome" => "failed").absolute(failed);
+}
+
+pub fn count_operator_request(outcome: &'static str) {
+    counter!("tidemill_operator_requests_total", "outcome" => outcome).increment(1);
 }
 
 pub fn show_usage_sink(counts: &sink::Counts) {

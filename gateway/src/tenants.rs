@@ -1,13 +1,13 @@
 //! Tenants at the gateway: authentication, quotas and usage. The cores of `tidemill-tenancy` behind locks that are held briefly.
 //!
 //! - `authentication`: the ways to authenticate
-//! - `budgets`: what answers and operators are told of budgets; `crossings`: soft ones that are used up
+//! - `budgets`: what answers and operators are told of budgets; [`crossings`]: soft ones that are used up
 //! - [`erasures`]: orders to erase, and what of usage remains
 //! - [`metered`]: a request that holds its quota, until it is settled; `ttft`: the measurements for shedding
 
 mod authentication;
 mod budgets;
-mod crossings;
+pub mod crossings;
 pub mod erasures;
 pub mod metered;
 mod ttft;
@@ -535,6 +535,11 @@ impl Tenants {
     /// Whether load is observed.
     pub fn sheds(&self) -> bool {
         self.shedding.is_some() && !self.is_open()
+    }
+
+    /// Soft budgets that were crossed, and are not in the audit log yet.
+    pub fn crossings(&self) -> &Crossings {
+        &self.crossings
     }
 
     pub(crate) fn now(&self) -> Duration {

@@ -1,39 +1,28 @@
-//! Tokens (JWT) signed by an identity provider: their claims identify the caller. Only configured public-key algorithms are accepted: a
+//! Tokens (JWT) signed by an identity provider: their claims identify the tenant. Only configured public-key algorithms are accepted: a
 //! token's header chooses among these and no others.
 //!
+//! - [`signed`]: what is the same for every token: its signature, its issuer, its audience, its times
 //! - [`remote`]: the provider's keys from a URL
 
 pub mod remote;
+pub mod signed;
 
-use crate::{directory::Principal, limits::Overrides, records::check_name, web::TargetError};
-use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header, jwk::JwkSet};
-use parking_lot::{Mutex, RwLock};
-use remote::Remote;
+use crate::{directory::Principal, limits::Overrides, records::check_name};
+use jsonwebtoken::Algorithm;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
-use std::{
-    collections::HashMap,
-    fmt::{self, Display},
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::SystemTime,
-};
+use signed::{Claims, Signed, Trust};
+pub use signed::{Invalid, Jwks, JwksError, looks_like_one};
+use std::{collections::HashMap, fmt};
 
-/// The tolerated difference between clocks.
-const LEEWAY_S: u64 = 30;
 /// The time for which a valid token is not verified again.
 const TRUSTED_S: u64 = 60;
 /// The number of valid tokens that are remembered.
 const TRUSTED_MAX: usize = 16_384;
-/// The maximum length of a token.
-const TOKEN_BYTES_MAX: usize = 16 << 10;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    pub issuer: String,
-    /// A token must be for one of these.
-    pub audience: Vec<String>,
-    pub algorithms: Vec<Algorithm>,
-    pub jwks: Jwks,
+    pub trust: Trust,
     /// The names of claims.
     pub tenant_claim: String,
     pub user_claim: String,
@@ -44,14 +33,6 @@ pub struct Settings {
     pub tier: String,
     /// The number of seconds after a token's expiry for which its background work continues.
     pub background_s: u64,
-}
-
-/// The source of a provider's public keys.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Jwks {
-    /// A file, which is read again when it changes.
-    File(PathBuf),
-    Url(remote::Settings),
 }
 
 /// The algorithms that may be configured.
@@ -67,66 +48,19 @@ pub const ALGORITHMS: [(&str, Algorithm); 9] = [
     ("EdDSA", Algorithm::EdDSA),
 ];
 
+/// Verifies tenants' tokens.
 pub struct Verifier {
     settings: Settings,
-    known: Arc<Known>,
-    remote: Option<Remote>,
-    /// The modification time of the keys' file when it was read.
-    written: Mutex<Option<SystemTime>>,
-}
-
-/// The provider's keys, and tokens that were verified with them.
-#[derive(Default)]
-struct Known {
-    keys: RwLock<Keys>,
+    signed: Signed,
     /// Verified tokens, by digest.
     trusted: Mutex<HashMap<[u8; 32], Trusted>>,
-}
-
-/// Keys, each with its id if it has one.
-type Keys = Vec<(Option<String>, DecodingKey)>;
-
-impl Known {
-    /// Replaces the keys. Tokens of removed keys are no longer trusted.
-    fn replace(&self, keys: Keys) {
-        *self.keys.write() = keys;
-        self.trusted.lock().clear();
-    }
 }
 
 struct Trusted {
     principal: Principal,
     until: u64,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum JwksError {
-    #[error("cannot read {path}: {source}")]
-    File { path: PathBuf, source: std::io::Error },
-    #[error("cannot get {url}: {source}")]
-    Fetch { url: String, source: ureq::Error },
-    #[error(transparent)]
-    Target(#[from] TargetError),
-    #[error("{from} is not a set of JSON web keys: {source}")]
-    Syntax { from: String, source: serde_json::Error },
-    #[error("{from} has no key that can verify signatures")]
-    Empty { from: String },
-}
-
-/// The reason why a token is not accepted. No part of it is shown.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
-    #[error("it is not a JSON web token")]
-    Syntax,
-    #[error("its algorithm is not accepted here")]
-    Algorithm,
-    /// RFC 7515, 4.1.11: a recipient that does not understand critical extensions must refuse the token.
-    #[error("its header has critical extensions (`crit`), and none is understood here")]
-    Critical,
-    #[error("its key is not known here")]
-    Key,
-    #[error("{0}")]
-    Claims(String),
+    /// The set of keys that verified it: tokens of removed keys are no longer trusted.
+    generation: u64,
 }
 
 impl fmt::Debug for Verifier {
@@ -138,16 +72,7 @@ impl fmt::Debug for Verifier {
 impl Verifier {
     /// Reads the keys' file, or starts to fetch the keys: an unreachable provider does not prevent the start.
     pub fn new(settings: Settings) -> Result<Self, JwksError> {
-        let known = Arc::new(Known::default());
-        let (remote, written) = match &settings.jwks {
-            Jwks::File(path) => {
-                let (keys, written) = read(path)?;
-                known.replace(keys);
-                (None, written)
-            }
-            Jwks::Url(url) => (Some(Remote::start(url.clone(), Arc::clone(&known))?), None),
-        };
-        Ok(Self { settings, known, remote, written: Mutex::new(written) })
+        Ok(Self { signed: Signed::new(settings.trust.clone())?, settings, trusted: Mutex::default() })
     }
 
     /// Whether work that a token has requested may continue in the background. `until` is the token's expiry, if known.
@@ -155,132 +80,71 @@ impl Verifier {
         until.is_none_or(|until| now < until.saturating_add(self.settings.background_s))
     }
 
-    /// Whether the text can be a token at all, rather than a key.
-    pub fn looks_like_one(sent: &str) -> bool {
-        sent.len() <= TOKEN_BYTES_MAX && sent.bytes().filter(|&byte| byte == b'.').count() == 2
-    }
-
     /// Verifies a token. `now` is in Unix seconds.
     pub fn verify(&self, now: u64, token: &str) -> Result<Principal, Invalid> {
         let digest = *blake3::hash(token.as_bytes()).as_bytes();
-        let trusted = || self.known.trusted.lock();
-        if let Some(known) = trusted().get(&digest).filter(|known| now < known.until) {
+        // Read before the check: keys that are replaced meanwhile make the token untrusted again.
+        let generation = self.signed.generation();
+        let is_trusted = |known: &&Trusted| now < known.until && known.generation == generation;
+        if let Some(known) = self.trusted.lock().get(&digest).filter(is_trusted) {
             return Ok(known.principal.clone());
         }
-        let (principal, expires) = self.check(now, token)?;
-        let mut trusted = trusted();
+        let claims = self.signed.verify(now, token)?;
+        let principal = self.principal(&claims)?;
+        let mut trusted = self.trusted.lock();
         if trusted.len() >= TRUSTED_MAX {
             trusted.clear();
         }
-        trusted.insert(digest, Trusted { principal: principal.clone(), until: expires.min(now.saturating_add(TRUSTED_S)) });
+        let until = claims.good_until.min(now.saturating_add(TRUSTED_S));
+        trusted.insert(digest, Trusted { principal: principal.clone(), until, generation });
         Ok(principal)
     }
 
     /// Reads the keys again if their file has changed. Returns whether it has.
     pub fn refresh(&self) -> Result<bool, JwksError> {
-        let Jwks::File(path) = &self.settings.jwks else { return Ok(false) };
-        let modified = std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-        let mut written = self.written.lock();
-        if modified == *written {
-            return Ok(false);
-        }
-        let (keys, modified) = read(path)?;
-        self.known.replace(keys);
-        *written = modified;
-        Ok(true)
+        self.signed.refresh()
     }
 
     /// To be called after [`Invalid::Key`], as the provider may have a new key: fetches the keys, and returns a future that waits for them.
     /// Returns `None` if they were fetched a moment ago, or are in a file.
     pub fn new_keys(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
-        self.remote.as_ref()?.ask()
+        self.signed.new_keys()
     }
 
     /// The number of fetches of the provider's keys, and of failed ones.
     pub fn fetches(&self) -> (u64, u64) {
-        self.remote.as_ref().map_or((0, 0), Remote::fetches)
+        self.signed.fetches()
     }
 
-    fn check(&self, now: u64, token: &str) -> Result<(Principal, u64), Invalid> {
-        let header = decode_header(token).map_err(|_| Invalid::Syntax)?;
-        if !self.settings.algorithms.contains(&header.alg) {
-            return Err(Invalid::Algorithm);
-        }
-        if header.crit.is_some() {
-            return Err(Invalid::Critical);
-        }
-        let mut validation = Validation::new(header.alg);
-        validation.leeway = LEEWAY_S;
-        validation.set_issuer(&[&self.settings.issuer]);
-        validation.set_audience(&self.settings.audience);
-        validation.set_required_spec_claims(&["exp", "iss", "aud"]);
-        // Times are checked below, against `now`.
-        validation.validate_exp = false;
-        validation.validate_nbf = false;
-        let keys = self.known.keys.read();
-        let named = |id: &Option<String>| header.kid.is_none() || id.is_none() || *id == header.kid;
-        let mut refusal = Invalid::Key;
-        for (_, key) in keys.iter().filter(|(id, _)| named(id)) {
-            match decode::<Map<String, Value>>(token, key, &validation) {
-                Ok(data) => return self.principal(now, &data.claims),
-                Err(error) => refusal = Invalid::Claims(error.to_string()),
-            }
-        }
-        Err(refusal)
-    }
-
-    fn principal(&self, now: u64, claims: &Map<String, Value>) -> Result<(Principal, u64), Invalid> {
+    fn principal(&self, Claims { all: claims, expires, .. }: &Claims) -> Result<Principal, Invalid> {
         let Settings { tenant_claim, user_claim, user_required, tier_claim, tier, .. } = &self.settings;
-        let seconds = |name: &str| claims.get(name).and_then(Value::as_f64);
-        let expires = seconds("exp").filter(|at| *at >= 0.0).ok_or_else(|| Invalid::Claims("`exp` is not a time".into()))? as u64;
-        if expires.saturating_add(LEEWAY_S) <= now {
-            return Err(Invalid::Claims("it has expired".into()));
-        }
-        if seconds("nbf").is_some_and(|from| from > now.saturating_add(LEEWAY_S) as f64) {
-            return Err(Invalid::Claims("it is not valid yet".into()));
-        }
-        let named = |claim: &str, what: &str| match claims.get(claim) {
-            Some(Value::String(name)) => check_name(what, name).map(|()| Some(name.as_str())).map_err(Invalid::Claims),
-            Some(Value::Null) if claim != user_claim => Ok(None),
-            // Treating a number as a missing claim would merge all users into one owner.
-            Some(_) => Err(Invalid::Claims(format!("its claim `{claim}` is not a string"))),
-            None => Ok(None),
-        };
+        let named = |claim: &str, what: &str| self.named(claims, claim, what);
         let missing = |claim: &String| Invalid::Claims(format!("it has no claim `{claim}`"));
         let tenant = named(tenant_claim, "tenant")?.ok_or_else(|| missing(tenant_claim))?;
         let user = named(user_claim, "user")?;
         if *user_required && user.is_none() {
             return Err(missing(user_claim));
         }
-        let principal = Principal {
+        Ok(Principal {
             tenant: tenant.into(),
             tier: named(tier_claim, "tier")?.unwrap_or(tier).into(),
             user: user.map(Into::into),
             key: None,
             tenant_limits: Overrides::default(),
             key_limits: Overrides::default(),
-            until: Some(expires),
-        };
-        Ok((principal, expires.saturating_add(LEEWAY_S)))
+            until: Some(*expires),
+        })
     }
-}
 
-fn read(path: &Path) -> Result<(Keys, Option<SystemTime>), JwksError> {
-    let file = |source| JwksError::File { path: path.to_owned(), source };
-    let written = std::fs::metadata(path).map_err(file)?.modified().ok();
-    let text = std::fs::read(path).map_err(file)?;
-    Ok((parse(&text, &path.display())?, written))
-}
-
-/// `from` names the source in errors.
-fn parse(text: &[u8], from: &dyn Display) -> Result<Keys, JwksError> {
-    let set: JwkSet = serde_json::from_slice(text).map_err(|source| JwksError::Syntax { from: from.to_string(), source })?;
-    // Keys of unknown kinds are for other recipients.
-    let all: Vec<_> = set.keys.iter().filter_map(|key| Some((key.common.key_id.clone(), DecodingKey::from_jwk(key).ok()?))).collect();
-    if all.is_empty() {
-        return Err(JwksError::Empty { from: from.to_string() });
+    fn named<'a>(&self, claims: &'a Map<String, Value>, claim: &str, what: &str) -> Result<Option<&'a str>, Invalid> {
+        match claims.get(claim) {
+            Some(Value::String(name)) => check_name(what, name).map(|()| Some(name.as_str())).map_err(Invalid::Claims),
+            Some(Value::Null) if claim != self.settings.user_claim => Ok(None),
+            // Treating a number as a missing claim would merge all users into one owner.
+            Some(_) => Err(Invalid::Claims(format!("its claim `{claim}` is not a string"))),
+            None => Ok(None),
+        }
     }
-    Ok(all)
 }
 
 #[cfg(test)]
@@ -291,7 +155,10 @@ mod tests {
     use jsonwebtoken::{EncodingKey, Header, encode};
     use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
     use serde_json::json;
-    use std::time::Duration;
+    use std::{
+        path::PathBuf,
+        time::{Duration, SystemTime},
+    };
 
     struct Provider {
         dir: tempfile::TempDir,
@@ -319,10 +186,12 @@ mod tests {
 
         fn verifier_of(&self, jwks: Jwks) -> Verifier {
             Verifier::new(Settings {
-                issuer: "https://id.example".into(),
-                audience: vec!["tidemill".into()],
-                algorithms: vec![Algorithm::ES256],
-                jwks,
+                trust: Trust {
+                    issuer: "https://id.example".into(),
+                    audience: vec!["tidemill".into()],
+                    algorithms: vec![Algorithm::ES256],
+                    jwks,
+                },
                 tenant_claim: "org".into(),
                 user_claim: "sub".into(),
                 user_required: false,
@@ -358,7 +227,7 @@ mod tests {
     async fn keys_come_from_a_url_and_stay_while_it_is_down() {
         let provider = Provider::new();
         let server = Server::start(Reply { after: Duration::from_millis(100), ..Reply::ok(set("one", &provider.signing)) }, None);
-        let verifier = |max_age| provider.verifier_of(Jwks::Url(remote::Settings { target: server.target(), max_age }));
+        let verifier = |max_age| provider.verifier_of(Jwks::Url(remote::Settings::keys(server.target(), max_age)));
         let asked = || server.asked.lock().unwrap().len();
 
         let patient = verifier(Duration::from_secs(3600));
@@ -399,7 +268,7 @@ mod tests {
     async fn an_unknown_key_has_the_keys_fetched() {
         let provider = Provider::new();
         let server = Server::start(Reply::status(503), None);
-        let settings = remote::Settings { target: server.target(), max_age: Duration::from_secs(3600) };
+        let settings = remote::Settings::keys(server.target(), Duration::from_secs(3600));
         let verifier = provider.verifier_of(Jwks::Url(settings));
         let token = provider.sign(|_| ());
         // It starts while the provider is down, and tries again by itself.

@@ -9,6 +9,7 @@
 //! - [`shedding`]: load shedding by tier
 //! - [`breaker`]: whether a server is asked that may not answer
 //! - [`retry`]: the delay after a failure
+//! - [`operators`]: what operators may do, and the claims that say so
 //! - [`usage`]: events, their prices, and reports
 //! - [`audit`]: a log whose records are chained by their digests
 //!
@@ -16,7 +17,7 @@
 //!
 //! - [`keeper`]: storage of tenants and keys
 //! - [`limiter`]: quotas of one coordinator, by itself or with the others; [`shared`]: those on a Redis or Valkey server
-//! - [`jwt`]: tokens signed by an identity provider
+//! - [`jwt`]: tokens signed by an identity provider; [`sign_in`]: people who sign in there with a browser
 //! - [`web`]: outgoing HTTP requests
 //! - [`archive`]: the file of a coordinator's backup
 //! - [`journal`]: a log in SQLite; [`ledger`]: what was spent, kept beside it; [`sink`]: its entries sent to an external collector
@@ -28,6 +29,7 @@ pub mod directory;
 pub mod key;
 pub mod limits;
 pub mod money;
+pub mod operators;
 pub mod quota;
 pub mod records;
 pub mod retry;
@@ -50,6 +52,8 @@ pub mod ledger;
 pub mod limiter;
 #[cfg(feature = "shell")]
 pub mod shared;
+#[cfg(feature = "shell")]
+pub mod sign_in;
 #[cfg(feature = "shell")]
 pub mod sink;
 #[cfg(feature = "shell")]

@@ -139,6 +139,19 @@ impl Flags {
         let (pii, finder) = self.pii.unwrap_or_default().check()?;
         let audit = self.audit.unwrap_or_default().check(self.data.as_deref(), &finder)?;
         let feedback = self.feedback.map_or(Ok(None), |feedback| feedback.check(self.data.as_deref(), &finder))?;
+        let jwt = self.jwt.map(|jwt| jwt.check(&tiers)).transpose()?;
+        let hosts = self.hosts.unwrap_or_default();
+        if let Some(operators) = &self.operators {
+            let reason = match (self.admin, &audit) {
+                (None, _) => "operators sign in at a port of their own: say which with --admin",
+                (_, None) => "what operators change is recorded: say for how many days with --audit",
+                _ => "",
+            };
+            if !reason.is_empty() {
+                return Err(invalid("operators.issuer", &operators.issuer, reason));
+            }
+        }
+        let operators = self.operators.map(|operators| operators.check(&hosts, jwt.as_ref())).transpose()?;
         if let Some(kafka) = &kafka {
             kafka.check_logs(audit.is_some(), feedback.is_some())?;
         }
@@ -161,7 +174,8 @@ impl Flags {
             share,
             quota_server: self.quota_server.map(QuotaServerFlags::check).transpose()?,
             prices: tenants::prices(self.price)?,
-            jwt: self.jwt.map(|jwt| jwt.check(&tiers)).transpose()?,
+            jwt,
+            operators,
             shedding: self.shedding.unwrap_or_default().check(&classes)?,
             tiers,
             usage: journal::Settings {
@@ -247,7 +261,7 @@ impl Flags {
                 request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
                 body_bytes_max: body_bytes_max as usize,
                 bodies_bytes_max,
-                hosts: self.hosts.unwrap_or_default(),
+                hosts,
                 cors: {
                     let origins = self.cors_origins.unwrap_or_default();
                     Origins::parse(&origins).map_err(|problem| invalid("cors_origins", origins.join(","), problem))?

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use tidemill_cluster::class::Classes;
 use tidemill_net::config::{ConfigError, invalid};
 use tidemill_tenancy::{
-    jwt::{self, Jwks, remote},
+    jwt::{self, Jwks, remote, signed::Trust},
     limits::{Limit, Overrides},
     money::Amount,
     shedding::Watermarks,
@@ -227,7 +227,7 @@ impl JwtFlags {
                 let target = Target { url, ca: self.jwks_ca };
                 target.check().map_err(|error| invalid("jwt.jwks_url", &target.url, error.to_string()))?;
                 let max_age_s = positive("jwt.jwks_max_age_s", self.jwks_max_age_s.unwrap_or(JWKS_MAX_AGE_S))?;
-                Jwks::Url(remote::Settings { target, max_age: Duration::from_secs(max_age_s) })
+                Jwks::Url(remote::Settings::keys(target, Duration::from_secs(max_age_s)))
             }
             (None, None) => {
                 return Err(invalid("jwt.jwks", "", "the provider's public keys are needed: in a file (jwks), or at a URL (jwks_url)"));
@@ -239,10 +239,7 @@ impl JwtFlags {
             return Err(invalid("jwt.tier", tier, format!("must be one of {}", tiers.names())));
         }
         Ok(jwt::Settings {
-            issuer: self.issuer,
-            audience: self.audience,
-            algorithms,
-            jwks,
+            trust: Trust { issuer: self.issuer, audience: self.audience, algorithms, jwks },
             tenant_claim: self.tenant_claim.unwrap_or_else(|| "tenant".into()),
             user_claim: self.user_claim.unwrap_or_else(|| "sub".into()),
             user_required: self.user_required.unwrap_or(false),

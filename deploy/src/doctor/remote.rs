@@ -1,6 +1,7 @@
 //! Checks of a cluster, based on what a coordinator shows.
 
 use super::checks::{Finding, failure, good, warning};
+use crate::operators::TokenArgs;
 use anyhow::{Context, bail};
 use serde::Deserialize;
 use std::time::Duration;
@@ -26,13 +27,12 @@ pub struct Member {
 }
 
 /// Queries a coordinator. If it does not answer, that is a finding.
-pub async fn check(url: &str) -> anyhow::Result<Vec<Finding>> {
+pub async fn check(url: &str, token: &TokenArgs) -> anyhow::Result<Vec<Finding>> {
     let base = url.trim_end_matches('/').trim_end_matches("/v1");
     if !base.starts_with("http://") || reqwest::Url::parse(base).is_err() {
         bail!("`{base}` is not an http:// URL such as http://127.0.0.1:9100");
     }
-    // No proxy: a cluster's addresses are private.
-    let client = reqwest::Client::builder().no_proxy().timeout(ANSWER).build()?;
+    let client = token.client()?.timeout(ANSWER).build()?;
     let ready = match client.get(format!("{base}/ready")).send().await {
         Ok(answer) => answer,
         Err(error) => {

@@ -6,6 +6,7 @@ use super::{
     scaling::{self, Fleet},
 };
 use crate::{
+    operators,
     processes::{Process, Tended, say},
     wanted::{self, Wanted},
 };
@@ -41,6 +42,8 @@ pub(super) struct Cluster {
     fleets: Vec<Fleet>,
     /// Names of workers that were told to end for good.
     leaving: BTreeSet<String>,
+    /// The secret by which the coordinators are looked at, where operators sign in.
+    look_token: Option<String>,
 }
 
 /// The addresses of a coordinator's HTTP ports.
@@ -52,6 +55,11 @@ pub(super) struct Door {
 }
 
 impl Cluster {
+    /// A cluster without processes. `look_token` is the secret by which its coordinators are looked at, where operators sign in.
+    pub(super) fn new(look_token: Option<String>) -> Self {
+        Self { look_token, ..Self::default() }
+    }
+
     /// The number of members that the coordinators should know: a pool node is one for each of its models.
     fn members(&self) -> usize {
         let of = |worker: &Process| if worker.name.starts_with("kvpool-") { self.models_per_node } else { 1 };
@@ -98,9 +106,14 @@ impl Cluster {
         Ok(())
     }
 
+    /// A client for the coordinators.
+    fn client(&self) -> anyhow::Result<reqwest::Client> {
+        Ok(operators::client(self.look_token.as_deref())?.timeout(Duration::from_secs(5)).build()?)
+    }
+
     /// Waits until the coordinator behind `door` knows every worker.
     pub(super) async fn wait_ready(&mut self, door: &Door, within: Duration) -> anyhow::Result<()> {
-        let client = cluster_client()?;
+        let client = self.client()?;
         let deadline = Instant::now() + within;
         loop {
             if let Some(reason) = self.ended_process() {
@@ -122,7 +135,7 @@ impl Cluster {
         let restart = Duration::from_secs(args.ready_s);
         let mut hangups = process::hangups();
         let mut rolling = Rolling::default();
-        let wanted = match (args.autoscale.is_some(), cluster_client()) {
+        let wanted = match (args.autoscale.is_some(), self.client()) {
             (false, _) => None,
             (true, Ok(client)) => Some(wanted::watch(client, self.doors.iter().map(Door::cluster_url).collect(), LOOK_EVERY, say)),
             (true, Err(error)) => return format!("the coordinators cannot be asked how many workers they want: {error}"),
@@ -238,7 +251,7 @@ impl Cluster {
 
     /// A worker is back when every coordinator has registered its new process; a coordinator, when it knows every worker.
     async fn is_back(&self, turn: &rolling::Turn) -> bool {
-        let Ok(client) = cluster_client() else { return false };
+        let Ok(client) = self.client() else { return false };
         let running = |process: &Process| process.name == turn.name && process.id().is_some_and(|pid| pid != turn.old_pid);
         let of_worker = self.workers.iter().find(|process| running(process)).and_then(Process::id);
         if of_worker.is_none() && !self.coordinators.iter().any(running) {
@@ -290,11 +303,6 @@ fn unregistered(flags: &[String]) -> Vec<String> {
 pub(super) fn certified(data: &Path, role_and_name: &str) -> anyhow::Result<[String; 2]> {
     let (dir, _) = issue::issue(&data.join("pki"), role_and_name, issue::DAYS)?;
     Ok(["--pki".to_owned(), dir.display().to_string()])
-}
-
-/// A client without a proxy: front doors are on this machine.
-fn cluster_client() -> reqwest::Result<reqwest::Client> {
-    reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()
 }
 
 /// The workers that a coordinator knows.

@@ -25,6 +25,7 @@ macro_rules! assets {
 }
 
 const ASSETS: &[Asset] = assets! {
+    "account.js": SCRIPT,
     "answer.js": SCRIPT,
     "api.js": SCRIPT,
     "app.js": SCRIPT,

@@ -2,8 +2,8 @@
 
 use super::{
     access, admin, appeals, backup, batches, chat::Chat, classify, completions::Completions, console, conversations, cors, doors,
-    embeddings, erasure, export, feedback, files, leftover, memories, messages, models, moderations, operator, records, replay, rerank,
-    responses, rollouts, serve, tokenize, watch,
+    embeddings, erasure, export, feedback, files, gate, leftover, memories, messages, models, moderations, operator, records, replay,
+    rerank, responses, rollouts, serve, sign_in, tokenize, watch,
 };
 use crate::{requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
@@ -88,9 +88,18 @@ pub fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route_layer(from_fn_with_state(Arc::clone(gateway), access::admit))
 }
 
-/// The operators' routes.
+/// The operators' routes. Where operators sign in, each needs a role; else reaching the port is enough.
 pub fn admin(gateway: Arc<Gateway>) -> Router {
-    let records = Router::new()
+    let routes = everywhere().merge(operators()).merge(administration());
+    let routes = match gateway.operators() {
+        Some(_) => routes.merge(signing_in()).route_layer(from_fn_with_state(Arc::clone(&gateway), gate::layer)),
+        None => routes,
+    };
+    finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::operators)).layer(from_fn(leftover::layer))
+}
+
+fn administration() -> Router<Arc<Gateway>> {
+    Router::new()
         .route("/admin/keys", get(admin::list_keys).post(admin::create_key))
         .route("/admin/keys/{id}", delete(admin::revoke_key))
         .route("/admin/feedback", get(feedback::list))
@@ -106,9 +115,16 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
         .route("/registry/{kind}/{*key}", get(records::get).put(records::put).delete(records::delete))
         .route("/rollouts", get(rollouts::list).post(rollouts::start))
         .route("/rollouts/{action}", post(rollouts::act))
-        .route("/coordinators/{name}", delete(records::remove_coordinator));
-    let routes = everywhere().merge(operators()).merge(records);
-    finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::operators)).layer(from_fn(leftover::layer))
+        .route("/coordinators/{name}", delete(records::remove_coordinator))
+}
+
+/// Operators with a browser.
+fn signing_in() -> Router<Arc<Gateway>> {
+    Router::new()
+        .route("/console/sign-in", get(sign_in::begin))
+        .route("/console/callback", get(sign_in::callback))
+        .route("/console/sign-out", post(sign_in::end))
+        .route("/console/who", get(sign_in::who))
 }
 
 /// Probes, and the console, which shows the data of the port that serves it.
@@ -135,4 +151,40 @@ fn finish(routes: Router<Arc<Gateway>>, gateway: Arc<Gateway>) -> Router {
         .fallback(|method: Method, uri: Uri| async move { ApiError::no_route(method.as_str(), uri.path()) })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move { ApiError::method_not_allowed(method.as_str(), uri.path()) })
         .with_state(gateway)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::roles;
+    use std::collections::BTreeSet;
+
+    /// The methods and paths of a router, which shows them only in its `Debug` form: for each route's number what it allows, then for each
+    /// number its path.
+    fn routes(router: &Router<Arc<Gateway>>) -> BTreeSet<(String, String)> {
+        let shown = format!("{router:?}");
+        let (endpoints, paths) = shown.split_once("paths: {").expect("axum shows a router's paths");
+        let number = |text: &str| text.split("RouteId(").last().and_then(|text| text.split(')').next()?.parse::<usize>().ok());
+        let allowed = |of: usize| {
+            let endpoint = endpoints.split(&format!("RouteId({of}): ")).nth(1).expect("each route has an endpoint");
+            let methods =
+                endpoint.split("allow_header: ").nth(1).and_then(|text| text.split('"').nth(1)).expect("axum shows what is allowed");
+            methods.split(',').map(str::to_owned).collect::<Vec<_>>()
+        };
+        // The end of the map: a path's own braces are within its quotes.
+        let paths = paths.split("\"}").next().expect("a text has a first part").split('"').collect::<Vec<_>>();
+        let named = paths.chunks_exact(2).filter(|pair| pair[1].starts_with('/')).filter_map(|pair| Some((number(pair[0])?, pair[1])));
+        let all = named.flat_map(|(of, path)| allowed(of).into_iter().map(move |method| (method, path.to_owned())));
+        all.filter(|(method, _)| method != "HEAD").collect()
+    }
+
+    #[test]
+    fn every_route_of_the_operators_port_has_a_row_in_the_table_of_roles_and_the_table_no_other() {
+        let all = everywhere().merge(operators()).merge(administration()).merge(signing_in());
+        let found = routes(&all);
+        assert!(found.len() > 30, "{found:?}");
+        assert_eq!(found, roles::tests::routes());
+        let another = all.route("/admin/new", post(admin::create_key));
+        assert!(routes(&another).contains(&("POST".into(), "/admin/new".into())), "the test sees what is new");
+    }
 }

@@ -1,4 +1,5 @@
-//! The audit log of this coordinator: blocks, appeals and decisions, without personal data; and the review queue built from them.
+//! The audit log of this coordinator: blocks, appeals and decisions, without personal data; the review queue built from them; and what else
+//! must be known later: operators' changes, erasures, budgets that were crossed.
 //!
 //! No request waits for a block's record: if the disk fails for long, records are lost, and counted. Appeals and decisions are answered
 //! once they are synced.
@@ -6,7 +7,9 @@
 use super::metrics;
 use crate::base::stamp::unix_seconds;
 use parking_lot::Mutex;
+use serde_json::Value;
 use std::{
+    collections::HashMap,
     io,
     path::PathBuf,
     sync::Arc,
@@ -18,7 +21,7 @@ use tidemill_safety::{
     pii::{find::Finder, redact::masked},
 };
 use tidemill_tenancy::{
-    audit::{Broken, Chain, Line, Verifier},
+    audit::{Broken, Chain, Line, Record, Verifier},
     journal::{self, Journal, JournalError},
 };
 use tokio::sync::oneshot;
@@ -53,6 +56,8 @@ pub struct Audit {
 struct Ledger {
     cases: Cases,
     chain: Chain,
+    /// The names of events that are recorded once, each with its time.
+    once: HashMap<String, u64>,
 }
 
 /// The reason why an appeal or a decision is rejected.
@@ -72,21 +77,27 @@ const SYNCED_MAX: Duration = Duration::from_secs(10);
 const LISTED_MAX: usize = 1000;
 /// The interval at which expired records are looked for.
 const EXPIRE_EVERY: Duration = Duration::from_secs(3600);
+/// The field with the name of an event that is recorded once.
+const ONCE: &str = "once";
 /// Old records leave the one file that there is.
 const JOURNAL: journal::Settings = journal::Settings { sync_every: Duration::ZERO, segment_bytes: u64::MAX };
 
 impl Audit {
     /// Opens the log, and verifies it.
     pub fn open(settings: AuditSettings) -> Result<Self, OpenError> {
-        let (mut cases, mut verifier, mut broken) = (Cases::default(), Verifier::default(), None);
+        let (mut cases, mut verifier, mut broken, mut once) = (Cases::default(), Verifier::default(), None, HashMap::new());
         let journal = Journal::open(&settings.dir, JOURNAL, UNIX_EPOCH, |line| {
             if broken.is_none() {
-                broken = verifier.record(&line).map(|record| cases.replay(record.at, &record.event)).err();
+                let replay = |record: Record| {
+                    cases.replay(record.at, &record.event);
+                    once.extend(record.event[ONCE].as_str().map(|name| (name.to_owned(), record.at)));
+                };
+                broken = verifier.record(&line).map(replay).err();
             }
         })?;
         let verified = broken.map_or_else(|| verifier.finish(), Err);
         let verified = verified.map_err(|source| OpenError::Broken { dir: settings.dir.clone(), source })?;
-        Ok(Self { state: Mutex::new(Ledger { cases, chain: verified.end }), journal, settings })
+        Ok(Self { state: Mutex::new(Ledger { cases, chain: verified.end, once }), journal, settings })
     }
 
     /// Records a block, and returns the id by which it can be appealed against.
@@ -121,8 +132,23 @@ impl Audit {
     }
 
     /// Records an operator's act, and waits until it is on disk.
-    pub async fn note(&self, event: serde_json::Value) -> Result<(), AuditError> {
+    pub async fn note(&self, event: Value) -> Result<(), AuditError> {
         let written = self.append(&mut self.state.lock(), event)?;
+        synced(written).await
+    }
+
+    /// Records an event, an object, unless one with this name is in the log, and waits until it is on disk.
+    pub async fn note_once(&self, name: &str, mut event: Value) -> Result<(), AuditError> {
+        event[ONCE] = name.into();
+        let written = {
+            let mut ledger = self.state.lock();
+            if ledger.once.contains_key(name) {
+                return Ok(());
+            }
+            let written = self.append(&mut ledger, event)?;
+            ledger.once.insert(name.to_owned(), unix_seconds());
+            written
+        };
         synced(written).await
     }
 
@@ -150,6 +176,8 @@ impl Audit {
     async fn retire(&self, now: SystemTime) -> io::Result<()> {
         let AuditSettings { dir, keep, bytes_max, .. } = self.settings.clone();
         let before = now.checked_sub(keep).unwrap_or(UNIX_EPOCH);
+        let since = before.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        self.state.lock().once.retain(|_, at| *at >= since);
         let work = move || journal::expired::<Line>(&dir, before, bytes_max);
         let expired = tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?.map_err(io::Error::other)?;
         let Some((last, line)) = expired else { return Ok(()) };
@@ -176,7 +204,7 @@ impl Audit {
         written
     }
 
-    fn append(&self, ledger: &mut Ledger, event: serde_json::Value) -> Result<oneshot::Receiver<()>, AuditError> {
+    fn append(&self, ledger: &mut Ledger, event: Value) -> Result<oneshot::Receiver<()>, AuditError> {
         let (end, line) = ledger.chain.next(unix_seconds(), &event);
         let written = self.journal.offer(line).map_err(|_| {
             metrics::count_audit_lost();
@@ -186,7 +214,8 @@ impl Audit {
         Ok(written)
     }
 
-    fn masked(&self, text: &str) -> String {
+    /// Replaces what identifies people, and cuts what is too long.
+    pub(crate) fn masked(&self, text: &str) -> String {
         // Only the part that is kept is examined.
         let some = &text[..text.floor_char_boundary(2 * TEXT_BYTES_MAX)];
         let mut text = masked(&self.settings.finder, some);
@@ -283,6 +312,24 @@ mod tests {
         again.blocked("input", None, "tiny", finding(), "…");
         drop(again);
         assert_eq!(verified(&settings.dir).records, 2);
+    }
+
+    #[tokio::test]
+    async fn what_is_recorded_once_is_not_recorded_again_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = settings(dir.path());
+        let note = async |audit: &Audit, name| audit.note_once(name, serde_json::json!({"kind": "soft-budget"})).await.unwrap();
+        let audit = Audit::open(settings.clone()).unwrap();
+        note(&audit, "a").await;
+        note(&audit, "a").await;
+        drop(audit);
+        let audit = Audit::open(settings.clone()).unwrap();
+        note(&audit, "a").await;
+        note(&audit, "b").await;
+        assert_eq!(audit.end().seq, 2);
+        audit.retire(SystemTime::now() + 3 * DAY).await.unwrap();
+        note(&audit, "a").await;
+        assert_eq!(audit.end().seq, 4, "a record that is gone is no record");
     }
 
     #[tokio::test]

@@ -28,6 +28,7 @@ use crate::{
     context::Strategy,
     features::{feedback::Feedback, server_tools::ServerTools, summarizer::Summarizer},
     metrics::{Objectives, recent::Recent},
+    operators::Operators,
     requests::{body::Bodies, computing::Computing, error::ApiError},
     rollout::{routed::Routed, running::Rollouts},
     safety::{Safety, audit::Audit, pii::Pii},
@@ -254,6 +255,11 @@ impl Gateway {
 
     pub fn audit(&self) -> Option<&Audit> {
         self.shared.settings.audit.as_deref()
+    }
+
+    /// The sign-in of operators, if they have to.
+    pub fn operators(&self) -> Option<&Arc<Operators>> {
+        self.shared.settings.operators.as_ref()
     }
 
     pub fn feedback(&self) -> Option<&Arc<Feedback>> {

@@ -5,7 +5,7 @@ use crate::{batch::life::Sender, metrics, requests::error::ApiError};
 use parking_lot::RwLock;
 use tidemill_tenancy::{
     directory::{Directory, Principal},
-    jwt::{Invalid, Verifier},
+    jwt::{Invalid, Verifier, looks_like_one},
     key::Secret,
     limits::Overrides,
 };
@@ -20,7 +20,7 @@ enum Credential<'a> {
 impl<'a> Credential<'a> {
     fn parse(sent: &'a str) -> Option<Self> {
         let key = Secret::parse(sent).map(Self::Key);
-        key.or_else(|| Verifier::looks_like_one(sent).then_some(Self::Token(sent)))
+        key.or_else(|| looks_like_one(sent).then_some(Self::Token(sent)))
     }
 }
 

@@ -3,8 +3,12 @@
 use super::support::{self, Cluster, Script, Worker};
 use reqwest::Method;
 use serde_json::{Value, json};
-use std::{path::Path, sync::Arc};
-use tidemill_tenancy::usage::price::Price;
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tidemill_tenancy::{audit::Verifier, journal, usage::price::Price};
 
 const REPLY: [u32; 6] = [10, 11, 12, 13, 14, 15];
 /// A token costs 1.
@@ -15,6 +19,7 @@ async fn start(data: &Path) -> (Cluster, Worker) {
         flags.admin = Some(([127, 0, 0, 1], 0).into());
         flags.data = Some(data.to_owned());
         flags.price.insert("tiny".into(), PRICE);
+        flags.audit = Some("30".parse().unwrap());
     })
     .await;
     let worker = cluster.join("decode", support::decode(), Script::reply(&REPLY)).await;
@@ -105,6 +110,50 @@ async fn many_at_once_spend_no_more_than_the_budget_and_a_restart_knows_it() {
     let other = key(&cluster, "acme2", json!({"budget_month": "10"})).await;
     assert_eq!([ask(&cluster, &other, 6).await.0, ask(&cluster, &other, 6).await.0], [200, 429]);
     cluster.stop().await;
+}
+
+/// The crossed budgets in the audit log: what was crossed, and the soft budget.
+fn crossed(data: &Path) -> Vec<(String, String)> {
+    let (mut verifier, mut found) = (Verifier::default(), Vec::new());
+    let read = journal::read(&data.join("audit"), 0, |_, line| {
+        let event = verifier.record(&line).unwrap().event;
+        let text = |field: &str| event[field].as_str().unwrap_or_default().to_owned();
+        found.extend((event["kind"] == "soft-budget").then(|| (format!("{} {}", text("scope"), text("period")), text("soft"))));
+        true
+    });
+    read.unwrap();
+    found
+}
+
+async fn wait_for_crossings(data: &Path, number: usize) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while crossed(data).len() < number {
+        assert!(Instant::now() < deadline, "{:?}", crossed(data));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_soft_budget_is_in_the_audit_log_once_also_after_a_restart() {
+    let data = tempfile::tempdir().unwrap();
+    let (cluster, _worker) = start(data.path()).await;
+    let secret = key(&cluster, "acme", json!({})).await;
+    set_budget(&cluster, "acme", json!({"budget_day_soft": 5, "budget_day": 100})).await;
+    for _ in 0..3 {
+        assert_eq!(ask(&cluster, &secret, 6).await.0, 200);
+    }
+    wait_for_crossings(data.path(), 1).await;
+    cluster.stop().await;
+
+    let (cluster, _worker) = start(data.path()).await;
+    assert_eq!(ask(&cluster, &secret, 6).await.0, 200);
+    // A budget that is raised is another one to cross.
+    set_budget(&cluster, "acme", json!({"budget_day_soft": 20, "budget_day": 100})).await;
+    assert_eq!(ask(&cluster, &secret, 6).await.0, 200);
+    wait_for_crossings(data.path(), 2).await;
+    cluster.stop().await;
+    let of = |soft: &str| ("tenant acme day".to_owned(), soft.to_owned());
+    assert_eq!(crossed(data.path()), [of("5"), of("20")]);
 }
 
 #[tokio::test]

@@ -1,13 +1,16 @@
-//! A provider's keys from its URL. A thread fetches them periodically, and when a token names an unknown key, but then at most every few
-//! seconds. The last fetched keys stay valid while the provider is unreachable.
+//! A provider's keys from its URL, or from the URL that its discovery document names. A thread fetches them periodically, and when a token
+//! names an unknown key, but then at most every few seconds. The last fetched keys stay valid while the provider is unreachable: for a stated
+//! time, or without an end.
 
-use super::{JwksError, Keys, Known, parse};
+use super::signed::{JwksError, Keyring, Keys, parse};
 use crate::{
     retry,
     web::{Target, TargetError},
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use serde::Deserialize;
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -27,9 +30,37 @@ const BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
+    /// The keys, or the discovery document that names their URL.
     pub target: Target,
+    /// The issuer of the discovery document, if it is one.
+    pub issuer: Option<String>,
     /// The age from which keys are fetched again.
     pub max_age: Duration,
+    /// The age from which keys are not used any more; `None` keeps them while the provider is unreachable.
+    pub keep: Option<Duration>,
+}
+
+impl Settings {
+    /// Keys at a known URL, which stay good while the provider is unreachable.
+    pub fn keys(target: Target, max_age: Duration) -> Self {
+        Self { target, issuer: None, max_age, keep: None }
+    }
+
+    /// Keys of the provider with this issuer, by its discovery document (OpenID Connect Discovery 1.0, 4).
+    pub fn discovered(issuer: &str, ca: Option<PathBuf>, max_age: Duration, keep: Duration) -> Self {
+        let url = format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'));
+        Self { target: Target { url, ca }, issuer: Some(issuer.to_owned()), max_age, keep: Some(keep) }
+    }
+}
+
+/// A provider's discovery document, as far as it is used here.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Document {
+    pub issuer: String,
+    pub jwks_uri: String,
+    /// The endpoints for people who sign in. A provider of machines' tokens alone has none.
+    pub authorization_endpoint: Option<String>,
+    pub token_endpoint: Option<String>,
 }
 
 #[derive(Debug)]
@@ -46,6 +77,8 @@ struct Shared {
     ended: watch::Sender<u64>,
     failed: AtomicU64,
     began: Instant,
+    document: RwLock<Option<Arc<Document>>>,
+    keep: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -60,6 +93,8 @@ struct State {
 struct Schedule {
     max_age: Duration,
     tried: Option<Duration>,
+    /// The time of the last fetch that succeeded.
+    fetched: Option<Duration>,
     /// The current number of consecutive failures.
     failures: u32,
 }
@@ -79,22 +114,32 @@ impl Schedule {
     fn ended(&mut self, now: Duration, good: bool) {
         self.tried = Some(now);
         self.failures = if good { 0 } else { self.failures.saturating_add(1) };
+        if good {
+            self.fetched = Some(now);
+        }
+    }
+
+    /// Whether the keys are too old to be used, or were never fetched.
+    fn is_stale(&self, now: Duration, keep: Duration) -> bool {
+        self.fetched.is_none_or(|fetched| now >= fetched + keep)
     }
 }
 
 impl Remote {
-    pub(super) fn start(settings: Settings, known: Arc<Known>) -> Result<Self, TargetError> {
+    pub(super) fn start(settings: Settings, keyring: Arc<Keyring>) -> Result<Self, TargetError> {
         let client = settings.target.client()?;
-        let schedule = Schedule { max_age: settings.max_age, tried: None, failures: 0 };
+        let schedule = Schedule { max_age: settings.max_age, tried: None, fetched: None, failures: 0 };
         let shared = Arc::new(Shared {
             // The first request waits for the first fetch.
             state: Mutex::new(State { schedule, pending: true }),
             ended: watch::Sender::new(0),
             failed: AtomicU64::new(0),
             began: Instant::now(),
+            document: RwLock::default(),
+            keep: settings.keep,
         });
         let (asks, asked) = mpsc::sync_channel(1);
-        let fetcher = Fetcher { client, url: settings.target.url, known, shared: Arc::clone(&shared) };
+        let fetcher = Fetcher { client, target: settings.target, issuer: settings.issuer, keyring, shared: Arc::clone(&shared) };
         std::thread::Builder::new().name("jwks".into()).spawn(move || fetcher.run(&asked)).expect("the system has room for a thread");
         Ok(Self { asks, shared })
     }
@@ -118,6 +163,17 @@ impl Remote {
         })
     }
 
+    /// The last fetched discovery document.
+    pub(super) fn document(&self) -> Option<Arc<Document>> {
+        self.shared.document.read().clone()
+    }
+
+    /// Whether the keys may not be used any more, if there is an end to that. With such an end, keys that were never fetched are stale, too.
+    pub(super) fn is_stale(&self) -> bool {
+        let now = self.shared.began.elapsed();
+        self.shared.keep.is_some_and(|keep| self.shared.state.lock().schedule.is_stale(now, keep))
+    }
+
     /// The number of fetches that have ended, and of those that failed.
     pub(super) fn fetches(&self) -> (u64, u64) {
         (*self.shared.ended.borrow(), self.shared.failed.load(Ordering::Relaxed))
@@ -126,8 +182,10 @@ impl Remote {
 
 struct Fetcher {
     client: Agent,
-    url: String,
-    known: Arc<Known>,
+    target: Target,
+    /// The issuer, if the target is its discovery document.
+    issuer: Option<String>,
+    keyring: Arc<Keyring>,
     shared: Arc<Shared>,
 }
 
@@ -145,25 +203,43 @@ impl Fetcher {
             let fetched = self.fetch();
             if let Err(error) = &fetched {
                 self.shared.failed.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(url = self.url, %error, "the identity provider's keys cannot be fetched: they stay as they are");
+                tracing::warn!(url = self.target.url, %error, "the identity provider's keys cannot be fetched: they stay as they are");
+            }
+            let good = fetched.is_ok();
+            // The keys come first: they are good as soon as they count as fetched.
+            if let Ok(keys) = fetched {
+                self.keyring.replace(keys);
             }
             {
                 let mut state = self.shared.state.lock();
-                state.schedule.ended(self.shared.began.elapsed(), fetched.is_ok());
+                state.schedule.ended(self.shared.began.elapsed(), good);
                 state.pending = false;
-            }
-            if let Ok(keys) = fetched {
-                self.known.replace(keys);
             }
             self.shared.ended.send_modify(|ended| *ended += 1);
         }
     }
 
     fn fetch(&self) -> Result<Keys, JwksError> {
-        let failed = |source| JwksError::Fetch { url: self.url.clone(), source };
-        let mut answer = self.client.get(&self.url).call().map_err(failed)?;
-        let bytes = answer.body_mut().with_config().limit(BYTES_MAX).read_to_vec().map_err(failed)?;
-        parse(&bytes, &self.url)
+        let Some(issuer) = &self.issuer else { return parse(&self.get(&self.target.url)?, &self.target.url) };
+        let url = &self.target.url;
+        let document: Document =
+            serde_json::from_slice(&self.get(url)?).map_err(|source| JwksError::Document { url: url.clone(), source })?;
+        if document.issuer != *issuer {
+            return Err(JwksError::Issuer { url: url.clone(), found: document.issuer, issuer: issuer.clone() });
+        }
+        let endpoints = [Some(&document.jwks_uri), document.authorization_endpoint.as_ref(), document.token_endpoint.as_ref()];
+        for url in endpoints.into_iter().flatten() {
+            Target { url: url.clone(), ca: None }.check()?;
+        }
+        let keys = parse(&self.get(&document.jwks_uri)?, &document.jwks_uri)?;
+        *self.shared.document.write() = Some(Arc::new(document));
+        Ok(keys)
+    }
+
+    fn get(&self, url: &str) -> Result<Vec<u8>, JwksError> {
+        let failed = |source| JwksError::Fetch { url: url.to_owned(), source };
+        let mut answer = self.client.get(url).call().map_err(failed)?;
+        answer.body_mut().with_config().limit(BYTES_MAX).read_to_vec().map_err(failed)
     }
 }
 
@@ -174,7 +250,7 @@ mod tests {
     #[test]
     fn keys_are_fetched_by_age_and_sooner_after_failures() {
         let s = Duration::from_secs;
-        let mut schedule = Schedule { max_age: s(3600), tried: None, failures: 0 };
+        let mut schedule = Schedule { max_age: s(3600), tried: None, fetched: None, failures: 0 };
         assert_eq!((schedule.next(), schedule.allows(s(0))), (s(0), true));
         schedule.ended(s(5), false);
         assert_eq!(schedule.next(), s(6));
@@ -183,5 +259,15 @@ mod tests {
         schedule.ended(s(8), true);
         assert_eq!(schedule.next(), s(3608));
         assert_eq!([17, 18].map(|now| schedule.allows(s(now))), [false, true], "whatever tokens come");
+    }
+
+    #[test]
+    fn keys_that_were_not_fetched_for_too_long_are_stale() {
+        let s = Duration::from_secs;
+        let mut schedule = Schedule { max_age: s(60), tried: None, fetched: None, failures: 0 };
+        assert!(schedule.is_stale(s(0), s(600)), "there are none yet");
+        schedule.ended(s(5), true);
+        schedule.ended(s(65), false);
+        assert_eq!([604, 605].map(|now| schedule.is_stale(s(now), s(600))), [false, true], "a failure does not renew them");
     }
 }

@@ -16,6 +16,8 @@ const TENDED_EVERY: Duration = Duration::from_millis(500);
 const REFRESHED_EACH: u64 = 2;
 /// The number of these intervals after which the sums of what was spent are written.
 const SPEND_KEPT_EACH: u64 = 120;
+/// The interval at which crossed budgets are written to the audit log.
+const CROSSINGS_NOTED_EVERY: Duration = Duration::from_secs(1);
 
 impl Gateway {
     /// Background loop: updates load shedding, reloads tenants changed elsewhere, reports lost usage records. Never returns.
@@ -33,12 +35,34 @@ impl Gateway {
                 // A panic there was logged.
                 let _ = tokio::task::spawn_blocking(move || worker.refresh()).await;
                 tenants.sweep();
+                self.operators().into_iter().for_each(|operators| operators.show());
                 self.shared.settings.kafka.iter().for_each(|sink| metrics::show_kafka(sink.log(), &sink.counts()));
             }
             if tick % SPEND_KEPT_EACH == 0 {
                 let worker = Arc::clone(tenants);
                 let _ = tokio::task::spawn_blocking(move || worker.keep_spend()).await;
             }
+        }
+    }
+
+    /// Background loop: writes the soft budgets that were crossed into the audit log, if there is one. Never returns.
+    pub async fn tend_crossings(&self) {
+        loop {
+            self.note_crossings().await;
+            tokio::time::sleep(CROSSINGS_NOTED_EVERY).await;
+        }
+    }
+
+    /// Writes all crossings that wait. What cannot be written stays for the next time.
+    async fn note_crossings(&self) {
+        let tenants = self.tenants();
+        let Some(audit) = self.audit() else { return tenants.crossings().forget() };
+        while let Some(crossing) = tenants.crossings().next() {
+            if let Err(error) = audit.note_once(&crossing.name(), crossing.event()).await {
+                tracing::error!(%error, "a soft budget's crossing is not in the audit log; it is tried again");
+                return;
+            }
+            tenants.crossings().noted(&crossing);
         }
     }
 

@@ -6,6 +6,7 @@ use crate::{
     cache::{replay, response_cache, semantic},
     context::Strategy,
     features::{feedback::Feedback, grammars::Grammars, server_tools::ServerTools, summarizer},
+    operators::Operators,
     routing::Router,
     safety::{Safety, audit::Audit, pii::Pii},
     store::Store,
@@ -33,8 +34,10 @@ pub struct GatewaySettings {
     pub server_tools: Option<Arc<ServerTools>>,
     /// The safety checks; `None` if prompts and answers are not checked.
     pub safety: Option<Safety>,
-    /// The audit log of blocks, if there is one.
+    /// The audit log, if there is one.
     pub audit: Option<Arc<Audit>>,
+    /// The sign-in of operators; without it, reaching their port is enough. It needs the audit log.
+    pub operators: Option<Arc<Operators>>,
     /// The recording of feedback, if it is on.
     pub feedback: Option<Arc<Feedback>>,
     /// The senders of events to Kafka.
