@@ -1,5 +1,5 @@
-//! How often the old message or fact that a question needs is found, by words, by vectors, and by both, with a model's embeddings
-//! (`bench/retrieval.py` makes them and runs this): `retrieval_recall --texts` | `retrieval_recall --embeddings FILE [--missed]`
+//! The recall of the old message or fact that a question needs, by words, by vectors, and by both, with a model's embeddings (`bench/retrieval.py`
+//! makes them and runs this): `retrieval_recall --texts` | `retrieval_recall --embeddings FILE [--missed]`
 //!
 //! - `--texts` prints all texts and questions as a JSON list, and `--embeddings FILE` reads a model's embeddings of them: a list of lists of
 //!   numbers
@@ -70,11 +70,11 @@ fn by_ranks(question: &str, texts: &[&str], meaning: &Meaning) -> Vec<usize> {
 fn pools(set: &'static str) -> Vec<Pool> {
     let mut pools: Vec<Pool> = Vec::new();
     for line in set.lines() {
-        let pool = pools.last_mut();
-        match (line.split_at_checked(2), pool) {
-            (Some(("@ ", name)), _) => pools.push(Pool { name, ..Pool::default() }),
-            (Some(("= ", text)), Some(pool)) => pool.texts.push(text),
-            (Some(("? ", rest)), Some(pool)) => {
+        match line.split_at_checked(2) {
+            Some(("@ ", name)) => pools.push(Pool { name, ..Pool::default() }),
+            Some(("= ", text)) => pools.last_mut().expect("a pool begins with @").texts.push(text),
+            Some(("? ", rest)) => {
+                let pool = pools.last_mut().expect("a pool begins with @");
                 let (kind, text) = rest.split_once(' ').expect("a kind and a question");
                 pool.questions.push(Question { kind, text, needs: pool.texts.len() - 1 });
             }
@@ -114,12 +114,12 @@ fn asked(pools: &[Pool], vectors: &Vectors, measure: Measure) -> Vec<Asked> {
 }
 
 fn recall<'a>(asked: impl IntoIterator<Item = &'a Asked>, given: usize) -> f64 {
-    let (mut all, mut found) = (0, 0);
+    let (mut all, mut found) = (0_u32, 0_u32);
     for one in asked {
         all += 1;
-        found += usize::from(one.found.is_some_and(|place| place < given));
+        found += u32::from(one.found.is_some_and(|place| place < given));
     }
-    f64::from(found as u32) / f64::from(all)
+    f64::from(found) / f64::from(all)
 }
 
 fn table(pools: &[Pool], vectors: &Vectors) {

@@ -44,7 +44,7 @@ pub struct ContextFlags {
 }
 
 /// The treatment of conversations that are too long, checked.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(super) struct ContextSettings {
     pub(super) strategy: Strategy,
     pub(super) summaries: summarizer::Settings,

@@ -31,6 +31,7 @@ pub(super) fn best_of(scores: impl Iterator<Item = (usize, f64)>, most: usize) -
     ranked.into_iter().map(|(place, _)| place).collect()
 }
 
+/// Returns the score of each text.
 pub fn relevance(question: &str, texts: &[&str]) -> Relevance {
     // The words of the question in order, since sums of floats depend on it.
     let mut asked: HashMap<String, usize> = HashMap::new();

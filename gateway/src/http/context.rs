@@ -107,7 +107,7 @@ pub struct OldMessage {
     pub turn: usize,
 }
 
-/// What was stored before a chat.
+/// Data that was stored before a chat.
 #[derive(Debug, Default)]
 pub struct Recalled<'a> {
     /// The turns of a stored conversation.
@@ -228,7 +228,7 @@ struct Fitting<'a> {
     /// Whether a system message may be added if there is none yet.
     takes_system: bool,
     facts: Remembered,
-    /// What the user said last.
+    /// The text of the user's newest message.
     question: String,
     unread: Option<Unread>,
     said: Vec<Message>,

@@ -21,7 +21,7 @@ pub struct Named {
     conversation: Option<ConversationField>,
     memory: Option<bool>,
     context: Option<ContextField>,
-    /// What the user said last, if it is compared with old messages or facts.
+    /// The text of the user's newest message, if it is compared with old messages or facts.
     #[serde(skip)]
     question: Option<String>,
 }

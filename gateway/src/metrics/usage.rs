@@ -147,7 +147,7 @@ pub struct ContextUsage {
     pub retrieved: Option<RetrievedUsage>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryUsage>,
-    /// How old messages and facts were ranked, if any were, and an encoder reads them.
+    /// The ranking of old messages and facts, if there was one, and an encoder reads them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranked: Option<RankedUsage>,
 }

@@ -6,7 +6,7 @@
 
 use crate::vectors::vector::Vector;
 
-/// What is known of a request's meaning.
+/// The knowledge of a request's meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Meaning {
     /// It does not count.

@@ -43,7 +43,7 @@ impl RouteExamples {
 
     /// Takes the examples.
     pub fn take(&self, examples: Examples) {
-        // Who came first has read the same.
+        // A reader that came first has read the same.
         let _ = self.read.set(examples);
     }
 

@@ -88,7 +88,7 @@ pub struct Gateway {
     caller: Option<Arc<Caller>>,
     /// The route, for a request whose model was chosen by one.
     routed: Option<Arc<Routed>>,
-    /// What the request's meaning says about the model, before a route is chosen.
+    /// The side on which `auto`'s examples see the request, before a route is chosen.
     meaning: Meaning,
 }
 

@@ -1,4 +1,4 @@
-//! What a request's meaning says about the model that should answer it, for `auto`.
+//! The meaning of a request, compared with examples, before `auto` chooses the model that answers it.
 
 use super::Gateway;
 use crate::{
