@@ -1,9 +1,10 @@
 //! The texts most relevant to a question, by their words and their meaning.
 //!
-//! Words find names, numbers and codes; vectors find what is said in other words. A text's score is the cosine of its vector and the question's, and the part of the highest BM25 score that its words reach: a convex combination of scores,
-//! each normalized by its theoretical bound (Bruch, Gai and Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval", 2023). A fusion of
-//! ranks alone (reciprocal rank fusion; Cormack et al., 2009) was measured beside it and finds less: the first by words may share no more
-//! than an article with the question, and its rank does not tell.
+//! Words find names, numbers and codes; vectors find what is said in other words. A text's score is the cosine of its vector and the
+//! question's, and half of the part that its BM25 score reaches of the highest possible one: a convex combination of scores, each normalized
+//! by its theoretical bound (Bruch, Gai and Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval", 2023). A fusion of ranks alone
+//! (reciprocal rank fusion; Cormack et al., 2009) was measured beside it and finds less: the first by words may share no more than an article
+//! with the question, and its rank does not tell.
 //!
 //! A text without a vector has its words' part alone, and without the question's vector all texts have.
 
