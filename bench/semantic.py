@@ -6,6 +6,7 @@
 (`gateway/tests/semantic`), one request after the other, and ends. CURVE compares them as the cache does.
 """
 
+import contextlib
 import json
 import pathlib
 import signal
@@ -23,21 +24,27 @@ def embedded(url, text):
         return json.load(answer)["data"][0]["embedding"]
 
 
-def main():
-    tidemill, curve, model, *options = sys.argv[1:]
-    texts = json.loads(subprocess.run([curve, "--sentences"], capture_output=True, check=True).stdout)
+@contextlib.contextmanager
+def served(tidemill, model):
+    """The address of a cluster that serves an encoder meanwhile."""
     command = [tidemill, "up", "--http", "127.0.0.1:0", "--model", model, "--served-model-name", "encoder", "--log", "warn"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True)
     try:
-        url = next(line for line in process.stdout if line.startswith("ready ")).split()[1].rstrip("/")
-        rows, times = [], []
+        yield next(line for line in process.stdout if line.startswith("ready ")).split()[1].rstrip("/")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def main():
+    tidemill, curve, model, *options = sys.argv[1:]
+    texts = json.loads(subprocess.run([curve, "--sentences"], capture_output=True, check=True).stdout)
+    rows, times = [], []
+    with served(tidemill, model) as url:
         for text in texts:
             begun = time.monotonic()
             rows.append(embedded(url, text))
             times.append((time.monotonic() - begun) * 1000)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
     print(f"an embedding of one question over HTTP: {statistics.median(times):.1f} ms, p99 {statistics.quantiles(times, n=100)[98]:.1f} ms")
     with tempfile.TemporaryDirectory() as scratch:
         path = pathlib.Path(scratch) / "embeddings.json"

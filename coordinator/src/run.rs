@@ -30,9 +30,12 @@ use tidemill_gateway::{
         audit::{self, Audit},
         moderator::{Moderator, ModeratorError},
     },
-    serving::gateway::{
-        Gateway, ServedModel,
-        settings::{GatewaySettings, RequestSettings, SemanticSettings},
+    serving::{
+        encoder::EncoderSettings,
+        gateway::{
+            Gateway, ServedModel,
+            settings::{GatewaySettings, RequestSettings, SemanticSettings},
+        },
     },
     store::{
         Store,
@@ -84,8 +87,8 @@ pub enum RunError {
     Tenants(#[from] TenantsError),
     #[error("`safety.judge` = {model}: {source}")]
     Judge { model: String, source: ModeratorError },
-    #[error("`semantic_cache.model` = {0}: it is a classifier, which has no embeddings: name an encoder such as all-MiniLM-L6-v2")]
-    SemanticModel(String),
+    #[error("`{key}` = {model}: it is a classifier, which has no embeddings: name an encoder such as all-MiniLM-L6-v2")]
+    Classifier { key: &'static str, model: String },
     #[error("a tool cannot be reached: {0}")]
     ServerTool(#[from] TargetError),
     #[error(transparent)]
@@ -250,6 +253,12 @@ impl Coordinator {
             _ => Vec::new(),
         };
         let semantic_cache = semantic_cache(settings.semantic_cache, &models, &settings.aliases)?;
+        if let Some(examples) = &settings.requests.examples {
+            check_embeds("router.auto.model", &examples.encoder, &models, &settings.aliases)?;
+        }
+        if let Some(recall) = &settings.requests.recall {
+            check_embeds("context.model", &recall.encoder, &models, &settings.aliases)?;
+        }
         let served_names = models.iter().map(|(name, _)| name.clone()).collect();
         let served = driver.backends().into_iter().zip(models);
         let served = served.map(|(backend, (name, text))| ServedModel { name, text, backend });
@@ -402,13 +411,24 @@ fn semantic_cache(
             Ok(None)
         }
         SemanticCache::On(settings) => {
-            let name = aliases.get(&settings.model).unwrap_or(&settings.model);
-            let is_classifier = |(served, text): &(String, TextModel)| served == name && text.config.identity.kind == ModelKind::Classifier;
-            match models.iter().any(is_classifier) {
-                true => Err(RunError::SemanticModel(settings.model)),
-                false => Ok(Some(settings)),
-            }
+            check_embeds("semantic_cache.model", &settings.encoder, models, aliases)?;
+            Ok(Some(settings))
         }
+    }
+}
+
+/// Refuses an encoder that has no embeddings. `key` is the setting that names it.
+fn check_embeds(
+    key: &'static str,
+    encoder: &EncoderSettings,
+    models: &[(String, TextModel)],
+    aliases: &BTreeMap<String, String>,
+) -> Result<(), RunError> {
+    let name = aliases.get(&encoder.model).unwrap_or(&encoder.model);
+    let is_classifier = |(served, text): &(String, TextModel)| served == name && text.config.identity.kind == ModelKind::Classifier;
+    match models.iter().any(is_classifier) {
+        true => Err(RunError::Classifier { key, model: encoder.model.clone() }),
+        false => Ok(()),
     }
 }
 

@@ -6,6 +6,7 @@ mod bounds;
 mod check;
 pub mod classes;
 pub mod context;
+mod encoder;
 pub mod feedback;
 pub mod kafka;
 pub mod models;

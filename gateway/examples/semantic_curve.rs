@@ -5,7 +5,10 @@
 //! - `--svg FILE` draws the curves, `--wrong` lists the wrong hits at the default threshold
 
 use std::{collections::BTreeMap, env, fmt::Write, fs, hint::black_box, time::Instant};
-use tidemill_gateway::cache::semantic::{THRESHOLD, question::Question, vector::Vector};
+use tidemill_gateway::{
+    cache::semantic::{THRESHOLD, question::Question},
+    vectors::vector::Vector,
+};
 
 /// The set on which the rules, the cost of a word and the threshold were chosen.
 const CHOSEN_ON: &str = include_str!("../tests/semantic/paraphrases.txt");

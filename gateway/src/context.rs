@@ -17,7 +17,8 @@
 //! of them can be ready when the step comes.
 //!
 //! - [`steps`]: where steps are taken; [`summary`]: summaries of the turns that are left out, and when they are used
-//! - [`bm25`]: the old messages that are relevant to a new one; [`blocks`]: text that is put into prompts
+//! - [`ranking`]: the old messages and facts that are relevant to a new message, by their words ([`bm25`]) and their meaning
+//! - [`blocks`]: text that is put into prompts
 //! - [`summing`]: the queue of summaries to make
 //!
 //! [`Slide`]: Strategy::Slide
@@ -26,6 +27,7 @@
 pub mod blocks;
 pub mod bm25;
 pub mod limits;
+pub mod ranking;
 pub mod steps;
 pub mod summary;
 pub mod summing;

@@ -6,6 +6,7 @@
 //!
 //! - [`text`]: tokenizer, chat template, incremental detokenizer, stop strings
 //! - [`base`]: foundations that every other room may use
+//! - [`vectors`]: texts as vectors of an encoder, kept and waited for
 //! - [`dialog`]: a conversation in any protocol, and its way to a prompt
 //! - [`context`]: the part of a long dialog that a model is given, and the replacement of the rest
 //! - [`generation`]: a choice's tokens to the parts of its answer, one pure pipeline
@@ -37,6 +38,7 @@ pub mod generation;
 pub mod rollout;
 pub mod routing;
 pub mod text;
+pub mod vectors;
 
 #[cfg(feature = "shell")]
 pub mod batches;

@@ -26,6 +26,7 @@ use tidemill_cluster::{
 };
 use tidemill_proto::message::{Role, StepSample};
 use tidemill_tenancy::{shared, sink};
+use usage::RankedBy;
 
 /// Upper bounds of the latency histograms, in seconds.
 const SECONDS: &[f64] =
@@ -187,6 +188,17 @@ fn describe() {
     );
     // Conversations, batches and tools
     describe_counter!(
+        "tidemill_recall_ranked_total",
+        "Chats with context.model whose old messages or facts were ranked, `by` what: words, both (words and vectors)"
+    );
+    describe_counter!(
+        "tidemill_recall_unread_total",
+        "Questions, old messages and facts that context.model did not read, by `reason`: no_model, no_worker, busy, rejected, failed, overdue, paused"
+    );
+    describe_gauge!("tidemill_recall_bytes", "Bytes of vectors of old messages and facts, about");
+    describe_gauge!("tidemill_recall_texts", "Old messages and facts whose vectors are kept");
+    describe_histogram!("tidemill_recall_read_seconds", "Time in which context.model read a question, or was given up");
+    describe_counter!(
         "tidemill_summaries_total",
         "Summaries that conversations needed, by `outcome`: made, failed, gone (the conversation was deleted or changed), dropped (too many waited)"
     );
@@ -233,6 +245,11 @@ fn describe() {
     );
     describe_histogram!("tidemill_pii_input_seconds", "Time of finding and hiding people's data in one prompt");
     // Routes and rollouts
+    describe_counter!(
+        "tidemill_route_unread_total",
+        "Requests that router.auto judged by form alone, by `reason`: examples (they are not read yet), no_model, no_worker, busy, rejected, failed, overdue, paused"
+    );
+    describe_histogram!("tidemill_route_read_seconds", "Time in which router.auto.model read a request, or was given up");
     describe_counter!(
         "tidemill_routed_total",
         "Requests that there was a model to choose for, by the `model` that answers and `by` what chose it: pin, rule, auto, overflow, rollout, asked"
@@ -473,6 +490,36 @@ pub fn observe_question_read(time: Duration) {
 pub fn show_semantic_cache(bytes: u64, answers: usize) {
     gauge!("tidemill_semantic_cache_bytes").set(bytes as f64);
     gauge!("tidemill_semantic_cache_answers").set(answers as f64);
+}
+
+/// Counts a request that `auto` judged by its form alone, since its meaning was not read in time.
+pub fn count_route_unread(reason: &'static str) {
+    counter!("tidemill_route_unread_total", "reason" => reason).increment(1);
+}
+
+/// Records the time in which the encoder of `auto` read a request, or did not.
+pub fn observe_route_read(time: Duration) {
+    histogram!("tidemill_route_read_seconds").record(time);
+}
+
+/// Counts a chat whose old messages or facts were ranked.
+pub fn count_ranked(by: RankedBy) {
+    counter!("tidemill_recall_ranked_total", "by" => by.name()).increment(1);
+}
+
+/// Counts texts that the encoder of old messages and facts did not read.
+pub fn count_recall_unread(reason: &'static str, texts: u64) {
+    counter!("tidemill_recall_unread_total", "reason" => reason).increment(texts);
+}
+
+/// Records the time in which that encoder read a question, or did not.
+pub fn observe_recall_read(time: Duration) {
+    histogram!("tidemill_recall_read_seconds").record(time);
+}
+
+pub fn show_recall(bytes: u64, texts: usize) {
+    gauge!("tidemill_recall_bytes").set(bytes as f64);
+    gauge!("tidemill_recall_texts").set(texts as f64);
 }
 
 /// Counts the tokens of a request that ended in any way.

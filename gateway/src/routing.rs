@@ -5,15 +5,17 @@
 //! model that it named.
 //!
 //! - [`text`]: the content of a request, in any protocol; `language`: its language
-//! - [`complexity`]: the estimated difficulty, for `auto`
+//! - [`complexity`]: the estimated difficulty by form, for `auto`; [`meaning`]: by examples
 //! - [`sticky`]: a user's place among all users, which never moves
 
 pub mod complexity;
 pub mod language;
+pub mod meaning;
 pub mod sticky;
 pub mod text;
 
 use complexity::Scale;
+use meaning::Meaning;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::RangeInclusive,
@@ -80,6 +82,8 @@ pub struct Auto {
     pub small: Model,
     pub large: Model,
     pub scale: Scale,
+    /// The weight of a request's [meaning] beside its form; 0 without examples.
+    pub meaning: f64,
 }
 
 /// The sender of a request, and the model that it names.
@@ -94,6 +98,8 @@ pub struct Requester<'a> {
     pub region: Option<&'a str>,
     /// A name that is the same for all requests of one user.
     pub user: &'a str,
+    /// The side on which `auto`'s examples see the request.
+    pub meaning: Meaning,
 }
 
 #[derive(Clone, Debug)]
@@ -141,14 +147,14 @@ impl Router {
                     Choice { model: split.pick(name, asker.user), by: By::Rule, why: format!("rule {name}, split"), overflow }
                 }
                 (Target::Auto, Some(auto)) => {
-                    let (model, why) = auto.choose(said);
+                    let (model, why) = auto.choose(said, asker.meaning);
                     Choice { model, by: By::Auto, why: format!("rule {name}, {why}"), overflow }
                 }
                 (Target::Auto, None) => unreachable!("settings with a rule to `auto` have an `auto`"),
             });
         }
         let auto = self.auto.as_ref().filter(|auto| asker.asked == Some(&auto.name))?;
-        let (model, why) = auto.choose(said);
+        let (model, why) = auto.choose(said, asker.meaning);
         Some(Choice { model, by: By::Auto, why, overflow: None })
     }
 
@@ -173,18 +179,37 @@ impl Router {
         names
     }
 
+    /// Whether `auto` may choose for a request that names this model, and its meaning counts.
+    pub fn may_weigh(&self, asked: Option<&str>) -> bool {
+        let Some(auto) = self.auto.as_ref().filter(|auto| auto.meaning > 0.0) else { return false };
+        let leads_there = |rule: &Rule| {
+            let names_it = rule.when.asked.is_empty() || asked.is_some_and(|asked| rule.when.asked.contains(asked));
+            matches!(rule.to, Target::Auto) && names_it
+        };
+        asked == Some(&auto.name) || self.rules.iter().any(leads_there)
+    }
+
     /// Whether the same request always gets the same model.
     pub fn is_repeatable(&self) -> bool {
-        self.rules.iter().all(|rule| rule.overflow.is_none() && !matches!(rule.to, Target::Split(_)))
+        // An encoder that is slow once leaves a request to its form.
+        let weighs = self.auto.as_ref().is_some_and(|auto| auto.meaning > 0.0);
+        !weighs && self.rules.iter().all(|rule| rule.overflow.is_none() && !matches!(rule.to, Target::Split(_)))
     }
 }
 
 impl Auto {
-    fn choose(&self, said: &BodyText<'_>) -> (&Model, String) {
-        let score = self.scale.score(&said.signals());
+    fn choose(&self, said: &BodyText<'_>, meaning: Meaning) -> (&Model, String) {
+        let form = self.scale.score(&said.signals());
         let threshold = self.scale.threshold;
+        let weight = if let Meaning::Side(side) = meaning { self.meaning * side } else { 0.0 };
+        let score = form + weight;
         let (model, sign) = if score < threshold { (&self.small, "<") } else { (&self.large, ">=") };
-        (model, format!("auto: {score:.2} {sign} {threshold:.2}"))
+        let parts = match meaning {
+            Meaning::None => String::new(),
+            Meaning::Side(_) => format!(" (form {form:.2}, meaning {weight:+.2})"),
+            Meaning::Unread(reason) => format!(" (form alone: {reason})"),
+        };
+        (model, format!("auto: {score:.2} {sign} {threshold:.2}{parts}"))
     }
 
     fn models(&self) -> [&Model; 2] {
@@ -230,13 +255,14 @@ mod tests {
                 rule("long", When { bytes: 1000..=u64::MAX, asked: names(&["chat", "tiny"]), ..When::default() }, "wide"),
                 rule("rest", When { asked: names(&["chat"]), ..When::default() }, "tiny"),
             ],
-            auto: Some(Auto { name: "auto".into(), small: "tiny".into(), large: "big".into(), scale: Scale::default() }),
+            auto: Some(Auto { name: "auto".into(), small: "tiny".into(), large: "big".into(), scale: Scale::default(), meaning: 0.4 }),
             region_header: None,
             region_metadata: None,
         }
     }
 
-    const NOBODY: Requester<'static> = Requester { asked: None, resolved: None, tenant: None, tier: None, region: None, user: "u" };
+    const NOBODY: Requester<'static> =
+        Requester { asked: None, resolved: None, tenant: None, tier: None, region: None, user: "u", meaning: Meaning::None };
 
     fn routed(asker: Requester<'_>, body: &Value) -> Option<(String, String)> {
         let router = router();
@@ -269,6 +295,24 @@ mod tests {
             assert_eq!(got.as_ref().map(|(model, _)| model.as_str()), model, "{asker:?} {got:?}");
             assert!(got.is_none_or(|(_, why)| why.is_ascii()));
         }
+    }
+
+    #[test]
+    fn meaning_moves_what_form_leaves_open() {
+        let hello = json!({"messages": [{"role": "user", "content": "Hello there, how are you?"}]});
+        let of = |meaning| routed(Requester { asked: Some("auto"), meaning, ..NOBODY }, &hello).unwrap();
+        for (meaning, model, why) in [
+            (Meaning::None, "tiny", "auto: 0.00 < 0.35"),
+            (Meaning::Side(1.0), "big", "auto: 0.40 >= 0.35 (form 0.00, meaning +0.40)"),
+            (Meaning::Side(-1.0), "tiny", "auto: -0.40 < 0.35 (form 0.00, meaning -0.40)"),
+            (Meaning::Unread("overdue"), "tiny", "auto: 0.00 < 0.35 (form alone: overdue)"),
+        ] {
+            let (chosen, reason) = of(meaning);
+            assert_eq!((chosen.as_str(), &reason[..why.len()]), (model, why));
+        }
+        let router = router();
+        assert!(router.may_weigh(Some("auto")) && !router.may_weigh(Some("tiny")) && !router.may_weigh(None));
+        assert!(!router.is_repeatable());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{
     Flags, Settings, TlsFiles,
     bounds::{bytes, positive, within},
     classes::ClassFlags,
-    context::MemoryFlags,
+    context::{ContextSettings, MemoryFlags},
     models::check_models,
     peers::check_peers,
     quota_server::QuotaServerFlags,
@@ -109,7 +109,7 @@ impl Flags {
             Classes::new(classes).map_err(|error| invalid("class", "[[class]]", error.to_string()))?
         };
         let tiers = tenants::tiers(self.tier, &classes)?;
-        let router = routing::router(self.router, self.route, &models, &aliases, &tiers)?;
+        let (router, examples) = routing::router(self.router, self.route, &models, &aliases, &tiers)?;
         let share = self.quota_share.as_deref().map_or(Ok(Share::WHOLE), str::parse);
         let share = share.map_err(|reason: &str| invalid("quota_share", self.quota_share.as_deref().unwrap_or_default(), reason))?;
         let tls = match (self.tls_cert, self.tls_key) {
@@ -130,7 +130,7 @@ impl Flags {
         let kafka = self.kafka.map(|kafka| kafka.check(&name, self.data.is_some())).transpose()?;
         let peers = check_peers(self.peers.unwrap_or_default(), &name, self.data.is_some())?;
         let earlier = self.data.as_ref().map(|data| data.join("tenants.sqlite"));
-        let (context, summaries) = self.context.unwrap_or_default().check(&models, &aliases)?;
+        let ContextSettings { strategy: context, summaries, recall } = self.context.unwrap_or_default().check(&models, &aliases)?;
         let (safety, judge) = self.safety.map_or(Ok((None, None)), |safety| safety.check(&models))?;
         let semantic_cache = self.semantic_cache.map_or(Ok(SemanticCache::Off), |semantic| semantic.check(&models, &aliases))?;
         let store_days = within("store_days", self.store_days.unwrap_or(30), 1..=DAYS_MAX)?;
@@ -241,7 +241,9 @@ impl Flags {
             requests: RequestSettings {
                 context,
                 summaries,
+                recall,
                 router,
+                examples,
                 pii,
                 semantic_cache: None,
                 ages: retention.ages,

@@ -1,13 +1,20 @@
 //! The settings that choose the model: `[router]` and `[[route]]`.
 
-use super::models::ModelSettings;
+use super::{encoder::encoder, models::ModelSettings};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
-use tidemill_gateway::routing::{
-    Auto, Overflow, Router, Rule, Target, When,
-    complexity::Scale,
-    language,
-    sticky::{Model, Split},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+};
+use tidemill_gateway::{
+    routing::{
+        Auto, Overflow, Router, Rule, Target, When,
+        complexity::Scale,
+        language,
+        sticky::{Model, Split},
+    },
+    serving::examples::ExampleSettings,
 };
 use tidemill_net::config::{ConfigError, invalid, parse_bytes};
 use tidemill_tenancy::tier::Tiers;
@@ -51,6 +58,46 @@ pub struct AutoFlags {
     pub tools: Option<f64>,
     /// Weight of the messages before [default: 0.2]
     pub history: Option<f64>,
+    /// Served encoder that compares a request's last message with the examples, such as all-MiniLM-L6-v2 [default: none, form alone]
+    pub model: Option<String>,
+    /// Milliseconds that a request waits at most for its embedding [default: 100]
+    pub wait_ms: Option<u64>,
+    /// Weight of the meaning: what a typical example adds for the large model, or takes away [default: 0.4]
+    pub meaning: Option<f64>,
+    /// Requests that the small model should answer: a list, or a file with one a line [default: none]
+    pub small_examples: Option<ExampleTexts>,
+    /// Requests that the large model should answer: a list, or a file with one a line [default: none]
+    pub large_examples: Option<ExampleTexts>,
+}
+
+/// Examples of requests.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a list of texts, or a file's name")]
+pub enum ExampleTexts {
+    Texts(Vec<String>),
+    File(PathBuf),
+}
+
+/// The default weight of meaning: alone it moves a request as a fenced block of code does.
+const MEANING: f64 = 0.4;
+/// The maximum number of examples of one side.
+const EXAMPLES_MAX: usize = 1000;
+
+impl ExampleTexts {
+    fn read(self, key: &'static str) -> Result<Vec<String>, ConfigError> {
+        let texts = match self {
+            Self::Texts(texts) => texts,
+            Self::File(file) => {
+                let read = fs::read_to_string(&file).map_err(|error| invalid(key, file.display(), format!("cannot be read: {error}")))?;
+                read.lines().map(str::to_owned).collect()
+            }
+        };
+        let texts: Vec<_> = texts.into_iter().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()).collect();
+        match texts.len() {
+            1..=EXAMPLES_MAX => Ok(texts),
+            wrong => Err(invalid(key, wrong, format!("must have 1 to {EXAMPLES_MAX} examples"))),
+        }
+    }
 }
 
 /// A rule: all given conditions must hold.
@@ -115,20 +162,20 @@ impl Known<'_> {
     }
 }
 
-/// Returns `None` if every request gets the model that it names.
+/// Returns `None` for the router if every request gets the model that it names, and for the examples if `auto` goes by form alone.
 pub(super) fn router(
     router: Option<RouterFlags>,
     routes: Vec<RouteFlags>,
     models: &[ModelSettings],
     aliases: &BTreeMap<String, String>,
     tiers: &Tiers,
-) -> Result<Option<Router>, ConfigError> {
+) -> Result<(Option<Router>, Option<ExampleSettings>), ConfigError> {
     if router.is_none() && routes.is_empty() {
-        return Ok(None);
+        return Ok((None, None));
     }
     let known = Known { models, aliases, tiers };
     let RouterFlags { region_header, region_metadata, pins, auto } = router.unwrap_or_default();
-    let auto = auto.map(|auto| auto.check(&known)).transpose()?;
+    let (auto, examples) = auto.map(|auto| auto.check(&known)).transpose()?.unzip();
     let pins = pins.into_iter().map(|(tenant, model)| Ok((tenant, known.model("router.pins", &model)?)));
     let auto_name = auto.as_ref().map(|auto| auto.name.clone());
     let rules = routes.into_iter().zip(1..).map(|(route, number): (_, usize)| route.check(number, &known, auto_name.as_deref()));
@@ -147,11 +194,11 @@ pub(super) fn router(
     }
     let pins = pins.collect::<Result<_, ConfigError>>()?;
     let region_header = region_header.map(|name| name.to_ascii_lowercase());
-    Ok(Some(Router { pins, rules, auto, region_header, region_metadata }))
+    Ok((Some(Router { pins, rules, auto, region_header, region_metadata }), examples.flatten()))
 }
 
 impl AutoFlags {
-    fn check(self, known: &Known<'_>) -> Result<Auto, ConfigError> {
+    fn check(self, known: &Known<'_>) -> Result<(Auto, Option<ExampleSettings>), ConfigError> {
         let name = self.name.unwrap_or_else(|| "auto".into());
         if name.is_empty() || known.is_model(&name) {
             return Err(invalid("router.auto.name", name, "is the name of a model already: clients could not ask for both"));
@@ -169,8 +216,27 @@ impl AutoFlags {
             history: number("router.auto.history", self.history, usual.history)?,
             threshold: number("router.auto.threshold", self.threshold, usual.threshold)?,
         };
+        let meaning = match self.meaning.unwrap_or(MEANING) {
+            weight if weight.is_finite() && weight > 0.0 => weight,
+            wrong => return Err(invalid("router.auto.meaning", wrong, "must be more than 0: without `model`, form alone counts")),
+        };
+        let encoder = encoder(("router.auto.model", self.model), ("router.auto.wait_ms", self.wait_ms), known.models, known.aliases)?;
+        let examples = match (encoder, self.small_examples, self.large_examples) {
+            (None, None, None) => None,
+            (Some(encoder), Some(small), Some(large)) => Some(ExampleSettings {
+                encoder,
+                small: small.read("router.auto.small_examples")?,
+                large: large.read("router.auto.large_examples")?,
+            }),
+            _ => {
+                let reason = "`model`, `small_examples` and `large_examples` come together: an encoder compares a request with both";
+                return Err(invalid("router.auto.model", "", reason));
+            }
+        };
         let small = known.model("router.auto.small", &self.small)?;
-        Ok(Auto { name, small, large: known.model("router.auto.large", &self.large)?, scale })
+        let large = known.model("router.auto.large", &self.large)?;
+        let meaning = if examples.is_some() { meaning } else { 0.0 };
+        Ok((Auto { name, small, large, scale, meaning }, examples))
     }
 }
 
@@ -237,6 +303,10 @@ mod tests {
     use super::*;
 
     fn routed(file: &str) -> Result<Option<Router>, String> {
+        checked(file).map(|(router, _)| router)
+    }
+
+    fn checked(file: &str) -> Result<(Option<Router>, Option<ExampleSettings>), String> {
         #[derive(Deserialize)]
         struct File {
             router: Option<RouterFlags>,
@@ -252,6 +322,20 @@ mod tests {
     #[test]
     fn no_rules_are_no_router() {
         assert!(routed("").unwrap().is_none());
+    }
+
+    #[test]
+    fn examples_are_a_list_or_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("large.txt");
+        fs::write(&file, "Prove it.\n\n  Find the race.  \n").unwrap();
+        let auto =
+            format!("small = 'tiny'\nlarge = 'big'\nmodel = 'gpt'\nsmall_examples = ['Hello']\nlarge_examples = '{}'", file.display());
+        let (router, examples) = checked(&format!("[router.auto]\n{auto}")).unwrap();
+        let ExampleSettings { encoder, small, large } = examples.unwrap();
+        assert_eq!((encoder.model.as_str(), encoder.wait.as_millis()), ("gpt", 100));
+        assert_eq!((small, large), (vec!["Hello".to_owned()], vec!["Prove it.".to_owned(), "Find the race.".to_owned()]));
+        assert_eq!(router.unwrap().auto.unwrap().meaning, MEANING);
     }
 
     #[test]
@@ -296,6 +380,15 @@ mod tests {
             ("[router]\nauto = { small = 'tiny', large = 'huge' }", "huge"),
             ("[router]\nauto = { small = 'tiny', large = 'big', name = 'gpt' }", "already"),
             ("[router]\nauto = { small = 'tiny', large = 'big', code = nan }", "router.auto.code"),
+            ("[router]\nauto = { small = 'tiny', large = 'big', model = 'big' }", "come together"),
+            ("[router]\nauto = { small = 'tiny', large = 'big', small_examples = ['a'] }", "come together"),
+            ("[router]\nauto = { small = 'tiny', large = 'big', model = 'huge' }", "router.auto.model"),
+            ("[router]\nauto = { small = 'tiny', large = 'big', meaning = 0.0 }", "router.auto.meaning"),
+            ("[router.auto]\nsmall = 'tiny'\nlarge = 'big'\nmodel = 'big'\nsmall_examples = []\nlarge_examples = ['a']", "small_examples"),
+            (
+                "[router.auto]\nsmall = 'tiny'\nlarge = 'big'\nmodel = 'big'\nsmall_examples = '/no/file'\nlarge_examples = ['a']",
+                "/no/file",
+            ),
         ] {
             let error = routed(file).map(drop).unwrap_err();
             assert!(error.contains(words), "{file}: {error}");

@@ -2,6 +2,7 @@
 
 use super::{
     bounds::{positive, within},
+    encoder::encoder,
     models::ModelSettings,
 };
 use serde::{Deserialize, Serialize};
@@ -54,10 +55,7 @@ impl SemanticFlags {
             Some(threshold @ 0.5..=1.0) => threshold,
             Some(wrong) => return Err(invalid("semantic_cache.threshold", wrong, "must be from 0.5 to 1")),
         };
-        let served = |model: &&String| aliases.contains_key(*model) || models.iter().any(|served| served.name == **model);
-        if let Some(model) = self.model.as_ref().filter(|model| !served(model)) {
-            return Err(invalid("semantic_cache.model", model, "must name a served model"));
-        }
+        let encoder = encoder(("semantic_cache.model", self.model), ("semantic_cache.wait_ms", self.wait_ms), models, aliases)?;
         let bytes = self.bytes_max.unwrap_or_else(|| "64MiB".into());
         let limits = Limits {
             bytes: match parse_bytes(&bytes).map_err(|reason| invalid("semantic_cache.bytes_max", &bytes, reason))? {
@@ -69,11 +67,10 @@ impl SemanticFlags {
             keep: Duration::from_secs(positive("semantic_cache.keep_s", self.keep_s.unwrap_or(3600))?),
             threshold,
         };
-        let wait = Duration::from_millis(within("semantic_cache.wait_ms", self.wait_ms.unwrap_or(100), 1..=60_000)?);
-        Ok(match (self.enabled, self.model) {
+        Ok(match (self.enabled, encoder) {
             (Some(false), _) => SemanticCache::Off,
             (_, None) => SemanticCache::NoModel,
-            (_, Some(model)) => SemanticCache::On(SemanticSettings { limits, model, wait }),
+            (_, Some(encoder)) => SemanticCache::On(SemanticSettings { limits, encoder }),
         })
     }
 }
@@ -90,10 +87,10 @@ mod tests {
 
     #[test]
     fn a_section_with_a_model_switches_it_on() {
-        let Ok(SemanticCache::On(SemanticSettings { limits, model, wait })) = of("model = 'embed'") else { panic!("it is on") };
+        let Ok(SemanticCache::On(SemanticSettings { limits, encoder })) = of("model = 'embed'") else { panic!("it is on") };
         assert_eq!((limits.threshold, limits.bytes, limits.keep.as_secs()), (THRESHOLD, 64 << 20, 3600));
         assert_eq!((limits.answers, limits.tenant_answers), (16_384, 4096));
-        assert_eq!((model.as_str(), wait.as_millis()), ("embed", 100));
+        assert_eq!((encoder.model.as_str(), encoder.wait.as_millis()), ("embed", 100));
         assert_eq!(of(""), Ok(SemanticCache::NoModel));
         assert_eq!(of("model = 'embed'\nenabled = false"), Ok(SemanticCache::Off));
     }

@@ -3,16 +3,13 @@
 //! Unlike a hit of the [response cache](crate::cache::response_cache), such a hit is the answer to a different question, and may be wrong:
 //! tenants opt in, and every hit is marked. Everything except the question's words must be *equal*: tenant, model, system prompt, sampling,
 //! form, length, and what the question says [exactly](question). Among the rest, the most similar question above the threshold is found by
-//! comparing [vectors](vector) with all: there is no index, as a tenant has a bounded number of answers.
+//! comparing [vectors](crate::vectors::vector) with all: there is no index, as a tenant has a bounded number of answers.
 //!
 //! A core: it has no clock. Bounded in bytes and answers, which tenants [share](crate::base::room), and in answers of one tenant; the least
-//! recently used answer goes first. A hit is not cached again, so that similarity does not drift. [`patience`] says when a request waits for
-//! the model that makes the vectors.
+//! recently used answer goes first. A hit is not cached again, so that similarity does not drift.
 
-pub mod patience;
 pub mod question;
 mod text;
-pub mod vector;
 mod words;
 
 use crate::{
@@ -231,8 +228,8 @@ fn for_another(event: &RequestEvent) -> Option<RequestEvent> {
 
 #[cfg(test)]
 mod tests {
-    use super::vector::Vector;
     use super::*;
+    use crate::vectors::vector::Vector;
     use proptest::prelude::*;
     use tidemill_cluster::class::ClassId;
     use tidemill_proto::{

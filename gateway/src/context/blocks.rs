@@ -11,6 +11,11 @@ pub fn facts<'a>(facts: impl IntoIterator<Item = &'a str>) -> String {
     lines("What is known of the user, from earlier conversations:", facts.into_iter().map(|fact| format!("- {}", in_one_line(fact))))
 }
 
+/// Writes the block of facts about a user that may be relevant to the newest message.
+pub fn chosen_facts<'a>(facts: impl IntoIterator<Item = &'a str>) -> String {
+    lines("Also known of the user, as far as it may matter now:", facts.into_iter().map(|fact| format!("- {}", in_one_line(fact))))
+}
+
 /// Writes the block with the summary of a conversation's beginning.
 pub fn summary(text: &str) -> String {
     format!("Summary of the beginning of this conversation, which is not shown any more:\n{}", text.trim())
@@ -67,6 +72,25 @@ pub fn facts_that_fit(all: &[String], room: u64, count: impl Fn(&str) -> u64) ->
     (0..=all.len()).collect::<Vec<_>>().partition_point(|&some| some == 0 || fit(some)).saturating_sub(1)
 }
 
+/// Selects facts whose block has at most `room` tokens, about: first those that are `ranked`, the best first, then the others in their order.
+/// Returns their places in order. `count` counts the tokens of a text.
+pub fn chosen_facts_that_fit(facts: &[&str], ranked: &[usize], room: u64, count: impl Fn(&str) -> u64) -> Vec<usize> {
+    let mut left = room.saturating_sub(count(&chosen_facts([])));
+    let mut is_ranked = vec![false; facts.len()];
+    ranked.iter().for_each(|&place| is_ranked[place] = true);
+    let others = (0..facts.len()).filter(|&place| !is_ranked[place]);
+    let mut chosen = Vec::new();
+    for place in ranked.iter().copied().chain(others) {
+        let tokens = count(&format!("\n- {}", in_one_line(facts[place])));
+        if tokens <= left {
+            left -= tokens;
+            chosen.push(place);
+        }
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
 fn lines(head: &str, lines: impl Iterator<Item = String>) -> String {
     [head.to_owned()].into_iter().chain(lines).collect::<Vec<_>>().join("\n")
 }
@@ -111,6 +135,23 @@ mod tests {
             let given = of(room);
             let tokens = count(&passages(given.iter().map(|(place, text)| (roles(*place), text.as_str()))));
             assert!(given.is_empty() || tokens <= room, "{tokens} of {room}");
+        }
+    }
+
+    #[test]
+    fn the_best_facts_that_fit_are_given_in_their_order_and_then_the_first() {
+        let count = |text: &str| text.split_whitespace().count() as u64;
+        let facts = ["a", "b", "c c c", "d", "e"];
+        let head = count(&chosen_facts([]));
+        let of = |room| chosen_facts_that_fit(&facts, &[3, 2, 1], room, count);
+        assert_eq!(of(head + 1), [] as [usize; 0]);
+        assert_eq!(of(head + 2), [3]);
+        assert_eq!(of(head + 4), [1, 3], "one that does not fit makes room for the next");
+        assert_eq!(of(head + 8), [1, 2, 3]);
+        assert_eq!(of(head + 10), [0, 1, 2, 3]);
+        for room in 0..20 {
+            let chosen = of(room);
+            assert!(chosen.is_empty() || count(&chosen_facts(chosen.iter().map(|place| facts[*place]))) <= room);
         }
     }
 

@@ -8,9 +8,31 @@ use std::collections::HashMap;
 const K1: f64 = 1.2;
 const B: f64 = 0.75;
 
+/// The relevance of texts to a question.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Relevance {
+    /// The score of each text: 0 for one without a common word.
+    pub scores: Vec<f64>,
+    /// A score that no text exceeds, however often it repeats each word of the question.
+    pub bound: f64,
+}
+
 /// Returns the places of the `most` most relevant texts, the best first. Of equal ones, the later goes first; texts without a common word
 /// are left out.
 pub fn best(question: &str, texts: &[&str], most: usize) -> Vec<usize> {
+    best_of(relevance(question, texts).scores.into_iter().enumerate().filter(|(_, score)| *score > 0.0), most)
+}
+
+/// Returns the places with the highest scores, the best first. Of equal ones, the later goes first.
+pub(super) fn best_of(scores: impl Iterator<Item = (usize, f64)>, most: usize) -> Vec<usize> {
+    let mut ranked: Vec<_> = scores.collect();
+    ranked.sort_by(|(place, score), (other_place, other)| other.total_cmp(score).then(other_place.cmp(place)));
+    ranked.truncate(most);
+    ranked.into_iter().map(|(place, _)| place).collect()
+}
+
+/// Returns the score of each text.
+pub fn relevance(question: &str, texts: &[&str]) -> Relevance {
     // The words of the question in order, since sums of floats depend on it.
     let mut asked: HashMap<String, usize> = HashMap::new();
     each_word(question, |word| {
@@ -46,10 +68,7 @@ pub fn best(question: &str, texts: &[&str], most: usize) -> Vec<usize> {
         let length = 1.0 - B + B * f64::from(*words) / mean;
         found.iter().map(|&(place, count)| rarity(place) * f64::from(count) * (K1 + 1.0) / (f64::from(count) + K1 * length)).sum()
     };
-    let mut ranked: Vec<_> = counted.iter().map(score).enumerate().filter(|(_, score)| *score > 0.0).collect();
-    ranked.sort_by(|(place, score), (other_place, other)| other.total_cmp(score).then(other_place.cmp(place)));
-    ranked.truncate(most);
-    ranked.into_iter().map(|(place, _)| place).collect()
+    Relevance { scores: counted.iter().map(score).collect(), bound: (0..asked.len()).map(|place| rarity(place) * (K1 + 1.0)).sum() }
 }
 
 /// Visits runs of letters and digits, in lower case. In scripts without spaces, each character is a word.
@@ -105,6 +124,14 @@ mod tests {
         // with b, 0.69315 · 2.2 / 2.5 = 0.6100 more.
         assert_eq!(best("a", &["a a", "a b x y"], 2), [0, 1]);
         assert_eq!(best("a b", &["a a", "a b x y"], 2), [1, 0]);
+    }
+
+    #[test]
+    fn no_score_exceeds_the_bound() {
+        let texts = ["a a a a a a a a a a a a", "a b", "c"];
+        let Relevance { scores, bound } = relevance("a b", &texts);
+        assert!(scores.iter().all(|score| *score <= bound) && scores[2] == 0.0, "{scores:?} {bound}");
+        assert_eq!(relevance("", &texts).bound, 0.0);
     }
 
     #[test]

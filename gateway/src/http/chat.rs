@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`.
 
 use super::{
-    context::{self, Fitted},
+    context::{self, Fitted, Recalled},
     conversations::turn::Turn,
     endpoint::{Call, Endpoint},
     openai::{
@@ -125,7 +125,7 @@ impl Endpoint for Chat {
     fn understand(
         gateway: &Gateway,
         mut chat: ChatRequest,
-        Stored { before, facts }: Stored,
+        Stored { before, facts, unread }: Stored,
         options: &mut Options,
     ) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
         let calls = Calls::of(&chat);
@@ -173,7 +173,8 @@ impl Endpoint for Chat {
             }
         };
         dialog.tools.extend(tools);
-        let fitted = context::fit(gateway, Self::PROMPT, dialog, history, facts.as_ref(), context, options)?;
+        let recalled = Recalled { history, facts: facts.as_ref(), unread };
+        let fitted = context::fit(gateway, Self::PROMPT, dialog, recalled, context, options)?;
         let Fitted { dialog, measured, usage: context, outlook } = fitted;
         if let Some(turn) = &mut turn {
             turn.look_ahead(outlook);

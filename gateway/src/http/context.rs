@@ -4,15 +4,19 @@
 use crate::{
     base::memories::Facts,
     context::{
-        self, Strategy, blocks, bm25,
+        self, Strategy, blocks,
         limits::Limits,
+        ranking::{self, Meaning},
         steps::steps,
         summary::{self, Choice, Outlook, State, Summaries, TOKENS_MAX},
     },
     dialog::{Dialog, Message},
-    metrics::usage::{ContextUsage, MemoryUsage, RetrievedUsage, SummaryUsage},
+    metrics::{
+        self,
+        usage::{ContextUsage, MemoryUsage, RankedBy, RankedUsage, RetrievedUsage, SummaryUsage},
+    },
     requests::{error::ApiError, options::Options, parse::in_range},
-    serving::gateway::{Gateway, prompt::Measured},
+    serving::gateway::{Gateway, encoding::Unread, prompt::Measured},
 };
 use serde::Deserialize;
 
@@ -30,6 +34,8 @@ const RETRIEVE_MAX: usize = 32;
 const RETRIEVE_TOKENS: u64 = 512;
 /// The maximum part of the window for facts about a user, as a divisor.
 const FACTS_SHARE: u64 = 8;
+/// Tokens of a fact besides its text, its part of the block's head included, if all facts fit.
+const FACT_MARKS: u64 = 16;
 /// Tokens of line breaks between a block and its neighbours.
 const JOINTS: u64 = 4;
 
@@ -53,6 +59,13 @@ pub struct ContextWish {
     window_share: Option<f64>,
     retrieve: Option<usize>,
     retrieve_tokens: Option<u64>,
+}
+
+impl ContextField {
+    /// Whether old messages are to be retrieved.
+    pub fn retrieves(&self) -> bool {
+        matches!(self, Self::Wish(wish) if wish.retrieve.is_some_and(|retrieve| retrieve > 0))
+    }
 }
 
 /// The field `context`, checked.
@@ -92,6 +105,16 @@ pub struct OldMessage {
     pub text: String,
     /// The index of its turn.
     pub turn: usize,
+}
+
+/// Data that was stored before a chat.
+#[derive(Debug, Default)]
+pub struct Recalled<'a> {
+    /// The turns of a stored conversation.
+    pub history: Option<History>,
+    pub facts: Option<&'a Facts>,
+    /// The reason why the question was not read, if it should have been.
+    pub unread: Option<Unread>,
 }
 
 #[derive(Debug)]
@@ -137,13 +160,12 @@ pub fn wanted(field: Option<ContextField>, usual: Strategy, stored: bool) -> Res
     })
 }
 
-/// Leaves out turns that do not fit, and puts in what replaces them. `history` is for a stored dialog.
+/// Leaves out turns that do not fit, and puts in what replaces them.
 pub fn fit(
     gateway: &Gateway,
     param: &str,
     mut dialog: Dialog,
-    history: Option<History>,
-    facts: Option<&Facts>,
+    Recalled { history, facts, unread }: Recalled<'_>,
     wanted: ContextOptions,
     options: &Options,
 ) -> Result<Fitted, ApiError> {
@@ -158,7 +180,11 @@ pub fn fit(
     let counted = || counted(gateway, &said, &starts);
     let costs = history.as_ref().map_or_else(counted, |history| history.costs.clone());
     let instructions = std::mem::take(&mut dialog.messages);
-    let (facts, memory) = facts.map(|facts| remembered(gateway, facts)).transpose()?.unzip();
+    let question = said.iter().rfind(|message| message.role == "user").and_then(|message| message.content.clone()).unwrap_or_default();
+    let facts = facts.map(|facts| remembered(gateway, facts, &question)).transpose()?.unwrap_or_default();
+    if let Some(history) = history.as_ref().filter(|_| wanted.retrieve > 0) {
+        gateway.read_ahead(history.messages.iter().map(|message| message.text.as_str()));
+    }
     let mut fitting = Fitting {
         gateway,
         takes_system: instructions.is_empty() && takes_system(gateway, &dialog),
@@ -166,7 +192,9 @@ pub fn fit(
         costs,
         marks,
         instructions,
-        facts: facts.unwrap_or_default(),
+        facts,
+        question,
+        unread,
         said,
         starts,
         wanted,
@@ -183,10 +211,12 @@ pub fn fit(
         tokens_left_out: 0,
         summary: None,
         retrieved: None,
-        memory,
+        memory: fitting.facts.usage.clone(),
+        ranked: fitting.ranked(None),
     };
     if wanted.strategy == Strategy::None {
         dialog.messages = fitting.placed(0, None, "");
+        usage.ranked.iter().for_each(|ranked| metrics::count_ranked(ranked.by));
         return Ok(Fitted { dialog, measured: None, usage: Some(usage), outlook: None });
     }
     fitting.fit(param, dialog, usage, options)
@@ -197,7 +227,10 @@ struct Fitting<'a> {
     instructions: Vec<Message>,
     /// Whether a system message may be added if there is none yet.
     takes_system: bool,
-    facts: String,
+    facts: Remembered,
+    /// The text of the user's newest message.
+    question: String,
+    unread: Option<Unread>,
     said: Vec<Message>,
     /// The indices in `said` at which turns start.
     starts: Vec<usize>,
@@ -238,7 +271,7 @@ impl Fitting<'_> {
                 },
             };
             let summary_text = summary.and_then(|place| self.history.summaries.iter().nth(place)).map(|summary| summary.text.as_str());
-            let (passages, retrieved) = self.retrieved(left_out, options);
+            let (passages, retrieved, looked_at) = self.retrieved(left_out, options);
             dialog.messages = self.placed(left_out, summary_text, &passages);
             let usage = ContextUsage {
                 turns_left_out: left_out,
@@ -249,6 +282,7 @@ impl Fitting<'_> {
                     tokens: summary_text.map_or(0, |text| self.count(text)),
                 }),
                 retrieved,
+                ranked: self.ranked(looked_at),
                 ..usage.clone()
             };
             let given = total - usage.tokens_left_out;
@@ -269,6 +303,7 @@ impl Fitting<'_> {
                     marks: self.marks,
                     told: self.history.summaries.iter().map(|summary| summary.items).collect(),
                 });
+                usage.ranked.iter().for_each(|ranked| metrics::count_ranked(ranked.by));
                 return Ok(Fitted { dialog, measured, usage: Some(usage), outlook });
             }
         }
@@ -282,12 +317,13 @@ impl Fitting<'_> {
             _ => 0,
         };
         let retrieved = if self.wanted.retrieve > 0 { self.wanted.retrieve_tokens + JOINTS } else { 0 };
-        summary + retrieved
+        let chosen = if self.facts.chosen.is_empty() { 0 } else { self.count(&self.facts.chosen) + JOINTS };
+        summary + retrieved + chosen
     }
 
     /// Counts the tokens of the messages that are always given.
     fn own(&self, param: &str, dialog: &Dialog) -> u64 {
-        let facts = if self.facts.is_empty() { 0 } else { self.count(&self.facts) + JOINTS };
+        let facts = if self.facts.always.is_empty() { 0 } else { self.count(&self.facts.always) + JOINTS };
         let instructions: u64 = self.instructions.iter().map(|message| tokens(self.gateway, message) + self.marks).sum();
         if dialog.tools.is_empty() {
             return instructions + facts;
@@ -317,14 +353,14 @@ impl Fitting<'_> {
     }
 
     /// Returns the old messages most relevant to the user's newest one, as a block, among those that are left out.
-    fn retrieved(&self, left_out: usize, options: &Options) -> (String, Option<RetrievedUsage>) {
+    fn retrieved(&self, left_out: usize, options: &Options) -> (String, Option<RetrievedUsage>, Option<LookedAt>) {
         if self.wanted.retrieve == 0 {
             return Default::default();
         }
-        let question = self.said.iter().rfind(|message| message.role == "user").and_then(|message| message.content.as_deref());
         let old: Vec<_> = self.history.messages.iter().filter(|message| message.turn < left_out).collect();
         let texts: Vec<_> = old.iter().map(|message| message.text.as_str()).collect();
-        let ranked = bm25::best(question.unwrap_or_default(), &texts, self.wanted.retrieve);
+        let meaning = self.gateway.meaning(&self.question, &texts);
+        let ranked = ranking::best(&self.question, &texts, meaning.as_ref(), self.wanted.retrieve);
         let ranked: Vec<_> = ranked.into_iter().map(|place| (place, (old[place].role.as_str(), old[place].text.as_str()))).collect();
         // The client did not send them with this prompt, so they must not cause its refusal.
         let ranked: Vec<_> = ranked.into_iter().filter(|(_, (_, text))| self.gateway.accepts(text, options)).collect();
@@ -338,7 +374,14 @@ impl Fitting<'_> {
         };
         let messages = taken.iter().map(|(place, _)| old[*place].id.clone()).collect();
         let usage = RetrievedUsage { messages, tokens: self.count(&block) };
-        (block, Some(usage))
+        (block, Some(usage), LookedAt::of(&texts, meaning.as_ref()))
+    }
+
+    /// Returns how old messages and facts were ranked, if any were, and their meaning counts.
+    fn ranked(&self, messages: Option<LookedAt>) -> Option<RankedUsage> {
+        let all = [messages, self.facts.looked_at].into_iter().flatten().reduce(LookedAt::and)?;
+        let by = if all.vectors > 0 { RankedBy::Both } else { RankedBy::Words };
+        self.gateway.recalls().then_some(RankedUsage { by, texts: all.texts, vectors: all.vectors, reason: self.unread })
     }
 
     /// Returns all messages in order: the parts that change least come first, and those that change with every question just before it.
@@ -346,7 +389,7 @@ impl Fitting<'_> {
         let from = self.starts.get(left_out).copied().unwrap_or(0);
         let mut messages: Vec<_> = self.instructions.iter().chain(&self.said[from..]).cloned().collect();
         let summary = summary.map(blocks::summary).unwrap_or_default();
-        let block = blocks::joined([self.facts.as_str(), &summary]);
+        let block = blocks::joined([self.facts.always.as_str(), &summary]);
         if !block.is_empty() {
             match self.instructions.len().checked_sub(1) {
                 Some(last) => append(&mut messages[last], &block),
@@ -356,8 +399,9 @@ impl Fitting<'_> {
                 None => messages.iter_mut().find(|message| message.role == "user").into_iter().for_each(|first| prepend(first, &block)),
             }
         }
+        let passages = blocks::joined([self.facts.chosen.as_str(), passages]);
         if !passages.is_empty() {
-            messages.iter_mut().rfind(|message| message.role == "user").into_iter().for_each(|newest| prepend(newest, passages));
+            messages.iter_mut().rfind(|message| message.role == "user").into_iter().for_each(|newest| prepend(newest, &passages));
         }
         messages
     }
@@ -375,14 +419,65 @@ fn prepend(message: &mut Message, block: &str) {
     message.content = Some(blocks::joined([block, message.content.as_deref().unwrap_or_default()]));
 }
 
-/// Returns the block of facts, and its usage.
-fn remembered(gateway: &Gateway, Facts { texts, lost }: &Facts) -> Result<(String, MemoryUsage), ApiError> {
+/// Facts about the user, as a prompt has them.
+#[derive(Debug, Default)]
+struct Remembered {
+    /// The block at the beginning: the first facts, whatever is asked.
+    always: String,
+    /// The block just before the newest message: those of the other facts that may matter to it.
+    chosen: String,
+    usage: Option<MemoryUsage>,
+    /// The facts that were ranked.
+    looked_at: Option<LookedAt>,
+}
+
+/// The numbers of ranked texts, and of those that have a vector.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct LookedAt {
+    texts: usize,
+    vectors: usize,
+}
+
+impl LookedAt {
+    fn of(texts: &[&str], meaning: Option<&Meaning>) -> Option<Self> {
+        let vectors = meaning.map_or(0, |meaning| meaning.texts.iter().flatten().count());
+        (!texts.is_empty()).then_some(Self { texts: texts.len(), vectors })
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { texts: self.texts + other.texts, vectors: self.vectors + other.vectors }
+    }
+}
+
+/// Whether all facts fit, whatever model answers: a token has at least a byte.
+pub fn surely_fit(gateway: &Gateway, facts: &Facts) -> bool {
+    let bytes: u64 = facts.texts.iter().map(|text| text.len() as u64 + FACT_MARKS).sum();
+    gateway.models().filter(Gateway::writes).all(|model| bytes <= u64::from(model.context_tokens().unwrap_or(0)) / FACTS_SHARE)
+}
+
+/// Returns the blocks of facts, and their usage. Facts that do not fit are ranked by the question; so that the prompt's beginning does not
+/// depend on it, the first ones stay there, in half of the room.
+fn remembered(gateway: &Gateway, Facts { texts, lost }: &Facts, question: &str) -> Result<Remembered, ApiError> {
     let tokenizer = &gateway.text().tokenizer;
+    let count = |text: &str| tokenizer.count(text);
     let room = u64::from(gateway.context_tokens()?) / FACTS_SHARE;
-    let facts = blocks::facts_that_fit(texts, room, |text| tokenizer.count(text));
-    let block = if facts == 0 { String::new() } else { blocks::facts(texts[..facts].iter().map(String::as_str)) };
-    let usage = MemoryUsage { facts, facts_left_out: texts.len() - facts, tokens: tokenizer.count(&block), reason: lost.clone() };
-    Ok((block, usage))
+    let all_fit = blocks::facts_that_fit(texts, room, count) == texts.len();
+    let first = if all_fit { texts.len() } else { blocks::facts_that_fit(texts, room / 2, count) };
+    let rest: Vec<&str> = texts[first..].iter().map(String::as_str).collect();
+    gateway.read_ahead(rest.iter().copied());
+    let meaning = if rest.is_empty() { None } else { gateway.meaning(question, &rest) };
+    let ranked = ranking::best(question, &rest, meaning.as_ref(), rest.len());
+    let chosen = blocks::chosen_facts_that_fit(&rest, &ranked, room - room / 2, count);
+    let always = if first == 0 { String::new() } else { blocks::facts(texts[..first].iter().map(String::as_str)) };
+    let chosen_block = if chosen.is_empty() { String::new() } else { blocks::chosen_facts(chosen.iter().map(|place| rest[*place])) };
+    let usage = MemoryUsage {
+        facts: first + chosen.len(),
+        facts_chosen: (!rest.is_empty()).then_some(chosen.len()),
+        facts_left_out: rest.len() - chosen.len(),
+        tokens: count(&always) + count(&chosen_block),
+        reason: lost.clone(),
+    };
+    Ok(Remembered { always, chosen: chosen_block, usage: Some(usage), looked_at: LookedAt::of(&rest, meaning.as_ref()) })
 }
 
 fn instructs(message: &Message) -> bool {

@@ -51,8 +51,8 @@ pub async fn count_tokens(Client(gateway): Client, body: Body) -> Result<Json<Va
 
 async fn start(gateway: &Arc<Gateway>, body: Body) -> Result<Begun<Message>, ApiError> {
     let arrived = Instant::now();
-    let body = gateway.read(body).await?;
-    let worker = Arc::clone(gateway);
+    let (gateway, body) = gateway.weighed(gateway.read(body).await?).await?;
+    let worker = Arc::clone(&gateway);
     let understood = gateway.compute_body(body.weight(), move || {
         let parsed = JsonBody::parse(&body)?;
         let asked = worker.asked(parsed.fields());

@@ -112,13 +112,14 @@ fn prompt_tokens(call: &Call) -> usize {
 async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: Body) -> Result<Begun<Choices<E>>, ApiError> {
     let arrived = Instant::now();
     parse::check_content_type(headers)?;
-    let body = gateway.read(body).await?;
-    let worker = Arc::clone(gateway);
+    let (gateway, body) = gateway.weighed(gateway.read(body).await?).await?;
+    let worker = Arc::clone(&gateway);
     // Most bodies name no stored data, and are handled at once.
     let looked_at = gateway.compute_body(body.weight(), move || {
         let parsed = JsonBody::parse(&body)?;
         let asked = worker.asked(parsed.fields());
-        let named = if E::CONVERSES { parsed.read()? } else { Named::default() };
+        let mut named = if E::CONVERSES { parsed.read()? } else { Named::default() };
+        named.ask(parsed.fields());
         Ok(match named.is_any() {
             true => (Err((named, Kept::new(body, parsed, true))), asked),
             false => (Ok(understand::<E>(&worker, arrived, parsed, Stored::default())?), asked),
@@ -128,8 +129,8 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
     let (gateway, mut endpoint, mut options, prompts) = match understood {
         Ok(understood) => understood,
         Err((named, kept)) => {
-            let stored = Stored::look_up(gateway, named).await?;
-            let worker = Arc::clone(gateway);
+            let stored = Stored::look_up(&gateway, named).await?;
+            let worker = Arc::clone(&gateway);
             let bytes = kept.weight() + stored.bytes();
             gateway
                 .compute_on(bytes, move || kept.with(JsonBody::parse, |parsed| understand::<E>(&worker, arrived, parsed, stored)))

@@ -147,6 +147,38 @@ pub struct ContextUsage {
     pub retrieved: Option<RetrievedUsage>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryUsage>,
+    /// The ranking of old messages and facts, if there was one, and an encoder reads them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranked: Option<RankedUsage>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RankedUsage {
+    pub by: RankedBy,
+    /// The number of texts.
+    pub texts: usize,
+    /// The number of those whose vectors were there.
+    pub vectors: usize,
+    /// The reason why the question was not read, if it was not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RankedBy {
+    Words,
+    /// By words and vectors.
+    Both,
+}
+
+impl RankedBy {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Words => "words",
+            Self::Both => "both",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -166,6 +198,9 @@ pub struct RetrievedUsage {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryUsage {
     pub facts: usize,
+    /// The number of those that were chosen by what was said last, if not all fit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub facts_chosen: Option<usize>,
     pub facts_left_out: usize,
     pub tokens: u64,
     /// The reason why there are none, if the store does not answer.

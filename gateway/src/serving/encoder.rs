@@ -1,6 +1,6 @@
-//! The model that reads questions for the semantic cache, and how long requests wait for it.
+//! A model that reads texts for the gateway itself, and how long requests wait for it.
 
-use crate::cache::semantic::patience::{Patience, Reading};
+use crate::vectors::patience::{Patience, Reading};
 use parking_lot::Mutex;
 use std::{
     sync::Arc,
@@ -17,15 +17,17 @@ pub struct Encoder {
     pub model: String,
     /// The longest time that a request waits for its question to be read.
     pub wait: Duration,
+    /// Records the time in which a question was read, or given up.
+    pub observe: fn(Duration),
     patience: Mutex<Patience>,
     turns: Arc<Semaphore>,
     since: Instant,
 }
 
 impl Encoder {
-    pub fn new(model: String, wait: Duration) -> Self {
+    pub fn new(EncoderSettings { model, wait }: EncoderSettings, observe: fn(Duration)) -> Self {
         let turns = Arc::new(Semaphore::new(QUESTIONS_MAX));
-        Self { model, wait, patience: Mutex::default(), turns, since: Instant::now() }
+        Self { model, wait, observe, patience: Mutex::default(), turns, since: Instant::now() }
     }
 
     /// A turn for one question; `None` if too many are being read.
@@ -40,4 +42,18 @@ impl Encoder {
     pub fn settle(&self, reading: Reading, in_time: bool) {
         self.patience.lock().settle(reading, in_time, self.since.elapsed());
     }
+
+    /// Whether the last questions that requests waited for were read in time.
+    pub fn is_in_time(&self) -> bool {
+        self.patience.lock().is_in_time()
+    }
+}
+
+/// The encoder of one purpose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncoderSettings {
+    /// The served model whose embeddings are compared.
+    pub model: String,
+    /// The longest time that a request waits for its question's embedding.
+    pub wait: Duration,
 }

@@ -3,11 +3,13 @@
 //! - [`settings`] and `making`: its construction; `jobs`: background tasks
 //! - one request's path: `intake`: its body and its sender's shares; [`route`]: the model that answers; `prompt`: its prompt; [`start`]:
 //!   the start of its answer, with `doubts`: a model's verdict on uncertain findings; `questions`: whether the answer to a similar question
-//!   is acceptable
+//!   is acceptable; [`encoding`]: texts on their way through an encoder; `weighed`: a request's meaning, for its
+//!   route
 //! - [`erasing`]: erasure of a tenant's or a user's data; `retention`: deletion of what is too old
 //! - `shadows`: answers of a rollout's new model; `summaries`: summaries of long conversations
 
 mod doubts;
+pub mod encoding;
 pub mod erasing;
 mod intake;
 mod jobs;
@@ -20,6 +22,7 @@ pub mod settings;
 mod shadows;
 pub mod start;
 mod summaries;
+mod weighed;
 
 use crate::{
     base::{memories, origins::Origins, registry::Registry, shares::Pool},
@@ -31,10 +34,13 @@ use crate::{
     operators::Operators,
     requests::{body::Bodies, computing::Computing, error::ApiError},
     rollout::{routed::Routed, running::Rollouts},
+    routing::meaning::Meaning,
     safety::{Safety, audit::Audit, pii::Pii},
     serving::{
         backend::{Backend, Cache, Similar},
         encoder::Encoder,
+        examples::RouteExamples,
+        recall::Recall,
         replays::Replays,
         running::RunningResponses,
     },
@@ -56,6 +62,7 @@ use std::{
     time::Duration,
 };
 use tidemill_cluster::{ClusterView, Rejection, class::Classes};
+use tidemill_proto::message::ModelKind;
 use tokio::sync::Semaphore;
 
 /// The maximum number of concurrent viewers of the cluster, each with a stream of its own.
@@ -82,6 +89,8 @@ pub struct Gateway {
     caller: Option<Arc<Caller>>,
     /// The route, for a request whose model was chosen by one.
     routed: Option<Arc<Routed>>,
+    /// The side on which `auto`'s examples see the request, before a route is chosen.
+    meaning: Meaning,
 }
 
 /// The state that all models share.
@@ -101,6 +110,10 @@ struct Shared {
     similar: Option<Arc<Similar>>,
     /// The model that reads questions for the cache of similar ones.
     encoder: Option<Arc<Encoder>>,
+    /// The vectors of old messages and facts, if these are ranked by their meaning, too.
+    recall: Option<Arc<Recall>>,
+    /// The examples with which `auto` compares requests, if there are any.
+    examples: Option<Arc<RouteExamples>>,
     created: u64,
     objectives: Arc<Objectives>,
     recent: Arc<Recent>,
@@ -185,6 +198,11 @@ impl Gateway {
 
     pub fn text(&self) -> &TextModel {
         &self.model.text
+    }
+
+    /// Whether the model writes answers.
+    pub fn writes(&self) -> bool {
+        self.text().config.identity.kind == ModelKind::Decoder
     }
 
     pub fn classes(&self) -> &Classes {

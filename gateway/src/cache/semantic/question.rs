@@ -15,9 +15,9 @@
 
 use super::{
     text::{Capitals, Piece, pieces},
-    vector::Vector,
     words::{self, Class},
 };
+use crate::vectors::vector::Vector;
 
 /// The maximum length of a question: longer texts are seldom repeated.
 const BYTES_MAX: usize = 1024;

@@ -38,6 +38,8 @@ pub struct Erased {
     pub replays: u64,
     /// Answers in the caches of equal and of similar requests, of the whole tenant.
     pub cached_answers: u64,
+    /// Vectors of old messages and facts, of the whole tenant.
+    pub vectors: u64,
     /// Events of the usage log with a user, a key, or a time of day.
     pub usage_events: u64,
 }
@@ -51,7 +53,7 @@ pub(super) fn salt(tenant: &str, erased: u64) -> [u8; 32] {
 }
 
 impl Erased {
-    fn each(&self) -> [(&'static str, u64); 10] {
+    fn each(&self) -> [(&'static str, u64); 11] {
         [
             ("responses", self.responses),
             ("conversations", self.conversations),
@@ -62,6 +64,7 @@ impl Erased {
             ("remembered_answers", self.remembered_answers),
             ("replays", self.replays),
             ("cached_answers", self.cached_answers),
+            ("vectors", self.vectors),
             ("usage_events", self.usage_events),
         ]
     }
@@ -78,6 +81,7 @@ impl Gateway {
         let mut erased = Erased::default();
         let mut problems = Vec::new();
         (erased.cached_answers, erased.replays) = self.erase_caches(&whose.tenant, erasing);
+        erased.vectors = self.erase_vectors(&whose.tenant, erasing);
         if shared || !self.store().is_shared() {
             match self.store().erase(whose, erasing).await {
                 Ok(held) => {
@@ -128,6 +132,13 @@ impl Gateway {
             }
         }
         (cached, self.shared.replays.erase(&tenant_digest(Some(tenant)), erasing))
+    }
+
+    /// Drops the vectors of the tenant's texts of before its last erasure, or counts them.
+    fn erase_vectors(&self, tenant: &str, erasing: Erasing) -> u64 {
+        let Some(recall) = &self.shared.recall else { return 0 };
+        let act = |salt| if erasing == Erasing::Remove { recall.forget(salt) } else { recall.held(salt) };
+        (0..self.tenants().erased(tenant)).map(|earlier| act(salt(tenant, earlier))).sum()
     }
 
     /// Waits until no other erasure is at work here.

@@ -110,6 +110,7 @@ impl Gateway {
         };
         loop {
             sweep.at(unix_seconds()).await;
+            self.shared.recall.iter().for_each(|recall| recall.expire());
             tokio::time::sleep(EXPIRE_EVERY).await;
         }
     }

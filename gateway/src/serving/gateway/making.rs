@@ -7,12 +7,15 @@ use crate::{
         stamp::unix_seconds,
     },
     features::summarizer::Summarizer,
-    metrics::Objectives,
+    metrics::{self, Objectives},
     requests::{body::Bodies, computing::Computing},
     rollout::running::Rollouts,
+    routing::meaning::Meaning,
     serving::{
         backend::{Cache, Similar},
         encoder::Encoder,
+        examples::RouteExamples,
+        recall::Recall,
         replays::Replays,
     },
 };
@@ -45,7 +48,9 @@ impl Gateway {
                 .requests
                 .semantic_cache
                 .as_ref()
-                .map(|settings| Arc::new(Encoder::new(settings.model.clone(), settings.wait))),
+                .map(|settings| Arc::new(Encoder::new(settings.encoder.clone(), metrics::observe_question_read))),
+            examples: settings.requests.examples.clone().map(|settings| Arc::new(RouteExamples::new(settings))),
+            recall: settings.requests.recall.clone().map(|settings| Arc::new(Recall::new(settings))),
             created: unix_seconds(),
             objectives: Arc::new(Objectives::new(settings.classes.clone())),
             recent: Arc::default(),
@@ -67,6 +72,7 @@ impl Gateway {
             shared: Arc::new(shared),
             caller: None,
             routed: None,
+            meaning: Meaning::None,
         }
     }
 }

@@ -93,6 +93,7 @@ impl Gateway {
             tier: caller.and_then(|caller| caller.tier()).map(|tier| tier.name.as_str()),
             region: caller.and_then(|caller| caller.region.as_deref()).or_else(in_metadata),
             user,
+            meaning: self.meaning,
         };
         let choice = router.route(&asker, said)?;
         let by = match choice.by {
@@ -103,7 +104,7 @@ impl Gateway {
         Some((self.served(choice.model)?, by, choice.why, choice.overflow.cloned()))
     }
 
-    fn router(&self) -> Option<&Router> {
+    pub(super) fn router(&self) -> Option<&Router> {
         self.shared.settings.requests.router.as_ref()
     }
 

@@ -9,6 +9,7 @@ use crate::{
     operators::Operators,
     routing::Router,
     safety::{Safety, audit::Audit, pii::Pii},
+    serving::{encoder::EncoderSettings, examples::ExampleSettings, recall::RecallSettings},
     store::Store,
     tenants::Tenants,
     traces::Traces,
@@ -53,11 +54,15 @@ pub struct GatewaySettings {
 pub struct RequestSettings {
     /// Rules that choose the model; without them, the model that the request names.
     pub router: Option<Router>,
+    /// Examples with which `auto` compares requests; `None` if it goes by form alone.
+    pub examples: Option<ExampleSettings>,
     /// The treatment of personal data; `None` to leave it unchanged.
     pub pii: Option<Pii>,
     /// The strategy for stored conversations that are too long, unless a chat specifies one.
     pub context: Strategy,
     pub summaries: summarizer::Settings,
+    /// The ranking of old messages and facts by their meaning; `None` to rank them by their words alone.
+    pub recall: Option<RecallSettings>,
     /// Limits on the facts remembered of users; `None` if none are remembered.
     pub memories: Option<memories::Limits>,
     /// The ages at which what is stored is deleted, besides files and batches, whose ages are among their limits.
@@ -96,8 +101,6 @@ pub struct Ages {
 #[derive(Clone, Debug, PartialEq)]
 pub struct SemanticSettings {
     pub limits: semantic::Limits,
-    /// The served model whose embeddings say how similar questions are.
-    pub model: String,
-    /// The longest time that a request waits for its question's embedding.
-    pub wait: Duration,
+    /// The model whose embeddings say how similar questions are.
+    pub encoder: EncoderSettings,
 }

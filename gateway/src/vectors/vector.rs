@@ -30,6 +30,16 @@ impl Vector {
         }
     }
 
+    /// The number of its numbers.
+    pub fn width(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// Its numbers, in length 1.
+    pub fn unit(&self) -> Vec<f64> {
+        self.numbers.iter().map(|number| f64::from(*number) * f64::from(self.scale)).collect()
+    }
+
     /// The approximate size in memory.
     pub fn bytes(&self) -> u64 {
         self.numbers.len() as u64

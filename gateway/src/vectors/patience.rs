@@ -2,7 +2,7 @@
 //!
 //! A request waits for its question's vector until a deadline. The first that waits in vain ends the waiting for all: for a pause, no question
 //! is read. After it one question is read whose request does not wait. If it is read in time, requests wait again; if not, the pause is twice
-//! as long. A core: it has no clock.
+//! as long.
 
 use std::time::Duration;
 
@@ -59,6 +59,11 @@ impl Patience {
         }
     }
 
+    /// Whether requests wait for the encoder at present.
+    pub fn is_in_time(&self) -> bool {
+        self.pause.is_none()
+    }
+
     fn pause_for(&mut self, length: Duration, now: Duration) {
         self.pause = Some(Pause { length, ends: now + length, tries: false });
     }
@@ -78,7 +83,9 @@ mod tests {
         assert_eq!([patience.ask(at(0)), patience.ask(at(0))], [Reading::Awaited; 2]);
         patience.settle(Reading::Awaited, true, at(10));
         assert_eq!(patience.ask(at(10)), Reading::Awaited);
+        assert!(patience.is_in_time());
         patience.settle(Reading::Awaited, false, at(100));
+        assert!(!patience.is_in_time());
         patience.settle(Reading::Awaited, false, at(101));
         assert_eq!(patience.ask(at(1099)), Reading::Skipped);
         assert_eq!([patience.ask(at(1100)), patience.ask(at(1100))], [Reading::Trial, Reading::Skipped], "one at a time");
