@@ -25,7 +25,7 @@ async fn reference(model: &str, cases: &[Case]) -> Vec<Answer> {
 async fn assert_same_on_ranks(model: &str, kv_memory: &str, all_degrees: &[&str]) {
     let cases = mixed_cases(44);
     let reference = reference(model, &cases).await;
-    for degrees in all_degrees {
+    for &degrees in all_degrees {
         let flags = ["--threads", "4", "--tensor-parallel", degrees, "--kv-memory", kv_memory];
         let cluster = start(model, &[DISAGGREGATED, &flags].concat());
         let cold = complete_all(&cluster, &cases, 1).await;
