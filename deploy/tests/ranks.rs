@@ -7,27 +7,27 @@ use serde_json::Value;
 use std::time::Duration;
 use support::{Answer, Case, Cluster, DISAGGREGATED, MODEL_NAME, assert_same, complete, complete_all, crash, mixed_cases, reusable};
 
-/// A tiny checkpoint with four KV heads, so that it can be split over four ranks.
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/llama");
+/// Tiny checkpoints that can be split over four ranks: one with four KV heads, one with latents and experts.
+const DENSE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/llama");
+const EXPERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/deepseek-v3");
 
-fn start(flags: &[&str]) -> Cluster {
-    Cluster::start_with(&[(MODEL_NAME, MODEL)], flags)
+fn start(model: &str, flags: &[&str]) -> Cluster {
+    Cluster::start_with(&[(MODEL_NAME, model)], flags)
 }
 
-async fn reference(cases: &[Case]) -> Vec<Answer> {
-    let alone = start(&["--prefill", "0", "--kvpool", "0"]);
+async fn reference(model: &str, cases: &[Case]) -> Vec<Answer> {
+    let alone = start(model, &["--prefill", "0", "--kvpool", "0"]);
     let answers = complete_all(&alone, cases, 1).await;
     alone.stop();
     answers
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn answers_are_the_same_on_any_number_of_ranks() {
+async fn assert_same_on_ranks(model: &str, kv_memory: &str, all_degrees: &[&str]) {
     let cases = mixed_cases(44);
-    let reference = reference(&cases).await;
-    for degrees in ["2", "4", "prefill=4,decode=2", "prefill=1,decode=4"] {
-        let flags = ["--threads", "4", "--tensor-parallel", degrees, "--kv-memory", "1MiB"];
-        let cluster = start(&[DISAGGREGATED, &flags].concat());
+    let reference = reference(model, &cases).await;
+    for &degrees in all_degrees {
+        let flags = ["--threads", "4", "--tensor-parallel", degrees, "--kv-memory", kv_memory];
+        let cluster = start(model, &[DISAGGREGATED, &flags].concat());
         let cold = complete_all(&cluster, &cases, 1).await;
         assert_same(&reference, &cold, &cases, &format!("{degrees}, cold"));
         for (answer, case) in cold.iter().zip(&cases) {
@@ -38,6 +38,16 @@ async fn answers_are_the_same_on_any_number_of_ranks() {
         assert!(warm.iter().zip(&cases).all(|(answer, case)| answer.cached() == reusable(case)), "nothing is computed twice");
         cluster.stop();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_are_the_same_on_any_number_of_ranks() {
+    assert_same_on_ranks(DENSE, "1MiB", &["2", "4", "prefill=4,decode=2", "prefill=1,decode=4"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_of_experts_are_the_same_on_any_number_of_ranks() {
+    assert_same_on_ranks(EXPERTS, "2MiB", &["prefill=4,decode=2"]).await;
 }
 
 /// The process id of the decode worker that serves a request.
@@ -55,9 +65,9 @@ async fn busy_decode(cluster: &Cluster) -> u32 {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_of_a_group_of_ranks_does_not_show_in_the_answer() {
     let case = Case { prompt: (0..400).map(|i| 3 + (i * 7 + i / 5) % 500).collect(), seed: Some(11), max_tokens: 1200 };
-    let reference = reference(std::slice::from_ref(&case)).await;
+    let reference = reference(DENSE, std::slice::from_ref(&case)).await;
     let flags = ["--decode", "2", "--threads", "4", "--tensor-parallel", "prefill=4,decode=2"];
-    let cluster = start(&[DISAGGREGATED, &flags].concat());
+    let cluster = start(DENSE, &[DISAGGREGATED, &flags].concat());
     let crashing = async {
         let pid = tokio::time::timeout(Duration::from_secs(60), busy_decode(&cluster)).await.expect("a decode worker at work");
         crash(pid);

@@ -174,7 +174,7 @@ fn load_on_cpu(settings: &EngineSettings, sequences_max: usize, meet: Meet<'_>) 
     let (runner, blocks, dequantizes_4_bits): (Runner, _, _) = if !settings.stages.is_empty() {
         let stage = Stage { index: 0, count: settings.stages.len() as u32 + 1 };
         let model = load_stage(settings, stage)?;
-        let (blocks, dequantizes) = (settings.cpu_blocks(model.kv_shape().block_bytes())?, model.dequantizes_4_bits());
+        let (blocks, dequantizes) = (settings.cpu_blocks(model.block_memory())?, model.dequantizes_4_bits());
         let met = meet(&model.hello(stage), blocks)?;
         tracing::info!(stages = stage.count, ranks, blocks = met.blocks, "the model is split over stages");
         lost = Some(met.lost);
@@ -182,7 +182,7 @@ fn load_on_cpu(settings: &EngineSettings, sequences_max: usize, meet: Meet<'_>) 
     } else if ranks > 1 {
         let model = RankedModel::load(&settings.model, &options, ranks, &mut progress)?;
         tracing::info!(ranks, threads = settings.threads / ranks, "the model is split over ranks, each with these threads");
-        let (blocks, dequantizes) = (settings.cpu_blocks(model.kv_shape().block_bytes())?, model.dequantizes_4_bits());
+        let (blocks, dequantizes) = (settings.cpu_blocks(model.block_memory())?, model.dequantizes_4_bits());
         (Box::new(RankedExecutor::new(model, blocks)), blocks, dequantizes)
     } else {
         let model = Model::load(&settings.model, &options, &mut progress)?;

@@ -5,8 +5,8 @@
 //! - `key_offset`: the constant that is subtracted from keys before they are stored in 8 bits
 //! - [`forward`]: a batch of chunks through the layers, to logits; `band`: the rows that go through them together;
 //!   `short_conv`, `delta_rule`: layers that keep a state; `conv_inputs`: the inputs of their convolutions; `states`: that state, in
-//!   blocks; `experts`: feed-forward layers of experts; `router`: the choice of experts for each row; `latent`: attention over a compressed
-//!   latent
+//!   blocks; `dense`: feed-forward layers; `experts`: those of experts; `router`: the choice of experts for each row; `loads`: the rows of each
+//!   expert, spread over ranks; `latent`: attention over a compressed latent
 //! - `ranks`: how a model is split over tensor-parallel ranks, and their exchange; [`ranked`]: a model that is split;
 //!   `gathers`: the exchange alone, for measuring
 //! - `stages`: how a model's layers are spread over processes
@@ -14,11 +14,13 @@
 mod band;
 mod conv_inputs;
 mod delta_rule;
+mod dense;
 mod experts;
 pub mod forward;
 mod gathers;
 mod key_offset;
 mod latent;
+mod loads;
 pub mod model;
 pub(crate) mod projection;
 pub mod ranked;

@@ -284,26 +284,72 @@ impl LayerTensors {
 }
 
 impl LayerTensors {
-    /// The part of one rank, in a model that can be split: one whose layers attend with heads and are dense.
+    /// The part of one rank, in a model that can be split: one whose layers keep no states.
     fn part(&self, shard: Shard, config: &ModelConfig) -> Result<Self, ModelError> {
-        let (InputTensors::Heads(heads), MlpTensors::Dense(dense)) = (&self.inputs, &self.mlp) else {
-            unreachable!("other layers are refused before")
-        };
         let of_heads = |linear: &Linear| linear.part(shard, config.head_dim);
-        let [q, k, v] = &**heads;
-        let DenseTensors { gate, up, down } = &**dense;
-        let gate = gate.as_ref().map(|gate| gate.part(shard, 1)).transpose()?;
+        let inputs = match &self.inputs {
+            InputTensors::Heads(heads) => {
+                let [q, k, v] = &**heads;
+                InputTensors::Heads(Box::new([of_heads(q)?, of_heads(k)?, of_heads(v)?]))
+            }
+            InputTensors::Latent(latent) => InputTensors::Latent(Box::new(latent.part(shard)?)),
+            InputTensors::ShortConv(_) | InputTensors::DeltaRule(_) => unreachable!("such layers are refused before"),
+        };
+        let mlp = match &self.mlp {
+            MlpTensors::Dense(dense) => {
+                let DenseTensors { gate, up, down } = &**dense;
+                let gate = gate.as_ref().map(|gate| gate.part(shard, 1)).transpose()?;
+                MlpTensors::Dense(Box::new(DenseTensors { gate, up: up.part(shard, 1)?, down: down.part(shard, 1)? }))
+            }
+            MlpTensors::Experts(experts) => MlpTensors::Experts(Box::new(experts.part(shard)?)),
+        };
         Ok(Self {
             attention_norm: self.attention_norm.clone(),
-            inputs: InputTensors::Heads(Box::new([of_heads(q)?, of_heads(k)?, of_heads(v)?])),
+            inputs,
             output_gate: self.output_gate.as_ref().map(of_heads).transpose()?,
             output: self.output.part(shard, 1)?,
             qk_norm: self.qk_norm.clone(),
             sinks: self.sinks.as_ref().map(|sinks| sinks[part_of(shard, sinks.len())].to_vec()),
             after_attention: self.after_attention.clone(),
             mlp_norm: self.mlp_norm.clone(),
-            mlp: MlpTensors::Dense(Box::new(DenseTensors { gate, up: up.part(shard, 1)?, down: down.part(shard, 1)? })),
+            mlp,
             after_mlp: self.after_mlp.clone(),
+        })
+    }
+}
+
+impl LatentTensors {
+    /// The part of one rank: its heads' projections, and all of those that make what every head reads.
+    fn part(&self, shard: Shard) -> Result<Self, ModelError> {
+        let Self { compress, query, latent, norm, rotated, heads } = self;
+        let compress = compress.as_ref().map(|(down, norm)| Ok::<_, ModelError>((down.whole()?, norm.clone())));
+        let of_head = |[key, value]: &[Linear; 2]| Ok::<_, ModelError>([key.whole()?, value.whole()?]);
+        Ok(Self {
+            compress: compress.transpose()?,
+            query: query.part(shard, query.weight.rows() / heads.len())?,
+            latent: latent.whole()?,
+            norm: norm.clone(),
+            rotated: rotated.whole()?,
+            heads: heads[part_of(shard, heads.len())].iter().map(of_head).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl ExpertTensors {
+    /// The part of one rank: whole experts, with all of the router, and the shared expert's rows.
+    fn part(&self, shard: Shard) -> Result<Self, ModelError> {
+        let Self { router, correction, experts, shared } = self;
+        let whole = |[gate, up, down]: &[Linear; 3]| Ok::<_, ModelError>([gate.whole()?, up.whole()?, down.whole()?]);
+        let shared = shared.as_ref().map(|SharedTensors { gate, projections: [gate_of, up, down] }| {
+            let gate = gate.as_ref().map(Linear::whole).transpose()?;
+            let projections = [gate_of.part(shard, 1)?, up.part(shard, 1)?, down.part(shard, 1)?];
+            Ok::<_, ModelError>(SharedTensors { gate, projections })
+        });
+        Ok(Self {
+            router: router.whole()?,
+            correction: correction.clone(),
+            experts: experts[part_of(shard, experts.len())].iter().map(whole).collect::<Result<_, _>>()?,
+            shared: shared.transpose()?,
         })
     }
 }
@@ -659,13 +705,19 @@ impl LatentTensors {
 impl Linear {
     /// The rows of one rank, in whole units of `unit` rows.
     fn part(&self, shard: Shard, unit: usize) -> Result<Self, ModelError> {
-        assert!(matches!(self.order, RowOrder::AsStored | RowOrder::EvenFirst { .. }), "rows are reordered within a head at most");
+        let is_within_heads = !matches!(self.order, RowOrder::ByPart { .. });
+        assert!(is_within_heads, "rows are reordered within a head at most");
         let units = part_of(shard, self.weight.rows() / unit);
         let rows = units.start * unit..units.end * unit;
         let refuse = |problem| ModelError::Ranks { ranks: shard.count as usize, problem: format!("tensor {}: {problem}", self.name) };
         let weight = self.weight.rows_of(rows.clone()).map_err(refuse)?;
         let bias = self.bias.as_ref().map(|bias| bias[rows].to_vec());
         Ok(Self { name: self.name.clone(), weight, bias, order: self.order })
+    }
+
+    /// The same projection for another rank.
+    fn whole(&self) -> Result<Self, ModelError> {
+        self.part(Shard::WHOLE, 1)
     }
 
     fn reordered(mut self, order: RowOrder) -> Self {

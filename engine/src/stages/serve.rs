@@ -38,7 +38,7 @@ pub(crate) async fn serve(worker: WorkerSettings, engine: EngineSettings, stage:
     let shutdown = worker.shutdown();
     tokio::pin!(shutdown);
     let model = load_stage(&engine, stage)?;
-    let blocks_max = engine.cpu_blocks(model.kv_shape().block_bytes()).map_err(EngineError::from)?;
+    let blocks_max = engine.cpu_blocks(model.block_memory()).map_err(EngineError::from)?;
     let endpoint = Endpoint::bind(worker.bind, &worker.identity)?;
     tracing::info!(addr = %endpoint.local_addr(), blocks_max, "{stage} waits for its head");
     println!("listening quic://{}", endpoint.local_addr());

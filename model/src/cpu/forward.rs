@@ -2,8 +2,9 @@
 
 use super::{
     band::{Angles, Band, Buffers, Scratch, band_start, free},
+    dense::Dense,
     key_offset,
-    model::{Dense, FeedForward, Inputs, Layer, Model},
+    model::{FeedForward, Inputs, Layer, Model},
     projection::{Activations, Projection, project},
     ranks::Columns,
     states::{Pieces, States},
@@ -428,7 +429,10 @@ impl Model {
                     self.pack_all_columns(ungated.rows(), q, &mut columns.all, attended);
                 }
             }
-            Inputs::Latent(latent) => latent.attend(cpu, kv, what, spans, q, attended, buffers, latent_scratch),
+            Inputs::Latent(latent) => {
+                let outputs = latent.attend(cpu, kv, what, spans, q, buffers, latent_scratch);
+                self.pack_all_columns(x.len() / config.hidden, outputs, &mut columns.all, attended);
+            }
             Inputs::ShortConv(conv) => {
                 multiply(v, q);
                 attended.copy_from(cpu, v, conv.channels());
@@ -453,7 +457,7 @@ impl Model {
                 if let Some(norm) = &layer.mlp_norm {
                     norm.apply(cpu, normed);
                 }
-                experts.apply(cpu, config.hidden, config.activation, expert_scratch, added);
+                experts.apply(cpu, self.rank.as_ref(), config.hidden, config.activation, expert_scratch, columns, added);
                 self.add_up(added, layer.after_mlp.as_ref(), x);
             }
         }
@@ -467,16 +471,11 @@ impl Model {
         x: &[f32],
         normed: &mut Activations,
         activated: &mut Activations,
-        Columns { own, all }: &mut Columns,
+        columns: &mut Columns,
     ) {
         self.fill(normed, x, norm);
-        let (weights, activation) = (&dense.gate_up, self.config.activation);
-        let Some(rank) = &self.rank else {
-            return project(&self.cpu, normed, [Product { weights, output: Output::Activated(activation, activated) }]);
-        };
-        resize(own, normed.rows() * rank.own(self.config.intermediate).len());
-        project(&self.cpu, normed, [Product { weights, output: Output::ActivatedNumbers(activation, own) }]);
-        self.pack_all_columns(normed.rows(), own, all, activated);
+        let rank = self.rank.as_ref().map(|rank| (rank, columns));
+        dense.activate(&self.cpu, rank, self.config.activation, normed, activated);
     }
 
     /// Packs rows, with the columns of other ranks if there are any.

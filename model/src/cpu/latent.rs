@@ -159,19 +159,18 @@ impl Latent {
         elementwise::rotate(cpu, queries, rows, self.sizes.query_dim(), &angles.cos, &angles.sin);
     }
 
-    /// Packs the outputs of all heads, `[rows, heads, value]`, into `attended`.
+    /// Returns the outputs of all heads, `[rows, heads, value]`, in the scratch's memory.
     #[expect(clippy::too_many_arguments, reason = "those of attention, and where its parts go")]
-    pub(super) fn attend(
+    pub(super) fn attend<'a>(
         &self,
         cpu: &Cpu,
         kv: &KvMemory,
         what: Attention,
         spans: &[Span<'_>],
         queries: &[f32],
-        attended: &mut Activations,
         buffers: &mut AttentionBuffers,
-        scratch: &mut LatentScratch,
-    ) {
+        scratch: &'a mut LatentScratch,
+    ) -> &'a mut Vec<f32> {
         let LatentConfig { rank, plain, rotated, value, .. } = self.sizes;
         let (heads, query_dim) = (self.heads.len(), self.sizes.query_dim());
         let LatentScratch { arithmetic, heads: of_heads, absorbed, sums, outputs, .. } = scratch;
@@ -211,7 +210,7 @@ impl Latent {
                 }
             });
         }
-        attended.copy_from(cpu, outputs, heads * value);
+        outputs
     }
 }
 

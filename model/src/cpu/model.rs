@@ -3,6 +3,7 @@
 use super::{
     band::Buffers,
     delta_rule::DeltaRule,
+    dense::Dense,
     experts::Experts,
     key_offset::KeyOffsets,
     latent::Latent,
@@ -122,12 +123,6 @@ pub(crate) enum FeedForward {
     Experts(Box<Experts>),
 }
 
-pub(crate) struct Dense {
-    /// The gate with the projection that it multiplies; without a gate, that projection alone.
-    pub(crate) gate_up: Projection,
-    pub(crate) down: Projection,
-}
-
 impl Model {
     /// Loads a Hugging Face directory. `progress` gets (bytes read, bytes in all) while the weights are read and
     /// hashed.
@@ -245,7 +240,8 @@ pub(super) fn load_parts(
         let packed: Vec<_> = packing.into_iter().map(|part| part.join().unwrap_or_else(|panic| resume_unwind(panic))).collect();
         (weights, packed)
     });
-    let (weights, packed) = (weights?, packed.into_iter().collect::<Result<Vec<_>, _>>()?);
+    let (weights, mut packed) = (weights?, packed.into_iter().collect::<Result<Vec<_>, _>>()?);
+    share_experts(&mut packed);
     checkpoint.release();
     let whole_kv_shape = config.kv_shape(options.kv_dtype);
     let settings = fingerprint(&weights, &config, arithmetic_number(arithmetic, options.kv_dtype, isa));
@@ -305,10 +301,28 @@ fn parts(tensors: Tensors, config: &ModelConfig, stage: Stage, mut cpus: Vec<(Cp
     }
     let of_rank = |(cpu, rank): (Cpu, Option<Rank>)| {
         let shard = rank.as_ref().map(Rank::shard).expect("several parts are ranks'");
-        let config = ModelConfig { heads: config.heads / ranks, kv_heads: config.kv_heads / ranks, ..config.clone() };
+        // A latent is each rank's, as all of its heads read it.
+        let kv_heads = if config.latent.is_some() { config.kv_heads } else { config.kv_heads / ranks };
+        let config = ModelConfig { heads: config.heads / ranks, kv_heads, ..config.clone() };
         Ok(Part { tensors: tensors.part(shard, &config)?, config, cpu, stage, rank })
     };
     cpus.into_iter().map(of_rank).collect()
+}
+
+/// Lets each rank compute the experts of all.
+fn share_experts(parts: &mut [Packed]) {
+    let mut layers: Vec<_> = parts.iter_mut().map(|part| part.layers.iter_mut()).collect();
+    loop {
+        let of_ranks: Vec<_> = layers.iter_mut().filter_map(|layers| layers.next()).collect();
+        if of_ranks.is_empty() {
+            return;
+        }
+        let experts = of_ranks.into_iter().filter_map(|layer| match &mut layer.mlp {
+            FeedForward::Experts(experts) => Some(&mut **experts),
+            FeedForward::Dense(_) => None,
+        });
+        Experts::share(&mut experts.collect::<Vec<_>>());
+    }
 }
 
 impl Part {
@@ -404,11 +418,7 @@ impl Layer {
                 }
                 (MlpTensors::Dense(dense), _) => {
                     let DenseTensors { gate, up, down } = &**dense;
-                    let gate_up = match gate {
-                        Some(gate) => gate.pack_gated(up, cpu, arithmetic)?,
-                        None => up.pack(cpu, arithmetic)?,
-                    };
-                    FeedForward::Dense(Dense { gate_up, down: down.pack(cpu, arithmetic)? })
+                    FeedForward::Dense(Dense::pack(gate.as_ref(), up, down, cpu, arithmetic)?)
                 }
                 (MlpTensors::Experts(_), None) => unreachable!("experts were taken for layers that have some"),
             },
@@ -427,7 +437,7 @@ impl Layer {
         };
         let output = output_gate.as_ref().map_or(0, Projection::bytes) + output.bytes();
         let mlp = match mlp {
-            FeedForward::Dense(Dense { gate_up, down }) => gate_up.bytes() + down.bytes(),
+            FeedForward::Dense(dense) => dense.bytes(),
             FeedForward::Experts(experts) => experts.bytes(),
         };
         inputs + output + mlp

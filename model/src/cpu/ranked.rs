@@ -3,7 +3,8 @@
 //!
 //! A block has the same bytes as with any other number of ranks, `[layer][K, V][kv head]`; of each layer's K and V, a rank has a range. So
 //! what one worker has published, another reads that is split otherwise, or not at all. (In the order `[kv head][layer][K, V]` a rank would
-//! have one range of the whole block, but a layer's heads would lie apart: decode attention over long contexts took 3 to 10 % longer.)
+//! have one range of the whole block, but a layer's heads would lie apart: decode attention over long contexts took 3 to 10 % longer.) Every
+//! head reads all of a latent, so of a model with latents each rank has a copy of the block.
 
 use super::{
     chunk,
@@ -78,6 +79,11 @@ impl RankedModel {
         self.kv_shape
     }
 
+    /// Bytes of memory that a block takes on all ranks together: its own, or of a latent a copy for each rank.
+    pub fn block_memory(&self) -> usize {
+        self.ranks.iter().map(|model| model.kv_shape().block_bytes()).sum()
+    }
+
     /// Whether weights that the file has in 4 bits were dequantized as they were loaded.
     pub fn dequantizes_4_bits(&self) -> bool {
         self.first().dequantizes_4_bits()
@@ -107,13 +113,18 @@ struct RankState {
 
 /// A rank's place in a block.
 struct Place {
-    /// Bytes of all heads' K or V in one layer.
+    /// Bytes of all heads' K or V in one layer; half of a latent's.
     row: usize,
     /// The rank's bytes of these.
     own: Range<usize>,
 }
 
 impl Place {
+    /// Whether the rank has all of a block, as all other ranks do then.
+    fn is_whole(&self) -> bool {
+        self.own.len() == self.row
+    }
+
     /// Copies the rank's part of `block` to `part`.
     fn take(&self, block: &[u8], part: &mut [u8]) {
         for (row, part) in block.chunks_exact(self.row).zip(part.chunks_exact_mut(self.own.len())) {
@@ -133,12 +144,12 @@ impl RankedExecutor {
     /// Creates an executor with memory for `blocks` KV blocks.
     pub fn new(model: RankedModel, blocks: usize) -> Self {
         let RankedModel { groups, exchange, ranks, kv_shape, .. } = model;
-        // K and V: a model with latents, which have no V, is not split over ranks.
         let row = kv_shape.layer_bytes() / 2;
         let mut end = 0;
         let state = |model: Model| {
-            let start = end;
-            end += model.kv_shape().layer_bytes() / 2;
+            let own = model.kv_shape().layer_bytes() / 2;
+            let start = if own == row { 0 } else { end };
+            end = start + own;
             RankState { kv: model.new_kv(blocks), model, place: Place { row, own: start..end } }
         };
         let ranks: Vec<_> = ranks.into_iter().map(state).collect();
@@ -174,7 +185,12 @@ impl RankedExecutor {
 
     /// Copies the ranks' parts of a block to `bytes`.
     pub(super) fn read_block(&self, block: u32, bytes: &mut [u8]) {
-        self.ranks.iter().for_each(|RankState { kv, place, .. }| place.put(kv.block(block), bytes));
+        for RankState { kv, place, .. } in &self.ranks {
+            place.put(kv.block(block), bytes);
+            if place.is_whole() {
+                return;
+            }
+        }
     }
 
     /// Runs `task` on all ranks at the same time. After a failure, the ranks are in different places and cannot go on.
@@ -213,6 +229,11 @@ impl Executor for RankedExecutor {
 
     fn kv_shape(&self) -> KvShape {
         self.kv_shape
+    }
+
+    /// Ranks share the experts, and their counts.
+    fn expert_rows(&self) -> Vec<u64> {
+        self.first().expert_rows()
     }
 
     fn layout(&self) -> LayoutFingerprint {

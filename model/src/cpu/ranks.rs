@@ -32,20 +32,18 @@ pub(super) fn check(config: &ModelConfig, ranks: usize) -> Result<(), ModelError
         return Ok(());
     }
     let refuse = |problem: String| Err(ModelError::Ranks { ranks, problem });
-    if config.latent.is_some() {
-        return refuse("latent attention has a single head of keys, which ranks would have to share; that is not supported".into());
-    }
     if config.recurrent.is_some() {
         return refuse("layers that keep a state are not split yet".into());
     }
-    if config.experts.is_some() {
-        return refuse("layers of experts are not split yet".into());
+    let (heads, kv_heads) = (config.heads, config.kv_heads);
+    if config.latent.is_some() && !heads.is_multiple_of(ranks) {
+        return refuse(format!("each rank has equally many of its {heads} heads"));
     }
-    if !config.kv_heads.is_multiple_of(ranks) {
-        let (heads, kv_heads) = (config.heads, config.kv_heads);
+    if config.latent.is_none() && !kv_heads.is_multiple_of(ranks) {
         return refuse(format!("its {heads} query heads share {kv_heads} KV heads, and each rank has equally many of these"));
     }
-    match [config.hidden, config.intermediate, config.vocab].into_iter().min() {
+    let shared = config.experts.as_ref().and_then(|experts| experts.shared);
+    match [config.hidden, config.intermediate, config.vocab].into_iter().chain(shared).min() {
         Some(narrowest) if narrowest < ranks => refuse(format!("a matrix has only {narrowest} rows")),
         _ => Ok(()),
     }
@@ -169,8 +167,8 @@ impl Rank {
         }
     }
 
-    /// Gives a part to the others, and takes theirs.
-    fn exchange_parts(&self, part: &mut Vec<f32>) -> Vec<RwLockReadGuard<'_, Vec<f32>>> {
+    /// Gives a part to the others, and takes theirs, in the order of ranks. What is in `part` afterwards is meaningless.
+    pub(super) fn exchange_parts(&self, part: &mut Vec<f32>) -> Vec<RwLockReadGuard<'_, Vec<f32>>> {
         let gathers = self.gathers.fetch_add(1, Ordering::Relaxed);
         let (exchange, index) = (&*self.exchange, self.shard.index as usize);
         let parts = &exchange.parts[gathers % 2];

@@ -81,6 +81,11 @@ impl StageModel {
         self.model.kv_shape()
     }
 
+    /// Bytes of memory that this stage's part takes on all ranks.
+    pub fn block_memory(&self) -> usize {
+        self.model.block_memory()
+    }
+
     /// Whether weights that the file has in 4 bits were dequantized as they were loaded.
     pub fn dequantizes_4_bits(&self) -> bool {
         self.model.dequantizes_4_bits()
@@ -160,7 +165,7 @@ impl Executor for StagedExecutor {
 
     /// Only the rows of the head's layers: the other stages keep no count.
     fn expert_rows(&self) -> Vec<u64> {
-        self.own.first().expert_rows()
+        self.own.expert_rows()
     }
 
     fn layout(&self) -> LayoutFingerprint {

@@ -48,7 +48,7 @@ pub(crate) const FAMILIES: [&str; 30] = [
     "qwen3-5-moe",
 ];
 
-const EXPERTS: [&str; 10] =
+pub(crate) const EXPERTS: [&str; 10] =
     ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v2", "deepseek-v3", "qwen3-next", "qwen3-5-moe"];
 
 /// Families without experts: with experts, the slightest rounding may change the choice, and then logits differ by any amount.
@@ -169,6 +169,31 @@ pub(crate) fn restored(family: &str, mut dtype: impl FnMut(&str) -> Dtype) -> Te
     }
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
     std::fs::write(dir.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    dir
+}
+
+/// The checkpoint with each KV head once for every query head that reads it: the same model, with as many KV heads as query heads.
+pub(crate) fn with_all_kv_heads(dir: TempDir) -> TempDir {
+    let [config_file, weights_file] = ["config.json", "model.safetensors"].map(|name| dir.path().join(name));
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&config_file).unwrap()).unwrap();
+    let number = |config: &Value, key: &str| config[key].as_u64().unwrap() as usize;
+    let [heads, kv_heads] = ["num_attention_heads", "num_key_value_heads"].map(|key| number(&config, key));
+    config["num_key_value_heads"] = heads.into();
+    let head_dim = config["head_dim"].as_u64().map_or(number(&config, "hidden_size") / heads, |head_dim| head_dim as usize);
+    let bytes = std::fs::read(&weights_file).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensors = file.tensors().into_iter().map(|(name, tensor)| {
+        let (mut shape, mut bytes) = (tensor.shape().to_vec(), tensor.data().to_vec());
+        if ["k_proj", "v_proj", "k_norm"].iter().any(|part| name.contains(part)) && shape[0] == kv_heads * head_dim {
+            bytes = bytes.chunks(bytes.len() / kv_heads).flat_map(|head| head.repeat(heads / kv_heads)).collect();
+            shape[0] = heads * head_dim;
+        }
+        (name, tensor.dtype(), shape, bytes)
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    std::fs::write(config_file, config.to_string()).unwrap();
+    std::fs::write(weights_file, safetensors::serialize(views, None).unwrap()).unwrap();
     dir
 }
 

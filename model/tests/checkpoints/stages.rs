@@ -119,6 +119,9 @@ fn stages_may_have_ranks() {
     for kv_dtype in [KvDtype::Bf16, KvDtype::Int8] {
         assert_same("llama", in_bf16.path(), &options(kv_dtype, None), &[(2, 2), (3, 4)]);
     }
+    for (family, cases) in [("qwen3-moe", &[(2, 2)][..]), ("gpt-oss", &[(2, 2)]), ("deepseek-v3", &[(2, 2), (3, 4)])] {
+        assert_same(family, &fixture(family), &options(KvDtype::Bf16, None), cases);
+    }
 }
 
 #[test]

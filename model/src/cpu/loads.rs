@@ -1,0 +1,218 @@
+//! The choices of a layer's rows as work: for each chosen expert a load of rows, spread over ranks.
+//!
+//! **The spread** is made for each layer of each step, from the choices and the number of ranks alone: so every rank finds the same one by
+//! itself. A load of more than a rank's even share is cut; then loads are given out, the largest first, each to the rank that would end it first
+//! (Graham, 1969). Every rank may compute any expert, as all have their weights in one memory: what is a replica of a hot expert elsewhere is
+//! here a second load of it. But an expert has a *home*, the rank that packed it, in whose memory node its weights are, and reading them
+//! there takes less time.
+//!
+//! Who computes a row changes none of its bits, and outputs are added up in the order of experts, not of loads.
+
+use super::router::Choice;
+use crate::tensors::part_of;
+use std::ops::Range;
+use tidemill_proto::block::Shard;
+
+/// The choices of all rows, in the order in which they are computed.
+#[derive(Default)]
+pub(super) struct Loads {
+    /// The indices of the choices, sorted by expert and then by row.
+    sorted: Vec<u32>,
+    /// The end of each expert's choices in that order.
+    ends: Vec<usize>,
+    /// In the order of `sorted`.
+    loads: Vec<Load>,
+    /// The place of each choice's output.
+    places: Vec<Place>,
+}
+
+/// Rows of one expert that are computed together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Load {
+    pub(super) expert: usize,
+    /// Where its choices are in the sorted order.
+    range: Range<usize>,
+    rank: usize,
+}
+
+/// The place of an output: the rank that computes it, and its index among that rank's outputs, which are in the order of loads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Place {
+    pub(super) rank: u32,
+    pub(super) index: u32,
+}
+
+/// The number of rows that take as long to compute as an expert's weights take to read.
+const ROWS_OF_A_READ: usize = 8;
+/// The same for weights in another memory node, which is assumed to be read at two thirds of the rate.
+const ROWS_OF_A_FAR_READ: usize = 12;
+/// If each thread's share of the work is at least this many times the largest load, whole loads are distributed among threads.
+const LOADS_OF_A_THREAD: usize = 2;
+
+impl Load {
+    pub(super) fn rows(&self) -> usize {
+        self.range.len()
+    }
+
+    /// The time that the load takes, in rows.
+    fn time(&self) -> usize {
+        self.rows().max(ROWS_OF_A_READ)
+    }
+
+    fn time_on(&self, rank: usize, home: usize) -> usize {
+        if rank == home { self.time() } else { self.rows().max(ROWS_OF_A_FAR_READ) }
+    }
+}
+
+impl Loads {
+    /// Sorts the choices and spreads them over ranks.
+    pub(super) fn spread(&mut self, choices: &[Choice], experts: usize, ranks: usize) {
+        self.sort(choices, experts);
+        self.cut(ranks);
+        self.give_out(experts, ranks);
+        let mut rows = vec![0; ranks];
+        self.places.resize(choices.len(), Place::default());
+        for load in &self.loads {
+            for &choice in &self.sorted[load.range.clone()] {
+                self.places[choice as usize] = Place { rank: load.rank as u32, index: rows[load.rank] };
+                rows[load.rank] += 1;
+            }
+        }
+    }
+
+    fn sort(&mut self, choices: &[Choice], experts: usize) {
+        let Self { sorted, ends, .. } = self;
+        ends.clear();
+        ends.resize(experts, 0);
+        choices.iter().for_each(|choice| ends[choice.expert] += 1);
+        let mut before = 0;
+        for end in ends.iter_mut() {
+            before += std::mem::replace(end, before);
+        }
+        sorted.resize(choices.len(), 0);
+        for (nth, choice) in choices.iter().enumerate() {
+            let place = &mut ends[choice.expert];
+            sorted[*place] = nth as u32;
+            *place += 1;
+        }
+    }
+
+    /// Makes a load of each expert's rows, or several if they are more than a rank's even share.
+    fn cut(&mut self, ranks: usize) {
+        let share = self.sorted.len().div_ceil(ranks).max(2 * ROWS_OF_A_READ);
+        self.loads.clear();
+        let mut start = 0;
+        for (expert, &end) in self.ends.iter().enumerate() {
+            let pieces = if end - start > share { (end - start).div_ceil(share / 2) } else { 1 };
+            let rows = (end - start).div_ceil(pieces);
+            while start < end {
+                let range = start..end.min(start + rows);
+                start = range.end;
+                self.loads.push(Load { expert, range, rank: 0 });
+            }
+        }
+    }
+
+    /// Gives each load to the rank that would end it first, its home among equals.
+    fn give_out(&mut self, experts: usize, ranks: usize) {
+        let homes: Vec<_> = (0..ranks).map(|index| part_of(Shard { index: index as u32, count: ranks as u32 }, experts)).collect();
+        let mut by_size: Vec<&mut Load> = self.loads.iter_mut().collect();
+        by_size.sort_by_key(|load| std::cmp::Reverse(load.rows()));
+        let mut busy = vec![0; ranks];
+        for load in by_size {
+            let home = homes.iter().position(|part| part.contains(&load.expert)).expect("every expert has a home");
+            let end = |rank: &usize| (busy[*rank] + load.time_on(*rank, home), *rank != home);
+            load.rank = (0..ranks).min_by_key(end).expect("at least one rank");
+            busy[load.rank] += load.time_on(load.rank, home);
+        }
+    }
+
+    /// The loads of a rank, in the order of their outputs.
+    pub(super) fn of_rank(&self, rank: usize) -> impl Iterator<Item = &Load> {
+        self.loads.iter().filter(move |load| load.rank == rank)
+    }
+
+    /// The indices of a load's choices.
+    pub(super) fn choices(&self, load: &Load) -> &[u32] {
+        &self.sorted[load.range.clone()]
+    }
+
+    /// The places of all choices' outputs.
+    pub(super) fn places(&self) -> &[Place] {
+        &self.places
+    }
+}
+
+/// Whether threads that take one load at a time finish at about the same time.
+pub(super) fn are_even<'a>(loads: impl Iterator<Item = &'a Load>, threads: usize) -> bool {
+    let (sum, largest) = loads.map(Load::time).fold((0, 0), |(sum, largest), time| (sum + time, largest.max(time)));
+    sum >= LOADS_OF_A_THREAD * threads * largest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Loads of this many rows of each expert.
+    fn spread(rows: &[usize], ranks: usize) -> Loads {
+        let experts = rows.iter().enumerate().flat_map(|(expert, rows)| std::iter::repeat_n(expert, *rows));
+        let choices: Vec<Choice> = experts.map(|expert| Choice { expert, weight: 1.0 }).collect();
+        let mut loads = Loads::default();
+        loads.spread(&choices, rows.len(), ranks);
+        loads
+    }
+
+    /// (expert, rows) of each rank's loads.
+    fn by_rank(loads: &Loads, ranks: usize) -> Vec<Vec<(usize, usize)>> {
+        (0..ranks).map(|rank| loads.of_rank(rank).map(|load| (load.expert, load.rows())).collect()).collect()
+    }
+
+    #[test]
+    fn choices_are_sorted_by_expert_and_row() {
+        let chosen = [2, 0, 2, 3, 0, 2].map(|expert| Choice { expert, weight: 1.0 });
+        let mut loads = Loads::default();
+        for _ in 0..2 {
+            loads.spread(&chosen, 5, 1);
+            let choices: Vec<_> = loads.of_rank(0).map(|load| (load.expert, loads.choices(load))).collect();
+            assert_eq!(choices, [(0, &[1, 4][..]), (2, &[0, 2, 5]), (3, &[3])]);
+            assert_eq!(loads.places().iter().map(|place| place.index).collect::<Vec<_>>(), [2, 0, 3, 5, 1, 4]);
+        }
+    }
+
+    #[test]
+    fn even_loads_stay_at_home() {
+        assert_eq!(by_rank(&spread(&[20; 6], 2), 2), [[(0, 20), (1, 20), (2, 20)], [(3, 20), (4, 20), (5, 20)]]);
+        assert_eq!(by_rank(&spread(&[30; 4], 4), 4), [[(0, 30)], [(1, 30)], [(2, 30)], [(3, 30)]]);
+        // A step of one row that chose experts 1 and 4 of 6.
+        assert_eq!(by_rank(&spread(&[0, 1, 0, 0, 1, 0], 2), 2), [[(1, 1)], [(4, 1)]]);
+    }
+
+    #[test]
+    fn a_rank_without_work_takes_experts_of_others() {
+        assert_eq!(by_rank(&spread(&[1, 1, 1, 1, 0, 0, 0, 0], 2), 2), [vec![(0, 1), (2, 1), (3, 1)], vec![(1, 1)]]);
+    }
+
+    #[test]
+    fn a_hot_expert_is_computed_by_several_ranks() {
+        let of_ranks = by_rank(&spread(&[400, 10, 10, 80], 4), 4);
+        for loads in &of_ranks {
+            let rows: usize = loads.iter().map(|(_, rows)| rows).sum();
+            assert!(loads[0].0 == 0 && (110..140).contains(&rows), "an even share is 125: {of_ranks:?}");
+        }
+    }
+
+    #[test]
+    fn every_choice_has_a_place_of_its_own() {
+        for ranks in 1..=5 {
+            for rows in [&[7, 0, 31, 2, 9][..], &[100], &[0, 0, 1], &[1; 40], &[]] {
+                let loads = spread(rows, ranks);
+                let mut places: Vec<_> = loads.places().iter().map(|place| (place.rank, place.index)).collect();
+                places.sort_unstable();
+                let expected: Vec<_> = (0..ranks as u32)
+                    .flat_map(|rank| (0..loads.of_rank(rank as usize).map(Load::rows).sum::<usize>() as u32).map(move |i| (rank, i)))
+                    .collect();
+                assert_eq!(places, expected, "{rows:?} on {ranks} ranks");
+            }
+        }
+    }
+}
