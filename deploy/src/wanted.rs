@@ -143,7 +143,7 @@ pub(crate) mod tests {
     async fn the_largest_number_counts_and_one_that_is_away_is_passed_over() {
         let (a, b) = (watch::channel(shown(1, 4)), watch::channel(shown(2, 3)));
         let urls = [coordinator(a.1).await, "http://127.0.0.1:1/cluster".into(), coordinator(b.1).await];
-        let client = client().unwrap();
+        let client = client(reqwest::Client::builder()).unwrap();
         let wanted = Wanted::ask(&client, &urls).await.unwrap();
         assert_eq!(["prefill", "decode"].map(|role| wanted.of("m", role)), [Some(2), Some(4)]);
         assert_eq!(wanted.of("fixed", "decode"), None);

@@ -37,7 +37,7 @@ pub struct RouterFlags {
 }
 
 /// A choice between two models by the estimated difficulty of a request.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AutoFlags {
     /// Name that clients ask for [default: auto]

@@ -119,7 +119,7 @@ impl Inputs {
 }
 
 pub(crate) enum FeedForward {
-    Dense(Dense),
+    Dense(Box<Dense>),
     Experts(Box<Experts>),
 }
 
@@ -418,7 +418,7 @@ impl Layer {
                 }
                 (MlpTensors::Dense(dense), _) => {
                     let DenseTensors { gate, up, down } = &**dense;
-                    FeedForward::Dense(Dense::pack(gate.as_ref(), up, down, cpu, arithmetic)?)
+                    FeedForward::Dense(Box::new(Dense::pack(gate.as_ref(), up, down, cpu, arithmetic)?))
                 }
                 (MlpTensors::Experts(_), None) => unreachable!("experts were taken for layers that have some"),
             },

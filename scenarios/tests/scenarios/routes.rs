@@ -49,17 +49,7 @@ async fn every_protocol_takes_the_same_routes_and_says_which_and_why() {
         RouteFlags { asked: texts(&["chat"]), tools: Some(true), name: Some("agents".into()), ..to("large") },
         RouteFlags { asked: texts(&["chat"]), ..to("auto") },
     ];
-    let auto = AutoFlags {
-        name: None,
-        small: "small".into(),
-        large: "large".into(),
-        threshold: None,
-        length: None,
-        code: None,
-        math: None,
-        tools: None,
-        history: None,
-    };
+    let auto = AutoFlags { small: "small".into(), large: "large".into(), ..AutoFlags::default() };
     let router = RouterFlags {
         region_header: Some("X-Region".into()),
         region_metadata: Some("region".into()),
