@@ -153,7 +153,8 @@ def test_auto_goes_by_examples_and_by_form_without_the_encoder(cluster):
     responded = acme.responses.create(model="auto", input="Prove that there are infinitely many primes.", max_output_tokens=16)
     assert responded.model == "qwen3"
     assert acme.completions.create(model="auto", prompt="Hello there.", max_tokens=4).model == "llama3"
-    os.kill(encoders_worker(cluster), signal.SIGSTOP)
+    worker = encoders_worker(cluster)
+    os.kill(worker, signal.SIGSTOP)
     begun = time.monotonic()
     chosen, why = auto(acme, "Prove that there are infinitely many primes.")
     assert chosen == "llama3" and why.endswith(("(form alone: overdue)", "(form alone: failed)")), why
@@ -162,3 +163,5 @@ def test_auto_goes_by_examples_and_by_form_without_the_encoder(cluster):
     assert "form alone: paused" in auto(acme, "Hello there.")[1]
     assert time.monotonic() - begun < WAIT_S
     assert unread(cluster, "overdue", "failed", of="route") >= 1
+    # So that it drains when the cluster ends.
+    os.kill(worker, signal.SIGCONT)
