@@ -132,8 +132,7 @@ fn describe() {
     );
     describe_counter!(
         "tidemill_operator_requests_total",
-        "Requests to the operators' port that needed a role, and sign-ins, by `outcome`: allowed, signed_in; refused: no_credential, token, \
-         role, origin, provider (it cannot be reached), audit (the change could not be recorded), no_row"
+        "Sign-ins and requests that need a role, by `outcome`: allowed, signed_in, no_credential, token, role, origin, provider, audit, no_row"
     );
     // Usage
     describe_counter!(

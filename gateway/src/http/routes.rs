@@ -184,7 +184,7 @@ mod tests {
         let found = routes(&all);
         assert!(found.len() > 30, "{found:?}");
         assert_eq!(found, roles::tests::routes());
-        let another = all.route("/admin/new", post(admin::create_key));
-        assert!(routes(&another).contains(&("POST".into(), "/admin/new".into())), "the test sees what is new");
+        let another = all.route("/console/new", post(admin::create_key));
+        assert!(routes(&another).contains(&("POST".into(), "/console/new".into())), "the test sees what is new");
     }
 }

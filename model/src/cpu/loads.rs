@@ -6,7 +6,7 @@
 //! here a second load of it. But an expert has a *home*, the rank that packed it, in whose memory node its weights are, and reading them
 //! there takes less time.
 //!
-//! Who computes a row changes none of its bits, and outputs are added up in the order of experts, not of loads.
+//! A row has the same bits on any rank, and outputs are added up in the order of experts, not of loads.
 
 use super::router::Choice;
 use crate::tensors::part_of;
@@ -30,7 +30,7 @@ pub(super) struct Loads {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Load {
     pub(super) expert: usize,
-    /// Where its choices are in the sorted order.
+    /// The places of its choices in the sorted order.
     range: Range<usize>,
     rank: usize,
 }
