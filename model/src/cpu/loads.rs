@@ -1,10 +1,10 @@
 //! The choices of a layer's rows as work: for each chosen expert a load of rows, spread over ranks.
 //!
 //! **The spread** is made for each layer of each step, from the choices and the number of ranks alone: so every rank finds the same one by
-//! itself. A load of more than a rank's even share is cut; then loads are given out, the largest first, each to the rank that would end it first
-//! (Graham, 1969). Every rank may compute any expert, as all have their weights in one memory: what is a replica of a hot expert elsewhere is
-//! here a second load of it. But an expert has a *home*, the rank that packed it, in whose memory node its weights are, and reading them
-//! there takes less time.
+//! itself. An expert has a *home*, the rank that packed it, in whose memory node its weights are. There its load begins, in pieces if it is
+//! more than a rank's even share; then loads move from the rank that would end last to the one that would end first, as long as that helps.
+//! Every rank may compute any expert, as all have their weights in one memory: what is a replica of a hot expert elsewhere is here a second
+//! load of it.
 //!
 //! A row has the same bits on any rank, and outputs are added up in the order of experts, not of loads.
 
@@ -27,16 +27,16 @@ pub(super) struct Loads {
 }
 
 /// Rows of one expert that are computed together.
-#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Load {
     pub(super) expert: usize,
     /// The places of its choices in the sorted order.
     range: Range<usize>,
+    home: usize,
     rank: usize,
 }
 
 /// The place of an output: the rank that computes it, and its index among that rank's outputs, which are in the order of loads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Place {
     pub(super) rank: u32,
     pub(super) index: u32,
@@ -54,13 +54,9 @@ impl Load {
         self.range.len()
     }
 
-    /// The time that the load takes, in rows.
-    fn time(&self) -> usize {
-        self.rows().max(ROWS_OF_A_READ)
-    }
-
-    fn time_on(&self, rank: usize, home: usize) -> usize {
-        if rank == home { self.time() } else { self.rows().max(ROWS_OF_A_FAR_READ) }
+    /// The time that the load takes on a rank, in rows.
+    fn time_on(&self, rank: usize) -> usize {
+        self.rows().max(if rank == self.home { ROWS_OF_A_READ } else { ROWS_OF_A_FAR_READ })
     }
 }
 
@@ -68,8 +64,8 @@ impl Loads {
     /// Sorts the choices and spreads them over ranks.
     pub(super) fn spread(&mut self, choices: &[Choice], experts: usize, ranks: usize) {
         self.sort(choices, experts);
-        self.cut(ranks);
-        self.give_out(experts, ranks);
+        self.cut(experts, ranks);
+        self.balance(ranks);
         let mut rows = vec![0; ranks];
         self.places.resize(choices.len(), Place::default());
         for load in &self.loads {
@@ -97,33 +93,42 @@ impl Loads {
         }
     }
 
-    /// Makes a load of each expert's rows, or several if they are more than a rank's even share.
-    fn cut(&mut self, ranks: usize) {
+    /// Makes a load of each expert's rows at its home, or several if they are more than a rank's even share.
+    fn cut(&mut self, experts: usize, ranks: usize) {
+        let part = |index: usize| part_of(Shard { index: index as u32, count: ranks as u32 }, experts);
         let share = self.sorted.len().div_ceil(ranks).max(2 * ROWS_OF_A_READ);
         self.loads.clear();
         let mut start = 0;
         for (expert, &end) in self.ends.iter().enumerate() {
             let pieces = if end - start > share { (end - start).div_ceil(share / 2) } else { 1 };
             let rows = (end - start).div_ceil(pieces);
+            let home = (0..ranks).find(|&rank| part(rank).contains(&expert)).expect("every expert has a home");
             while start < end {
                 let range = start..end.min(start + rows);
                 start = range.end;
-                self.loads.push(Load { expert, range, rank: 0 });
+                self.loads.push(Load { expert, range, home, rank: home });
             }
         }
     }
 
-    /// Gives each load to the rank that would end it first, its home among equals.
-    fn give_out(&mut self, experts: usize, ranks: usize) {
-        let homes: Vec<_> = (0..ranks).map(|index| part_of(Shard { index: index as u32, count: ranks as u32 }, experts)).collect();
-        let mut by_size: Vec<&mut Load> = self.loads.iter_mut().collect();
-        by_size.sort_by_key(|load| std::cmp::Reverse(load.rows()));
+    /// Moves loads from the rank that would end last to the one that would end first, as long as that helps.
+    fn balance(&mut self, ranks: usize) {
         let mut busy = vec![0; ranks];
-        for load in by_size {
-            let home = homes.iter().position(|part| part.contains(&load.expert)).expect("every expert has a home");
-            let end = |rank: &usize| (busy[*rank] + load.time_on(*rank, home), *rank != home);
-            load.rank = (0..ranks).min_by_key(end).expect("at least one rank");
-            busy[load.rank] += load.time_on(load.rank, home);
+        self.loads.iter().for_each(|load| busy[load.rank] += load.time_on(load.rank));
+        // Each move brings the end closer, so this stops by itself; the bound is on the time that it takes.
+        for _ in 0..self.loads.len() {
+            let last = (0..ranks).max_by_key(|&rank| busy[rank]).expect("at least one rank");
+            let first = (0..ranks).min_by_key(|&rank| busy[rank]).expect("at least one rank");
+            let end = |load: &Load| (busy[last] - load.time_on(last)).max(busy[first] + load.time_on(first));
+            let of_last = self.loads.iter_mut().filter(|load| load.rank == last);
+            match of_last.min_by_key(|load| end(load)) {
+                Some(load) if end(load) < busy[last] => {
+                    busy[last] -= load.time_on(last);
+                    busy[first] += load.time_on(first);
+                    load.rank = first;
+                }
+                _ => return,
+            }
         }
     }
 
@@ -145,7 +150,7 @@ impl Loads {
 
 /// Whether threads that take one load at a time finish at about the same time.
 pub(super) fn are_even<'a>(loads: impl Iterator<Item = &'a Load>, threads: usize) -> bool {
-    let (sum, largest) = loads.map(Load::time).fold((0, 0), |(sum, largest), time| (sum + time, largest.max(time)));
+    let (sum, largest) = loads.map(|load| load.time_on(load.rank)).fold((0, 0), |(sum, largest), time| (sum + time, largest.max(time)));
     sum >= LOADS_OF_A_THREAD * threads * largest
 }
 
@@ -189,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_rank_without_work_takes_experts_of_others() {
-        assert_eq!(by_rank(&spread(&[1, 1, 1, 1, 0, 0, 0, 0], 2), 2), [vec![(0, 1), (2, 1), (3, 1)], vec![(1, 1)]]);
+        assert_eq!(by_rank(&spread(&[1, 1, 1, 1, 0, 0, 0, 0], 2), 2), [vec![(1, 1), (2, 1), (3, 1)], vec![(0, 1)]]);
     }
 
     #[test]
