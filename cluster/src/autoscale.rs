@@ -191,11 +191,15 @@ impl Autoscaler {
         let (needed, enough) = (prefill(|outlook| outlook.soon), prefill(|outlook| outlook.most));
         self.prefill.look(now, needed, enough, seen.prefill_workers);
         let room = DecodeLimits { tpot_ms: limits.tpot_ms, blocks: seen.blocks, work_max: seen.work_max };
+        let may_go = self.scales_to_zero() && !seen.is_awaited;
         let decode = |of: fn(&Outlook) -> f64| {
+            // By what is there and not by averages, which take long to come to rest: the cooldown waits long enough.
+            if may_go {
+                return warm.max(scheduled.decode);
+            }
             let (rows, context, used, unserved) = (of(&rows), of(&context), of(&used), of(&unserved));
             let prompts = if prefill_range.ceiling == 0 { of(&prompts) } else { 0.0 };
-            let Seen { decode_workers: workers, is_awaited, .. } = *seen;
-            let load = DecodeLoad { rows, context, used, prompts, unserved, workers, is_awaited };
+            let load = DecodeLoad { rows, context, used, prompts, unserved, workers: seen.decode_workers };
             decode_needed(load, room, cost, decode_range.ceiling).saturating_add(warm).max(scheduled.decode)
         };
         let (needed, enough) = (decode(|outlook| outlook.soon), decode(|outlook| outlook.most));
@@ -239,7 +243,7 @@ struct Seen {
     work_max: f64,
     /// The number of sequences without a place, or whose decode worker has kept them waiting.
     unserved: f64,
-    /// Whether decode workers are needed though no sequence decodes.
+    /// Whether a request is under way, in whatever state, or a worker has to come to tell what it can hold.
     is_awaited: bool,
 }
 
@@ -281,7 +285,7 @@ impl Cluster {
         let workers = f64::from(seen.decode_workers.max(1));
         (seen.blocks, seen.work_max) = (seen.blocks / workers, seen.work_max / workers);
         seen.unserved = (self.requests.waiting() + self.stuck(now)) as f64;
-        seen.is_awaited = self.requests.len() > 0 || self.context_tokens(now).is_none();
+        seen.is_awaited = self.requests.len() > 0 || seen.rows > 0.0 || self.context_tokens(now).is_none();
         seen
     }
 

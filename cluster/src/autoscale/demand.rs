@@ -94,8 +94,6 @@ pub struct DecodeLoad {
     pub unserved: f64,
     /// The number of workers that carry this load now.
     pub workers: u32,
-    /// Whether requests are under way, in whatever state, or a worker has to come to tell what it can hold.
-    pub is_awaited: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,12 +105,9 @@ pub struct DecodeLimits {
     pub work_max: f64,
 }
 
-/// The fewest decode workers that have room and keep the pace; at least one for any load, at most `ceiling`.
+/// The fewest decode workers that have room and keep the pace; at least one, at most `ceiling`.
 pub fn decode_needed(load: DecodeLoad, limits: DecodeLimits, cost: &StepCost, ceiling: u32) -> u32 {
     let rows = load.rows + load.unserved;
-    if rows < IDLE && !load.is_awaited {
-        return 0;
-    }
     // Sequences without a place are taken to be as long as the others.
     let context = if load.rows > 0.0 { load.context * rows / load.rows } else { load.context };
     let alone_ms = cost.token_ms(1, (context / rows.max(1.0)) as u64);
@@ -184,9 +179,7 @@ mod tests {
     #[test]
     fn decode_workers_by_pace_by_room_and_by_who_waits() {
         let needed = |load| decode_needed(load, LIMITS, &cost(), 32);
-        assert_eq!(needed(DecodeLoad::default()), 0, "no load");
-        assert_eq!(needed(DecodeLoad { is_awaited: true, ..DecodeLoad::default() }), 1);
-        assert_eq!(needed(DecodeLoad { rows: 0.01, ..DecodeLoad::default() }), 1);
+        assert_eq!(needed(DecodeLoad::default()), 1);
         // A step of 40 ms has 30 rows.
         assert!((5..=6).contains(&needed(DecodeLoad { rows: 150.0, ..DecodeLoad::default() })));
         assert_eq!(needed(DecodeLoad { rows: 10.0, used: 2400.0, ..DecodeLoad::default() }), 3, "0.8 of three");
@@ -210,7 +203,7 @@ mod tests {
             let prefill = |by: f64| prefill_needed(PrefillLoad { busy: by * busy, queued_ms: by * queued }, &jobs, 2000.0, 64);
             prop_assert!(prefill(more) >= prefill(1.0));
             let decode = |rows, used, prompts, unserved| {
-                let load = DecodeLoad { rows, context: 100.0 * rows, used, prompts, unserved, workers: 4, is_awaited: false };
+                let load = DecodeLoad { rows, context: 100.0 * rows, used, prompts, unserved, workers: 4 };
                 decode_needed(load, LIMITS, &cost, 64)
             };
             let now = decode(rows, used, prompts, unserved);
