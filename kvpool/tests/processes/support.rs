@@ -143,6 +143,7 @@ async fn coordinate(endpoint: Endpoint, told: Arc<Mutex<Told>>, registered: mpsc
             let mut told = told.lock().unwrap();
             match event {
                 WorkerEvent::Heartbeat(report) => told.report = Some(*report),
+                WorkerEvent::Release(_) => {}
                 WorkerEvent::Leaving => told.leaving = true,
                 WorkerEvent::PoolEvents { from, events } => {
                     assert_eq!(from, told.next, "the stream of events has a gap");
