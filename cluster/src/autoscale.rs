@@ -197,9 +197,10 @@ impl Autoscaler {
             if may_go {
                 return warm.max(scheduled.decode);
             }
-            let (rows, context, used, unserved) = (of(&rows), of(&context), of(&used), of(&unserved));
+            let (rows, context, used) = (of(&rows), of(&context), of(&used));
             let prompts = if prefill_range.ceiling == 0 { of(&prompts) } else { 0.0 };
-            let load = DecodeLoad { rows, context, used, prompts, unserved, workers: seen.decode_workers };
+            // A queue that is gone says nothing of the next one: its noise is not planned for.
+            let load = DecodeLoad { rows, context, used, prompts, unserved: unserved.soon, workers: seen.decode_workers };
             decode_needed(load, room, cost, decode_range.ceiling).saturating_add(warm).max(scheduled.decode)
         };
         let (needed, enough) = (decode(|outlook| outlook.soon), decode(|outlook| outlook.most));
