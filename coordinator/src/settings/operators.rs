@@ -41,7 +41,7 @@ pub struct OperatorsFlags {
     pub keys_max_age_s: Option<u64>,
     /// Seconds for which fetched keys are used while the provider cannot be reached; then no operator is let in [default: 86400]
     pub keys_kept_s: Option<u64>,
-    /// Address of `admin` for browsers, such as https://admin.example; the provider sends them back to its /console/callback [default: none,
+    /// Address of `admin` for browsers, such as `https://admin.example`; the provider sends them back to its /console/callback [default: none,
     /// browsers cannot sign in]
     pub url: Option<String>,
     /// File with the client's secret, for providers that ask for one [default: none]
