@@ -7,12 +7,10 @@
 """
 
 import json
-import pathlib
 import subprocess
 import sys
-import tempfile
 
-from semantic import embedded, served
+from semantic import embedded, report, served
 
 
 def main():
@@ -20,10 +18,7 @@ def main():
     texts = json.loads(subprocess.run([recall, "--texts"], capture_output=True, check=True).stdout)
     with served(tidemill, model) as url:
         rows = [embedded(url, text) for text in texts]
-    with tempfile.TemporaryDirectory() as scratch:
-        path = pathlib.Path(scratch) / "embeddings.json"
-        path.write_text(json.dumps(rows))
-        subprocess.run([recall, "--embeddings", path, *options], check=True)
+    report(recall, rows, options)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,14 @@ def served(tidemill, model):
         process.wait(60)
 
 
+def report(program, rows, options):
+    """Has the example print what these embeddings of its texts find."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = pathlib.Path(scratch) / "embeddings.json"
+        path.write_text(json.dumps(rows))
+        subprocess.run([program, "--embeddings", path, *options], check=True)
+
+
 def main():
     tidemill, curve, model, *options = sys.argv[1:]
     texts = json.loads(subprocess.run([curve, "--sentences"], capture_output=True, check=True).stdout)
@@ -46,10 +54,7 @@ def main():
             rows.append(embedded(url, text))
             times.append((time.monotonic() - begun) * 1000)
     print(f"an embedding of one question over HTTP: {statistics.median(times):.1f} ms, p99 {statistics.quantiles(times, n=100)[98]:.1f} ms")
-    with tempfile.TemporaryDirectory() as scratch:
-        path = pathlib.Path(scratch) / "embeddings.json"
-        path.write_text(json.dumps(rows))
-        subprocess.run([curve, "--embeddings", path, *options], check=True)
+    report(curve, rows, options)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,15 @@ fn prefill_jobs(actions: &[Action]) -> Vec<(Epoch, RequestId)> {
     actions.iter().filter_map(job).collect()
 }
 
+/// A cluster with a pool node, and with a prefill and a decode worker.
+fn one_of_each() -> (Cluster, [Epoch; 2], Duration) {
+    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+    cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
+    let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
+    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    (cluster, [prefill, decode], now)
+}
+
 fn finished(sequence: SequenceId, reason: Finish) -> WorkerEvent {
     WorkerEvent::Finished { sequence, reason, provenance: Provenance::default() }
 }
@@ -531,10 +540,7 @@ fn an_answer_to_a_cancelled_prefill_job_is_never_taken_for_a_newer_ones() {
 
 #[test]
 fn nobody_waits_for_blocks_after_the_prefill_job() {
-    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
-    cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
-    let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
-    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let (mut cluster, [prefill, decode], now) = one_of_each();
     let request = cluster.submit(now, request(40, 2)).unwrap();
     let jobs = decode_jobs(&drain(&mut cluster));
     cluster.worker_event(now, decode, token(jobs[0].1.sequence, 0, 1));
@@ -593,10 +599,7 @@ fn the_last_decode_worker_goes_and_the_next_request_brings_one() {
 
 #[test]
 fn an_answer_that_ends_before_its_prefill_is_reported_has_the_time_of_it() {
-    let (mut cluster, now) = (Cluster::new(settings(), model()), START);
-    cluster.register(now, register("k", RoleInfo::Kvpool { addr: ([127, 0, 0, 1], 1).into() })).unwrap();
-    let prefill = cluster.register(now, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
-    let decode = cluster.register(now, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+    let (mut cluster, [prefill, decode], now) = one_of_each();
     let request = cluster.submit(now, request(40, 2)).unwrap();
     let jobs = decode_jobs(&drain(&mut cluster));
     let tokens = TokensBySource { prefill: 32, local: 8, ..TokensBySource::default() };

@@ -32,7 +32,7 @@ impl Version {
         (Self::OLDEST.0..=Self::NEWEST.0).rev().map(Self)
     }
 
-    /// Their names.
+    /// The names of all versions that this release speaks, the newest first.
     pub fn names() -> Vec<Vec<u8>> {
         Self::all().map(|version| version.name().into_bytes()).collect()
     }

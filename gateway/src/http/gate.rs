@@ -88,7 +88,7 @@ async fn admit(operators: &Operators, head: &Parts, needed: Role) -> Result<Sign
         }
     };
     let refusal = |error, outcome| Box::new(Refusal { error, outcome, signed_in: Some(signed_in.clone()) });
-    // A browser sends its cookie whoever made it ask; a token is only sent by those who know it.
+    // A cookie goes along with requests that another site's page made the browser send (CSRF); a token goes only with its holder's own.
     if let (Way::Session, false, Some(browsers)) = (signed_in.by, head.method.is_safe(), operators.browsers()) {
         browsers.check_origin(&head.headers).map_err(|error| refusal(error, "origin"))?;
     }
