@@ -21,7 +21,6 @@ export async function account() {
       if (!found.operator) return;
       await spend();
     } catch (error) {
-      if (error instanceof ApiError && error.status === 404) return;
       if (error instanceof ApiError && error.status === 403) return;
     }
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));

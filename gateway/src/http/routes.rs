@@ -29,7 +29,7 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .merge(counted(&gateway))
         .route_layer(from_fn_with_state(Arc::clone(&gateway), access::authenticate));
-    let routes = everywhere().merge(routes);
+    let routes = everywhere().merge(no_sign_in()).merge(routes);
     let operators = || operators().route_layer(from_fn_with_state(Arc::clone(&gateway), operator::while_open));
     let routes = if operators_too { routes.merge(operators()) } else { routes };
     let cors = cors::layer(gateway.cors());
@@ -93,7 +93,7 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
     let routes = everywhere().merge(operators()).merge(administration());
     let routes = match gateway.operators() {
         Some(_) => routes.merge(signing_in()).route_layer(from_fn_with_state(Arc::clone(&gateway), gate::layer)),
-        None => routes,
+        None => routes.merge(no_sign_in()),
     };
     finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::operators)).layer(from_fn(leftover::layer))
 }
@@ -125,6 +125,11 @@ fn signing_in() -> Router<Arc<Gateway>> {
         .route("/console/callback", get(sign_in::callback))
         .route("/console/sign-out", post(sign_in::end))
         .route("/console/who", get(sign_in::who))
+}
+
+/// The console's answer where operators do not sign in, so that the page asks for nothing that is not there.
+fn no_sign_in() -> Router<Arc<Gateway>> {
+    Router::new().route("/console/who", get(sign_in::no_sign_in))
 }
 
 /// Probes, and the console, which shows the data of the port that serves it.

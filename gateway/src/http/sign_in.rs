@@ -16,7 +16,7 @@ use axum::{
     response::{AppendHeaders, IntoResponse, Response},
 };
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use tidemill_tenancy::{
     operators::{Operator, Role},
@@ -116,6 +116,11 @@ pub async fn who(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Res
     };
     let who = json!({"operator": signed_in.map(shown), "sign_in": operators.browsers().is_some()});
     Ok(([(header::CACHE_CONTROL, "no-store")], Json(who)).into_response())
+}
+
+/// `GET /console/who` on a port where operators do not sign in. It looks at no token: the clients' port must not tell which are good.
+pub async fn no_sign_in() -> Json<Value> {
+    Json(json!({"operator": null, "sign_in": false}))
 }
 
 async fn note(gateway: &Gateway, operators: &Operators, signed_in: &SignedIn, kind: &str) -> Result<(), ApiError> {

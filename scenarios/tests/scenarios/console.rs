@@ -55,6 +55,9 @@ async fn the_page_runs_only_what_is_its_own() {
         let policy = headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
         assert!(policy.starts_with("default-src 'none'; script-src 'self';") && !policy.contains("unsafe"), "{policy}");
     }
+    // The page asks who is signed in wherever it is served.
+    let who: Value = cluster.get("/console/who").await.json().await.unwrap();
+    assert_eq!(who, json!({"operator": null, "sign_in": false}));
     for path in ["/console/tsconfig.json", "/console/..%2fconsole%2fapp.js", "/console/a/b"] {
         assert_eq!(cluster.get(path).await.status(), 404, "{path}");
     }
