@@ -14,6 +14,7 @@ pub mod journal;
 pub mod limits;
 pub mod ops;
 pub mod phases;
+mod ranks;
 pub mod report;
 
 use crate::record;
@@ -61,6 +62,9 @@ pub struct KernelsArgs {
     /// CPU: arithmetic of the projections of `--checkpoint`.
     #[arg(long, default_value = "none", value_parser = ["none", "int8", "int4", "dequantize"])]
     pub quantize: String,
+    /// CPU: measure `--checkpoint` whole and on so many tensor-parallel ranks, by turns.
+    #[arg(long, requires = "checkpoint")]
+    pub ranks: Option<usize>,
     /// GPU: seed of the checks' random inputs (default: a fresh one, which is printed).
     #[arg(long)]
     pub seed: Option<u64>,
@@ -165,9 +169,10 @@ fn measure_cpu(args: &KernelsArgs) -> anyhow::Result<Report> {
     ensure!((1..=1024).contains(&threads), "--threads {threads} must be from 1 to 1024");
     ensure!(args.seconds > 0.0 && args.seconds <= SECONDS_MAX, "--seconds {} must be above 0, and at most {SECONDS_MAX}", args.seconds);
     let mut bench = Bench::new(Cpu::new(args.isa, threads)?, args)?;
-    match &args.checkpoint {
-        Some(dir) => phases::measure_checkpoint(&mut bench, dir, &args.quantize)?,
-        None => {
+    match (&args.checkpoint, args.ranks) {
+        (Some(dir), Some(ranks)) => ranks::measure_checkpoint(&mut bench, dir, &args.quantize, ranks)?,
+        (Some(dir), None) => phases::measure_checkpoint(&mut bench, dir, &args.quantize)?,
+        (None, _) => {
             ops::measure(&mut bench);
             collectives::measure(&mut bench)?;
             phases::measure(&mut bench, args.models.as_deref())?;

@@ -88,8 +88,8 @@ pub struct EngineFlags {
     /// Threads that compute [default: one for each core]
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Tensor-parallel ranks that a CPU's model is split over: groups of threads with weights and KV heads of their own, such as one for each
-    /// memory node. Any number gives the same bytes [default: 1]
+    /// Tensor-parallel ranks that the model is split over, each with weights and KV heads of its own: the machine's first GPUs, or groups of a
+    /// CPU's threads, such as one for each memory node. On CPUs, any number gives the same bytes [default: 1]
     #[arg(long)]
     pub tensor_parallel: Option<usize>,
     /// Addresses (UDP) of the processes that hold the model's later layers, in order, separated by commas: this one is then the head of a
@@ -216,7 +216,7 @@ impl EngineFlags {
             return Err(invalid("threads", threads, format!("are more than the cores {cores}")));
         }
         let tensor_parallel = self.tensor_parallel.unwrap_or(1);
-        if !(1..=threads).contains(&tensor_parallel) {
+        if tensor_parallel == 0 || (tensor_parallel > threads && device != DeviceChoice::Cuda) {
             let reason = format!("must be from 1 to the number of threads, {threads}: each rank needs one, and a core for it");
             return Err(invalid("tensor_parallel", tensor_parallel, reason));
         }
@@ -395,6 +395,8 @@ mod tests {
         assert_eq!(flags().check().unwrap().tensor_parallel, 1);
         assert_eq!(with(4, 4).check().unwrap().tensor_parallel, 4);
         let echo = EngineFlags { engine: Some("echo".into()), ..with(2, 2) };
+        let on_gpus = EngineFlags { device: Some("cuda".into()), ..with(8, 2) };
+        assert_eq!(on_gpus.check().unwrap().tensor_parallel, 8, "a rank is a GPU there");
         for (wrong, words) in [(with(3, 2), "number of threads, 2"), (with(0, 2), "from 1 to"), (echo, "nothing to split")] {
             let error = wrong.check().unwrap_err().to_string();
             assert!(error.contains("`tensor_parallel`") && error.contains(words), "{error}");

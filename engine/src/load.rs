@@ -209,21 +209,22 @@ fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<Loade
     if let Some(quantize @ (Quantization::Int8 | Quantization::Int4)) = settings.quantize {
         return unfit(&format!("projections in integers (--quantize {}) are the CPU's", quantize.name()));
     }
-    if settings.tensor_parallel > 1 {
-        return unfit(&format!("a model that is split (--tensor-parallel {}) is the CPU's", settings.tensor_parallel));
-    }
     if !settings.stages.is_empty() {
         return unfit("a model in stages (--stages) is the CPU's");
     }
     let libraries = cuda::libraries()?;
     tracing::info!(driver = %libraries.driver, nvrtc = %libraries.nvrtc, cublaslt = %libraries.cublaslt, "CUDA's libraries");
     let step_tokens = settings.step_tokens.unwrap_or(CUDA_STEP_TOKENS).max(sequences_max);
-    let kv = settings.kv_memory_bytes.map_or(KvBytes::UpToShare(settings.device_share), KvBytes::Exactly);
-    let options = CudaOptions { kernel_cache: settings.kernel_cache.clone(), step_tokens, sequences_max, kv, kv_dtype: settings.kv_dtype };
+    let ranks = settings.tensor_parallel;
+    // The setting is of all ranks together, as on CPUs.
+    let of_rank = |bytes| KvBytes::Exactly(bytes / ranks as u64);
+    let kv = settings.kv_memory_bytes.map_or(KvBytes::UpToShare(settings.device_share), of_rank);
+    let (kernel_cache, kv_dtype) = (settings.kernel_cache.clone(), settings.kv_dtype);
+    let options = CudaOptions { kernel_cache, step_tokens, sequences_max, kv, kv_dtype, ranks };
     let mut progress = Progress::new("loading weights:");
     let cuda = CudaExecutor::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
     let blocks = cuda.blocks();
-    tracing::info!(device = cuda.device_name(), blocks, "the model computes on a GPU");
+    tracing::info!(device = cuda.device_name(), devices = ranks, blocks, "the model computes on GPUs");
     if let Some(reason) = cuda.fp8_lacks() {
         tracing::warn!(reason, "weights in FP8 are dequantized to bf16: they take twice the memory, and products are slower");
     }
@@ -248,15 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn a_split_model_is_a_cpus_and_has_the_same_blocks() {
+    fn a_split_model_has_the_same_blocks() {
         let (whole, split) = (load("cpu").unwrap(), load_split("fixtures/llama3", "auto", 2).unwrap());
         assert_eq!((split.info.layout, split.info.block_bytes), (whole.info.layout, whole.info.block_bytes));
         assert_eq!(split.device_blocks, whole.device_blocks);
-        for (model, device, ranks, words) in [
-            ("fixtures/llama3", "cuda", 2, "--tensor-parallel 2"),
-            ("fixtures/llama3", "cpu", 3, "4 query heads share 2 KV heads"),
-            ("encoders/bert-mean", "cpu", 2, "`tensor_parallel`"),
-        ] {
+        for (model, device, ranks, words) in
+            [("fixtures/llama3", "cpu", 3, "4 query heads share 2 KV heads"), ("encoders/bert-mean", "cpu", 2, "`tensor_parallel`")]
+        {
             let Err(error) = load_split(model, device, ranks) else { panic!("{model} on {device} is not refused") };
             assert!(error.to_string().contains(words), "{error}");
         }
@@ -269,8 +268,9 @@ mod tests {
         assert_eq!(engine.step_tokens, 300, "a token of each sequence");
         if Device::count() == 0 {
             assert_eq!(load("auto").unwrap().info.layout, engine.info.layout);
-            let Err(error) = load("cuda") else { panic!("there is no device") };
-            assert!(error.to_string().contains("CUDA driver"), "{error}");
+            for error in [load("cuda"), load_split("fixtures/llama3", "cuda", 2)].into_iter().map(Result::err) {
+                assert!(error.as_ref().is_some_and(|error| error.to_string().contains("CUDA driver")), "{error:?}");
+            }
         }
     }
 }

@@ -1,4 +1,6 @@
-//! The device: streams of work, events, graphs.
+//! The devices: streams of work, events, graphs.
+//!
+//! All devices have one queue of ids, one memory and one lock; a stream and an event belong to the device whose context created them.
 //!
 //! Nothing runs when it is launched. Work runs when the host waits for it, or for work that must come after it, and then only as much as
 //! necessary: as late as events and dependencies allow. Sometimes, by chance, other streams run first. So a missing wait shows as old or
@@ -21,7 +23,11 @@ pub(crate) struct Device {
     pub(crate) memory: Memory,
     streams: BTreeMap<u64, Stream>,
     events: BTreeMap<u64, Event>,
-    graphs: BTreeMap<u64, Vec<Work>>,
+    graphs: BTreeMap<u64, Graph>,
+    /// The device of the present call.
+    pub(crate) current: u32,
+    /// Waits of streams for other devices so far.
+    pub(crate) waits_across: u64,
     next_id: u64,
     pub(crate) random: Random,
     launches: u64,
@@ -35,18 +41,50 @@ pub(crate) struct Device {
 
 #[derive(Default)]
 struct Stream {
+    device: u32,
     queue: VecDeque<Work>,
     /// The number of works queued, and done, so far.
     queued: u64,
     done: u64,
     /// The works recorded into a graph, if the stream is being captured.
-    capture: Option<Vec<Work>>,
+    capture: Option<Capture>,
+    /// Whether it is one of a graph's, which ends with its work.
+    is_of_a_graph: bool,
+}
+
+/// A stream's part of a recording.
+struct Capture {
+    /// The stream with which the recording began.
+    root: u64,
+    works: Vec<Work>,
+}
+
+struct Event {
+    device: u32,
+    record: Option<Record>,
 }
 
 /// An event's last record: the stream, and the number of its works to complete.
-#[derive(Clone, Copy, Default)]
-struct Event {
-    record: Option<(u64, u64)>,
+#[derive(Clone, Copy)]
+struct Record {
+    stream: u64,
+    done: u64,
+    /// The number is of works of a recording that began with this stream.
+    capture: Option<u64>,
+}
+
+/// Recorded works of one stream or of several, of which the first is the one with which the recording began.
+#[derive(Clone)]
+struct Graph {
+    lanes: Vec<Lane>,
+}
+
+#[derive(Clone)]
+struct Lane {
+    /// The recorded stream, by which waits of the graph name it.
+    stream: u64,
+    device: u32,
+    works: Vec<Work>,
 }
 
 /// Work on a stream.
@@ -80,12 +118,19 @@ pub(crate) enum Work {
         address: u64,
     },
     Multiply(Box<Product>),
-    /// A wait until a stream has done this many works.
+    /// A wait until a stream has done this many works; in a recording, of those that were recorded.
     Wait {
         stream: u64,
         done: u64,
     },
     Marker,
+}
+
+impl Stream {
+    fn queue(&mut self, work: Work) {
+        self.queue.push_back(work);
+        self.queued += 1;
+    }
 }
 
 /// The contents of host memory while the device may still write it.
@@ -95,10 +140,12 @@ pub(crate) fn device() -> MutexGuard<'static, Device> {
     static DEVICE: OnceLock<Mutex<Device>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
         Mutex::new(Device {
-            memory: Memory::new(options().memory_bytes),
+            memory: Memory::new(options().memory_bytes, options().devices),
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
             graphs: BTreeMap::new(),
+            current: 0,
+            waits_across: 0,
             next_id: 1,
             random: Random::new(options().seed),
             launches: 0,
@@ -131,7 +178,7 @@ impl Device {
 
     pub(crate) fn new_stream(&mut self) -> u64 {
         let id = self.new_id();
-        self.streams.insert(id, Stream::default());
+        self.streams.insert(id, Stream { device: self.current, ..Stream::default() });
         id
     }
 
@@ -144,7 +191,7 @@ impl Device {
 
     pub(crate) fn new_event(&mut self) -> u64 {
         let id = self.new_id();
-        self.events.insert(id, Event::default());
+        self.events.insert(id, Event { device: self.current, record: None });
         id
     }
 
@@ -167,7 +214,14 @@ impl Device {
         self.streams.values().any(|stream| stream.capture.is_some())
     }
 
+    /// Queues work of a call on a stream, or records it.
     pub(crate) fn push(&mut self, stream: u64, mut work: Work) -> Result<(), Fault> {
+        let (of, current) = (self.stream(stream)?.device, self.current);
+        // Copies, waits and frees may be called with any device's context.
+        if of != current && matches!(work, Work::Launch { .. } | Work::Multiply(_) | Work::Fill { .. }) {
+            return Err(misuse(format!("a launch on a stream of device {of} while device {current} is current")));
+        }
+        self.memory.accessor = of;
         let captured = self.is_capturing(stream);
         if let Work::Copy { to, from, bytes, check } = &mut work
             && *bytes > 0
@@ -185,14 +239,11 @@ impl Device {
         }
         let stream = self.stream(stream)?;
         match &mut stream.capture {
-            Some(_) if matches!(work, Work::Wait { .. } | Work::Free { .. } | Work::Marker | Work::Send { .. }) => {
+            Some(_) if matches!(work, Work::Free { .. } | Work::Send { .. }) => {
                 return Err(Fault::new(Kind::Unsupported, "only launches, pinned copies, fills and products can be recorded into a graph"));
             }
-            Some(works) => works.push(work),
-            None => {
-                stream.queue.push_back(work);
-                stream.queued += 1;
-            }
+            Some(capture) => capture.works.push(work),
+            None => stream.queue(work),
         }
         Ok(())
     }
@@ -201,24 +252,51 @@ impl Device {
 
     pub(crate) fn record(&mut self, event: u64, stream: u64) -> Result<(), Fault> {
         self.push(stream, Work::Marker)?;
-        let queued = self.stream(stream)?.queued;
+        let Stream { device, queued, capture, .. } = self.stream(stream)?;
+        let (done, capture) = capture.as_ref().map_or((*queued, None), |c| (c.works.len() as u64, Some(c.root)));
+        let device = *device;
         let event = self.events.get_mut(&event).ok_or_else(|| misuse("an event that is none is recorded"))?;
-        event.record = Some((stream, queued));
+        if event.device != device {
+            return Err(misuse(format!("an event of device {} is recorded on a stream of device {device}", event.device)));
+        }
+        event.record = Some(Record { stream, done, capture });
         Ok(())
     }
 
     pub(crate) fn wait_event(&mut self, stream: u64, event: u64) -> Result<(), Fault> {
         let event = self.events.get(&event).ok_or_else(|| misuse("a stream waits for an event that is none"))?;
-        match event.record {
-            Some((of, done)) => self.push(stream, Work::Wait { stream: of, done }),
-            None => Ok(()),
+        let Some(Record { stream: of, done, capture }) = event.record else { return Ok(()) };
+        if capture.is_some_and(|root| !self.is_capturing(root)) {
+            return Err(misuse("a stream waits for an event of a recording that has ended"));
+        }
+        let own = &mut self.stream(stream)?.capture;
+        match (capture, &own) {
+            // The stream joins the recording.
+            (Some(root), None) => *own = Some(Capture { root, works: Vec::new() }),
+            (Some(root), Some(own)) if own.root != root => return Err(misuse("two recordings become one")),
+            (None, Some(_)) => return Err(misuse("a recorded stream waits for an event from before the recording")),
+            _ => {}
+        }
+        self.push(stream, Work::Wait { stream: of, done })
+    }
+
+    /// Whether a stream and an event are of different devices.
+    pub(crate) fn is_across(&self, stream: u64, event: u64) -> bool {
+        let (stream, event) = (self.streams.get(&stream), self.events.get(&event));
+        stream.zip(event).is_some_and(|(stream, event)| stream.device != event.device)
+    }
+
+    /// The record of an event that the host waits for.
+    fn recorded(&self, event: u64) -> Result<Option<(u64, u64)>, Fault> {
+        match self.events.get(&event).ok_or_else(|| misuse("the host waits for an event that is none"))?.record {
+            Some(Record { capture: Some(_), .. }) => Err(misuse("the host waits for an event of a recording")),
+            record => Ok(record.map(|record| (record.stream, record.done))),
         }
     }
 
     /// Whether an event has happened. One that was not waited for happens by chance.
     pub(crate) fn query(&mut self, event: u64) -> Result<bool, Fault> {
-        let record = self.events.get(&event).ok_or_else(|| misuse("an event that is none is asked for"))?.record;
-        let Some((stream, done)) = record else { return Ok(true) };
+        let Some((stream, done)) = self.recorded(event)? else { return Ok(true) };
         let happened = self.streams.get(&stream).is_none_or(|stream| stream.done >= done);
         if happened || self.random.below(3) > 0 {
             return Ok(happened);
@@ -228,8 +306,7 @@ impl Device {
     }
 
     pub(crate) fn synchronize_event(&mut self, event: u64) -> Result<(), Fault> {
-        let record = self.events.get(&event).ok_or_else(|| misuse("the host waits for an event that is none"))?.record;
-        let Some((stream, done)) = record else { return Ok(()) };
+        let Some((stream, done)) = self.recorded(event)? else { return Ok(()) };
         self.run_others_by_chance()?;
         self.run_until(stream, done)
     }
@@ -240,8 +317,20 @@ impl Device {
         self.run_until(stream, queued)
     }
 
+    /// Waits for all streams of all devices.
     pub(crate) fn synchronize(&mut self) -> Result<(), Fault> {
-        let mut streams: Vec<(u64, u64)> = self.streams.iter().map(|(id, stream)| (*id, stream.queued)).collect();
+        self.synchronize_those(|_| true)
+    }
+
+    /// Waits for all streams of the present call's device.
+    pub(crate) fn synchronize_current(&mut self) -> Result<(), Fault> {
+        let current = self.current;
+        self.synchronize_those(|stream| stream.device == current)
+    }
+
+    fn synchronize_those(&mut self, which: impl Fn(&Stream) -> bool) -> Result<(), Fault> {
+        let those = self.streams.iter().filter(|(_, stream)| which(stream));
+        let mut streams: Vec<(u64, u64)> = those.map(|(id, stream)| (*id, stream.queued)).collect();
         self.random.shuffle(&mut streams);
         streams.into_iter().try_for_each(|(stream, queued)| self.run_until(stream, queued))
     }
@@ -259,26 +348,40 @@ impl Device {
 
     // --- Graphs.
 
-    pub(crate) fn begin_capture(&mut self, stream: u64) -> Result<(), Fault> {
-        let stream = self.stream(stream)?;
+    pub(crate) fn begin_capture(&mut self, root: u64) -> Result<(), Fault> {
+        let stream = self.stream(root)?;
         if stream.capture.is_some() {
             return Err(misuse("a stream that is recorded is to be recorded"));
         }
-        stream.capture = Some(Vec::new());
+        stream.capture = Some(Capture { root, works: Vec::new() });
         Ok(())
     }
 
-    pub(crate) fn end_capture(&mut self, stream: u64) -> Result<u64, Fault> {
-        let works = self.stream(stream)?.capture.take().ok_or_else(|| misuse("a recording ends that did not begin"))?;
+    /// Ends a recording. Each stream that joined it must have come back: the first one waits for its last work.
+    pub(crate) fn end_capture(&mut self, root: u64) -> Result<u64, Fault> {
+        let own = self.stream(root)?.capture.take().ok_or_else(|| misuse("a recording ends that did not begin"))?;
+        if own.root != root {
+            return Err(misuse("a recording ends with another stream than it began with"));
+        }
+        let mut lanes = vec![Lane { stream: root, device: self.stream(root)?.device, works: own.works }];
+        for (&stream, joined) in &mut self.streams {
+            let Some(Capture { works, .. }) = joined.capture.take_if(|capture| capture.root == root) else { continue };
+            let last = works.iter().rposition(|work| !matches!(work, Work::Marker)).map_or(0, |at| at as u64 + 1);
+            let waits = |work: &Work| matches!(work, Work::Wait { stream: of, done } if *of == stream && *done >= last);
+            if !lanes[0].works.iter().any(waits) {
+                return Err(misuse(format!("a recording ends, and a stream of device {} has not come back to it", joined.device)));
+            }
+            lanes.push(Lane { stream, device: joined.device, works });
+        }
         let id = self.new_id();
-        self.graphs.insert(id, works);
+        self.graphs.insert(id, Graph { lanes });
         Ok(id)
     }
 
     pub(crate) fn instantiate(&mut self, graph: u64) -> Result<u64, Fault> {
-        let works = self.graphs.get(&graph).ok_or_else(|| misuse("a graph that is none"))?.clone();
+        let graph = self.graphs.get(&graph).ok_or_else(|| misuse("a graph that is none"))?.clone();
         let id = self.new_id();
-        self.graphs.insert(id, works);
+        self.graphs.insert(id, graph);
         Ok(id)
     }
 
@@ -287,8 +390,29 @@ impl Device {
     }
 
     pub(crate) fn launch_graph(&mut self, graph: u64, stream: u64) -> Result<(), Fault> {
-        let works = self.graphs.get(&graph).ok_or_else(|| misuse("a graph that is none is launched"))?.clone();
-        works.into_iter().try_for_each(|work| self.push(stream, work))
+        let Graph { lanes } = self.graphs.get(&graph).ok_or_else(|| misuse("a graph that is none is launched"))?.clone();
+        let begun = self.stream(stream)?.queued;
+        // The stream of each lane, and the number of its works before the lane's. Other lanes than the first begin when the graph does.
+        let mut places = BTreeMap::new();
+        for (i, lane) in lanes.iter().enumerate() {
+            let place = if i == 0 { (stream, begun) } else { (self.new_id(), 1) };
+            if i > 0 {
+                let mut own = Stream { device: lane.device, is_of_a_graph: true, ..Stream::default() };
+                own.queue(Work::Wait { stream, done: begun });
+                self.streams.insert(place.0, own);
+            }
+            places.insert(lane.stream, place);
+        }
+        for Lane { stream: lane, works, .. } in lanes {
+            let stream = self.stream(places[&lane].0)?;
+            for work in works {
+                stream.queue(match work {
+                    Work::Wait { stream, done } => Work::Wait { stream: places[&stream].0, done: places[&stream].1 + done },
+                    work => work,
+                });
+            }
+        }
+        Ok(())
     }
 
     // --- Running.
@@ -299,15 +423,22 @@ impl Device {
             if found.done >= done {
                 return Ok(());
             }
-            let work = found.queue.front().cloned().expect("as much is queued as is waited for");
+            let (work, device) = (found.queue.front().cloned().expect("as much is queued as is waited for"), found.device);
             match work {
                 Work::Wait { stream: of, done } => self.run_until(of, done)?,
-                work => self.run(work)?,
+                work => {
+                    let before = std::mem::replace(&mut self.memory.accessor, device);
+                    self.run(work)?;
+                    self.memory.accessor = before;
+                }
             }
             // The wait is for a different stream, so the front of this one is unchanged.
             let found = self.streams.get_mut(&stream).expect("it runs");
             found.queue.pop_front();
             found.done += 1;
+            if found.is_of_a_graph && found.queue.is_empty() {
+                self.streams.remove(&stream);
+            }
         }
     }
 

@@ -2,10 +2,13 @@
 //! addresses that are never reused; and pinned host memory, at the host's addresses. Memory shared with other processes may change at any
 //! time.
 //!
+//! All devices share the address space. Memory of another device is accessible only while access to it is enabled.
+//!
 //! Device memory records which of its bytes were written, and the last writer of every two bytes, so that races between blocks and warps
 //! are detected.
 
 use crate::fault::{Fault, Kind};
+use std::collections::BTreeSet;
 
 /// The start of device memory, where no host memory lies.
 const START: u64 = 0x7000_0000_0000_0000;
@@ -19,8 +22,16 @@ pub(crate) struct Memory {
     all: Vec<Allocation>,
     next: u64,
     numbers: u64,
+    /// Bytes of each device.
     pub(crate) total: u64,
-    pub(crate) used: u64,
+    /// Bytes that are allocated, by device.
+    used: Vec<u64>,
+    /// The device that accesses the memory.
+    pub(crate) accessor: u32,
+    /// The pairs of an accessor and a device whose memory it may access, except what came from a pool.
+    pub(crate) peers: BTreeSet<(u32, u32)>,
+    /// The same of memory from pools, which is enabled by itself.
+    pub(crate) pool_peers: BTreeSet<(u32, u32)>,
     last: usize,
 }
 
@@ -33,6 +44,9 @@ pub(crate) struct Allocation {
 
 enum Content {
     Device {
+        device: u32,
+        /// Whether it came from the device's pool.
+        is_pooled: bool,
         bytes: Vec<u8>,
         /// One bit per byte, set once it is written.
         written: Vec<u8>,
@@ -68,21 +82,38 @@ impl Writer {
 }
 
 impl Memory {
-    pub(crate) fn new(total: u64) -> Self {
-        Self { all: Vec::new(), next: START + ALIGNMENT, numbers: 0, total, used: 0, last: 0 }
+    pub(crate) fn new(total: u64, devices: u32) -> Self {
+        Self {
+            all: Vec::new(),
+            next: START + ALIGNMENT,
+            numbers: 0,
+            total,
+            used: vec![0; devices as usize],
+            accessor: 0,
+            peers: BTreeSet::new(),
+            pool_peers: BTreeSet::new(),
+            last: 0,
+        }
     }
 
-    /// Allocates device memory; `None` if the device is full.
-    pub(crate) fn allocate(&mut self, len: u64) -> Option<u64> {
-        if self.used + len > self.total {
+    /// Bytes of the accessor's own memory that are not allocated.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.total - self.used[self.accessor as usize]
+    }
+
+    /// Allocates memory of the accessor, from its pool or not; `None` if it is full.
+    pub(crate) fn allocate(&mut self, len: u64, is_pooled: bool) -> Option<u64> {
+        if len > self.free_bytes() {
             return None;
         }
+        let device = self.accessor;
         let start = self.next;
         self.next = (start + len + GAP).next_multiple_of(2 * ALIGNMENT) + ALIGNMENT;
-        self.used += len;
+        self.used[device as usize] += len;
         self.numbers += 1;
         let bytes = len as usize;
-        let content = Content::Device { bytes: vec![0; bytes], written: vec![0; bytes.div_ceil(8) + 2], writers: Vec::new() };
+        let content =
+            Content::Device { device, is_pooled, bytes: vec![0; bytes], written: vec![0; bytes.div_ceil(8) + 2], writers: Vec::new() };
         // Device addresses ascend, and are above all of the host's.
         self.all.push(Allocation { start, len, number: self.numbers, content });
         Some(start)
@@ -90,11 +121,12 @@ impl Memory {
 
     /// Frees device memory, keeping the addresses so that later uses are detected.
     pub(crate) fn free(&mut self, start: u64) -> Result<(), Fault> {
-        let found = self.all.iter_mut().find(|a| a.start == start && matches!(a.content, Content::Device { .. }));
-        let found =
-            found.ok_or_else(|| Fault::new(Kind::Address, format!("{start:#x} is freed, and is not the start of live device memory")))?;
+        let found = self.all.iter_mut().find(|a| a.start == start);
+        let Some((found, device)) = found.and_then(|a| a.content.device().map(|device| (a, device))) else {
+            return Err(Fault::new(Kind::Address, format!("{start:#x} is freed, and is not the start of live device memory")));
+        };
         found.content = Content::Freed;
-        self.used -= found.len;
+        self.used[device as usize] -= found.len;
         Ok(())
     }
 
@@ -148,6 +180,10 @@ impl Memory {
                 Content::Freed => {
                     Err(Fault::new(Kind::Address, format!("{doing} {len} bytes at {address:#x}, in freed {}", self.name(at))))
                 }
+                Content::Device { device, is_pooled, .. } if !self.may_access(device, is_pooled) => {
+                    let (whose, who) = (self.name(at), self.accessor);
+                    Err(Fault::new(Kind::Address, format!("device {who} {doing} {len} bytes of {whose}, and access is not enabled")))
+                }
                 _ => {
                     self.last = at;
                     Ok(at)
@@ -157,9 +193,18 @@ impl Memory {
         }
     }
 
+    fn may_access(&self, device: u32, is_pooled: bool) -> bool {
+        let peers = if is_pooled { &self.pool_peers } else { &self.peers };
+        device == self.accessor || peers.contains(&(self.accessor, device))
+    }
+
     fn name(&self, at: usize) -> String {
         let Allocation { start, len, number, content } = &self.all[at];
-        let whose = if matches!(content, Content::Host { .. }) { "pinned host memory" } else { "device memory" };
+        let whose = match content {
+            Content::Host { .. } => "pinned host memory".to_owned(),
+            Content::Device { device: 1.., .. } => format!("the memory of device {}", content.device().unwrap_or_default()),
+            _ => "device memory".to_owned(),
+        };
         format!("{whose} no. {number} ({len} bytes at {start:#x})")
     }
 
@@ -236,7 +281,7 @@ impl Memory {
         let offset = (address - found.start) as usize;
         let mut bytes = [0; 16];
         match &found.content {
-            Content::Device { bytes: content, written, writers } => {
+            Content::Device { bytes: content, written, writers, .. } => {
                 if !all_set(written, offset, len) {
                     return Err(Fault::new(
                         Kind::Uninitialized,
@@ -312,6 +357,12 @@ fn first_unset(bits: &[u8], offset: usize, len: usize) -> Option<usize> {
     None
 }
 
+impl Content {
+    fn device(&self) -> Option<u32> {
+        if let Self::Device { device, .. } = self { Some(*device) } else { None }
+    }
+}
+
 impl Allocation {
     fn slice(&self, offset: usize, len: usize) -> &[u8] {
         match &self.content {
@@ -355,8 +406,8 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_named() {
-        let mut memory = Memory::new(1 << 20);
-        let start = memory.allocate(100).unwrap();
+        let mut memory = Memory::new(1 << 20, 1);
+        let start = memory.allocate(100, false).unwrap();
         assert!(start.is_multiple_of(256) && !start.is_multiple_of(512), "no more alignment than is promised");
         memory.write(start, 100, "fills").unwrap().fill(7);
         assert_eq!(memory.load(start + 96, 4, ONE).unwrap()[..4], [7; 4]);
@@ -366,13 +417,13 @@ mod tests {
         memory.free(start).unwrap();
         assert!(memory.load(start, 4, ONE).unwrap_err().what.contains("freed"));
         assert!(memory.free(start).is_err());
-        assert_eq!(memory.allocate(2 << 20), None, "no more than there is");
+        assert_eq!(memory.allocate(2 << 20, false), None, "no more than there is");
     }
 
     #[test]
     fn bytes_are_written_before_they_are_read() {
-        let mut memory = Memory::new(1 << 20);
-        let (a, b) = (memory.allocate(64).unwrap(), memory.allocate(64).unwrap());
+        let mut memory = Memory::new(1 << 20, 1);
+        let (a, b) = (memory.allocate(64, false).unwrap(), memory.allocate(64, false).unwrap());
         assert_eq!(memory.load(a, 4, ONE).unwrap_err().kind, Kind::Uninitialized);
         memory.store(a, &[1; 4], ONE).unwrap();
         memory.load(a, 4, ONE).unwrap();
@@ -383,9 +434,29 @@ mod tests {
     }
 
     #[test]
+    fn another_devices_memory_is_accessible_once_that_is_enabled() {
+        let mut memory = Memory::new(1 << 20, 2);
+        memory.accessor = 1;
+        let a = memory.allocate(1 << 19, false).unwrap();
+        let b = memory.allocate(1 << 19, true).unwrap();
+        memory.write(a, 64, "fills").unwrap();
+        memory.write(b, 64, "fills").unwrap();
+        assert_eq!(memory.allocate(64, true), None, "it is full");
+        memory.accessor = 0;
+        memory.allocate(64, true).expect("the other is not");
+        let refused = memory.load(a, 4, ONE).unwrap_err().what;
+        assert!(refused.contains("device 0 reads 4 bytes of the memory of device 1"), "{refused}");
+        memory.peers.insert((0, 1));
+        memory.load(a, 4, ONE).unwrap();
+        assert!(memory.load(b, 4, ONE).is_err(), "a pool's memory is apart");
+        memory.pool_peers.insert((0, 1));
+        memory.load(b, 4, ONE).unwrap();
+    }
+
+    #[test]
     fn blocks_and_warps_that_nothing_orders_race() {
-        let mut memory = Memory::new(1 << 20);
-        let a = memory.allocate(64).unwrap();
+        let mut memory = Memory::new(1 << 20, 1);
+        let a = memory.allocate(64, false).unwrap();
         let writer = |launch, block, interval, warp| Writer::new(launch, block, interval, warp);
         memory.store(a, &[1; 4], writer(1, 0, 0, 0)).unwrap();
         assert_eq!(memory.load(a, 4, writer(1, 1, 0, 0)).unwrap_err().kind, Kind::Race);

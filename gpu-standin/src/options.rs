@@ -3,13 +3,16 @@
 //! | key | meaning | default |
 //! |---|---|---|
 //! | `arch` | `80` or `90` | `90` |
-//! | `memory` | MiB of device memory | 4096 |
+//! | `devices` | the number of devices | 1 |
+//! | `peers` | `0`: no device may access another's memory | `1` |
+//! | `memory` | MiB of each device's memory | 4096 |
 //! | `pinned` | MiB of other owners' memory that may be pinned | no limit |
 //! | `register` | MiB of other owners' memory that one call may pin | no limit |
 //! | `seed` | the seed of every random choice: the order of warps, blocks and streams | 1 |
 //! | `fail_launch` | the number of the kernel launch that fails | none |
 //! | `fail_once` | a file: of all processes with this option, only the one that creates it fails | none |
-//! | `drop` | a driver call that does nothing: `cuStreamWaitEvent`, `cuEventSynchronize`, `cuEventQuery` | none |
+//! | `drop` | a driver call that does nothing: `cuStreamWaitEvent`, `cuEventSynchronize`, `cuEventQuery`; or does so between devices: `waits_across`, `pool_access` | none |
+//! | `every` | of the calls that `drop` names, only every so many-th does nothing; for `waits_across` | 1 |
 //! | `driver` | the version of CUDA that the driver supports, as its function reports it | 13000 |
 //! | `cublaslt` | the version of cuBLASLt, as its function reports it | 130000 |
 //! | `refuse` | products for which cuBLASLt has no algorithm: `rows` (FP8 with a scale for each row), `rows+bias` | none |
@@ -21,6 +24,8 @@ use std::sync::OnceLock;
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) arch: (i32, i32),
+    pub(crate) devices: u32,
+    pub(crate) peers: bool,
     pub(crate) memory_bytes: u64,
     pub(crate) pinned_bytes_max: u64,
     pub(crate) registered_bytes_max: u64,
@@ -28,6 +33,7 @@ pub(crate) struct Options {
     pub(crate) fail_launch: Option<u64>,
     pub(crate) fail_once: Option<String>,
     pub(crate) drop: Option<String>,
+    pub(crate) every: u64,
     pub(crate) driver: i32,
     pub(crate) cublaslt: usize,
     pub(crate) refuse: Option<String>,
@@ -49,6 +55,8 @@ pub(crate) fn options() -> &'static Options {
 fn parse(text: &str) -> Options {
     let mut options = Options {
         arch: (9, 0),
+        devices: 1,
+        peers: true,
         memory_bytes: 4 << 30,
         pinned_bytes_max: u64::MAX,
         registered_bytes_max: u64::MAX,
@@ -56,6 +64,7 @@ fn parse(text: &str) -> Options {
         fail_launch: None,
         fail_once: None,
         drop: None,
+        every: 1,
         driver: 13_000,
         cublaslt: 130_000,
         refuse: None,
@@ -67,12 +76,15 @@ fn parse(text: &str) -> Options {
         let number = || value.parse::<u64>().unwrap_or_else(|_| panic!("{VARIABLE}: {key} is a number, not `{value}`"));
         match key {
             "arch" => options.arch = (number() as i32 / 10, number() as i32 % 10),
+            "devices" => options.devices = number() as u32,
+            "peers" => options.peers = number() != 0,
             "memory" => options.memory_bytes = number() << 20,
             "pinned" => options.pinned_bytes_max = number() << 20,
             "register" => options.registered_bytes_max = number() << 20,
             "seed" => options.seed = number(),
             "fail_launch" => options.fail_launch = Some(number()),
             "fail_once" => options.fail_once = Some(value.to_owned()),
+            "every" => options.every = number(),
             "drop" => options.drop = Some(value.to_owned()),
             "driver" => options.driver = number() as i32,
             "cublaslt" => options.cublaslt = number() as usize,

@@ -20,6 +20,7 @@
 //! - [`kv`]: the paged memory, and copying blocks to and from contiguous slots
 //! - [`host`], [`pinned`]: pinned host memory, our own and others'; [`upload`], [`transfer`]: matrices and blocks
 //!   across the bus
+//! - [`peers`]: several devices that compute parts of one model
 //! - [`graph`]: a step's launches, recorded once
 //! - `checks`: the operations against references
 
@@ -38,6 +39,7 @@ pub mod kernels;
 pub mod kv;
 mod launch;
 pub mod libraries;
+pub mod peers;
 pub mod pinned;
 mod prefill_kernel;
 pub mod sampling;

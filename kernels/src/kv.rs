@@ -71,12 +71,12 @@ impl KvLayout {
     }
 
     /// The number of parts: K and V, or K alone.
-    fn parts(&self) -> usize {
+    pub(crate) fn parts(&self) -> usize {
         if self.latent.is_some() { 1 } else { 2 }
     }
 
     /// Bytes of one head's 16 positions.
-    fn head_bytes(&self) -> usize {
+    pub(crate) fn head_bytes(&self) -> usize {
         (self.scales_bytes() + self.numbers_bytes()).next_multiple_of(CACHE_LINE)
     }
 

@@ -115,6 +115,7 @@ fn every_kernel_compiles_and_none_spills() {
         "experts_gate_up_of_some",
         "experts_route",
         "experts_sort",
+        "gather",
         "kv_gather",
         "kv_scatter",
         "mask_logits",

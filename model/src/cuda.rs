@@ -1,12 +1,14 @@
-//! The model on an NVIDIA GPU.
+//! The model on NVIDIA GPUs: on one, or on several of a machine, each with its part of the weights and of every KV block. One thread drives
+//! them all.
 //!
 //! Weights are bf16 regardless of the checkpoint's type, except those in FP8 that the device multiplies as they are. KV is bf16, or 8-bit
 //! integers with a scale for each position and head; sums are f32. A step has two parts: sequences that draw the next token from one token
 //! (`decode`: a recorded graph), and all others (`prefill`). Each part waits for its results; meanwhile the host only accepts blocks, which
 //! cross the bus on streams of their own (`blocks`).
 //!
-//! - `lacks`: the features that the kernels lack; `shape`: the model's sizes, padded for the kernels; `weights`: the checkpoint on the
-//!   device; `layers`: a batch through the layers; `experts`: layers of experts
+//! - `lacks`: the features that the kernels lack; `shape`: the model's sizes, padded for the kernels, and a device's part of them; `weights`:
+//!   the checkpoint on a device
+//! - `layers`: a batch through the layers on all devices; `rank`: a device's part of it; `experts`: layers of experts
 //! - `decode`, `prefill`: the two kinds of batches; `inputs`: the numbers that the host sends along; `sampling`: from logits to tokens
 //! - `blocks`: KV blocks to and from the device; `outgoing`: pinned memory for those that leave
 //! - `checks`: whole models and sampling against the CPU
@@ -20,6 +22,7 @@ mod lacks;
 mod layers;
 mod outgoing;
 mod prefill;
+mod rank;
 mod sampling;
 mod shape;
 mod weights;
@@ -41,15 +44,17 @@ use blocks::BlockCopies;
 use decode::Decode;
 use layers::Layers;
 use prefill::Prefill;
+use rank::{Rank, Room};
 use sampling::{LogitRow, Sampling};
-use shape::DeviceShape;
+use shape::{DeviceShape, RankShape};
 use std::{
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
 };
 use tidemill_kernels::{
     KvLayout,
-    cuda::{CudaError, Device, DeviceKv, Gemm, Kernels, graph::StepShape, kv::blocks_that_fit},
+    cuda::{CudaError, Device, DeviceKv, Gemm, Kernels, graph::StepShape, kv::blocks_that_fit, peers::Peers, transfer::SlotPart},
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, KvDtype, KvShape, LayoutFingerprint},
@@ -74,9 +79,12 @@ pub struct CudaOptions {
     pub step_tokens: usize,
     /// Most sequences that one step draws tokens for.
     pub sequences_max: usize,
+    /// Memory of each device.
     pub kv: KvBytes,
     /// bf16 or int8.
     pub kv_dtype: KvDtype,
+    /// The number of devices that share the model, from the first on.
+    pub ranks: usize,
 }
 
 /// Device memory for KV blocks.
@@ -88,65 +96,77 @@ pub enum KvBytes {
 }
 
 pub struct CudaExecutor {
-    config: ModelConfig,
+    config: Arc<ModelConfig>,
     layout: LayoutFingerprint,
     step_tokens: usize,
-    kv: DeviceKv,
+    /// By device, as the layers are.
+    kv: Vec<DeviceKv>,
     layers: Layers,
     decode: Decode,
     prefill: Prefill,
     sampling: Sampling,
     copies: BlockCopies,
-    device: Device,
+    devices: Vec<Device>,
     /// The reason why some or all weights are not in FP8 here, although the checkpoint's are.
     fp8_lacks: Option<String>,
 }
 
 impl CudaExecutor {
-    /// Loads a Hugging Face directory onto the first device, and prepares everything that steps need. `progress` gets (bytes on the device,
+    /// Loads a Hugging Face directory onto the first devices, and prepares everything that steps need. `progress` gets (bytes on the device,
     /// bytes in all).
     pub fn load(dir: &Path, options: &CudaOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, ModelError> {
         let config = ModelConfig::load(dir)?;
         let shape = DeviceShape::of(&config, options.kv_dtype)?;
+        let shapes = RankShape::all(&config, shape, options.ranks)?;
         // Missing libraries are reported before the weights are loaded.
-        let device = Device::open(0, &options.kernel_cache)?;
-        let (kernels, gemm) = (Kernels::load(&device, shape.kernel_heads(), shape.scoring)?, Gemm::new(&device)?);
+        let devices = (0..options.ranks).map(|ordinal| Device::open(ordinal, &options.kernel_cache)).collect::<Result<Vec<_>, _>>()?;
+        let peers = Peers::connect(&devices)?;
+        let operations = devices.iter().map(|device| Ok((Kernels::load(device, shape.kernel_heads(), shape.scoring)?, Gemm::new(device)?)));
+        let operations = operations.collect::<Result<Vec<_>, CudaError>>()?;
 
         let mut checkpoint = Checkpoint::open(dir)?;
         let tensors = Tensors::take(&mut checkpoint, &config)?;
+        let (_, gemm) = operations.first().expect("at least one device");
         let fp8 = Fp8Products::of(&config, shape, gemm.fp8_rows());
         let fp8_lacks = (config.quantization.as_ref().and_then(Scheme::fp8).is_some() && !gemm.fp8_rows().multiply(true))
             .then(|| gemm.fp8_rows().to_string());
         let (digest, weights) = thread::scope(|scope| {
             let digest = scope.spawn(|| checkpoint.digest(&mut |_, _| {}));
-            let weights = DeviceWeights::load(&device, &tensors, &config, shape, fp8, progress);
+            let weights = load_parts(&devices, &tensors, &config, &shapes, fp8, progress);
             (digest.join().expect("hashing does not panic"), weights)
         });
         checkpoint.release();
         let (digest, weights) = (digest?, weights?);
-        let arithmetic = match fp8 {
-            Some(products) if weights.has_fp8() && products.with_bias => ARITHMETIC_FP8,
-            Some(_) if weights.has_fp8() => ARITHMETIC_FP8_WITHOUT_BIAS,
-            _ => ARITHMETIC,
-        };
 
         let sequences_max = options.sequences_max.max(1);
-        let rows_max = options.step_tokens.max(StepShape::holding(sequences_max, 1).rows);
-        let mut layers = Layers::new(&device, &config, shape, weights, kernels, gemm, rows_max)?;
-        let mut decode = Decode::new(&device, &layers, sequences_max, config.context_tokens)?;
-        let mut sampling = Sampling::new(&device, shape, decode.rows_max())?;
-        layers.warm_products(rows_max)?;
-        layers.warm_logits(&mut sampling.logits)?;
-        let prefill = Prefill::new(&device, options.step_tokens)?;
-        let blocks = device_blocks(&device, &shape.kv_layout(), options.kv)?;
-        let mut kv = DeviceKv::new(&device, shape.kv_layout(), blocks)?;
-        let copies = BlockCopies::new(&device, &kv)?;
+        let logit_rows = StepShape::holding(sequences_max, 1).rows;
+        let room = Room { rows: options.step_tokens.max(logit_rows), logits: logit_rows };
+        let config = Arc::new(config);
+        let ranks = devices.iter().zip(&shapes).zip(weights).zip(operations);
+        let ranks =
+            ranks.map(|(((device, shape), weights), (kernels, gemm))| Rank::new(device, &config, *shape, weights, kernels, gemm, room));
+        let mut layers = Layers::new(shape, ranks.collect::<Result<_, _>>()?, peers);
+        let arithmetic = match fp8 {
+            Some(products) if layers.has_fp8() && products.with_bias => ARITHMETIC_FP8,
+            Some(_) if layers.has_fp8() => ARITHMETIC_FP8_WITHOUT_BIAS,
+            _ => ARITHMETIC,
+        };
+        let own = shapes[0].own;
+        let mut decode = Decode::new(&devices, &layers, own, sequences_max, config.context_tokens)?;
+        let mut sampling = Sampling::new(&devices[0], shape, decode.rows_max())?;
+        layers.warm(room.rows, room.logits, &mut sampling.logits)?;
+        let prefill = Prefill::new(&devices, options.step_tokens)?;
+        let blocks = devices.iter().map(|device| device_blocks(device, &own.kv_layout(), options.kv)).collect::<Result<Vec<_>, _>>()?;
+        let blocks = blocks.into_iter().min().expect("at least one device");
+        let mut kv = devices.iter().map(|device| DeviceKv::new(device, own.kv_layout(), blocks)).collect::<Result<Vec<_>, _>>()?;
+        let parts: Vec<SlotPart> = shapes.iter().map(|part| SlotPart::of(&shape.kv_layout(), part.kv_heads())).collect();
+        let copies = BlockCopies::new(&devices, &kv, &parts, shape.kv_layout().block_bytes())?;
         if options.sequences_max > 0 {
             decode.record(&mut layers, &mut kv, &mut sampling)?;
         }
         let layout = LayoutFingerprint::new(&fingerprint(&digest, &config, arithmetic), &shape.kv_shape());
         let step_tokens = options.step_tokens;
-        let mut executor = Self { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, device, fp8_lacks };
+        let mut executor = Self { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, devices, fp8_lacks };
         executor.warm_up(options.sequences_max > 0)?;
         executor.layers.keep_choices();
         Ok(executor)
@@ -162,9 +182,9 @@ impl CudaExecutor {
         self.fp8_lacks.as_deref()
     }
 
-    /// KV blocks on the device.
+    /// KV blocks, of which each device has its part.
     pub fn blocks(&self) -> usize {
-        self.kv.blocks()
+        self.kv[0].blocks()
     }
 
     fn compute(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, CudaError> {
@@ -175,20 +195,20 @@ impl CudaExecutor {
         let (decoding, others): (Vec<usize>, Vec<usize>) = (0..segments.len()).partition(|&i| is_decoding(&segments[i]));
         for batch in decoding.chunks(self.decode.rows_max()) {
             let rows: Vec<LogitRow> = batch.iter().map(|&segment| LogitRow { segment, index: 0 }).collect();
-            self.decode.step(&self.device, &self.layers, &mut self.sampling, segments, &rows, &mut results)?;
+            self.decode.step(&self.devices[0], &self.layers, &mut self.sampling, segments, &rows, &mut results)?;
         }
         if !others.is_empty() {
-            let Self { device, layers, kv, sampling, prefill, .. } = self;
-            prefill.step(device, layers, kv, sampling, segments, &others, &mut results)?;
+            let Self { devices, layers, kv, sampling, prefill, .. } = self;
+            prefill.step(devices, layers, kv, sampling, segments, &others, &mut results)?;
         }
-        self.device.context().check_err()?;
+        self.devices.iter().try_for_each(|device| device.context().check_err())?;
         Ok(results)
     }
 
     /// Runs the largest prefill, and then ten decode steps if there will be any, so that no request pays for the first run. No block is in
     /// use yet.
     fn warm_up(&mut self, decodes: bool) -> Result<(), CudaError> {
-        let blocks: Vec<u32> = (0..self.kv.blocks().min(self.step_tokens.div_ceil(BLOCK_TOKENS) + 1) as u32).collect();
+        let blocks: Vec<u32> = (0..self.blocks().min(self.step_tokens.div_ceil(BLOCK_TOKENS) + 1) as u32).collect();
         let room = (blocks.len() * BLOCK_TOKENS).min(self.config.context_tokens);
         let prompt = vec![0; self.step_tokens.min(room.saturating_sub(WARM_UP_STEPS)).max(1)];
         self.compute(&[Segment { tokens: &prompt, start: 0, blocks: &blocks, state: StateBlocks::default(), wanted: Wanted::Nothing }])?;
@@ -208,14 +228,14 @@ impl CudaExecutor {
             assert!(tokens.iter().all(|&token| (token as usize) < self.config.vocab), "tokens of the vocabulary");
             assert!(end <= context, "position {end} is beyond the context of {context}");
             assert!(blocks.len() * BLOCK_TOKENS >= end, "the block table ends before the segment");
-            assert!(blocks.iter().all(|&block| (block as usize) < self.kv.blocks()), "blocks that there are");
+            assert!(blocks.iter().all(|&block| (block as usize) < self.blocks()), "blocks that there are");
         }
     }
 }
 
 impl Executor for CudaExecutor {
     fn device_name(&self) -> &str {
-        &self.device.properties().name
+        &self.devices[0].properties().name
     }
 
     fn vocab(&self) -> usize {
@@ -249,17 +269,17 @@ impl Executor for CudaExecutor {
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError> {
         // Some blocks may still be on their way to the device.
         self.copies.settle(&self.layers, &mut self.kv, blocks.iter().copied())?;
-        Ok(BlockBytes::Pending(self.copies.read(&self.layers, &self.kv, &self.device, blocks)?))
+        Ok(BlockBytes::Pending(self.copies.read(&self.layers, &self.kv, &self.devices[0], blocks)?))
     }
 }
 
 impl DeviceCopies for CudaExecutor {
     fn reserve_reads(&mut self, blocks: usize) -> Result<(), ExecutorError> {
-        Ok(self.copies.reserve_reads(&self.device, blocks)?)
+        Ok(self.copies.reserve_reads(&self.devices[0], blocks)?)
     }
 
     fn pinner(&self) -> Pinner {
-        Pinner::new(&self.device)
+        Pinner::new(&self.devices[0])
     }
 
     unsafe fn copy_block(&mut self, block: u32, from: u64) -> Result<DeviceCopy, ExecutorError> {
@@ -271,7 +291,7 @@ impl DeviceCopies for CudaExecutor {
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
         // Blocks may still be in flight, on streams of their own, to memory that is freed here. A device that failed copies nothing.
-        let _ = self.device.synchronize();
+        self.devices.iter().for_each(|device| drop(device.synchronize()));
     }
 }
 
@@ -285,6 +305,31 @@ fn is_decoding(segment: &Segment<'_>) -> bool {
 fn written(segment: &Segment<'_>) -> impl Iterator<Item = u32> {
     let end = segment.start + segment.tokens.len();
     segment.blocks[segment.start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS)].iter().copied()
+}
+
+/// Loads the weights of each device, one after the other.
+fn load_parts(
+    devices: &[Device],
+    tensors: &Tensors,
+    config: &ModelConfig,
+    shapes: &[RankShape],
+    fp8: Option<Fp8Products>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<DeviceWeights>, CudaError> {
+    let count = shapes.len() as u64;
+    let mut done_before = 0;
+    let mut weights = Vec::with_capacity(shapes.len());
+    for (device, &shape) in devices.iter().zip(shapes) {
+        let mut of_device = 0;
+        let mut progress = |done, total| {
+            of_device = done;
+            // The others' parts are of about this size.
+            progress(done_before + done, total * count);
+        };
+        weights.push(DeviceWeights::load(device, tensors, config, shape, fp8, &mut progress)?);
+        done_before += of_device;
+    }
+    Ok(weights)
 }
 
 fn device_blocks(device: &Device, layout: &KvLayout, bytes: KvBytes) -> Result<usize, ModelError> {

@@ -19,25 +19,29 @@ const OK: Status = 0;
 const INVALID_VALUE: Status = 1;
 const OUT_OF_MEMORY: Status = 2;
 const NO_DEVICE: Status = 100;
+const INVALID_DEVICE: Status = 101;
 const INVALID_CONTEXT: Status = 201;
+const PEER_ACCESS_UNSUPPORTED: Status = 217;
 const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
+const PEER_ACCESS_ALREADY_ENABLED: Status = 704;
 const ALREADY_REGISTERED: Status = 712;
 const CAPTURE_UNSUPPORTED: Status = 900;
 
 /// The first bytes of a module, which the PTX's length (8 bytes) and text follow. Written by `nvrtc.rs`.
 pub(super) const MODULE_MAGIC: &[u8; 16] = b"TIDEMILL-STANDIN";
 
-/// The handle of the only context.
+/// The handle of the first device's context; those of the others follow.
 const CONTEXT: u64 = 0xc0;
 
 /// Runs a call, unless an earlier one has failed, or this thread has no context. A fault is reported on stderr and persists.
 pub(super) fn call(name: &str, run: impl FnOnce(&mut Device) -> Result<Status, Fault>) -> Status {
-    if CURRENT.get() != CONTEXT {
+    let Some(current) = of_context(CURRENT.get()) else {
         eprintln!("gpu-standin: {name}: this thread has no context");
         return INVALID_CONTEXT;
-    }
+    };
     let mut device = device();
+    (device.current, device.memory.accessor) = (current, current);
     if let Some(code) = device.failed {
         return code;
     }
@@ -49,6 +53,12 @@ pub(super) fn call(name: &str, run: impl FnOnce(&mut Device) -> Result<Status, F
             fault.code()
         }
     }
+}
+
+/// The device of a context.
+fn of_context(context: u64) -> Option<u32> {
+    let ordinal = context.checked_sub(CONTEXT)?;
+    (ordinal < options().devices.into()).then_some(ordinal as u32)
 }
 
 fn done(outcome: Result<(), Fault>) -> Result<Status, Fault> {
@@ -88,15 +98,15 @@ extern "C" fn cuGetExportTable(_to: *mut *const c_void, _which: *const c_void) -
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Status {
     // SAFETY: the caller's pointer.
-    unsafe { *count = 1 };
+    unsafe { *count = options().devices as c_int };
     OK
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGet(to: *mut c_int, ordinal: c_int) -> Status {
     // SAFETY: the caller's pointer.
-    unsafe { *to = 0 };
-    if ordinal == 0 { OK } else { 101 }
+    unsafe { *to = ordinal };
+    if (0..options().devices as c_int).contains(&ordinal) { OK } else { INVALID_DEVICE }
 }
 
 #[unsafe(no_mangle)]
@@ -146,10 +156,30 @@ unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) -> S
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDevicePrimaryCtxRetain(to: *mut u64, _device: c_int) -> Status {
+unsafe extern "C" fn cuDevicePrimaryCtxRetain(to: *mut u64, device: c_int) -> Status {
     // SAFETY: the caller's pointer.
-    unsafe { *to = CONTEXT };
+    unsafe { *to = CONTEXT + device as u64 };
     OK
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceCanAccessPeer(to: *mut c_int, device: c_int, peer: c_int) -> Status {
+    // SAFETY: the caller's pointer.
+    unsafe { *to = (options().peers && device != peer).into() };
+    OK
+}
+
+/// Lets the present device access the memory of another.
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxEnablePeerAccess(context: u64, _flags: c_uint) -> Status {
+    call("cuCtxEnablePeerAccess", |device| {
+        let Some(peer) = of_context(context).filter(|peer| *peer != device.current) else { return Ok(INVALID_CONTEXT) };
+        if !options().peers {
+            return Ok(PEER_ACCESS_UNSUPPORTED);
+        }
+        let is_new = device.memory.peers.insert((device.current, peer));
+        Ok(if is_new { OK } else { PEER_ACCESS_ALREADY_ENABLED })
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -166,7 +196,7 @@ unsafe extern "C" fn cuCtxGetCurrent(to: *mut u64) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxSetCurrent(context: u64) -> Status {
-    if ![0, CONTEXT].contains(&context) {
+    if context != 0 && of_context(context).is_none() {
         return INVALID_CONTEXT;
     }
     CURRENT.set(context);
@@ -175,7 +205,7 @@ extern "C" fn cuCtxSetCurrent(context: u64) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxSynchronize() -> Status {
-    call("cuCtxSynchronize", |device| done(device.synchronize()))
+    call("cuCtxSynchronize", |device| done(device.synchronize_current()))
 }
 
 #[unsafe(no_mangle)]
@@ -197,9 +227,11 @@ fn error_name(code: Status) -> &'static CStr {
         2 => c"out of memory",
         101 => c"invalid device",
         201 => c"invalid context",
+        217 => c"peer access unsupported",
         500 => c"not found",
         600 => c"not ready",
         700 => c"illegal address",
+        704 => c"peer access already enabled",
         712 => c"host memory already registered",
         716 => c"misaligned address",
         719 => c"launch failed",
@@ -216,7 +248,7 @@ unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Sta
     call("cuMemGetInfo", |device| {
         // SAFETY: the caller's pointers.
         unsafe {
-            *free = (device.memory.total - device.memory.used) as usize;
+            *free = device.memory.free_bytes() as usize;
             *total = device.memory.total as usize;
         }
         Ok(OK)
@@ -225,6 +257,17 @@ unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Sta
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(to: *mut Pointer, bytes: usize) -> Status {
+    // SAFETY: the caller's pointer.
+    unsafe { allocate(to, bytes, false) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocAsync(to: *mut Pointer, bytes: usize, _stream: u64) -> Status {
+    // SAFETY: the caller's pointer.
+    unsafe { allocate(to, bytes, true) }
+}
+
+unsafe fn allocate(to: *mut Pointer, bytes: usize, is_pooled: bool) -> Status {
     call("cuMemAlloc", |device| {
         if device.captures() {
             return Ok(CAPTURE_UNSUPPORTED);
@@ -232,17 +275,45 @@ unsafe extern "C" fn cuMemAlloc_v2(to: *mut Pointer, bytes: usize) -> Status {
         if bytes == 0 {
             return Ok(INVALID_VALUE);
         }
-        let Some(start) = device.memory.allocate(bytes as u64) else { return Ok(OUT_OF_MEMORY) };
+        let Some(start) = device.memory.allocate(bytes as u64, is_pooled) else { return Ok(OUT_OF_MEMORY) };
         // SAFETY: the caller's pointer.
         unsafe { *to = start };
         Ok(OK)
     })
 }
 
+/// A pool's handle is its device's number, and one more.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAllocAsync(to: *mut Pointer, bytes: usize, _stream: u64) -> Status {
+unsafe extern "C" fn cuDeviceGetMemPool(to: *mut u64, device: c_int) -> Status {
     // SAFETY: the caller's pointer.
-    unsafe { cuMemAlloc_v2(to, bytes) }
+    unsafe { *to = device as u64 + 1 };
+    OK
+}
+
+/// `CUmemAccessDesc`: a device that may access a pool's memory.
+#[repr(C)]
+struct PoolAccess {
+    kind: c_uint,
+    device: c_int,
+    flags: c_uint,
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemPoolSetAccess(pool: u64, access: *const PoolAccess, count: usize) -> Status {
+    const A_DEVICE: c_uint = 1;
+    const READ_AND_WRITE: c_uint = 3;
+    call("cuMemPoolSetAccess", |device| {
+        // SAFETY: the caller's array.
+        for PoolAccess { kind, device: peer, flags } in unsafe { std::slice::from_raw_parts(access, count) } {
+            if *kind != A_DEVICE || *flags != READ_AND_WRITE || pool == 0 || !options().peers {
+                return Ok(INVALID_VALUE);
+            }
+            if !dropped("pool_access") {
+                device.memory.pool_peers.insert((*peer as u32, pool as u32 - 1));
+            }
+        }
+        Ok(OK)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -351,6 +422,46 @@ extern "C" fn cuMemcpyDtoDAsync_v2(to: Pointer, from: Pointer, bytes: usize, str
     cuMemcpyAsync(to, from, bytes, stream)
 }
 
+/// `CUDA_MEMCPY2D`: an end of a copy of rows.
+#[repr(C)]
+struct End {
+    x: usize,
+    y: usize,
+    kind: c_uint,
+    host: *const c_void,
+    address: Pointer,
+    array: *const c_void,
+    pitch: usize,
+}
+
+/// The end of a copy of rows whose kind tells that its address is of the space that all devices and the host share.
+const UNIFIED: c_uint = 4;
+
+#[repr(C)]
+struct Rows {
+    from: End,
+    to: End,
+    width: usize,
+    height: usize,
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const Rows, stream: u64) -> Status {
+    call("cuMemcpy2DAsync", |device| {
+        // SAFETY: the caller's pointer.
+        let Rows { from, to, width, height } = unsafe { &*copy };
+        let is_simple = |end: &End| end.kind == UNIFIED && end.x == 0 && end.y == 0 && end.pitch >= *width;
+        if !is_simple(from) || !is_simple(to) {
+            return Ok(INVALID_VALUE);
+        }
+        for row in 0..*height {
+            let at = |end: &End| end.address + (row * end.pitch) as u64;
+            device.push(stream, Work::Copy { to: at(to), from: at(from), bytes: *width as u64, check: None })?;
+        }
+        Ok(OK)
+    })
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: Pointer, from: *const c_void, bytes: usize, stream: u64) -> Status {
     call("cuMemcpyHtoDAsync", |device| {
@@ -430,7 +541,15 @@ extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, _flags: c_uint) -> Stat
     if dropped("cuStreamWaitEvent") {
         return OK;
     }
-    call("cuStreamWaitEvent", |device| done(device.wait_event(stream, event)))
+    call("cuStreamWaitEvent", |device| {
+        if device.is_across(stream, event) {
+            device.waits_across += 1;
+            if dropped("waits_across") && device.waits_across.is_multiple_of(options().every) {
+                return Ok(OK);
+            }
+        }
+        done(device.wait_event(stream, event))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -535,14 +654,21 @@ extern "C" fn cuGraphExecDestroy(graph: u64) -> Status {
 
 // --- Modules. Handles are boxes: a module's is freed when it is unloaded, a kernel's never.
 
+struct Module {
+    /// The device whose context loaded it.
+    device: u32,
+    kernels: Vec<Arc<Kernel>>,
+}
+
 struct Function {
+    device: u32,
     kernel: Arc<Kernel>,
     dynamic_max: std::sync::atomic::AtomicU32,
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuModuleLoadData(to: *mut *mut c_void, image: *const c_void) -> Status {
-    call("cuModuleLoadData", |_| {
+    call("cuModuleLoadData", |device| {
         let start = image.cast::<u8>();
         // SAFETY: every image has at least as many bytes as its magic, or ends in a zero before.
         let magic = (0..MODULE_MAGIC.len()).all(|i| unsafe { *start.add(i) } == MODULE_MAGIC[i]);
@@ -557,7 +683,7 @@ unsafe extern "C" fn cuModuleLoadData(to: *mut *mut c_void, image: *const c_void
         };
         let kernels: Vec<Arc<Kernel>> = decode(&String::from_utf8_lossy(text))?.into_iter().map(Arc::new).collect();
         // SAFETY: the caller's pointer.
-        unsafe { *to = Box::into_raw(Box::new(kernels)).cast() };
+        unsafe { *to = Box::into_raw(Box::new(Module { device: device.current, kernels })).cast() };
         Ok(OK)
     })
 }
@@ -565,16 +691,16 @@ unsafe extern "C" fn cuModuleLoadData(to: *mut *mut c_void, image: *const c_void
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuModuleUnload(module: *mut c_void) -> Status {
     // SAFETY: made in `cuModuleLoadData`, and unloaded once.
-    drop(unsafe { Box::from_raw(module.cast::<Vec<Arc<Kernel>>>()) });
+    drop(unsafe { Box::from_raw(module.cast::<Module>()) });
     OK
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuModuleGetFunction(to: *mut *mut c_void, module: *mut c_void, name: *const c_char) -> Status {
     // SAFETY: made in `cuModuleLoadData`, not unloaded; the name is the caller's string.
-    let (kernels, name) = unsafe { (&*module.cast::<Vec<Arc<Kernel>>>(), CStr::from_ptr(name)) };
+    let (Module { device, kernels }, name) = unsafe { (&*module.cast::<Module>(), CStr::from_ptr(name)) };
     let Some(kernel) = kernels.iter().find(|kernel| kernel.name.as_bytes() == name.to_bytes()) else { return NOT_FOUND };
-    let function = Function { kernel: Arc::clone(kernel), dynamic_max: (48 << 10).into() };
+    let function = Function { device: *device, kernel: Arc::clone(kernel), dynamic_max: (48 << 10).into() };
     // SAFETY: the caller's pointer.
     unsafe { *to = Box::into_raw(Box::new(function)).cast() };
     OK
@@ -613,6 +739,10 @@ unsafe extern "C" fn cuLaunchKernel(
         if shared_bytes > function.dynamic_max.load(std::sync::atomic::Ordering::Relaxed) {
             eprintln!("gpu-standin: {} asks for {shared_bytes} bytes of shared memory, more than it was allowed", function.kernel.name);
             return Ok(INVALID_VALUE);
+        }
+        if function.device != device.current {
+            eprintln!("gpu-standin: {} was loaded on device {}, not on {}", function.kernel.name, function.device, device.current);
+            return Ok(INVALID_CONTEXT);
         }
         let mut params = vec![0; function.kernel.param_bytes];
         for (i, &(offset, size)) in function.kernel.params.iter().enumerate() {

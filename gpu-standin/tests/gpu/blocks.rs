@@ -78,7 +78,7 @@ impl World {
     /// Creates a world; `slots` gets the size of a block.
     fn with_slots(slots: impl Fn(u64) -> u32) -> Self {
         let (kv, kv_dtype) = (KvBytes::Exactly(1 << 20), KvDtype::Bf16);
-        let options = CudaOptions { kernel_cache: cache(), step_tokens: 64, sequences_max: 0, kv, kv_dtype };
+        let options = CudaOptions { kernel_cache: cache(), step_tokens: 64, sequences_max: 0, kv, kv_dtype, ranks: 1 };
         let executor = CudaExecutor::load(&repository().join("model/tests/fixtures/llama3"), &options, &mut |_, _| {}).unwrap();
         let block_bytes = executor.kv_shape().block_bytes() as u64;
         let node = Arena::create(u64::from(slots(block_bytes)) * block_bytes.next_multiple_of(64), block_bytes, [3; 16]).unwrap();

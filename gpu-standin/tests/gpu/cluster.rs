@@ -42,6 +42,14 @@ fn a_disaggregated_cluster_answers_as_decode_alone_does() {
     assert!(by_device > by_host, "devices copy from the pool's memory, once it is pinned: {report:#}");
 }
 
+/// Prefill on two devices, decode on one.
+#[test]
+fn so_does_one_whose_prefill_is_on_two_devices() {
+    let report = compared(&Standin::new("memory=512,devices=2"), "disaggregated", &["--tensor-parallel", "prefill=2,decode=1"]);
+    let (by_device, by_host) = fetched(&report, "disaggregated");
+    assert!(by_device > by_host, "devices copy from the pool's memory, once it is pinned: {report:#}");
+}
+
 /// If memory cannot be pinned, the host copies.
 #[test]
 fn without_pinned_memory_the_same_answers_take_the_long_way() {

@@ -7,5 +7,6 @@ mod libraries;
 mod models;
 mod operations;
 mod planted;
+mod ranks;
 mod rules;
 mod standin;

@@ -53,6 +53,7 @@ pub static ATTENTION_PREFILL_HOPPER_SINKS: Source = with_sinks(source!("attentio
 pub static EMBEDDING: Source = source!("embedding.cu", by_heads: false);
 pub static EXPERTS: Source = source!("experts.cu", by_heads: false);
 pub static EXPERTS_MULTIPLY: Source = source!("experts_multiply.cu", by_heads: false);
+pub static GATHER: Source = source!("gather.cu", by_heads: false);
 pub static KV_COPY: Source = source!("kv_copy.cu", by_heads: false);
 pub static NORM: Source = source!("norm.cu", by_heads: false);
 pub static PENALTIES: Source = source!("penalties.cu", by_heads: false);
@@ -62,7 +63,7 @@ pub static ROPE_KV_WRITE: Source = source!("rope_kv_write.cu", by_heads: true);
 pub static SAMPLE: Source = source!("sample.cu", by_heads: false);
 pub static SWIGLU: Source = source!("swiglu.cu", by_heads: false);
 
-pub static SOURCES: [&Source; 21] = [
+pub static SOURCES: [&Source; 22] = [
     &ACTIVATION,
     &ATTENTION_DECODE,
     &ATTENTION_DECODE_CAPPED,
@@ -76,6 +77,7 @@ pub static SOURCES: [&Source; 21] = [
     &EMBEDDING,
     &EXPERTS,
     &EXPERTS_MULTIPLY,
+    &GATHER,
     &KV_COPY,
     &NORM,
     &PENALTIES,

@@ -80,6 +80,11 @@ impl Device {
         Ok(Self { context, stream, cache, properties, allocated_bytes: AtomicUsize::new(0) })
     }
 
+    /// The number by which it was opened.
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal()
+    }
+
     pub fn properties(&self) -> &Properties {
         &self.properties
     }

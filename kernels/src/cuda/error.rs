@@ -21,6 +21,11 @@ pub enum CudaError {
          before others in LD_LIBRARY_PATH", driver.major
     )]
     NvrtcTooNew { nvrtc: Version, driver: Version },
+    #[error(
+        "device {reader} cannot read the memory of device {other}, as tensor-parallel ranks must: choose devices that are linked \
+         (CUDA_VISIBLE_DEVICES; `nvidia-smi topo -p2p r`), or one device"
+    )]
+    NoPeerAccess { reader: usize, other: usize },
     #[error("device {name} is sm_{major}{minor}: sm_80 (A100) or later is needed")]
     TooOld { name: String, major: u32, minor: u32 },
     #[error("the device's memory is used up ({bytes} bytes asked for): give this worker fewer KV blocks, or a smaller batch")]

@@ -26,19 +26,31 @@ pub struct ExpertSizes {
     pub hidden: usize,
     /// The width of an expert, a multiple of 8.
     pub inner: usize,
+    /// The number of devices, each of which computes an equal part of the experts' widths and of their outputs: of `inner` and of `hidden`.
+    pub ranks: usize,
     /// Outputs of the router: one per expert, and one more if a shared expert has a gate.
     pub router_outputs: usize,
 }
 
 impl ExpertSizes {
     fn assert_supported(&self) {
-        let Self { experts, chosen, hidden, inner, router_outputs } = *self;
+        let Self { experts, chosen, hidden, inner, ranks, router_outputs } = *self;
         assert!(
             (1..=EXPERTS_MAX).contains(&experts) && (1..=CHOSEN_MAX.min(experts)).contains(&chosen),
             "experts that kernels choose from"
         );
-        assert!([hidden, inner].into_iter().all(|width| width > 0 && width.is_multiple_of(8)), "widths of a multiple of 8");
+        assert!([hidden, inner].into_iter().all(|width| width > 0 && width.is_multiple_of(8 * ranks)), "parts of a multiple of 8");
         assert!(router_outputs == experts || router_outputs == experts + 1, "an output for each expert, and one for a gate");
+    }
+
+    /// The device's part of `inner`.
+    fn own_inner(&self) -> usize {
+        self.inner / self.ranks
+    }
+
+    /// The device's part of the outputs.
+    fn own_hidden(&self) -> usize {
+        self.hidden / self.ranks
     }
 }
 
@@ -75,7 +87,7 @@ pub struct ExpertInput<'a> {
     pub positions: &'a CudaView<'a, u32>,
 }
 
-/// The weights of a layer of experts.
+/// The weights of a layer of experts, of which a device has its parts of `inner` and `hidden` where these are outputs.
 pub struct ExpertWeights<'a> {
     /// `[router_outputs, hidden]`
     pub router: &'a CudaView<'a, f32>,
@@ -114,9 +126,11 @@ pub struct ExpertScratch {
     /// The first slot of each expert, and the end of the last.
     offsets: CudaSlice<u32>,
     rows_by_slot: CudaSlice<u32>,
-    /// `[slots, inner]`
-    activated: CudaSlice<Bf16>,
-    /// `[slots, hidden]`
+    /// `[slots, inner]`, the device's part.
+    own_activated: CudaSlice<Bf16>,
+    /// `[slots, inner]`, gathered; `None` if the device's part is all.
+    activated: Option<CudaSlice<Bf16>>,
+    /// `[slots, hidden]`, the device's part.
     outputs: CudaSlice<Bf16>,
 }
 
@@ -134,9 +148,22 @@ impl ExpertScratch {
             slots: device.alloc(entries)?,
             offsets: device.alloc(sizes.experts + 1)?,
             rows_by_slot: device.alloc(entries)?,
-            activated: device.alloc(entries * sizes.inner)?,
-            outputs: device.alloc(entries * sizes.hidden)?,
+            own_activated: device.alloc(entries * sizes.own_inner())?,
+            activated: (sizes.ranks > 1).then(|| device.alloc(entries * sizes.inner)).transpose()?,
+            outputs: device.alloc(entries * sizes.own_hidden())?,
         })
+    }
+
+    /// What [`gate_up`](ExpertKernels::gate_up) left of the device's part, and the place for all of `rows` rows where it is gathered:
+    /// `[slots, inner]`.
+    pub fn activated(&mut self, rows: usize) -> (&CudaSlice<Bf16>, Option<CudaViewMut<'_, Bf16>>) {
+        let numbers = rows * self.sizes.chosen * self.sizes.inner;
+        (&self.own_activated, self.activated.as_mut().map(|all| all.slice_mut(..numbers)))
+    }
+
+    /// Entries of a row.
+    pub fn chosen(&self) -> usize {
+        self.sizes.chosen
     }
 
     /// The router's logits for the rows of the last layer, `[rows, router_outputs]`, their experts, `[rows, chosen]`, and the weights
@@ -302,7 +329,7 @@ impl ExpertKernels {
         unsafe { launch(stream, &self.sort, Shape::new((grid, 1, 1), threads), &args) }
     }
 
-    /// Multiplies the rows that were [`chosen`](Self::choose), by expert.
+    /// Multiplies the rows that were [`chosen`](Self::choose), by expert, on one device: [`gate_up`](Self::gate_up) and [`down`](Self::down).
     pub fn multiply(
         &self,
         stream: &CudaStream,
@@ -312,19 +339,31 @@ impl ExpertKernels {
         activation: ExpertActivation,
         scratch: &mut ExpertScratch,
     ) -> Result<(), CudaError> {
-        let ExpertSizes { experts, hidden, inner, .. } = scratch.sizes;
+        self.gate_up(stream, normed, rows, weights, activation, scratch)?;
+        self.down(stream, rows, weights, scratch)
+    }
+
+    /// Computes the device's part of the experts' activated numbers, for the rows that were [`chosen`](Self::choose).
+    pub fn gate_up(
+        &self,
+        stream: &CudaStream,
+        normed: &CudaView<'_, Bf16>,
+        rows: usize,
+        weights: &ExpertWeights<'_>,
+        activation: ExpertActivation,
+        scratch: &mut ExpertScratch,
+    ) -> Result<(), CudaError> {
+        let (ExpertSizes { experts, hidden, .. }, inner) = (scratch.sizes, scratch.sizes.own_inner());
         assert!(rows <= scratch.rows_max && normed.len() == rows * hidden, "normed is [rows, hidden]");
         assert_eq!(weights.gate_up.len(), experts * 2 * inner * hidden, "gate_up is [experts, 2 inner, hidden]");
-        assert_eq!(weights.down.len(), experts * hidden * inner, "down is [experts, hidden, inner]");
         assert!(weights.gate_up_bias.is_none_or(|bias| bias.len() == experts * 2 * inner), "its bias is [experts, 2 inner]");
-        assert!(weights.down_bias.is_none_or(|bias| bias.len() == experts * hidden), "its bias is [experts, hidden]");
         let form = &self.forms[form_of(rows, &scratch.sizes)];
         let (alpha, limit) = match activation {
             ExpertActivation::Silu => (1.0, 0.0),
             ExpertActivation::Clamped { alpha, limit } => (alpha, limit),
         };
         let args = [
-            (&mut scratch.activated).into(),
+            (&mut scratch.own_activated).into(),
             normed.into(),
             weights.gate_up.into(),
             optional(weights.gate_up_bias),
@@ -337,10 +376,25 @@ impl ExpertKernels {
             limit.into(),
         ];
         // SAFETY: shapes asserted; offsets and rows are those of `choose`, by the caller's contract, and lie within the scratch.
-        unsafe { launch(stream, &form.gate_up, form.shape(&scratch.sizes, rows, 2 * inner), &args) }?;
+        unsafe { launch(stream, &form.gate_up, form.shape(&scratch.sizes, rows, 2 * inner), &args) }
+    }
+
+    /// Computes the device's part of the experts' outputs, from all activated numbers.
+    pub fn down(
+        &self,
+        stream: &CudaStream,
+        rows: usize,
+        weights: &ExpertWeights<'_>,
+        scratch: &mut ExpertScratch,
+    ) -> Result<(), CudaError> {
+        let (ExpertSizes { experts, inner, .. }, hidden) = (scratch.sizes, scratch.sizes.own_hidden());
+        assert!(rows <= scratch.rows_max, "scratch for {rows} rows");
+        assert_eq!(weights.down.len(), experts * hidden * inner, "down is [experts, hidden, inner]");
+        assert!(weights.down_bias.is_none_or(|bias| bias.len() == experts * hidden), "its bias is [experts, hidden]");
+        let form = &self.forms[form_of(rows, &scratch.sizes)];
         let args = [
             (&mut scratch.outputs).into(),
-            (&scratch.activated).into(),
+            scratch.activated.as_ref().unwrap_or(&scratch.own_activated).into(),
             weights.down.into(),
             optional(weights.down_bias),
             (&scratch.offsets).into(),
@@ -348,12 +402,12 @@ impl ExpertKernels {
             inner.into(),
             hidden.into(),
         ];
-        // SAFETY: as above.
+        // SAFETY: as in `gate_up`.
         unsafe { launch(stream, &form.down, form.shape(&scratch.sizes, rows, hidden), &args) }
     }
 
     /// Sets `out[row]` to the weighted sum of the products and of `shared`, the shared expert's outputs for all rows; both `[rows,
-    /// hidden]`. Rows without experts become zeros.
+    /// hidden]`, of which the device has its part. Rows without experts become zeros.
     pub fn combine(
         &self,
         stream: &CudaStream,
@@ -362,7 +416,7 @@ impl ExpertKernels {
         shared: Option<&CudaView<'_, Bf16>>,
         scratch: &ExpertScratch,
     ) -> Result<(), CudaError> {
-        let ExpertSizes { experts, chosen, hidden, router_outputs, .. } = scratch.sizes;
+        let (ExpertSizes { experts, chosen, router_outputs, .. }, hidden) = (scratch.sizes, scratch.sizes.own_hidden());
         assert!(rows <= scratch.rows_max && out.len() == rows * hidden, "out is [rows, hidden]");
         assert!(shared.is_none_or(|shared| shared.len() == rows * hidden), "shared is [rows, hidden]");
         let args = [
@@ -422,7 +476,7 @@ mod tests {
 
     #[test]
     fn tiles_grow_with_the_rows_of_an_expert() {
-        let sizes = |experts, chosen| ExpertSizes { experts, chosen, hidden: 8, inner: 8, router_outputs: experts };
+        let sizes = |experts, chosen| ExpertSizes { experts, chosen, hidden: 8, inner: 8, ranks: 1, router_outputs: experts };
         let forms = |sizes, rows: &[usize]| rows.iter().map(|&rows| form_of(rows, &sizes)).collect::<Vec<_>>();
         assert_eq!(forms(sizes(128, 8), &[1, 16, 17, 64, 1023, 1024, 8192]), [0, 0, 1, 1, 1, 2, 2]);
         assert_eq!(forms(sizes(8, 2), &[16, 255, 256]), [0, 1, 2]);

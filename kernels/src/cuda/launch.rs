@@ -1,6 +1,6 @@
 //! Launching a kernel on a stream.
 
-use super::CudaError;
+use super::{CudaError, peers::RANKS_MAX};
 use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg};
 
 /// An argument of a kernel.
@@ -11,7 +11,22 @@ pub(crate) enum Arg<'a> {
     U64(u64),
     F32(f32),
     Blocks(&'a BlockBatch),
+    Parts(&'a PartAddresses),
 }
+
+/// The addresses of a matrix's parts, as in `gather.cu`, passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PartAddresses {
+    pub(crate) at: [u64; RANKS_MAX],
+}
+
+impl PartAddresses {
+    pub(crate) const EMPTY: Self = Self { at: [0; RANKS_MAX] };
+}
+
+// SAFETY: plain numbers in C's order, as gather.cu declares them; any bits are valid.
+unsafe impl DeviceRepr for PartAddresses {}
 
 /// The blocks of one launch, as in `kv_copy.cu`.
 pub(crate) const BATCH_BLOCKS: usize = 64;
@@ -117,6 +132,7 @@ pub(crate) unsafe fn launch(stream: &CudaStream, function: &CudaFunction, shape:
             Arg::U32(x) => builder.arg(x),
             Arg::F32(x) => builder.arg(x),
             Arg::Blocks(x) => builder.arg(*x),
+            Arg::Parts(x) => builder.arg(*x),
         };
     }
     let config = LaunchConfig {

@@ -1,4 +1,5 @@
-//! Copies KV blocks between host memory and the device, on streams of their own.
+//! Copies KV blocks between host memory and the devices, on streams of their own. A block on the host is whole; each device copies the part
+//! with its heads, over a bus of its own.
 //!
 //! ```text
 //!   copy:   pinned memory of others ──► device blocks
@@ -19,18 +20,39 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tidemill_kernels::cuda::{CudaError, Device, DeviceKv, host::HostBuffer, kv::BlockSlot, pinned::Pinned, transfer::Transfer};
+use tidemill_kernels::cuda::{
+    CudaError, Device, DeviceKv,
+    host::HostBuffer,
+    kv::BlockSlot,
+    pinned::Pinned,
+    transfer::{SlotPart, Transfer},
+};
+
+/// An event of each device.
+#[derive(Clone, Debug)]
+struct Events(Vec<Arc<CudaEvent>>);
+
+impl Events {
+    fn are_complete(&self) -> bool {
+        self.0.iter().all(|event| event.is_complete())
+    }
+
+    fn synchronize(&self) -> Result<(), CudaError> {
+        self.0.iter().try_for_each(|event| Ok(event.synchronize()?))
+    }
+}
 
 pub(super) struct BlockCopies {
     block_bytes: usize,
-    fetches: Transfer,
-    publishes: Transfer,
+    /// By device.
+    fetches: Vec<Transfer>,
+    publishes: Vec<Transfer>,
     /// Two buffers, the first of which is being filled.
     arriving: [Arriving; 2],
     /// Copies from pinned memory of other owners, in the order in which they end.
-    copying: VecDeque<(u32, Arc<CudaEvent>)>,
+    copying: VecDeque<(u32, Events)>,
     /// Blocks that are being read, in the order in which they may be overwritten.
-    leaving: VecDeque<(Vec<u32>, Arc<CudaEvent>)>,
+    leaving: VecDeque<(Vec<u32>, Events)>,
     outgoing: Outgoing,
 }
 
@@ -38,8 +60,8 @@ pub(super) struct BlockCopies {
 struct Arriving {
     buffer: HostBuffer<u8>,
     placed: Vec<BlockSlot>,
-    /// Set while the device copies them.
-    arrival: Option<Arc<CudaEvent>>,
+    /// Set while the devices copy them.
+    arrival: Option<Events>,
 }
 
 /// Size of a buffer, unless a block is larger; enough to keep the bus busy.
@@ -47,20 +69,25 @@ const BUFFER_BYTES: usize = 32 << 20;
 const BLOCKS_AT_ONCE_MAX: usize = 64;
 
 impl BlockCopies {
-    pub(super) fn new(device: &Device, kv: &DeviceKv) -> Result<Self, CudaError> {
-        let block_bytes = kv.layout().block_bytes();
+    /// Creates the copies between blocks of `block_bytes` and the devices, each with its part of a block.
+    pub(super) fn new(devices: &[Device], kv: &[DeviceKv], parts: &[SlotPart], block_bytes: usize) -> Result<Self, CudaError> {
+        let first = devices.first().expect("at least one device");
         let at_once = (BUFFER_BYTES / block_bytes).clamp(1, BLOCKS_AT_ONCE_MAX);
         let arriving = || {
             Ok::<_, CudaError>(Arriving {
-                buffer: HostBuffer::new(device, at_once * block_bytes)?,
+                buffer: HostBuffer::new(first, at_once * block_bytes)?,
                 placed: Vec::with_capacity(at_once),
                 arrival: None,
             })
         };
+        let transfers = || {
+            let of_devices = devices.iter().zip(kv).zip(parts);
+            of_devices.map(|((device, kv), part)| Transfer::new(device, kv, part.clone(), at_once)).collect::<Result<Vec<_>, _>>()
+        };
         Ok(Self {
             block_bytes,
-            fetches: Transfer::new(device, kv, at_once)?,
-            publishes: Transfer::new(device, kv, at_once)?,
+            fetches: transfers()?,
+            publishes: transfers()?,
             arriving: [arriving()?, arriving()?],
             copying: VecDeque::new(),
             leaving: VecDeque::new(),
@@ -78,11 +105,11 @@ impl BlockCopies {
     pub(super) fn write(
         &mut self,
         layers: &Layers,
-        kv: &mut DeviceKv,
+        kv: &mut [DeviceKv],
         block: u32,
         fill: &mut dyn FnMut(&mut [u8]) -> bool,
     ) -> Result<bool, CudaError> {
-        assert!((block as usize) < kv.blocks(), "block {block} is not one of {}", kv.blocks());
+        assert!((block as usize) < kv[0].blocks(), "block {block} is not one of {}", kv[0].blocks());
         let [filling, _] = &mut self.arriving;
         filling.make_room()?;
         let Arriving { buffer, placed, .. } = filling;
@@ -97,8 +124,8 @@ impl BlockCopies {
         Ok(true)
     }
 
-    /// Sends all written blocks, and makes the model's stream wait for those of `used` that are still in flight.
-    pub(super) fn settle(&mut self, layers: &Layers, kv: &mut DeviceKv, used: impl Iterator<Item = u32>) -> Result<(), CudaError> {
+    /// Sends all written blocks, and makes the model's streams wait for those of `used` that are still in flight.
+    pub(super) fn settle(&mut self, layers: &Layers, kv: &mut [DeviceKv], used: impl Iterator<Item = u32>) -> Result<(), CudaError> {
         self.flush(layers, kv)?;
         self.arriving.iter_mut().for_each(Arriving::forget_if_arrived);
         self.forget_ended_copies();
@@ -108,11 +135,11 @@ impl BlockCopies {
         let used: HashSet<u32> = used.collect();
         for Arriving { placed, arrival, .. } in &self.arriving {
             if let Some(arrival) = arrival.as_ref().filter(|_| placed.iter().any(|placed| used.contains(&placed.block))) {
-                layers.stream.wait(arrival)?;
+                layers.wait(&arrival.0)?;
             }
         }
         if let Some((_, last)) = self.copying.iter().rfind(|(block, _)| used.contains(block)) {
-            layers.stream.wait(last)?;
+            layers.wait(&last.0)?;
         }
         Ok(())
     }
@@ -121,15 +148,15 @@ impl BlockCopies {
     ///
     /// # Safety
     /// As [`DeviceCopies::copy_block`](crate::executor::DeviceCopies::copy_block).
-    pub(super) unsafe fn copy(&mut self, layers: &Layers, kv: &mut DeviceKv, block: u32, from: u64) -> Result<DeviceCopy, CudaError> {
-        assert!((block as usize) < kv.blocks(), "block {block} is not one of {}", kv.blocks());
+    pub(super) unsafe fn copy(&mut self, layers: &Layers, kv: &mut [DeviceKv], block: u32, from: u64) -> Result<DeviceCopy, CudaError> {
+        assert!((block as usize) < kv[0].blocks(), "block {block} is not one of {}", kv[0].blocks());
         // Bytes written for a previous owner of the block must not arrive after this copy.
         self.flush(layers, kv)?;
         self.forget_ended_copies();
         self.let_leave(&[block])?;
         // SAFETY: the slot is pinned until the event; until then no step uses the block, except after `settle`.
-        let done = unsafe { self.fetches.fetch(&layers.kernels, kv, &[BlockSlot { block, slot: from }]) }?;
-        self.copying.push_back((block, Arc::clone(&done)));
+        let done = unsafe { fetch(&mut self.fetches, layers, kv, &[BlockSlot { block, slot: from }]) }?;
+        self.copying.push_back((block, done.clone()));
         Ok(DeviceCopy { done, begun: Instant::now() })
     }
 
@@ -137,12 +164,12 @@ impl BlockCopies {
     fn let_leave(&mut self, blocks: &[u32]) -> Result<(), CudaError> {
         self.forget_those_that_left();
         match self.leaving.iter().rfind(|(leaving, _)| blocks.iter().any(|block| leaving.contains(block))) {
-            Some((_, gathered)) => self.fetches.wait(gathered),
+            Some((_, gathered)) => self.fetches.iter().zip(&gathered.0).try_for_each(|(fetches, event)| fetches.wait(event)),
             None => Ok(()),
         }
     }
 
-    /// Makes the model's stream wait until the previous contents of these blocks are read, so that it may overwrite them. Most blocks that
+    /// Makes the model's streams wait until the previous contents of these blocks are read, so that it may overwrite them. Most blocks that
     /// are read are full and stay as they are, so a step rarely waits.
     pub(super) fn let_overwrite(&mut self, layers: &Layers, written: impl Iterator<Item = u32>) -> Result<(), CudaError> {
         self.forget_those_that_left();
@@ -151,24 +178,24 @@ impl BlockCopies {
         }
         let written: HashSet<u32> = written.collect();
         match self.leaving.iter().rfind(|(leaving, _)| leaving.iter().any(|block| written.contains(block))) {
-            Some((_, gathered)) => Ok(layers.stream.wait(gathered)?),
+            Some((_, gathered)) => layers.wait(&gathered.0),
             None => Ok(()),
         }
     }
 
     fn forget_those_that_left(&mut self) {
-        while self.leaving.front().is_some_and(|(_, gathered)| gathered.is_complete()) {
+        while self.leaving.front().is_some_and(|(_, gathered)| gathered.are_complete()) {
             self.leaving.pop_front();
         }
     }
 
     fn forget_ended_copies(&mut self) {
-        while self.copying.front().is_some_and(|(_, done)| done.is_complete()) {
+        while self.copying.front().is_some_and(|(_, done)| done.are_complete()) {
             self.copying.pop_front();
         }
     }
 
-    fn flush(&mut self, layers: &Layers, kv: &mut DeviceKv) -> Result<(), CudaError> {
+    fn flush(&mut self, layers: &Layers, kv: &mut [DeviceKv]) -> Result<(), CudaError> {
         let [Arriving { placed, arrival, .. }, _] = &self.arriving;
         if placed.is_empty() || arrival.is_some() {
             return Ok(());
@@ -178,28 +205,43 @@ impl BlockCopies {
         let [Arriving { placed, arrival, .. }, _] = &mut self.arriving;
         // SAFETY: the buffer is pinned, has room for every block, and is not overwritten before the event; until then
         // no step uses these blocks, except after `settle`.
-        *arrival = Some(unsafe { self.fetches.fetch(&layers.kernels, kv, placed) }?);
+        *arrival = Some(unsafe { fetch(&mut self.fetches, layers, kv, placed) }?);
         self.arriving.swap(0, 1);
         Ok(())
     }
 
     /// Starts to copy the blocks' contents as of now in the model's stream. Later steps may overwrite them after
     /// [`let_overwrite`](Self::let_overwrite).
-    pub(super) fn read(&mut self, layers: &Layers, kv: &DeviceKv, device: &Device, blocks: &[u32]) -> Result<PendingBlocks, CudaError> {
+    pub(super) fn read(&mut self, layers: &Layers, kv: &[DeviceKv], device: &Device, blocks: &[u32]) -> Result<PendingBlocks, CudaError> {
         let slots = self.outgoing.take(device, blocks.len())?;
         let placed: Vec<BlockSlot> = blocks.iter().zip(slots.addresses()).map(|(&block, slot)| BlockSlot { block, slot }).collect();
-        let ready = layers.stream.record_event(None)?;
-        // SAFETY: each slot is pinned, of a block's size, and left alone until `done`; later writes to these blocks wait until they
-        // are gathered: those of steps by `let_overwrite`, those of fetches by `let_leave`.
-        let published = unsafe { self.publishes.publish(&layers.kernels, kv, &placed, 0..layers.shape.layers, &ready) }?;
-        self.leaving.push_back((blocks.to_vec(), published.gathered));
-        Ok(PendingBlocks { slots, done: published.done })
+        let ready = layers.record_events()?;
+        let (mut gathered, mut done) = (Vec::new(), Vec::new());
+        for (((publishes, rank), kv), ready) in self.publishes.iter_mut().zip(&layers.ranks).zip(kv).zip(&ready) {
+            // SAFETY: each slot is pinned, of a block's size, and left alone until `done`; later writes to these blocks wait until they
+            // are gathered: those of steps by `let_overwrite`, those of fetches by `let_leave`.
+            let published = unsafe { publishes.publish(&rank.kernels, kv, &placed, 0..layers.shape.layers, ready) }?;
+            gathered.push(published.gathered);
+            done.push(published.done);
+        }
+        self.leaving.push_back((blocks.to_vec(), Events(gathered)));
+        Ok(PendingBlocks { slots, done: Events(done) })
     }
+}
+
+/// Starts to copy each device's part of blocks.
+///
+/// # Safety
+/// As [`Transfer::fetch`].
+unsafe fn fetch(fetches: &mut [Transfer], layers: &Layers, kv: &mut [DeviceKv], placed: &[BlockSlot]) -> Result<Events, CudaError> {
+    let of_devices = fetches.iter_mut().zip(&layers.ranks).zip(kv);
+    // SAFETY: as the caller promises.
+    of_devices.map(|((fetches, rank), kv)| unsafe { fetches.fetch(&rank.kernels, kv, placed) }).collect::<Result<_, _>>().map(Events)
 }
 
 impl Arriving {
     fn forget_if_arrived(&mut self) {
-        if self.arrival.as_ref().is_some_and(|arrival| arrival.is_complete()) {
+        if self.arrival.as_ref().is_some_and(Events::are_complete) {
             self.arrival = None;
             self.placed.clear();
         }
@@ -235,7 +277,7 @@ impl Pinner {
 /// A block on its way into device memory.
 #[derive(Debug)]
 pub struct DeviceCopy {
-    done: Arc<CudaEvent>,
+    done: Events,
     begun: Instant,
 }
 
@@ -245,16 +287,18 @@ const COPY_MAX: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_micros(20);
 
 impl DeviceCopy {
-    /// Blocks the thread until the device has read the last byte and written it, up to 10 s after the start. After an error, the copy may
+    /// Blocks the thread until the devices have read the last byte and written it, up to 10 s after the start. After an error, the copy may
     /// still be in flight.
     pub fn wait(&self) -> Result<(), ExecutorError> {
         let deadline = self.begun + COPY_MAX;
-        self.done.context().bind_to_thread().map_err(CudaError::from)?;
-        while !self.done.try_is_complete().map_err(CudaError::from)? {
-            if Instant::now() > deadline {
-                return Err(CudaError::Stuck { seconds: COPY_MAX.as_secs() }.into());
+        for done in &self.done.0 {
+            done.context().bind_to_thread().map_err(CudaError::from)?;
+            while !done.try_is_complete().map_err(CudaError::from)? {
+                if Instant::now() > deadline {
+                    return Err(CudaError::Stuck { seconds: COPY_MAX.as_secs() }.into());
+                }
+                thread::sleep(ASK_AGAIN);
             }
-            thread::sleep(ASK_AGAIN);
         }
         Ok(())
     }
@@ -263,7 +307,7 @@ impl DeviceCopy {
 /// Blocks that the device is copying out.
 pub struct PendingBlocks {
     slots: Slots,
-    done: Arc<CudaEvent>,
+    done: Events,
 }
 
 impl PendingBlocks {

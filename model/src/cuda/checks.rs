@@ -3,7 +3,7 @@
 mod models;
 mod sampling;
 
-pub use models::{CheckError, all as models};
+pub use models::{CheckError, all as models, on_several as models_on_several};
 pub use sampling::all as sampling;
 
 #[cfg(test)]

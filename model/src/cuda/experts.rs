@@ -3,7 +3,7 @@
 //! last output.
 
 use super::{
-    shape::DeviceShape,
+    shape::RankShape,
     weights::{Columns, DeviceDense, DeviceMlp, DeviceWeights, Loader, Projections, REFUSED, padded},
 };
 use crate::{
@@ -28,9 +28,9 @@ pub(super) struct DeviceExperts {
     /// `[experts, hidden]`, and one more row for the gate of the shared expert.
     router: CudaSlice<f32>,
     correction: Option<CudaSlice<f32>>,
-    /// `[experts, inner, 2, hidden]`
+    /// `[experts, inner, 2, hidden]`, with the device's part of `inner`.
     gate_up: CudaSlice<Bf16>,
-    /// `[experts, hidden, inner]`
+    /// `[experts, hidden, inner]`, with the device's part of `hidden`.
     down: CudaSlice<Bf16>,
     pub(super) shared: Option<DeviceDense>,
 }
@@ -45,7 +45,7 @@ pub(super) struct ExpertLayers {
     kernels: ExpertKernels,
     rule: RoutingRule,
     scratch: ExpertScratch,
-    /// The outputs of the shared expert, `[rows_max, hidden]`.
+    /// The outputs of the shared expert, `[rows_max, hidden]`, the device's part.
     pub(super) shared_out: Option<CudaSlice<Bf16>>,
 }
 
@@ -54,7 +54,7 @@ impl ExpertLayers {
     pub(super) fn new(
         device: &Device,
         config: &ExpertConfig,
-        shape: DeviceShape,
+        shape: RankShape,
         weights: &DeviceWeights,
         rows_max: usize,
     ) -> Result<Self, CudaError> {
@@ -67,9 +67,10 @@ impl ExpertLayers {
         let sizes = ExpertSizes {
             experts: config.count,
             chosen: config.chosen,
-            hidden: shape.hidden,
-            inner: config.intermediate.next_multiple_of(16),
-            router_outputs: of_layers().next().map_or(config.count, |experts| experts.router.len() / shape.hidden),
+            hidden: shape.whole.hidden,
+            inner: padded(config.intermediate, shape.ranks),
+            ranks: shape.ranks,
+            router_outputs: of_layers().next().map_or(config.count, |experts| experts.router.len() / shape.whole.hidden),
         };
         let has_shared = of_layers().any(|experts| experts.shared.is_some());
         Ok(Self {
@@ -85,30 +86,57 @@ impl ExpertLayers {
                 factor: config.factor.unwrap_or(1.0),
             },
             scratch: ExpertScratch::new(device, sizes, rows_max)?,
-            shared_out: if has_shared { Some(device.alloc(rows_max * shape.hidden)?) } else { None },
+            shared_out: if has_shared { Some(device.alloc(rows_max * shape.hidden().len())?) } else { None },
         })
     }
 
-    /// Sets `out` to the weighted outputs of the layer's experts for the rows. Those of the shared expert are left in `shared_out`.
-    pub(super) fn run(
+    /// Entries of a row: one for each of its experts.
+    pub(super) fn chosen(&self) -> usize {
+        self.scratch.chosen()
+    }
+
+    /// The device's part of the activated numbers of `rows` rows, and the place for all of them if there are several devices.
+    pub(super) fn activated(&mut self, rows: usize) -> (&CudaSlice<Bf16>, Option<CudaViewMut<'_, Bf16>>) {
+        self.scratch.activated(rows)
+    }
+
+    /// Chooses the rows' experts, and computes the device's part of their activated numbers.
+    pub(super) fn widen(&mut self, stream: &CudaStream, input: &ExpertInput<'_>, layer: &DeviceExperts) -> Result<(), CudaError> {
+        let Self { kernels, rule, scratch, .. } = self;
+        let rows = input.positions.len();
+        layer.with_weights(|weights| {
+            kernels.choose(stream, input, rule, weights, scratch)?;
+            kernels.gate_up(stream, input.normed, rows, weights, ExpertActivation::Silu, scratch)
+        })
+    }
+
+    /// Sets `out`, the device's part, to the weighted outputs of the layer's experts for the rows, with those of the shared expert in
+    /// `shared_out`.
+    pub(super) fn narrow(
         &mut self,
         stream: &CudaStream,
         out: &mut CudaViewMut<'_, Bf16>,
-        input: &ExpertInput<'_>,
+        rows: usize,
         layer: &DeviceExperts,
     ) -> Result<(), CudaError> {
-        let correction = layer.correction.as_ref().map(CudaSlice::as_view);
-        let weights = ExpertWeights {
-            router: &layer.router.as_view(),
+        let Self { kernels, scratch, shared_out, .. } = self;
+        let shared = layer.shared.as_ref().and(shared_out.as_ref()).map(|shared| shared.slice(..out.len()));
+        layer.with_weights(|weights| kernels.down(stream, rows, weights, scratch))?;
+        kernels.combine(stream, out, rows, shared.as_ref(), scratch)
+    }
+}
+
+impl DeviceExperts {
+    fn with_weights<T>(&self, multiply: impl FnOnce(&ExpertWeights<'_>) -> T) -> T {
+        let correction = self.correction.as_ref().map(CudaSlice::as_view);
+        multiply(&ExpertWeights {
+            router: &self.router.as_view(),
             correction: correction.as_ref(),
-            gate_up: &layer.gate_up.as_view(),
+            gate_up: &self.gate_up.as_view(),
             gate_up_bias: None,
-            down: &layer.down.as_view(),
+            down: &self.down.as_view(),
             down_bias: None,
-        };
-        let shared = layer.shared.as_ref().and(self.shared_out.as_ref()).map(|shared| shared.slice(..input.normed.len()));
-        let Self { kernels, rule, scratch, .. } = self;
-        kernels.apply(stream, out, input, rule, &weights, ExpertActivation::Silu, shared.as_ref(), scratch)
+        })
     }
 }
 
@@ -119,16 +147,19 @@ impl Loader<'_> {
         if let Some(SharedTensors { gate: Some(gate), .. }) = shared {
             numbers.extend(f32s(gate));
         }
-        let (hidden, inner) = (self.shape.hidden, inner_of(experts));
+        let padded = inner_of(experts, self.shape.ranks);
+        let (hidden, inner) = (self.shape.hidden(), self.shape.inner(padded));
         let write = |linear: &Linear, row: usize, to: &mut [Bf16]| match row < linear.weight.rows() {
             true => Columns::InFront.write_weight(&linear.weight, row, to),
             false => to.fill(0),
         };
-        let gate_up = self.matrix(experts.len() * 2 * inner, hidden, |row, to| {
-            let (expert, row) = (&experts[row / (2 * inner)], row % (2 * inner));
-            write(&expert[row % 2], row / 2, to);
+        let gate_up = self.matrix(experts.len() * 2 * inner.len(), self.shape.whole.hidden, |row, to| {
+            let (expert, row) = (&experts[row / (2 * inner.len())], row % (2 * inner.len()));
+            write(&expert[row % 2], inner.start + row / 2, to);
         })?;
-        let down = self.matrix(experts.len() * hidden, inner, |row, to| write(&experts[row / hidden][2], row % hidden, to))?;
+        let down = self.matrix(experts.len() * hidden.len(), padded, |row, to| {
+            write(&experts[row / hidden.len()][2], hidden.start + row % hidden.len(), to);
+        })?;
         Ok(DeviceExperts {
             router: self.device.upload(&numbers)?,
             correction: correction.as_ref().map(|correction| self.device.upload(correction)).transpose()?,
@@ -140,14 +171,15 @@ impl Loader<'_> {
 
     /// Bytes of the matrices, which [`experts`](Self::experts) reports as progress.
     pub(super) fn expert_bytes(&self, tensors: &ExpertTensors) -> usize {
-        let numbers = tensors.experts.len() * 3 * inner_of(&tensors.experts) * self.shape.hidden;
+        let ranks = self.shape.ranks;
+        let numbers = tensors.experts.len() * 3 * inner_of(&tensors.experts, ranks) / ranks * self.shape.whole.hidden;
         2 * numbers + tensors.shared.as_ref().map_or(0, |shared| self.dense_bytes(&Projections::gated(&shared.projections)))
     }
 }
 
 /// The width of the experts, padded.
-fn inner_of(experts: &[[Linear; 3]]) -> usize {
-    experts.first().map_or(0, |[_, up, _]| padded(up))
+fn inner_of(experts: &[[Linear; 3]], ranks: usize) -> usize {
+    experts.first().map_or(0, |[_, up, _]| padded(up.weight.rows(), ranks))
 }
 
 /// The numbers of a matrix, row by row.

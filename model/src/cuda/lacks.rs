@@ -1,8 +1,17 @@
 //! The columns of a model that the device's kernels lack.
 
 use super::experts::can_choose;
-use crate::{config::ModelConfig, family::NormKind};
+use crate::{
+    config::ModelConfig,
+    family::{NormKind, QkNorm},
+};
 use tidemill_kernels::cpu::activation::Activation;
+
+/// The features that several devices lack and one has, likewise.
+pub(super) fn lacks_on_several(config: &ModelConfig) -> Vec<&'static str> {
+    let norms_all_heads = config.qk_norm && config.family.qk_norm == QkNorm::All;
+    norms_all_heads.then_some("norms over the heads of all devices together").into_iter().collect()
+}
 
 /// The missing features, which the error that refuses the model names; empty if the kernels support the model.
 pub(super) fn lacks(config: &ModelConfig) -> Vec<&'static str> {

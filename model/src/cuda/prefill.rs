@@ -2,9 +2,11 @@
 
 use super::{
     inputs::Inputs,
-    layers::{Attend, Batch, Layers},
+    layers::Layers,
+    rank::{Attend, Batch},
     sampling::{LogitRow, Sampling},
 };
+use cudarc::driver::CudaView;
 use std::ops::Range;
 use tidemill_kernels::cuda::{
     CudaError, Device, DeviceKv,
@@ -15,6 +17,12 @@ use tidemill_proto::step::{Segment, SegmentResult};
 
 pub(super) struct Prefill {
     rows_max: usize,
+    /// By device.
+    places: Vec<Place>,
+}
+
+/// A batch's inputs on a device.
+struct Place {
     /// Tokens, positions, sequences, block tables and wanted rows.
     numbers: Inputs<u32>,
     tiles: Inputs<Tile>,
@@ -64,17 +72,18 @@ impl BatchInputs {
 
 impl Prefill {
     /// Creates the buffers for batches of up to `rows_max` tokens.
-    pub(super) fn new(device: &Device, rows_max: usize) -> Result<Self, CudaError> {
-        Ok(Self { rows_max, numbers: Inputs::new(device, 8 * rows_max)?, tiles: Inputs::new(device, rows_max)? })
+    pub(super) fn new(devices: &[Device], rows_max: usize) -> Result<Self, CudaError> {
+        let place = |device| Ok(Place { numbers: Inputs::new(device, 8 * rows_max)?, tiles: Inputs::new(device, rows_max)? });
+        Ok(Self { rows_max, places: devices.iter().map(place).collect::<Result<_, CudaError>>()? })
     }
 
     /// Computes the segments that `batch` names.
     #[expect(clippy::too_many_arguments, reason = "each is another thing")]
     pub(super) fn step(
         &mut self,
-        device: &Device,
+        devices: &[Device],
         layers: &mut Layers,
-        kv: &mut DeviceKv,
+        kv: &mut [DeviceKv],
         sampling: &mut Sampling,
         segments: &[Segment<'_>],
         batch: &[usize],
@@ -82,29 +91,32 @@ impl Prefill {
     ) -> Result<(), CudaError> {
         let BatchInputs { numbers, tiles, rows, table_stride, tables, wanted } = BatchInputs::new(layers.shape.head_dim, segments, batch);
         assert!(rows <= self.rows_max, "{rows} tokens are more than the {} of a step", self.rows_max);
-        self.numbers.send(device, &numbers)?;
-        self.tiles.send(device, &tiles)?;
-        let on_device = &self.numbers.device;
-        let mut batch = Batch {
-            tokens: on_device.slice(..rows),
-            positions: on_device.slice(rows..2 * rows),
-            sequences: on_device.slice(2 * rows..3 * rows),
-            tables: on_device.slice(tables.clone()),
+        for (place, device) in self.places.iter_mut().zip(devices) {
+            place.numbers.send(device, &numbers)?;
+            place.tiles.send(device, &tiles)?;
+        }
+        let batches = self.places.iter().map(|Place { numbers, tiles: on_device }| Batch {
+            tokens: numbers.device.slice(..rows),
+            positions: numbers.device.slice(rows..2 * rows),
+            sequences: numbers.device.slice(2 * rows..3 * rows),
+            tables: numbers.device.slice(tables.clone()),
             table_stride,
-            attend: Attend::Prefill { tiles: self.tiles.device.slice(..tiles.len()) },
-        };
-        layers.run(&mut batch, kv, wanted.is_empty())?;
+            attend: Attend::Prefill { tiles: on_device.device.slice(..tiles.len()) },
+        });
+        layers.run(&mut batches.collect::<Vec<_>>(), kv, wanted.is_empty())?;
         let mut first = tables.end;
         for wanted in wanted.chunks(sampling.rows_max()) {
             let count = wanted.len();
-            layers.logits(rows, &on_device.slice(first..first + count), &mut sampling.logits)?;
+            let on_devices: Vec<CudaView<'_, u32>> =
+                self.places.iter().map(|place| place.numbers.device.slice(first..first + count)).collect();
+            layers.logits(rows, &on_devices, &mut sampling.logits)?;
             sampling.request(layers, segments, wanted, count)?;
             sampling.draw(layers, count)?;
-            sampling.redraw(layers, device, segments, wanted)?;
+            sampling.redraw(layers, &devices[0], segments, wanted)?;
             sampling.collect(layers, segments, wanted, results)?;
             first += count;
         }
-        Ok(layers.stream.synchronize()?)
+        layers.synchronize()
     }
 }
 

@@ -88,13 +88,13 @@ impl Sampling {
                 *request = SampleRequest { seed: sampling.seed, index, temperature, top_p, min_p, top_k };
             }
         }
-        self.host_requests.send(&layers.stream, &mut self.requests.slice_mut(..filled_up_to))
+        self.host_requests.send(layers.stream(), &mut self.requests.slice_mut(..filled_up_to))
     }
 
     /// Launches the drawing of `count` tokens, after their logits and requests.
     pub(super) fn draw(&mut self, layers: &Layers, count: usize) -> Result<(), CudaError> {
         let (logits, requests) = (self.logits.slice(..count * self.vocab), self.requests.slice(..count));
-        layers.kernels.sample(&layers.stream, &mut self.tokens.slice_mut(..count), &logits, &requests, self.vocab)
+        layers.kernels().sample(layers.stream(), &mut self.tokens.slice_mut(..count), &logits, &requests, self.vocab)
     }
 
     /// Edits the logits of rows that need it, and launches the drawing of all rows again. Waits for the masks of grammars, which are
@@ -133,7 +133,7 @@ impl Sampling {
         if biases.is_empty() && penalties.is_empty() && bans.is_empty() && masked_rows.is_empty() {
             return Ok(());
         }
-        let (kernels, stream, vocab) = (&layers.kernels, &layers.stream, self.vocab);
+        let (kernels, stream, vocab) = (layers.kernels(), layers.stream(), self.vocab);
         let mut logits = self.logits.slice_mut(..rows.len() * vocab);
         if !biases.is_empty() {
             self.biases.send(device, &biases)?;
@@ -164,7 +164,7 @@ impl Sampling {
         rows: &[LogitRow],
         results: &mut [SegmentResult],
     ) -> Result<(), CudaError> {
-        self.host_tokens.receive(&layers.stream, &self.tokens.slice(..rows.len()))?;
+        self.host_tokens.receive(layers.stream(), &self.tokens.slice(..rows.len()))?;
         for (i, row) in rows.iter().enumerate() {
             let (segment, result) = (&segments[row.segment], &mut results[row.segment]);
             if let Some(draw) = device_draw(segment) {
@@ -187,7 +187,7 @@ impl Sampling {
                 result.drawn.push((token, None));
             } else {
                 let logits = self.logits.slice(i * self.vocab..(i + 1) * self.vocab);
-                self.host_row.receive(&layers.stream, &logits)?;
+                self.host_row.receive(layers.stream(), &logits)?;
                 take_logits(segment, row.index, self.host_row.numbers()?, &mut self.scratch, result);
             }
         }

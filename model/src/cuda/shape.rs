@@ -1,12 +1,18 @@
 //! A model's sizes, padded for the device's kernels: heads with zeros to a multiple of 16 numbers (and feed-forward layers to a multiple of
 //! 16: `weights`). Neither changes the result.
 
-use super::lacks::lacks;
+use super::{
+    lacks::{lacks, lacks_on_several},
+    layers::UNIT,
+};
 use crate::{config::ModelConfig, error::ModelError, kv};
 use std::ops::Range;
 use tidemill_kernels::{
     KvLayout,
-    cuda::compile::{Heads, Scoring},
+    cuda::{
+        compile::{Heads, Scoring},
+        peers::{RANKS_MAX, own_width},
+    },
 };
 use tidemill_proto::block::{KvDtype, KvShape};
 
@@ -108,6 +114,74 @@ impl DeviceShape {
     }
 }
 
+/// The part of a model on one of `ranks` devices: an equal part of the heads, and of the outputs of every other product.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RankShape {
+    pub(super) whole: DeviceShape,
+    /// The model with the device's heads alone.
+    pub(super) own: DeviceShape,
+    pub(super) rank: usize,
+    pub(super) ranks: usize,
+}
+
+impl RankShape {
+    /// The parts of a model on `ranks` devices. An error names what cannot be shared out.
+    pub(super) fn all(config: &ModelConfig, whole: DeviceShape, ranks: usize) -> Result<Vec<Self>, ModelError> {
+        let unfit = |problem: String| Err(ModelError::NotOnDevice { problem });
+        if !(1..=RANKS_MAX).contains(&ranks) {
+            return unfit(format!("a model is on 1 to {RANKS_MAX} devices, not on {ranks} (--tensor-parallel)"));
+        }
+        if ranks > 1 {
+            let lacks = lacks_on_several(config);
+            if !lacks.is_empty() {
+                return unfit(format!("{} on several devices needs {}", config.architecture, lacks.join(", ")));
+            }
+        }
+        let counts = [("key-value heads", whole.kv_heads, 1), ("numbers of hidden_size", whole.hidden, UNIT)];
+        for (what, count, unit) in counts {
+            if !count.is_multiple_of(unit * ranks) {
+                return unfit(format!("{count} {what} are not shared out over {ranks} devices (--tensor-parallel)"));
+            }
+        }
+        if own_width(whole.vocab, ranks, UNIT) * (ranks - 1) >= whole.vocab {
+            return unfit(format!("a vocabulary of {} is too small for {ranks} devices (--tensor-parallel)", whole.vocab));
+        }
+        let own = DeviceShape { heads: whole.heads / ranks, kv_heads: whole.kv_heads / ranks, ..whole };
+        Ok((0..ranks).map(|rank| Self { whole, own, rank, ranks }).collect())
+    }
+
+    fn part(&self, count: usize) -> Range<usize> {
+        let own = count / self.ranks;
+        self.rank * own..(self.rank + 1) * own
+    }
+
+    /// The device's key-value heads.
+    pub(super) fn kv_heads(&self) -> Range<usize> {
+        self.part(self.whole.kv_heads)
+    }
+
+    /// The device's query heads.
+    pub(super) fn heads(&self) -> Range<usize> {
+        self.part(self.whole.heads)
+    }
+
+    /// The device's columns of the residual stream, where they are outputs.
+    pub(super) fn hidden(&self) -> Range<usize> {
+        self.part(self.whole.hidden)
+    }
+
+    /// The device's part of a feed-forward layer's width, which is padded for it.
+    pub(super) fn inner(&self, padded: usize) -> Range<usize> {
+        self.part(padded)
+    }
+
+    /// The device's part of the vocabulary; the last one may be smaller.
+    pub(super) fn vocab(&self) -> Range<usize> {
+        let own = own_width(self.whole.vocab, self.ranks, UNIT);
+        self.rank * own..((self.rank + 1) * own).min(self.whole.vocab)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,6 +195,23 @@ mod tests {
             let error = DeviceShape::of(&config, dtype).unwrap_err().to_string();
             assert!(error.contains(dtype.name()) && error.contains("--kv-dtype"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_model_is_shared_out_whole_or_not_at_all() {
+        let config = ModelConfig::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama3")).unwrap();
+        let whole = DeviceShape::of(&config, KvDtype::Bf16).unwrap();
+        let all = RankShape::all(&config, whole, 2).unwrap();
+        let covered = |of: &dyn Fn(&RankShape) -> Range<usize>| all.iter().flat_map(of).collect::<Vec<_>>();
+        assert_eq!(covered(&|rank| rank.heads()), (0..whole.heads).collect::<Vec<_>>());
+        assert_eq!(covered(&|rank| rank.kv_heads()), (0..whole.kv_heads).collect::<Vec<_>>());
+        assert_eq!(covered(&|rank| rank.hidden()), (0..whole.hidden).collect::<Vec<_>>());
+        assert_eq!(covered(&|rank| rank.vocab()), (0..whole.vocab).collect::<Vec<_>>());
+        let refused = |shape, ranks| RankShape::all(&config, shape, ranks).unwrap_err().to_string();
+        assert!(refused(whole, 3).contains("key-value heads are not shared out over 3 devices"), "{}", refused(whole, 3));
+        assert!(refused(whole, 17).contains("1 to 16 devices") && refused(whole, 0).contains("not on 0"));
+        let small = DeviceShape { vocab: 16, ..whole };
+        assert!(RankShape::all(&config, small, 2).is_ok() && refused(DeviceShape { vocab: 8, ..whole }, 2).contains("vocabulary of 8"));
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! A checkpoint's tensors on the device: bf16 or FP8, with projections that share their input merged into one matrix.
 
-use super::{experts::DeviceExperts, shape::DeviceShape};
+use super::{
+    experts::DeviceExperts,
+    shape::{DeviceShape, RankShape},
+};
 use crate::{
     checkpoint::WeightMatrix,
     config::ModelConfig,
@@ -10,7 +13,7 @@ use crate::{
     tensors::{DenseTensors, InputTensors, LayerTensors, Linear, MlpTensors, Tensors},
     weight::{Fp8Matrix, Weight},
 };
-use cudarc::driver::CudaSlice;
+use cudarc::driver::{CudaSlice, CudaView};
 use std::ops::Range;
 use tidemill_kernels::{
     Dtype,
@@ -85,8 +88,9 @@ pub(super) struct DeviceNorm {
 
 pub(super) struct DeviceLayer {
     pub(super) attention_norm: Option<DeviceNorm>,
-    /// `[heads + 2 kv_heads, head_dim, hidden]`
+    /// `[heads + 2 kv_heads, head_dim, hidden]`, with the device's heads.
     pub(super) qkv: DeviceLinear,
+    /// `[hidden, heads * head_dim]`, with the device's outputs.
     pub(super) output: DeviceLinear,
     pub(super) qk_norm: Option<(CudaSlice<f32>, CudaSlice<f32>)>,
     /// The logit of each query head that joins the softmax's sum, times log2(e).
@@ -104,7 +108,7 @@ pub(super) enum DeviceMlp {
     Experts(Box<DeviceExperts>),
 }
 
-/// A feed-forward layer, or an expert that all rows go through.
+/// A feed-forward layer, or an expert that all rows go through: the device's outputs of both projections.
 pub(super) struct DeviceDense {
     /// `[2, width, hidden]`, or `[width, hidden]` without gates.
     pub(super) gate_up: DeviceLinear,
@@ -123,20 +127,21 @@ impl DeviceLayer {
 }
 
 pub(super) struct DeviceWeights {
-    /// `[vocab, hidden]`
-    pub(super) embedding: CudaSlice<Bf16>,
+    /// `[vocab, hidden]`, on the first device.
+    pub(super) embedding: Option<CudaSlice<Bf16>>,
     /// The embedding's factor, rounded to its type as in transformers.
     pub(super) embedding_factor: f32,
     pub(super) layers: Vec<DeviceLayer>,
     /// The final norm, with the logits' factor in its weight.
     pub(super) final_norm: DeviceNorm,
-    /// The head; `None` if it shares the embedding's weights.
+    /// The head's rows of the device's part of the vocabulary; `None` if they are the first of the embedding.
     head: Option<CudaSlice<Bf16>>,
 }
 
 impl DeviceWeights {
-    pub(super) fn head(&self) -> &CudaSlice<Bf16> {
-        self.head.as_ref().unwrap_or(&self.embedding)
+    /// The head's `numbers` of the device.
+    pub(super) fn head(&self, numbers: usize) -> CudaView<'_, Bf16> {
+        self.head.as_ref().or(self.embedding.as_ref()).expect("a device has a head").slice(..numbers)
     }
 
     /// Whether some weights are in FP8.
@@ -150,22 +155,24 @@ impl DeviceWeights {
         self.layers.iter().filter_map(DeviceLayer::dense).map(|dense| dense.down.inputs).max().unwrap_or(0)
     }
 
-    /// Loads the weights. `progress` gets (bytes on the device, bytes in all).
+    /// Loads the device's part of the weights. `progress` gets (bytes on the device, bytes of its part).
     pub(super) fn load(
         device: &Device,
         tensors: &Tensors,
         config: &ModelConfig,
-        shape: DeviceShape,
+        shape: RankShape,
         fp8: Option<Fp8Products>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, CudaError> {
         let fp8 = fp8.map(|products| Ok::<_, CudaError>((products, Uploads::new(device)?))).transpose()?;
         let mut loader = Loader { uploads: Uploads::new(device)?, fp8, device, shape, done: 0, total: 0, progress };
-        let bytes_of_ends = 2 * shape.vocab * shape.hidden * if config.tied { 1 } else { 2 };
+        let (is_first, shares_head) = (shape.rank == 0, config.tied && shape.rank == 0);
+        let ends = [is_first.then_some(shape.whole.vocab), (!shares_head).then_some(shape.vocab().len())];
+        let bytes_of_ends = 2 * ends.into_iter().flatten().sum::<usize>() * shape.whole.hidden;
         loader.total = (bytes_of_ends + tensors.layers.iter().map(|layer| loader.layer_bytes(layer)).sum::<usize>()) as u64;
-        let embedding = loader.embedding(&tensors.embedding)?;
+        let embedding = is_first.then(|| loader.embedding(&tensors.embedding)).transpose()?;
         let layers = tensors.layers.iter().map(|layer| loader.layer(layer, config)).collect::<Result<_, _>>()?;
-        let head = if config.tied { None } else { Some(loader.head(&tensors.head.weight)?) };
+        let head = (!shares_head).then(|| loader.head(tensors, config.tied)).transpose()?;
         device.synchronize()?;
         let dtype = tensors.embedding.view().dtype();
         let embedding_factor = config.embedding_factor.map_or(1.0, |factor| decode(dtype, &encode(dtype, &[factor]))[0]);
@@ -179,7 +186,7 @@ pub(super) struct Loader<'a> {
     /// The products and uploads in FP8, if weights may stay in it.
     fp8: Option<(Fp8Products, Uploads<'a, u8>)>,
     pub(super) device: &'a Device,
-    pub(super) shape: DeviceShape,
+    pub(super) shape: RankShape,
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(u64, u64),
@@ -189,16 +196,19 @@ impl Loader<'_> {
     fn layer(&mut self, layer: &LayerTensors, config: &ModelConfig) -> Result<DeviceLayer, CudaError> {
         let (shape, device) = (self.shape, self.device);
         let (LayerTensors { output, .. }, [q, k, v]) = (layer, heads_of(layer));
+        let whole = shape.whole;
         let over_all = config.family.qk_norm == QkNorm::All;
         let head_norm = |norm: &Norm| if over_all { self.norm_of_heads(&norm.weight) } else { self.head_norm(&norm.weight) };
         let qk_norm = layer.qk_norm.as_ref().map(|(q, k)| Ok::<_, CudaError>((head_norm(q)?, head_norm(k)?))).transpose()?;
         let norm = |norm: &Option<Norm>| norm.as_ref().map(|norm| device_norm(device, norm, 1.0)).transpose();
         let after = |norm: &Option<Norm>| norm.as_ref().map(|norm| device.upload(&norm.weight)).transpose();
-        let in_powers = |sinks: &Vec<f32>| sinks.iter().map(|sink| sink * std::f32::consts::LOG2_E).collect::<Vec<_>>();
+        let in_powers = |sinks: &Vec<f32>| sinks[shape.heads()].iter().map(|sink| sink * std::f32::consts::LOG2_E).collect::<Vec<_>>();
         Ok(DeviceLayer {
             attention_norm: norm(&layer.attention_norm)?,
             qkv: self.qkv([q, k, v])?,
-            output: self.linear(&[output], shape.hidden, shape.q(), Columns::ByHead(shape), |row| Some((output, row)))?,
+            output: self.linear(&[output], shape.hidden().len(), whole.q(), Columns::ByHead(whole), |row| {
+                Some((output, shape.hidden().start + row))
+            })?,
             qk_norm,
             sinks: layer.sinks.as_ref().map(|sinks| device.upload(&in_powers(sinks))).transpose()?,
             after_attention: after(&layer.after_attention)?,
@@ -212,17 +222,18 @@ impl Loader<'_> {
     }
 
     pub(super) fn dense(&mut self, projections: Projections<'_>) -> Result<DeviceDense, CudaError> {
-        let (width, Projections { inputs, down }) = (projections.width(), projections);
+        let (width, Projections { inputs, down }) = (projections.width(self.shape.ranks), projections);
+        let hidden = self.shape.hidden();
         Ok(DeviceDense {
-            gate_up: self.gate_up(&inputs, width)?,
+            gate_up: self.gate_up(&inputs, self.shape.inner(width))?,
             is_gated: inputs.len() == 2,
-            down: self.linear(&[down], self.shape.hidden, width, Columns::InFront, |row| Some((down, row)))?,
+            down: self.linear(&[down], hidden.len(), width, Columns::InFront, |row| Some((down, hidden.start + row)))?,
         })
     }
 
     pub(super) fn dense_bytes(&self, projections: &Projections<'_>) -> usize {
         let Projections { inputs, down } = projections;
-        let numbers = projections.width() * self.shape.hidden;
+        let numbers = projections.width(self.shape.ranks) / self.shape.ranks * self.shape.whole.hidden;
         self.bytes_of(inputs, inputs.len() * numbers) + self.bytes_of(&[down], numbers)
     }
 
@@ -231,13 +242,13 @@ impl Loader<'_> {
     }
 
     fn layer_bytes(&self, layer: &LayerTensors) -> usize {
-        let DeviceShape { hidden, .. } = self.shape;
+        let RankShape { whole, own, .. } = self.shape;
         let (LayerTensors { output, .. }, [q, k, v]) = (layer, heads_of(layer));
         let mlp = match &layer.mlp {
             MlpTensors::Dense(dense) => self.dense_bytes(&Projections::of(dense)),
             MlpTensors::Experts(experts) => self.expert_bytes(experts),
         };
-        self.bytes_of(&[q, k, v], self.shape.qkv() * hidden) + self.bytes_of(&[output], self.shape.q() * hidden) + mlp
+        self.bytes_of(&[q, k, v], own.qkv() * whole.hidden) + self.bytes_of(&[output], own.q() * whole.hidden) + mlp
     }
 
     /// Whether a matrix of these parts is in FP8 on the device: it is if all of them are, and the device can add their bias.
@@ -247,25 +258,26 @@ impl Loader<'_> {
     }
 
     fn qkv(&mut self, parts: [&Linear; 3]) -> Result<DeviceLinear, CudaError> {
-        let shape = self.shape;
-        let places: Vec<Option<usize>> = (0..shape.head_dim).map(|at| (0..shape.head_dim_used).find(|&i| shape.place(i) == at)).collect();
+        let (rank, own) = (self.shape, self.shape.own);
+        let places: Vec<Option<usize>> = (0..own.head_dim).map(|at| (0..own.head_dim_used).find(|&i| own.place(i) == at)).collect();
         let source = |row: usize| {
-            let (head, number) = (row / shape.head_dim, places[row % shape.head_dim]?);
-            let (part, head) = match head.checked_sub(shape.heads) {
-                None => (0, head),
-                Some(head) => (1 + head / shape.kv_heads, head % shape.kv_heads),
+            let (head, number) = (row / own.head_dim, places[row % own.head_dim]?);
+            let (part, head) = match head.checked_sub(own.heads) {
+                None => (0, rank.heads().start + head),
+                Some(head) => (1 + head / own.kv_heads, rank.kv_heads().start + head % own.kv_heads),
             };
-            Some((parts[part], head * shape.head_dim_used + number))
+            Some((parts[part], head * own.head_dim_used + number))
         };
-        self.linear(&parts, shape.qkv(), shape.hidden, Columns::InFront, source)
+        self.linear(&parts, own.qkv(), own.hidden, Columns::InFront, source)
     }
 
-    fn gate_up(&mut self, parts: &[&Linear], width: usize) -> Result<DeviceLinear, CudaError> {
+    /// The rows `own` of each part.
+    fn gate_up(&mut self, parts: &[&Linear], own: Range<usize>) -> Result<DeviceLinear, CudaError> {
         let source = |row: usize| {
-            let (part, row) = (parts[row / width], row % width);
+            let (part, row) = (parts[row / own.len()], own.start + row % own.len());
             (row < part.weight.rows()).then_some((part, row))
         };
-        self.linear(parts, parts.len() * width, self.shape.hidden, Columns::InFront, source)
+        self.linear(parts, parts.len() * own.len(), self.shape.whole.hidden, Columns::InFront, source)
     }
 
     /// A matrix with rows from `source`, in the order in which these parts are used; zeros for rows that it does not give.
@@ -297,8 +309,12 @@ impl Loader<'_> {
         self.matrix(rows, columns, |row, to| Columns::InFront.write_plain(matrix, row, to))
     }
 
-    fn head(&mut self, weight: &Weight) -> Result<CudaSlice<Bf16>, CudaError> {
-        self.matrix(weight.rows(), weight.cols(), |row, to| Columns::InFront.write_weight(weight, row, to))
+    fn head(&mut self, tensors: &Tensors, is_tied: bool) -> Result<CudaSlice<Bf16>, CudaError> {
+        let (vocab, hidden) = (self.shape.vocab(), self.shape.whole.hidden);
+        self.matrix(vocab.len(), hidden, |row, to| match (vocab.start + row, is_tied) {
+            (row, true) => Columns::InFront.write_plain(&tensors.embedding, row, to),
+            (row, false) => Columns::InFront.write_weight(&tensors.head.weight, row, to),
+        })
     }
 
     pub(super) fn matrix(
@@ -349,21 +365,21 @@ impl Loader<'_> {
     /// The kernel averages over a whole padded head, of which `head_dim_used` numbers are not zero: the weight compensates for it, and
     /// `epsilon` is scaled likewise.
     fn head_norm(&self, weight: &[f32]) -> Result<CudaSlice<f32>, CudaError> {
-        let DeviceShape { head_dim, head_dim_used, .. } = self.shape;
+        let DeviceShape { head_dim, head_dim_used, .. } = self.shape.whole;
         let factor = (head_dim_used as f32 / head_dim as f32).sqrt();
         let mut placed = vec![0.0; head_dim];
         for (i, x) in weight.iter().enumerate() {
-            placed[self.shape.place(i)] = factor * x;
+            placed[self.shape.whole.place(i)] = factor * x;
         }
         self.device.upload(&placed)
     }
 
     /// The weights of a norm over all heads together, each at its padded place. Padding does not count in its mean.
     fn norm_of_heads(&self, weight: &[f32]) -> Result<CudaSlice<f32>, CudaError> {
-        let DeviceShape { head_dim, head_dim_used, .. } = self.shape;
+        let DeviceShape { head_dim, head_dim_used, .. } = self.shape.whole;
         let mut placed = vec![0.0; weight.len() / head_dim_used * head_dim];
         for (weight, placed) in weight.chunks_exact(head_dim_used).zip(placed.chunks_exact_mut(head_dim)) {
-            weight.iter().enumerate().for_each(|(i, x)| placed[self.shape.place(i)] = *x);
+            weight.iter().enumerate().for_each(|(i, x)| placed[self.shape.whole.place(i)] = *x);
         }
         self.device.upload(&placed)
     }
@@ -402,14 +418,14 @@ impl<'a> Projections<'a> {
     }
 
     /// The width of the activated numbers, padded.
-    fn width(&self) -> usize {
-        padded(self.inputs[0])
+    fn width(&self, ranks: usize) -> usize {
+        padded(self.inputs[0].weight.rows(), ranks)
     }
 }
 
-/// The width of a feed-forward layer, padded to a multiple of 16.
-pub(super) fn padded(up: &Linear) -> usize {
-    up.weight.rows().next_multiple_of(16)
+/// The width of a feed-forward layer, padded so that each device has a multiple of 16.
+pub(super) fn padded(width: usize, ranks: usize) -> usize {
+    width.next_multiple_of(16 * ranks)
 }
 
 pub(super) const REFUSED: &str = "models that the kernels do not compute are refused";

@@ -10,9 +10,9 @@ use tidemill_kernels::cuda::{
     experts::{ExpertActivation, ExpertInput, ExpertKernels, ExpertScores, ExpertScratch, ExpertSizes, ExpertWeights, RoutingRule},
 };
 
-const SIZES: ExpertSizes = ExpertSizes { experts: 128, chosen: 8, hidden: 2048, inner: 768, router_outputs: 128 };
+const SIZES: ExpertSizes = ExpertSizes { experts: 128, chosen: 8, hidden: 2048, inner: 768, ranks: 1, router_outputs: 128 };
 /// The sizes for `--quick`.
-const QUICK_SIZES: ExpertSizes = ExpertSizes { experts: 16, chosen: 2, hidden: 512, inner: 128, router_outputs: 16 };
+const QUICK_SIZES: ExpertSizes = ExpertSizes { experts: 16, chosen: 2, hidden: 512, inner: 128, ranks: 1, router_outputs: 16 };
 const RULE: RoutingRule = RoutingRule { scores: ExpertScores::Softmax, groups: None, is_normalized: true, factor: 1.0 };
 /// The rows of decode steps, and of a prefill.
 const ROWS: [usize; 4] = [1, 16, 64, 8192];

@@ -18,7 +18,7 @@ use tidemill_kernels::{
         gemm::{Operands, Output},
         kv::BlockSlot,
         sampling::SampleRequest,
-        transfer::Transfer,
+        transfer::{SlotPart, Transfer},
     },
 };
 
@@ -315,7 +315,7 @@ fn transfer(gpu: &mut Gpu, sizes: &Sizes, fetch: bool) -> Result<f64, CudaError>
     let block_bytes = kv.layout().block_bytes();
     let host = HostMemory::new(gpu, BLOCKS * block_bytes)?;
     let placed: Vec<BlockSlot> = (0..BLOCKS).map(|i| BlockSlot { block: i as u32, slot: host.address(i * block_bytes) }).collect();
-    let mut transfer = Transfer::new(&gpu.device, &kv, AT_ONCE)?;
+    let mut transfer = Transfer::new(&gpu.device, &kv, SlotPart::whole(kv.layout()), AT_ONCE)?;
     let kernels = gpu.kernels(sizes.head_dim)?;
     let seconds = gpu.eager_seconds(|gpu, _| {
         let ready = gpu.stream.record_event(None)?;

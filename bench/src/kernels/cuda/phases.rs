@@ -54,6 +54,7 @@ pub(super) fn measure(bench: &mut Bench<Gpu>, label: &str, shape: &Shape, models
         sequences_max: wanted.iter().map(|phase| phase.rows().len()).max().unwrap_or(1),
         kv: KvBytes::UpToShare(MEMORY_SHARE),
         kv_dtype: KvDtype::Bf16,
+        ranks: 1,
     };
     let mut model = match CudaExecutor::load(&dir, &options, &mut |_, _| {}) {
         Ok(model) => model,

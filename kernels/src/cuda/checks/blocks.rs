@@ -9,7 +9,7 @@ use crate::{
         graph::{StepGraphs, StepShape},
         kv::BlockSlot,
         pinned::Pinned,
-        transfer::Transfer,
+        transfer::{SlotPart, Transfer},
     },
 };
 use rand::seq::SliceRandom;
@@ -61,7 +61,7 @@ fn across_the_bus(gpu: &mut TestGpu, checks: &mut Checks) -> Result<(), CudaErro
         ids[..BLOCKS].iter().enumerate().map(|(i, &block)| BlockSlot { block, slot: memory.address(i * size) }).collect()
     };
     let kernels = gpu.kernels(80)?;
-    let mut transfer = Transfer::new(&gpu.device, &kv, 70)?;
+    let mut transfer = Transfer::new(&gpu.device, &kv, SlotPart::whole(&layout), 70)?;
     // SAFETY: both memories are pinned, have a slot per block, and are left alone until the device rests.
     unsafe {
         let fetched = transfer.fetch(&kernels, &mut kv, &placed(&from))?;

@@ -46,7 +46,7 @@ const SOFTMAX: RoutingRule = RoutingRule { scores: ExpertScores::Softmax, groups
 fn case(what: &'static str, [experts, chosen, hidden, inner, rows]: [usize; 5]) -> Case {
     Case {
         what,
-        sizes: ExpertSizes { experts, chosen, hidden, inner, router_outputs: experts },
+        sizes: ExpertSizes { experts, chosen, hidden, inner, ranks: 1, router_outputs: experts },
         rows,
         rule: SOFTMAX,
         routing: Routing::Random,
@@ -122,7 +122,7 @@ const EPSILON: f32 = 1e-5;
 
 impl Numbers {
     fn new(gpu: &mut TestGpu, case: &Case) -> Self {
-        let ExpertSizes { experts, chosen, hidden, inner, router_outputs } = case.sizes;
+        let ExpertSizes { experts, chosen, hidden, inner, router_outputs, .. } = case.sizes;
         let mut router = gpu.f32s(router_outputs * hidden, 0.5);
         if case.routing == Routing::Ties {
             for expert in 0..experts {
@@ -256,7 +256,7 @@ fn choose(case: &Case, logits: &[f32], correction: Option<&[f32]>) -> Vec<(u32, 
 }
 
 fn layer(gpu: &mut TestGpu, checks: &mut Checks, kernels: &ExpertKernels, case: &Case) -> Result<(), CudaError> {
-    let ExpertSizes { experts, chosen, hidden, inner, router_outputs } = case.sizes;
+    let ExpertSizes { experts, chosen, hidden, inner, router_outputs, .. } = case.sizes;
     let numbers = Numbers::new(gpu, case);
     let (residual, norm, normed) = (gpu.upload(&numbers.residual)?, gpu.upload(&numbers.norm)?, gpu.upload(&numbers.normed)?);
     let (positions, router) = (gpu.upload(&numbers.positions)?, gpu.upload(&numbers.router)?);

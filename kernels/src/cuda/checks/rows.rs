@@ -8,6 +8,7 @@ use crate::{
         compile::Heads,
         elementwise::{Activation, AddAndNorm, Added, HeadNorms, Norm, NormWeights, NormedOver, Rope, RowPlaces},
         kv::BlockSlot,
+        peers::{Part as Columns, RANKS_MAX, own_width},
     },
     kv::Part,
 };
@@ -36,6 +37,9 @@ pub fn all(gpu: &mut TestGpu, checks: &mut Checks, extent: Extent) -> Result<(),
         }
         checks.case(gpu, "cap_logits", case(), |gpu, checks| cap_logits(gpu, checks, rows, width))?;
         checks.case(gpu, "quantize", case(), |gpu, checks| quantize(gpu, checks, rows, width))?;
+        for parts in [1, 3, RANKS_MAX].into_iter().filter(|&parts| own_width(width, parts, 8) * (parts - 1) < width) {
+            checks.case(gpu, "gather", case(), |gpu, checks| gather(gpu, checks, rows, width, parts))?;
+        }
     }
     let (plain, normed) = (Turn::default(), Turn { norms: Norms::Heads, ..Turn::default() });
     let all_normed = Turn { norms: Norms::All, ..Turn::default() };
@@ -307,6 +311,21 @@ fn is_nearest(x: f64, byte: u8) -> bool {
     let got = e4m3(byte);
     let exponent = x.abs().max(2f64.powi(-6)).log2().floor();
     (got - x).abs() <= 0.5001 * 2f64.powf(exponent - 3.0) || (x.abs() > 448.0 && got.abs() == 448.0)
+}
+
+/// Columns in parts, as several devices compute them, all on this one. The last part is narrower if they are not equal.
+fn gather(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize, parts: usize) -> Result<(), CudaError> {
+    let (expected, own) = (gpu.bf16s(rows * width, 4.0), own_width(width, parts, 8));
+    let columns = |part: usize| part * own..((part + 1) * own).min(width);
+    let of_part = |part| expected.chunks(width).flat_map(|row| row[columns(part)].iter().copied()).collect::<Vec<_>>();
+    let memory = (0..parts).map(|part| gpu.upload(&of_part(part))).collect::<Result<Vec<_>, _>>()?;
+    let addresses: Vec<Columns> = memory.iter().map(Columns::from).collect();
+    let kernels = gpu.kernels(128)?;
+    let mut out = gpu.poisoned::<u16>(rows * width)?;
+    // SAFETY: the parts are this device's, and complete; they are alive until the download below has waited.
+    unsafe { kernels.gather(&gpu.stream, &mut out.as_view_mut(), &addresses, rows, 8) }?;
+    checks.same("gather", format!("{rows} × {width} in {parts}"), &gpu.download(&out)?, &expected, EXACT);
+    Ok(())
 }
 
 fn quantize(gpu: &mut TestGpu, checks: &mut Checks, rows: usize, width: usize) -> Result<(), CudaError> {

@@ -80,8 +80,14 @@ pub enum CheckError {
     Executor(#[from] ExecutorError),
 }
 
-/// Checks every checkpoint of `folder`. One that cannot be checked counts as a failed check.
+/// Checks every checkpoint of `folder` on one device. One that cannot be checked counts as a failed check.
 pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> Result<(), CheckError> {
+    on_several(folder, cache, [1, 1], checks)
+}
+
+/// Checks every checkpoint of `folder` on as many devices as the first number says, with blocks handed over to an executor on as many as
+/// the second one says.
+pub fn on_several(folder: &Path, cache: &Path, ranks: [usize; 2], checks: &mut Checks) -> Result<(), CheckError> {
     let entries = fs::read_dir(folder).map_err(|source| ModelError::Io { path: folder.to_owned(), source })?;
     let mut dirs: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     dirs.retain(|dir| dir.join("reference.json").is_file());
@@ -91,7 +97,7 @@ pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
     }
     for dir in dirs {
         let name = dir.display().to_string();
-        let mut layout = |kv_dtype| match checkpoint(&dir, kv_dtype, cache, checks) {
+        let mut layout = |kv_dtype| match checkpoint(&dir, kv_dtype, cache, ranks, checks) {
             Ok(layout) => layout,
             Err(error) => {
                 checks.failed("checkpoint", format!("{name} with {} K and V", kv_dtype.name()), &error);
@@ -105,7 +111,13 @@ pub fn all(folder: &Path, cache: &Path, checks: &mut Checks) -> Result<(), Check
 }
 
 /// Compares with the CPU, with K and V of the same type. Returns the layout, unless there is nothing to check.
-fn checkpoint(dir: &Path, kv_dtype: KvDtype, cache: &Path, checks: &mut Checks) -> Result<Option<LayoutFingerprint>, CheckError> {
+fn checkpoint(
+    dir: &Path,
+    kv_dtype: KvDtype,
+    cache: &Path,
+    ranks: [usize; 2],
+    checks: &mut Checks,
+) -> Result<Option<LayoutFingerprint>, CheckError> {
     let name = dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let family = if kv_dtype == KvDtype::Bf16 { name } else { format!("{name} with {} K and V", kv_dtype.name()) };
     let path = dir.join("reference.json");
@@ -115,21 +127,25 @@ fn checkpoint(dir: &Path, kv_dtype: KvDtype, cache: &Path, checks: &mut Checks) 
         checks.left_out.push(format!("{family}: its reference has no prompts"));
         return Ok(None);
     }
-    let options = CudaOptions {
-        kernel_cache: cache.to_owned(),
-        step_tokens: CHUNK_TOKENS + prompts.len(),
-        sequences_max: prompts.len(),
-        kv: KvBytes::Exactly(64 << 20),
-        kv_dtype,
+    let load = |ranks| {
+        let options = CudaOptions {
+            kernel_cache: cache.to_owned(),
+            step_tokens: CHUNK_TOKENS + prompts.len(),
+            sequences_max: prompts.len(),
+            kv: KvBytes::Exactly(64 << 20),
+            kv_dtype,
+            ranks,
+        };
+        CudaExecutor::load(dir, &options, &mut |_, _| {})
     };
-    let load = || CudaExecutor::load(dir, &options, &mut |_, _| {});
-    let mut executor = match load() {
-        Err(error @ ModelError::NotOnDevice { .. }) => {
+    let (mut executor, mut receiver) = match (load(ranks[0]), load(ranks[1])) {
+        (Err(error @ ModelError::NotOnDevice { .. }), _) | (_, Err(error @ ModelError::NotOnDevice { .. })) => {
             checks.left_out.push(format!("{family}: {error}"));
             return Ok(None);
         }
-        loaded => loaded?,
+        (executor, receiver) => (executor?, receiver?),
     };
+    checks.same("layouts on any number of devices", family.clone(), &[executor.layout() == receiver.layout()], &[true], 0.0);
     let mut judge = Judge::new(dir, kv_dtype)?;
     let tolerance = match (executor.multiplies_fp8(), kv_dtype) {
         (false, KvDtype::Int8) => BF16_WITH_INT8_KV,
@@ -149,7 +165,6 @@ fn checkpoint(dir: &Path, kv_dtype: KvDtype, cache: &Path, checks: &mut Checks) 
     checks.notes.push(format!("{family}: {as_transformers} of {} prompts go on as with transformers, in f32", prompts.len()));
 
     // Hand-over: the full blocks of every prompt go to different places in the memory of another executor.
-    let mut receiver = load()?;
     let mut handed = Sequences::new(&ids);
     handed.all.iter_mut().for_each(|sequence| sequence.blocks.reverse());
     let (mut sent, mut arrived): (Vec<u8>, Vec<u8>) = (Vec::new(), Vec::new());

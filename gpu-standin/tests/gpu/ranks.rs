@@ -1,0 +1,139 @@
+//! Models on several devices: against the CPU, with blocks handed over between different numbers of devices, and with bugs planted into what
+//! the devices do together.
+
+use crate::standin::{Standin, cache, repository, told};
+use std::os::unix::fs::symlink;
+use tempfile::TempDir;
+use tidemill_kernels::cuda::checks::Checks;
+use tidemill_model::{
+    CudaExecutor, Executor, ModelError,
+    cuda::{CudaOptions, KvBytes},
+};
+use tidemill_proto::{
+    block::{BLOCK_TOKENS, KvDtype, Token},
+    step::{Segment, StateBlocks, Wanted},
+};
+
+/// Checkpoints that differ in what is shared out: tied embeddings and biases, a head of its own, feed-forward layers beside attention, FP8,
+/// experts with a shared one.
+const FAMILIES: &[&str] = &["qwen2", "qwen3", "cohere2", "fp8-channel", "qwen2-moe"];
+
+/// A folder with these checkpoints.
+fn checkpoints(families: &[&str]) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let fixtures = repository().join("model/tests/fixtures").canonicalize().unwrap();
+    for family in families {
+        assert!(fixtures.join(family).exists(), "{family}");
+        symlink(fixtures.join(family), folder.path().join(family)).unwrap();
+    }
+    folder
+}
+
+fn check(families: &[&str], ranks: [usize; 2]) {
+    let mut checks = Checks::new(0);
+    tidemill_model::cuda::checks::models_on_several(checkpoints(families).path(), &cache(), ranks, &mut checks).unwrap();
+    println!("{}", checks.table());
+    assert!(checks.verdict().is_ok());
+}
+
+#[test]
+fn two_devices_compute_as_the_cpu_and_hand_over_to_one() {
+    print!("{}", Standin::new("devices=2").passes("ranks::on_two"));
+}
+
+#[test]
+fn four_devices_hand_over_to_two() {
+    print!("{}", Standin::new("devices=4,arch=80").passes("ranks::on_four"));
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn on_two() {
+    check(FAMILIES, [2, 1]);
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn on_four() {
+    check(&["llama"], [4, 2]);
+}
+
+fn load(model: &str, ranks: usize) -> Result<CudaExecutor, ModelError> {
+    let (kv, kv_dtype) = (KvBytes::Exactly(1 << 20), KvDtype::Bf16);
+    let options = CudaOptions { kernel_cache: cache(), step_tokens: 64, sequences_max: 2, kv, kv_dtype, ranks };
+    CudaExecutor::load(&repository().join("model/tests/fixtures").join(model), &options, &mut |_, _| {})
+}
+
+/// The blocks of a prompt.
+fn blocks_of(executor: &mut CudaExecutor) -> Vec<Vec<u8>> {
+    let tokens: Vec<Token> = (0..3 * BLOCK_TOKENS as Token).map(|i| 1 + i * 7 % 90).collect();
+    let blocks = [2, 0, 1];
+    let segment = Segment { tokens: &tokens, start: 0, blocks: &blocks, state: StateBlocks::default(), wanted: Wanted::Nothing };
+    executor.step(&[segment]).unwrap();
+    executor.read_blocks(&blocks).unwrap().wait().unwrap().iter().map(|block| block.as_ref().to_vec()).collect()
+}
+
+#[test]
+fn any_number_of_devices_leaves_the_same_blocks() {
+    for seed in 1..4 {
+        Standin::new(&format!("devices=4,seed={seed}")).passes("ranks::same_blocks");
+    }
+}
+
+/// The stand-in sums a product's output in one order, as cuBLASLt does not promise to.
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn same_blocks() {
+    for (model, degrees) in [("llama", &[2, 4][..]), ("qwen3-moe", &[2])] {
+        let mut whole = load(model, 1).unwrap();
+        let expected = blocks_of(&mut whole);
+        for &ranks in degrees {
+            let mut split = load(model, ranks).unwrap();
+            assert_eq!(split.layout(), whole.layout(), "{model} on {ranks}");
+            assert!(blocks_of(&mut split) == expected, "{model} on {ranks}: other bytes");
+        }
+    }
+}
+
+#[test]
+fn devices_that_cannot_reach_each_other_are_refused() {
+    Standin::new("devices=2,peers=0").passes("ranks::unreachable");
+    Standin::new("devices=2").passes("ranks::too_few");
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn unreachable() {
+    load("llama3", 1).unwrap();
+    let Err(error) = load("llama3", 2) else { panic!("it is refused") };
+    assert!(error.to_string().contains("device 0 cannot read the memory of device 1"), "{error}");
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn too_few() {
+    for (ranks, words) in [(4, "finds no device 2 (2 in all)"), (3, "not shared out over 3 devices")] {
+        let Err(error) = load("llama", ranks) else { panic!("it is refused") };
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+/// What devices do together, done wrong: each is found, by a rule that it breaks or by the blocks.
+#[test]
+fn planted_bugs_of_what_devices_do_together_are_found() {
+    let edits = [
+        ("columns of another device", "parts.at[part]", "parts.at[0]"),
+        ("columns of another row", "[u64(row) * width", "[u64(row) * (width + 1)"),
+        ("columns one further", "(column - first)]", "(column - first + 1) % width]"),
+    ];
+    for (what, from, to) in edits {
+        let output = Standin::new("devices=2").with_edit(("gather.cu", from, to)).run("ranks::same_blocks");
+        assert!(!output.status.success(), "{what} is not found:\n{}", told(&output));
+    }
+    for options in ["drop=waits_across", "drop=waits_across,every=5", "drop=pool_access"] {
+        for seed in 1..4 {
+            let output = Standin::new(&format!("devices=2,{options},seed={seed}")).run("ranks::same_blocks");
+            assert!(!output.status.success(), "{options} is not found:\n{}", told(&output));
+        }
+    }
+}
