@@ -24,7 +24,7 @@ up: programs
 
 # What `tidemill up` runs, and no more: the bench is half a minute by itself.
 programs: setup-build
-	@test -x $(TARGET)/release/tidemill || echo "Building Tidemill: about ten minutes on two cores the first time, seconds after that." >&2
+	@test -x $(TARGET)/release/tidemill || echo "Building Tidemill: ten to thirty minutes on two cores the first time, seconds after that." >&2
 	cargo build --release --locked -p tidemill-deploy -p tidemill-coordinator -p tidemill-prefill -p tidemill-decode -p tidemill-kvpool $(FEATURES)
 
 # The same tree in both: programs, systemd units, example configurations, alerts, dashboards, manifests. Programs of packages also have what

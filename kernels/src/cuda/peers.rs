@@ -62,8 +62,8 @@ impl Peers {
         }
         self.events.iter().zip(&self.streams).try_for_each(|(event, stream)| event.record(stream))?;
         for (i, stream) in self.streams.iter().enumerate() {
-            let others = self.events.iter().enumerate().filter(|(j, _)| *j != i);
-            others.map(|(_, event)| stream.wait(event)).collect::<Result<(), _>>()?;
+            let mut others = self.events.iter().enumerate().filter(|(j, _)| *j != i);
+            others.try_for_each(|(_, event)| stream.wait(event))?;
         }
         Ok(())
     }
