@@ -217,7 +217,9 @@ impl EngineFlags {
         }
         let tensor_parallel = self.tensor_parallel.unwrap_or(1);
         if tensor_parallel == 0 || (tensor_parallel > threads && device != DeviceChoice::Cuda) {
-            let reason = format!("must be from 1 to the number of threads, {threads}: each rank needs one, and a core for it");
+            let reason = format!(
+                "must be from 1 to the number of threads, {threads}: each rank needs one, and a core for it (or a GPU, with `--device cuda`)"
+            );
             return Err(invalid("tensor_parallel", tensor_parallel, reason));
         }
         if tensor_parallel > 1 && echo.is_some() {

@@ -129,7 +129,16 @@ fn load_runner(settings: &EngineSettings, sequences_max: usize, meet: Meet<'_>) 
 fn is_no_gpu_for_it(error: &ModelError) -> bool {
     match error {
         ModelError::NotOnDevice { .. } => true,
-        ModelError::Cuda(error) => error.is_absence() || matches!(error, CudaError::NoLibrary { .. } | CudaError::TooOld { .. }),
+        ModelError::Cuda(error) => {
+            error.is_absence()
+                || matches!(
+                    error,
+                    CudaError::NoLibrary { .. }
+                        | CudaError::TooOld { .. }
+                        | CudaError::NoPeerAccess { .. }
+                        | CudaError::UnlikeDevices { .. }
+                )
+        }
         _ => false,
     }
 }
@@ -224,7 +233,7 @@ fn load_on_cuda(settings: &EngineSettings, sequences_max: usize) -> Result<Loade
     let mut progress = Progress::new("loading weights:");
     let cuda = CudaExecutor::load(&settings.model, &options, &mut |done, total| progress.update(done, total))?;
     let blocks = cuda.blocks();
-    tracing::info!(device = cuda.device_name(), devices = ranks, blocks, "the model computes on GPUs");
+    tracing::info!(device = cuda.device_name(), devices = ranks, blocks, "the model computes on a GPU or several");
     if let Some(reason) = cuda.fp8_lacks() {
         tracing::warn!(reason, "weights in FP8 are dequantized to bf16: they take twice the memory, and products are slower");
     }

@@ -31,8 +31,8 @@ pub(crate) struct Device {
     next_id: u64,
     pub(crate) random: Random,
     launches: u64,
-    /// The status with which every call fails after a fault.
-    pub(crate) failed: Option<u32>,
+    /// By device: the status with which every call for it fails after a fault.
+    pub(crate) failed: Vec<Option<u32>>,
     /// Bytes of pinned memory of other owners.
     pub(crate) registered_bytes: u64,
     /// Pinned memory allocated here: start and layout.
@@ -149,7 +149,7 @@ pub(crate) fn device() -> MutexGuard<'static, Device> {
             next_id: 1,
             random: Random::new(options().seed),
             launches: 0,
-            failed: None,
+            failed: vec![None; options().devices as usize],
             registered_bytes: 0,
             host_allocations: BTreeMap::new(),
         })
@@ -343,7 +343,20 @@ impl Device {
         let mut streams: Vec<(u64, u64)> = self.streams.iter().map(|(id, stream)| (*id, stream.done + stream.queue.len() as u64)).collect();
         self.random.shuffle(&mut streams);
         let some = self.random.below(streams.len() as u64 + 1) as usize;
-        streams.into_iter().take(some).try_for_each(|(stream, end)| self.run_until(stream, end))
+        for (stream, end) in streams.into_iter().take(some) {
+            if let Err(fault) = self.run_until(stream, end) {
+                let failing = std::mem::replace(&mut self.memory.accessor, self.current);
+                // The failure of another device is for those to see who wait for it.
+                if failing == self.current {
+                    return Err(fault);
+                }
+                self.failed[failing as usize].get_or_insert_with(|| {
+                    eprintln!("gpu-standin: {fault}\n    seed {}", options().seed);
+                    fault.code()
+                });
+            }
+        }
+        Ok(())
     }
 
     // --- Graphs.
@@ -424,6 +437,10 @@ impl Device {
                 return Ok(());
             }
             let (work, device) = (found.queue.front().cloned().expect("as much is queued as is waited for"), found.device);
+            if self.failed[device as usize].is_some() {
+                self.memory.accessor = device;
+                return Err(Fault::new(Kind::Injected, format!("device {device} has failed before")));
+            }
             match work {
                 Work::Wait { stream: of, done } => self.run_until(of, done)?,
                 work => {
@@ -448,6 +465,13 @@ impl Device {
                 self.launches += 1;
                 if options().trace {
                     eprintln!("gpu-standin: launch {} of {} on {grid:?} × {threads:?}", self.launches, kernel.name);
+                }
+                let fails_now = options().fail_device == Some(self.memory.accessor)
+                    && options().fail_when.as_ref().is_some_and(|file| std::path::Path::new(file).exists());
+                if fails_now {
+                    let what =
+                        format!("a launch of {} on device {} fails, as TIDEMILL_GPU_STANDIN says", kernel.name, self.memory.accessor);
+                    return Err(Fault::new(Kind::Injected, what));
                 }
                 let first = || options().fail_once.as_ref().is_none_or(|path| std::fs::File::create_new(path).is_ok());
                 if options().fail_launch == Some(self.launches) && first() {

@@ -10,6 +10,8 @@
 //! | `register` | MiB of other owners' memory that one call may pin | no limit |
 //! | `seed` | the seed of every random choice: the order of warps, blocks and streams | 1 |
 //! | `fail_launch` | the number of the kernel launch that fails | none |
+//! | `fail_device` | the device whose next launch fails once the file `fail_when` exists | none |
+//! | `fail_when` | that file | none |
 //! | `fail_once` | a file: of all processes with this option, only the one that creates it fails | none |
 //! | `drop` | a driver call that does nothing: `cuStreamWaitEvent`, `cuEventSynchronize`, `cuEventQuery`; or does so between devices: `waits_across`, `pool_access` | none |
 //! | `every` | of the calls that `drop` names, only every so many-th does nothing; for `waits_across` | 1 |
@@ -31,6 +33,8 @@ pub(crate) struct Options {
     pub(crate) registered_bytes_max: u64,
     pub(crate) seed: u64,
     pub(crate) fail_launch: Option<u64>,
+    pub(crate) fail_device: Option<u32>,
+    pub(crate) fail_when: Option<String>,
     pub(crate) fail_once: Option<String>,
     pub(crate) drop: Option<String>,
     pub(crate) every: u64,
@@ -62,6 +66,8 @@ fn parse(text: &str) -> Options {
         registered_bytes_max: u64::MAX,
         seed: 1,
         fail_launch: None,
+        fail_device: None,
+        fail_when: None,
         fail_once: None,
         drop: None,
         every: 1,
@@ -83,6 +89,8 @@ fn parse(text: &str) -> Options {
             "register" => options.registered_bytes_max = number() << 20,
             "seed" => options.seed = number(),
             "fail_launch" => options.fail_launch = Some(number()),
+            "fail_device" => options.fail_device = Some(number() as u32),
+            "fail_when" => options.fail_when = Some(value.to_owned()),
             "fail_once" => options.fail_once = Some(value.to_owned()),
             "every" => options.every = number(),
             "drop" => options.drop = Some(value.to_owned()),

@@ -48,6 +48,7 @@ use rank::{Rank, Room};
 use sampling::{LogitRow, Sampling};
 use shape::{DeviceShape, RankShape};
 use std::{
+    mem::ManuallyDrop,
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -95,7 +96,15 @@ pub enum KvBytes {
     UpToShare(f32),
 }
 
+/// A model on one or several GPUs.
 pub struct CudaExecutor {
+    /// Dropped unless one of several devices has failed.
+    on: ManuallyDrop<OnDevices>,
+    has_failed: bool,
+}
+
+/// The devices, and all that is on them.
+struct OnDevices {
     config: Arc<ModelConfig>,
     layout: LayoutFingerprint,
     step_tokens: usize,
@@ -112,17 +121,23 @@ pub struct CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// Loads a Hugging Face directory onto the first devices, and prepares everything that steps need. `progress` gets (bytes on the device,
-    /// bytes in all).
+    /// Loads a Hugging Face directory onto the first devices, and prepares everything that steps need. `progress` gets (bytes on the devices,
+    /// bytes in all, estimated if there are several).
     pub fn load(dir: &Path, options: &CudaOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, ModelError> {
         let config = ModelConfig::load(dir)?;
         let shape = DeviceShape::of(&config, options.kv_dtype)?;
         let shapes = RankShape::all(&config, shape, options.ranks)?;
         // Missing libraries are reported before the weights are loaded.
+        if let found @ 1.. = Device::count()
+            && found < options.ranks
+        {
+            return Err(CudaError::NoDevice { ordinal: found, found }.into());
+        }
         let devices = (0..options.ranks).map(|ordinal| Device::open(ordinal, &options.kernel_cache)).collect::<Result<Vec<_>, _>>()?;
         let peers = Peers::connect(&devices)?;
         let operations = devices.iter().map(|device| Ok((Kernels::load(device, shape.kernel_heads(), shape.scoring)?, Gemm::new(device)?)));
         let operations = operations.collect::<Result<Vec<_>, CudaError>>()?;
+        peers.verify(&devices, &operations.iter().map(|(kernels, _)| kernels).collect::<Vec<_>>())?;
 
         let mut checkpoint = Checkpoint::open(dir)?;
         let tensors = Tensors::take(&mut checkpoint, &config)?;
@@ -166,24 +181,31 @@ impl CudaExecutor {
         }
         let layout = LayoutFingerprint::new(&fingerprint(&digest, &config, arithmetic), &shape.kv_shape());
         let step_tokens = options.step_tokens;
-        let mut executor = Self { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, devices, fp8_lacks };
-        executor.warm_up(options.sequences_max > 0)?;
-        executor.layers.keep_choices();
+        let on = OnDevices { config, layout, step_tokens, kv, layers, decode, prefill, sampling, copies, devices, fp8_lacks };
+        let mut executor = Self { on: ManuallyDrop::new(on), has_failed: false };
+        executor.try_on(|on| on.warm_up(options.sequences_max > 0))?;
+        executor.on.layers.keep_choices();
         Ok(executor)
     }
 
     /// Whether some products are in FP8.
     pub(crate) fn multiplies_fp8(&self) -> bool {
-        self.layers.has_fp8()
+        self.on.layers.has_fp8()
     }
 
     /// The reason why some or all FP8 weights of the checkpoint were dequantized: a feature that this device or its library lacks.
     pub fn fp8_lacks(&self) -> Option<&str> {
-        self.fp8_lacks.as_deref()
+        self.on.fp8_lacks.as_deref()
     }
 
     /// KV blocks, of which each device has its part.
     pub fn blocks(&self) -> usize {
+        self.on.blocks()
+    }
+}
+
+impl OnDevices {
+    fn blocks(&self) -> usize {
         self.kv[0].blocks()
     }
 
@@ -235,31 +257,31 @@ impl CudaExecutor {
 
 impl Executor for CudaExecutor {
     fn device_name(&self) -> &str {
-        &self.devices[0].properties().name
+        &self.on.devices[0].properties().name
     }
 
     fn vocab(&self) -> usize {
-        self.config.vocab()
+        self.on.config.vocab()
     }
 
     fn context_tokens(&self) -> usize {
-        self.config.context_tokens()
+        self.on.config.context_tokens()
     }
 
     fn kv_shape(&self) -> KvShape {
-        self.layers.shape.kv_shape()
+        self.on.layers.shape.kv_shape()
     }
 
     fn layout(&self) -> LayoutFingerprint {
-        self.layout
+        self.on.layout
     }
 
     fn step(&mut self, segments: &[Segment<'_>]) -> Result<Vec<SegmentResult>, ExecutorError> {
-        Ok(self.compute(segments)?)
+        Ok(self.try_on(|on| on.compute(segments))?)
     }
 
     fn write_block(&mut self, block: u32, fill: &mut dyn FnMut(&mut [u8]) -> bool) -> Result<bool, ExecutorError> {
-        Ok(self.copies.write(&self.layers, &mut self.kv, block, fill)?)
+        Ok(self.try_on(|on| on.copies.write(&on.layers, &mut on.kv, block, fill))?)
     }
 
     fn device_copies(&mut self) -> Option<&mut dyn DeviceCopies> {
@@ -267,28 +289,51 @@ impl Executor for CudaExecutor {
     }
 
     fn read_blocks(&mut self, blocks: &[u32]) -> Result<BlockBytes, ExecutorError> {
-        // Some blocks may still be on their way to the device.
-        self.copies.settle(&self.layers, &mut self.kv, blocks.iter().copied())?;
-        Ok(BlockBytes::Pending(self.copies.read(&self.layers, &self.kv, &self.devices[0], blocks)?))
+        let read = self.try_on(|on| {
+            // Some blocks may still be on their way to the device.
+            on.copies.settle(&on.layers, &mut on.kv, blocks.iter().copied())?;
+            on.copies.read(&on.layers, &on.kv, &on.devices[0], blocks)
+        });
+        Ok(BlockBytes::Pending(read?))
     }
 }
 
 impl DeviceCopies for CudaExecutor {
     fn reserve_reads(&mut self, blocks: usize) -> Result<(), ExecutorError> {
-        Ok(self.copies.reserve_reads(&self.devices[0], blocks)?)
+        Ok(self.try_on(|on| on.copies.reserve_reads(&on.devices[0], blocks))?)
     }
 
     fn pinner(&self) -> Pinner {
-        Pinner::new(&self.devices[0])
+        Pinner::new(&self.on.devices[0])
     }
 
     unsafe fn copy_block(&mut self, block: u32, from: u64) -> Result<DeviceCopy, ExecutorError> {
         // SAFETY: as the caller promises.
-        Ok(unsafe { self.copies.copy(&self.layers, &mut self.kv, block, from) }?)
+        Ok(self.try_on(|on| unsafe { on.copies.copy(&on.layers, &mut on.kv, block, from) })?)
+    }
+}
+
+impl CudaExecutor {
+    /// Does something on the devices, and remembers a failure.
+    fn try_on<T>(&mut self, act: impl FnOnce(&mut OnDevices) -> Result<T, CudaError>) -> Result<T, CudaError> {
+        let outcome = act(&mut self.on);
+        self.has_failed |= outcome.is_err();
+        outcome
     }
 }
 
 impl Drop for CudaExecutor {
+    fn drop(&mut self) {
+        // A device that waits for one that failed might do so for ever, and with it whoever frees its memory: the process's end frees it.
+        if self.has_failed && self.on.devices.len() > 1 {
+            return;
+        }
+        // SAFETY: dropped here only, and not used any more.
+        unsafe { ManuallyDrop::drop(&mut self.on) };
+    }
+}
+
+impl Drop for OnDevices {
     fn drop(&mut self) {
         // Blocks may still be in flight, on streams of their own, to memory that is freed here. A device that failed copies nothing.
         self.devices.iter().for_each(|device| drop(device.synchronize()));
@@ -323,8 +368,8 @@ fn load_parts(
         let mut of_device = 0;
         let mut progress = |done, total| {
             of_device = done;
-            // The others' parts are of about this size.
-            progress(done_before + done, total * count);
+            // The parts that come are about as large as this one; the first is the largest.
+            progress(done_before + done, done_before + total * (count - shape.rank as u64));
         };
         weights.push(DeviceWeights::load(device, tensors, config, shape, fp8, &mut progress)?);
         done_before += of_device;

@@ -42,17 +42,27 @@ pub(super) fn call(name: &str, run: impl FnOnce(&mut Device) -> Result<Status, F
     };
     let mut device = device();
     (device.current, device.memory.accessor) = (current, current);
-    if let Some(code) = device.failed {
+    if let Some(code) = device.failed[current as usize] {
         return code;
     }
-    match run(&mut device) {
-        Ok(status) => status,
-        Err(fault) => {
-            eprintln!("gpu-standin: {name}: {fault}\n    seed {}", options().seed);
-            device.failed = Some(fault.code());
-            fault.code()
-        }
+    let fault = match run(&mut device) {
+        Ok(status) => return status,
+        Err(fault) => fault,
+    };
+    // The device that did the work; others that wait for it do so for ever.
+    let failing = device.memory.accessor;
+    if device.failed[failing as usize].is_none() {
+        eprintln!("gpu-standin: {name}: {fault}\n    seed {}", options().seed);
+        device.failed[failing as usize] = Some(fault.code());
     }
+    if failing == current {
+        return fault.code();
+    }
+    if name != "cuEventQuery" {
+        eprintln!("gpu-standin: {name}: device {current} waits for device {failing}, which has failed: the call never returns");
+        std::process::abort();
+    }
+    NOT_READY
 }
 
 /// The device of a context.

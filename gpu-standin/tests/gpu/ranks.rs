@@ -6,12 +6,13 @@ use std::os::unix::fs::symlink;
 use tempfile::TempDir;
 use tidemill_kernels::cuda::checks::Checks;
 use tidemill_model::{
-    CudaExecutor, Executor, ModelError,
+    CudaExecutor, Executor, ExecutorError, ModelError,
     cuda::{CudaOptions, KvBytes},
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, KvDtype, Token},
-    step::{Segment, StateBlocks, Wanted},
+    sampling::Sampling,
+    step::{Draw, History, Segment, StateBlocks, Wanted},
 };
 
 /// Checkpoints that differ in what is shared out: a head of its own, FP8, and tied embeddings, biases, and experts with a shared one.
@@ -58,24 +59,52 @@ fn on_four() {
 }
 
 fn load(model: &str, ranks: usize) -> Result<CudaExecutor, ModelError> {
+    load_for(model, ranks, 0)
+}
+
+/// Loads a model that draws tokens for so many sequences.
+fn load_for(model: &str, ranks: usize, sequences_max: usize) -> Result<CudaExecutor, ModelError> {
     let (kv, kv_dtype) = (KvBytes::Exactly(1 << 20), KvDtype::Bf16);
-    let options = CudaOptions { kernel_cache: cache(), step_tokens: 64, sequences_max: 2, kv, kv_dtype, ranks };
+    let options = CudaOptions { kernel_cache: cache(), step_tokens: 64, sequences_max, kv, kv_dtype, ranks };
     CudaExecutor::load(&repository().join("model/tests/fixtures").join(model), &options, &mut |_, _| {})
+}
+
+const BLOCKS: [u32; 3] = [2, 0, 1];
+
+fn prompt() -> Vec<Token> {
+    (0..2 * BLOCK_TOKENS as Token).map(|i| 1 + i * 7 % 90).collect()
 }
 
 /// The blocks of a prompt.
 fn blocks_of(executor: &mut CudaExecutor) -> Vec<Vec<u8>> {
-    let tokens: Vec<Token> = (0..3 * BLOCK_TOKENS as Token).map(|i| 1 + i * 7 % 90).collect();
-    let blocks = [2, 0, 1];
-    let segment = Segment { tokens: &tokens, start: 0, blocks: &blocks, state: StateBlocks::default(), wanted: Wanted::Nothing };
+    let tokens = prompt();
+    let segment = Segment { tokens: &tokens, start: 0, blocks: &BLOCKS, state: StateBlocks::default(), wanted: Wanted::Nothing };
     executor.step(&[segment]).unwrap();
-    executor.read_blocks(&blocks).unwrap().wait().unwrap().iter().map(|block| block.as_ref().to_vec()).collect()
+    executor.read_blocks(&BLOCKS[..2]).unwrap().wait().unwrap().iter().map(|block| block.as_ref().to_vec()).collect()
+}
+
+/// The tokens that follow the prompt: the first is drawn from it, the others by recorded steps.
+fn tokens_of(executor: &mut CudaExecutor) -> Result<Vec<Token>, ExecutorError> {
+    let (sampling, history) = (Sampling { temperature: 0.0, ..Sampling::default() }, History::default());
+    let (mut tokens, mut start) = (prompt(), 0);
+    let first = tokens.len();
+    while tokens.len() < first + BLOCK_TOKENS {
+        let draw = Draw { sampling: &sampling, history: &history, index: 0, banned: &[], allowed: None };
+        let wanted = Wanted::Token(draw);
+        let segment = Segment { tokens: &tokens[start..], start, blocks: &BLOCKS, state: StateBlocks::default(), wanted };
+        let drawn = executor.step(&[segment])?.remove(0).drawn;
+        start = tokens.len();
+        tokens.extend(drawn.iter().map(|(token, _)| *token));
+    }
+    Ok(tokens.split_off(first))
 }
 
 #[test]
-fn any_number_of_devices_leaves_the_same_blocks() {
+fn any_number_of_devices_leaves_the_same_blocks_and_tokens() {
     for seed in 1..4 {
-        Standin::new(&format!("devices=4,seed={seed}")).passes("ranks::same_blocks");
+        let standin = Standin::new(&format!("devices=4,seed={seed}"));
+        standin.passes("ranks::same_blocks");
+        standin.passes("ranks::same_tokens");
     }
 }
 
@@ -92,6 +121,33 @@ fn same_blocks() {
             assert!(blocks_of(&mut split) == expected, "{model} on {ranks}: other bytes");
         }
     }
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn same_tokens() {
+    let [whole, split] = [1, 2].map(|ranks| tokens_of(&mut load_for("llama", ranks, 1).unwrap()).unwrap());
+    assert!(split == whole, "other tokens: {split:?} for {whole:?}");
+}
+
+/// One device fails in the middle of a step that the other waits for.
+#[test]
+fn a_device_that_fails_ends_the_step_of_all() {
+    let folder = TempDir::new().unwrap();
+    for device in [0, 1] {
+        let file = folder.path().join(format!("fail-{device}"));
+        Standin::new(&format!("devices=2,fail_device={device},fail_when={}", file.display())).passes("ranks::failing");
+    }
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn failing() {
+    let mut executor = load_for("llama", 2, 1).unwrap();
+    let options = std::env::var("TIDEMILL_GPU_STANDIN").unwrap();
+    std::fs::write(options.split_once("fail_when=").unwrap().1, "").unwrap();
+    let error = tokens_of(&mut executor).unwrap_err();
+    assert!(error.to_string().contains("the CUDA device failed"), "{error}");
 }
 
 #[test]
@@ -126,13 +182,18 @@ fn planted_bugs_of_what_devices_do_together_are_found() {
         ("columns one further", "(column - first)]", "(column - first + 1) % width]"),
     ];
     for (what, from, to) in edits {
-        let output = Standin::new("devices=2").with_edit(("gather.cu", from, to)).run("ranks::same_blocks");
-        assert!(!output.status.success(), "{what} is not found:\n{}", told(&output));
+        let told = told(&Standin::new("devices=2").with_edit(("gather.cu", from, to)).run("ranks::same_blocks"));
+        assert!(told.contains(OTHER_BYTES) || told.contains("reads other bytes from"), "{what} is not found:\n{told}");
     }
-    for options in ["drop=waits_across", "drop=waits_across,every=5", "drop=pool_access"] {
+    // Without recorded steps, in which a wait that is left out is an error of its own.
+    let waits =
+        [("drop=waits_across", OTHER_BYTES), ("drop=waits_across,every=5", OTHER_BYTES), ("drop=pool_access", "access is not enabled")];
+    for (options, said) in waits {
         for seed in 1..4 {
-            let output = Standin::new(&format!("devices=2,{options},seed={seed}")).run("ranks::same_blocks");
-            assert!(!output.status.success(), "{options} is not found:\n{}", told(&output));
+            let told = told(&Standin::new(&format!("devices=2,{options},seed={seed}")).run("ranks::same_blocks"));
+            assert!(told.contains(said), "{options} is not found:\n{told}");
         }
     }
 }
+
+const OTHER_BYTES: &str = "other bytes";

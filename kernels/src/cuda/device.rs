@@ -67,8 +67,8 @@ impl Device {
         }
         let cache = KernelCache::open(cache)?;
         let context = CudaContext::new(ordinal)?;
-        // SAFETY: a buffer passes from stream to stream only where an event orders the two (`transfer`), and memory is freed on the stream
-        // that allocated it, or after the device has become idle.
+        // SAFETY: a buffer passes from stream to stream only where an event orders the two (`transfer`, `peers`), also if the streams are of
+        // different devices, and memory is freed on the stream that allocated it, or after the devices have become idle.
         unsafe { context.disable_event_tracking() };
         let properties = Properties::of(&context)?;
         if properties.arch.major < 8 {

@@ -26,6 +26,16 @@ pub enum CudaError {
          (CUDA_VISIBLE_DEVICES; `nvidia-smi topo -p2p r`), or one device"
     )]
     NoPeerAccess { reader: usize, other: usize },
+    #[error(
+        "device {reader} reads other bytes from the memory of device {other} than are there: an IOMMU or the access control of PCIe (ACS) may be \
+         in the way; turn these off, or use one device"
+    )]
+    WrongPeerBytes { reader: usize, other: usize },
+    #[error(
+        "device {other} is a {its} and the first one is a {first}: tensor-parallel ranks are on devices of one kind, as they must compute the \
+         same bits (CUDA_VISIBLE_DEVICES)"
+    )]
+    UnlikeDevices { first: String, other: usize, its: String },
     #[error("device {name} is sm_{major}{minor}: sm_80 (A100) or later is needed")]
     TooOld { name: String, major: u32, minor: u32 },
     #[error("the device's memory is used up ({bytes} bytes asked for): give this worker fewer KV blocks, or a smaller batch")]
@@ -38,8 +48,8 @@ pub enum CudaError {
     #[error("the CUDA device failed: {0}; drain this worker and start it again")]
     Device(DriverError),
     /// The state of the device is unknown after this error.
-    #[error("the CUDA device has not ended a copy within {seconds} s; drain this worker and start it again")]
-    Stuck { seconds: u64 },
+    #[error("the CUDA device has not ended {what} within {seconds} s; drain this worker and start it again")]
+    Stuck { what: &'static str, seconds: u64 },
     /// The state of the device is unknown after this error, as its results cannot be right.
     #[error("the CUDA device computed what cannot be, {what}; drain this worker and start it again")]
     Nonsense { what: String },

@@ -127,6 +127,9 @@ impl Gemm {
 
     /// Writes the chosen algorithms to disk for the next process. Call it after all kinds of products have been computed.
     pub fn keep_choices(&mut self) {
+        // Memory for measuring is freed in the context that is current.
+        let bound = self.workspace.context().bind_to_thread();
+        self.workspace.context().record_err(bound);
         self.choices.keep();
     }
 

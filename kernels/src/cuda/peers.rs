@@ -23,9 +23,15 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Lets each of the devices read the memory of all others.
+    /// Lets each of the devices read the memory of all others. They must be of one kind, as each computes some things for itself that all must
+    /// have alike, such as the experts that rows choose.
     pub fn connect(devices: &[Device]) -> Result<Self, CudaError> {
         assert!((1..=RANKS_MAX).contains(&devices.len()), "up to {RANKS_MAX} devices");
+        let kind = |device: &Device| (device.properties().name.clone(), device.properties().arch);
+        if let Some(other) = devices.iter().find(|device| kind(device) != kind(&devices[0])) {
+            let (first, its) = (devices[0].properties().name.clone(), other.properties().name.clone());
+            return Err(CudaError::UnlikeDevices { first, other: other.ordinal(), its });
+        }
         for reader in devices {
             for other in devices.iter().filter(|other| other.ordinal() != reader.ordinal()) {
                 reader.read_memory_of(other)?;
@@ -34,6 +40,27 @@ impl Peers {
         let streams: Vec<_> = devices.iter().map(|device| Arc::clone(device.stream())).collect();
         let events = streams.iter().map(|stream| stream.context().new_event(None)).collect::<Result<_, _>>()?;
         Ok(Self { streams, events })
+    }
+
+    /// Checks that each device reads what the others have: where an IOMMU is in the way, a driver may say that memory can be read, and other
+    /// bytes arrive. `kernels` are those of the devices.
+    pub fn verify(&self, devices: &[Device], kernels: &[&Kernels]) -> Result<(), CudaError> {
+        const NUMBERS: usize = 1 << 16;
+        let pattern = |of: usize| (0..NUMBERS as u32).map(move |i| i.wrapping_mul(0x9e37_79b9).wrapping_add(of as u32)).collect::<Vec<_>>();
+        let patterns = devices.iter().map(|device| device.upload(&pattern(device.ordinal()))).collect::<Result<Vec<_>, _>>()?;
+        for (reader, kernels) in devices.iter().zip(kernels) {
+            let mut read = reader.alloc::<u32>(NUMBERS)?;
+            for (other, pattern_of_other) in devices.iter().zip(&patterns).filter(|(other, _)| other.ordinal() != reader.ordinal()) {
+                // SAFETY: the pattern was uploaded, which waits, and does not change.
+                unsafe { kernels.gather(reader.stream(), &mut read.as_view_mut(), &[Part::from(pattern_of_other)], 1, NUMBERS) }?;
+                let found = reader.stream().clone_dtoh(&read)?;
+                reader.stream().synchronize()?;
+                if found != pattern(other.ordinal()) {
+                    return Err(CudaError::WrongPeerBytes { reader: reader.ordinal(), other: other.ordinal() });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Makes all streams wait for the first one.
@@ -83,9 +110,13 @@ impl Device {
         // SAFETY: both contexts are alive.
         match unsafe { sys::cuCtxEnablePeerAccess(its.cu_ctx(), 0) } {
             sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+            // Without a switch between them, a device has up to eight peers.
+            sys::CUresult::CUDA_ERROR_TOO_MANY_PEERS => {
+                return Err(CudaError::NoPeerAccess { reader: self.ordinal(), other: other.ordinal() });
+            }
             result => result.result()?,
         }
-        // That does not hold for memory from pools, as which streams allocate it where they can.
+        // Streams allocate from pools where they can, and access to pools is enabled by itself.
         if its.has_async_alloc() {
             let location = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.ordinal() as i32 };
             let access = sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
@@ -165,6 +196,7 @@ pub fn own_width(width: usize, ranks: usize, unit: usize) -> usize {
     width.div_ceil(ranks).next_multiple_of(unit)
 }
 
+const _: () = assert!(RANKS_MAX == 16, "`Parts` in gather.cu");
 const CHUNK_BYTES: usize = 16;
 const THREADS: usize = 256;
 /// Enough loads in flight for a link's latency.

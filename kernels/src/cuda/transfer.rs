@@ -141,7 +141,7 @@ impl Transfer {
     /// when these layers were done.
     ///
     /// # Safety
-    /// Each slot is pinned memory of a whole block's size, whose part of this device nothing else reads or writes until `done`. Nothing on the device writes these
+    /// Each slot is pinned memory of a whole block's size. Until `done`, nothing else reads or writes this device's part of it. Nothing on the device writes these
     /// blocks of `kv` until `gathered`.
     pub unsafe fn publish(
         &mut self,

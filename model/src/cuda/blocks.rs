@@ -1,5 +1,5 @@
 //! Copies KV blocks between host memory and the devices, on streams of their own. A block on the host is whole; each device copies the part
-//! with its heads, over a bus of its own.
+//! with its heads.
 //!
 //! ```text
 //!   copy:   pinned memory of others ──► device blocks
@@ -295,7 +295,7 @@ impl DeviceCopy {
             done.context().bind_to_thread().map_err(CudaError::from)?;
             while !done.try_is_complete().map_err(CudaError::from)? {
                 if Instant::now() > deadline {
-                    return Err(CudaError::Stuck { seconds: COPY_MAX.as_secs() }.into());
+                    return Err(CudaError::Stuck { what: "a copy", seconds: COPY_MAX.as_secs() }.into());
                 }
                 thread::sleep(ASK_AGAIN);
             }

@@ -7,7 +7,7 @@ use crate::{
 };
 use tidemill_kernels::cpu::activation::Activation;
 
-/// The features that several devices lack and one has, likewise.
+/// The features that several devices lack although one has them.
 pub(super) fn lacks_on_several(config: &ModelConfig) -> Vec<&'static str> {
     let norms_all_heads = config.qk_norm && config.family.qk_norm == QkNorm::All;
     norms_all_heads.then_some("norms over the heads of all devices together").into_iter().collect()

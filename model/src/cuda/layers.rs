@@ -10,7 +10,11 @@ use super::{
     shape::DeviceShape,
 };
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView};
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 use tidemill_kernels::cuda::{
     Bf16, CudaError, DeviceKv, Kernels,
     peers::{Part, Peers},
@@ -66,7 +70,32 @@ impl Layers {
 
     /// Waits for all devices' streams.
     pub(super) fn synchronize(&self) -> Result<(), CudaError> {
+        self.watch()?;
         self.ranks.iter().try_for_each(|rank| Ok(rank.stream.synchronize()?))
+    }
+
+    /// Waits until several devices have done all that their streams have to do, or one has failed: a wait for one that waits for the failed one
+    /// might never end. A single device needs no watch, as its failure ends any wait for it.
+    pub(super) fn watch(&self) -> Result<(), CudaError> {
+        if self.ranks.len() == 1 {
+            return Ok(());
+        }
+        let (begun, mut pending) = (Instant::now(), self.record_events()?);
+        while !pending.is_empty() {
+            let mut still = Vec::with_capacity(pending.len());
+            for event in pending {
+                event.context().bind_to_thread()?;
+                if !event.try_is_complete()? {
+                    still.push(event);
+                }
+            }
+            pending = still;
+            if begun.elapsed() > STEP_MAX {
+                return Err(CudaError::Stuck { what: "a step", seconds: STEP_MAX.as_secs() });
+            }
+            thread::sleep(ASK_AGAIN);
+        }
+        Ok(())
     }
 
     /// Launches the batch, of which each device has the numbers, through all layers. With `kv_only`, only K and V are wanted, so the last
@@ -176,6 +205,11 @@ impl Layers {
         unsafe { kernels.gather(stream, &mut logits.slice_mut(..count * self.shape.vocab), &parts, count, UNIT) }
     }
 }
+
+/// The deadline of what several devices do together, of which a step takes seconds at most.
+const STEP_MAX: Duration = Duration::from_secs(60);
+/// The interval at which the host polls devices.
+const ASK_AGAIN: Duration = Duration::from_micros(20);
 
 /// Parts have a multiple of as many columns, so that those of bf16 numbers begin at multiples of 16 bytes.
 pub(super) const UNIT: usize = 8;

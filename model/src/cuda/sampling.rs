@@ -164,6 +164,7 @@ impl Sampling {
         rows: &[LogitRow],
         results: &mut [SegmentResult],
     ) -> Result<(), CudaError> {
+        layers.watch()?;
         self.host_tokens.receive(layers.stream(), &self.tokens.slice(..rows.len()))?;
         for (i, row) in rows.iter().enumerate() {
             let (segment, result) = (&segments[row.segment], &mut results[row.segment]);

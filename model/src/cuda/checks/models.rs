@@ -153,7 +153,7 @@ fn checkpoint(
         (true, KvDtype::Int8) => FP8_WITH_INT8_KV,
         (true, _) => FP8,
     };
-    let tolerance = if executor.config.experts.is_some() { EXPERTS } else { tolerance };
+    let tolerance = if executor.on.config.experts.is_some() { EXPERTS } else { tolerance };
     let Tolerance { gap_max, others_max, .. } = tolerance;
     let ids: Vec<&[Token]> = prompts.iter().map(|prompt| &prompt.ids[..]).collect();
     let mut together = Sequences::new(&ids);
