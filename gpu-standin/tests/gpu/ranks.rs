@@ -173,7 +173,7 @@ fn too_few() {
     }
 }
 
-/// What devices do together, done wrong: each is found, by a rule that it breaks or by the blocks.
+/// Each of these errors of what devices do together is found, by a rule that it breaks or by the blocks.
 #[test]
 fn planted_bugs_of_what_devices_do_together_are_found() {
     let edits = [

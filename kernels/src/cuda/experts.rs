@@ -154,8 +154,8 @@ impl ExpertScratch {
         })
     }
 
-    /// What [`gate_up`](ExpertKernels::gate_up) left of the device's part, and the place for all of `rows` rows where it is gathered:
-    /// `[slots, inner]`.
+    /// The device's part of the activated numbers, which [`gate_up`](ExpertKernels::gate_up) computed, and the place for those of all devices for
+    /// `rows` rows: `[slots, inner]`.
     pub fn activated(&mut self, rows: usize) -> (&CudaSlice<Bf16>, Option<CudaViewMut<'_, Bf16>>) {
         let numbers = rows * self.sizes.chosen * self.sizes.inner;
         (&self.own_activated, self.activated.as_mut().map(|all| all.slice_mut(..numbers)))

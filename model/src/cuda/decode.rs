@@ -24,7 +24,7 @@ pub(super) struct Decode {
     positions_max: usize,
 }
 
-/// What a device needs for a step beside its layers.
+/// The inputs of a step on a device, and scratch for its attention.
 struct Place {
     inputs: Inputs,
     scratch: DecodeScratch,

@@ -72,7 +72,7 @@ impl Fp8Products {
             Inputs::Static => None,
         };
         let by_block = matches!(scheme.scale_per, ScalePer::Block { .. });
-        // What else is multiplied is as wide as all heads, or padded to a multiple of 16.
+        // All other rows of factors are as wide as all heads, or padded to a multiple of 16.
         let fit = !by_block && device_has.multiply(false) && shape.hidden.is_multiple_of(16);
         fit.then_some(Self { largest_max, with_bias: device_has.multiply(true) })
     }
