@@ -183,7 +183,7 @@ fn planted_bugs_of_what_devices_do_together_are_found() {
     ];
     for (what, from, to) in edits {
         let told = told(&Standin::new("devices=2").with_edit(("gather.cu", from, to)).run("ranks::same_blocks"));
-        let said = [OTHER_BYTES, "reads other bytes from", "[address]"];
+        let said = [OTHER_BYTES, "WrongPeerBytes", "[address]"];
         assert!(said.into_iter().any(|said| told.contains(said)), "{what} is not found:\n{told}");
     }
     // Without recorded steps, in which a wait that is left out is an error of its own.
