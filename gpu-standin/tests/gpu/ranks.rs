@@ -15,8 +15,8 @@ use tidemill_proto::{
     step::{Draw, History, Segment, StateBlocks, Wanted},
 };
 
-/// Checkpoints that differ in what is shared out: a head of its own, FP8, and tied embeddings, biases, and experts with a shared one.
-const FAMILIES: &[&str] = &["qwen3", "fp8-channel", "qwen2-moe"];
+/// Checkpoints that differ in what is shared out: FP8; tied embeddings, biases, and experts with a shared one.
+const FAMILIES: &[&str] = &["fp8-channel", "qwen2-moe"];
 
 /// A folder with these checkpoints.
 fn checkpoints(families: &[&str]) -> TempDir {
@@ -101,7 +101,7 @@ fn tokens_of(executor: &mut CudaExecutor) -> Result<Vec<Token>, ExecutorError> {
 
 #[test]
 fn any_number_of_devices_leaves_the_same_blocks_and_tokens() {
-    for seed in 1..4 {
+    for seed in 1..3 {
         let standin = Standin::new(&format!("devices=4,seed={seed}"));
         standin.passes("ranks::same_blocks");
         standin.passes("ranks::same_tokens");
@@ -190,7 +190,7 @@ fn planted_bugs_of_what_devices_do_together_are_found() {
     let waits =
         [("drop=waits_across", OTHER_BYTES), ("drop=waits_across,every=5", OTHER_BYTES), ("drop=pool_access", "access is not enabled")];
     for (options, said) in waits {
-        for seed in 1..4 {
+        for seed in 1..3 {
             let told = told(&Standin::new(&format!("devices=2,{options},seed={seed}")).run("ranks::same_blocks"));
             assert!(told.contains(said), "{options} is not found:\n{told}");
         }
