@@ -324,7 +324,7 @@ impl CudaExecutor {
 
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
-        // A device that waits for one that failed might do so for ever, and with it whoever frees its memory: the process's end frees it.
+        // Freeing memory waits for its device, which may wait for a failed one for ever. The memory is freed when the process ends.
         if self.has_failed && self.on.devices.len() > 1 {
             return;
         }

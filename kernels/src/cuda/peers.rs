@@ -46,6 +46,9 @@ impl Peers {
     /// bytes arrive. `kernels` are those of the devices.
     pub fn verify(&self, devices: &[Device], kernels: &[&Kernels]) -> Result<(), CudaError> {
         const NUMBERS: usize = 1 << 16;
+        if devices.len() == 1 {
+            return Ok(());
+        }
         let pattern = |of: usize| (0..NUMBERS as u32).map(move |i| i.wrapping_mul(0x9e37_79b9).wrapping_add(of as u32)).collect::<Vec<_>>();
         let patterns = devices.iter().map(|device| device.upload(&pattern(device.ordinal()))).collect::<Result<Vec<_>, _>>()?;
         for (reader, kernels) in devices.iter().zip(kernels) {

@@ -81,7 +81,7 @@ impl Layers {
             return Ok(());
         }
         let (begun, mut pending) = (Instant::now(), self.record_events()?);
-        while !pending.is_empty() {
+        loop {
             let mut still = Vec::with_capacity(pending.len());
             for event in pending {
                 event.context().bind_to_thread()?;
@@ -89,13 +89,15 @@ impl Layers {
                     still.push(event);
                 }
             }
+            if still.is_empty() {
+                return Ok(());
+            }
             pending = still;
             if begun.elapsed() > STEP_MAX {
                 return Err(CudaError::Stuck { what: "a step", seconds: STEP_MAX.as_secs() });
             }
             thread::sleep(ASK_AGAIN);
         }
-        Ok(())
     }
 
     /// Launches the batch, of which each device has the numbers, through all layers. With `kv_only`, only K and V are wanted, so the last
