@@ -123,16 +123,40 @@ pub struct Connection {
 #[derive(Debug)]
 pub struct Incoming {
     kind: Preamble,
-    send: quinn::SendStream,
+    send: SendHalf,
     recv: quinn::RecvStream,
-    peer: SocketAddr,
+    connection: Connection,
 }
 
-/// The sending half of a stream of `M`.
+/// The sending half of a stream, reset if it is dropped before it is finished: quinn would finish it, and what was given up, often just
+/// before its connection is closed with the reason, would look like an orderly end.
+#[derive(Debug)]
+struct SendHalf {
+    stream: quinn::SendStream,
+    is_finished: bool,
+}
+
+impl SendHalf {
+    fn new(stream: quinn::SendStream) -> Self {
+        Self { stream, is_finished: false }
+    }
+}
+
+impl Drop for SendHalf {
+    fn drop(&mut self) {
+        // A reset would discard what a finished stream has not delivered yet.
+        if !self.is_finished {
+            // An error says that the peer stopped the stream, or that the connection has ended.
+            let _ = self.stream.reset(GIVEN_UP.into());
+        }
+    }
+}
+
+/// The sending half of a stream of `M`. A stream that is not finished breaks for the peer when this is dropped.
 #[derive(Debug)]
 pub struct Sender<M> {
-    stream: quinn::SendStream,
-    peer: SocketAddr,
+    half: SendHalf,
+    connection: Connection,
     kind: PhantomData<fn(M)>,
 }
 
@@ -140,7 +164,7 @@ pub struct Sender<M> {
 #[derive(Debug)]
 pub struct Receiver<M> {
     stream: quinn::RecvStream,
-    peer: SocketAddr,
+    connection: Connection,
     payload: Vec<u8>,
     kind: PhantomData<fn() -> M>,
 }
@@ -319,27 +343,26 @@ impl Connection {
     /// Opens a bidirectional stream. The preamble is sent at once, so that the peer sees the stream.
     pub async fn open<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
         let opened = tokio::time::timeout(CONNECT_MAX, self.quic.open_bi()).await;
-        let (mut send, recv) = opened.map_err(|_| self.broken("no stream within the deadline"))?.map_err(|e| self.broken(e))?;
-        send.write_all(&kind.bytes(self.version)).await.map_err(|e| self.broken(e))?;
-        Ok((self.sender(send), self.receiver(recv)))
+        let (send, recv) = opened.map_err(|_| self.broken("no stream within the deadline"))?.map_err(|e| self.broken(reason(&e)))?;
+        let mut sender = self.sender(SendHalf::new(send));
+        sender.write(&kind.bytes(self.version)).await?;
+        Ok((sender, self.receiver(recv)))
     }
 
     /// Accepts the next bidirectional stream that the peer opens.
     pub async fn accept<Out: Serialize, In: DeserializeOwned>(&self, kind: Preamble) -> Result<(Sender<Out>, Receiver<In>), LinkError> {
-        let (send, mut recv) = self.quic.accept_bi().await.map_err(|e| self.broken(e))?;
-        let checked = tokio::time::timeout(CONNECT_MAX, self.check_preamble(&mut recv, kind)).await;
-        checked.map_err(|_| self.broken("no preamble within the deadline"))??;
-        Ok((self.sender(send), self.receiver(recv)))
+        Ok(self.accept_one_of(&[kind]).await?.streams())
     }
 
     /// Accepts the next bidirectional stream that the peer opens, of one of these kinds.
     pub async fn accept_one_of(&self, kinds: &[Preamble]) -> Result<Incoming, LinkError> {
-        let (send, mut recv) = self.quic.accept_bi().await.map_err(|e| self.broken(e))?;
+        let (send, mut recv) = self.quic.accept_bi().await.map_err(|e| self.broken(reason(&e)))?;
+        let send = SendHalf::new(send);
         let mut bytes = [0; 8];
         let read = tokio::time::timeout(CONNECT_MAX, recv.read_exact(&mut bytes)).await;
         read.map_err(|_| self.broken("no preamble within the deadline"))?.map_err(|e| self.broken(e))?;
-        let kind = Preamble::one_of(kinds, self.version, bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })?;
-        Ok(Incoming { kind, send, recv, peer: self.peer() })
+        let kind = Preamble::one_of(kinds, self.version, bytes).map_err(|source| self.malformed(source))?;
+        Ok(Incoming { kind, send, recv, connection: self.clone() })
     }
 
     /// Opens a one-way stream for bytes.
@@ -359,7 +382,7 @@ impl Connection {
     pub async fn check_preamble(&self, recv: &mut quinn::RecvStream, kind: Preamble) -> Result<(), LinkError> {
         let mut bytes = [0; 8];
         recv.read_exact(&mut bytes).await.map_err(|e| self.broken(e))?;
-        kind.check(self.version, bytes).map_err(|source| LinkError::Frame { peer: self.peer(), source })
+        kind.check(self.version, bytes).map_err(|source| self.malformed(source))
     }
 
     /// Ends the connection and sends the reason to the peer.
@@ -376,12 +399,27 @@ impl Connection {
         LinkError::Broken { peer: self.peer(), reason: reason.to_string() }
     }
 
-    fn sender<M>(&self, stream: quinn::SendStream) -> Sender<M> {
-        Sender { stream, peer: self.peer(), kind: PhantomData }
+    /// The end of the connection, if it has ended or ends soon: a peer that gives up a stream most often closes the connection next, with
+    /// the reason.
+    async fn end_behind_a_broken_stream(&self) -> Option<quinn::ConnectionError> {
+        tokio::time::timeout(CLOSE_AFTER_STREAM_MAX, self.quic.closed()).await.ok()
+    }
+
+    /// Names the end of the connection as the reason why a stream broke, or else `error`.
+    fn broken_stream(&self, end: Option<quinn::ConnectionError>, error: impl ToString) -> LinkError {
+        self.broken(end.map_or_else(|| error.to_string(), |lost| reason(&lost)))
+    }
+
+    fn malformed(&self, source: FrameError) -> LinkError {
+        LinkError::Frame { peer: self.peer(), source }
+    }
+
+    fn sender<M>(&self, half: SendHalf) -> Sender<M> {
+        Sender { half, connection: self.clone(), kind: PhantomData }
     }
 
     fn receiver<M>(&self, stream: quinn::RecvStream) -> Receiver<M> {
-        Receiver { stream, peer: self.peer(), payload: Vec::new(), kind: PhantomData }
+        Receiver { stream, connection: self.clone(), payload: Vec::new(), kind: PhantomData }
     }
 }
 
@@ -392,21 +430,28 @@ impl Incoming {
 
     /// Returns the two halves, once the kind of the stream has determined their messages.
     pub fn streams<Out: Serialize, In: DeserializeOwned>(self) -> (Sender<Out>, Receiver<In>) {
-        let Self { send, recv, peer, .. } = self;
-        (Sender { stream: send, peer, kind: PhantomData }, Receiver { stream: recv, peer, payload: Vec::new(), kind: PhantomData })
+        (self.connection.sender(self.send), self.connection.receiver(self.recv))
     }
 }
 
 impl<M: Serialize> Sender<M> {
     pub async fn send(&mut self, message: &M) -> Result<(), LinkError> {
-        let bytes = frame::encode(message).map_err(|source| LinkError::Frame { peer: self.peer, source })?;
-        self.stream.write_all(&bytes).await.map_err(|e| LinkError::Broken { peer: self.peer, reason: e.to_string() })
+        let bytes = frame::encode(message).map_err(|source| self.connection.malformed(source))?;
+        self.write(&bytes).await
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
+        match self.half.stream.write_all(bytes).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.connection.broken_stream(self.connection.end_behind_a_broken_stream().await, error)),
+        }
     }
 
     /// Finishes the stream and waits, up to the idle timeout, until the peer has received everything.
     pub async fn finish(mut self) {
-        if self.stream.finish().is_ok() {
-            let _ = self.stream.stopped().await;
+        self.half.is_finished = true;
+        if self.half.stream.finish().is_ok() {
+            let _ = self.half.stream.stopped().await;
         }
     }
 }
@@ -415,21 +460,23 @@ impl<M: DeserializeOwned> Receiver<M> {
     /// Receives the next message, or `None` when the peer finished the stream or closed its endpoint. Not cancel safe: own the receiver in
     /// one task.
     pub async fn recv(&mut self) -> Result<Option<M>, LinkError> {
-        let broken = |reason: String| LinkError::Broken { peer: self.peer, reason };
         let mut header = [0; HEADER_BYTES];
         match self.stream.read_exact(&mut header).await {
             Ok(()) => {}
             Err(quinn::ReadExactError::FinishedEarly(0)) => return Ok(None),
-            Err(quinn::ReadExactError::ReadError(quinn::ReadError::ConnectionLost(lost))) => {
-                return if is_orderly(&lost) { Ok(None) } else { Err(broken(reason(&lost))) };
+            Err(error) => {
+                return match self.connection.end_behind_a_broken_stream().await {
+                    Some(lost) if is_orderly(&lost) => Ok(None),
+                    end => Err(self.connection.broken_stream(end, error)),
+                };
             }
-            Err(error) => return Err(broken(error.to_string())),
         }
-        let malformed = |source| LinkError::Frame { peer: self.peer, source };
-        let bytes = frame::payload_bytes(header).map_err(malformed)?;
+        let bytes = frame::payload_bytes(header).map_err(|source| self.connection.malformed(source))?;
         self.payload.resize(bytes, 0);
-        self.stream.read_exact(&mut self.payload).await.map_err(|e| broken(e.to_string()))?;
-        let message = frame::decode(&self.payload).map_err(malformed)?;
+        if let Err(error) = self.stream.read_exact(&mut self.payload).await {
+            return Err(self.connection.broken_stream(self.connection.end_behind_a_broken_stream().await, error));
+        }
+        let message = frame::decode(&self.payload).map_err(|source| self.connection.malformed(source))?;
         Ok(Some(message))
     }
 }
@@ -465,6 +512,12 @@ fn revoked(name: &CertName) -> String {
 
 /// The close code towards a peer whose certificate is not accepted.
 const REFUSED: u32 = 3;
+
+/// The code of a stream that was given up before it was finished.
+const GIVEN_UP: u32 = 1;
+
+/// The most time by which the end of a connection follows that of a stream whose end it explains.
+const CLOSE_AFTER_STREAM_MAX: Duration = Duration::from_secs(1);
 
 /// The close code of an orderly end.
 const ORDERLY: u32 = 0;

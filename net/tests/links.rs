@@ -5,7 +5,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use tidemill_net::{
     identity::{self, Identity},
-    link::{Endpoint, Receiver, Sender},
+    link::{Connection, Endpoint, Receiver, Sender},
     uplink::{LinkEvent, Uplink},
 };
 use tidemill_proto::{
@@ -172,6 +172,48 @@ async fn next_event(receiver: &mut Receiver<ToCoordinator>) -> (Epoch, WorkerEve
     match timeout(PATIENCE, receiver.recv()).await.unwrap().unwrap().unwrap() {
         ToCoordinator::Event { epoch, event } => (epoch, event),
         other => panic!("{other:?}"),
+    }
+}
+
+/// Gives up a stream the way a session does whose function returns early: its halves are dropped, and then the connection is closed.
+async fn give_up<T>(streams: T, connection: &Connection) {
+    drop(streams);
+    // The end of the stream reaches the peer before that of the connection.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    connection.close("it asked for a cake");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_reason_of_an_end_reaches_a_peer_that_reads_or_writes() {
+    let (_home, identity) = member();
+    let server = Endpoint::bind(ANY_PORT, &identity).unwrap();
+    let (addr, mut listener) = (server.local_addr(), server.listen());
+    let client = Endpoint::bind_client(ANY_PORT, &identity).unwrap();
+    let heartbeat = ToCoordinator::Event { epoch: Epoch(1), event: WorkerEvent::Heartbeat(Box::default()) };
+    for (kind, accepted) in [(Preamble::Control, true), (Preamble::Pool, false)] {
+        for writes in [false, true] {
+            let (connecting, accepting) = tokio::join!(client.connect(addr), listener.accept());
+            let (connection, accepting) = (connecting.unwrap(), accepting.unwrap());
+            let serving = tokio::spawn(async move {
+                let streams = timeout(PATIENCE, accepting.accept::<ToWorker, ToCoordinator>(Preamble::Control)).await.unwrap();
+                assert_eq!(streams.is_ok(), accepted);
+                give_up(streams, &accepting).await;
+            });
+            let (mut sender, mut receiver) = connection.open::<ToCoordinator, ToWorker>(kind).await.unwrap();
+            let ended = async {
+                match writes {
+                    true => loop {
+                        if let Err(error) = sender.send(&heartbeat).await {
+                            break error;
+                        }
+                    },
+                    false => receiver.recv().await.expect_err("a stream that is given up has no orderly end"),
+                }
+            };
+            let error = timeout(PATIENCE, ended).await.unwrap().to_string();
+            assert!(error.contains("it asked for a cake"), "{error}");
+            serving.await.unwrap();
+        }
     }
 }
 

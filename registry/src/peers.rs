@@ -75,7 +75,10 @@ async fn speak(
         tokio::select! {
             message = queued.recv() => match message {
                 Some(bytes) => sender.send(&PeerMessage::Registry(bytes)).await?,
-                None => return Ok(()),
+                None => {
+                    sender.finish().await;
+                    return Ok(());
+                }
             },
             reason = connection.closed() => return Err(LinkError::Broken { peer: addr, reason }),
         }
