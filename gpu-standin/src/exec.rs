@@ -109,6 +109,7 @@ pub(crate) fn run(launch: &Launch<'_>, memory: &mut Memory, random: &mut Random)
         warps.iter_mut().for_each(|warp| warp.begin(kernel, at.map(|x| x as u32)));
         run_block(&mut block, &mut warps, random).map_err(|fault| fault.at(format!("kernel {name}, block {at:?} of {grid:?}")))?;
     }
+    kernel.spare_registers().extend(warps.into_iter().map(|warp| warp.registers));
     Ok(())
 }
 

@@ -20,6 +20,7 @@ pub(crate) type Lanes = [u32; 32];
 pub(crate) type LongLanes = [u64; 32];
 
 /// A warp's registers, 32 lanes side by side.
+#[derive(Debug)]
 pub(crate) struct Registers {
     r32: Vec<Lanes>,
     r64: Vec<LongLanes>,
@@ -27,6 +28,22 @@ pub(crate) struct Registers {
 }
 
 impl Registers {
+    /// Creates the registers of a kernel's warp, with its constants in place.
+    fn new(kernel: &Kernel) -> Self {
+        let [r32, r64, predicates] = kernel.slots;
+        let mut registers = Self { r32: vec![[0; 32]; r32], r64: vec![[0; 32]; r64], predicates: vec![0; predicates] };
+        for &(slot, value) in &kernel.constants32 {
+            registers.r32[slot as usize] = [value; 32];
+        }
+        for &(slot, value) in &kernel.constants64 {
+            registers.r64[slot as usize] = [value; 32];
+        }
+        for &(slot, value) in &kernel.constant_predicates {
+            registers.predicates[slot as usize] = if value { u32::MAX } else { 0 };
+        }
+        registers
+    }
+
     #[inline(always)]
     pub(crate) fn r32(&self, slot: u16) -> &Lanes {
         &self.r32[slot as usize]
@@ -134,17 +151,7 @@ const IN_FLIGHT: u32 = 0x7fff_dead;
 
 impl Warp {
     pub(crate) fn new(kernel: &Kernel, index: usize, count: u32, threads: [u32; 3], grid: [u32; 3]) -> Self {
-        let [r32, r64, predicates] = kernel.slots;
-        let mut registers = Registers { r32: vec![[0; 32]; r32], r64: vec![[0; 32]; r64], predicates: vec![0; predicates] };
-        for &(slot, value) in &kernel.constants32 {
-            registers.r32[slot as usize] = [value; 32];
-        }
-        for &(slot, value) in &kernel.constants64 {
-            registers.r64[slot as usize] = [value; 32];
-        }
-        for &(slot, value) in &kernel.constant_predicates {
-            registers.predicates[slot as usize] = if value { u32::MAX } else { 0 };
-        }
+        let registers = kernel.spare_registers().pop().unwrap_or_else(|| Registers::new(kernel));
         let lanes = (count - 32 * index as u32).min(32);
         Self {
             index,

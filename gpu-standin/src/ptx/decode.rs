@@ -6,7 +6,7 @@ use super::{
     program::*,
 };
 use crate::fault::{Fault, Kind};
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Mutex};
 
 /// All kernels of a module.
 pub(crate) fn decode(text: &str) -> Result<Vec<Kernel>, Fault> {
@@ -167,6 +167,7 @@ impl Decoder {
             shared: self.shared,
             dynamic_at: self.dynamic_at,
             threads_max: entry.threads_max,
+            spare: Mutex::default(),
         })
     }
 

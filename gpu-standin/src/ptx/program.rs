@@ -1,6 +1,8 @@
 //! A kernel ready to run: instructions whose operands are slots of a warp's registers, decoded once.
 
 use super::parse::Loc;
+use crate::exec::warp::Registers;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// One instruction. The meaning of the fields depends on the operation.
 #[derive(Clone, Copy, Debug)]
@@ -130,9 +132,15 @@ pub(crate) struct Kernel {
     pub(crate) shared: Vec<(u32, u32)>,
     pub(crate) dynamic_at: u32,
     pub(crate) threads_max: u32,
+    /// The registers of warps that have ended, for those of later launches: to allocate and clear them took longer than many a launch.
+    pub(crate) spare: Mutex<Vec<Registers>>,
 }
 
 impl Kernel {
+    pub(crate) fn spare_registers(&self) -> MutexGuard<'_, Vec<Registers>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The source line of an instruction, for messages.
     pub(crate) fn place(&self, pc: usize) -> String {
         self.places[self.code[pc].place as usize].to_string()
