@@ -36,6 +36,7 @@ use tidemill_gateway::{
             Gateway, ServedModel,
             settings::{GatewaySettings, RequestSettings, SemanticSettings},
         },
+        regions::{RegionError, Regions},
     },
     store::{
         Store,
@@ -97,6 +98,8 @@ pub enum RunError {
     Jwks(#[from] JwksError),
     #[error(transparent)]
     Operators(#[from] operators::StartError),
+    #[error(transparent)]
+    Regions(#[from] RegionError),
     #[error(transparent)]
     Audit(#[from] audit::OpenError),
     #[error("traces cannot be sent: {0}")]
@@ -219,6 +222,7 @@ impl Coordinator {
             KeptIn::File(path) => Arc::new(keeper::sqlite::Sqlite::open(&path)?),
             KeptIn::Memory => Arc::new(keeper::memory::Memory::default()),
         };
+        let pins = settings.regions.as_ref().map(|regions| Arc::clone(&regions.pins));
         let tenants = Arc::new(Tenants::open(TenantSettings {
             keeper,
             jwt: settings.jwt.map(Verifier::new).transpose()?,
@@ -227,7 +231,9 @@ impl Coordinator {
             quota_server: settings.quota_server,
             prices: settings.prices,
             // Without a key, only this machine may send requests unless the operator allows others: the first key may not exist yet.
-            closed: !settings.open && !settings.http.ip().is_loopback(),
+            // Where tenants are pinned to regions, each caller must be known.
+            closed: !settings.open && !settings.http.ip().is_loopback() || pins.as_ref().is_some_and(|pins| !pins.regions.is_empty()),
+            pins,
             shedding: settings.shedding,
             meter: settings.data.as_ref().map(|dir| MeterSettings {
                 dir: dir.join("usage"),
@@ -264,7 +270,10 @@ impl Coordinator {
         let served = served.map(|(backend, (name, text))| ServedModel { name, text, backend });
         let traces =
             settings.traces.map(|traces| Collector::start(traces.collector).map(|collector| Traces::new(collector, traces.sampling)));
+        let answer_max = settings.requests.request_timeout;
+        let regions = settings.regions.map(|regions| Regions::new(regions, answer_max)).transpose()?.map(Arc::new);
         let gateway = GatewaySettings {
+            regions,
             requests: RequestSettings { semantic_cache, ..settings.requests },
             classes: settings.cluster.classes,
             registry: Arc::new(Agreed::new(registry.clone(), settings.name, served_names)),

@@ -14,6 +14,7 @@ pub mod operators;
 mod peers;
 pub mod pii;
 pub mod quota_server;
+pub mod regions;
 pub mod retention;
 pub mod routing;
 pub mod safety;
@@ -33,6 +34,7 @@ use operators::OperatorsFlags;
 use peers::parse_peers;
 use pii::PiiFlags;
 use quota_server::QuotaServerFlags;
+use regions::RegionsFlags;
 use retention::RetentionFlags;
 use routing::{RouteFlags, RouterFlags};
 use safety::{SafetyFlags, parse_safety};
@@ -48,7 +50,7 @@ use tidemill_gateway::{
     http::server::Limits as Connections,
     operators::OperatorSettings,
     safety::{Safety, audit::AuditSettings, moderator},
-    serving::gateway::settings::RequestSettings,
+    serving::{gateway::settings::RequestSettings, regions::RegionSettings},
     store::{self, postgres::Address},
 };
 use tidemill_net::process::{LogFormat, Logging};
@@ -334,6 +336,10 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_tools: Option<ServerToolsFlags>,
+    /// This cluster as one of several regions: a section of the file [default: none]
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub regions: Option<RegionsFlags>,
     /// Settings that all routing rules share: a section of the file [default: none]
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -387,6 +393,8 @@ pub struct Settings {
     pub jwt: Option<jwt::Settings>,
     /// The sign-in of operators; without it, reaching `admin` is enough.
     pub operators: Option<OperatorSettings>,
+    /// This region and others, if this cluster is one of several.
+    pub regions: Option<RegionSettings>,
     pub shedding: Option<Watermarks>,
     pub usage: journal::Settings,
     /// The endpoint for usage events, if any.

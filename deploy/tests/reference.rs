@@ -24,7 +24,7 @@ const CONFIGURED: [&str; 7] = ["coordinator", "net", "engine", "kvpool", "prefil
 /// The structs whose keys have guides in [`GUIDES`].
 const GUIDED: [&str; 5] = ["Flags", "DecodeFlags", "EngineFlags", "PoolFlags", "WorkerFlags"];
 /// The guides to keys: (key, title, page). A key that ends in `_` is the prefix of several.
-const GUIDES: [(&str, &str, &str); 31] = [
+const GUIDES: [(&str, &str, &str); 32] = [
     ("admin_public", "Security", "security.md"),
     ("aliases", "Several coordinators", "coordinators.md"),
     ("batch_", "Batches", "batches.md"),
@@ -46,6 +46,7 @@ const GUIDES: [(&str, &str, &str); 31] = [
     ("quota_server", "A quota server", "quota-server.md"),
     ("quota_share", "Tenants", "tenants.md"),
     ("rdma_devices", "RDMA", "rdma.md"),
+    ("regions", "Several regions", "regions.md"),
     ("retention", "Retention", "retention.md"),
     ("slo_", "Service classes", "classes.md"),
     ("speculation", "Speculation", "speculation.md"),

@@ -5,6 +5,7 @@
 //!   flight
 //! - [`memories`]: facts about users, as chats are given them, and limits on them
 //! - [`registry`]: the coordinators' agreed records, as operators see and change them
+//! - [`pins`]: tenants that are served in some regions only
 //! - [`origins`]: the origins whose web pages may use the API
 
 pub mod json;
@@ -12,6 +13,7 @@ pub mod memories;
 #[cfg(feature = "shell")]
 pub mod origins;
 pub mod owner;
+pub mod pins;
 #[cfg(feature = "shell")]
 pub mod registry;
 pub mod room;

@@ -37,6 +37,7 @@ pub mod context;
 pub mod conversations;
 pub mod cors;
 pub mod doors;
+mod elsewhere;
 pub mod embeddings;
 pub mod endpoint;
 pub mod erasure;

@@ -253,6 +253,10 @@ fn describe() {
         "tidemill_routed_total",
         "Requests that there was a model to choose for, by the `model` that answers and `by` what chose it: pin, rule, auto, overflow, rollout, asked"
     );
+    describe_counter!(
+        "tidemill_relayed_total",
+        "Requests sent to another `region`, by `outcome`: answered, refused (the next region is asked, and at last this one answers), failed"
+    );
     describe_gauge!("tidemill_rollout_share", "Share of users at the new model, by `from` and `to`");
     describe_gauge!(
         "tidemill_rollout_state",
@@ -426,6 +430,11 @@ pub fn show_summaries_waiting(waiting: usize) {
 /// Counts a routed request, by model and by the rule that chose it.
 pub fn count_routed(model: &str, by: &'static str) {
     counter!("tidemill_routed_total", "model" => model.to_owned(), "by" => by).increment(1);
+}
+
+/// Counts a request that was sent to another region, by its outcome.
+pub fn count_relayed(region: &str, outcome: &'static str) {
+    counter!("tidemill_relayed_total", "region" => region.to_owned(), "outcome" => outcome).increment(1);
 }
 
 pub fn count_shadow(to: &str, outcome: &'static str) {

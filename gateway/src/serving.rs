@@ -6,6 +6,7 @@
 //!   [`examples`]: requests with which `auto` compares others
 //! - [`answer`]: a running request's events as deltas of its choices; [`rounds`]: answers with calls of tools that run on the server
 //! - [`replays`]: recordings of answers; [`running`]: responses that are being streamed
+//! - [`regions`]: requests that another cluster answers
 
 pub mod answer;
 pub mod backend;
@@ -14,6 +15,7 @@ pub mod encoder;
 pub mod examples;
 pub mod gateway;
 pub mod recall;
+pub mod regions;
 pub mod replays;
 pub mod rounds;
 pub mod running;

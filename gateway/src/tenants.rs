@@ -13,7 +13,7 @@ pub mod metered;
 mod ttft;
 
 use crate::{
-    base::{owner::Owner, shares::Party, stamp::unix},
+    base::{owner::Owner, pins::Pins, shares::Party, stamp::unix},
     batch::life::Sender,
     features::grammars::Spent,
     metrics,
@@ -73,6 +73,8 @@ pub struct TenantSettings {
     pub prices: Prices,
     /// Whether a key is needed even before one exists.
     pub closed: bool,
+    /// Tenants that are served in some regions only, if this cluster is one of several.
+    pub pins: Option<Arc<Pins>>,
     /// The limits for load shedding, if it is on.
     pub shedding: Option<Watermarks>,
     /// The usage log; `None` if usage is not recorded.
@@ -98,6 +100,7 @@ pub struct Tenants {
     tiers: Tiers,
     prices: Prices,
     closed: bool,
+    pins: Option<Arc<Pins>>,
     limiter: Limiter,
     /// The clock's start, since the Unix epoch. The clock never jumps.
     began: (Duration, Instant),
@@ -305,6 +308,7 @@ impl Tenants {
             tiers: settings.tiers,
             prices: settings.prices,
             closed: settings.closed,
+            pins: settings.pins,
             limiter: Limiter::new(settings.share, quota, settings.quota_server.map(|server| SharedQuota::start(server, rand::random()))),
             began: (unix(), Instant::now()),
             meter,
@@ -351,6 +355,9 @@ impl Tenants {
     }
 
     fn with_tier(&self, principal: Principal) -> Result<(Principal, Arc<Tier>), ApiError> {
+        if let Some(pins) = self.pins.as_ref().filter(|pins| !pins.allow_here(&principal.tenant)) {
+            return Err(ApiError::wrong_region(&pins.here, pins.of(Some(&principal.tenant)).unwrap_or_default()));
+        }
         match self.tiers.get(&principal.tier).cloned() {
             Some(tier) => Ok((principal, tier)),
             None => Err(ApiError::no_such_tier(&principal.tier, &self.tiers.names())),

@@ -110,6 +110,11 @@ impl Flags {
         };
         let tiers = tenants::tiers(self.tier, &classes)?;
         let (router, examples) = routing::router(self.router, self.route, &models, &aliases, &tiers)?;
+        let region_header = router.as_ref().and_then(|router| router.region_header.as_deref());
+        let regions = self.regions.map(|regions| regions.check(region_header)).transpose()?;
+        if self.open == Some(true) && regions.as_ref().is_some_and(|regions| !regions.pins.regions.is_empty()) {
+            return Err(invalid("open", true, "regions.pins are about tenants, and callers without a key have none"));
+        }
         let share = self.quota_share.as_deref().map_or(Ok(Share::WHOLE), str::parse);
         let share = share.map_err(|reason: &str| invalid("quota_share", self.quota_share.as_deref().unwrap_or_default(), reason))?;
         let tls = match (self.tls_cert, self.tls_key) {
@@ -176,6 +181,7 @@ impl Flags {
             prices: tenants::prices(self.price)?,
             jwt,
             operators,
+            regions,
             shedding: self.shedding.unwrap_or_default().check(&classes)?,
             tiers,
             usage: journal::Settings {

@@ -21,6 +21,10 @@ use axum::{
 use std::{fmt::Display, net::IpAddr, sync::Arc, time::Duration};
 use tidemill_tenancy::quota::Level;
 
+/// The headers with the sender's credential, kept for a region that a request may be relayed to.
+#[derive(Clone, Debug)]
+pub(super) struct Presented(pub(super) HeaderMap);
+
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const TRACEPARENT: &str = "traceparent";
 /// The part of a request's path that its trace keeps, so that a queue of traces is also bounded in bytes.
@@ -60,8 +64,10 @@ pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Requ
     };
     if caller.principal.is_some() {
         // Handlers have no use for them.
-        request.headers_mut().remove(header::AUTHORIZATION);
-        request.headers_mut().remove(API_KEY);
+        let presented = [header::AUTHORIZATION, API_KEY].map(|name| request.headers_mut().remove(&name).map(|value| (name, value)));
+        if gateway.regions().is_some() {
+            request.extensions_mut().insert(Presented(presented.into_iter().flatten().collect()));
+        }
     }
     let _place = match gateway.admit_request(&caller) {
         Ok(place) => place,
@@ -160,11 +166,11 @@ fn region(gateway: &Gateway, headers: &HeaderMap) -> Option<String> {
     headers.get(gateway.region_header()?)?.to_str().ok().map(str::to_owned)
 }
 
-fn speaks_anthropic(request: &Request) -> bool {
+pub(super) fn speaks_anthropic(request: &Request) -> bool {
     request.uri().path().starts_with("/v1/messages")
 }
 
-fn refusal(error: ApiError, messages: bool) -> Response {
+pub(super) fn refusal(error: ApiError, messages: bool) -> Response {
     if messages { MessagesError::from(error).into_response() } else { error.into_response() }
 }
 

@@ -9,7 +9,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 /// The time after which a browser asks again.
 const REMEMBERED_FOR: Duration = Duration::from_secs(600);
 /// Response headers that a page may read besides the default ones.
-const SHOWN: [&str; 14] = [
+const SHOWN: [&str; 15] = [
     "x-request-id",
     "retry-after",
     "x-ratelimit-limit-requests",
@@ -22,6 +22,7 @@ const SHOWN: [&str; 14] = [
     "x-queue-estimate-ms",
     "x-idempotency",
     "x-tidemill-model",
+    "x-tidemill-region",
     "x-tidemill-route",
     "x-tidemill-not-stored",
 ];

@@ -31,7 +31,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
 
-const KEY: &str = "idempotency-key";
+pub(super) const KEY: &str = "idempotency-key";
 const LAST_EVENT_ID: &str = "last-event-id";
 /// The header with the outcome of a request that has a key.
 const STATUS: &str = "x-idempotency";

@@ -2,8 +2,8 @@
 
 use super::{
     access, admin, appeals, backup, batches, chat::Chat, classify, completions::Completions, console, conversations, cors, doors,
-    embeddings, erasure, export, feedback, files, gate, leftover, memories, messages, models, moderations, operator, records, replay,
-    rerank, responses, rollouts, serve, sign_in, tokenize, watch,
+    elsewhere, embeddings, erasure, export, feedback, files, gate, leftover, memories, messages, models, moderations, operator, records,
+    replay, rerank, responses, rollouts, serve, sign_in, tokenize, watch,
 };
 use crate::{requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
@@ -19,6 +19,7 @@ use std::sync::Arc;
 /// needed, they need none.
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = generating(&gateway)
+        .route_layer(from_fn_with_state(Arc::clone(&gateway), elsewhere::layer))
         .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer))
         // A client whose quota is used up may still cancel its responses, and list what exists.
         .route("/v1/responses/{id}/cancel", post(responses::cancel))

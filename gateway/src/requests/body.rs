@@ -60,6 +60,11 @@ impl Whole {
         self.bytes.len() + VALUE_WEIGHT * self.values
     }
 
+    /// Shares the bytes, which count as long as the body itself is kept.
+    pub fn bytes(&self) -> Bytes {
+        self.bytes.clone()
+    }
+
     /// Returns the bytes, which no longer count.
     pub fn into_bytes(self) -> Bytes {
         self.bytes

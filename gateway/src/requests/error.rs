@@ -306,6 +306,25 @@ impl ApiError {
         Self { code: Some("wrong_origin"), ..Self::new(StatusCode::FORBIDDEN, message) }
     }
 
+    /// Refuses a request of a tenant that must not be answered, and whose data must not be stored, in this region.
+    pub fn wrong_region(here: &str, regions: &[String]) -> Self {
+        let regions = regions.iter().map(|region| format!("`{region}`")).collect::<Vec<_>>().join(" or ");
+        let message = format!("This is region `{here}`, and your requests are answered in {regions} only: send them there.");
+        Self { code: Some("wrong_region"), ..Self::new(StatusCode::FORBIDDEN, message) }
+    }
+
+    /// Reports that a request was sent to another region, whose answer did not come.
+    pub fn lost_elsewhere(region: &str) -> Self {
+        let message = format!("This request was sent to region `{region}`, and its answer did not come: please repeat it.");
+        Self { code: Some("region_failed"), retry_after_s: Some(1), ..Self::new(StatusCode::BAD_GATEWAY, message) }
+    }
+
+    /// Refuses a request that another region relayed to here.
+    pub fn busy_region(here: &str, reason: &str) -> Self {
+        let message = format!("Region `{here}` has no time for requests of other regions: {reason}.");
+        Self { code: Some("region_busy"), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     /// Refuses a tier's request while load is shed.
     pub fn shed(tier: &str, wait: Duration) -> Self {
         let message = format!(

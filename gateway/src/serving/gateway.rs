@@ -41,6 +41,7 @@ use crate::{
         encoder::Encoder,
         examples::RouteExamples,
         recall::Recall,
+        regions::Regions,
         replays::Replays,
         running::RunningResponses,
     },
@@ -273,6 +274,11 @@ impl Gateway {
 
     pub fn audit(&self) -> Option<&Audit> {
         self.shared.settings.audit.as_deref()
+    }
+
+    /// This region and the ways to others, if there are any.
+    pub fn regions(&self) -> Option<&Arc<Regions>> {
+        self.shared.settings.regions.as_ref()
     }
 
     /// The sign-in of operators, if they have to.

@@ -14,6 +14,7 @@ pub const OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
 
 pub const REQUEST_ID: &str = "tidemill.request_id";
 pub const TENANT: &str = "tidemill.tenant";
+pub const REGION: &str = "tidemill.region";
 pub const CLASS: &str = "tidemill.class";
 pub const LIMITS_KEPT: &str = "tidemill.limits_kept";
 pub const CACHED_TOKENS: &str = "tidemill.cached_tokens";

@@ -15,6 +15,7 @@ mod listening;
 mod messages;
 mod models;
 mod owners;
+mod regions;
 mod replay;
 mod responses;
 mod retention;

@@ -128,19 +128,50 @@ impl Gateway {
         asked: &RouteRequest<'_>,
         said: &BodyText<'_>,
     ) -> Option<(Arc<ServedModel>, String)> {
-        let tier = self.service_tier(asked.service_tier).or(asked.service_tier);
-        let class = self.classes().by_tier(tier).unwrap_or_default();
+        let class = self.class_of(asked.service_tier);
         let tokens = u32::try_from(said.content().bytes / TOKEN_BYTES).unwrap_or(u32::MAX).max(1);
         let limit_ms = overflow.ttft_ms.or(self.classes().get(class).ttft_ms);
         let first_ms = first.backend.forecast(tokens, class).ttft_ms;
-        let reason = match (first_ms, limit_ms) {
-            (None, _) => format!("{} cannot serve now", first.name),
-            (Some(ms), Some(limit)) if ms > limit => format!("{} would take {ms:.0} of {limit:.0} ms", first.name),
-            _ => return None,
-        };
+        let reason = too_long(first, first_ms, limit_ms)?;
         let second = self.served(&overflow.model)?;
         let second_ms = second.backend.forecast(tokens, class).ttft_ms?;
         first_ms.is_none_or(|first_ms| second_ms < first_ms).then_some((second, reason))
+    }
+
+    fn class_of(&self, tier: Option<&str>) -> ClassId {
+        let tier = self.service_tier(tier).or(tier);
+        self.classes().by_tier(tier).unwrap_or_default()
+    }
+
+    /// The reason why a request should be answered in another region: the model that would answer it here has no worker, or the request
+    /// would wait for more than `limit_ms`, or than the limit of its class. A class without a limit has time, and a long prompt is no
+    /// reason: it takes as long elsewhere.
+    pub fn waits_too_long(&self, asked: &RouteRequest<'_>, limit_ms: Option<f64>) -> Option<String> {
+        let said = BodyText::of(asked.body);
+        let user = self.sticky_user(&said);
+        let (mut model, by, overflow) = match self.router().and_then(|router| self.by_rules(router, asked, &said, &user)) {
+            Some((model, by, _, overflow)) => (model, by, overflow),
+            None => (Arc::clone(&self.select(asked.model).ok()?.model), "asked", None),
+        };
+        if by != "pin"
+            && let Some((to, _, Side::To)) = self.in_rollout(&model, &user)
+        {
+            model = to;
+        }
+        let reason = self.wait_over(&model, self.class_of(asked.service_tier), limit_ms)?;
+        let answered_by_second = overflow.is_some_and(|overflow| self.overflows(&model, &overflow, asked, &said).is_some());
+        (!answered_by_second).then_some(reason)
+    }
+
+    /// Whether there is a request, of some model and class, that [`waits_too_long`](Self::waits_too_long).
+    pub fn some_wait_too_long(&self, limit_ms: Option<f64>) -> bool {
+        let classes = || self.classes().iter().map(|(class, _)| class);
+        self.shared.models.iter().any(|model| classes().any(|class| self.wait_over(model, class, limit_ms).is_some()))
+    }
+
+    fn wait_over(&self, model: &ServedModel, class: ClassId, limit_ms: Option<f64>) -> Option<String> {
+        let limit_ms = self.classes().get(class).ttft_ms.map(|of_class| limit_ms.unwrap_or(of_class));
+        too_long(model, model.backend.forecast(1, class).ttft_ms, limit_ms)
     }
 
     /// A name that is the same for all requests of one user, as far as users can be told apart; an unknown user's is random.
@@ -187,5 +218,14 @@ impl Gateway {
             .into_iter()
             .map(|(name, of)| (name.to_owned(), of.into_iter().filter_map(|model| self.served(model)).map(turned).collect()))
             .collect()
+    }
+}
+
+/// The reason why a model is too slow: it cannot serve, or takes longer than a limit.
+fn too_long(model: &ServedModel, ms: Option<f64>, limit_ms: Option<f64>) -> Option<String> {
+    match (ms, limit_ms) {
+        (None, _) => Some(format!("{} cannot serve now", model.name)),
+        (Some(ms), Some(limit)) if ms > limit => Some(format!("{} would take {ms:.0} of {limit:.0} ms", model.name)),
+        _ => None,
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     operators::Operators,
     routing::Router,
     safety::{Safety, audit::Audit, pii::Pii},
-    serving::{encoder::EncoderSettings, examples::ExampleSettings, recall::RecallSettings},
+    serving::{encoder::EncoderSettings, examples::ExampleSettings, recall::RecallSettings, regions::Regions},
     store::Store,
     tenants::Tenants,
     traces::Traces,
@@ -43,6 +43,8 @@ pub struct GatewaySettings {
     pub feedback: Option<Arc<Feedback>>,
     /// The senders of events to Kafka.
     pub kafka: Vec<Sink>,
+    /// This region and the ways to others, if this is one of several.
+    pub regions: Option<Arc<Regions>>,
     /// The recording of traces, if it is on.
     pub traces: Option<Arc<Traces>>,
     /// The maximum number of requests that are being read or answered, not counting streams. A tenant may have half of them.
