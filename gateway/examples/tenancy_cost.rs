@@ -46,6 +46,7 @@ async fn main() {
         quota_server: None,
         prices: Prices([("model".into(), Price { prompt: 1.0, cached: 0.1, output: 5.0 })].into()),
         closed: true,
+        pins: None,
         shedding: None,
         meter: Some(MeterSettings {
             dir: dir.clone(),
