@@ -37,7 +37,7 @@ pub struct RegionsFlags {
 pub struct OtherRegionFlags {
     /// Its name, as it calls itself
     pub name: String,
-    /// URL of its front door, such as https://us.example; its keys or tokens must be the same as here
+    /// URL of its front door, such as `https://us.example`; its keys or tokens must be the same as here
     pub url: String,
     /// PEM file with the authorities that the URL's certificate may come from [default: this machine's]
     pub ca: Option<PathBuf>,
